@@ -1,0 +1,382 @@
+"""Front-to-back compositing of a tile's Gaussians, forward and backward.
+
+Colour of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T background with
+w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)) and T_i the product of 1 - alpha_j before i.
+
+One program owns one tile and walks its Gaussians one by one; each thread holds several pixels, so that a Gaussian's
+scalars are loaded and its sums reduced once for many pixels. `_pack_kernel` first writes one record per row, eight
+values: mean x, y; the conic folded into base 2, `-a/2, -b, -c/2` times log2(e); log2(opacity); min(opacity, alpha_max).
+
+Backward walks front to back as well, with the forward pass's own device functions, and one recurrence in place of a
+buffer per channel: with v the gradient of the pixel, rest_i = sum over j > i of w_j (v . c_j) + T_end (v . background -
+v_alpha) loses w_i (v . c_i) at each step, and dL/d alpha_i = T_i (v . c_i) - rest_i / (1 - alpha_i). With g = alpha
+dL/d alpha the gradients of mean, conic and opacity are linear in six moments, the sums over pixels of g, g dx, g dy, g
+dx^2, g dx dy, g dy^2. A program writes them and the colour gradients to the pair's own slot; slots of a Gaussian are
+neighbours, and `_gather_kernel` sums them. No atomics anywhere: the same bits every time.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..config import ALPHA_MIN, TRANSMITTANCE_MIN, Numerics
+from .device_math import (
+    MOMENTS,
+    RECORD,
+    absorb,
+    clamped_alpha,
+    dot_tuple,
+    load_tuple,
+    log2_alpha,
+    reciprocal,
+    tile_pixels,
+)
+from .launch import approximate, guard, programs, walk_options
+
+HELD = 8
+"""Channels that a thread can hold for all of its pixels. The forward pass takes more in several passes over the pairs;
+the backward pass reads the gradient of the image again for each Gaussian, from a channel-major copy."""
+
+STEP = 16
+"""Gaussians between two looks at whether a tile has stopped."""
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+LN_2 = tl.constexpr(math.log(2.0))
+
+
+@triton.jit
+def _pack_kernel(
+    means2d, conics, opacities, records, n_rows, ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < n_rows
+    mean = load_tuple(means2d + row * 2, 1, 2, mask)
+    c = load_tuple(conics + row * 3, 1, 3, mask)
+    opacity = tl.load(opacities + row, mask=mask, other=0.0)
+    # A conic that is not positive semidefinite beyond rounding, or not a number, is not a Gaussian: nothing is drawn.
+    sound = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001) & (opacity >= ALPHA_MIN)
+    out = records + row * RECORD
+    tl.store(out, mean[0], mask=mask)
+    tl.store(out + 1, mean[1], mask=mask)
+    tl.store(out + 2, tl.where(sound, c[0] * (-0.5 * LOG2_E), 0.0), mask=mask)
+    tl.store(out + 3, tl.where(sound, c[1] * -LOG2_E, 0.0), mask=mask)
+    tl.store(out + 4, tl.where(sound, c[2] * (-0.5 * LOG2_E), 0.0), mask=mask)
+    tl.store(out + 5, tl.where(sound, tl.log2(tl.where(sound, opacity, 1.0)), -1e4), mask=mask)
+    tl.store(out + 6, tl.where(sound, tl.minimum(opacity, ALPHA_MAX), 0.0), mask=mask)
+
+
+@triton.jit
+def _composite_fwd_kernel(
+    records, colors, backgrounds, masks, isect_offsets, flatten_ids,
+    render_colors, render_alphas, tile_ends, width, height, tile_width, n_tiles, stride,
+    CHANNELS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    dtype = records.dtype.element_ty
+    image, centre_x, centre_y, inside, pixel = tile_pixels(program, width, height, tile_width, n_tiles, TILE, dtype)
+    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+    color = ()
+    for _ in tl.static_range(CHANNELS):
+        color = color + (tl.zeros([TILE, TILE], dtype),)
+    start = tl.load(isect_offsets + program).to(tl.int64)
+    count = (tl.load(isect_offsets + program + 1) - start).to(tl.int32)
+    ids = flatten_ids + start
+    alive = True
+    if masks is not None:
+        alive = tl.load(masks + program) != 0
+    done = 0
+    while (done < count) & alive:
+        stop = tl.minimum(done + STEP, count)
+        for index in range(done, stop):
+            row = tl.load(ids + index).to(tl.int64)
+            record = load_tuple(records + row * RECORD, 1, 7)
+            feature = load_tuple(colors + row * stride, 1, CHANNELS)
+            e = log2_alpha(record, centre_x - record[0], centre_y - record[1])
+            alpha = clamped_alpha(record, e, LOG2_ALPHA_MIN, APPROX)
+            weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
+            blended = ()
+            for k in tl.static_range(CHANNELS):
+                blended = blended + (tl.where(added, tl.fma(weight, feature[k].to(dtype), color[k]), color[k]),)
+            color = blended
+        done = stop
+        alive = tl.max(transmittance) > 0.0
+    tl.store(tile_ends + program, start + done)
+    transmittance = tl.abs(transmittance)
+    for k in tl.static_range(CHANNELS):
+        value = color[k]
+        if backgrounds is not None:
+            value = tl.fma(transmittance, tl.load(backgrounds + image * stride + k).to(dtype), value)
+        tl.store(render_colors + pixel * stride + k, value, mask=inside)
+    if render_alphas is not None:
+        tl.store(render_alphas + pixel, 1.0 - transmittance, mask=inside)
+
+
+@triton.jit
+def _composite_bwd_kernel(
+    records, colors, isect_offsets, flatten_ids, slots, tile_ends,
+    render_colors, render_alphas, v_render_colors, v_render_alphas, v_slots,
+    width, height, tile_width, n_tiles, n_channels, channel_stride, image_stride, pixel_stride,
+    CHANNELS: tl.constexpr, TILE: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
+    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
+    APPROX: tl.constexpr,
+):  # fmt: skip
+    """CHANNELS is the number of channels if registers hold them, otherwise 0; the strides are v_render_colors'."""
+    program = tl.program_id(0)
+    dtype = records.dtype.element_ty
+    image, centre_x, centre_y, inside, pixel = tile_pixels(program, width, height, tile_width, n_tiles, TILE, dtype)
+    v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
+    left = 1.0 - tl.load(render_alphas + pixel, mask=inside, other=1.0)
+    rest = -left * tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+    if CHANNELS > 0:
+        v_color = load_tuple(v_image, channel_stride, CHANNELS, inside)
+        rest += dot_tuple(v_color, load_tuple(render_colors + pixel * CHANNELS, 1, CHANNELS, inside))
+    else:
+        for k in range(n_channels):
+            rendered = tl.load(render_colors + pixel * n_channels + k, mask=inside, other=0.0)
+            rest = tl.fma(tl.load(v_image + k * channel_stride, mask=inside, other=0.0), rendered, rest)
+    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+    slot_width = MOMENTS + n_channels + 2 * ABSGRAD
+    start = tl.load(isect_offsets + program).to(tl.int64)
+    end = tl.load(tile_ends + program)
+    ids = flatten_ids + start
+    slots += start
+    for index in range((end - start).to(tl.int32)):
+        row = tl.load(ids + index).to(tl.int64)
+        out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
+        record = load_tuple(records + row * RECORD, 1, 7)
+        dx = centre_x - record[0]
+        dy = centre_y - record[1]
+        e = log2_alpha(record, dx, dy)
+        alpha = clamped_alpha(record, e, LOG2_ALPHA_MIN, APPROX)
+        weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
+        weight = tl.where(added, weight, 0.0)
+        if CHANNELS > 0:
+            v_dot_c = dot_tuple(v_color, load_tuple(colors + row * CHANNELS, 1, CHANNELS))
+        else:
+            v_dot_c = tl.zeros([TILE, TILE], dtype)
+            for k in range(n_channels):
+                feature = tl.load(colors + row * n_channels + k).to(dtype)
+                v_dot_c = tl.fma(tl.load(v_image + k * channel_stride, mask=inside, other=0.0), feature, v_dot_c)
+        gained = weight * v_dot_c
+        rest = rest - gained
+        behind = alpha * reciprocal(1.0 - alpha, APPROX)
+        g = tl.where(added & (e <= LOG2_ALPHA_MAX), tl.fma(-rest, behind, gained), 0.0)
+        # Columns first: dx is one value per column.
+        g_dy = g * dy
+        sum_g = tl.sum(g, 0, keep_dims=True)
+        sum_g_dy = tl.sum(g_dy, 0, keep_dims=True)
+        sum_g_dx = sum_g * dx
+        tl.store(out, tl.sum(sum_g))
+        tl.store(out + 1, tl.sum(sum_g_dx))
+        tl.store(out + 2, tl.sum(sum_g_dy))
+        tl.store(out + 3, tl.sum(sum_g_dx * dx))
+        tl.store(out + 4, tl.sum(sum_g_dy * dx))
+        tl.store(out + 5, tl.sum(g_dy * dy))
+        if CHANNELS > 0:
+            for k in tl.static_range(CHANNELS):
+                tl.store(out + MOMENTS + k, tl.sum(weight * v_color[k]))
+        else:
+            for k in range(n_channels):
+                v = tl.load(v_image + k * channel_stride, mask=inside, other=0.0)
+                tl.store(out + MOMENTS + k, tl.sum(weight * v))
+        if ABSGRAD:
+            slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
+            slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
+            tl.store(out + MOMENTS + n_channels, tl.sum(tl.abs(g * slope_x)))
+            tl.store(out + MOMENTS + n_channels + 1, tl.sum(tl.abs(g * slope_y)))
+    # Pairs behind a tile that has stopped.
+    column = tl.arange(0, COLUMNS)
+    for index in range((end - start).to(tl.int32), (tl.load(isect_offsets + program + 1) - start).to(tl.int32)):
+        out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
+        tl.store(out + column, tl.zeros([COLUMNS], dtype), mask=column < slot_width)
+
+
+@triton.jit
+def _segment_sum_kernel(
+    v_slots, segment_starts, segment_rows, sums, n_segments, width, blocks,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """sums[segment_rows[i]] = sum of the slots segment_starts[i] to segment_starts[i + 1], COLUMNS columns of it."""
+    program = tl.program_id(0)
+    segment = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
+    column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    mask = segment < n_segments
+    start = tl.load(segment_starts + segment, mask=mask, other=0)
+    end = tl.load(segment_starts + segment + 1, mask=mask, other=0)
+    row = tl.load(segment_rows + segment, mask=mask, other=0).to(tl.int64)
+    total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
+    for base in range(0, tl.max(end - start), CHUNK):
+        slot = start[:, None] + base + tl.arange(0, CHUNK)[None, :]
+        inside = (slot < end[:, None])[:, :, None] & (column < width)[None, None, :]
+        total += tl.sum(tl.load(v_slots + slot[:, :, None] * width + column[None, None, :], mask=inside, other=0.0), 1)
+    tl.store(sums + row[:, None] * width + column[None, :], total, mask=mask[:, None] & (column < width)[None, :])
+
+
+@triton.jit
+def _moments_kernel(
+    sums, conics, opacities, v_means2d, v_conics, v_opacities, absgrad, n_rows, width, BLOCK: tl.constexpr
+):
+    """Gradients of mean, conic and opacity from the moments of g; see the top of this file."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < n_rows
+    moment = load_tuple(sums + row * width, 1, MOMENTS, mask)
+    c = load_tuple(conics + row * 3, 1, 3, mask)
+    opacity = tl.load(opacities + row, mask=mask, other=1.0)
+    tl.store(v_means2d + row * 2, c[0] * moment[1] + c[1] * moment[2], mask=mask)
+    tl.store(v_means2d + row * 2 + 1, c[1] * moment[1] + c[2] * moment[2], mask=mask)
+    tl.store(v_conics + row * 3, -0.5 * moment[3], mask=mask)
+    tl.store(v_conics + row * 3 + 1, -moment[4], mask=mask)
+    tl.store(v_conics + row * 3 + 2, -0.5 * moment[5], mask=mask)
+    tl.store(v_opacities + row, tl.where(opacity > 0.0, moment[0] / opacity, 0.0), mask=mask)
+    if absgrad is not None:
+        for k in tl.static_range(2):
+            slope = tl.load(sums + row * width + width - 2 + k, mask=mask, other=0.0)
+            tl.store(absgrad + row * 2 + k, slope * LN_2, mask=mask)
+
+
+def _pack(means2d: Tensor, conics: Tensor, opacities: Tensor, numerics: Numerics) -> Tensor:
+    n_rows = opacities.numel()
+    records = means2d.new_empty(n_rows, RECORD.value)
+    if n_rows > 0:
+        _pack_kernel[(programs(n_rows, 128),)](
+            means2d, conics, opacities, records, n_rows,
+            ALPHA_MAX=numerics.alpha_max, ALPHA_MIN=ALPHA_MIN, BLOCK=128,
+        )  # fmt: skip
+    return records
+
+
+def composite_fwd(
+    means2d: Tensor,
+    conics: Tensor,
+    opacities: Tensor,
+    colors: Tensor,
+    backgrounds: Tensor | None,
+    masks: Tensor | None,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    *,
+    width: int,
+    height: int,
+    tile_size: int,
+    channel_chunk: int,
+    numerics: Numerics,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Images of rows of projected Gaussians.
+
+    Args:
+        means2d, conics, opacities, colors: [R, 2], [R, 3], [R], [R, D].
+        backgrounds: [I, D] or None.
+        masks: [I, tiles] bool or None; a tile that is false shows the background alone.
+        isect_offsets: [I * tiles + 1] int64, where each tile's pairs begin in `flatten_ids`, and their number.
+        flatten_ids: [M] int32, rows, tile by tile and front to back.
+        channel_chunk: Channels accumulated in one pass over the pairs.
+
+    Returns:
+        `render_colors` [I, H, W, D], `render_alphas` [I, H, W], and `tile_ends` [I * tiles] int64, the pair at which
+        every pixel of a tile had stopped, or the tile's last.
+    """
+    channels = colors.shape[-1]
+    tile_width, n_tiles = _tiles(width, height, tile_size)
+    n_images = (isect_offsets.numel() - 1) // n_tiles
+    render_colors = means2d.new_empty(n_images, height, width, channels)
+    render_alphas = means2d.new_empty(n_images, height, width)
+    tile_ends = torch.empty(n_images * n_tiles, dtype=torch.int64, device=means2d.device)
+    pass_width = min(channel_chunk, HELD)
+    with guard(means2d):
+        records = _pack(means2d, conics, opacities, numerics)
+        for first in range(0, channels, pass_width):
+            part = slice(first, min(first + pass_width, channels))
+            arguments = (
+                records, colors[:, part], None if backgrounds is None else backgrounds[:, part], masks, isect_offsets,
+                flatten_ids, render_colors[..., part], render_alphas if first == 0 else None, tile_ends,
+                width, height, tile_width, n_tiles, channels,
+            )  # fmt: skip
+            _composite_fwd_kernel[(programs(n_images * n_tiles, 1),)](
+                *arguments,
+                CHANNELS=part.stop - part.start,
+                TILE=tile_size,
+                STEP=STEP,
+                LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+                TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+                APPROX=approximate(means2d),
+                **walk_options(means2d),
+            )
+    return render_colors, render_alphas, tile_ends
+
+
+def composite_bwd(
+    means2d: Tensor,
+    conics: Tensor,
+    opacities: Tensor,
+    colors: Tensor,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    slots: Tensor,
+    segment_starts: Tensor,
+    segment_rows: Tensor,
+    tile_ends: Tensor,
+    render_colors: Tensor,
+    render_alphas: Tensor,
+    v_render_colors: Tensor,
+    v_render_alphas: Tensor,
+    *,
+    width: int,
+    height: int,
+    tile_size: int,
+    absgrad: bool,
+    numerics: Numerics,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of means2d, conics, opacities and colors, and the sum over pixels of |gradient of means2d| if asked.
+
+    Args:
+        slots: [M] place of each pair of `flatten_ids` in Gaussian-major order.
+        segment_starts, segment_rows: [R + 1] int64 and [R]: slots segment_starts[i] to segment_starts[i + 1] belong to
+            the row segment_rows[i]; every row occurs once.
+    """
+    channels = colors.shape[-1]
+    n_rows = opacities.numel()
+    n_pairs = flatten_ids.numel()
+    tile_width, n_tiles = _tiles(width, height, tile_size)
+    columns = MOMENTS.value + channels + 2 * absgrad
+    v_slots = means2d.new_empty(n_pairs, columns)
+    sums = means2d.new_empty(n_rows, columns)
+    v_means2d, v_conics, v_opacities = torch.empty_like(means2d), torch.empty_like(conics), torch.empty_like(opacities)
+    v_absgrad = torch.empty_like(means2d) if absgrad else None
+    held = channels <= HELD
+    with guard(means2d):
+        if n_pairs > 0:
+            v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+            _composite_bwd_kernel[(programs(tile_ends.numel(), 1),)](
+                _pack(means2d, conics, opacities, numerics), colors, isect_offsets, flatten_ids, slots, tile_ends,
+                render_colors, render_alphas, v_image, v_render_alphas, v_slots,
+                width, height, tile_width, n_tiles, channels, v_image.stride(3), v_image.stride(0), v_image.stride(2),
+                CHANNELS=channels if held else 0,
+                TILE=tile_size,
+                ABSGRAD=absgrad,
+                COLUMNS=triton.next_power_of_2(columns),
+                LOG2_ALPHA_MAX=math.log2(numerics.alpha_max),
+                LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+                TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+                APPROX=approximate(means2d),
+                **walk_options(means2d),
+            )  # fmt: skip
+        if n_rows > 0:
+            block_columns = min(triton.next_power_of_2(columns), 32)
+            blocks = triton.cdiv(columns, block_columns)
+            _segment_sum_kernel[(programs(triton.cdiv(n_rows, 4) * blocks, 1),)](
+                v_slots, segment_starts, segment_rows, sums, n_rows, columns, blocks,
+                GROUP=4, CHUNK=8, COLUMNS=block_columns,
+            )  # fmt: skip
+            _moments_kernel[(programs(n_rows, 128),)](
+                sums, conics, opacities, v_means2d, v_conics, v_opacities, v_absgrad, n_rows, columns, BLOCK=128
+            )
+    return v_means2d, v_conics, v_opacities, sums[:, MOMENTS.value : MOMENTS.value + channels], v_absgrad
+
+
+def _tiles(width: int, height: int, tile_size: int) -> tuple[int, int]:
+    tile_width = triton.cdiv(width, tile_size)
+    return tile_width, tile_width * triton.cdiv(height, tile_size)

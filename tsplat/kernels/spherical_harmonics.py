@@ -1,0 +1,262 @@
+"""View-dependent colour from real spherical harmonics up to degree 4, forward and backward.
+
+The basis is the one of Sloan, "Efficient Spherical Harmonic Evaluation" (JCGT 2013), with the signs of 3D Gaussian
+Splatting. The direction is the normalised difference of the Gaussian's mean and the camera centre.
+
+Forward: one lane per output row, which is a pair of image and Gaussian; no atomics.
+Backward: one lane per Gaussian, which walks the cameras of its batch, so that gradients of means and coefficients are
+summed in a fixed order. Gradients of camera centres are summed over a block and written once per block and image.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..config import SH_NORMS
+from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
+from .launch import guard, programs, rows_by_pair
+
+BLOCK = 64
+
+
+# One name for each norm, as kernels read scalars only.
+Y0 = tl.constexpr(SH_NORMS[0][0])
+Y1 = tl.constexpr(SH_NORMS[1][0])
+Y2_A = tl.constexpr(SH_NORMS[2][0])
+Y2_B = tl.constexpr(SH_NORMS[2][1])
+Y2_C = tl.constexpr(SH_NORMS[2][2])
+Y3_A = tl.constexpr(SH_NORMS[3][0])
+Y3_B = tl.constexpr(SH_NORMS[3][1])
+Y3_C = tl.constexpr(SH_NORMS[3][2])
+Y3_D = tl.constexpr(SH_NORMS[3][3])
+Y3_E = tl.constexpr(SH_NORMS[3][4])
+Y4_A = tl.constexpr(SH_NORMS[4][0])
+Y4_B = tl.constexpr(SH_NORMS[4][1])
+Y4_C = tl.constexpr(SH_NORMS[4][2])
+Y4_D = tl.constexpr(SH_NORMS[4][3])
+Y4_E = tl.constexpr(SH_NORMS[4][4])
+Y4_F = tl.constexpr(SH_NORMS[4][5])
+Y4_G = tl.constexpr(SH_NORMS[4][6])
+
+
+@triton.jit
+def sh_basis(d, DEGREE: tl.constexpr):
+    """The (DEGREE + 1)^2 basis functions at the unit direction d."""
+    x, y, z = d[0], d[1], d[2]
+    basis = (x * 0.0 + Y0,)
+    if DEGREE >= 1:
+        basis = basis + (-y * Y1, z * Y1, -x * Y1)
+    if DEGREE >= 2:
+        xx, yy, zz = x * x, y * y, z * z
+        basis = basis + (
+            x * y * Y2_A,
+            -y * z * Y2_A,
+            (2.0 * zz - xx - yy) * Y2_B,
+            -x * z * Y2_A,
+            (xx - yy) * Y2_C,
+        )
+    if DEGREE >= 3:
+        basis = basis + (
+            -y * (3.0 * xx - yy) * Y3_A,
+            x * y * z * Y3_B,
+            -y * (4.0 * zz - xx - yy) * Y3_C,
+            z * (2.0 * zz - 3.0 * xx - 3.0 * yy) * Y3_D,
+            -x * (4.0 * zz - xx - yy) * Y3_C,
+            z * (xx - yy) * Y3_E,
+            -x * (xx - 3.0 * yy) * Y3_A,
+        )
+    if DEGREE >= 4:
+        basis = basis + (
+            x * y * (xx - yy) * Y4_A,
+            -y * z * (3.0 * xx - yy) * Y4_B,
+            x * y * (7.0 * zz - 1.0) * Y4_C,
+            -y * z * (7.0 * zz - 3.0) * Y4_D,
+            (zz * (35.0 * zz - 30.0) + 3.0) * Y4_E,
+            -x * z * (7.0 * zz - 3.0) * Y4_D,
+            (xx - yy) * (7.0 * zz - 1.0) * Y4_F,
+            -x * z * (xx - 3.0 * yy) * Y4_B,
+            (xx * (xx - 3.0 * yy) - yy * (3.0 * xx - yy)) * Y4_G,
+        )
+    return basis
+
+
+@triton.jit
+def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
+    """Gradient of the unit direction d for gradients v of the basis functions; its radial part is left arbitrary."""
+    x, y, z = d[0], d[1], d[2]
+    gx, gy, gz = x * 0.0, x * 0.0, x * 0.0
+    if DEGREE >= 1:
+        gx -= v[3] * Y1
+        gy -= v[1] * Y1
+        gz += v[2] * Y1
+    if DEGREE >= 2:
+        xx, yy, zz = x * x, y * y, z * z
+        gx += (y * v[4] - z * v[7]) * Y2_A + 2.0 * x * (v[8] * Y2_C - v[6] * Y2_B)
+        gy += (x * v[4] - z * v[5]) * Y2_A - 2.0 * y * (v[8] * Y2_C + v[6] * Y2_B)
+        gz += -(y * v[5] + x * v[7]) * Y2_A + 4.0 * z * v[6] * Y2_B
+    if DEGREE >= 3:
+        gx += -(6.0 * x * y * v[9] + 3.0 * (xx - yy) * v[15]) * Y3_A + y * z * v[10] * Y3_B
+        gx += (2.0 * x * y * v[11] - (4.0 * zz - 3.0 * xx - yy) * v[13]) * Y3_C
+        gx += 2.0 * x * z * (v[14] * Y3_E - 3.0 * v[12] * Y3_D)
+        gy += (6.0 * x * y * v[15] - 3.0 * (xx - yy) * v[9]) * Y3_A + x * z * v[10] * Y3_B
+        gy += (2.0 * x * y * v[13] - (4.0 * zz - xx - 3.0 * yy) * v[11]) * Y3_C
+        gy -= 2.0 * y * z * (v[14] * Y3_E + 3.0 * v[12] * Y3_D)
+        gz += x * y * v[10] * Y3_B - 8.0 * z * (y * v[11] + x * v[13]) * Y3_C
+        gz += 3.0 * (2.0 * zz - xx - yy) * v[12] * Y3_D + (xx - yy) * v[14] * Y3_E
+    if DEGREE >= 4:
+        gx += y * (3.0 * xx - yy) * v[16] * Y4_A - 3.0 * z * (2.0 * x * y * v[17] + (xx - yy) * v[23]) * Y4_B
+        gx += (7.0 * zz - 1.0) * (y * v[18] * Y4_C + 2.0 * x * v[22] * Y4_F)
+        gx += -z * (7.0 * zz - 3.0) * v[21] * Y4_D + 4.0 * x * (xx - 3.0 * yy) * v[24] * Y4_G
+        gy += x * (xx - 3.0 * yy) * v[16] * Y4_A + 3.0 * z * (2.0 * x * y * v[23] - (xx - yy) * v[17]) * Y4_B
+        gy += (7.0 * zz - 1.0) * (x * v[18] * Y4_C - 2.0 * y * v[22] * Y4_F)
+        gy += -z * (7.0 * zz - 3.0) * v[19] * Y4_D - 4.0 * y * (3.0 * xx - yy) * v[24] * Y4_G
+        gz += -(y * (3.0 * xx - yy) * v[17] + x * (xx - 3.0 * yy) * v[23]) * Y4_B
+        gz += 14.0 * z * (x * y * v[18] * Y4_C + (xx - yy) * v[22] * Y4_F)
+        gz += 20.0 * z * (7.0 * zz - 3.0) * v[20] * Y4_E - 3.0 * (7.0 * zz - 1.0) * (y * v[19] + x * v[21]) * Y4_D
+    return gx, gy, gz
+
+
+@triton.jit
+def _direction(means, centres, gaussian, image, mask):
+    """Unit direction from camera centre to mean, and 1 / distance."""
+    mean = load_tuple(means + gaussian * 3, 1, 3, mask)
+    centre = load_tuple(centres + image * 3, 1, 3)
+    return normalize3((mean[0] - centre[0], mean[1] - centre[1], mean[2] - centre[2]))
+
+
+@triton.jit
+def _sh_fwd_kernel(
+    means, centres, coeffs, row_ids, radii, colors,
+    n_rows, n_gaussians, n_cameras, n_bases,
+    DEGREE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < n_rows
+    mask = inside
+    pair = row
+    if row_ids is not None:
+        pair = tl.load(row_ids + row, mask=mask, other=0)
+    if radii is not None:
+        mask = mask & (tl.load(radii + row * 2, mask=mask, other=0) > 0)
+    image = tl.where(mask, pair // n_gaussians, 0)
+    gaussian = image // n_cameras * n_gaussians + pair % n_gaussians
+    unit, _ = _direction(means, centres, gaussian, image, mask)
+    basis = sh_basis(unit, DEGREE)
+    for channel in tl.static_range(3):
+        total = unit[0] * 0.0
+        for k in tl.static_range(len(basis)):
+            total += basis[k] * tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
+        tl.store(colors + row * 3 + channel, tl.where(mask, total, 0.0), mask=inside)
+
+
+@triton.jit
+def _sh_bwd_kernel(
+    means, centres, coeffs, row_of, radii, v_colors,
+    v_means, v_centres, v_coeffs,
+    n_gaussians, n_cameras, n_images, n_bases,
+    DEGREE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(n_gaussians, BLOCK)
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    n = block * BLOCK + tl.arange(0, BLOCK)
+    mask = n < n_gaussians
+    gaussian = batch * n_gaussians + n
+    N_BASES: tl.constexpr = (DEGREE + 1) * (DEGREE + 1)
+    own = gaussian * n_bases * 3
+    zero = tl.zeros([BLOCK], v_colors.dtype.element_ty)
+    v_mean = (zero, zero, zero)
+    v_coeff = ()
+    for _ in tl.static_range(3 * N_BASES):
+        v_coeff = v_coeff + (zero,)
+    for camera in range(n_cameras):
+        image = batch * n_cameras + camera
+        pair = image * n_gaussians + n
+        row = pair
+        visible = mask
+        if row_of is not None:
+            row = tl.load(row_of + pair, mask=mask, other=-1).to(tl.int64)
+            visible = row >= 0
+        if radii is not None:
+            visible = visible & (tl.load(radii + row * 2, mask=visible, other=0) > 0)
+        unit, inverse_norm = _direction(means, centres, gaussian, image, mask)
+        basis = sh_basis(unit, DEGREE)
+        v_color = load_tuple(v_colors + row * 3, 1, 3, visible)
+        summed = ()
+        v_basis = ()
+        for k in tl.static_range(N_BASES):
+            summed = summed + (
+                v_coeff[3 * k] + tl.where(visible, basis[k] * v_color[0], 0.0),
+                v_coeff[3 * k + 1] + tl.where(visible, basis[k] * v_color[1], 0.0),
+                v_coeff[3 * k + 2] + tl.where(visible, basis[k] * v_color[2], 0.0),
+            )
+            v_basis = v_basis + (dot3(load_tuple(coeffs + own + 3 * k, 1, 3, visible), v_color),)
+        v_coeff = summed
+        v_dir = normalize3_vjp(unit, inverse_norm, sh_basis_vjp(unit, v_basis, DEGREE))
+        v_dir = (
+            tl.where(visible, v_dir[0], 0.0),
+            tl.where(visible, v_dir[1], 0.0),
+            tl.where(visible, v_dir[2], 0.0),
+        )
+        v_mean = (v_mean[0] + v_dir[0], v_mean[1] + v_dir[1], v_mean[2] + v_dir[2])
+        if v_centres is not None:
+            for k in tl.static_range(3):
+                tl.store(v_centres + (block.to(tl.int64) * n_images + image) * 3 + k, -tl.sum(v_dir[k]))
+    store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
+    store_tuple(v_coeffs + own, 1, v_coeff, mask)
+
+
+def spherical_harmonics_fwd(
+    means: Tensor, centres: Tensor, coeffs: Tensor, row_ids: Tensor | None, radii: Tensor | None, *, degree: int
+) -> Tensor:
+    """Colours of rows, before the shift by 0.5 and the clamp; zero where `radii` is. [R, 3]
+
+    Args:
+        means, centres, coeffs: [B, N, 3], [B, C, 3], [B, N, K, 3] with K >= (degree + 1)^2.
+        row_ids: [R] flat indices into [B, C, N], or None where R = B C N.
+        radii: [R, 2], or None where every row is visible.
+    """
+    n_batches, n_gaussians, n_bases, _ = coeffs.shape
+    n_cameras = centres.shape[1]
+    n_rows = n_batches * n_cameras * n_gaussians if row_ids is None else row_ids.numel()
+    colors = means.new_empty(n_rows, 3)
+    if n_rows > 0:
+        with guard(means):
+            _sh_fwd_kernel[(programs(n_rows, BLOCK),)](
+                means, centres, coeffs, row_ids, radii, colors, n_rows, n_gaussians, n_cameras, n_bases,
+                DEGREE=degree, BLOCK=BLOCK,
+            )  # fmt: skip
+    return colors
+
+
+def spherical_harmonics_bwd(
+    means: Tensor,
+    centres: Tensor,
+    coeffs: Tensor,
+    row_ids: Tensor | None,
+    radii: Tensor | None,
+    v_colors: Tensor,
+    *,
+    degree: int,
+    needs_centres: bool,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Gradients of means, centres (None when not asked) and coefficients."""
+    n_batches, n_gaussians, n_bases, _ = coeffs.shape
+    n_cameras = centres.shape[1]
+    n_images = n_batches * n_cameras
+    v_means = torch.empty_like(means)
+    # Bases above the degree in use get no gradient.
+    v_coeffs = torch.empty_like(coeffs) if n_bases == (degree + 1) ** 2 else torch.zeros_like(coeffs)
+    blocks = triton.cdiv(n_gaussians, BLOCK)
+    partial = means.new_empty(blocks, n_images, 3) if needs_centres else None
+    if n_batches * n_gaussians > 0:
+        with guard(means):
+            row_of = None if row_ids is None else rows_by_pair(row_ids, n_images * n_gaussians)
+            _sh_bwd_kernel[(programs(n_batches * blocks, 1),)](
+                means, centres, coeffs, row_of, radii, v_colors, v_means, partial, v_coeffs,
+                n_gaussians, n_cameras, n_images, n_bases,
+                DEGREE=degree, BLOCK=BLOCK,
+            )  # fmt: skip
+    v_centres = None if partial is None else partial.sum(0).view(n_batches, n_cameras, 3)
+    return v_means, v_centres, v_coeffs

@@ -1,0 +1,302 @@
+"""The way of a Gaussian: check, project, shade, intersect, composite."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .backend import BACKENDS, Backend, full_precision
+from .checks import RollingShutterType
+from .compositing import CompositingSettings, composite
+from .config import DEPTH_ALPHA_MIN, NumericsName
+from .intersection import encode_ids, intersect
+from .projection import ProjectionSettings, project
+from .rows import flatten_batch, gather_rows
+from .spherical_harmonics import shade
+
+
+def rasterization(
+    means: Tensor,
+    quats: Tensor | None,
+    scales: Tensor | None,
+    opacities: Tensor,
+    colors: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    eps2d: float = 0.3,
+    sh_degree: int | None = None,
+    packed: bool = True,
+    tile_size: int = 16,
+    backgrounds: Tensor | None = None,
+    render_mode: str = "RGB",
+    sparse_grad: bool = False,
+    absgrad: bool = False,
+    rasterize_mode: str = "classic",
+    channel_chunk: int = 32,
+    distributed: bool = False,
+    camera_model: str = "pinhole",
+    segmented: bool = False,
+    covars: Tensor | None = None,
+    with_ut: bool = False,
+    with_eval3d: bool = False,
+    radial_coeffs: Tensor | None = None,
+    tangential_coeffs: Tensor | None = None,
+    thin_prism_coeffs: Tensor | None = None,
+    ftheta_coeffs: object | None = None,
+    rolling_shutter: object = RollingShutterType.GLOBAL,
+    viewmats_rs: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023); a drop-in for gsplat 1.5.3's.
+
+    Everything is computed and accumulated in fp32 (fp64 if any input is), whatever the autocast state. Gradients come
+    back in each input's own element type.
+
+    Args:
+        means: [..., N, 3] centres, world frame.
+        quats: [..., N, 4] rotations wxyz, any norm but zero.
+        scales: [..., N, 3] standard deviations along the rotated axes, after exp.
+        opacities: [..., N] after sigmoid, in [0, 1].
+        colors: [..., N, D] or per camera [..., C, N, D], any D >= 1; or, with ``sh_degree``, spherical harmonics
+            coefficients [..., N, K, 3] or [..., C, N, K, 3].
+        viewmats: [..., C, 4, 4] world to camera; cameras look along +z, x right, y down.
+        Ks: [..., C, 3, 3] intrinsics in pixels; pixel centres lie at +0.5. Not differentiable.
+        width, height: Image size in pixels.
+        near_plane, far_plane: Gaussians outside these camera-space depths are culled.
+        radius_clip: Gaussians whose half width and height on screen are both at most this, in pixels, are culled.
+        eps2d: Added to the diagonal of the screen covariance, pixels^2.
+        sh_degree: Highest degree of spherical harmonics in use, 0 to 4; None where ``colors`` are colours.
+        packed: Whether ``meta`` holds visible pairs of camera and Gaussian only. The picture is the same.
+        tile_size: Pixels along a tile's edge, 4, 8 or 16. The picture is the same.
+        backgrounds: [..., C, D]; depth always has background 0.
+        render_mode: ``"RGB"``; ``"D"`` accumulated depth, the sum of w z; ``"ED"`` expected depth, divided by alpha;
+            ``"RGB+D"``, ``"RGB+ED"`` with depth as the last channel.
+        absgrad: Whether the backward pass sets ``meta["means2d"].absgrad``, the sum over pixels of the absolute
+            gradients (AbsGS, arXiv 2404.10484), in pixel units.
+        rasterize_mode: ``"classic"``, or ``"antialiased"`` (Mip-Splatting, arXiv 2311.16493), which scales opacities by
+            what ``eps2d`` added to the screen area.
+        channel_chunk: At most so many channels are accumulated in one pass; bounds memory in use, not the result.
+        covars: [..., N, 3, 3] covariances in place of quats and scales; the upper triangle is read.
+        backend: ``"triton"`` kernels on a GPU, ``"torch"`` vectorised on any device, ``"reference"`` dense and slow;
+            ``"auto"`` takes the fastest that runs.
+        numerics: Whose constants to follow: ``"gsplat-1.5"``, ``"gsplat-1.6"`` or ``"inria"``.
+        sparse_grad, distributed, camera_model, segmented, with_ut, with_eval3d, radial_coeffs, tangential_coeffs,
+            thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are there.
+
+    Returns:
+        ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
+        keys: ``batch_ids``, ``camera_ids``, ``gaussian_ids`` [nnz] int64 (None if not packed), ``radii`` [nnz, 2] or
+        [..., C, N, 2] int32, ``means2d``, ``depths``, ``conics``, ``opacities`` (compensated), ``tile_width``,
+        ``tile_height``, ``tiles_per_gauss``, ``isect_ids``, ``flatten_ids``, ``isect_offsets`` [..., C, tile_height,
+        tile_width], ``width``, ``height``, ``tile_size``, ``n_batches``, ``n_cameras``. Entries of culled Gaussians are
+        zero. ``backend="reference"`` is never packed and has no tiles, so no keys that speak of tiles.
+
+        Differentiable with respect to means, quats, scales, covars, opacities, colors, viewmats and backgrounds, from
+        the images and from the differentiable entries of ``meta``; ``meta["means2d"].retain_grad()`` works.
+
+    Raises:
+        ArgumentError: A shape, element type, device or value that has no meaning.
+        NotImplementedError: An option, named, that is not implemented; or ``Ks`` that require a gradient.
+        BackendError: ``backend="triton"`` where it cannot run.
+    """
+    checks.check_absent(
+        {
+            "sparse_grad": (sparse_grad, False),
+            "distributed": (distributed, False),
+            "segmented": (segmented, False),
+            "with_ut": (with_ut, False),
+            "with_eval3d": (with_eval3d, False),
+            "radial_coeffs": (radial_coeffs, None),
+            "tangential_coeffs": (tangential_coeffs, None),
+            "thin_prism_coeffs": (thin_prism_coeffs, None),
+            "ftheta_coeffs": (ftheta_coeffs, None),
+            "viewmats_rs": (viewmats_rs, None),
+        }
+    )
+    checks.check_camera_model(camera_model)
+    checks.check_rolling_shutter(rolling_shutter)
+    checks.check_choice("render_mode", render_mode, checks.RENDER_MODES)
+    checks.check_choice("rasterize_mode", rasterize_mode, checks.RASTERIZE_MODES)
+    checks.check_choice("backend", backend, BACKENDS)
+    checks.check_tile_size(tile_size)
+    checks.check_size("width", width)
+    checks.check_size("height", height)
+    checks.check_size("channel_chunk", channel_chunk)
+    preset = checks.check_numerics(numerics)
+    batch, n_gaussians, n_cameras = checks.check_scene(means, quats, scales, covars, (3, 3), opacities, viewmats, Ks)
+    channels = checks.check_colors(colors, sh_degree, batch, n_cameras, n_gaussians)
+    if backgrounds is not None:
+        checks.check_tensor(
+            "backgrounds", backgrounds, [*batch, n_cameras, channels], "[..., C, D] as viewmats and colors"
+        )
+    checks.check_devices(dict(means=means, colors=colors, backgrounds=backgrounds))
+    if backend == "reference":
+        checks.check_absent({"absgrad": (absgrad, False)})
+        return _by_reference(
+            (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, covars),
+            width=width,
+            height=height,
+            near_plane=near_plane,
+            far_plane=far_plane,
+            radius_clip=radius_clip,
+            eps2d=eps2d,
+            sh_degree=sh_degree,
+            render_mode=render_mode,
+            rasterize_mode=rasterize_mode,
+            numerics=preset,
+        )
+    if covars is not None:
+        quats = scales = None
+        covars = covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)]
+    dtype = checks.compute_dtype(means, quats, scales, covars, opacities, colors, viewmats, Ks, backgrounds)
+    # From here on batch dimensions are one, [B, ...].
+    means, opacities, colors = (flatten_batch(tensor, len(batch), dtype) for tensor in (means, opacities, colors))
+    viewmats, Ks = (flatten_batch(tensor, len(batch), dtype) for tensor in (viewmats, Ks))
+    quats, scales, covars = (flatten_batch(tensor, len(batch), dtype) for tensor in (quats, scales, covars))
+    backgrounds = flatten_batch(backgrounds, len(batch), dtype)
+    n_images = viewmats.shape[0] * n_cameras
+    tile_width, tile_height = -(-width // tile_size), -(-height // tile_size)
+
+    with full_precision(means.device):
+        rows = project(
+            means,
+            quats,
+            scales,
+            covars,
+            opacities,
+            viewmats,
+            Ks,
+            ProjectionSettings(
+                width=width,
+                height=height,
+                eps2d=eps2d,
+                near_plane=max(near_plane, preset.near_min),
+                far_plane=far_plane,
+                radius_clip=radius_clip,
+                compensate=rasterize_mode == "antialiased",
+                packed=packed,
+                numerics=preset,
+                backend=backend,
+            ),
+        )
+        batch_ids, camera_ids, gaussian_ids = rows.indices()
+        assert rows.opacities is not None
+
+        depths = rows.depths[:, None]
+        if render_mode in ("D", "ED"):
+            features = depths
+        elif sh_degree is not None:
+            features = shade(means, colors, viewmats, rows, sh_degree, preset, backend)
+        else:
+            features = gather_rows(colors, rows, per_camera=colors.dim() == 4)
+        if render_mode in ("RGB+D", "RGB+ED"):
+            features = torch.cat([features, depths], -1)
+        if backgrounds is not None:
+            backgrounds = backgrounds.flatten(0, 1)
+            if render_mode != "RGB":
+                backgrounds = torch.nn.functional.pad(backgrounds[:, : features.shape[-1] - 1], (0, 1))
+
+        pairs = intersect(
+            rows.means2d,
+            rows.radii,
+            rows.depths,
+            rows.conics,
+            rows.opacities,
+            None if rows.row_ids is None else rows.row_ids // max(n_gaussians, 1),
+            n_images=n_images,
+            tile_size=tile_size,
+            tile_width=tile_width,
+            tile_height=tile_height,
+            numerics=preset,
+            backend=backend,
+        )
+
+        # The caller's rows: one dimension if packed, otherwise the dimensions they came with.
+        grid: tuple[int, ...] = (rows.depths.numel(),) if packed else (*batch, n_cameras, n_gaussians)
+        means2d = rows.means2d.view(*grid, 2)
+        render_colors, render_alphas = composite(
+            means2d,
+            rows.conics,
+            rows.opacities,
+            features,
+            backgrounds,
+            None,
+            pairs.isect_offsets,
+            pairs.flatten_ids,
+            pairs.gaussian_major,
+            CompositingSettings(
+                width=width,
+                height=height,
+                tile_size=tile_size,
+                channel_chunk=channel_chunk,
+                absgrad=absgrad,
+                numerics=preset,
+                backend=backend,
+            ),
+        )
+        size = (*batch, n_cameras, height, width)
+        render_colors, render_alphas = render_colors.view(*size, features.shape[-1]), render_alphas.view(*size, 1)
+        if render_mode in ("ED", "RGB+ED"):
+            expected = render_colors[..., -1:] / render_alphas.clamp_min(DEPTH_ALPHA_MIN)
+            render_colors = torch.cat([render_colors[..., :-1], expected], -1)
+
+    meta = {
+        "batch_ids": batch_ids,
+        "camera_ids": camera_ids,
+        "gaussian_ids": gaussian_ids,
+        "radii": rows.radii.view(*grid, 2),
+        "means2d": means2d,
+        "depths": rows.depths.view(grid),
+        "conics": rows.conics.view(*grid, 3),
+        "opacities": rows.opacities.view(grid),
+        "tile_width": tile_width,
+        "tile_height": tile_height,
+        "tiles_per_gauss": pairs.tiles_per_gauss.view(grid),
+        "isect_ids": encode_ids(pairs, rows.depths),
+        "flatten_ids": pairs.flatten_ids,
+        "isect_offsets": pairs.isect_offsets[:-1].view(*batch, n_cameras, tile_height, tile_width),
+        "width": width,
+        "height": height,
+        "tile_size": tile_size,
+        "n_batches": means.shape[0],
+        "n_cameras": n_cameras,
+    }
+    return render_colors, render_alphas, meta
+
+
+def _by_reference(tensors: tuple[Tensor | None, ...], **settings: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """The same by `tsplat.reference`; rows are never packed, and there are no tiles."""
+    from .reference import rasterize
+
+    dtype = checks.compute_dtype(*tensors)
+    names = ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds", "covars")
+    scene: dict[str, Any] = {name: None if t is None else t.to(dtype) for name, t in zip(names, tensors)}
+    with full_precision(scene["means"].device):
+        truth = rasterize(**scene, **settings)
+    projection = truth.projection
+    meta = {
+        "batch_ids": None,
+        "camera_ids": None,
+        "gaussian_ids": None,
+        "radii": projection.radii,
+        "means2d": projection.means2d,
+        "depths": projection.depths,
+        "conics": projection.conics,
+        "opacities": projection.opacities,
+        "width": settings["width"],
+        "height": settings["height"],
+        "n_batches": math.prod(scene["means"].shape[:-2]),
+        "n_cameras": scene["viewmats"].shape[-3],
+    }
+    return truth.colors, truth.alphas, meta

@@ -1,0 +1,450 @@
+"""The truth: Gaussian splatting written down plainly, dense and without tiles, differentiated by autograd.
+
+Every pixel looks at every Gaussian, so memory is images x pixels x Gaussians: for tests and small pictures. Any float
+dtype; in fp64 this is what kernels and host path are measured against. It shares no code with either.
+
+Rasterization takes discontinuous decisions: which Gaussians are visible, their order in depth, which count at a pixel
+(alpha at least 1/255, pixel not yet stopped). A run in fp32 may decide differently from the truth where a value lies
+within rounding of its threshold. `rasterize` can therefore take another run's :class:`Decisions` as given, and always
+reports with :class:`Margins` how far its own values were from each threshold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from .config import (
+    ALPHA_MIN,
+    DEFAULT_NUMERICS,
+    DEPTH_ALPHA_MIN,
+    FOV_MARGIN,
+    TRANSMITTANCE_MIN,
+    Numerics,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decisions:
+    """What a run decided where rasterization is discontinuous; None leaves a decision to the truth.
+
+    Attributes:
+        visible: [..., C, N] bool, the Gaussians that survive culling.
+        order: [..., C, N] int64, a permutation of the Gaussians, front to back.
+        contributes: [..., C, H, W, N] bool, whether a Gaussian is added at a pixel, by Gaussian index.
+    """
+
+    visible: Tensor | None = None
+    order: Tensor | None = None
+    contributes: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Margins:
+    """Relative distance of the truth's values from the thresholds of its decisions; infinite where none was near.
+
+    Attributes:
+        visible: [..., C, N], from being culled or not culled.
+        order: [..., C, N], of a Gaussian's depth from the next visible one behind it, relative to the depth.
+        alpha: [..., C, H, W, N], of alpha from 1/255.
+        stop: [..., C, H, W, N], of the transmittance after a Gaussian from 1e-4.
+        clamp: [..., C, H, W, N], of the unclamped alpha from alpha_max, where the gradient jumps.
+    """
+
+    visible: Tensor
+    order: Tensor
+    alpha: Tensor
+    stop: Tensor
+    clamp: Tensor
+
+
+def quaternion_to_rotation(quats: Tensor) -> Tensor:
+    """Rotation matrices of quaternions wxyz of any non-zero norm. [..., 4] -> [..., 3, 3]"""
+    w, x, y, z = torch.nn.functional.normalize(quats, dim=-1).unbind(-1)
+    rows = (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+
+def covariances(quats: Tensor, scales: Tensor) -> Tensor:
+    """R diag(s)^2 R^T. [..., 4], [..., 3] -> [..., 3, 3]"""
+    m = quaternion_to_rotation(quats) * scales[..., None, :]
+    return m @ m.transpose(-1, -2)
+
+
+def camera_centres(viewmats: Tensor, numerics: Numerics = DEFAULT_NUMERICS) -> Tensor:
+    """World positions of cameras. [..., 4, 4] -> [..., 3]"""
+    if numerics.camera_centre == "inverse":
+        rotated: Tensor = torch.linalg.solve(viewmats[..., :3, :3], viewmats[..., :3, 3])
+        return -rotated
+    return -(viewmats[..., :3, :3].transpose(-1, -2) @ viewmats[..., :3, 3:])[..., 0]
+
+
+def _relative(value: Tensor, threshold: Tensor | float) -> Tensor:
+    threshold = torch.as_tensor(threshold, dtype=value.dtype, device=value.device)
+    scale = torch.maximum(value.abs(), threshold.abs()).clamp_min(torch.finfo(value.dtype).tiny)
+    return ((value - threshold).abs() / scale).nan_to_num(nan=torch.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """Projected Gaussians, [..., C, N] each; `margin` is the distance of `visible` from deciding otherwise."""
+
+    visible: Tensor
+    radii: Tensor
+    means2d: Tensor
+    depths: Tensor
+    conics: Tensor
+    compensations: Tensor
+    opacities: Tensor
+    margin: Tensor
+
+
+def project(
+    means: Tensor,
+    covars: Tensor,
+    opacities: Tensor | None,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    *,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    eps2d: float = 0.3,
+    compensate: bool = False,
+    numerics: Numerics = DEFAULT_NUMERICS,
+    visible: Tensor | None = None,
+) -> Projection:
+    """EWA projection of every Gaussian by every camera; what is culled is zero.
+
+    Args:
+        means, covars, opacities: [..., N, 3], [..., N, 3, 3], [..., N] or None.
+        viewmats, Ks: [..., C, 4, 4], [..., C, 3, 3].
+        visible: [..., C, N], a decision to take over.
+    """
+    rotation = viewmats[..., None, :3, :3]
+    camera = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
+    x, y, z = camera.unbind(-1)
+    near = max(near_plane, numerics.near_min)
+    seen = (z >= near) & (z <= far_plane)
+    margin = torch.minimum(_relative(z, near), _relative(z, far_plane))
+    safe_z = torch.where(z.abs() > 0, z, torch.ones_like(z))
+
+    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    margin_x, margin_y = FOV_MARGIN * 0.5 * width / fx, FOV_MARGIN * 0.5 * height / fy
+    slope_x = torch.clamp(x / safe_z, min=-(cx / fx + margin_x), max=(width - cx) / fx + margin_x)
+    slope_y = torch.clamp(y / safe_z, min=-(cy / fy + margin_y), max=(height - cy) / fy + margin_y)
+    zero = torch.zeros_like(z)
+    jacobian = torch.stack(
+        [
+            torch.stack([fx / safe_z, zero, -fx * slope_x / safe_z], -1),
+            torch.stack([zero, fy / safe_z, -fy * slope_y / safe_z], -1),
+        ],
+        -2,
+    )  # [..., C, N, 2, 3]
+    means2d = torch.stack([fx * x / safe_z + cx, fy * y / safe_z + cy], -1)
+
+    to_screen = jacobian @ rotation
+    sharp = to_screen @ covars[..., None, :, :, :] @ to_screen.transpose(-1, -2)
+    a, b, c = sharp[..., 0, 0] + eps2d, sharp[..., 0, 1], sharp[..., 1, 1] + eps2d
+    det_sharp = sharp[..., 0, 0] * sharp[..., 1, 1] - b * b
+    det = a * c - b * b
+    seen = seen & (det > 0) & det.isfinite()
+    safe_det = torch.where(det > 0, det, torch.ones_like(det))
+    conics = torch.stack([c / safe_det, -b / safe_det, a / safe_det], -1)
+    compensations = torch.ones_like(det)
+    if compensate:
+        ratio = det_sharp / safe_det
+        floor = numerics.compensation_floor
+        free = ratio > floor * floor
+        compensations = torch.where(
+            free, torch.where(free, ratio, torch.ones_like(ratio)).sqrt(), torch.full_like(ratio, floor)
+        )
+
+    extend = torch.full_like(det, numerics.extend)
+    rows_opacities = compensations
+    if opacities is not None:
+        rows_opacities = opacities[..., None, :] * compensations
+        if numerics.opacity_aware:
+            seen = seen & (rows_opacities >= ALPHA_MIN)
+            margin = torch.minimum(margin, _relative(rows_opacities, ALPHA_MIN))
+            extend = torch.minimum(extend, (2 * (rows_opacities / ALPHA_MIN).clamp_min(1).log()).sqrt())
+    if numerics.opacity_aware:
+        half = torch.stack([extend * a.clamp_min(0).sqrt(), extend * c.clamp_min(0).sqrt()], -1)
+    else:
+        middle = 0.5 * (a + c)
+        largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
+        half = (extend * largest.clamp_min(0).sqrt())[..., None].expand(*det.shape, 2)
+    half = half.detach()
+    radius = half.ceil()
+    seen = seen & (radius > radius_clip).any(-1)
+    size = torch.tensor([width, height], dtype=means.dtype, device=means.device)
+    seen = seen & ((means2d + radius > 0) & (means2d - radius < size)).all(-1)
+    # A half width just at a whole number, and an edge just at the border, are near to being decided otherwise.
+    steps = torch.stack(
+        [_relative(half, half.round()), _relative(means2d + radius, 0.0), _relative(means2d - radius, size)]
+    )
+    margin = torch.minimum(margin, steps.amin((0, -1)))
+    seen = seen & means2d.isfinite().all(-1) & conics.isfinite().all(-1)
+
+    if visible is not None:
+        seen = visible
+
+    def keep(values: Tensor) -> Tensor:
+        return torch.where(seen[..., *[None] * (values.dim() - seen.dim())], values, torch.zeros_like(values))
+
+    radii = keep(radius.nan_to_num().clamp(0, 2**30)).to(torch.int32)
+    kept = (keep(t) for t in (means2d, z, conics, compensations, rows_opacities))
+    return Projection(seen, radii, *kept, margin)
+
+
+def sh_basis(degree: int, directions: Tensor) -> Tensor:
+    """Real spherical harmonics at unit directions, in the order and with the signs of 3DGS. [..., 3] -> [..., K]
+
+    Y_lm = sqrt((2l + 1)/(4 pi) (l - m)!/(l + m)!) P_lm(z) {cos, sin}(m phi), built from the associated Legendre
+    recurrences rather than from tabulated polynomials, so that it checks those the kernels use.
+    """
+    x, y, z = directions.unbind(-1)
+    one = torch.ones_like(x)
+    # sin^m(theta) cos(m phi) and sin^m(theta) sin(m phi) as polynomials in x and y.
+    cosine, sine = [one], [torch.zeros_like(x)]
+    for _ in range(degree):
+        cosine, sine = (
+            [*cosine, cosine[-1] * x - sine[-1] * y],
+            [*sine, cosine[-1] * y + sine[-1] * x],
+        )
+    # legendre[l][m] = P_lm(z) / sin^m(theta), with the Condon-Shortley phase (-1)^m.
+    legendre = [[one * 0 for _ in range(degree + 1)] for _ in range(degree + 1)]
+    legendre[0][0] = one
+    for m in range(1, degree + 1):
+        legendre[m][m] = -(2 * m - 1) * legendre[m - 1][m - 1]
+    for m in range(degree):
+        legendre[m + 1][m] = (2 * m + 1) * z * legendre[m][m]
+    for m in range(degree + 1):
+        for n in range(m + 2, degree + 1):
+            legendre[n][m] = ((2 * n - 1) * z * legendre[n - 1][m] - (n + m - 1) * legendre[n - 2][m]) / (n - m)
+    basis = []
+    for n in range(degree + 1):
+        for m in range(-n, n + 1):
+            k = abs(m)
+            factorials = 1.0
+            for i in range(n - k + 1, n + k + 1):
+                factorials *= i
+            norm = ((2 * n + 1) / (4 * torch.pi) / factorials) ** 0.5 * (2**0.5 if k else 1.0)
+            basis.append(norm * legendre[n][k] * (sine[k] if m < 0 else cosine[k]))
+    return torch.stack(basis, -1)
+
+
+def spherical_harmonics(degree: int, directions: Tensor, coeffs: Tensor) -> Tensor:
+    """Sum of the basis times coefficients at directions of any norm. [..., 3], [..., K, 3] -> [..., 3]"""
+    basis = sh_basis(degree, torch.nn.functional.normalize(directions, dim=-1))
+    return (basis[..., None] * coeffs[..., : basis.shape[-1], :]).sum(-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Composite:
+    """Images [..., H, W, D] and [..., H, W]; `weights` [..., H, W, N] by Gaussian index."""
+
+    colors: Tensor
+    alphas: Tensor
+    weights: Tensor
+    alpha_margin: Tensor
+    stop_margin: Tensor
+    clamp_margin: Tensor
+
+
+def _pixel_centres(size: int, like: Tensor) -> Tensor:
+    return torch.arange(size, dtype=like.dtype, device=like.device) + 0.5
+
+
+def composite(
+    means2d: Tensor,
+    conics: Tensor,
+    opacities: Tensor,
+    colors: Tensor,
+    backgrounds: Tensor | None,
+    order: Tensor,
+    visible: Tensor,
+    width: int,
+    height: int,
+    *,
+    numerics: Numerics = DEFAULT_NUMERICS,
+    contributes: Tensor | None = None,
+) -> Composite:
+    """Front-to-back compositing of projected Gaussians [..., N] in the given order.
+
+    Args:
+        means2d, conics, opacities, colors: [..., N, 2], [..., N, 3], [..., N], [..., N, D].
+        backgrounds: [..., D] or None.
+        order, visible: [..., N].
+        contributes: [..., H, W, N] by Gaussian index, a decision to take over.
+    """
+    index = order[..., None]
+    mean = means2d.gather(-2, index.expand_as(means2d))[..., None, None, :, :]  # [..., 1, 1, N, 2]
+    conic = conics.gather(-2, index.expand_as(conics))[..., None, None, :, :]
+    opacity = opacities.gather(-1, order)[..., None, None, :]
+    color = colors.gather(-2, index.expand_as(colors))
+    shown = visible.gather(-1, order)[..., None, None, :]
+    dx = _pixel_centres(width, means2d)[None, :, None] - mean[..., 0]
+    dy = _pixel_centres(height, means2d)[:, None, None] - mean[..., 1]
+    sigma = 0.5 * (conic[..., 0] * dx * dx + conic[..., 2] * dy * dy) + conic[..., 1] * dx * dy
+    raw = torch.where(
+        shown, opacity * torch.exp(-torch.where(shown, sigma, torch.zeros_like(sigma))), torch.zeros_like(sigma)
+    )
+    alpha = torch.where(raw > numerics.alpha_max, torch.full_like(raw, numerics.alpha_max), raw)
+
+    counts = alpha >= ALPHA_MIN
+    after = torch.cumprod(1 - torch.where(counts, alpha, torch.zeros_like(alpha)), -1)
+    added = counts & (after > TRANSMITTANCE_MIN)
+    alpha_margin = torch.where(shown, _relative(alpha, ALPHA_MIN), torch.inf)
+    stop_margin = torch.where(counts, _relative(after, TRANSMITTANCE_MIN), torch.inf)
+    clamp_margin = torch.where(added, _relative(raw, numerics.alpha_max), torch.inf)
+    pixel_order = order[..., None, None, :].expand(alpha.shape)
+    if contributes is not None:
+        added = contributes.gather(-1, pixel_order) & shown
+    alpha = torch.where(added, alpha, torch.zeros_like(alpha))
+    through = torch.cumprod(1 - alpha, -1)
+    before = torch.cat([torch.ones_like(through[..., :1]), through[..., :-1]], -1)
+    weight = alpha * before
+    image = torch.einsum("...hwn,...nd->...hwd", weight, color)
+    left = through[..., -1] if through.shape[-1] else through.new_ones(through.shape[:-1])
+    if backgrounds is not None:
+        image = image + left[..., None] * backgrounds[..., None, None, :]
+    inverse = pixel_order.argsort(-1)
+    return Composite(
+        image,
+        1 - left,
+        weight.gather(-1, inverse),
+        alpha_margin.gather(-1, inverse).detach(),
+        stop_margin.gather(-1, inverse).detach(),
+        clamp_margin.gather(-1, inverse).detach(),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """`colors` [..., C, H, W, X], `alphas` [..., C, H, W, 1], and how they came about."""
+
+    colors: Tensor
+    alphas: Tensor
+    projection: Projection
+    shaded: Tensor
+    weights: Tensor
+    decisions: Decisions
+    margins: Margins
+
+
+def rasterize(
+    means: Tensor,
+    quats: Tensor | None,
+    scales: Tensor | None,
+    opacities: Tensor,
+    colors: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    *,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    eps2d: float = 0.3,
+    sh_degree: int | None = None,
+    backgrounds: Tensor | None = None,
+    render_mode: str = "RGB",
+    rasterize_mode: str = "classic",
+    covars: Tensor | None = None,
+    numerics: Numerics = DEFAULT_NUMERICS,
+    decisions: Decisions | None = None,
+) -> Truth:
+    """The whole of `tsplat.rasterization`, with the same meaning of every argument.
+
+    `decisions` replaces the truth's own, and gradients then flow as that run's would.
+    """
+    decided = decisions or Decisions()
+    if covars is None:
+        assert quats is not None and scales is not None
+        covars = covariances(quats, scales)
+    else:
+        # Only the upper triangle is read, as in gsplat.
+        covars = covars.triu() + covars.triu(1).transpose(-1, -2)
+    projection = project(
+        means,
+        covars,
+        opacities,
+        viewmats,
+        Ks,
+        width,
+        height,
+        near_plane=near_plane,
+        far_plane=far_plane,
+        radius_clip=radius_clip,
+        eps2d=eps2d,
+        compensate=rasterize_mode == "antialiased",
+        numerics=numerics,
+        visible=decided.visible,
+    )
+    visible, depths = projection.visible, projection.depths
+    batch, n_cameras = viewmats.shape[:-3], viewmats.shape[-3]
+    n_gaussians = means.shape[-2]
+
+    per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
+    shaded = colors if per_camera else colors.unsqueeze(len(batch))
+    if sh_degree is not None:
+        directions = means[..., None, :, :] - camera_centres(viewmats, numerics)[..., None, :]
+        shaded = (spherical_harmonics(sh_degree, directions, shaded) + 0.5).clamp_min(0)
+    shaded = shaded.expand(*batch, n_cameras, n_gaussians, shaded.shape[-1])
+    if render_mode != "RGB":
+        depth = depths[..., None]
+        shaded = depth if render_mode in ("D", "ED") else torch.cat([shaded, depth], -1)
+        if backgrounds is not None:
+            nothing = torch.zeros_like(backgrounds[..., :1])
+            backgrounds = nothing if render_mode in ("D", "ED") else torch.cat([backgrounds, nothing], -1)
+    shaded = torch.where(visible[..., None], shaded, torch.zeros_like(shaded))
+
+    behind = torch.where(visible, depths, torch.inf).detach()
+    order = decided.order if decided.order is not None else torch.argsort(behind, dim=-1, stable=True)
+    in_order = behind.gather(-1, order)
+    gaps = torch.full_like(in_order, torch.inf)
+    gaps[..., :-1] = _relative(in_order[..., 1:], in_order[..., :-1])
+    order_margin = gaps.gather(-1, order.argsort(-1))
+
+    picture = composite(
+        projection.means2d,
+        projection.conics,
+        projection.opacities,
+        shaded,
+        backgrounds,
+        order,
+        visible,
+        width,
+        height,
+        numerics=numerics,
+        contributes=decided.contributes,
+    )
+    render_colors = picture.colors
+    if render_mode in ("ED", "RGB+ED"):
+        expected = render_colors[..., -1:] / picture.alphas[..., None].clamp_min(DEPTH_ALPHA_MIN)
+        render_colors = torch.cat([render_colors[..., :-1], expected], -1)
+    return Truth(
+        render_colors,
+        picture.alphas[..., None],
+        projection,
+        shaded,
+        picture.weights,
+        Decisions(visible, order, picture.weights > 0),
+        Margins(
+            projection.margin.detach(),
+            order_margin,
+            picture.alpha_margin,
+            picture.stop_margin,
+            picture.clamp_margin,
+        ),
+    )
