@@ -31,7 +31,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from tsplat import kernels as tsplat_kernels
+from tsplat import kernels as kernels_module
 from tsplat.config import DEFAULT_NUMERICS
 from tsplat.kernels import launch
 
@@ -95,7 +95,7 @@ def shipped_launches(
     vendor: str, channels: tuple[int, ...] = CHANNELS, tile_sizes: tuple[int, ...] = (16,)
 ) -> list[tuple[str, Launch]]:
     """Every kernel the package launches, with a label, from its own launchers on inputs of the right shape."""
-    kernels: Any = tsplat_kernels  # called with starred lists, which a type checker cannot follow
+    kernels: Any = kernels_module  # called with starred lists, which a type checker cannot follow
     n, images, width, height = 300, 1, 128, 128
     f = torch.ones
     found: list[tuple[str, Launch]] = []
@@ -136,25 +136,36 @@ def shipped_launches(
                 )  # fmt: skip
             found += [(f"tile {tile_size} {'ellipse' if exact else 'rectangle'}", call) for call in launches]
         n_tiles = (width // tile_size) * (height // tile_size)
-        offsets, ends = torch.zeros(n_tiles + 1, dtype=torch.int64), torch.zeros(n_tiles, dtype=torch.int64)
+        offsets = torch.zeros(n_tiles + 1, dtype=torch.int64)
+        transmittances, last_ids = f(images, height, width), torch.ones(images, height, width, dtype=torch.int32)
         masks = torch.ones(images, n_tiles, dtype=torch.bool)
         for d in channels:
             rows = (means2d, conics, depths, f(n, d))
             size: dict[str, Any] = dict(width=width, height=height, tile_size=tile_size, numerics=DEFAULT_NUMERICS)
             pictures = (f(images, height, width, d), f(images, height, width))
             with recorded(vendor) as launches:
-                kernels.composite_fwd(*rows, f(images, d), masks, offsets, ints, channel_chunk=d, **size)
+                for needs_backward in (False, True):
+                    kernels.composite_fwd(
+                        *rows, f(images, d), masks, offsets, ints,
+                        channel_chunk=d, needs_backward=needs_backward, **size,
+                    )  # fmt: skip
                 for absgrad in (False, True):
                     kernels.composite_bwd(
-                        *rows, offsets, ints, order, starts, order, ends, *pictures, *pictures, absgrad=absgrad, **size
-                    )
+                        *rows, f(images, d), offsets, ints, order, starts, order, transmittances, last_ids, *pictures,
+                        absgrad=absgrad, **size,
+                    )  # fmt: skip
             for call in launches:
                 extra = " absgrad" if call.constants.get("ABSGRAD") else ""
+                extra += " picture only" if call.constants.get("last_ids", 0) is None else ""
                 found.append((f"D={d} tile {tile_size}{extra}", call))
     unique: dict[str, tuple[str, Launch]] = {}
     for label, call in found:
         unique.setdefault(repr((call.kernel.__name__, call.signature, call.constants, call.options)), (label, call))
     return list(unique.values())
+
+
+def kernels_are_interpreted() -> bool:
+    return not isinstance(kernels_module.compositing._pack_kernel, JITFunction)
 
 
 def parse_target(text: str) -> GPUTarget:

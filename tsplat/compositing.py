@@ -64,7 +64,7 @@ class _Composite(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         rows = (means2d.reshape(-1, 2).contiguous(), conics, opacities, colors)
         with full_precision(means2d.device):
-            render_colors, render_alphas, tile_ends = launchers(means2d.device, settings.backend).composite_fwd(
+            render_colors, transmittances, last_ids = launchers(means2d.device, settings.backend).composite_fwd(
                 *rows,
                 backgrounds,
                 masks,
@@ -75,28 +75,29 @@ class _Composite(torch.autograd.Function):
                 tile_size=settings.tile_size,
                 channel_chunk=settings.channel_chunk,
                 numerics=settings.numerics,
+                needs_backward=any(ctx.needs_input_grad),
             )
         ctx.save_for_backward(
             means2d,
             conics,
             opacities,
             colors,
+            backgrounds,
             isect_offsets,
             flatten_ids,
             *(gaussian_major or (None, None, None)),
-            tile_ends,
-            render_colors,
-            render_alphas,
+            transmittances,
+            last_ids,
         )
         ctx.settings = settings
         # The attribute belongs on the very tensor that the caller holds.
         ctx.absgrad_target = means2d if settings.absgrad else None
-        return render_colors, render_alphas
+        return render_colors, 1 - transmittances
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v_render_colors: Tensor, v_render_alphas: Tensor) -> tuple[Tensor | None, ...]:
-        means2d, conics, opacities, colors, offsets, flatten_ids, *order, tile_ends, render_colors, render_alphas = (
+        means2d, conics, opacities, colors, backgrounds, offsets, flatten_ids, *order, transmittances, last_ids = (
             ctx.saved_tensors
         )
         settings: CompositingSettings = ctx.settings
@@ -109,12 +110,12 @@ class _Composite(torch.autograd.Function):
                 conics,
                 opacities,
                 colors,
+                backgrounds,
                 offsets,
                 flatten_ids,
                 *gaussian_major,
-                tile_ends,
-                render_colors,
-                render_alphas,
+                transmittances,
+                last_ids,
                 v_render_colors.contiguous(),
                 v_render_alphas.contiguous(),
                 width=settings.width,
@@ -125,7 +126,7 @@ class _Composite(torch.autograd.Function):
             )
             v_backgrounds = None
             if ctx.needs_input_grad[4]:
-                v_backgrounds = ((1 - render_alphas)[..., None] * v_render_colors).sum((1, 2))
+                v_backgrounds = (transmittances[..., None] * v_render_colors).sum((1, 2))
         if ctx.absgrad_target is not None:
             ctx.absgrad_target.absgrad = v_absgrad.view(means2d.shape)
         return (

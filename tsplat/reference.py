@@ -201,8 +201,9 @@ def project(
         return torch.where(seen[..., *[None] * (values.dim() - seen.dim())], values, torch.zeros_like(values))
 
     radii = keep(radius.nan_to_num().clamp(0, 2**30)).to(torch.int32)
-    kept = (keep(t) for t in (means2d, z, conics, compensations, rows_opacities))
-    return Projection(seen, radii, *kept, margin)
+    return Projection(
+        seen, radii, keep(means2d), keep(z), keep(conics), keep(compensations), keep(rows_opacities), margin
+    )
 
 
 def sh_basis(degree: int, directions: Tensor) -> Tensor:

@@ -64,23 +64,10 @@ def _tiles(isect_offsets: Tensor, width: int, height: int, tile_size: int, shown
         yield _Tile(index, image, pixels, start, end)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Block:
-    """A block of K Gaussians over a tile of h x w pixels, P in all; [P, K] unless said otherwise."""
-
-    dx: Tensor  # [w, K]
-    dy: Tensor  # [h, K]
-    alpha: Tensor
-    passed: Tensor
-    weight: Tensor
-    running: Tensor | None  # 1 where not stopped, else 0; None where nothing is
-    clamped: Tensor | None  # None where nothing can be
-    transmittance: Tensor  # [P], negative where stopped
-
-
-def _blend(record: Tensor, xs: Tensor, ys: Tensor, transmittance: Tensor, alpha_max: float) -> _Block:
+def _alphas(record: Tensor, xs: Tensor, ys: Tensor, alpha_max: float) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dx [w, K] and dy [h, K] from the means to pixel centres, alpha [P, K], and where the clamp binds, if anywhere."""
     x, y, a, b, c, log_opacity, most = record
-    pixels = (-1, x.numel())
+    pixels = (ys.numel() * xs.numel(), x.numel())
     dx, dy = xs[:, None] - x, ys[:, None] - y
     slope = (b * dx)[None] + (c * dy)[:, None]
     exponent = torch.addcmul(torch.addcmul(log_opacity, a * dx, dx)[None], dy[:, None], slope, out=slope)
@@ -88,20 +75,25 @@ def _blend(record: Tensor, xs: Tensor, ys: Tensor, transmittance: Tensor, alpha_
     alpha = torch.minimum(exponent.exp_(), most)
     # `threshold` keeps what is greater, several times faster than a comparison and a product.
     below = math.nextafter(ALPHA_MIN, 0.0) if alpha.dtype == torch.float64 else ALPHA_MIN * (1 - 2**-24)
-    alpha = torch.threshold_(alpha, below, 0.0).view(pixels)
-    passed = 1 - alpha
-    after = passed.cumprod(-1).mul_(transmittance[:, None])
+    return dx, dy, torch.threshold_(alpha, below, 0.0).view(pixels), clamped
+
+
+def _blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [P, K] front to back, how many of the K each pixel passed, and its transmittance, negative if stopped."""
+    after = (1 - alpha).cumprod(-1).mul_(transmittance[:, None])
     weight = alpha.clone()
     weight[:, 0] *= transmittance
     weight[:, 1:] *= after[:, :-1]
-    left, running = after[:, -1].clone(), None
+    left = after[:, -1].clone()
+    passed = torch.full_like(left, alpha.shape[1], dtype=torch.int32)
     stopped = left <= TRANSMITTANCE_MIN
     if bool(stopped.any()):
         running = torch.threshold(after, TRANSMITTANCE_MIN, 0.0).sign_()
         weight *= running
+        passed = running.sum(-1).to(torch.int32)
         least = torch.where(running > 0, after, transmittance[:, None]).amin(-1)
         left = torch.where(stopped, -least.abs(), left)
-    return _Block(dx, dy, alpha, passed, weight, running, clamped, left)
+    return weight, passed, left
 
 
 def composite_fwd(
@@ -119,42 +111,38 @@ def composite_fwd(
     tile_size: int,
     channel_chunk: int,
     numerics: Numerics,
-) -> tuple[Tensor, Tensor, Tensor]:
+    needs_backward: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     channels = colors.shape[-1]
     records, features = _pack(means2d, conics, opacities, numerics), colors.T.contiguous()
     shown = None if masks is None else masks.flatten().tolist()
-    n_tiles = -(-width // tile_size) * -(-height // tile_size)
-    n_images = (isect_offsets.numel() - 1) // n_tiles
+    n_images = (isect_offsets.numel() - 1) // (-(-width // tile_size) * -(-height // tile_size))
     render_colors = means2d.new_zeros(n_images, height, width, channels)
     transmittances = means2d.new_ones(n_images, height, width)
-    tile_ends = isect_offsets[:-1].clone()
+    last_ids = torch.zeros_like(transmittances, dtype=torch.int32)
     xs, ys = (torch.arange(size, dtype=means2d.dtype, device=means2d.device) + 0.5 for size in (width, height))
-
     for tile in _tiles(isect_offsets, width, height, tile_size, shown):
+        here = (tile.image, *tile.pixels)
         tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
         shape = (tile_ys.numel(), tile_xs.numel())
         transmittance = means2d.new_ones(shape[0] * shape[1])
         color = means2d.new_zeros(channels, shape[0] * shape[1])
-        end = tile.start
-        while end < tile.end:
-            rows = flatten_ids[end : min(end + BLOCK, tile.end)]
-            block = _blend(records.index_select(1, rows), tile_xs, tile_ys, transmittance, numerics.alpha_max)
+        for start in range(tile.start, tile.end, BLOCK):
+            rows = flatten_ids[start : min(start + BLOCK, tile.end)]
+            _, _, alpha, _ = _alphas(records.index_select(1, rows), tile_xs, tile_ys, numerics.alpha_max)
+            weight, passed, transmittance = _blend(alpha, transmittance)
             feature = features.index_select(1, rows)
             for first in range(0, channels, channel_chunk):
                 part = slice(first, first + channel_chunk)
-                color[part].addmm_(feature[part], block.weight.T)
-            transmittance = block.transmittance
-            end += rows.numel()
+                color[part].addmm_(feature[part], weight.T)
+            last_ids[here] += passed.view(shape)
             if float(transmittance.amax()) <= 0:
                 break
-        here = (tile.image, *tile.pixels)
         render_colors[here] = color.T.view(*shape, channels)
         transmittances[here] = transmittance.abs().view(shape)
-        tile_ends[tile.index] = end
-
     if backgrounds is not None:
         render_colors += transmittances[..., None] * backgrounds[:, None, None]
-    return render_colors, 1 - transmittances, tile_ends
+    return render_colors, transmittances, last_ids if needs_backward else None
 
 
 def composite_bwd(
@@ -162,14 +150,14 @@ def composite_bwd(
     conics: Tensor,
     opacities: Tensor,
     colors: Tensor,
+    backgrounds: Tensor | None,
     isect_offsets: Tensor,
     flatten_ids: Tensor,
     slots: Tensor,
     segment_starts: Tensor,
     segment_rows: Tensor,
-    tile_ends: Tensor,
-    render_colors: Tensor,
-    render_alphas: Tensor,
+    transmittances: Tensor,
+    last_ids: Tensor,
     v_render_colors: Tensor,
     v_render_alphas: Tensor,
     *,
@@ -181,35 +169,41 @@ def composite_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     channels = colors.shape[-1]
     records, features = _pack(means2d, conics, opacities, numerics), colors.T.contiguous()
-    ends = tile_ends.tolist()
     xs, ys = (torch.arange(size, dtype=means2d.dtype, device=means2d.device) + 0.5 for size in (width, height))
-    # What lies behind everything so far, as the loss sees it.
-    rests = (v_render_colors * render_colors).sum(-1) - (1 - render_alphas) * v_render_alphas
+    # What the loss sees behind everything: the gradient by ln(T).
+    rests = -v_render_alphas
+    if backgrounds is not None:
+        rests = rests + (v_render_colors * backgrounds[:, None, None]).sum(-1)
+    rests = rests * transmittances
     v_slots = means2d.new_zeros(flatten_ids.numel(), MOMENTS + channels + 2 * absgrad)
-
     for tile in _tiles(isect_offsets, width, height, tile_size, None):
         here = (tile.image, *tile.pixels)
         tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
         shape = (tile_ys.numel(), tile_xs.numel(), -1)
-        rest = rests[here].flatten()
+        rest, transmittance, last = (t[here].flatten() for t in (rests, transmittances, last_ids))
         v_color = v_render_colors[here].reshape(-1, channels)
-        transmittance = torch.ones_like(rest)
-        for start in range(tile.start, ends[tile.index], BLOCK):
-            stop = min(start + BLOCK, ends[tile.index])
-            rows = flatten_ids[start:stop]
+        for end in range(int(last.max()), 0, -BLOCK):
+            # Back to front.
+            places = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)
+            rows = flatten_ids[tile.start + places]
             record = records.index_select(1, rows)
-            block = _blend(record, tile_xs, tile_ys, transmittance, numerics.alpha_max)
-            transmittance = block.transmittance
-            gained = (v_color @ features.index_select(1, rows)).mul_(block.weight)
-            behind = rest[:, None] - gained.cumsum(-1)
+            dx, dy, alpha, clamped = _alphas(record, tile_xs, tile_ys, numerics.alpha_max)
+            if int(last.min()) < end:
+                alpha *= places < last[:, None]
+            inverse = 1 / (1 - alpha)
+            weight = inverse.cumprod(-1).mul_(transmittance[:, None])
+            transmittance = weight[:, -1].clone()
+            weight *= alpha
+            gained = (v_color @ features.index_select(1, rows)).mul_(weight)
+            behind = gained.cumsum(-1).add_(rest[:, None])
+            odds = alpha.mul_(inverse)
+            g = gained
+            g[:, 0] -= rest * odds[:, 0]
+            g[:, 1:].addcmul_(behind[:, :-1], odds[:, 1:], value=-1)
             rest = behind[:, -1]
-            g = gained.addcmul_(behind, block.alpha.div_(block.passed), value=-1)
-            if block.running is not None:
-                g *= block.running
-            if block.clamped is not None:
-                g *= ~block.clamped
+            if clamped is not None:
+                g *= ~clamped
             g = g.view(shape)
-            dx, dy = block.dx, block.dy
             columns, columns_dy = g.sum(0), (g * dy[:, None]).sum(0)
             out = [
                 columns.sum(0),
@@ -218,13 +212,13 @@ def composite_bwd(
                 (columns * dx * dx).sum(0),
                 (columns_dy * dx).sum(0),
                 (g.sum(1) * dy * dy).sum(0),
-                *(v_color.T @ block.weight),
+                *(v_color.T @ weight),
             ]
             if absgrad:
                 _, _, a, b, c, _, _ = record
                 out.append((g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)))
                 out.append((g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)))
-            v_slots[slots[start:stop]] = torch.stack(out, -1)
+            v_slots[slots[tile.start + places]] = torch.stack(out, -1)
 
     sums = v_slots.new_empty(opacities.numel(), v_slots.shape[1])
     sums[segment_rows] = torch.segment_reduce(v_slots, "sum", lengths=segment_starts.diff(), axis=0, unsafe=True)

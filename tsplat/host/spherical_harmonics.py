@@ -80,5 +80,8 @@ def spherical_harmonics_bwd(
     with torch.enable_grad():
         means, centres, coeffs = (t.detach().requires_grad_() for t in (means, centres, coeffs))
         colors = _colors(means, centres, coeffs, pairs, n_cameras, degree)
-    v_means, v_centres, v_coeffs = torch.autograd.grad(colors, (means, centres, coeffs), v_colors[rows])
+    # Degree 0 looks the same from everywhere.
+    v_means, v_centres, v_coeffs = torch.autograd.grad(
+        colors, (means, centres, coeffs), v_colors[rows], allow_unused=True, materialize_grads=True
+    )
     return v_means, v_centres if needs_centres else None, v_coeffs

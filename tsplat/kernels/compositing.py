@@ -7,12 +7,13 @@ One program owns one tile and walks its Gaussians one by one; each thread holds 
 scalars are loaded and its sums reduced once for many pixels. `_pack_kernel` first writes one record per row, eight
 values: mean x, y; the conic folded into base 2, `-a/2, -b, -c/2` times log2(e); log2(opacity); min(opacity, alpha_max).
 
-Backward walks front to back as well, with the forward pass's own device functions, and one recurrence in place of a
-buffer per channel: with v the gradient of the pixel, rest_i = sum over j > i of w_j (v . c_j) + T_end (v . background -
-v_alpha) loses w_i (v . c_i) at each step, and dL/d alpha_i = T_i (v . c_i) - rest_i / (1 - alpha_i). With g = alpha
-dL/d alpha the gradients of mean, conic and opacity are linear in six moments, the sums over pixels of g, g dx, g dy, g
-dx^2, g dx dy, g dy^2. A program writes them and the colour gradients to the pair's own slot; slots of a Gaussian are
-neighbours, and `_gather_kernel` sums them. No atomics anywhere: the same bits every time.
+Backward walks back to front from the transmittance that was left, dividing 1 - alpha out again, with one recurrence in
+place of a buffer per channel: with v the gradient of the pixel, rest_i = sum over j > i of w_j (v . c_j) + T_end (v .
+background - v_alpha) gains w_i (v . c_i) at each step, and dL/d alpha_i = T_i (v . c_i) - rest_i / (1 - alpha_i).
+(Front to back, rest would be a difference whose rounding 1 / (1 - alpha) enlarges a thousandfold.) With g = alpha dL/d
+alpha the gradients of mean, conic and opacity are linear in six moments, the sums over pixels of g, g dx, g dy, g dx^2,
+g dx dy, g dy^2. A program writes them and the colour gradients to the pair's own slot; slots of a Gaussian are
+neighbours, and `_segment_sum_kernel` sums them. No atomics anywhere: the same bits every time.
 """
 
 import math
@@ -27,18 +28,21 @@ from .device_math import (
     MOMENTS,
     RECORD,
     absorb,
+    absorb_vjp,
     clamped_alpha,
     dot_tuple,
     load_tuple,
     log2_alpha,
-    reciprocal,
     tile_pixels,
 )
 from .launch import approximate, guard, programs, walk_options
 
-HELD = 8
-"""Channels that a thread can hold for all of its pixels. The forward pass takes more in several passes over the pairs;
-the backward pass reads the gradient of the image again for each Gaussian, from a channel-major copy."""
+PASS = 8
+"""Channels accumulated in one forward pass over the pairs."""
+
+HELD = 6
+"""Channels whose incoming gradient a thread holds for all of its pixels in the backward pass; of more, it is read again
+for each Gaussian, from a channel-major copy."""
 
 STEP = 16
 """Gaussians between two looks at whether a tile has stopped."""
@@ -71,7 +75,7 @@ def _pack_kernel(
 @triton.jit
 def _composite_fwd_kernel(
     records, colors, backgrounds, masks, isect_offsets, flatten_ids,
-    render_colors, render_alphas, tile_ends, width, height, tile_width, n_tiles, stride,
+    render_colors, transmittances, last_ids, width, height, tile_width, n_tiles, stride,
     CHANNELS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
@@ -82,6 +86,7 @@ def _composite_fwd_kernel(
     color = ()
     for _ in tl.static_range(CHANNELS):
         color = color + (tl.zeros([TILE, TILE], dtype),)
+    last = tl.zeros([TILE, TILE], tl.int32)
     start = tl.load(isect_offsets + program).to(tl.int64)
     count = (tl.load(isect_offsets + program + 1) - start).to(tl.int32)
     ids = flatten_ids + start
@@ -96,75 +101,74 @@ def _composite_fwd_kernel(
             record = load_tuple(records + row * RECORD, 1, 7)
             feature = load_tuple(colors + row * stride, 1, CHANNELS)
             e = log2_alpha(record, centre_x - record[0], centre_y - record[1])
-            alpha = clamped_alpha(record, e, LOG2_ALPHA_MIN, APPROX)
+            alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
             weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
             blended = ()
             for k in tl.static_range(CHANNELS):
                 blended = blended + (tl.where(added, tl.fma(weight, feature[k].to(dtype), color[k]), color[k]),)
             color = blended
+            if last_ids is not None:
+                last = tl.where(added, index + 1, last)
         done = stop
         alive = tl.max(transmittance) > 0.0
-    tl.store(tile_ends + program, start + done)
     transmittance = tl.abs(transmittance)
     for k in tl.static_range(CHANNELS):
         value = color[k]
         if backgrounds is not None:
             value = tl.fma(transmittance, tl.load(backgrounds + image * stride + k).to(dtype), value)
         tl.store(render_colors + pixel * stride + k, value, mask=inside)
-    if render_alphas is not None:
-        tl.store(render_alphas + pixel, 1.0 - transmittance, mask=inside)
+    if transmittances is not None:
+        tl.store(transmittances + pixel, transmittance, mask=inside)
+    if last_ids is not None:
+        tl.store(last_ids + pixel, last, mask=inside)
 
 
 @triton.jit
 def _composite_bwd_kernel(
-    records, colors, isect_offsets, flatten_ids, slots, tile_ends,
-    render_colors, render_alphas, v_render_colors, v_render_alphas, v_slots,
+    records, colors, backgrounds, isect_offsets, flatten_ids, slots,
+    transmittances, last_ids, v_render_colors, v_render_alphas, v_slots,
     width, height, tile_width, n_tiles, n_channels, channel_stride, image_stride, pixel_stride,
     CHANNELS: tl.constexpr, TILE: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
-    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
-    APPROX: tl.constexpr,
+    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     """CHANNELS is the number of channels if registers hold them, otherwise 0; the strides are v_render_colors'."""
     program = tl.program_id(0)
     dtype = records.dtype.element_ty
     image, centre_x, centre_y, inside, pixel = tile_pixels(program, width, height, tile_width, n_tiles, TILE, dtype)
     v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
-    left = 1.0 - tl.load(render_alphas + pixel, mask=inside, other=1.0)
-    rest = -left * tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
     if CHANNELS > 0:
         v_color = load_tuple(v_image, channel_stride, CHANNELS, inside)
-        rest += dot_tuple(v_color, load_tuple(render_colors + pixel * CHANNELS, 1, CHANNELS, inside))
-    else:
-        for k in range(n_channels):
-            rendered = tl.load(render_colors + pixel * n_channels + k, mask=inside, other=0.0)
-            rest = tl.fma(tl.load(v_image + k * channel_stride, mask=inside, other=0.0), rendered, rest)
-    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+    rest = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+    if backgrounds is not None:
+        for channel in range(n_channels):
+            background = tl.load(backgrounds + image * n_channels + channel).to(dtype)
+            rest = tl.fma(tl.load(v_image + channel * channel_stride, mask=inside, other=0.0), background, rest)
+    transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+    rest = rest * transmittance
+    last = tl.load(last_ids + pixel, mask=inside, other=0)
+    end = tl.max(last)
     slot_width = MOMENTS + n_channels + 2 * ABSGRAD
     start = tl.load(isect_offsets + program).to(tl.int64)
-    end = tl.load(tile_ends + program)
     ids = flatten_ids + start
     slots += start
-    for index in range((end - start).to(tl.int32)):
+    for step in range(end):
+        index = end - 1 - step
         row = tl.load(ids + index).to(tl.int64)
         out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
         record = load_tuple(records + row * RECORD, 1, 7)
         dx = centre_x - record[0]
         dy = centre_y - record[1]
         e = log2_alpha(record, dx, dy)
-        alpha = clamped_alpha(record, e, LOG2_ALPHA_MIN, APPROX)
-        weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
-        weight = tl.where(added, weight, 0.0)
+        alpha = tl.where((e >= LOG2_ALPHA_MIN) & (index < last), clamped_alpha(record, e, APPROX), 0.0)
         if CHANNELS > 0:
             v_dot_c = dot_tuple(v_color, load_tuple(colors + row * CHANNELS, 1, CHANNELS))
         else:
             v_dot_c = tl.zeros([TILE, TILE], dtype)
-            for k in range(n_channels):
-                feature = tl.load(colors + row * n_channels + k).to(dtype)
-                v_dot_c = tl.fma(tl.load(v_image + k * channel_stride, mask=inside, other=0.0), feature, v_dot_c)
-        gained = weight * v_dot_c
-        rest = rest - gained
-        behind = alpha * reciprocal(1.0 - alpha, APPROX)
-        g = tl.where(added & (e <= LOG2_ALPHA_MAX), tl.fma(-rest, behind, gained), 0.0)
+            for channel in range(n_channels):
+                feature = tl.load(colors + row * n_channels + channel).to(dtype)
+                v_dot_c = tl.fma(tl.load(v_image + channel * channel_stride, mask=inside, other=0.0), feature, v_dot_c)
+        transmittance, rest, weight, g = absorb_vjp(transmittance, alpha, rest, v_dot_c, APPROX)
+        g = tl.where(e <= LOG2_ALPHA_MAX, g, 0.0)
         # Columns first: dx is one value per column.
         g_dy = g * dy
         sum_g = tl.sum(g, 0, keep_dims=True)
@@ -180,17 +184,17 @@ def _composite_bwd_kernel(
             for k in tl.static_range(CHANNELS):
                 tl.store(out + MOMENTS + k, tl.sum(weight * v_color[k]))
         else:
-            for k in range(n_channels):
-                v = tl.load(v_image + k * channel_stride, mask=inside, other=0.0)
-                tl.store(out + MOMENTS + k, tl.sum(weight * v))
+            for channel in range(n_channels):
+                v = tl.load(v_image + channel * channel_stride, mask=inside, other=0.0)
+                tl.store(out + MOMENTS + channel, tl.sum(weight * v))
         if ABSGRAD:
             slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
             slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
             tl.store(out + MOMENTS + n_channels, tl.sum(tl.abs(g * slope_x)))
             tl.store(out + MOMENTS + n_channels + 1, tl.sum(tl.abs(g * slope_y)))
-    # Pairs behind a tile that has stopped.
+    # Pairs behind the last that any pixel added.
     column = tl.arange(0, COLUMNS)
-    for index in range((end - start).to(tl.int32), (tl.load(isect_offsets + program + 1) - start).to(tl.int32)):
+    for index in range(end, (tl.load(isect_offsets + program + 1) - start).to(tl.int32)):
         out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
         tl.store(out + column, tl.zeros([COLUMNS], dtype), mask=column < slot_width)
 
@@ -264,7 +268,8 @@ def composite_fwd(
     tile_size: int,
     channel_chunk: int,
     numerics: Numerics,
-) -> tuple[Tensor, Tensor, Tensor]:
+    needs_backward: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Images of rows of projected Gaussians.
 
     Args:
@@ -276,27 +281,24 @@ def composite_fwd(
         channel_chunk: Channels accumulated in one pass over the pairs.
 
     Returns:
-        `render_colors` [I, H, W, D], `render_alphas` [I, H, W], and `tile_ends` [I * tiles] int64, the pair at which
-        every pixel of a tile had stopped, or the tile's last.
+        `render_colors` [I, H, W, D], `transmittances` [I, H, W] left over, and if `needs_backward` `last_ids` [I, H, W]
+        int32, how many of its tile's pairs a pixel passed before it stopped.
     """
     channels = colors.shape[-1]
     tile_width, n_tiles = _tiles(width, height, tile_size)
     n_images = (isect_offsets.numel() - 1) // n_tiles
     render_colors = means2d.new_empty(n_images, height, width, channels)
-    render_alphas = means2d.new_empty(n_images, height, width)
-    tile_ends = torch.empty(n_images * n_tiles, dtype=torch.int64, device=means2d.device)
-    pass_width = min(channel_chunk, HELD)
+    transmittances = means2d.new_empty(n_images, height, width)
+    last_ids = torch.empty_like(transmittances, dtype=torch.int32) if needs_backward else None
+    pass_width = min(channel_chunk, PASS)
     with guard(means2d):
         records = _pack(means2d, conics, opacities, numerics)
         for first in range(0, channels, pass_width):
             part = slice(first, min(first + pass_width, channels))
-            arguments = (
-                records, colors[:, part], None if backgrounds is None else backgrounds[:, part], masks, isect_offsets,
-                flatten_ids, render_colors[..., part], render_alphas if first == 0 else None, tile_ends,
-                width, height, tile_width, n_tiles, channels,
-            )  # fmt: skip
             _composite_fwd_kernel[(programs(n_images * n_tiles, 1),)](
-                *arguments,
+                records, colors[:, part], None if backgrounds is None else backgrounds[:, part], masks, isect_offsets,
+                flatten_ids, render_colors[..., part], *((transmittances, last_ids) if first == 0 else (None, None)),
+                width, height, tile_width, n_tiles, channels,
                 CHANNELS=part.stop - part.start,
                 TILE=tile_size,
                 STEP=STEP,
@@ -304,8 +306,8 @@ def composite_fwd(
                 TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
                 APPROX=approximate(means2d),
                 **walk_options(means2d),
-            )
-    return render_colors, render_alphas, tile_ends
+            )  # fmt: skip
+    return render_colors, transmittances, last_ids
 
 
 def composite_bwd(
@@ -313,14 +315,14 @@ def composite_bwd(
     conics: Tensor,
     opacities: Tensor,
     colors: Tensor,
+    backgrounds: Tensor | None,
     isect_offsets: Tensor,
     flatten_ids: Tensor,
     slots: Tensor,
     segment_starts: Tensor,
     segment_rows: Tensor,
-    tile_ends: Tensor,
-    render_colors: Tensor,
-    render_alphas: Tensor,
+    transmittances: Tensor,
+    last_ids: Tensor,
     v_render_colors: Tensor,
     v_render_alphas: Tensor,
     *,
@@ -336,6 +338,7 @@ def composite_bwd(
         slots: [M] place of each pair of `flatten_ids` in Gaussian-major order.
         segment_starts, segment_rows: [R + 1] int64 and [R]: slots segment_starts[i] to segment_starts[i + 1] belong to
             the row segment_rows[i]; every row occurs once.
+        transmittances, last_ids: From `composite_fwd`.
     """
     channels = colors.shape[-1]
     n_rows = opacities.numel()
@@ -350,9 +353,9 @@ def composite_bwd(
     with guard(means2d):
         if n_pairs > 0:
             v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-            _composite_bwd_kernel[(programs(tile_ends.numel(), 1),)](
-                _pack(means2d, conics, opacities, numerics), colors, isect_offsets, flatten_ids, slots, tile_ends,
-                render_colors, render_alphas, v_image, v_render_alphas, v_slots,
+            _composite_bwd_kernel[(programs(isect_offsets.numel() - 1, 1),)](
+                _pack(means2d, conics, opacities, numerics), colors, backgrounds, isect_offsets, flatten_ids, slots,
+                transmittances, last_ids, v_image, v_render_alphas, v_slots,
                 width, height, tile_width, n_tiles, channels, v_image.stride(3), v_image.stride(0), v_image.stride(2),
                 CHANNELS=channels if held else 0,
                 TILE=tile_size,
@@ -360,7 +363,6 @@ def composite_bwd(
                 COLUMNS=triton.next_power_of_2(columns),
                 LOG2_ALPHA_MAX=math.log2(numerics.alpha_max),
                 LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-                TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
                 APPROX=approximate(means2d),
                 **walk_options(means2d),
             )  # fmt: skip

@@ -367,14 +367,13 @@ def log2_alpha(record, dx, dy):
 
 
 @triton.jit
-def clamped_alpha(record, e, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr):
-    """Alpha after the clamp, zero where the Gaussian is skipped."""
-    return tl.where(e >= LOG2_ALPHA_MIN, tl.minimum(exp2(e, APPROX), record[6]), 0.0)
+def clamped_alpha(record, e, APPROX: tl.constexpr):
+    return tl.minimum(exp2(e, APPROX), record[6])
 
 
 @triton.jit
 def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr):
-    """One step front to back: the weight alpha T before the stop rule, whether it is added, and T afterwards.
+    """One step front to back: the weight alpha T if it is added, whether it is, and T afterwards.
 
     A pixel that has stopped keeps its transmittance with a negative sign.
     """
@@ -382,3 +381,17 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr):
     after = transmittance - weight
     added = after > TRANSMITTANCE_MIN
     return weight, added, tl.where(added, after, -tl.abs(transmittance))
+
+
+@triton.jit
+def absorb_vjp(transmittance, alpha, rest, v_dot_c, APPROX: tl.constexpr):
+    """One step back to front, from T behind the Gaussian to T before it.
+
+    `rest` is the gradient of the loss by ln(T) behind it, and v_dot_c that by its weight. Returns T and `rest` before
+    it, its weight, and alpha dL/d alpha.
+    """
+    inverse = reciprocal(1.0 - alpha, APPROX)
+    transmittance = transmittance * inverse
+    weight = alpha * transmittance
+    gained = weight * v_dot_c
+    return transmittance, rest + gained, weight, tl.fma(-rest, alpha * inverse, gained)

@@ -51,5 +51,5 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
     """
     options: dict[str, int | bool] = {"num_warps": 1, "enable_fp_fusion": False}
     if vendor(tensor) == "nvidia":
-        options["maxnreg"] = 168
+        options["maxnreg"] = 192
     return options

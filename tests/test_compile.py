@@ -1,0 +1,30 @@
+"""Every kernel the package launches compiles for GPUs that are not there, without spilling, within its budget."""
+
+import pytest
+
+static_cost = pytest.importorskip("benchmarks.static_cost", reason="needs Triton")
+
+if static_cost.kernels_are_interpreted():
+    pytest.skip("kernels are interpreted in this process", allow_module_level=True)
+
+BUDGET = {"_composite_fwd_kernel": 20, "_composite_bwd_kernel": 56}
+"""Machine instructions per 32 pixel-Gaussian pairs at three channels and tiles of 16."""
+
+
+@pytest.mark.parametrize("target", static_cost.TARGETS)
+@pytest.mark.parametrize("part", ["projection", "sh", "tile", "composite", "pack", "segment", "moments"])
+def test_compiles_without_spills(target, part):
+    vendor = "nvidia" if target.startswith("cuda") else "amd"
+    tile_sizes = (4, 8, 16) if part in ("tile", "composite") else (16,)
+    calls = [
+        (label, call)
+        for label, call in static_cost.shipped_launches(vendor, (1, 3, 4, 6, 8, 9), tile_sizes)
+        if f"_{part}_" in call.kernel.__name__
+    ]
+    assert calls
+    for label, call in calls:
+        record = static_cost.cost(label, call, target)
+        if vendor == "nvidia":
+            assert record["spill_bytes"] == 0, record
+            if record.get("D") == 3 and call.constants["TILE"] == 16 and "absgrad" not in label:
+                assert record["per_32_pairs"] <= BUDGET[record["kernel"]], record
