@@ -102,7 +102,7 @@ def measure(case: Case, backend: Backend, device: torch.device, repeats: int) ->
     def both() -> None:
         leaves = {name: scene[name].detach().requires_grad_() for name in wanted}
         colors, alphas, _ = tsplat.rasterization(**(scene | leaves), backend=backend)
-        (colors.square().sum() + alphas.sum()).backward()
+        torch.autograd.backward(colors.square().sum() + alphas.sum())
 
     with torch.no_grad():
         _, _, meta = tsplat.rasterization(**scene, backend=backend)

@@ -7,6 +7,7 @@ is imported before it is needed, so that `import tsplat` neither needs Triton no
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import warnings
@@ -21,6 +22,7 @@ Backend = Literal["auto", "triton", "torch", "reference"]
 BACKENDS = ("auto", "triton", "torch", "reference")
 
 
+@functools.cache
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 

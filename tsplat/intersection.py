@@ -210,4 +210,9 @@ def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_
     above = isect_ids >> 32
     tile_ids = (above >> bits) * n_tiles + (above & ((1 << bits) - 1))
     starts = torch.searchsorted(tile_ids, torch.arange(n_images * n_tiles, device=isect_ids.device))
-    return starts.to(torch.int32).view(n_images, tile_height, tile_width)
+    return narrow_offsets(starts, isect_ids.numel()).view(n_images, tile_height, tile_width)
+
+
+def narrow_offsets(offsets: Tensor, n_pairs: int) -> Tensor:
+    """int32, as gsplat's offsets are, while they fit."""
+    return offsets.to(torch.int32) if n_pairs < 2**31 else offsets

@@ -13,7 +13,7 @@ from .backend import BACKENDS, Backend, full_precision
 from .checks import RollingShutterType
 from .compositing import CompositingSettings, composite
 from .config import DEPTH_ALPHA_MIN, NumericsName
-from .intersection import encode_ids, intersect
+from .intersection import encode_ids, intersect, narrow_offsets
 from .projection import ProjectionSettings, project
 from .rows import flatten_batch, gather_rows
 from .spherical_harmonics import shade
@@ -265,7 +265,7 @@ def rasterization(
         "tiles_per_gauss": pairs.tiles_per_gauss.view(grid),
         "isect_ids": encode_ids(pairs, rows.depths),
         "flatten_ids": pairs.flatten_ids,
-        "isect_offsets": pairs.isect_offsets[:-1].view(*batch, n_cameras, tile_height, tile_width),
+        "isect_offsets": narrow_offsets(pairs.isect_offsets[:-1], pairs.flatten_ids.numel()).view(*batch, n_cameras, tile_height, tile_width),
         "width": width,
         "height": height,
         "tile_size": tile_size,

@@ -36,7 +36,7 @@ def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.co
     extent_x = radius_x.to(mean[0].dtype)
     extent_y = radius_y.to(mean[0].dtype)
     if conics is None:
-        zero = extent_x * 0.0
+        zero = tl.zeros_like(extent_x)
         return mean, extent_x, extent_y, seen, (zero, zero, zero), zero, zero
     else:
         c = load_tuple(conics + row * 3, 1, 3, mask)

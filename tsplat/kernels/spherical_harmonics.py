@@ -44,7 +44,7 @@ Y4_G = tl.constexpr(SH_NORMS[4][6])
 def sh_basis(d, DEGREE: tl.constexpr):
     """The (DEGREE + 1)^2 basis functions at the unit direction d."""
     x, y, z = d[0], d[1], d[2]
-    basis = (x * 0.0 + Y0,)
+    basis = (tl.full(x.shape, Y0, x.dtype),)
     if DEGREE >= 1:
         basis = basis + (-y * Y1, z * Y1, -x * Y1)
     if DEGREE >= 2:
@@ -85,7 +85,7 @@ def sh_basis(d, DEGREE: tl.constexpr):
 def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
     """Gradient of the unit direction d for gradients v of the basis functions; its radial part is left arbitrary."""
     x, y, z = d[0], d[1], d[2]
-    gx, gy, gz = x * 0.0, x * 0.0, x * 0.0
+    gx, gy, gz = tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x)
     if DEGREE >= 1:
         gx -= v[3] * Y1
         gy -= v[1] * Y1
@@ -144,7 +144,7 @@ def _sh_fwd_kernel(
     unit, _ = _direction(means, centres, gaussian, image, mask)
     basis = sh_basis(unit, DEGREE)
     for channel in tl.static_range(3):
-        total = unit[0] * 0.0
+        total = tl.zeros_like(unit[0])
         for k in tl.static_range(len(basis)):
             total += basis[k] * tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
         tl.store(colors + row * 3 + channel, tl.where(mask, total, 0.0), mask=inside)
@@ -225,7 +225,7 @@ def spherical_harmonics_fwd(
         with guard(means):
             _sh_fwd_kernel[(programs(n_rows, BLOCK),)](
                 means, centres, coeffs, row_ids, radii, colors, n_rows, n_gaussians, n_cameras, n_bases,
-                DEGREE=degree, BLOCK=BLOCK,
+                DEGREE=degree, BLOCK=BLOCK, num_warps=2,
             )  # fmt: skip
     return colors
 
@@ -256,7 +256,7 @@ def spherical_harmonics_bwd(
             _sh_bwd_kernel[(programs(n_batches * blocks, 1),)](
                 means, centres, coeffs, row_of, radii, v_colors, v_means, partial, v_coeffs,
                 n_gaussians, n_cameras, n_images, n_bases,
-                DEGREE=degree, BLOCK=BLOCK,
+                DEGREE=degree, BLOCK=BLOCK, num_warps=2,
             )  # fmt: skip
     v_centres = None if partial is None else partial.sum(0).view(n_batches, n_cameras, 3)
     return v_means, v_centres, v_coeffs
