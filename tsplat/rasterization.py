@@ -265,7 +265,9 @@ def rasterization(
         "tiles_per_gauss": pairs.tiles_per_gauss.view(grid),
         "isect_ids": encode_ids(pairs, rows.depths),
         "flatten_ids": pairs.flatten_ids,
-        "isect_offsets": narrow_offsets(pairs.isect_offsets[:-1], pairs.flatten_ids.numel()).view(*batch, n_cameras, tile_height, tile_width),
+        "isect_offsets": narrow_offsets(pairs.isect_offsets[:-1], pairs.flatten_ids.numel()).view(
+            *batch, n_cameras, tile_height, tile_width
+        ),
         "width": width,
         "height": height,
         "tile_size": tile_size,

@@ -1,0 +1,88 @@
+"""Photographs with their cameras, and the points that training starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ..checks import ArgumentError, ShapeError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """A picture and the pinhole camera that took it.
+
+    Attributes:
+        name: The picture's name, for people.
+        image: [H, W, 3] uint8 RGB.
+        viewmat: [4, 4] world to camera; cameras look along +z, x right, y down.
+        K: [3, 3] intrinsics in pixels of ``image``; pixel centres lie at +0.5.
+
+    Raises:
+        ArgumentError: Shapes or an element type that do not fit, values that are not finite, or a focal length that is
+            not positive.
+    """
+
+    name: str
+    image: Tensor
+    viewmat: Tensor
+    K: Tensor
+
+    def __post_init__(self) -> None:
+        if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
+            found = f"{self.image.dtype} {list(self.image.shape)}"
+            raise ShapeError(f"image: expected uint8 [H, W, 3], found {found} in view {self.name!r}")
+        for name, tensor, size in (("viewmat", self.viewmat, 4), ("K", self.K, 3)):
+            if tensor.shape != (size, size):
+                found = str(list(tensor.shape))
+                raise ShapeError(f"{name}: expected [{size}, {size}], found {found} in view {self.name!r}")
+            if not tensor.isfinite().all():
+                raise ArgumentError(f"{name}: found values that are not finite in view {self.name!r}; check its camera")
+        if not (self.K[0, 0] > 0 and self.K[1, 1] > 0):
+            raise ArgumentError(f"K: expected positive focal lengths, found {self.K.tolist()} in view {self.name!r}")
+
+    @property
+    def width(self) -> int:
+        return self.image.shape[1]
+
+    @property
+    def height(self) -> int:
+        return self.image.shape[0]
+
+    @property
+    def pixels(self) -> Tensor:
+        """The picture as fp32 in [0, 1], [H, W, 3]."""
+        return self.image.float() / 255
+
+    def to(self, device: torch.device | str) -> View:
+        return View(self.name, self.image.to(device), self.viewmat.to(device), self.K.to(device))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Capture:
+    """What a scene is trained from and judged by.
+
+    Attributes:
+        train: Views to fit.
+        test: Views held out.
+        points: [P, 3] surface points, world frame.
+        colors: [P, 3] their RGB in [0, 1].
+        background: RGB behind everything.
+    """
+
+    train: tuple[View, ...]
+    test: tuple[View, ...]
+    points: Tensor
+    colors: Tensor
+    background: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def to(self, device: torch.device | str) -> Capture:
+        return dataclasses.replace(
+            self,
+            train=tuple(view.to(device) for view in self.train),
+            test=tuple(view.to(device) for view in self.test),
+            points=self.points.to(device),
+            colors=self.colors.to(device),
+        )
