@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint fuzz mutants scoreboard clean
 
 demo: $(INSTALLED)
 	$(BIN)/tsplat demo --out demo
@@ -14,6 +14,22 @@ demo: $(INSTALLED)
 test: lint
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreter -n 2
 	$(BIN)/python -m pytest -m "not interpreter" -n 2
+
+# Random scenes with new seeds; what fails is saved under tests/cases.
+MINUTES ?= 5
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+# Small bugs seeded into copies of the package; tests should catch them all.
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants
+
+# Half an hour to an hour; writes docs/reliability.md.
+scoreboard: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz --long --seed 1
+	TRITON_INTERPRET=1 $(BIN)/python -m tests.fuzz --long --seed 1 --backend triton
+	$(BIN)/python -m tests.mutants --write
+	$(BIN)/python -m tests.scoreboard
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

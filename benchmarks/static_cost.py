@@ -103,6 +103,7 @@ def shipped_launches(
     covars, viewmats, Ks = f(1, n, 6), f(1, images, 4, 4), f(1, images, 3, 3)
     radii, means2d, conics, depths = torch.ones(n, 2, dtype=torch.int32), f(n, 2), f(n, 3), f(n)
     order = torch.arange(n)
+    sound = torch.ones(1, n, dtype=torch.bool)
     shared: dict[str, Any] = dict(width=width, height=height, eps2d=0.3, numerics=DEFAULT_NUMERICS)
     for given, label in (((quats, scales, None), ""), ((None, None, covars), " covars")):
         for compensate in (False, True):
@@ -111,9 +112,13 @@ def shipped_launches(
             limits: dict[str, Any] = dict(near_plane=0.01, far_plane=1e10, radius_clip=0.0)
             with recorded(vendor) as launches:
                 for packed in (False, True):
-                    kernels.projection_fwd(*scene, **shared, **limits, compensate=compensate, packed=packed)
+                    kernels.projection_fwd(*scene, sound, **shared, **limits, compensate=compensate, packed=packed)
                 kernels.projection_bwd(*scene, *v_rows, **shared, compensate=compensate, needs_viewmats=True)
             found += [(f"{'antialiased' if compensate else 'classic'}{label}", call) for call in launches]
+        with recorded(vendor) as launches:
+            for colors, per_camera in ((f(1, n, 3), False), (f(1, images, n, 3), True)):
+                kernels.sound_gaussians(means, *given, opacities, colors, per_camera=per_camera)
+        found += [(f"soundness{label}", call) for call in launches]
     for degree in range(5):
         coeffs, centres = f(1, n, (degree + 1) ** 2, 3), f(1, images, 3)
         with recorded(vendor) as launches:
@@ -128,7 +133,9 @@ def shipped_launches(
         for exact in (True, False):
             ellipse = (means2d, radii, conics if exact else None, depths if exact else None, order)
             with recorded(vendor) as launches:
-                kernels.tile_rows(*ellipse, tile_size=tile_size, tile_height=8, extend=3.33)
+                kernels.tile_rows(
+                    *ellipse, None, n_per_image=n, tile_size=tile_size, tile_height=8, band=(0, 8), extend=3.33
+                )
                 kernels.tile_columns(*ellipse, ints, starts, n, tile_size=tile_size, tile_width=8, extend=3.33)
                 kernels.tile_pairs(
                     order, order, ints, starts, ints, ints, starts, n,
@@ -139,25 +146,28 @@ def shipped_launches(
         offsets = torch.zeros(n_tiles + 1, dtype=torch.int64)
         transmittances, last_ids = f(images, height, width), torch.ones(images, height, width, dtype=torch.int32)
         masks = torch.ones(images, n_tiles, dtype=torch.bool)
-        for d in channels:
-            rows = (means2d, conics, depths, f(n, d))
-            size: dict[str, Any] = dict(width=width, height=height, tile_size=tile_size, numerics=DEFAULT_NUMERICS)
-            pictures = (f(images, height, width, d), f(images, height, width))
+        features = [(d, False) for d in channels] + [(0, True), (3, True)]
+        for d, has_depths in features:
+            shown: list[Any] = [f(n, d) if d else None, depths if has_depths else None, f(images, d) if d else None]
+            rows = (means2d, conics, depths, *shown)
+            size: dict[str, Any] = dict(first_tile=0, tile_size=tile_size, numerics=DEFAULT_NUMERICS)
+            picture, single = f(images, height, width, d + has_depths), f(images, height, width)
             with recorded(vendor) as launches:
-                for needs_backward in (False, True):
+                for ids in (None, last_ids):
                     kernels.composite_fwd(
-                        *rows, f(images, d), masks, offsets, ints,
-                        channel_chunk=d, needs_backward=needs_backward, **size,
-                    )  # fmt: skip
+                        *rows, masks, offsets, ints, picture, transmittances, ids, channel_chunk=32, **size
+                    )
                 for absgrad in (False, True):
+                    sums = f(n, kernels.sum_columns(d + has_depths, absgrad))
                     kernels.composite_bwd(
-                        *rows, f(images, d), offsets, ints, order, starts, order, transmittances, last_ids, *pictures,
-                        absgrad=absgrad, **size,
+                        *rows, offsets, ints, order, starts, starts, order, transmittances, last_ids, picture, single,
+                        sums, absgrad=absgrad, **size,
                     )  # fmt: skip
+                    kernels.composite_gradients(sums, conics, depths, features=d + has_depths, absgrad=absgrad)
             for call in launches:
                 extra = " absgrad" if call.constants.get("ABSGRAD") else ""
                 extra += " picture only" if call.constants.get("last_ids", 0) is None else ""
-                found.append((f"D={d} tile {tile_size}{extra}", call))
+                found.append((f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call))
     unique: dict[str, tuple[str, Launch]] = {}
     for label, call in found:
         unique.setdefault(repr((call.kernel.__name__, call.signature, call.constants, call.options)), (label, call))
@@ -263,7 +273,8 @@ def cost(label: str, call: Launch, target_text: str) -> dict[str, Any]:
     name = call.kernel.__name__
     record: dict[str, Any] = {"kernel": name, "variant": label, "target": target_text}
     if "CHANNELS" in call.constants:
-        record["D"] = call.constants["CHANNELS"] or "any"
+        colors = call.constants["CHANNELS"]
+        record["D"] = "any" if colors < 0 else colors + ("depths" not in call.constants)
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
         found = re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s+(\d+)", text)

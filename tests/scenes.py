@@ -70,7 +70,8 @@ def make(structure: Structure, dtype: torch.dtype = torch.float64, device: str =
         means=means,
         quats=quats,
         scales=scales,
-        opacities=uniform(*b, s.n, low=0.05, high=1.0),
+        # One in six is fully opaque, so that alpha reaches its clamp.
+        opacities=uniform(*b, s.n, low=0.05, high=1.2).clamp_max(1.0),
         colors=colors,
         viewmats=viewmats,
         Ks=Ks,

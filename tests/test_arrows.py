@@ -8,18 +8,21 @@ import pytest
 ROOT = Path(__file__).parents[1] / "tsplat"
 
 STAGES = {"projection", "spherical_harmonics", "intersection", "compositing"}
-BASE = {"config", "checks", "rows", "backend"}
+BASE = {"config", "checks", "rows", "backend", "autograd"}
 ALLOWED = {
     "config": set(),
     "checks": {"config"},
     "rows": set(),
+    "autograd": {"checks"},
     "backend": {"checks"},  # kernels and host by name, at run time
     "kernels": {"config", "kernels"},
-    "host": {"config", "host"},
+    "host": {"config", "host", "rows"},
     **{stage: BASE for stage in STAGES},
     "reference": {"config"},
-    "rasterization": BASE | STAGES | {"reference"},
-    "__init__": {"checks", "rasterization"} | STAGES,
+    "memory": {"rows"},
+    "validation": {"backend", "checks", "config"},
+    "rasterization": BASE | STAGES | {"memory", "reference", "validation"},
+    "__init__": {"checks", "memory", "rasterization", "validation"} | STAGES,
     "scene": {"checks", "config", "scene"},
     "training": {"__init__", "checks", "backend", "rasterization", "scene", "training"},
     "cli": {"__init__", "checks", "backend", "rasterization", "scene", "training"},

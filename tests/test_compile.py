@@ -12,7 +12,7 @@ BUDGET = {"_composite_fwd_kernel": 20, "_composite_bwd_kernel": 56}
 
 
 @pytest.mark.parametrize("target", static_cost.TARGETS)
-@pytest.mark.parametrize("part", ["projection", "sh", "tile", "composite", "pack", "segment", "moments"])
+@pytest.mark.parametrize("part", ["projection", "sound", "sh", "tile", "composite", "pack", "segment", "moments"])
 def test_compiles_without_spills(target, part):
     vendor = "nvidia" if target.startswith("cuda") else "amd"
     tile_sizes = (4, 8, 16) if part in ("tile", "composite") else (16,)

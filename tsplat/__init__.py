@@ -11,9 +11,11 @@ from .checks import (
 )
 from .compositing import rasterize_to_pixels
 from .intersection import isect_offset_encode, isect_tiles
+from .memory import MemoryBudgetError
 from .projection import fully_fused_projection, quat_scale_to_covar_preci
 from .rasterization import rasterization
 from .spherical_harmonics import spherical_harmonics
+from .validation import InvalidValueError
 
 __version__ = "0.1.0"
 
@@ -22,6 +24,8 @@ __all__ = [
     "BackendError",
     "DeviceError",
     "DtypeError",
+    "InvalidValueError",
+    "MemoryBudgetError",
     "RollingShutterType",
     "ShapeError",
     "UnsupportedError",

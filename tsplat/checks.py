@@ -74,6 +74,11 @@ def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning:
     """A floating point tensor whose shape matches; None in `shape` stands for any size."""
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name}: expected a tensor {meaning}, found {type(value).__name__}")
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise UnsupportedError(
+            f"{name}: torch.func transforms (vmap, grad, jvp, ...) are not implemented; in place of vmap use leading "
+            "batch dimensions, in place of grad use torch.autograd.grad"
+        )
     if not value.is_floating_point():
         raise DtypeError(f"{name}: expected a floating point tensor, found {value.dtype}; convert it with .float()")
     found = tuple(value.shape)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .autograd import differentiable_once
 from .backend import full_precision, launchers
 from .checks import (
     ArgumentError,
@@ -21,7 +23,7 @@ from .checks import (
     compute_dtype,
 )
 from .config import Numerics
-from .rows import GaussianMajor
+from .rows import GaussianMajor, Pairs, sum_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +38,19 @@ class CompositingSettings:
     numerics: Numerics
     backend: str
 
+    def pair_bytes(self, features: int, dtype: torch.dtype) -> int:
+        """What the backward pass keeps for a pair: its moments and its gradients of features."""
+        return (6 + features + 2 * self.absgrad) * dtype.itemsize
+
 
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
-    """For pairs of which only the row is known."""
+    """For pairs of which only the row is known; each row is one item."""
     rows, order = flatten_ids.sort(stable=True)
     slots = torch.empty_like(order)
     slots[order] = torch.arange(order.numel(), device=order.device)
-    segment_rows = torch.arange(n_rows, device=order.device)
-    bounds = torch.arange(n_rows + 1, dtype=rows.dtype, device=order.device)
-    return GaussianMajor(slots, torch.searchsorted(rows, bounds), segment_rows)
+    starts = torch.arange(n_rows + 1, dtype=rows.dtype, device=order.device)
+    every = torch.arange(n_rows + 1, device=order.device)
+    return GaussianMajor(slots, torch.searchsorted(rows, starts), every, every[:-1])
 
 
 class _Composite(torch.autograd.Function):
@@ -54,124 +60,155 @@ class _Composite(torch.autograd.Function):
         means2d: Tensor,
         conics: Tensor,
         opacities: Tensor,
-        colors: Tensor,
+        colors: Tensor | None,
+        color_ids: Tensor | None,
+        depths: Tensor | None,
         backgrounds: Tensor | None,
         masks: Tensor | None,
-        isect_offsets: Tensor,
-        flatten_ids: Tensor,
-        gaussian_major: GaussianMajor | None,
+        n_images: int,
+        bands: Iterable[Pairs],
         settings: CompositingSettings,
     ) -> tuple[Tensor, Tensor]:
-        rows = (means2d.reshape(-1, 2).contiguous(), conics, opacities, colors)
+        flat_means = means2d.reshape(-1, 2).contiguous()
+        features = (0 if colors is None else colors.shape[-1]) + (depths is not None)
+        render_colors = means2d.new_empty(n_images, settings.height, settings.width, features)
+        transmittances = means2d.new_empty(n_images, settings.height, settings.width)
+        last_ids = torch.empty_like(transmittances, dtype=torch.int32) if any(ctx.needs_input_grad) else None
+        n_bands = 0
+        whole: Pairs | None = None
         with full_precision(means2d.device):
-            render_colors, transmittances, last_ids = launchers(means2d.device, settings.backend).composite_fwd(
-                *rows,
-                backgrounds,
-                masks,
-                isect_offsets,
-                flatten_ids,
-                width=settings.width,
-                height=settings.height,
-                tile_size=settings.tile_size,
-                channel_chunk=settings.channel_chunk,
-                numerics=settings.numerics,
-                needs_backward=any(ctx.needs_input_grad),
-            )
+            launch = launchers(means2d.device, settings.backend)
+            for pairs in bands:
+                launch.composite_fwd(
+                    flat_means,
+                    conics,
+                    opacities,
+                    _take(colors, color_ids),
+                    depths,
+                    backgrounds,
+                    masks,
+                    pairs.isect_offsets,
+                    pairs.flatten_ids,
+                    render_colors,
+                    transmittances,
+                    last_ids,
+                    first_tile=pairs.first_tile,
+                    tile_size=settings.tile_size,
+                    channel_chunk=settings.channel_chunk,
+                    numerics=settings.numerics,
+                )
+                n_bands += 1
+                whole = pairs if n_bands == 1 else None
+                del pairs
+        kept = (None, None) if whole is None else (whole.isect_offsets, whole.flatten_ids)
+        order = (whole and whole.gaussian_major) or (None,) * 4
         ctx.save_for_backward(
-            means2d,
-            conics,
-            opacities,
-            colors,
-            backgrounds,
-            isect_offsets,
-            flatten_ids,
-            *(gaussian_major or (None, None, None)),
-            transmittances,
-            last_ids,
+            means2d, conics, opacities, colors, color_ids, depths, backgrounds, transmittances, last_ids, *kept, *order
         )
         ctx.settings = settings
+        # Several bands are listed again, as they did not fit together.
+        ctx.bands = bands if whole is None else None
         # The attribute belongs on the very tensor that the caller holds.
         ctx.absgrad_target = means2d if settings.absgrad else None
         return render_colors, 1 - transmittances
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, v_render_colors: Tensor, v_render_alphas: Tensor) -> tuple[Tensor | None, ...]:
-        means2d, conics, opacities, colors, backgrounds, offsets, flatten_ids, *order, transmittances, last_ids = (
-            ctx.saved_tensors
-        )
+    @differentiable_once
+    def backward(
+        ctx: Any, saved: tuple[Tensor, ...], v_render_colors: Tensor, v_render_alphas: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        means2d, conics, opacities, colors, color_ids, depths, backgrounds, *rest = saved
+        transmittances, last_ids, isect_offsets, flatten_ids, *order = rest
         settings: CompositingSettings = ctx.settings
-        gaussian_major = order if order[0] is not None else _gaussian_major(flatten_ids, opacities.numel())
+        v_render_colors, v_render_alphas = v_render_colors.contiguous(), v_render_alphas.contiguous()
+        features = v_render_colors.shape[-1]
+        bands: Iterable[Pairs] = ctx.bands
+        if ctx.bands is None:
+            bands = [Pairs(0, isect_offsets, flatten_ids, None if order[0] is None else GaussianMajor(*order))]
         with full_precision(means2d.device):
-            v_means2d, v_conics, v_opacities, v_colors, v_absgrad = launchers(
-                means2d.device, settings.backend
-            ).composite_bwd(
-                means2d.reshape(-1, 2).contiguous(),
-                conics,
-                opacities,
-                colors,
-                backgrounds,
-                offsets,
-                flatten_ids,
-                *gaussian_major,
-                transmittances,
-                last_ids,
-                v_render_colors.contiguous(),
-                v_render_alphas.contiguous(),
-                width=settings.width,
-                height=settings.height,
-                tile_size=settings.tile_size,
-                absgrad=settings.absgrad,
-                numerics=settings.numerics,
+            launch = launchers(means2d.device, settings.backend)
+            sums = means2d.new_zeros(opacities.numel(), launch.sum_columns(features, settings.absgrad))
+            for pairs in bands:
+                launch.composite_bwd(
+                    means2d.reshape(-1, 2).contiguous(),
+                    conics,
+                    opacities,
+                    _take(colors, color_ids),
+                    depths,
+                    backgrounds,
+                    pairs.isect_offsets,
+                    pairs.flatten_ids,
+                    *(pairs.gaussian_major or _gaussian_major(pairs.flatten_ids, opacities.numel())),
+                    transmittances,
+                    last_ids,
+                    v_render_colors,
+                    v_render_alphas,
+                    sums,
+                    first_tile=pairs.first_tile,
+                    tile_size=settings.tile_size,
+                    absgrad=settings.absgrad,
+                    numerics=settings.numerics,
+                )
+                del pairs
+            v_means2d, v_conics, v_opacities, v_features, v_absgrad = launch.composite_gradients(
+                sums, conics, opacities, features=features, absgrad=settings.absgrad
             )
-            v_backgrounds = None
-            if ctx.needs_input_grad[4]:
-                v_backgrounds = (transmittances[..., None] * v_render_colors).sum((1, 2))
+            n_colors = features - (depths is not None)
+            v_colors, v_depths, v_backgrounds = None, None, None
+            if colors is not None:
+                v_colors = _put(v_features[:, :n_colors], color_ids, colors)
+            if depths is not None:
+                v_depths = v_features[:, -1]
+            if backgrounds is not None:
+                v_backgrounds = (transmittances[..., None] * v_render_colors[..., :n_colors]).sum((1, 2))
         if ctx.absgrad_target is not None:
             ctx.absgrad_target.absgrad = v_absgrad.view(means2d.shape)
-        return (
-            v_means2d.view(means2d.shape),
-            v_conics,
-            v_opacities,
-            v_colors,
-            v_backgrounds,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        v_means2d = v_means2d.view(means2d.shape)
+        return v_means2d, v_conics, v_opacities, v_colors, None, v_depths, v_backgrounds, None, None, None, None
+
+
+def _take(colors: Tensor | None, color_ids: Tensor | None) -> Tensor | None:
+    return colors if colors is None or color_ids is None else colors[color_ids]
+
+
+def _put(v_rows: Tensor, color_ids: Tensor | None, colors: Tensor) -> Tensor:
+    """Gradients of rows [R, D] summed for each of the colours [G, D] they were taken from, in a fixed order."""
+    if color_ids is not None:
+        v_rows = sum_rows(v_rows, color_ids, colors.shape[0])
+    return v_rows.to(colors.dtype)
 
 
 def composite(
     means2d: Tensor,
     conics: Tensor,
     opacities: Tensor,
-    colors: Tensor,
+    colors: Tensor | None,
+    color_ids: Tensor | None,
+    depths: Tensor | None,
     backgrounds: Tensor | None,
     masks: Tensor | None,
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-    gaussian_major: GaussianMajor | None,
+    n_images: int,
+    bands: Iterable[Pairs],
     settings: CompositingSettings,
 ) -> tuple[Tensor, Tensor]:
-    """Images of rows of projected Gaussians: `render_colors` [I, H, W, D] and `render_alphas` [I, H, W].
+    """Images of rows of projected Gaussians: colours [I, H, W, D], one more channel with depths, and alphas [I, H, W].
 
     Args:
-        means2d, conics, opacities, colors: [R, 2], [R, 3], [R], [R, D]; means2d may have more leading dimensions, and
-            is the tensor that gets `.absgrad`.
-        backgrounds: [I, D] or None.
+        means2d, conics, opacities: [R, 2], [R, 3], [R]; means2d may have more leading dimensions, and is the tensor
+            that gets `.absgrad`.
+        colors: [G, D] of any float type, or None; read as they are, and their gradients summed in the compute dtype.
+        color_ids: [R] int64, which of the G colours a row has, or None where G = R.
+        depths: [R], the last channel, or None.
+        backgrounds: [I, D] or None; depth has background 0.
         masks: [I, tiles] bool or None.
-        isect_offsets, flatten_ids: [I * tiles + 1] int64 and [M], the pairs; see :class:`tsplat.rows.Pairs`.
-        gaussian_major: Their other order, or None to work it out when the backward pass needs it.
+        bands: The pairs, band by band; asked for again in the backward pass if they are more than one.
     """
-    inputs = (conics, opacities, colors, backgrounds, masks)
+    inputs = (conics, opacities, colors, color_ids, depths, backgrounds, masks)
     images: tuple[Tensor, Tensor] = _Composite.apply(  # type: ignore[no-untyped-call]
         means2d,
         *(None if t is None else t.contiguous() for t in inputs),
-        isect_offsets,
-        flatten_ids,
-        gaussian_major,
+        n_images,
+        bands,
         settings,
     )
     return images
@@ -251,16 +288,18 @@ def rasterize_to_pixels(
         raise ArgumentError(f"flatten_ids: expected integers [M], found {flatten_ids.dtype} {list(flatten_ids.shape)}")
     dtype = compute_dtype(*given.values())
     ends = torch.full((1,), flatten_ids.numel(), dtype=torch.int64, device=flatten_ids.device)
+    offsets = torch.cat([isect_offsets.reshape(-1).to(torch.int64), ends])
     render_colors, render_alphas = composite(
         means2d.to(dtype),
         conics.to(dtype).reshape(-1, 3),
         opacities.to(dtype).reshape(-1),
-        colors.to(dtype).reshape(-1, channels),
+        colors.reshape(-1, channels),
+        None,
+        None,
         None if backgrounds is None else backgrounds.to(dtype).reshape(-1, channels),
         None if masks is None else masks.reshape(-1, tiles[0] * tiles[1]),
-        torch.cat([isect_offsets.reshape(-1).to(torch.int64), ends]),
-        flatten_ids,
-        None,
+        math.prod(images),
+        [Pairs(0, offsets, flatten_ids, None)],
         CompositingSettings(
             width=image_width,
             height=image_height,

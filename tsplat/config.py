@@ -18,6 +18,15 @@ TRANSMITTANCE_MIN: Final = 1e-4
 FOV_MARGIN: Final = 0.3
 """How far outside the image, in half widths, the perspective Jacobian still follows the mean."""
 
+QUAT_NORM_MIN: Final = 1e-12
+"""A quaternion shorter than this is no rotation."""
+
+MAGNITUDE_MAX: Final = 1e12
+"""A number beyond this counts as not finite: fp32 products with it overflow."""
+
+RADIUS_MAX: Final = 2**30
+"""Half widths on screen end here, so that they fit into int32 and the square of an offset into fp32."""
+
 DEPTH_ALPHA_MIN: Final = 1e-10
 """Expected depth divides by max(alpha, this)."""
 

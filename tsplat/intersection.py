@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,100 +11,103 @@ from torch import Tensor
 from .backend import launchers
 from .checks import ArgumentError, ShapeError, check_absent, check_devices, check_size, check_tensor, check_tile_size
 from .config import DEFAULT_NUMERICS, Numerics
-from .rows import GaussianMajor, Pairs
+from .rows import GaussianMajor, Pairs, TileGrid
+
+
+def depth_order(radii: Tensor, depths: Tensor) -> Tensor:
+    """Rows front to back, ties by row, culled ones last. [R, 2], [R] -> [R] int64"""
+    return torch.where((radii > 0).all(-1), depths, torch.inf).argsort(stable=True)
 
 
 @torch.no_grad()
-def intersect(
+def list_pairs(
     means2d: Tensor,
     radii: Tensor,
-    depths: Tensor,
     conics: Tensor | None,
     opacities: Tensor | None,
+    order: Tensor,
     image_ids: Tensor | None,
+    grid: TileGrid,
+    band: tuple[int, int],
     *,
-    n_images: int,
-    tile_size: int,
-    tile_width: int,
-    tile_height: int,
     numerics: Numerics = DEFAULT_NUMERICS,
-    sort: bool = True,
     backend: str = "auto",
+    sort: bool = True,
+    admit: Callable[[int, int], None] | None = None,
 ) -> Pairs:
-    """Pairs of row and tile, ordered by tile, then depth, then row.
+    """Pairs of row and tile in a band of flat tile rows, ordered by tile, then depth, then row.
 
     Args:
-        means2d, radii, depths: [R, 2], [R, 2] int32, [R].
+        means2d, radii: [R, 2], [R, 2] int32.
         conics, opacities: [R, 3], [R] to test the ellipse on which alpha is 1/255; None to test mean +- radii.
+        order: [R] from :func:`depth_order`; emitted in this order, pairs need a stable sort by tile alone, whose keys
+            are int16 while they fit.
         image_ids: [R] int64, or None where rows are [I, R / I].
-        sort: Whether to sort at all; otherwise pairs come row by row.
-
-    Rows are brought into depth order first, so that a stable sort of the pairs by tile alone finishes the order; its
-    keys are int16 while they fit.
+        band: First and end flat tile row.
+        sort: Whether to sort by tile; otherwise pairs come row by row.
+        admit: Called with the numbers of items and of pairs before memory is taken for either; may raise.
     """
     launch = launchers(means2d.device, backend)
-    n_rows = depths.numel()
-    n_tiles = tile_width * tile_height
-    if n_rows >= 2**31 or n_images * n_tiles >= 2**31:
+    n_rows = order.numel()
+    if n_rows >= 2**31 or grid.n_tiles >= 2**31:
         raise ArgumentError(
-            f"means: {n_rows} projected Gaussians on {n_images} images of {n_tiles} tiles are more than 32-bit "
-            "indices hold; render fewer cameras at a time"
+            f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tile_width * grid.tile_height} "
+            "tiles are more than 32-bit indices hold; render fewer cameras at a time"
         )
-    if sort:
-        behind = torch.where((radii > 0).all(-1), depths, torch.inf)
-        order = behind.argsort(stable=True)
-    else:
-        order = torch.arange(n_rows, device=depths.device)
+    n_per_image = n_rows // max(grid.n_images, 1)
     ellipse = (means2d, radii, conics, opacities, order)
     first_rows, n_tile_rows = launch.tile_rows(
-        *ellipse, tile_size=tile_size, tile_height=tile_height, extend=numerics.extend
+        *ellipse,
+        image_ids,
+        n_per_image=n_per_image,
+        tile_size=grid.tile_size,
+        tile_height=grid.tile_height,
+        band=band,
+        extend=numerics.extend,
     )
-    row_starts = _exclusive_sum(n_tile_rows)
+    item_starts = _exclusive_sum(n_tile_rows)
+    n_items = int(item_starts[-1])
+    if admit:
+        admit(n_items, 0)
     parents, first_columns, n_columns = launch.tile_columns(
         *ellipse,
         first_rows,
-        row_starts,
-        int(row_starts[-1]),
-        tile_size=tile_size,
-        tile_width=tile_width,
+        item_starts,
+        n_items,
+        tile_size=grid.tile_size,
+        tile_width=grid.tile_width,
         extend=numerics.extend,
     )
-    column_starts = _exclusive_sum(n_columns)
-    short = n_images * n_tiles <= 2**16
-    key_bias = 2**15 if short else 0
+    slot_starts = _exclusive_sum(n_columns)
+    n_pairs = int(slot_starts[-1])
+    if admit:
+        admit(n_items, n_pairs)
+    first_tile, n_tiles = band[0] * grid.tile_width, (band[1] - band[0]) * grid.tile_width
+    short = n_tiles <= 2**16
+    key_bias = first_tile + (2**15 if short else 0)
     keys, rows = launch.tile_pairs(
         order,
         image_ids,
         first_rows,
-        row_starts,
+        item_starts,
         parents,
         first_columns,
-        column_starts,
-        int(column_starts[-1]),
-        n_per_image=n_rows // max(n_images, 1),
-        tile_width=tile_width,
-        tile_height=tile_height,
+        slot_starts,
+        n_pairs,
+        n_per_image=n_per_image,
+        tile_width=grid.tile_width,
+        tile_height=grid.tile_height,
         key_dtype=torch.int16 if short else torch.int32,
         key_bias=key_bias,
     )
-    segment_starts = column_starts[row_starts]
-    tiles_per_gauss = torch.empty(n_rows, dtype=torch.int32, device=order.device)
-    tiles_per_gauss[order] = segment_starts.diff().to(torch.int32)
+    slots = torch.arange(n_pairs, device=keys.device)
+    isect_offsets = slots[:0]
     if sort:
         keys, slots = keys.sort(stable=True)
         rows = rows[slots]
-    else:
-        slots = torch.arange(keys.numel(), device=keys.device)
-    bounds = torch.arange(n_images * n_tiles + 1, device=keys.device) - key_bias
-    return Pairs(
-        tile_width,
-        tile_height,
-        tiles_per_gauss,
-        keys.to(torch.int64) + key_bias,
-        rows,
-        torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32)) if sort else bounds[:0],
-        GaussianMajor(slots, segment_starts, order),
-    )
+        bounds = torch.arange(n_tiles + 1, device=keys.device) + (first_tile - key_bias)
+        isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32))
+    return Pairs(first_tile, isect_offsets, rows, GaussianMajor(slots, slot_starts, item_starts, order), keys, key_bias)
 
 
 def _exclusive_sum(counts: Tensor) -> Tensor:
@@ -111,12 +115,20 @@ def _exclusive_sum(counts: Tensor) -> Tensor:
     return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int64), (1, 0))
 
 
-def encode_ids(pairs: Pairs, depths: Tensor) -> Tensor:
+def count_tiles(order: GaussianMajor) -> Tensor:
+    """Pairs of each row, [R] int32."""
+    counts = torch.empty(order.item_rows.numel(), dtype=torch.int32, device=order.slots.device)
+    counts[order.item_rows] = order.slot_starts[order.item_starts].diff().to(torch.int32)
+    return counts
+
+
+def encode_ids(pairs: Pairs, depths: Tensor, grid: TileGrid) -> Tensor:
     """gsplat's 64-bit ids: image | tile | depth as fp32 bits, 32 of them for the depth. [M] int64"""
-    n_tiles = pairs.tile_width * pairs.tile_height
-    image, tile = pairs.tile_ids // n_tiles, pairs.tile_ids % n_tiles
+    assert pairs.keys is not None
+    n_tiles = grid.tile_width * grid.tile_height
+    tile_ids = pairs.keys.to(torch.int64) + pairs.key_bias
     bits = depths.detach().to(torch.float32)[pairs.flatten_ids].view(torch.int32).to(torch.int64)
-    return (image << (32 + _tile_bits(n_tiles))) | (tile << 32) | bits
+    return (tile_ids // n_tiles << (32 + _tile_bits(n_tiles))) | (tile_ids % n_tiles << 32) | bits
 
 
 def _tile_bits(n_tiles: int) -> int:
@@ -186,21 +198,23 @@ def isect_tiles(
             raise ArgumentError("image_ids: needed with n_images where packed is True")
     else:
         n_images, image_ids = math.prod(depths.shape[:-1]), None
-    pairs = intersect(
+    radii, depths_flat = radii.reshape(-1, 2).contiguous(), depths.reshape(-1).contiguous()
+    order = depth_order(radii, depths_flat) if sort else torch.arange(depths_flat.numel(), device=depths.device)
+    grid = TileGrid(n_images, tile_size, tile_width, tile_height)
+    pairs = list_pairs(
         means2d.reshape(-1, 2).contiguous(),
-        radii.reshape(-1, 2).contiguous(),
-        depths.reshape(-1).contiguous(),
+        radii,
         None if conics is None else conics.reshape(-1, 3).contiguous(),
         None if opacities is None else opacities.reshape(-1).contiguous(),
+        order,
         image_ids,
-        n_images=n_images,
-        tile_size=tile_size,
-        tile_width=tile_width,
-        tile_height=tile_height,
-        sort=sort,
+        grid,
+        (0, grid.n_tile_rows),
         backend=backend,
+        sort=sort,
     )
-    return pairs.tiles_per_gauss.view(depths.shape), encode_ids(pairs, depths.reshape(-1)), pairs.flatten_ids
+    assert pairs.gaussian_major is not None
+    return count_tiles(pairs.gaussian_major).view(depths.shape), encode_ids(pairs, depths_flat, grid), pairs.flatten_ids
 
 
 def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_height: int) -> Tensor:

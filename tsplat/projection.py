@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .autograd import differentiable_once
 from .backend import full_precision, launchers
 from .checks import (
     check_absent,
@@ -50,6 +50,7 @@ class _Project(torch.autograd.Function):
         opacities: Tensor | None,
         viewmats: Tensor,
         Ks: Tensor,
+        sound: Tensor | None,
         settings: ProjectionSettings,
     ) -> tuple[Tensor | None, ...]:
         with full_precision(means.device):
@@ -61,6 +62,7 @@ class _Project(torch.autograd.Function):
                 opacities,
                 viewmats,
                 Ks,
+                sound,
                 width=settings.width,
                 height=settings.height,
                 eps2d=settings.eps2d,
@@ -78,9 +80,8 @@ class _Project(torch.autograd.Function):
         return tuple(rows)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *v_rows: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+    @differentiable_once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], *v_rows: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: ProjectionSettings = ctx.settings
         v_means2d, v_depths, v_conics, v_compensations, v_opacities = (
             None if v is None else v.contiguous() for v in v_rows[2:]
@@ -100,7 +101,7 @@ class _Project(torch.autograd.Function):
                 numerics=settings.numerics,
                 needs_viewmats=ctx.needs_input_grad[5],
             )
-        return (*grads, None, None)
+        return (*grads, None, None, None)
 
 
 def project(
@@ -111,6 +112,7 @@ def project(
     opacities: Tensor | None,
     viewmats: Tensor,
     Ks: Tensor,
+    sound: Tensor | None,
     settings: ProjectionSettings,
 ) -> Rows:
     """Projects B scenes of N Gaussians by C cameras each.
@@ -119,8 +121,9 @@ def project(
         means, quats, scales, covars, opacities: [B, N, 3], [B, N, 4], [B, N, 3], [B, N, 6], [B, N], world frame, after
             activation; either quats and scales or covars.
         viewmats, Ks: [B, C, 4, 4], [B, C, 3, 3].
+        sound: [B, N] bool, false for Gaussians to cull, or None.
     """
-    inputs = (means, quats, scales, covars, opacities, viewmats, Ks)
+    inputs = (means, quats, scales, covars, opacities, viewmats, Ks, sound)
     contiguous = (None if t is None else t.contiguous() for t in inputs)
     rows = _Project.apply(*contiguous, settings)  # type: ignore[no-untyped-call]
     return Rows(viewmats.shape[1], means.shape[1], *rows)
@@ -194,6 +197,7 @@ def fully_fused_projection(
         None if opacities is None else flatten_batch(opacities.detach(), len(batch), dtype),
         flatten_batch(viewmats, len(batch), dtype),
         flatten_batch(Ks, len(batch), dtype),
+        None,
         ProjectionSettings(
             width=width,
             height=height,

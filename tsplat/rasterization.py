@@ -12,11 +12,13 @@ from . import checks
 from .backend import BACKENDS, Backend, full_precision
 from .checks import RollingShutterType
 from .compositing import CompositingSettings, composite
-from .config import DEPTH_ALPHA_MIN, NumericsName
-from .intersection import encode_ids, intersect, narrow_offsets
+from .config import DEPTH_ALPHA_MIN, MAGNITUDE_MAX, NumericsName
+from .intersection import count_tiles, depth_order, encode_ids, list_pairs, narrow_offsets
+from .memory import Bands
 from .projection import ProjectionSettings, project
-from .rows import flatten_batch, gather_rows
+from .rows import TileGrid, flatten_batch
 from .spherical_harmonics import shade
+from .validation import VALIDATE, Validate, complain, explain_sizes, find_sound, hide_unsound_cameras
 
 
 def rasterization(
@@ -57,6 +59,8 @@ def rasterization(
     *,
     backend: Backend = "auto",
     numerics: NumericsName = "gsplat-1.5",
+    validate: Validate = "cull",
+    memory_budget: int | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023); a drop-in for gsplat 1.5.3's.
 
@@ -65,11 +69,11 @@ def rasterization(
 
     Args:
         means: [..., N, 3] centres, world frame.
-        quats: [..., N, 4] rotations wxyz, any norm but zero.
+        quats: [..., N, 4] rotations wxyz, any norm above 1e-12.
         scales: [..., N, 3] standard deviations along the rotated axes, after exp.
         opacities: [..., N] after sigmoid, in [0, 1].
         colors: [..., N, D] or per camera [..., C, N, D], any D >= 1; or, with ``sh_degree``, spherical harmonics
-            coefficients [..., N, K, 3] or [..., C, N, K, 3].
+            coefficients [..., N, K, 3] or [..., C, N, K, 3]. Half precision is read as it is, without a copy.
         viewmats: [..., C, 4, 4] world to camera; cameras look along +z, x right, y down.
         Ks: [..., C, 3, 3] intrinsics in pixels; pixel centres lie at +0.5. Not differentiable.
         width, height: Image size in pixels.
@@ -91,6 +95,13 @@ def rasterization(
         backend: ``"triton"`` kernels on a GPU, ``"torch"`` vectorised on any device, ``"reference"`` dense and slow;
             ``"auto"`` takes the fastest that runs.
         numerics: Whose constants to follow: ``"gsplat-1.5"``, ``"gsplat-1.6"`` or ``"inria"``.
+        validate: What to do about Gaussians that cannot be drawn: those with a number that is not finite or beyond
+            1e12, or a quaternion below 1e-12. ``"cull"`` leaves them out, with gradients of exactly zero, and counts
+            them; a camera with such numbers, or that maps all to one place, sees nothing. ``"error"`` raises for both,
+            and for negative scales, opacities outside [0, 1], and scales far larger than the scene. ``"off"`` does not
+            look; such numbers may then reach the pixels they touch.
+        memory_budget: Bytes that pairs of Gaussian and tile may take, in either pass; by default 80 % of what is free
+            on the device. Where more would be needed, the picture is made in bands of tile rows, to the same bits.
         sparse_grad, distributed, camera_model, segmented, with_ut, with_eval3d, radial_coeffs, tangential_coeffs,
             thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are there.
 
@@ -100,7 +111,11 @@ def rasterization(
         [..., C, N, 2] int32, ``means2d``, ``depths``, ``conics``, ``opacities`` (compensated), ``tile_width``,
         ``tile_height``, ``tiles_per_gauss``, ``isect_ids``, ``flatten_ids``, ``isect_offsets`` [..., C, tile_height,
         tile_width], ``width``, ``height``, ``tile_size``, ``n_batches``, ``n_cameras``. Entries of culled Gaussians are
-        zero. ``backend="reference"`` is never packed and has no tiles, so no keys that speak of tiles.
+        zero. Beyond gsplat's keys, ``n_invalid`` int64 [], how many Gaussians ``validate`` left out, or None; and
+        ``memory``, a dictionary: ``pairs`` listed, ``bands``, ``peak_bytes`` that pairs took at a time, and ``budget``,
+        None where too little was needed to ask. Several bands leave no lists of pairs: ``tiles_per_gauss``,
+        ``isect_ids``, ``flatten_ids`` and ``isect_offsets`` are None. ``backend="reference"`` is never packed and has
+        no tiles, so no keys that speak of tiles or memory.
 
         Differentiable with respect to means, quats, scales, covars, opacities, colors, viewmats and backgrounds, from
         the images and from the differentiable entries of ``meta``; ``meta["means2d"].retain_grad()`` works.
@@ -109,6 +124,8 @@ def rasterization(
         ArgumentError: A shape, element type, device or value that has no meaning.
         NotImplementedError: An option, named, that is not implemented; or ``Ks`` that require a gradient.
         BackendError: ``backend="triton"`` where it cannot run.
+        InvalidValueError: ``validate="error"``, and there are values that cannot be drawn.
+        MemoryBudgetError: Not even one row of tiles fits into the budget; the message says what the likely cause is.
     """
     checks.check_absent(
         {
@@ -129,10 +146,13 @@ def rasterization(
     checks.check_choice("render_mode", render_mode, checks.RENDER_MODES)
     checks.check_choice("rasterize_mode", rasterize_mode, checks.RASTERIZE_MODES)
     checks.check_choice("backend", backend, BACKENDS)
+    checks.check_choice("validate", validate, VALIDATE)
     checks.check_tile_size(tile_size)
     checks.check_size("width", width)
     checks.check_size("height", height)
     checks.check_size("channel_chunk", channel_chunk)
+    if memory_budget is not None:
+        checks.check_size("memory_budget", memory_budget)
     preset = checks.check_numerics(numerics)
     batch, n_gaussians, n_cameras = checks.check_scene(means, quats, scales, covars, (3, 3), opacities, viewmats, Ks)
     channels = checks.check_colors(colors, sh_degree, batch, n_cameras, n_gaussians)
@@ -141,8 +161,26 @@ def rasterization(
             "backgrounds", backgrounds, [*batch, n_cameras, channels], "[..., C, D] as viewmats and colors"
         )
     checks.check_devices(dict(means=means, colors=colors, backgrounds=backgrounds))
+    per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
+    upper = None
+    if covars is not None:
+        quats = scales = None
+        upper = covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)]
+    if validate == "error":
+        complain(
+            means,
+            quats,
+            scales,
+            upper,
+            opacities,
+            colors,
+            viewmats,
+            Ks,
+            per_camera=per_camera,
+            sh=sh_degree is not None,
+        )
     if backend == "reference":
-        checks.check_absent({"absgrad": (absgrad, False)})
+        checks.check_absent({"absgrad": (absgrad, False), "memory_budget": (memory_budget, None)})
         return _by_reference(
             (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, covars),
             width=width,
@@ -155,34 +193,38 @@ def rasterization(
             render_mode=render_mode,
             rasterize_mode=rasterize_mode,
             numerics=preset,
+            cull=validate != "off",
         )
-    if covars is not None:
-        quats = scales = None
-        covars = covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)]
     dtype = checks.compute_dtype(means, quats, scales, covars, opacities, colors, viewmats, Ks, backgrounds)
-    # From here on batch dimensions are one, [B, ...].
-    means, opacities, colors = (flatten_batch(tensor, len(batch), dtype) for tensor in (means, opacities, colors))
+    # From here on batch dimensions are one, [B, ...]. Colours keep their type: half precision is read as it is.
+    means, opacities = (flatten_batch(tensor, len(batch), dtype) for tensor in (means, opacities))
+    colors = flatten_batch(colors, len(batch), colors.dtype)
     viewmats, Ks = (flatten_batch(tensor, len(batch), dtype) for tensor in (viewmats, Ks))
-    quats, scales, covars = (flatten_batch(tensor, len(batch), dtype) for tensor in (quats, scales, covars))
+    quats, scales, upper = (flatten_batch(tensor, len(batch), dtype) for tensor in (quats, scales, upper))
     backgrounds = flatten_batch(backgrounds, len(batch), dtype)
-    n_images = viewmats.shape[0] * n_cameras
-    tile_width, tile_height = -(-width // tile_size), -(-height // tile_size)
+    grid = TileGrid(viewmats.shape[0] * n_cameras, tile_size, -(-width // tile_size), -(-height // tile_size))
 
     with full_precision(means.device):
+        sound = None
+        if validate != "off":
+            sound = find_sound(means, quats, scales, upper, opacities, colors, per_camera=per_camera, backend=backend)
+            viewmats, Ks = hide_unsound_cameras(viewmats, Ks)
+
         rows = project(
             means,
             quats,
             scales,
-            covars,
+            upper,
             opacities,
             viewmats,
             Ks,
+            sound,
             ProjectionSettings(
                 width=width,
                 height=height,
                 eps2d=eps2d,
                 near_plane=max(near_plane, preset.near_min),
-                far_plane=far_plane,
+                far_plane=min(far_plane, MAGNITUDE_MAX),
                 radius_clip=radius_clip,
                 compensate=rasterize_mode == "antialiased",
                 packed=packed,
@@ -191,88 +233,104 @@ def rasterization(
             ),
         )
         batch_ids, camera_ids, gaussian_ids = rows.indices()
-        assert rows.opacities is not None
+        opacities2d = rows.opacities
+        assert opacities2d is not None
 
-        depths = rows.depths[:, None]
-        if render_mode in ("D", "ED"):
-            features = depths
-        elif sh_degree is not None:
-            features = shade(means, colors, viewmats, rows, sh_degree, preset, backend)
-        else:
-            features = gather_rows(colors, rows, per_camera=colors.dim() == 4)
-        if render_mode in ("RGB+D", "RGB+ED"):
-            features = torch.cat([features, depths], -1)
+        features: Tensor | None = None
+        feature_ids: Tensor | None = None
+        if "RGB" in render_mode:
+            if sh_degree is not None:
+                features = shade(means, colors, viewmats, rows, sh_degree, preset, backend)
+            else:
+                features, feature_ids = colors.flatten(0, -2), rows.color_ids(per_camera=per_camera)
+        depths = rows.depths if "D" in render_mode else None
         if backgrounds is not None:
-            backgrounds = backgrounds.flatten(0, 1)
-            if render_mode != "RGB":
-                backgrounds = torch.nn.functional.pad(backgrounds[:, : features.shape[-1] - 1], (0, 1))
+            backgrounds = backgrounds.flatten(0, 1) if features is not None else None
 
-        pairs = intersect(
-            rows.means2d,
-            rows.radii,
-            rows.depths,
-            rows.conics,
-            rows.opacities,
-            None if rows.row_ids is None else rows.row_ids // max(n_gaussians, 1),
-            n_images=n_images,
+        order = depth_order(rows.radii, rows.depths)
+        settings = CompositingSettings(
+            width=width,
+            height=height,
             tile_size=tile_size,
-            tile_width=tile_width,
-            tile_height=tile_height,
+            channel_chunk=channel_chunk,
+            absgrad=absgrad,
             numerics=preset,
             backend=backend,
         )
+        bands = Bands(
+            lambda band, admit: list_pairs(
+                rows.means2d.detach(),
+                rows.radii,
+                rows.conics.detach(),
+                opacities2d.detach(),
+                order,
+                rows.image_ids(),
+                grid,
+                band,
+                numerics=preset,
+                backend=backend,
+                admit=admit,
+            ),
+            grid,
+            means.device,
+            memory_budget,
+            settings.pair_bytes((0 if features is None else features.shape[-1]) + (depths is not None), dtype),
+            lambda: explain_sizes(means, scales, upper),
+        )
 
         # The caller's rows: one dimension if packed, otherwise the dimensions they came with.
-        grid: tuple[int, ...] = (rows.depths.numel(),) if packed else (*batch, n_cameras, n_gaussians)
-        means2d = rows.means2d.view(*grid, 2)
+        shape: tuple[int, ...] = (rows.depths.numel(),) if packed else (*batch, n_cameras, n_gaussians)
+        means2d = rows.means2d.view(*shape, 2)
         render_colors, render_alphas = composite(
             means2d,
             rows.conics,
-            rows.opacities,
+            opacities2d,
             features,
+            feature_ids,
+            depths,
             backgrounds,
             None,
-            pairs.isect_offsets,
-            pairs.flatten_ids,
-            pairs.gaussian_major,
-            CompositingSettings(
-                width=width,
-                height=height,
-                tile_size=tile_size,
-                channel_chunk=channel_chunk,
-                absgrad=absgrad,
-                numerics=preset,
-                backend=backend,
-            ),
+            grid.n_images,
+            bands,
+            settings,
         )
         size = (*batch, n_cameras, height, width)
-        render_colors, render_alphas = render_colors.view(*size, features.shape[-1]), render_alphas.view(*size, 1)
+        render_colors = render_colors.view(*size, render_colors.shape[-1])
+        render_alphas = render_alphas.view(*size, 1)
         if render_mode in ("ED", "RGB+ED"):
             expected = render_colors[..., -1:] / render_alphas.clamp_min(DEPTH_ALPHA_MIN)
             render_colors = torch.cat([render_colors[..., :-1], expected], -1)
 
+    pairs = bands.whole
+    tile_counts = isect_ids = isect_offsets = None
+    if pairs is not None and pairs.gaussian_major is not None:
+        tile_counts = count_tiles(pairs.gaussian_major).view(shape)
+        isect_ids = encode_ids(pairs, rows.depths, grid)
+        isect_offsets = narrow_offsets(pairs.isect_offsets[:-1], pairs.flatten_ids.numel()).view(
+            *batch, n_cameras, grid.tile_height, grid.tile_width
+        )
     meta = {
         "batch_ids": batch_ids,
         "camera_ids": camera_ids,
         "gaussian_ids": gaussian_ids,
-        "radii": rows.radii.view(*grid, 2),
+        "radii": rows.radii.view(*shape, 2),
         "means2d": means2d,
-        "depths": rows.depths.view(grid),
-        "conics": rows.conics.view(*grid, 3),
-        "opacities": rows.opacities.view(grid),
-        "tile_width": tile_width,
-        "tile_height": tile_height,
-        "tiles_per_gauss": pairs.tiles_per_gauss.view(grid),
-        "isect_ids": encode_ids(pairs, rows.depths),
-        "flatten_ids": pairs.flatten_ids,
-        "isect_offsets": narrow_offsets(pairs.isect_offsets[:-1], pairs.flatten_ids.numel()).view(
-            *batch, n_cameras, tile_height, tile_width
-        ),
+        "depths": rows.depths.view(shape),
+        "conics": rows.conics.view(*shape, 3),
+        "opacities": opacities2d.view(shape),
+        "tile_width": grid.tile_width,
+        "tile_height": grid.tile_height,
+        "tiles_per_gauss": tile_counts,
+        "isect_ids": isect_ids,
+        "flatten_ids": None if pairs is None else pairs.flatten_ids,
+        "isect_offsets": isect_offsets,
         "width": width,
         "height": height,
         "tile_size": tile_size,
         "n_batches": means.shape[0],
         "n_cameras": n_cameras,
+        "n_invalid": None if sound is None else (~sound).sum(),
+        "memory": bands.figures(),
     }
     return render_colors, render_alphas, meta
 
@@ -300,5 +358,6 @@ def _by_reference(tensors: tuple[Tensor | None, ...], **settings: Any) -> tuple[
         "height": settings["height"],
         "n_batches": math.prod(scene["means"].shape[:-2]),
         "n_cameras": scene["viewmats"].shape[-3],
+        "n_invalid": None if truth.sound is None else (~truth.sound).sum(),
     }
     return truth.colors, truth.alphas, meta

@@ -21,6 +21,9 @@ from .config import (
     DEFAULT_NUMERICS,
     DEPTH_ALPHA_MIN,
     FOV_MARGIN,
+    MAGNITUDE_MAX,
+    QUAT_NORM_MIN,
+    RADIUS_MAX,
     TRANSMITTANCE_MIN,
     Numerics,
 )
@@ -120,6 +123,7 @@ def project(
     eps2d: float = 0.3,
     compensate: bool = False,
     numerics: Numerics = DEFAULT_NUMERICS,
+    shown: Tensor | None = None,
     visible: Tensor | None = None,
 ) -> Projection:
     """EWA projection of every Gaussian by every camera; what is culled is zero.
@@ -127,6 +131,7 @@ def project(
     Args:
         means, covars, opacities: [..., N, 3], [..., N, 3, 3], [..., N] or None.
         viewmats, Ks: [..., C, 4, 4], [..., C, 3, 3].
+        shown: [..., C, N], false for what is culled whatever its numbers.
         visible: [..., C, N], a decision to take over.
     """
     rotation = viewmats[..., None, :3, :3]
@@ -183,7 +188,7 @@ def project(
         largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
         half = (extend * largest.clamp_min(0).sqrt())[..., None].expand(*det.shape, 2)
     half = half.detach()
-    radius = half.ceil()
+    radius = half.ceil().clamp_max(RADIUS_MAX)
     seen = seen & (radius > radius_clip).any(-1)
     size = torch.tensor([width, height], dtype=means.dtype, device=means.device)
     seen = seen & ((means2d + radius > 0) & (means2d - radius < size)).all(-1)
@@ -194,13 +199,15 @@ def project(
     margin = torch.minimum(margin, steps.amin((0, -1)))
     seen = seen & means2d.isfinite().all(-1) & conics.isfinite().all(-1)
 
+    if shown is not None:
+        seen = seen & shown
     if visible is not None:
         seen = visible
 
     def keep(values: Tensor) -> Tensor:
         return torch.where(seen[..., *[None] * (values.dim() - seen.dim())], values, torch.zeros_like(values))
 
-    radii = keep(radius.nan_to_num().clamp(0, 2**30)).to(torch.int32)
+    radii = keep(radius.nan_to_num()).to(torch.int32)
     return Projection(
         seen, radii, keep(means2d), keep(z), keep(conics), keep(compensations), keep(rows_opacities), margin
     )
@@ -331,7 +338,7 @@ def composite(
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """`colors` [..., C, H, W, X], `alphas` [..., C, H, W, 1], and how they came about."""
+    """`colors` [..., C, H, W, X], `alphas` [..., C, H, W, 1], and how they came about; `sound` [..., N] or None."""
 
     colors: Tensor
     alphas: Tensor
@@ -340,6 +347,7 @@ class Truth:
     weights: Tensor
     decisions: Decisions
     margins: Margins
+    sound: Tensor | None
 
 
 def rasterize(
@@ -363,19 +371,47 @@ def rasterize(
     rasterize_mode: str = "classic",
     covars: Tensor | None = None,
     numerics: Numerics = DEFAULT_NUMERICS,
+    cull: bool = False,
     decisions: Decisions | None = None,
 ) -> Truth:
     """The whole of `tsplat.rasterization`, with the same meaning of every argument.
 
-    `decisions` replaces the truth's own, and gradients then flow as that run's would.
+    `cull` leaves out Gaussians and cameras with numbers that cannot be drawn. `decisions` replaces the truth's own, and
+    gradients then flow as that run's would.
     """
     decided = decisions or Decisions()
+    batch, n_cameras = viewmats.shape[:-3], viewmats.shape[-3]
+    n_gaussians = means.shape[-2]
+    per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
+    if covars is not None:
+        quats = scales = None
+    sound = shown = None
+    if cull:
+        sound = torch.ones_like(opacities, dtype=torch.bool)
+        for tensor, own_dims in ((means, 1), (quats, 1), (scales, 1), (covars, 2), (opacities, 0)):
+            if tensor is not None:
+                sound = sound & _within(tensor, own_dims)
+        own_colors = _within(colors, 1 if sh_degree is None else 2)
+        sound = sound & (own_colors.all(-2) if per_camera else own_colors)
+        if quats is not None:
+            sound = sound & (quats.square().sum(-1) >= QUAT_NORM_MIN**2)
+        seeing = _within(viewmats, 2) & _within(Ks, 2) & (Ks[..., (0, 1), (0, 1)].abs() >= 1e-12).all(-1)
+        seeing = seeing & (torch.linalg.det(viewmats[..., :3, :3].nan_to_num()).abs() >= 1e-12)
+        shown = sound[..., None, :] & seeing[..., :, None]
+        # What cannot be drawn is replaced by what could be, so that nothing flows to it, and not shown.
+        means, opacities = _replace(means, sound), _replace(opacities, sound)
+        quats, scales, covars = (None if t is None else _replace(t, sound) for t in (quats, scales, covars))
+        colors = _replace(colors, sound[..., None, :].expand(colors.shape[: len(batch) + 2]) if per_camera else sound)
+        identity = torch.eye(4, dtype=means.dtype, device=means.device)
+        viewmats = torch.where(seeing[..., None, None], viewmats, identity)
+        Ks = torch.where(seeing[..., None, None], Ks, identity[:3, :3])
     if covars is None:
         assert quats is not None and scales is not None
         covars = covariances(quats, scales)
     else:
         # Only the upper triangle is read, as in gsplat.
         covars = covars.triu() + covars.triu(1).transpose(-1, -2)
+
     projection = project(
         means,
         covars,
@@ -385,18 +421,16 @@ def rasterize(
         width,
         height,
         near_plane=near_plane,
-        far_plane=far_plane,
+        far_plane=min(far_plane, MAGNITUDE_MAX),
         radius_clip=radius_clip,
         eps2d=eps2d,
         compensate=rasterize_mode == "antialiased",
         numerics=numerics,
+        shown=shown,
         visible=decided.visible,
     )
     visible, depths = projection.visible, projection.depths
-    batch, n_cameras = viewmats.shape[:-3], viewmats.shape[-3]
-    n_gaussians = means.shape[-2]
 
-    per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
     shaded = colors if per_camera else colors.unsqueeze(len(batch))
     if sh_degree is not None:
         directions = means[..., None, :, :] - camera_centres(viewmats, numerics)[..., None, :]
@@ -448,4 +482,16 @@ def rasterize(
             picture.stop_margin,
             picture.clamp_margin,
         ),
+        sound,
     )
+
+
+def _within(tensor: Tensor, own_dims: int) -> Tensor:
+    """Rows of `own_dims` trailing dimensions whose numbers are all finite and of a size that fp32 can work with."""
+    within = tensor.abs() <= MAGNITUDE_MAX
+    return within.flatten(within.dim() - own_dims).all(-1) if own_dims else within
+
+
+def _replace(tensor: Tensor, sound: Tensor) -> Tensor:
+    """Ones in the rows that are not sound."""
+    return torch.where(sound[..., *[None] * (tensor.dim() - sound.dim())], tensor, torch.ones_like(tensor))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,41 +47,87 @@ class Rows:
         image_ids = self.row_ids // n_gaussians
         return image_ids // self.n_cameras, image_ids % self.n_cameras, self.row_ids % n_gaussians
 
+    def image_ids(self) -> Tensor | None:
+        """Image of each packed row, [nnz] int64; None where rows are [I, N]."""
+        return None if self.row_ids is None else self.row_ids // max(self.n_gaussians, 1)
+
+    def color_ids(self, *, per_camera: bool) -> Tensor | None:
+        """Which of colours [B N, D], or [B C N, D] per camera, each row has; None where it is its own index."""
+        if per_camera:
+            return self.row_ids
+        row_ids = self.row_ids
+        if row_ids is None:
+            row_ids = torch.arange(self.depths.numel(), device=self.depths.device)
+        if self.n_cameras == 1 and self.row_ids is None:
+            return None
+        n_gaussians = max(self.n_gaussians, 1)
+        return row_ids // (self.n_cameras * n_gaussians) * n_gaussians + row_ids % n_gaussians
+
 
 class GaussianMajor(NamedTuple):
-    """Another order of the pairs, in which those of one row are neighbours, each in a *slot*.
+    """Another order of the pairs: row by row, and within a row by *item*, a row in one tile row of its image.
 
     Attributes:
-        slots: [M] int64, slot of each pair.
-        segment_starts, segment_rows: [R + 1] and [R] int64: slots segment_starts[i] to segment_starts[i + 1] belong to
-            the row segment_rows[i]; every row occurs once.
+        slots: [M] int64, place of each pair in this order.
+        slot_starts: [items + 1] int64, where each item's slots begin, and M.
+        item_starts, item_rows: [R + 1] int64 and [R]: items item_starts[i] to item_starts[i + 1] belong to the row
+            item_rows[i]; every row occurs once.
     """
 
     slots: Tensor
-    segment_starts: Tensor
-    segment_rows: Tensor
+    slot_starts: Tensor
+    item_starts: Tensor
+    item_rows: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class TileGrid:
+    """Tiles of I images: flat tile rows are [I, tile_height], flat tiles [I, tile_height, tile_width]."""
+
+    n_images: int
+    tile_size: int
+    tile_width: int
+    tile_height: int
+
+    @property
+    def n_tile_rows(self) -> int:
+        return self.n_images * self.tile_height
+
+    @property
+    def n_tiles(self) -> int:
+        return self.n_tile_rows * self.tile_width
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Rows and the tiles they touch, M pairs in all, tile by tile and front to back.
+    """Rows and the tiles they touch in a band of flat tile rows: M pairs, tile by tile and front to back.
 
     Attributes:
-        tile_width, tile_height: Tiles per image row and column.
-        tiles_per_gauss: [R] int32, pairs of each row.
-        tile_ids: [M] int64, image x tile of each pair.
+        first_tile: Flat index of the band's first tile.
+        isect_offsets: [tiles of the band + 1] int64, where each tile's pairs begin, and M.
         flatten_ids: [M] int32, row of each pair.
-        isect_offsets: [I * tiles + 1] int64, where each tile's pairs begin, and M.
-        gaussian_major: The same pairs row by row.
+        gaussian_major: The same pairs row by row; None where only the backward pass would need it, and can work it out.
+        keys: [M] the flat tile of each pair less `key_bias`, or None where only the offsets are known.
     """
 
-    tile_width: int
-    tile_height: int
-    tiles_per_gauss: Tensor
-    tile_ids: Tensor
-    flatten_ids: Tensor
+    first_tile: int
     isect_offsets: Tensor
-    gaussian_major: GaussianMajor
+    flatten_ids: Tensor
+    gaussian_major: GaussianMajor | None
+    keys: Tensor | None = None
+    key_bias: int = 0
+
+
+def sum_rows(values: Tensor, ids: Tensor, n: int) -> Tensor:
+    """Sums of the rows of values [R, ...] that share an id, [n, ...]; in the order of rows, so that bits repeat.
+
+    `index_add_` and its like would add in any order where they run in parallel.
+    """
+    ids, order = ids.sort(stable=True)
+    bounds = torch.searchsorted(ids, torch.arange(n + 1, device=ids.device))
+    flat = values[..., None].flatten(1)[order]
+    sums = torch.segment_reduce(flat, "sum", lengths=bounds.diff(), axis=0, unsafe=True)
+    return sums.view(n, *values.shape[1:])
 
 
 @overload
@@ -94,37 +139,3 @@ def flatten_batch(tensor: Tensor | None, n_batch_dims: int, dtype: torch.dtype) 
     if tensor is None:
         return None
     return tensor.to(dtype).reshape(math.prod(tensor.shape[:n_batch_dims]), *tensor.shape[n_batch_dims:])
-
-
-class _GatherRows(torch.autograd.Function):
-    """values[index], whose backward pass sums in a fixed order."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor, unique: bool) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.size, ctx.unique = values.shape, unique
-        return values[index]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, v_rows: Tensor) -> tuple[Tensor, None, None]:
-        (index,) = ctx.saved_tensors
-        v_values = v_rows.new_zeros(ctx.size)
-        v_values.index_put_((index,), v_rows, accumulate=not ctx.unique)
-        return v_values, None, None
-
-
-def gather_rows(values: Tensor, rows: Rows, per_camera: bool) -> Tensor:
-    """What belongs to Gaussians [B, N, D], or to pairs of camera and Gaussian [B, C, N, D], brought to rows [R, D]."""
-    channels = values.shape[-1]
-    if rows.row_ids is None:
-        if not per_camera:
-            values = values[:, None].expand(-1, rows.n_cameras, -1, -1)
-        return values.reshape(rows.depths.numel(), channels)
-    index = rows.row_ids
-    if not per_camera:
-        index = index // (rows.n_cameras * rows.n_gaussians) * rows.n_gaussians + index % rows.n_gaussians
-    gathered: Tensor = _GatherRows.apply(  # type: ignore[no-untyped-call]
-        values.reshape(-1, channels), index, per_camera or rows.n_cameras == 1
-    )
-    return gathered

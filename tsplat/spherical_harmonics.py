@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .autograd import differentiable_once
 from .backend import full_precision, launchers
 from .checks import check_devices, check_sh_degree, check_tensor, compute_dtype
 from .config import Numerics
@@ -36,9 +36,8 @@ class _SphericalHarmonics(torch.autograd.Function):
         return colors
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, v_colors: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+    @differentiable_once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v_colors: Tensor) -> tuple[Tensor | None, ...]:
         with full_precision(v_colors.device):
             grads = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
                 *saved, v_colors.contiguous(), degree=ctx.degree, needs_centres=ctx.needs_input_grad[1]
@@ -70,7 +69,8 @@ def evaluate(
     """Sum of basis times coefficients for each row, seen from the camera centre; zero for culled rows. [R, 3]
 
     Args:
-        means, centres, coeffs: [B, N, 3], [B, C, 3], [B, N, K, 3].
+        means, centres: [B, N, 3], [B, C, 3].
+        coeffs: [B, N, K, 3] of any float type, read as they are.
         row_ids: [R] int64 flat index into [B, C, N], or None where there is a row for each.
         radii: [R, 2] int32, zero where culled, or None where nothing is.
     """
@@ -93,7 +93,7 @@ def shade(
 
     Args:
         means, viewmats: [B, N, 3], [B, C, 4, 4].
-        coeffs: [B, N, K, 3], or per camera [B, C, N, K, 3].
+        coeffs: [B, N, K, 3], or per camera [B, C, N, K, 3], of any float type.
     """
     centres = camera_centres(viewmats, numerics)
     if coeffs.dim() == 5:
@@ -140,7 +140,7 @@ def spherical_harmonics(
     colors = evaluate(
         dirs.to(dtype).reshape(1, n, 3),
         torch.zeros(1, 1, 3, dtype=dtype, device=dirs.device),
-        coeffs.to(dtype).reshape(1, n, coeffs.shape[-2], 3),
+        coeffs.reshape(1, n, coeffs.shape[-2], 3),
         None,
         radii,
         degrees_to_use,

@@ -43,25 +43,40 @@ def _pack(means2d: Tensor, conics: Tensor, opacities: Tensor, numerics: Numerics
 
 @dataclasses.dataclass(frozen=True)
 class _Tile:
-    """A tile that has pairs; `pixels` are the slices of its rows and columns in image `image`."""
+    """A tile's image, the slices of its rows and columns there, and its pairs."""
 
-    index: int
     image: int
     pixels: tuple[slice, slice]
     start: int
     end: int
 
 
-def _tiles(isect_offsets: Tensor, width: int, height: int, tile_size: int, shown: list[bool] | None) -> Iterator[_Tile]:
+def _tiles(
+    isect_offsets: Tensor, first_tile: int, width: int, height: int, tile_size: int, shown: list[bool] | None
+) -> Iterator[_Tile]:
+    """The tiles of a range; those not shown have no pairs."""
     tile_width, tile_height = -(-width // tile_size), -(-height // tile_size)
-    offsets = isect_offsets.tolist()
-    for index, (start, end) in enumerate(itertools.pairwise(offsets)):
-        if start == end or (shown is not None and not shown[index]):
-            continue
+    for index, (start, end) in enumerate(itertools.pairwise(isect_offsets.tolist()), start=first_tile):
         image, tile = divmod(index, tile_width * tile_height)
         top, left = (tile // tile_width) * tile_size, (tile % tile_width) * tile_size
         pixels = slice(top, min(top + tile_size, height)), slice(left, min(left + tile_size, width))
-        yield _Tile(index, image, pixels, start, end)
+        yield _Tile(image, pixels, start, end if shown is None or shown[index] else start)
+
+
+class _Features:
+    """Colours as they are, and depths behind them; blocks of rows become [channels, K] in the compute dtype."""
+
+    def __init__(self, colors: Tensor | None, depths: Tensor | None, dtype: torch.dtype) -> None:
+        self._parts = []
+        if colors is not None:
+            self._parts.append(colors.T.contiguous())
+        if depths is not None:
+            self._parts.append(depths[None])
+        self._dtype = dtype
+
+    def take(self, rows: Tensor) -> Tensor:
+        parts = [part.index_select(1, rows).to(self._dtype) for part in self._parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _alphas(record: Tensor, xs: Tensor, ys: Tensor, alpha_max: float) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -100,88 +115,91 @@ def composite_fwd(
     means2d: Tensor,
     conics: Tensor,
     opacities: Tensor,
-    colors: Tensor,
+    colors: Tensor | None,
+    depths: Tensor | None,
     backgrounds: Tensor | None,
     masks: Tensor | None,
     isect_offsets: Tensor,
     flatten_ids: Tensor,
+    render_colors: Tensor,
+    transmittances: Tensor,
+    last_ids: Tensor | None,
     *,
-    width: int,
-    height: int,
+    first_tile: int,
     tile_size: int,
     channel_chunk: int,
     numerics: Numerics,
-    needs_backward: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    channels = colors.shape[-1]
-    records, features = _pack(means2d, conics, opacities, numerics), colors.T.contiguous()
+) -> None:
+    height, width, channels = render_colors.shape[1:]
+    records, features = _pack(means2d, conics, opacities, numerics), _Features(colors, depths, means2d.dtype)
     shown = None if masks is None else masks.flatten().tolist()
-    n_images = (isect_offsets.numel() - 1) // (-(-width // tile_size) * -(-height // tile_size))
-    render_colors = means2d.new_zeros(n_images, height, width, channels)
-    transmittances = means2d.new_ones(n_images, height, width)
-    last_ids = torch.zeros_like(transmittances, dtype=torch.int32)
     xs, ys = (torch.arange(size, dtype=means2d.dtype, device=means2d.device) + 0.5 for size in (width, height))
-    for tile in _tiles(isect_offsets, width, height, tile_size, shown):
+    for tile in _tiles(isect_offsets, first_tile, width, height, tile_size, shown):
         here = (tile.image, *tile.pixels)
         tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
         shape = (tile_ys.numel(), tile_xs.numel())
         transmittance = means2d.new_ones(shape[0] * shape[1])
         color = means2d.new_zeros(channels, shape[0] * shape[1])
+        last = torch.zeros_like(transmittance, dtype=torch.int32)
         for start in range(tile.start, tile.end, BLOCK):
             rows = flatten_ids[start : min(start + BLOCK, tile.end)]
             _, _, alpha, _ = _alphas(records.index_select(1, rows), tile_xs, tile_ys, numerics.alpha_max)
             weight, passed, transmittance = _blend(alpha, transmittance)
-            feature = features.index_select(1, rows)
+            feature = features.take(rows)
             for first in range(0, channels, channel_chunk):
                 part = slice(first, first + channel_chunk)
                 color[part].addmm_(feature[part], weight.T)
-            last_ids[here] += passed.view(shape)
+            last += passed
             if float(transmittance.amax()) <= 0:
                 break
+        left = transmittance.abs_()
+        if backgrounds is not None:
+            color[: backgrounds.shape[1]] += backgrounds[tile.image][:, None] * left
         render_colors[here] = color.T.view(*shape, channels)
-        transmittances[here] = transmittance.abs().view(shape)
-    if backgrounds is not None:
-        render_colors += transmittances[..., None] * backgrounds[:, None, None]
-    return render_colors, transmittances, last_ids if needs_backward else None
+        transmittances[here] = left.view(shape)
+        if last_ids is not None:
+            last_ids[here] = last.view(shape)
 
 
 def composite_bwd(
     means2d: Tensor,
     conics: Tensor,
     opacities: Tensor,
-    colors: Tensor,
+    colors: Tensor | None,
+    depths: Tensor | None,
     backgrounds: Tensor | None,
     isect_offsets: Tensor,
     flatten_ids: Tensor,
     slots: Tensor,
-    segment_starts: Tensor,
-    segment_rows: Tensor,
+    slot_starts: Tensor,
+    item_starts: Tensor,
+    item_rows: Tensor,
     transmittances: Tensor,
     last_ids: Tensor,
     v_render_colors: Tensor,
     v_render_alphas: Tensor,
+    sums: Tensor,
     *,
-    width: int,
-    height: int,
+    first_tile: int,
     tile_size: int,
     absgrad: bool,
     numerics: Numerics,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    channels = colors.shape[-1]
-    records, features = _pack(means2d, conics, opacities, numerics), colors.T.contiguous()
+) -> None:
+    height, width, channels = v_render_colors.shape[1:]
+    records, features = _pack(means2d, conics, opacities, numerics), _Features(colors, depths, means2d.dtype)
     xs, ys = (torch.arange(size, dtype=means2d.dtype, device=means2d.device) + 0.5 for size in (width, height))
-    # What the loss sees behind everything: the gradient by ln(T).
-    rests = -v_render_alphas
-    if backgrounds is not None:
-        rests = rests + (v_render_colors * backgrounds[:, None, None]).sum(-1)
-    rests = rests * transmittances
-    v_slots = means2d.new_zeros(flatten_ids.numel(), MOMENTS + channels + 2 * absgrad)
-    for tile in _tiles(isect_offsets, width, height, tile_size, None):
+    v_slots = means2d.new_zeros(flatten_ids.numel(), sums.shape[1])
+    for tile in _tiles(isect_offsets, first_tile, width, height, tile_size, None):
         here = (tile.image, *tile.pixels)
         tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
         shape = (tile_ys.numel(), tile_xs.numel(), -1)
-        rest, transmittance, last = (t[here].flatten() for t in (rests, transmittances, last_ids))
         v_color = v_render_colors[here].reshape(-1, channels)
+        transmittance, last = transmittances[here].flatten(), last_ids[here].flatten()
+        # What the loss sees behind everything: the gradient by ln(T).
+        rest = -v_render_alphas[here].flatten()
+        if backgrounds is not None:
+            rest = rest + (v_color[:, : backgrounds.shape[1]] * backgrounds[tile.image]).sum(-1)
+        rest = rest * transmittance
         for end in range(int(last.max()), 0, -BLOCK):
             # Back to front.
             places = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)
@@ -194,7 +212,7 @@ def composite_bwd(
             weight = inverse.cumprod(-1).mul_(transmittance[:, None])
             transmittance = weight[:, -1].clone()
             weight *= alpha
-            gained = (v_color @ features.index_select(1, rows)).mul_(weight)
+            gained = (v_color @ features.take(rows)).mul_(weight)
             behind = gained.cumsum(-1).add_(rest[:, None])
             odds = alpha.mul_(inverse)
             g = gained
@@ -219,15 +237,27 @@ def composite_bwd(
                 out.append((g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)))
                 out.append((g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)))
             v_slots[slots[tile.start + places]] = torch.stack(out, -1)
+    # Tile rows of a Gaussian are added one after the other, whatever band they are in.
+    items = torch.segment_reduce(v_slots, "sum", lengths=slot_starts.diff(), axis=0, unsafe=True)
+    counts = item_starts.diff()
+    for item in range(int(counts.max()) if counts.numel() else 0):
+        here_rows = (counts > item).nonzero().squeeze(1)
+        sums[item_rows[here_rows]] += items[item_starts[here_rows] + item]
 
-    sums = v_slots.new_empty(opacities.numel(), v_slots.shape[1])
-    sums[segment_rows] = torch.segment_reduce(v_slots, "sum", lengths=segment_starts.diff(), axis=0, unsafe=True)
+
+def sum_columns(features: int, absgrad: bool) -> int:
+    return MOMENTS + features + 2 * absgrad
+
+
+def composite_gradients(
+    sums: Tensor, conics: Tensor, opacities: Tensor, *, features: int, absgrad: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     moment = sums[:, :MOMENTS].unbind(-1)
     a, b, c = conics.unbind(-1)
     return (
         torch.stack([a * moment[1] + b * moment[2], b * moment[1] + c * moment[2]], -1),
         torch.stack([-0.5 * moment[3], -moment[4], -0.5 * moment[5]], -1),
         torch.where(opacities > 0, moment[0] / opacities, 0.0),
-        sums[:, MOMENTS : MOMENTS + channels],
+        sums[:, MOMENTS : MOMENTS + features],
         sums[:, -2:].contiguous() if absgrad else None,
     )

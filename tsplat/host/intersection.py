@@ -52,15 +52,23 @@ def tile_rows(
     conics: Tensor | None,
     opacities: Tensor | None,
     order: Tensor,
+    image_ids: Tensor | None,
     *,
+    n_per_image: int,
     tile_size: int,
     tile_height: int,
+    band: tuple[int, int],
     extend: float,
 ) -> tuple[Tensor, Tensor]:
     _, extent_y, seen, _, _ = _extents(means2d, radii, conics, opacities, extend)
     y = means2d[:, 1]
     first, count = _tile_range(y - extent_y, y + extent_y, tile_height, tile_size, conics is not None)
-    return first[order], torch.where(seen, count, 0)[order]
+    if image_ids is None:
+        image_ids = torch.arange(y.numel(), device=y.device) // max(n_per_image, 1)
+    low = torch.maximum(band[0] - image_ids * tile_height, first)
+    high = torch.minimum(band[1] - image_ids * tile_height, first + count)
+    n_rows = torch.where(seen, (high - low).clamp_min(0), 0)
+    return low.to(torch.int32)[order], n_rows.to(torch.int32)[order]
 
 
 def tile_columns(

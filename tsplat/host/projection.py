@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ..config import ALPHA_MIN, FOV_MARGIN, Numerics
+from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX, Numerics
+from ..rows import sum_rows
 from .rows import gaussians_and_images, visible_pairs
 
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -84,6 +87,7 @@ def projection_fwd(
     opacities: Tensor | None,
     viewmats: Tensor,
     Ks: Tensor,
+    sound: Tensor | None,
     *,
     width: int,
     height: int,
@@ -110,7 +114,9 @@ def projection_fwd(
     )
     det, conics, rho = _finish(sharp, eps2d, compensate, numerics.compensation_floor)
     # Every test is written so that a NaN fails it.
-    visible = (depths >= near_plane) & (depths <= far_plane) & (det > 0) & (det < torch.inf)
+    visible = (depths >= near_plane) & (depths <= far_plane) & (det > 0) & det.isfinite() & conics.isfinite().all(-1)
+    if sound is not None:
+        visible &= sound.flatten()[gaussians]
     blurred_x, blurred_y = sharp[0] + eps2d, sharp[2] + eps2d
     opacities_out = None
     extend = torch.full_like(det, numerics.extend)
@@ -127,10 +133,11 @@ def projection_fwd(
         middle = 0.5 * (blurred_x + blurred_y)
         largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
         radius = (extend * largest.sqrt()).ceil()[:, None].expand(-1, 2)
+    radius = radius.clamp_max(RADIUS_MAX)
     visible &= (radius > radius_clip).any(-1)
     visible &= (x + radius[:, 0] > 0) & (x - radius[:, 0] < width)
     visible &= (y + radius[:, 1] > 0) & (y - radius[:, 1] < height)
-    radii = radius.nan_to_num().clamp(0, 2**30).to(torch.int32)
+    radii = radius.nan_to_num().to(torch.int32)
 
     def emit(values: Tensor) -> Tensor:
         if packed:
@@ -174,17 +181,18 @@ def projection_bwd(
     n_cameras, n_gaussians = viewmats.shape[1], means.shape[1]
     rows, pairs = visible_pairs(row_ids, radii, n_cameras * means.shape[0] * n_gaussians, means.device)
     gaussians, images = gaussians_and_images(pairs, n_gaussians, n_cameras)
+    scene = dict(means=means, quats=quats, scales=scales, covars=covars, opacities=opacities, viewmats=viewmats)
+    given = {name: tensor for name, tensor in scene.items() if tensor is not None}
     with torch.enable_grad():
-        inputs = [
-            None if t is None else t.detach().requires_grad_()
-            for t in (means, quats, scales, covars, opacities, viewmats)
-        ]
-        means_, quats_, scales_, covars_, opacities_, viewmats_ = inputs
-        assert means_ is not None and viewmats_ is not None
+        # Every row has inputs of its own, whose gradients are summed below.
+        own = {
+            name: tensor.detach().flatten(0, 1)[images if name == "viewmats" else gaussians].requires_grad_()
+            for name, tensor in given.items()
+        }
         x, y, depths, sharp = _screen(
-            means_.flatten(0, 1)[gaussians],
-            _covariance(*(None if t is None else t.flatten(0, 1)[gaussians] for t in (quats_, scales_, covars_))),
-            viewmats_.flatten(0, 1)[images],
+            own["means"],
+            _covariance(own.get("quats"), own.get("scales"), own.get("covars")),
+            own["viewmats"],
             Ks.flatten(0, 1)[images],
             width,
             height,
@@ -193,18 +201,26 @@ def projection_bwd(
         outputs = [(torch.stack([x, y], -1), v_means2d), (depths, v_depths), (conics, v_conics)]
         if rho is not None and v_compensations is not None:
             outputs.append((rho, v_compensations))
-        if opacities_ is not None and v_opacities_out is not None:
-            own = opacities_.flatten()[gaussians]
-            outputs.append((own if rho is None else own * rho, v_opacities_out))
-    wanted = [t for t in inputs if t is not None and (t is not viewmats_ or needs_viewmats)]
+        if "opacities" in own and v_opacities_out is not None:
+            outputs.append((own["opacities"] if rho is None else own["opacities"] * rho, v_opacities_out))
+    incoming = [v[rows] for _, v in outputs]
     found = torch.autograd.grad(
-        [output for output, _ in outputs],
-        wanted,
-        [v[rows] for _, v in outputs],
-        allow_unused=True,
-        materialize_grads=True,
+        [output for output, _ in outputs], list(own.values()), incoming, allow_unused=True, materialize_grads=True
     )
-    grads = {id(t): v for t, v in zip(wanted, found)}
-    v_means, v_quats, v_scales, v_covars, v_opacities, v_viewmats = (grads.get(id(t)) for t in inputs)
+    # A gradient that overflows although what comes in is finite is left out.
+    kept = _all_finite(found) | ~_all_finite(incoming)
+    grads: dict[str, Tensor] = {}
+    for (name, tensor), v in zip(given.items(), found):
+        if name == "viewmats" and not needs_viewmats:
+            continue
+        v = torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
+        ids = images if name == "viewmats" else gaussians
+        grads[name] = sum_rows(v, ids, tensor.shape[0] * tensor.shape[1]).view(tensor.shape)
+    v_means, v_quats, v_scales, v_covars, v_opacities, v_viewmats = (grads.get(name) for name in scene)
     assert v_means is not None
     return v_means, v_quats, v_scales, v_covars, v_opacities, v_viewmats
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Rows in which every tensor is finite. [R] bool"""
+    return torch.stack([tensor[..., None].flatten(1).isfinite().all(-1) for tensor in tensors]).all(0)

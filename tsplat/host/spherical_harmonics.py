@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..config import SH_NORMS
+from ..rows import sum_rows
 from .rows import gaussians_and_images, visible_pairs
 
 
@@ -44,23 +45,27 @@ def _basis(directions: Tensor, degree: int) -> Tensor:
     return torch.stack(basis, -1)
 
 
-def _colors(means: Tensor, centres: Tensor, coeffs: Tensor, pairs: Tensor, n_cameras: int, degree: int) -> Tensor:
-    """Colours of the given pairs of camera and Gaussian. [R, 3]"""
-    n_gaussians, n_bases = coeffs.shape[1], (degree + 1) ** 2
-    gaussians, images = gaussians_and_images(pairs, n_gaussians, n_cameras)
-    directions = means.flatten(0, 1)[gaussians] - centres.flatten(0, 1)[images]
-    basis = _basis(torch.nn.functional.normalize(directions, dim=-1), degree)
-    return (basis[:, None, :] @ coeffs[..., :n_bases, :].flatten(0, 1)[gaussians])[:, 0]
+def _colors(
+    means: Tensor, centres: Tensor, coeffs: Tensor, gaussians: Tensor, images: Tensor, degree: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Colours of the given pairs of camera and Gaussian, [R, 3], and each pair's own mean, centre and coefficients."""
+    own = [means.flatten(0, 1)[gaussians], centres.flatten(0, 1)[images]]
+    own.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, 1)[gaussians].to(means.dtype))
+    if torch.is_grad_enabled():
+        own = [tensor.detach().requires_grad_() for tensor in own]
+    basis = _basis(torch.nn.functional.normalize(own[0] - own[1], dim=-1), degree)
+    return (basis[:, None, :] @ own[2])[:, 0], own
 
 
 def spherical_harmonics_fwd(
     means: Tensor, centres: Tensor, coeffs: Tensor, row_ids: Tensor | None, radii: Tensor | None, *, degree: int
 ) -> Tensor:
-    n_cameras = centres.shape[1]
-    rows, pairs = visible_pairs(row_ids, radii, means.shape[0] * n_cameras * means.shape[1], means.device)
-    n_rows = means.shape[0] * n_cameras * means.shape[1] if row_ids is None else row_ids.numel()
+    n_cameras, n_gaussians = centres.shape[1], means.shape[1]
+    rows, pairs = visible_pairs(row_ids, radii, means.shape[0] * n_cameras * n_gaussians, means.device)
+    n_rows = means.shape[0] * n_cameras * n_gaussians if row_ids is None else row_ids.numel()
     colors = means.new_zeros(n_rows, 3)
-    colors[rows] = _colors(means, centres, coeffs, pairs, n_cameras, degree)
+    with torch.no_grad():
+        colors[rows], _ = _colors(means, centres, coeffs, *gaussians_and_images(pairs, n_gaussians, n_cameras), degree)
     return colors
 
 
@@ -75,13 +80,20 @@ def spherical_harmonics_bwd(
     degree: int,
     needs_centres: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
+    n_batches, n_gaussians, n_bases, _ = coeffs.shape
     n_cameras = centres.shape[1]
-    rows, pairs = visible_pairs(row_ids, radii, means.shape[0] * n_cameras * means.shape[1], means.device)
+    rows, pairs = visible_pairs(row_ids, radii, n_batches * n_cameras * n_gaussians, means.device)
+    gaussians, images = gaussians_and_images(pairs, n_gaussians, n_cameras)
     with torch.enable_grad():
-        means, centres, coeffs = (t.detach().requires_grad_() for t in (means, centres, coeffs))
-        colors = _colors(means, centres, coeffs, pairs, n_cameras, degree)
+        colors, own = _colors(means, centres, coeffs, gaussians, images, degree)
     # Degree 0 looks the same from everywhere.
     v_means, v_centres, v_coeffs = torch.autograd.grad(
-        colors, (means, centres, coeffs), v_colors[rows], allow_unused=True, materialize_grads=True
+        colors, own, v_colors[rows], allow_unused=True, materialize_grads=True
     )
-    return v_means, v_centres if needs_centres else None, v_coeffs
+    n_used = (degree + 1) ** 2
+    v_bases = sum_rows(v_coeffs, gaussians, n_batches * n_gaussians).view(n_batches, n_gaussians, n_used, 3)
+    return (
+        sum_rows(v_means, gaussians, n_batches * n_gaussians).view(means.shape),
+        sum_rows(v_centres, images, n_batches * n_cameras).view(centres.shape) if needs_centres else None,
+        torch.nn.functional.pad(v_bases, (0, 0, 0, n_bases - n_used)).to(coeffs.dtype),
+    )

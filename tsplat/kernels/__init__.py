@@ -1,17 +1,21 @@
 """Triton kernels and their launchers: tensors in, tensors out, no autograd. `tsplat.host` offers the same functions."""
 
-from .compositing import composite_bwd, composite_fwd
+from .compositing import composite_bwd, composite_fwd, composite_gradients, sum_columns
 from .intersection import tile_columns, tile_pairs, tile_rows
 from .projection import projection_bwd, projection_fwd
+from .soundness import sound_gaussians
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
 
 __all__ = [
     "composite_bwd",
     "composite_fwd",
+    "composite_gradients",
     "projection_bwd",
     "projection_fwd",
+    "sound_gaussians",
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
+    "sum_columns",
     "tile_columns",
     "tile_pairs",
     "tile_rows",

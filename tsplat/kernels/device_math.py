@@ -46,6 +46,26 @@ def reciprocal(x, APPROX: tl.constexpr):
 
 
 @triton.jit
+def constant(value: tl.constexpr, like):
+    """A number in another tensor's type and shape: `tl.minimum` and its like would take it in fp32."""
+    return tl.full(like.shape, value, like.dtype)
+
+
+@triton.jit
+def finite(x):
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
+def size_of(values):
+    """Sum of absolute values of a tuple: not finite where any of them is not."""
+    total = tl.abs(values[0])
+    for k in tl.static_range(1, len(values)):
+        total += tl.abs(values[k])
+    return total
+
+
+@triton.jit
 def load_tuple(pointer, stride, N: tl.constexpr, mask=None):
     """The N values at pointer, pointer + stride, ...; zero where masked out."""
     values = ()
@@ -58,9 +78,13 @@ def load_tuple(pointer, stride, N: tl.constexpr, mask=None):
 
 
 @triton.jit
-def store_tuple(pointer, stride, values, mask=None):
+def store_tuple(pointer, stride, values, mask=None, kept=None):
+    """Neighbouring values; zero where not `kept`."""
     for k in tl.static_range(len(values)):
-        tl.store(pointer + k * stride, values[k], mask=mask)
+        if kept is None:
+            tl.store(pointer + k * stride, values[k], mask=mask)
+        else:
+            tl.store(pointer + k * stride, tl.where(kept, values[k], 0.0), mask=mask)
 
 
 @triton.jit
@@ -303,7 +327,8 @@ def conic_vjp(c, v):
 @triton.jit
 def compensation(det, det_blurred, FLOOR: tl.constexpr):
     """sqrt(det / det_blurred), at least FLOOR (Mip-Splatting, arXiv 2311.16493, equation 9)."""
-    return tl.sqrt(tl.maximum(det / det_blurred, FLOOR * FLOOR))
+    ratio = det / det_blurred
+    return tl.sqrt(tl.maximum(ratio, constant(FLOOR * FLOOR, ratio)))
 
 
 @triton.jit

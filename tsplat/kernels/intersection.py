@@ -86,16 +86,23 @@ def _parent(starts, n, child, steps):
 
 @triton.jit
 def _tile_rows_kernel(
-    means2d, radii, conics, opacities, order, first_rows, n_rows_out,
-    n, tile_height, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
+    means2d, radii, conics, opacities, order, image_ids, first_rows, n_rows_out,
+    n, n_per_image, tile_height, begin, end,
+    TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = position < n
     row = tl.load(order + position, mask=mask, other=0)
     mean, _, extent_y, seen, _, _, _ = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
     first, count = _tile_range(mean[1] - extent_y, mean[1] + extent_y, tile_height, TILE, conics is not None)
-    tl.store(first_rows + position, first, mask=mask)
-    tl.store(n_rows_out + position, tl.where(seen, count, 0), mask=mask)
+    if image_ids is not None:
+        image = tl.load(image_ids + row, mask=mask, other=0)
+    else:
+        image = row // n_per_image
+    low = tl.maximum(begin - image * tile_height, first)
+    high = tl.minimum(end - image * tile_height, first + count)
+    tl.store(first_rows + position, low.to(tl.int32), mask=mask)
+    tl.store(n_rows_out + position, tl.where(seen, tl.maximum(high - low, 0), 0).to(tl.int32), mask=mask)
 
 
 @triton.jit
@@ -137,7 +144,7 @@ def _tile_columns_kernel(
 @triton.jit
 def _tile_pairs_kernel(
     order, image_ids, first_rows, row_starts, parents, first_columns, column_starts, keys, rows,
-    n_items, n_pairs, steps, n_per_image, tile_width, n_tiles, KEY_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    n_items, n_pairs, steps, n_per_image, tile_width, n_tiles, key_bias, BLOCK: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = pair < n_pairs
@@ -151,7 +158,7 @@ def _tile_pairs_kernel(
         image = row // n_per_image
     y = tl.load(first_rows + position) + (item - tl.load(row_starts + position))
     x = tl.load(first_columns + item) + (pair - tl.load(column_starts + item))
-    key = image * n_tiles + y * tile_width + x - KEY_BIAS
+    key = image * n_tiles + y * tile_width + x - key_bias
     tl.store(keys + pair, key.to(keys.dtype.element_ty), mask=mask)
     tl.store(rows + pair, row.to(tl.int32), mask=mask)
 
@@ -162,19 +169,28 @@ def tile_rows(
     conics: Tensor | None,
     opacities: Tensor | None,
     order: Tensor,
+    image_ids: Tensor | None,
     *,
+    n_per_image: int,
     tile_size: int,
     tile_height: int,
+    band: tuple[int, int],
     extend: float,
 ) -> tuple[Tensor, Tensor]:
-    """First tile row and number of tile rows of the Gaussians in the given order, each [R] int32."""
+    """First tile row and number of tile rows of the Gaussians in the given order, each [R] int32.
+
+    Args:
+        image_ids: [R] int64, or None where rows are [I, n_per_image].
+        band: First and end flat tile row, [I, tile_height]; others are left out.
+    """
     n = order.numel()
     first_rows = torch.empty(n, dtype=torch.int32, device=order.device)
     n_rows = torch.empty_like(first_rows)
     if n > 0:
         with guard(means2d):
             _tile_rows_kernel[(programs(n, BLOCK),)](
-                means2d, radii, conics, opacities, order, first_rows, n_rows, n, tile_height,
+                means2d, radii, conics, opacities, order, image_ids, first_rows, n_rows,
+                n, n_per_image, tile_height, *band,
                 TILE=tile_size, ALPHA_MIN=ALPHA_MIN, EXTEND=extend, BLOCK=BLOCK,
             )  # fmt: skip
     return first_rows, n_rows
@@ -229,11 +245,11 @@ def tile_pairs(
     key_dtype: torch.dtype,
     key_bias: int,
 ) -> tuple[Tensor, Tensor]:
-    """For each pair, Gaussian by Gaussian in the given order: image x tile as a sorting key [M], and the row [M] int32.
+    """For each pair, Gaussian by Gaussian in the given order: flat tile as a sorting key [M], and the row [M] int32.
 
     Args:
         column_starts: [n_items + 1] int64, exclusive prefix sum of the numbers of tile columns, ending in `n_pairs`.
-        key_bias: Subtracted from each key, so that a signed type holds twice as many.
+        key_bias: Subtracted from each key.
     """
     keys = torch.empty(n_pairs, dtype=key_dtype, device=order.device)
     rows = torch.empty(n_pairs, dtype=torch.int32, device=order.device)
@@ -243,6 +259,6 @@ def tile_pairs(
             _tile_pairs_kernel[(programs(n_pairs, BLOCK),)](
                 order, image_ids, first_rows, row_starts, parents, first_columns, column_starts, keys, rows,
                 n_items, n_pairs, n_items.bit_length(), n_per_image, tile_width, tile_width * tile_height,
-                KEY_BIAS=key_bias, BLOCK=BLOCK,
+                key_bias, BLOCK=BLOCK,
             )  # fmt: skip
     return keys, rows

@@ -8,7 +8,8 @@ Forward: one lane per output row, which is a pair of image and Gaussian; no atom
 `_projection_visible_kernel` to find the rows and `_projection_fwd_kernel` to write them.
 Backward: one lane per Gaussian, which walks the cameras of its batch and recomputes the forward pass, so its gradients
 are summed in registers in a fixed order. Gradients of the view matrices are summed over a block and written once per
-block and image.
+block and image. A gradient that overflows although what comes in is finite is left out: an extreme Gaussian keeps it to
+itself. What comes in infinite goes out, for gradient scaling to see.
 """
 
 import torch
@@ -16,15 +17,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN, FOV_MARGIN, Numerics
+from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX, Numerics
 from .device_math import (
     compensation,
     compensation_vjp,
     conic,
     conic_vjp,
+    constant,
     covariance,
     covariance_vjp,
     det2,
+    finite,
     image_jacobian,
     image_jacobian_vjp,
     load_tuple,
@@ -37,6 +40,7 @@ from .device_math import (
     screen_covariance,
     screen_covariance_vjp,
     screen_rows,
+    size_of,
     store_tuple,
 )
 from .launch import guard, programs, rows_by_pair
@@ -81,22 +85,22 @@ def _to_screen(mean, sigma, w, t, intrinsics, width, height, EPS2D: tl.constexpr
 def _bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr):
     """Half widths, in whole pixels, of the rectangle outside which the Gaussian is not seen; opacity may be None."""
     if OPACITY_AWARE:
-        extend = tl.full(det.shape, EXTEND, det.dtype)
+        extend = constant(EXTEND, det)
         if opacity is not None:
             extend = tl.minimum(tl.sqrt(2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))), extend)
         return tl.ceil(extend * tl.sqrt(blurred[0])), tl.ceil(extend * tl.sqrt(blurred[2]))
     else:
         middle = 0.5 * (blurred[0] + blurred[2])
-        radius = tl.ceil(EXTEND * tl.sqrt(middle + tl.sqrt(tl.maximum(middle * middle - det, 0.1))))
+        radius = tl.ceil(EXTEND * tl.sqrt(middle + tl.sqrt(tl.maximum(middle * middle - det, constant(0.1, det)))))
         return radius, radius
 
 
 @triton.jit
 def _project(
-    quats, scales, covars, means, opacities, viewmats, Ks, image, gaussian, mask, width, height,
+    means, quats, scales, covars, opacities, viewmats, Ks, sound, image, gaussian, mask, width, height,
     EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr,
+    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
 ):  # fmt: skip
     """One row: whether it is visible, radii, mean, depth, conic, compensation (or 1) and opacity (or 1) times that.
 
@@ -107,8 +111,11 @@ def _project(
     w, t, intrinsics = _load_camera(viewmats, Ks, image)
     p, mean2d, _, _, _, sharp, blurred = _to_screen(mean, sigma, w, t, intrinsics, width, height, EPS2D, FOV_MARGIN)
     det = det2(blurred)
-    visible = mask & (p[2] >= NEAR) & (p[2] <= FAR) & (det > 0.0) & (det < float("inf"))
-    rho = tl.full(det.shape, 1.0, det.dtype)
+    inverse = conic(blurred, det)
+    visible = mask & (p[2] >= NEAR) & (p[2] <= FAR) & (det > 0.0) & finite(det) & finite(size_of(inverse))
+    if sound is not None:
+        visible = visible & (tl.load(sound + gaussian, mask=mask, other=0) != 0)
+    rho = constant(1.0, det)
     if COMPENSATE:
         rho = compensation(det2(sharp), det, FLOOR)
     opacity = rho
@@ -119,19 +126,21 @@ def _project(
         radius_x, radius_y = _bounds(blurred, det, opacity, ALPHA_MIN, EXTEND, OPACITY_AWARE)
     else:
         radius_x, radius_y = _bounds(blurred, det, None, ALPHA_MIN, EXTEND, OPACITY_AWARE)
+    radius_x = tl.minimum(radius_x, RADIUS_MAX)
+    radius_y = tl.minimum(radius_y, RADIUS_MAX)
     visible = visible & ((radius_x > RADIUS_CLIP) | (radius_y > RADIUS_CLIP))
     visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
     visible = visible & (mean2d[1] + radius_y > 0.0) & (mean2d[1] - radius_y < height)
-    return visible, radius_x, radius_y, mean2d, p[2], conic(blurred, det), rho, opacity
+    return visible, radius_x, radius_y, mean2d, p[2], inverse, rho, opacity
 
 
 @triton.jit
 def _projection_visible_kernel(
-    means, quats, scales, covars, opacities, viewmats, Ks, visible_out,
+    means, quats, scales, covars, opacities, viewmats, Ks, sound, visible_out,
     n_rows, n_gaussians, n_cameras, width, height,
     EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
+    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -139,20 +148,20 @@ def _projection_visible_kernel(
     gaussian = image // n_cameras * n_gaussians + row % n_gaussians
     image = tl.where(mask, image, 0)
     visible, _, _, _, _, _, _, _ = _project(
-        quats, scales, covars, means, opacities, viewmats, Ks, image, gaussian, mask, width, height,
-        EPS2D, NEAR, FAR, RADIUS_CLIP, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR,
+        means, quats, scales, covars, opacities, viewmats, Ks, sound, image, gaussian, mask, width, height,
+        EPS2D, NEAR, FAR, RADIUS_CLIP, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
 
 
 @triton.jit
 def _projection_fwd_kernel(
-    means, quats, scales, covars, opacities, viewmats, Ks, row_ids,
+    means, quats, scales, covars, opacities, viewmats, Ks, sound, row_ids,
     radii, means2d, depths, conics, compensations, opacities_out,
     n_rows, n_gaussians, n_cameras, width, height,
     EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
+    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -163,16 +172,13 @@ def _projection_fwd_kernel(
     gaussian = image // n_cameras * n_gaussians + pair % n_gaussians
     image = tl.where(mask, image, 0)
     visible, radius_x, radius_y, mean2d, depth, conic_, rho, opacity = _project(
-        quats, scales, covars, means, opacities, viewmats, Ks, image, gaussian, mask, width, height,
-        EPS2D, NEAR, FAR, RADIUS_CLIP, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR,
+        means, quats, scales, covars, opacities, viewmats, Ks, sound, image, gaussian, mask, width, height,
+        EPS2D, NEAR, FAR, RADIUS_CLIP, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
-    largest: tl.constexpr = 1073741824.0
-    tl.store(radii + row * 2, tl.where(visible, tl.minimum(radius_x, largest), 0.0).to(tl.int32), mask=mask)
-    tl.store(radii + row * 2 + 1, tl.where(visible, tl.minimum(radius_y, largest), 0.0).to(tl.int32), mask=mask)
-    for k in tl.static_range(2):
-        tl.store(means2d + row * 2 + k, tl.where(visible, mean2d[k], 0.0), mask=mask)
-    for k in tl.static_range(3):
-        tl.store(conics + row * 3 + k, tl.where(visible, conic_[k], 0.0), mask=mask)
+    tl.store(radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
+    tl.store(radii + row * 2 + 1, tl.where(visible, radius_y, 0.0).to(tl.int32), mask=mask)
+    store_tuple(means2d + row * 2, 1, mean2d, mask, visible)
+    store_tuple(conics + row * 3, 1, conic_, mask, visible)
     tl.store(depths + row, tl.where(visible, depth, 0.0), mask=mask)
     if compensations is not None:
         tl.store(compensations + row, tl.where(visible, rho, 0.0), mask=mask)
@@ -203,6 +209,7 @@ def _projection_bwd_kernel(
     v_sigma = (zero, zero, zero, zero, zero, zero)
     v_opacity = zero
     seen = tl.zeros([BLOCK], tl.int1)
+    clean = mask
     for camera in range(n_cameras):
         image = batch * n_cameras + camera
         pair = image * n_gaussians + n
@@ -222,6 +229,10 @@ def _projection_bwd_kernel(
         det = det2(blurred)
 
         v_conic = load_tuple(v_conics + row * 3, 1, 3, visible)
+        v_mean2d = load_tuple(v_means2d + row * 2, 1, 2, visible)
+        v_depth = tl.load(v_depths + row, mask=visible, other=0.0)
+        incoming = size_of(v_conic) + size_of(v_mean2d) + tl.abs(v_depth)
+        v_own_opacity = zero
         v_cov2d = conic_vjp(conic(blurred, det), v_conic)
         if COMPENSATE:
             rho = compensation(det2(sharp), det, FLOOR)
@@ -231,12 +242,15 @@ def _projection_bwd_kernel(
             if v_opacities_out is not None:
                 v_row = tl.load(v_opacities_out + row, mask=visible, other=0.0)
                 v_rho += v_row * tl.load(opacities + gaussian, mask=mask, other=0.0)
-                v_opacity += tl.where(visible, v_row * rho, 0.0)
+                v_own_opacity = v_row * rho
+                incoming += tl.abs(v_row)
+            incoming += tl.abs(v_rho)
             v_blur = compensation_vjp(sharp, blurred, det2(sharp), det, rho, FLOOR, v_rho)
             v_cov2d = (v_cov2d[0] + v_blur[0], v_cov2d[1] + v_blur[1], v_cov2d[2] + v_blur[2])
         else:
             if v_opacities_out is not None:
-                v_opacity += tl.load(v_opacities_out + row, mask=visible, other=0.0)
+                v_own_opacity = tl.load(v_opacities_out + row, mask=visible, other=0.0)
+                incoming += tl.abs(v_own_opacity)
 
         v_t0, v_t1, v_cov3d = screen_covariance_vjp(t0, t1, sigma, v_cov2d)
         v_j0 = v_t0[0] * w[0] + v_t0[1] * w[1] + v_t0[2] * w[2]
@@ -248,15 +262,18 @@ def _projection_bwd_kernel(
         )  # fmt: skip
         v_x, v_zx = image_jacobian_vjp(p[0], p[2], fx, j0, j02, inside_x, v_j0, v_j02)
         v_y, v_zy = image_jacobian_vjp(p[1], p[2], fy, j1, j12, inside_y, v_j1, v_j12)
-        v_mean2d = load_tuple(v_means2d + row * 2, 1, 2, visible)
         v_p = (
             v_x + fx * v_mean2d[0] / p[2],
             v_y + fy * v_mean2d[1] / p[2],
             v_zx + v_zy
             - (fx * p[0] * v_mean2d[0] + fy * p[1] * v_mean2d[1]) / (p[2] * p[2])
-            + tl.load(v_depths + row, mask=visible, other=0.0),
+            + v_depth,
         )  # fmt: skip
         v_world = matvec3_transposed(w, v_p)
+        clean = clean & finite(incoming)
+        outgoing = size_of(v_world) + size_of(v_cov3d) + tl.abs(v_own_opacity)
+        visible = visible & (finite(outgoing) | (finite(incoming) == 0))
+        v_opacity += tl.where(visible, v_own_opacity, 0.0)
         v_mean = (
             v_mean[0] + tl.where(visible, v_world[0], 0.0),
             v_mean[1] + tl.where(visible, v_world[1], 0.0),
@@ -281,20 +298,22 @@ def _projection_bwd_kernel(
                 tl.store(out + 8 + k, tl.sum(tl.where(visible, v_w2, 0.0)))
                 tl.store(out + 4 * k + 3, tl.sum(tl.where(visible, v_p[k], 0.0)))
 
-    store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
-    if v_opacities is not None:
-        tl.store(v_opacities + gaussian, v_opacity, mask=mask)
-    if covars is not None:
-        store_tuple(v_covars + gaussian * 6, 1, v_sigma, mask)
-    else:
+    outgoing = size_of(v_mean) + size_of(v_sigma) + tl.abs(v_opacity)
+    if covars is None:
         unit, inverse_norm = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
         scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
         v_rotation, v_scale = covariance_vjp(rotation(unit), scale, v_sigma)
         v_quat = normalize4_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
-        for k in tl.static_range(4):
-            tl.store(v_quats + gaussian * 4 + k, tl.where(seen, v_quat[k], 0.0), mask=mask)
-        for k in tl.static_range(3):
-            tl.store(v_scales + gaussian * 3 + k, tl.where(seen, v_scale[k], 0.0), mask=mask)
+        outgoing += size_of(v_quat) + size_of(v_scale)
+    kept = seen & (finite(outgoing) | (clean == 0))
+    store_tuple(v_means + gaussian * 3, 1, v_mean, mask, kept)
+    if v_opacities is not None:
+        tl.store(v_opacities + gaussian, tl.where(kept, v_opacity, 0.0), mask=mask)
+    if covars is not None:
+        store_tuple(v_covars + gaussian * 6, 1, v_sigma, mask, kept)
+    else:
+        store_tuple(v_quats + gaussian * 4, 1, v_quat, mask, kept)
+        store_tuple(v_scales + gaussian * 3, 1, v_scale, mask, kept)
 
 
 def projection_fwd(
@@ -305,6 +324,7 @@ def projection_fwd(
     opacities: Tensor | None,
     viewmats: Tensor,
     Ks: Tensor,
+    sound: Tensor | None,
     *,
     width: int,
     height: int,
@@ -321,6 +341,7 @@ def projection_fwd(
     Args:
         means, quats, scales, covars, opacities: [B, N, 3], [B, N, 4], [B, N, 3], [B, N, 6], [B, N].
         viewmats, Ks: [B, C, 4, 4], [B, C, 3, 3].
+        sound: [B, N] bool, false for Gaussians to cull, or None.
 
     Returns:
         `row_ids` [R] int64, ascending, the flat index into [B, C, N] of each row, or None when not packed, where
@@ -330,7 +351,7 @@ def projection_fwd(
     n_batches, n_gaussians, _ = means.shape
     n_cameras = viewmats.shape[1]
     n_rows = n_batches * n_cameras * n_gaussians
-    inputs = (means, quats, scales, covars, opacities, viewmats, Ks)
+    inputs = (means, quats, scales, covars, opacities, viewmats, Ks, sound)
     sizes = (n_gaussians, n_cameras, width, height)
     constants = dict(
         EPS2D=eps2d,
@@ -343,6 +364,7 @@ def projection_fwd(
         OPACITY_AWARE=numerics.opacity_aware,
         COMPENSATE=compensate,
         FLOOR=numerics.compensation_floor,
+        RADIUS_MAX=float(RADIUS_MAX),
         BLOCK=BLOCK,
     )
     row_ids = None

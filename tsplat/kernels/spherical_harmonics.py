@@ -146,7 +146,8 @@ def _sh_fwd_kernel(
     for channel in tl.static_range(3):
         total = tl.zeros_like(unit[0])
         for k in tl.static_range(len(basis)):
-            total += basis[k] * tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
+            coeff = tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
+            total += basis[k] * coeff.to(total.dtype)
         tl.store(colors + row * 3 + channel, tl.where(mask, total, 0.0), mask=inside)
 
 
@@ -191,7 +192,9 @@ def _sh_bwd_kernel(
                 v_coeff[3 * k + 1] + tl.where(visible, basis[k] * v_color[1], 0.0),
                 v_coeff[3 * k + 2] + tl.where(visible, basis[k] * v_color[2], 0.0),
             )
-            v_basis = v_basis + (dot3(load_tuple(coeffs + own + 3 * k, 1, 3, visible), v_color),)
+            c = load_tuple(coeffs + own + 3 * k, 1, 3, visible)
+            c = (c[0].to(zero.dtype), c[1].to(zero.dtype), c[2].to(zero.dtype))
+            v_basis = v_basis + (dot3(c, v_color),)
         v_coeff = summed
         v_dir = normalize3_vjp(unit, inverse_norm, sh_basis_vjp(unit, v_basis, DEGREE))
         v_dir = (
@@ -213,7 +216,7 @@ def spherical_harmonics_fwd(
     """Colours of rows, before the shift by 0.5 and the clamp; zero where `radii` is. [R, 3]
 
     Args:
-        means, centres, coeffs: [B, N, 3], [B, C, 3], [B, N, K, 3] with K >= (degree + 1)^2.
+        means, centres, coeffs: [B, N, 3], [B, C, 3], [B, N, K, 3] with K >= (degree + 1)^2, coeffs of any float type.
         row_ids: [R] flat indices into [B, C, N], or None where R = B C N.
         radii: [R, 2], or None where every row is visible.
     """
@@ -247,7 +250,8 @@ def spherical_harmonics_bwd(
     n_images = n_batches * n_cameras
     v_means = torch.empty_like(means)
     # Bases above the degree in use get no gradient.
-    v_coeffs = torch.empty_like(coeffs) if n_bases == (degree + 1) ** 2 else torch.zeros_like(coeffs)
+    make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
+    v_coeffs = make(coeffs.shape)
     blocks = triton.cdiv(n_gaussians, BLOCK)
     partial = means.new_empty(blocks, n_images, 3) if needs_centres else None
     if n_batches * n_gaussians > 0:
@@ -259,4 +263,4 @@ def spherical_harmonics_bwd(
                 DEGREE=degree, BLOCK=BLOCK, num_warps=2,
             )  # fmt: skip
     v_centres = None if partial is None else partial.sum(0).view(n_batches, n_cameras, 3)
-    return v_means, v_centres, v_coeffs
+    return v_means, v_centres, v_coeffs.to(coeffs.dtype)
