@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
+import json
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz import write_record
+from tests.fuzz import RESULTS, write_record
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,6 +38,10 @@ class Mutant:
     what: str
     tests: tuple[str, ...]
     nth: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}: {self.what}"
 
     def apply(self, package: Path) -> None:
         path = package / self.path
@@ -224,13 +229,17 @@ def main() -> int:
         for mutant, (dead, seconds) in zip(chosen, pool.map(is_caught, chosen)):
             caught += dead
             verdict = "caught" if dead else "SURVIVED"
-            print(f"{verdict:8}  {seconds:5.1f} s  {mutant.path}: {mutant.what}", flush=True)
+            print(f"{verdict:8}  {seconds:5.1f} s  {mutant.name}", flush=True)
             if not dead:
-                survivors.append(f"{mutant.path}: {mutant.what}")
+                survivors.append(mutant.name)
     print(f"{caught} of {len(chosen)} caught")
     if arguments.write:
-        record = {"tried": len(chosen), "caught": caught, "violations": len(chosen) - caught, "survivors": survivors}
-        write_record("mutants", record | {"seed": arguments.seed})
+        # Those that were not run again keep their verdict.
+        older = json.loads(RESULTS.read_text()).get("mutants", {}).get("survivors", []) if RESULTS.exists() else []
+        again, known = {m.name for m in chosen}, {m.name for m in MUTANTS}
+        survivors += [name for name in older if name in known - again]
+        record = {"tried": len(MUTANTS), "caught": len(MUTANTS) - len(survivors), "survivors": survivors}
+        write_record("mutants", record)
     return 0 if caught == len(chosen) else 1
 
 
@@ -252,9 +261,7 @@ def is_caught(mutant: Mutant) -> tuple[bool, float]:
         )  # fmt: skip
     # 1: a test failed; anything else but 0 would be a harness that did not run.
     if found.returncode not in (0, 1):
-        raise SystemExit(
-            f"{mutant.path}: {mutant.what}: the tests did not run\n{found.stdout[-2000:]}{found.stderr[-500:]}"
-        )
+        raise SystemExit(f"{mutant.name}: the tests did not run\n{found.stdout[-2000:]}{found.stderr[-500:]}")
     return found.returncode == 1, time.perf_counter() - began
 
 

@@ -267,3 +267,46 @@ def test_layout_leaves_the_picture_as_it_is(backend, structure, mode, first, sec
     b, _ = run(scene, **mode, **second, backend=backend)
     for name in a:
         assert_exact(name, a[name], b[name])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masked_tiles_show_the_background_and_get_no_gradient(backend):
+    scene = scenes.make(scenes.Structure(n=20, cameras=1, seed=6), torch.float64)
+    _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=8, backend=backend)
+    masks = torch.ones(1, 3, 3, dtype=torch.bool)
+    masks[0, 0, 1] = False
+    inputs = {name: meta[name].clone().requires_grad_() for name in ("means2d", "conics", "opacities")}
+    colors = scene["colors"][None].clone().requires_grad_()
+    rendered, alphas = tsplat.rasterize_to_pixels(
+        image_width=21, image_height=19, tile_size=8, isect_offsets=meta["isect_offsets"], colors=colors,
+        flatten_ids=meta["flatten_ids"], backgrounds=scene["backgrounds"], masks=masks, backend=backend, **inputs,
+    )  # fmt: skip
+    assert torch.equal(rendered[0, :8, 8:16], scene["backgrounds"].expand(8, 8, 3))
+    assert not alphas[0, :8, 8:16].any()
+    assert alphas[0, :8, :8].any()
+    gradients = torch.autograd.grad(rendered[0, :8, 8:16].sum(), [*inputs.values(), colors])
+    assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_that_overflows_is_left_out_and_an_infinite_one_is_not(backend):
+    scene = scenes.make(scenes.Structure(n=4, cameras=2, width=20, height=20, size=0.01, seed=1), torch.float32)
+
+    def gradients(*v_depths_of_first):
+        """Of means, quats, scales and viewmats, for a huge gradient of the first row's conic, and its depth's."""
+        inputs = {name: scene[name].clone().requires_grad_() for name in ("means", "quats", "scales", "viewmats")}
+        _, _, depths, conics, _ = tsplat.fully_fused_projection(
+            covars=None, Ks=scene["Ks"], width=20, height=20, eps2d=1e-3, backend=backend, **inputs
+        )
+        v_conics, v_depths = torch.ones_like(conics), torch.ones_like(depths)
+        if v_depths_of_first:
+            v_conics[:, 0] = 1e38
+            v_depths[:, 0] = v_depths_of_first[0]
+        return torch.autograd.grad((depths, conics), tuple(inputs.values()), (v_depths, v_conics))
+
+    clean, overflown, infinite = gradients(), gradients(1.0), gradients(math.inf)
+    for name, one, other in zip(("means", "quats", "scales"), clean, overflown):
+        assert not other[0].any(), name
+        assert torch.equal(one[1:], other[1:]), name
+    assert all(gradient.isfinite().all() for gradient in overflown)
+    assert not infinite[0][0].isfinite().all()

@@ -10,12 +10,12 @@ from tests.mutants import MUTANTS, ROOT, is_caught
 SAMPLED = random.Random(0).sample(MUTANTS, 10)
 
 
-@pytest.mark.parametrize("mutant", SAMPLED, ids=lambda m: f"{m.path}: {m.what}")
+@pytest.mark.parametrize("mutant", SAMPLED, ids=lambda m: m.name)
 def test_is_caught(mutant):
     assert is_caught(mutant)[0]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.path}: {m.what}")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_fits_the_code(mutant, tmp_path):
     copy = tmp_path / mutant.path
     copy.parent.mkdir(exist_ok=True)

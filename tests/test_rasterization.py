@@ -110,24 +110,6 @@ def test_rectangles_are_gsplats():
     assert unsorted.tolist() == [0, 1, 1]
 
 
-def test_masked_tiles_show_the_background_and_get_no_gradient():
-    scene = scenes.make(scenes.Structure(n=20, cameras=1, seed=6), torch.float64)
-    _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=8)
-    masks = torch.ones(1, 3, 3, dtype=torch.bool)
-    masks[0, 0, 1] = False
-    inputs = {name: meta[name].clone().requires_grad_() for name in ("means2d", "conics", "opacities")}
-    colors = scene["colors"][None].clone().requires_grad_()
-    rendered, alphas = tsplat.rasterize_to_pixels(
-        image_width=21, image_height=19, tile_size=8, isect_offsets=meta["isect_offsets"], colors=colors,
-        flatten_ids=meta["flatten_ids"], backgrounds=scene["backgrounds"], masks=masks, **inputs,
-    )  # fmt: skip
-    assert torch.equal(rendered[0, :8, 8:16], scene["backgrounds"].expand(8, 8, 3))
-    assert not alphas[0, :8, 8:16].any()
-    assert alphas[0, :8, :8].any()
-    gradients = torch.autograd.grad(rendered[0, :8, 8:16].sum(), [*inputs.values(), colors])
-    assert not any(gradient.any() for gradient in gradients)
-
-
 def test_batch_equals_loop():
     structure = scenes.Structure(n=10, cameras=2, batch=(3,), sh_degree=1, seed=3)
     scene = scenes.make(structure)
