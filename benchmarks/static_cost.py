@@ -4,6 +4,8 @@ Triton compiles for any target on any machine, and NVIDIA's disassembler lies in
 package makes: its own launchers run on a tiny scene while their kernel calls are recorded instead of executed.
 
     python -m benchmarks.static_cost [--targets cuda:90 hip:gfx942 ...] [--channels 3 ...] [--kernels NAME ...] [--json]
+    python -m benchmarks.static_cost --base REF       the same at another commit, and what differs
+    python -m benchmarks.static_cost --write-budgets  what `make test` allows at most, from what is
 
 Compositing is counted in instructions of the loop over Gaussians per 32 pixel-Gaussian pairs (a warp's worth), other
 kernels in instructions of the whole program per 32 lanes of output. Everything is exact and the same on every machine.
@@ -15,6 +17,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -35,8 +38,9 @@ from tsplat import kernels as kernels_module
 from tsplat.config import DEFAULT_NUMERICS
 from tsplat.kernels import launch
 
-TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
+TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "hip:gfx1100")
 CHANNELS = (1, 3, 4, 8, 32)
+BUDGETS = Path(__file__).with_name("budgets.json")
 
 TYPES = {
     torch.float32: "*fp32",
@@ -168,6 +172,16 @@ def shipped_launches(
                 extra = " absgrad" if call.constants.get("ABSGRAD") else ""
                 extra += " picture only" if call.constants.get("last_ids", 0) is None else ""
                 found.append((f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call))
+    image = f(images, height, width, 3)
+    for valid in (False, True):
+        with recorded(vendor) as launches:
+            _, _, maps = kernels.l1_ssim_fwd(image, image, valid=valid, dtype=torch.float32)
+            kernels.l1_ssim_bwd(image, image, maps, f(2))
+        found += [("valid" if valid else "same", call) for call in launches]
+    for visible in (None, sound[0]):
+        with recorded(vendor) as launches:
+            kernels.adam_step(means[0], means[0], means[0], means[0], f(6), visible)
+        found += [("exact" if visible is None else "visible only", call) for call in launches]
     unique: dict[str, tuple[str, Launch]] = {}
     for label, call in found:
         unique.setdefault(repr((call.kernel.__name__, call.signature, call.constants, call.options)), (label, call))
@@ -254,7 +268,10 @@ def per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> float:
     if kernel.startswith("_composite"):
         # One exponential a pair tells how often the compiler has unrolled the loop.
         return len(counted) / _exponentials(counted)
-    lanes: int = constants.get("BLOCK") or constants["GROUP"] * constants["CHUNK"] * constants["COLUMNS"]
+    if "ROWS" in constants:
+        lanes: int = constants["ROWS"] * constants["COLUMNS"]
+    else:
+        lanes = constants.get("BLOCK") or constants["GROUP"] * constants["CHUNK"] * constants["COLUMNS"]
     return len(counted) * warps * 32 / lanes
 
 
@@ -296,6 +313,39 @@ def cost(label: str, call: Launch, target_text: str) -> dict[str, Any]:
     }
 
 
+def write_budgets(records: list[dict[str, Any]]) -> None:
+    """Writes the largest cost of each kernel's variant over NVIDIA's targets, and 3 % more for the compiler to vary."""
+    budgets: dict[str, float] = {}
+    for record in records:
+        if "per_32_pairs" in record:
+            key = f"{record['kernel']} {record['variant']}"
+            budgets[key] = max(budgets.get(key, 0.0), round(1.03 * record["per_32_pairs"], 2))
+    BUDGETS.write_text(json.dumps(budgets, indent=1, sort_keys=True) + "\n")
+
+
+def compare(ref: str, arguments: list[str]) -> None:
+    """Prints what costs something else at another commit, from a checkout of it that goes again."""
+    here = Path(__file__).parents[1]
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder) / "base"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", there, ref], cwd=here, check=True)
+        try:
+            for root in (there, here):
+                command = [sys.executable, "-m", "benchmarks.static_cost", "--json", *arguments]
+                environment = os.environ | {"PYTHONPATH": str(root)}
+                output = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, check=True).stdout
+                results.append({(r["kernel"], r["variant"], r["target"]): r for r in json.loads(output)})
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", there], cwd=here, check=True)
+    before, after = results
+    for key in sorted(before.keys() | after.keys()):
+        old, new = (side.get(key, {}) for side in (before, after))
+        for what in ("per_32_pairs", "registers", "spill_bytes", "shared_bytes"):
+            if old.get(what) != new.get(what):
+                print(f"{key[0]:36} {key[1]:32} {key[2]:11} {what}: {old.get(what, '-')} -> {new.get(what, '-')}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--targets", nargs="+", default=TARGETS)
@@ -303,7 +353,12 @@ def main() -> None:
     parser.add_argument("--tile-sizes", nargs="+", type=int, default=(16,))
     parser.add_argument("--kernels", nargs="+", help="only kernels whose name contains one of these")
     parser.add_argument("--json", action="store_true", help="print a list of records")
+    parser.add_argument("--base", metavar="REF", help="compare with another commit")
+    parser.add_argument("--write-budgets", action="store_true", help=f"write {BUDGETS.name}")
     options = parser.parse_args()
+    if options.base:
+        compare(options.base, [argument for argument in sys.argv[1:] if argument not in ("--base", options.base)])
+        return
     records = []
     if not options.json:
         print(
@@ -326,6 +381,8 @@ def main() -> None:
     if options.json:
         json.dump(records, sys.stdout, indent=1)
         print()
+    if options.write_budgets:
+        write_budgets(records)
 
 
 if __name__ == "__main__":

@@ -310,3 +310,49 @@ def test_a_gradient_that_overflows_is_left_out_and_an_infinite_one_is_not(backen
         assert torch.equal(one[1:], other[1:]), name
     assert all(gradient.isfinite().all() for gradient in overflown)
     assert not infinite[0][0].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bands_list_the_same_pairs(backend):
+    scene = scenes.make(scenes.Structure(n=10, cameras=2, width=9, height=18, size=4.0, seed=2), torch.float32)
+    whole, meta = run(scene, backend=backend, tile_size=4)
+    parts, banded = run(scene, backend=backend, tile_size=4, memory_budget=meta["memory"]["peak_bytes"] // 3)
+    assert banded["memory"]["bands"] >= 3
+    assert banded["memory"]["pairs"] == meta["memory"]["pairs"]
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bad_rows_are_found(backend):
+    structure = scenes.Structure(n=5, cameras=2, per_camera_colors=True, width=8, height=8, seed=1)
+    scene = scenes.make(structure, torch.float32)
+    scene["quats"][1] = 0.0
+    scene["quats"][2] = 1e-13
+    scene["colors"][1, 3, 0] = math.nan
+    found, meta = run(scene, backend=backend, packed=False)
+    assert int(meta["n_invalid"]) == 3
+    assert not meta["radii"][:, 1:4].any()
+    assert not found["v_quats"][1:4].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tile_height", [3, 250, 300])
+def test_ids_of_pairs_whether_keys_are_short_or_long(backend, tile_height):
+    """Up to 65,536 tiles fit into 16 bits."""
+    generator = torch.Generator().manual_seed(0)
+    size = torch.tensor([250.0, tile_height]) * 4
+    means2d = torch.rand(1, 40, 2, generator=generator) * size
+    means2d[0, 0] = size - 1
+    radii = torch.full((1, 40, 2), 3, dtype=torch.int32)
+    depths = 1 + torch.rand(1, 40, generator=generator)
+    _, ids, flatten_ids = tsplat.isect_tiles(means2d, radii, depths, 4, 250, tile_height, backend=backend)
+    assert torch.equal(ids, ids.sort().values)
+    rows = flatten_ids.long()
+    assert torch.equal((ids & 0xFFFFFFFF).int().view(torch.float32), depths[0, rows])
+    tiles = ids >> 32
+    x, y = tiles % 250, tiles // 250
+    reach = (torch.stack([x, y], -1) * 4 + 2 - means2d[0, rows]).abs()
+    assert (reach < 3 + 2).all()
+    assert len(set(zip(tiles.tolist(), rows.tolist()))) == len(rows)
+    offsets = tsplat.isect_offset_encode(ids, 1, 250, tile_height)
+    assert offsets.flatten()[int(tiles[-1])] <= len(rows) - 1

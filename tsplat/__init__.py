@@ -12,6 +12,7 @@ from .checks import (
 from .compositing import rasterize_to_pixels
 from .intersection import isect_offset_encode, isect_tiles
 from .memory import MemoryBudgetError
+from .photometric import l1_and_ssim, l1_ssim_loss
 from .projection import fully_fused_projection, quat_scale_to_covar_preci
 from .rasterization import rasterization
 from .spherical_harmonics import spherical_harmonics
@@ -33,6 +34,8 @@ __all__ = [
     "fully_fused_projection",
     "isect_offset_encode",
     "isect_tiles",
+    "l1_and_ssim",
+    "l1_ssim_loss",
     "quat_scale_to_covar_preci",
     "rasterization",
     "rasterize_to_pixels",

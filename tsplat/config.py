@@ -7,6 +7,7 @@ the kernels read their thresholds from it and from nowhere else.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Final, Literal
 
 ALPHA_MIN: Final = 1.0 / 255.0
@@ -31,6 +32,13 @@ DEPTH_ALPHA_MIN: Final = 1e-10
 """Expected depth divides by max(alpha, this)."""
 
 SH_DEGREE_MAX: Final = 4
+
+_WINDOW: Final = [math.exp(-0.5 * (place / 1.5) ** 2) for place in range(-5, 6)]
+SSIM_TAPS: Final = tuple(value / sum(_WINDOW) for value in _WINDOW)
+"""The Gaussian window of SSIM along each axis: 11 taps, standard deviation 1.5 pixels."""
+
+SSIM_K1, SSIM_K2 = 0.01, 0.03
+"""What keeps the quotients of SSIM from dividing by zero, squared, for a data range of 1."""
 
 TILE_SIZES: Final = (4, 8, 16)
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ..backend import Backend
 from ..checks import ArgumentError, check_size
+from ..optimizer import Adam
 from ..scene.captures import View
 from ..scene.gaussians import Gaussians
 from .losses import loss, psnr
 from .rendering import Color, render
 
 CHECKED_EVERY = 100
-"""Steps between looks at whether the loss is a number, each of which waits for a GPU."""
+"""Steps between looks at whether loss and Gaussians are numbers, each of which waits for a GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ OnStep = Callable[[Progress], bool | None]
 
 
 class DivergedError(ArithmeticError):
-    """The loss is no longer a number."""
+    """The loss or a Gaussian is no longer a number."""
 
 
 def fit(
@@ -96,7 +97,7 @@ def fit(
 
     Raises:
         ArgumentError: There are no Gaussians or no views; or as :func:`tsplat.rasterization`.
-        DivergedError: The loss is no longer a number.
+        DivergedError: The loss or a Gaussian is no longer a number.
     """
     config = config or Config()
     if not len(gaussians) or not views:
@@ -113,8 +114,10 @@ def fit(
         "shN": config.shN_rate,
     }
     # Epsilon as in the field: gradients of single Gaussians are far below Adam's usual 1e-8.
-    optimizer = torch.optim.Adam(
-        [{"params": [tensor], "lr": rates[name]} for name, tensor in moving.tensors().items()], eps=1e-15
+    optimizer = Adam(
+        [{"params": [tensor], "lr": rates[name]} for name, tensor in moving.tensors().items()],
+        eps=1e-15,
+        backend=config.backend,
     )
     sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
     generator = torch.Generator().manual_seed(config.seed)
@@ -139,8 +142,14 @@ def fit(
         error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         image, error = image.detach(), error.detach()
-        if step % CHECKED_EVERY == 0 and not math.isfinite(float(error)):
-            raise DivergedError(f"training: the loss is {float(error)} at step {step}; check the rates and the data")
+        if step % CHECKED_EVERY == 0:
+            # Gaussians that are not finite are not drawn, so that the loss alone would not tell.
+            unsound = int((~still.sound).sum())
+            if unsound or not math.isfinite(float(error)):
+                raise DivergedError(
+                    f"training: at step {step} the loss is {float(error):.4g} and {unsound} of {len(still)} Gaussians "
+                    "are not finite; check the rates and the data"
+                )
         if on_step is not None and on_step(
             Progress(step + 1, config.steps, error, psnr(image.clamp(0, 1), truth), still)
         ):

@@ -1,0 +1,198 @@
+"""L1 and SSIM of two images in one pass, forward and backward.
+
+SSIM (Wang et al., "Image quality assessment: from error visibility to structural similarity", 2004) is a function of
+five means under a Gaussian window: of x, y, x^2, y^2 and xy. A program takes a block of rows and columns of one channel
+and walks down the image rows that its windows reach: each is blurred along x once, and added to every output row by its
+tap. Nothing blurred goes through memory.
+
+Forward keeps three maps, the derivatives A, B and C of SSIM by the means of x, x^2 and xy, 12 bytes a value; computing
+them again would read both images with twice the margin. Backward blurs them, as the window is symmetric: the gradient
+of the sum of SSIM is blur(A) + 2 x blur(B) + y blur(C). Sums are written per program and added in order: the same bits
+every time.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..config import SSIM_K1, SSIM_K2, SSIM_TAPS
+from .launch import guard, programs
+
+ROWS, COLUMNS = 16, 64
+RADIUS = tl.constexpr(len(SSIM_TAPS) // 2)
+
+
+@triton.jit
+def _block(n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Plane of this program, and its rows and columns."""
+    across = tl.cdiv(n_columns, COLUMNS)
+    down = tl.cdiv(n_rows, ROWS)
+    program = tl.program_id(0)
+    plane = (program // (across * down)).to(tl.int64)
+    rows = program // across % down * ROWS + tl.arange(0, ROWS)
+    columns = program % across * COLUMNS + tl.arange(0, COLUMNS)
+    return plane, rows, columns
+
+
+@triton.jit
+def _tap(taps, place):
+    """The window's value at places 0 to 2 RADIUS, zero elsewhere."""
+    return tl.load(taps + place, mask=(place >= 0) & (place <= 2 * RADIUS), other=0.0)
+
+
+@triton.jit
+def _l1_ssim_fwd_kernel(
+    image, truth, taps, sums, maps,
+    n_channels, height, width, size,
+    x_image, x_row, x_column, x_channel, y_image, y_row, y_column, y_channel,
+    VALID: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    dtype = maps.dtype.element_ty
+    plane, rows, columns = _block(height, width, ROWS, COLUMNS)
+    x = image + plane // n_channels * x_image + plane % n_channels * x_channel
+    y = truth + plane // n_channels * y_image + plane % n_channels * y_channel
+    mean_x = tl.zeros([ROWS, COLUMNS], dtype)
+    mean_y = mean_x
+    mean_xx = mean_x
+    mean_yy = mean_x
+    mean_xy = mean_x
+    first = tl.min(rows) - RADIUS
+    for step in range(ROWS + 2 * RADIUS):
+        row = first + step
+        zero = tl.zeros([COLUMNS], dtype)
+        along_x = zero
+        along_y = zero
+        along_xx = zero
+        along_yy = zero
+        along_xy = zero
+        for k in tl.static_range(2 * RADIUS + 1):
+            column = columns + (k - RADIUS)
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            a = tl.load(x + row * x_row + column * x_column, mask=inside, other=0.0).to(dtype)
+            b = tl.load(y + row * y_row + column * y_column, mask=inside, other=0.0).to(dtype)
+            weight = tl.load(taps + k)
+            along_x += weight * a
+            along_y += weight * b
+            along_xx += weight * a * a
+            along_yy += weight * b * b
+            along_xy += weight * a * b
+        down = _tap(taps, row - rows + RADIUS)[:, None]
+        mean_x += down * along_x[None, :]
+        mean_y += down * along_y[None, :]
+        mean_xx += down * along_xx[None, :]
+        mean_yy += down * along_yy[None, :]
+        mean_xy += down * along_xy[None, :]
+
+    r = rows[:, None]
+    c = columns[None, :]
+    inside = (r < height) & (c < width)
+    whole = inside
+    if VALID:
+        whole = (r >= RADIUS) & (r < height - RADIUS) & (c >= RADIUS) & (c < width - RADIUS)
+    d_luminance = mean_x * mean_x + mean_y * mean_y + C1
+    d_structure = (mean_xx - mean_x * mean_x) + (mean_yy - mean_y * mean_y) + C2
+    luminance = (2.0 * mean_x * mean_y + C1) / d_luminance
+    structure = (2.0 * (mean_xy - mean_x * mean_y) + C2) / d_structure
+    ssim = luminance * structure
+    by_mean = 2.0 * structure * (mean_y - mean_x * luminance) / d_luminance
+    by_mean += 2.0 * (mean_x * ssim - mean_y * luminance) / d_structure
+    out = maps + plane * height * width + r * width + c
+    tl.store(out, tl.where(whole, by_mean, 0.0), mask=inside)
+    tl.store(out + size, tl.where(whole, -ssim / d_structure, 0.0), mask=inside)
+    tl.store(out + 2 * size, tl.where(whole, 2.0 * luminance / d_structure, 0.0), mask=inside)
+    a = tl.load(x + r * x_row + c * x_column, mask=inside, other=0.0).to(dtype)
+    b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
+    tl.store(sums + tl.program_id(0) * 2, tl.sum(tl.abs(a - b)))
+    tl.store(sums + tl.program_id(0) * 2 + 1, tl.sum(tl.where(whole, ssim, 0.0)))
+
+
+@triton.jit
+def _l1_ssim_bwd_kernel(
+    image, truth, taps, maps, scales, v_image,
+    n_channels, height, width, size,
+    x_image, x_row, x_column, x_channel, y_image, y_row, y_column, y_channel,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    dtype = maps.dtype.element_ty
+    plane, rows, columns = _block(height, width, ROWS, COLUMNS)
+    start = maps + plane * height * width
+    by_mean = tl.zeros([ROWS, COLUMNS], dtype)
+    by_square = by_mean
+    by_product = by_mean
+    first = tl.min(rows) - RADIUS
+    for step in range(ROWS + 2 * RADIUS):
+        row = first + step
+        zero = tl.zeros([COLUMNS], dtype)
+        along_mean = zero
+        along_square = zero
+        along_product = zero
+        for k in tl.static_range(2 * RADIUS + 1):
+            column = columns + (k - RADIUS)
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            here = start + row * width + column
+            weight = tl.load(taps + k)
+            along_mean += weight * tl.load(here, mask=inside, other=0.0)
+            along_square += weight * tl.load(here + size, mask=inside, other=0.0)
+            along_product += weight * tl.load(here + 2 * size, mask=inside, other=0.0)
+        down = _tap(taps, row - rows + RADIUS)[:, None]
+        by_mean += down * along_mean[None, :]
+        by_square += down * along_square[None, :]
+        by_product += down * along_product[None, :]
+    r = rows[:, None]
+    c = columns[None, :]
+    inside = (r < height) & (c < width)
+    x = image + plane // n_channels * x_image + plane % n_channels * x_channel
+    y = truth + plane // n_channels * y_image + plane % n_channels * y_channel
+    a = tl.load(x + r * x_row + c * x_column, mask=inside, other=0.0).to(dtype)
+    b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
+    sign = tl.where(a > b, 1.0, tl.where(a < b, -1.0, 0.0)).to(dtype)
+    v = tl.load(scales) * sign + tl.load(scales + 1) * (by_mean + 2.0 * a * by_square + b * by_product)
+    batch = plane // n_channels
+    out = ((batch * height + r) * width + c) * n_channels + plane % n_channels
+    tl.store(v_image + out, v, mask=inside)
+
+
+def l1_ssim_fwd(image: Tensor, truth: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of |x - y| and of SSIM over all values, and what backward needs.
+
+    Args:
+        image, truth: [B, H, W, C] of any float type and strides.
+        valid: Whether SSIM is summed over windows inside the image only.
+        dtype: To compute in.
+
+    Returns:
+        [] and [], and maps [3, B, C, H, W]: the derivatives of SSIM by the windowed means of x, x^2 and xy.
+    """
+    n_batch, height, width, n_channels = image.shape
+    maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
+    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
+    sums = torch.empty(blocks, 2, dtype=dtype, device=image.device)
+    if blocks > 0:
+        with guard(image):
+            _l1_ssim_fwd_kernel[(programs(blocks, 1),)](
+                image, truth, _taps(maps), sums, maps,
+                n_channels, height, width, maps[0].numel(), *image.stride(), *truth.stride(),
+                VALID=valid, C1=SSIM_K1**2, C2=SSIM_K2**2, ROWS=ROWS, COLUMNS=COLUMNS,
+            )  # fmt: skip
+    l1, ssim = sums.sum(0)
+    return l1, ssim, maps
+
+
+def l1_ssim_bwd(image: Tensor, truth: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
+    """Gradient of the image, of scales[0] times the sum of |x - y| plus scales[1] times the sum of SSIM."""
+    n_batch, height, width, n_channels = image.shape
+    v_image = torch.empty(image.shape, dtype=maps.dtype, device=image.device)
+    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
+    if blocks > 0:
+        with guard(image):
+            _l1_ssim_bwd_kernel[(programs(blocks, 1),)](
+                image, truth, _taps(maps), maps, scales, v_image,
+                n_channels, height, width, maps[0].numel(), *image.stride(), *truth.stride(),
+                ROWS=ROWS, COLUMNS=COLUMNS,
+            )  # fmt: skip
+    return v_image
+
+
+def _taps(like: Tensor) -> Tensor:
+    return torch.tensor(SSIM_TAPS, dtype=like.dtype, device=like.device)
