@@ -316,7 +316,7 @@ def mixed_precision(case: Case, backend: str) -> float:
     return _same_bits(expected, found)
 
 
-def repeated(case: Case, backend: str, repeats: int = 3) -> float:
+def repeated(case: Case, backend: str, repeats: int = 10) -> float:
     """The same call gives the same bits, forward and backward."""
     structure = dataclasses.replace(case.structure, n=max(case.structure.n, 12) * 40 if backend == "torch" else 20)
     scene = _scene(structure, backend, torch.float32)

@@ -27,6 +27,8 @@ ALLOWED = {
     "rasterization": BASE | STAGES | {"memory", "reference", "validation"},
     "__init__": {"checks", "memory", "photometric", "rasterization", "validation"} | STAGES,
     "scene": {"checks", "config", "scene"},
+    "strategies": {"checks", "projection", "rows", "strategies"},
+    "compat": {"backend", "checks", "validation"} | STAGES,
     "training": {"__init__", "checks", "backend", "optimizer", "photometric", "rasterization", "scene", "training"},
     "cli": {"__init__", "checks", "backend", "rasterization", "scene", "training"},
     "__main__": {"cli"},

@@ -217,3 +217,17 @@ colors, _, _ = tsplat.rasterization(
 assert float(colors.max()) > 0.5
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_inria_preset_sees_nothing_nearer_than_a_fifth():
+    scene = scenes.make(scenes.Structure(n=2, cameras=1, width=16, height=16), torch.float64)
+    scene |= {"viewmats": torch.eye(4, dtype=torch.float64)[None], "opacities": torch.ones(2, dtype=torch.float64)}
+    scene["means"] = torch.tensor([[0.0, 0.0, 0.15], [0.0, 0.0, 0.25]], dtype=torch.float64)
+    for numerics, seen in (("gsplat-1.5", [True, True]), ("inria", [False, True])):
+        _, _, meta = tsplat.rasterization(**scene, packed=False, numerics=numerics)
+        assert (meta["radii"] > 0).all(-1)[0].tolist() == seen
+        radii, *_ = tsplat.fully_fused_projection(
+            scene["means"], None, *(scene[k] for k in ("quats", "scales", "viewmats", "Ks", "width", "height")),
+            numerics=numerics,
+        )  # fmt: skip
+        assert (radii > 0).all(-1)[0].tolist() == seen

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from .backend import launchers
-from .checks import ArgumentError, ShapeError, check_absent, check_devices, check_size, check_tensor, check_tile_size
+from .checks import (
+    ArgumentError,
+    ShapeError,
+    check_absent,
+    check_devices,
+    check_numerics,
+    check_size,
+    check_tensor,
+    check_tile_size,
+)
 from .config import DEFAULT_NUMERICS, Numerics
 from .rows import GaussianMajor, Pairs, TileGrid
 
@@ -152,6 +161,7 @@ def isect_tiles(
     conics: Tensor | None = None,
     opacities: Tensor | None = None,
     backend: str = "auto",
+    numerics: str = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs of projected Gaussian and tile; same as gsplat 1.5.3's, and fewer where conics and opacities are given.
 
@@ -167,7 +177,7 @@ def isect_tiles(
         conics, opacities: [..., N, 3] and [..., N], or packed. With both, only tiles that hold a pixel centre inside
             the ellipse on which alpha is 1/255 are listed (compositing loses nothing); without, tiles that overlap
             mean +- radii.
-        backend: As in :func:`tsplat.rasterization`.
+        backend, numerics: As in :func:`tsplat.rasterization`; whose constants the radii were made with.
 
     Returns:
         ``tiles_per_gauss`` int32 [..., N] or [nnz]; ``isect_ids`` int64 [M], image | tile | depth; ``flatten_ids``
@@ -210,6 +220,7 @@ def isect_tiles(
         image_ids,
         grid,
         (0, grid.n_tile_rows),
+        numerics=check_numerics(numerics),
         backend=backend,
         sort=sort,
     )

@@ -1,0 +1,1 @@
+"""Other rasterizers' names for what tsplat does."""
