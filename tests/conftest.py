@@ -8,7 +8,11 @@ import torch
 
 # Examples are the same on every run; `make fuzz` draws new ones.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, max_examples=20, print_blob=True)
-hypothesis.settings.load_profile("tests")
+# Whether any example fails is all that mutants ask, so none is made simpler.
+hypothesis.settings.register_profile(
+    "mutants", hypothesis.settings.get_profile("tests"), phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 
 def pytest_collection_modifyitems(items):

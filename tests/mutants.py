@@ -256,6 +256,7 @@ def is_caught(mutant: Mutant) -> tuple[bool, float]:
         shutil.copy(ROOT / "pyproject.toml", copy)
         mutant.apply(copy / "tsplat")
         environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["HYPOTHESIS_PROFILE"] = "mutants"
         environment["TRITON_INTERPRET"] = "1" if mutant.tests is KERNELS else "0"
         command = [
             sys.executable,

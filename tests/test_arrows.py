@@ -29,7 +29,17 @@ ALLOWED = {
     "scene": {"checks", "config", "scene"},
     "strategies": {"checks", "projection", "rows", "strategies"},
     "compat": {"backend", "checks", "validation"} | STAGES,
-    "training": {"__init__", "checks", "backend", "optimizer", "photometric", "rasterization", "scene", "training"},
+    "training": {
+        "__init__",
+        "checks",
+        "backend",
+        "optimizer",
+        "photometric",
+        "rasterization",
+        "scene",
+        "strategies",
+        "training",
+    },
     "cli": {"__init__", "checks", "backend", "rasterization", "scene", "training"},
     "__main__": {"cli"},
 }

@@ -9,8 +9,10 @@ import torch
 from tsplat import ArgumentError
 from tsplat.scene import Gaussians, View, intrinsics, look_at
 from tsplat.scene.images import to_bytes
+from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import Config, DivergedError, evaluate, fit, mean_psnr, mean_ssim, render, scene_extent
 from tsplat.training import trainer as trainer_module
+from tsplat.training.rendering import render_with_meta
 
 SKY = (0.2, 0.4, 0.7)
 
@@ -95,13 +97,15 @@ def test_the_rate_of_means_decays_to_a_hundredth(scene, monkeypatch):
 
     class Recording(trainer_module.Adam):
         def step(self, *arguments):
-            rates.append(self.param_groups[0]["lr"])
+            if self.param_groups[0]["params"][0].shape[1:] == (3,):
+                rates.append(self.param_groups[0]["lr"])
             return super().step(*arguments)
 
     monkeypatch.setattr(trainer_module, "Adam", Recording)
     fit(start, views, Config(steps=5, background=SKY))
     first = 1.6e-4 * scene_extent(views)
-    assert rates == pytest.approx([first * 0.01 ** (i / 5) for i in range(5)])
+    assert rates[::2] == pytest.approx([first * 0.01 ** (i / 5) for i in range(5)])
+    assert set(rates[1::2]) == {Config.scales_rate}
 
 
 def test_degrees_come_into_use_one_by_one(scene, monkeypatch):
@@ -110,9 +114,9 @@ def test_degrees_come_into_use_one_by_one(scene, monkeypatch):
 
     def recorded(*arguments, sh_degree, **options):
         degrees.append(sh_degree)
-        return render(*arguments, sh_degree=sh_degree, **options)
+        return render_with_meta(*arguments, sh_degree=sh_degree, **options)
 
-    monkeypatch.setattr(trainer_module, "render", recorded)
+    monkeypatch.setattr(trainer_module, "render_with_meta", recorded)
     fit(start, views, Config(steps=7, background=SKY))
     fit(start, views, Config(steps=7, background=SKY, sh_interval=2))
     assert degrees == [0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1]
@@ -124,9 +128,9 @@ def test_every_view_comes_once_before_any_comes_again(scene, monkeypatch):
 
     def recorded(gaussians, viewmat, *arguments, **options):
         seen.append(next(view.name for view in views if view.viewmat is viewmat))
-        return render(gaussians, viewmat, *arguments, **options)
+        return render_with_meta(gaussians, viewmat, *arguments, **options)
 
-    monkeypatch.setattr(trainer_module, "render", recorded)
+    monkeypatch.setattr(trainer_module, "render_with_meta", recorded)
     fit(start, views, Config(steps=12, background=SKY))
     assert sorted(seen[:6]) == sorted(seen[6:]) == [view.name for view in views]
     assert seen[:6] != seen[6:]
@@ -195,3 +199,22 @@ def test_views_that_cannot_be_trained_on():
     ):
         with pytest.raises(ArgumentError, match=words):
             View("a", *arguments)
+
+
+@pytest.mark.parametrize("name", ["default", "mcmc"])
+def test_a_strategy_changes_the_number_of_gaussians_alike_each_time(scene, name):
+    start, views = scene
+    results = []
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(5)
+        schedule = dict(refine_start_iter=2, refine_every=3, refine_stop_iter=20, generator=generator)
+        strategy = (
+            MCMCStrategy(cap_max=len(start) + 4, **schedule)
+            if name == "mcmc"
+            else DefaultStrategy(grow_grad2d=1e-9, **schedule)
+        )
+        results.append(fit(start, views, Config(steps=8, background=SKY, strategy=strategy)))
+    assert len(results[0]) == len(start) + 4 if name == "mcmc" else len(results[0]) > len(start)
+    for one, other in zip(*(result.tensors().values() for result in results)):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()

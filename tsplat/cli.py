@@ -19,6 +19,7 @@ from .rasterization import rasterization
 
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
+PRESETS = ("fixed", "default", "mcmc")
 CORE = ("torch", "triton", "numpy", "einops")
 EXTRAS = ("pillow", "rich", "scipy", "matplotlib", "pycolmap")
 
@@ -109,6 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
     train.add_argument("--steps", type=_count, default=7000, metavar="N", help="optimiser steps (7000)")
     train.add_argument("--downscale", type=_count, default=1, metavar="K", help="make photographs K times smaller (1)")
+    train.add_argument(
+        "--preset",
+        choices=PRESETS,
+        default="fixed",
+        help="how Gaussians come and go: not at all, default, mcmc (fixed)",
+    )
+    train.add_argument(
+        "--max-gaussians", type=_count, default=1_000_000, metavar="N", help="with mcmc, at most (1000000)"
+    )
     _add_common(train, seed=True)
 
     commands.add_parser("doctor", help="what is installed, and what would run", allow_abbrev=False)
@@ -138,6 +148,8 @@ def _train(arguments: argparse.Namespace) -> int:
         downscale=arguments.downscale,
         seed=arguments.seed,
         backend=arguments.backend,
+        preset=arguments.preset,
+        max_gaussians=arguments.max_gaussians,
     )
     return 0
 

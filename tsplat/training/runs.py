@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ..backend import Backend, choose
+from ..checks import check_choice, check_size
 from ..scene.cameras import intrinsics, orbit
 from ..scene.captures import Capture
 from ..scene.colmap import read_colmap
@@ -21,12 +22,16 @@ from ..scene.files import output_folder, write_json
 from ..scene.gaussians import Gaussians
 from ..scene.ply import write_ply
 from ..scene.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
+from ..strategies import DefaultStrategy, MCMCStrategy
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
 from .live import progress_display, stop_on_interrupt
 from .pictures import animation, contact_sheet, curve, side_by_side
 from .rendering import render
 from .trainer import Config, Progress, fit
+
+Preset = Literal["fixed", "default", "mcmc"]
+PRESETS = ("fixed", "default", "mcmc")
 
 TEST_TIMES = 12
 """How often held-out views are rendered while training."""
@@ -135,6 +140,8 @@ def train(
     seed: int = 0,
     sh_degree: int = 3,
     backend: Backend = "auto",
+    preset: Preset = "fixed",
+    max_gaussians: int = 1_000_000,
 ) -> dict[str, Any]:
     """Fits photographs with cameras by COLMAP, from its sparse points; every eighth image is held out.
 
@@ -145,7 +152,10 @@ def train(
         scene: A folder as :func:`tsplat.scene.read_colmap` takes it.
         out: The folder to write to; made if it is not there.
         downscale: How many times smaller to make the photographs.
-        seed: Of the order of views.
+        seed: Of the order of views, and of what strategies draw.
+        preset: ``"fixed"``, as many Gaussians as sparse points; ``"default"`` and ``"mcmc"``, the strategies of
+            :mod:`tsplat.strategies` with their own schedules.
+        max_gaussians: With ``"mcmc"``, how many there may be.
 
     Returns:
         What is in ``metrics.json``.
@@ -158,7 +168,15 @@ def train(
     """
     require("PIL", "matplotlib", "pycolmap", "rich", "scipy")
     device, words = pick_device(backend)
+    check_choice("preset", preset, PRESETS)
+    check_size("max_gaussians", max_gaussians)
+    generator = torch.Generator().manual_seed(seed)
     config = Config(steps=steps, seed=seed, backend=backend)
+    if preset == "default":
+        config = dataclasses.replace(config, strategy=DefaultStrategy(generator=generator))
+    elif preset == "mcmc":
+        strategy = MCMCStrategy(cap_max=max_gaussians, generator=generator)
+        config = dataclasses.replace(config, strategy=strategy, opacity_weight=0.01, scale_weight=0.01)
     with output_folder(out) as folder:
         capture = read_colmap(scene, downscale).to(device)
         print(words)
@@ -177,8 +195,10 @@ def _run(capture: Capture, sh_degree: int, config: Config, folder: Path) -> tupl
         flush=True,
     )
 
+    options: dict[str, Any] = dict(background=config.background, backend=config.backend)
+
     def judge(gaussians: Gaussians) -> list[Score]:
-        return evaluate(gaussians, capture.test, background=config.background, backend=config.backend)
+        return evaluate(gaussians, capture.test, **options)
 
     before = judge(start)
     history = History()
@@ -207,6 +227,7 @@ def _run(capture: Capture, sh_degree: int, config: Config, folder: Path) -> tupl
         "ssim": mean_ssim(after),
         "psnr_initial": _number(mean_psnr(before)),
         "ssim_initial": mean_ssim(before),
+        "psnr_train": _number(mean_psnr(evaluate(result, capture.train, **options))),
         "num_gaussians": len(result),
         "steps": done,
         "seconds": round(seconds, 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,12 @@ from ..checks import ArgumentError, check_size
 from ..optimizer import Adam
 from ..scene.captures import View
 from ..scene.gaussians import Gaussians
+from ..strategies import DefaultStrategy, MCMCStrategy
 from .losses import loss, psnr
-from .rendering import Color, render
+from .rendering import Color, render_with_meta
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Gaussians))
+RENAMED = {"log_scales": "scales", "opacity_logits": "opacities"}
 
 CHECKED_EVERY = 100
 """Steps between looks at whether loss and Gaussians are numbers, each of which waits for a GPU."""
@@ -34,6 +39,8 @@ class Config:
             shares its steps out among them.
         background: RGB behind everything.
         backend: As in :func:`tsplat.rasterization`.
+        strategy: When Gaussians are added, moved and removed; None to keep them as they are.
+        opacity_weight, scale_weight: Of the mean opacity and the mean scale in the loss, which the mcmc preset needs.
     """
 
     steps: int = 7000
@@ -48,6 +55,9 @@ class Config:
     sh_interval: int = 1000
     background: Color = (0.0, 0.0, 0.0)
     backend: Backend = "auto"
+    strategy: DefaultStrategy | MCMCStrategy | None = None
+    opacity_weight: float = 0.0
+    scale_weight: float = 0.0
 
     def __post_init__(self) -> None:
         check_size("steps", self.steps)
@@ -83,7 +93,7 @@ class DivergedError(ArithmeticError):
 def fit(
     gaussians: Gaussians, views: Sequence[View], config: Config | None = None, on_step: OnStep | None = None
 ) -> Gaussians:
-    """Minimises 0.8 L1 + 0.2 (1 - SSIM) over the views by Adam; the number of Gaussians stays as it is.
+    """Minimises 0.8 L1 + 0.2 (1 - SSIM) over the views by Adam; a strategy, if any, adds and removes Gaussians.
 
     Views come in random permutations, each once before any comes again. On one device and PyTorch build, equal
     arguments give equal results with the host backend.
@@ -102,31 +112,39 @@ def fit(
     config = config or Config()
     if not len(gaussians) or not views:
         raise ArgumentError(f"training: found {len(gaussians)} Gaussians and {len(views)} views; it needs some of both")
-    moving = gaussians.map(lambda tensor: tensor.detach().clone().requires_grad_())
-    still = moving.map(lambda tensor: tensor.detach())
-    means_rate = config.means_rate * scene_extent(views)
+    params: dict[str, Tensor] = {
+        RENAMED.get(name, name): torch.nn.Parameter(tensor.detach().clone())
+        for name, tensor in gaussians.tensors().items()
+    }
+    extent = scene_extent(views)
+    means_rate = config.means_rate * extent
     rates = {
         "means": means_rate,
-        "log_scales": config.scales_rate,
+        "scales": config.scales_rate,
         "quats": config.quats_rate,
-        "opacity_logits": config.opacities_rate,
+        "opacities": config.opacities_rate,
         "sh0": config.sh0_rate,
         "shN": config.shN_rate,
     }
     # Epsilon as in the field: gradients of single Gaussians are far below Adam's usual 1e-8.
-    optimizer = Adam(
-        [{"params": [tensor], "lr": rates[name]} for name, tensor in moving.tensors().items()],
-        eps=1e-15,
-        backend=config.backend,
-    )
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        name: Adam([tensor], lr=rates[name], eps=1e-15, backend=config.backend) for name, tensor in params.items()
+    }
+    strategy = config.strategy
+    state: dict[str, Any] = {}
+    if strategy is not None:
+        strategy.check_sanity(params, optimizers)
+        state = strategy.initialize_state(extent)
     sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
     generator = torch.Generator().manual_seed(config.seed)
     order: list[int] = []
     for step in range(config.steps):
         order = order or torch.randperm(len(views), generator=generator).tolist()
         view = views[order.pop()]
-        optimizer.param_groups[0]["lr"] = means_rate * config.means_decay ** (step / config.steps)
-        image = render(
+        lr = means_rate * config.means_decay ** (step / config.steps)
+        optimizers["means"].param_groups[0]["lr"] = lr
+        moving = _gaussians(params)
+        image, meta = render_with_meta(
             moving,
             view.viewmat,
             view.K,
@@ -138,9 +156,22 @@ def fit(
         )
         truth = view.pixels
         error = loss(image, truth)
-        optimizer.zero_grad()
-        error.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        total = error
+        if config.opacity_weight:
+            total = total + config.opacity_weight * moving.opacities.mean()
+        if config.scale_weight:
+            total = total + config.scale_weight * moving.scales.mean()
+        if strategy is not None:
+            strategy.step_pre_backward(params, optimizers, state, step, meta)
+        total.backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        if isinstance(strategy, MCMCStrategy):
+            strategy.step_post_backward(params, optimizers, state, step, meta, lr=lr)
+        elif strategy is not None:
+            strategy.step_post_backward(params, optimizers, state, step, meta)
+        still = _gaussians(params).map(lambda tensor: tensor.detach())
         image, error = image.detach(), error.detach()
         if step % CHECKED_EVERY == 0:
             # Gaussians that are not finite are not drawn, so that the loss alone would not tell.
@@ -155,6 +186,11 @@ def fit(
         ):
             break
     return still
+
+
+def _gaussians(params: dict[str, Tensor]) -> Gaussians:
+    """The parameters, which strategies know by the field's names, as Gaussians."""
+    return Gaussians(**{name: params[RENAMED.get(name, name)] for name in FIELDS})
 
 
 def scene_extent(views: Sequence[View]) -> float:
