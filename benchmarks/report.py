@@ -1,0 +1,68 @@
+"""Writes docs/performance.md and its plot from the figures in benchmarks/results: `python -m benchmarks.report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+PLOT = ROOT / "docs" / "performance.png"
+
+HEAD = """# Performance
+
+Milliseconds of `benchmarks/run.py`, medians with the 20th and 80th percentile, one table a device. Stages are forward
+alone; what the scenes are is said at the top of that file. What kernels cost in machine instructions, which needs no
+GPU, is printed by `python -m benchmarks.static_cost`; `make test` holds it to `benchmarks/budgets.json`.
+
+![Medians by scene](performance.png)
+"""
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    lines = ["| scene | backend | what | pairs | ms | 20 % to 80 % |", "| --- | --- | --- | ---: | ---: | ---: |"]
+    for r in records:
+        pairs = f"{r['pairs']:,}" if r["pairs"] else ""
+        spread = f"{r['p20']:.2f} to {r['p80']:.2f}"
+        lines.append(f"| {r['scene']} | {r['backend']} | {r['what']} | {pairs} | {r['p50']:.2f} | {spread} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.2 + 0.32 * sum(map(len, by_device.values()))), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    labels, values, colors = [], [], []
+    for device, records in by_device.items():
+        for r in records:
+            labels.append(f"{r['scene']} | {r['what']} ({r['backend']}, {device})")
+            values.append(r["p50"])
+            colors.append({"forward": "#3b6ea5", "forward + backward": "#c2410c"}.get(r["what"], "#b9c6d6"))
+    axes.barh(range(len(values)), values, color=colors)
+    axes.set_yticks(range(len(values)), labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="ms")
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(PLOT)
+
+
+def main() -> None:
+    by_device: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            by_device.setdefault(record["device"], []).append(record)
+    text = HEAD
+    for device, records in by_device.items():
+        text += f"\n## {device}, torch {records[0]['torch']}\n\n{table(records)}"
+    if not any("NVIDIA" in device or "AMD" in device for device in by_device):
+        text += "\nNo GPU has been measured yet: `benchmarks/gpu.sh` does it.\n"
+    PAGE.write_text(text)
+    plot(by_device)
+
+
+if __name__ == "__main__":
+    main()
