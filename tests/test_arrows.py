@@ -33,6 +33,7 @@ ALLOWED = {
         "__init__",
         "checks",
         "backend",
+        "memory",
         "optimizer",
         "photometric",
         "rasterization",
@@ -43,7 +44,7 @@ ALLOWED = {
     "cli": {"__init__", "checks", "backend", "rasterization", "scene", "training"},
     "__main__": {"cli"},
 }
-EXTRAS = {"pycolmap", "PIL", "rich", "scipy", "matplotlib", "tyro"}
+EXTRAS = {"pycolmap", "PIL", "rich", "scipy", "matplotlib", "tyro", "safetensors", "tensorboard", "torchmetrics"}
 
 
 def room(path):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tsplat import ArgumentError, BackendError
 from tsplat.scene import FileError, read_ply
-from tsplat.training import DemoSize, demo, runs, train
+from tsplat.training import DemoSize, RunConfig, Trainer, demo, train
 
 BANANA = Path(__file__).parents[2] / "shared/data/scenes/banana"
 
@@ -75,17 +75,15 @@ def test_the_picture_beside_the_truth_has_the_psnr_that_is_said(result):
 
 
 def test_ctrl_c_ends_training_and_writes_what_there_is(tmp_path, monkeypatch, capsys):
-    fit = runs.fit
+    advance = Trainer.advance
 
-    def interrupted(start, views, config, on_step):
-        def on_interrupted_step(progress):
-            if progress.step == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-            return on_step(progress)
+    def interrupted(trainer):
+        progress = advance(trainer)
+        if progress.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return progress
 
-        return fit(start, views, config, on_interrupted_step)
-
-    monkeypatch.setattr(runs, "fit", interrupted)
+    monkeypatch.setattr(Trainer, "advance", interrupted)
     metrics = demo(tmp_path, size=TINY, steps=10**6)
     assert metrics["steps"] == 3
     assert {path.name for path in tmp_path.iterdir()} == DEMO_FILES
@@ -96,7 +94,7 @@ def test_a_run_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise ArithmeticError
 
-    monkeypatch.setattr(runs, "fit", fail)
+    monkeypatch.setattr(Trainer, "advance", fail)
     with pytest.raises(ArithmeticError):
         demo(tmp_path / "a" / "b", size=TINY)
     assert not list(tmp_path.iterdir())
@@ -128,9 +126,10 @@ def test_equal_seeds_give_equal_models(tmp_path):
 
 @pytest.mark.skipif(not BANANA.is_dir(), reason="the shared scenes are not beside this checkout")
 def test_photographs_are_fitted(tmp_path):
-    metrics = train(BANANA, tmp_path / "run", steps=60, downscale=16)
+    metrics = train(RunConfig(scene=str(BANANA), steps=60, downscale=16), tmp_path / "run")
     assert metrics["psnr"] > metrics["psnr_initial"] + 3
     assert (metrics["num_gaussians"], metrics["steps"]) == (8150, 60)
     assert [view["name"] for view in metrics["views"]] == ["DSC_0423.JPG", "DSC_0431.JPG"]
-    assert {path.name for path in (tmp_path / "run").iterdir()} == DEMO_FILES - {"turntable.gif"}
+    found = {path.name for path in (tmp_path / "run").iterdir()}
+    assert found == DEMO_FILES - {"turntable.gif"} | {"checkpoints", "config.json"}
     assert sizes(tmp_path / "run" / "held_out") == {"000_DSC_0423.png": (100, 33), "001_DSC_0431.png": (100, 33)}

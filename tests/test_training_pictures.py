@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ import torch
 from PIL import Image
 
 from tsplat import ArgumentError
-from tsplat.scene import MissingExtraError, View
-from tsplat.training import History, Score
+from tsplat.scene import Gaussians, MissingExtraError, View
+from tsplat.training import History, Progress, Score
 from tsplat.training.live import progress_display, stop_on_interrupt
 from tsplat.training.pictures import CAPTION_HEIGHT, CELL_WIDTH, GAP, animation, contact_sheet, curve, side_by_side
 
@@ -82,7 +81,7 @@ def test_a_curve_shows_its_points(tmp_path):
 def test_a_history_takes_down_every_tenth_step_and_the_last():
     history = History()
     for step in range(1, 26):
-        history.record(SimpleNamespace(step=step, steps=25, psnr=torch.tensor(20.0 + step), loss=torch.tensor(0.5)))
+        history.record(Progress(step, 25, torch.tensor(0.5), torch.tensor(20.0 + step), GAUSSIANS))
     assert history.train_steps == [10, 20, 25]
     assert history.train_psnr == [30, 40, 45]
 
@@ -109,9 +108,12 @@ def test_missing_extras_are_named(tmp_path, monkeypatch, module):
     assert not list(tmp_path.iterdir())
 
 
+GAUSSIANS = Gaussians.from_points(torch.eye(3), torch.ones(3, 3), 0)
+
+
 def steps_of(n):
     for step in range(1, n + 1):
-        yield SimpleNamespace(step=step, steps=n, psnr=torch.tensor(20.0), loss=torch.tensor(0.125))
+        yield Progress(step, n, torch.tensor(0.125), torch.tensor(20.0), GAUSSIANS)
 
 
 def test_without_a_terminal_there_are_a_few_lines(capsys):
@@ -121,7 +123,9 @@ def test_without_a_terminal_there_are_a_few_lines(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert 8 <= len(lines) <= 12
     assert lines[-1].startswith("step 200/200  loss 0.1250  PSNR 20.00 dB")
+    assert "3 Gaussians" in lines[0]
     assert "steps/s" in lines[0]
+    assert "GiB" in lines[0]
 
 
 def test_in_a_terminal_there_is_a_bar(monkeypatch):

@@ -1,4 +1,4 @@
-"""The command ``tsplat``: demo, render, train, doctor."""
+"""The command ``tsplat``: demo, render, train, eval, doctor."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from .rasterization import rasterization
 
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
-PRESETS = ("fixed", "default", "mcmc")
 CORE = ("torch", "triton", "numpy", "einops")
-EXTRAS = ("pillow", "rich", "scipy", "matplotlib", "pycolmap")
+EXTRAS = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -40,9 +39,14 @@ def main(argv: list[str] | None = None) -> int:
         0; 2 after one line ``tsplat: error: ...`` on stderr about bad input; 130 after Ctrl-C outside training.
     """
     try:
-        arguments = _parser().parse_args(argv)
-        command = {"demo": _demo, "render": _render, "train": _train, "doctor": _doctor}[arguments.command]
-        return command(arguments)
+        parser = _parser()
+        arguments, rest = parser.parse_known_args(argv)
+        if arguments.command == "train":
+            return _train(rest)
+        if rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        commands = {"demo": _demo, "render": _render, "eval": _eval, "doctor": _doctor}
+        return commands[arguments.command](arguments)
     except KeyboardInterrupt:
         print("tsplat: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -70,7 +74,7 @@ def _fail(message: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="tsplat", description="3D Gaussian Splatting in Triton.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"tsplat {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,render,train,doctor}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,render,train,eval,doctor}")
 
     demo = commands.add_parser("demo", help="fit a small scene that needs no data", allow_abbrev=False)
     demo.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="folder to write to (demo)")
@@ -105,21 +109,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_common(render, seed=False)
 
-    train = commands.add_parser("train", help="fit photographs with cameras by COLMAP", allow_abbrev=False)
-    train.add_argument("scene", type=Path, metavar="SCENE", help="folder with images/ and sparse/0/")
-    train.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
-    train.add_argument("--steps", type=_count, default=7000, metavar="N", help="optimiser steps (7000)")
-    train.add_argument("--downscale", type=_count, default=1, metavar="K", help="make photographs K times smaller (1)")
-    train.add_argument(
-        "--preset",
-        choices=PRESETS,
-        default="fixed",
-        help="how Gaussians come and go: not at all, default, mcmc (fixed)",
-    )
-    train.add_argument(
-        "--max-gaussians", type=_count, default=1_000_000, metavar="N", help="with mcmc, at most (1000000)"
-    )
-    _add_common(train, seed=True)
+    commands.add_parser("train", help="fit photographs with cameras, or go on with it", add_help=False)
+
+    evaluate = commands.add_parser("eval", help="figures and pictures of a run", allow_abbrev=False)
+    evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
+    evaluate.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (RUN/eval)")
+    evaluate.add_argument("--scene", metavar="SCENE", help="photographs, if they are no longer where they were")
+    evaluate.add_argument("--lpips", choices=("alex", "vgg", "squeeze"), help="measure LPIPS by this network too")
+    evaluate.add_argument("--force", action="store_true", help="take parameters that look activated")
 
     commands.add_parser("doctor", help="what is installed, and what would run", allow_abbrev=False)
     return parser
@@ -138,19 +135,22 @@ def _demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(arguments: argparse.Namespace) -> int:
-    from .training import train
+def _train(rest: list[str]) -> int:
+    from .training import resume, train
+    from .training.options import Resume, parse, run_config
 
-    train(
-        arguments.scene,
-        arguments.out,
-        steps=arguments.steps,
-        downscale=arguments.downscale,
-        seed=arguments.seed,
-        backend=arguments.backend,
-        preset=arguments.preset,
-        max_gaussians=arguments.max_gaussians,
-    )
+    options = parse(rest)
+    if isinstance(options, Resume):
+        resume(options.run, stop_after=options.stop_after, force=options.force)
+    else:
+        train(run_config(options), options.out, stop_after=options.stop_after)
+    return 0
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from .training import evaluate_run
+
+    evaluate_run(arguments.run, out=arguments.out, scene=arguments.scene, lpips=arguments.lpips, force=arguments.force)
     return 0
 
 

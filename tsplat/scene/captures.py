@@ -19,6 +19,8 @@ class View:
         image: [H, W, 3] uint8 RGB.
         viewmat: [4, 4] world to camera; cameras look along +z, x right, y down.
         K: [3, 3] intrinsics in pixels of ``image``; pixel centres lie at +0.5.
+        mask: [H, W] bool, True where the picture counts; None where all of it does.
+        sparse: [P, 3] points seen in it: x and y in pixels of ``image``, and depth along z in the camera's frame.
 
     Raises:
         ArgumentError: Shapes or an element type that do not fit, values that are not finite, or a focal length that is
@@ -29,6 +31,8 @@ class View:
     image: Tensor
     viewmat: Tensor
     K: Tensor
+    mask: Tensor | None = None
+    sparse: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:

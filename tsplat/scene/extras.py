@@ -6,8 +6,11 @@ import importlib
 
 from ..checks import ArgumentError
 
-PACKAGES = {"PIL": "pillow", "matplotlib": "matplotlib", "pycolmap": "pycolmap", "rich": "rich", "scipy": "scipy"}
-"""Module -> the package that brings it; all of them come with the extra ``train``."""
+PACKAGES = {"PIL": "pillow"}
+"""Module -> the package that brings it, where they differ."""
+
+EXTRAS = {"torchmetrics": "lpips", "torchvision": "lpips"}
+"""Module -> the extra that it comes with; train for all others."""
 
 
 class MissingExtraError(ArgumentError, ImportError):
@@ -21,5 +24,6 @@ def require(*modules: str) -> None:
             importlib.import_module(module)
         except ImportError as error:
             package = PACKAGES.get(module, module)
+            extra = EXTRAS.get(module, "train")
             found = "is not installed" if getattr(error, "name", None) == module else f"does not import ({error})"
-            raise MissingExtraError(f"the package {package} {found}; run: pip install 'tsplat[train]'") from error
+            raise MissingExtraError(f"the package {package} {found}; run: pip install 'tsplat[{extra}]'") from error

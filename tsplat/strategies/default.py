@@ -42,6 +42,7 @@ class DefaultStrategy:
         absgrad: Whether to read `means2d.absgrad` (AbsGS, arXiv 2404.10484) in place of its gradient.
         revised_opacity: Whether split Gaussians get the opacity of which two cover like one.
         verbose: Whether to print what was done.
+        cap_max: Gaussians at most, those whose gradients are largest first; None for any number.
         key_for_gradient: Which entry of `info` has the gradient.
         generator: Of the places of split Gaussians; PyTorch's own if None.
     """
@@ -62,6 +63,7 @@ class DefaultStrategy:
     revised_opacity: bool = False
     verbose: bool = False
     key_for_gradient: str = "means2d"
+    cap_max: int | None = None
     generator: torch.Generator | None = None
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:
@@ -138,11 +140,20 @@ class DefaultStrategy:
         state["radii"].scatter_reduce_(0, ids, radii, "amax")
 
     def _grow(self, params: Parameters, optimizers: Optimizers, state: State, step: int) -> tuple[int, int]:
-        high = state["grad2d"] / state["count"].clamp_min(1) > self.grow_grad2d
+        gradients = state["grad2d"] / state["count"].clamp_min(1)
+        high = gradients > self.grow_grad2d
         small = params["scales"].detach().exp().amax(-1) <= self.grow_scale3d * state["scene_scale"]
         cloned, halved = high & small, high & ~small
         if step < self.refine_scale2d_stop_iter:
             halved |= state["radii"] > self.grow_scale2d
+        if self.cap_max is not None:
+            room = max(0, self.cap_max - len(gradients))
+            if int((cloned | halved).sum()) > room:
+                # Each adds one.
+                ranks = torch.where(cloned | halved, gradients, -1.0).argsort(descending=True, stable=True)
+                kept = torch.zeros_like(cloned)
+                kept[ranks[:room]] = True
+                cloned, halved = cloned & kept, halved & kept
         n_cloned, n_split = int(cloned.sum()), int(halved.sum())
         duplicate(params, optimizers, state, cloned)
         # Fresh copies stay whole.

@@ -1,29 +1,43 @@
 """Training: fit Gaussians to pictures, judge them, and show what came of it."""
 
+from .checkpoints import Checkpoint, CheckpointError, newest, read_checkpoint, write_checkpoint
+from .config import Config, RunConfig, preset, read_config
+from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
 from .losses import loss, psnr, ssim
 from .rendering import render
-from .runs import DemoSize, demo, pick_device, train
-from .trainer import Config, DivergedError, Progress, fit, scene_extent
+from .runs import evaluate_run, pick_device, resume, train
+from .trainer import DivergedError, Progress, Trainer, fit, scene_extent
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointError",
     "Config",
     "DemoSize",
     "DivergedError",
     "History",
     "Progress",
+    "RunConfig",
     "Score",
+    "Trainer",
     "demo",
     "evaluate",
+    "evaluate_run",
     "fit",
     "loss",
     "mean_psnr",
     "mean_ssim",
+    "newest",
     "pick_device",
+    "preset",
     "psnr",
+    "read_checkpoint",
+    "read_config",
     "render",
+    "resume",
     "scene_extent",
     "ssim",
     "train",
+    "write_checkpoint",
 ]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from ..backend import Backend
+from ..checks import check_choice
 from ..scene.captures import View
+from ..scene.extras import require
 from ..scene.gaussians import Gaussians
 from .losses import psnr, ssim
 from .rendering import Color, render
@@ -21,15 +27,19 @@ class Score:
 
     Attributes:
         view: The view.
-        image: [H, W, 3] as rendered, clamped to [0, 1].
+        image: [H, W, 3] as rendered, clamped to [0, 1]; where the view has a mask, its own picture outside.
         psnr: In dB.
         ssim: Over windows inside the picture.
+        seconds: To render it.
+        lpips: By the network asked for.
     """
 
     view: View
     image: Tensor
     psnr: float
     ssim: float
+    seconds: float = 0.0
+    lpips: float | None = None
 
 
 @torch.no_grad()
@@ -38,20 +48,92 @@ def evaluate(
     views: Sequence[View],
     *,
     background: Color = (0.0, 0.0, 0.0),
+    antialiased: bool = False,
+    lpips: str | None = None,
     backend: Backend = "auto",
 ) -> list[Score]:
     """Renders each view with all degrees there are, and measures.
 
+    Args:
+        lpips: The network of the perceptual distance (Zhang et al., 2018), "alex", "vgg" or "squeeze", if it is wanted.
+
     Raises:
         ArgumentError: A picture is smaller than the window of SSIM; or as :func:`tsplat.rasterization`.
+        MissingExtraError: torchmetrics or torchvision is not installed, which LPIPS needs.
     """
+    distance = None if lpips is None else _perceptual(lpips, gaussians.means.device)
     scores = []
     for view in views:
+        _wait(gaussians.means.device)
+        began = time.perf_counter()
         image = render(
-            gaussians, view.viewmat, view.K, view.width, view.height, background=background, backend=backend
+            gaussians,
+            view.viewmat,
+            view.K,
+            view.width,
+            view.height,
+            background=background,
+            antialiased=antialiased,
+            backend=backend,
         ).clamp(0, 1)
-        scores.append(Score(view, image, float(psnr(image, view.pixels)), float(ssim(image, view.pixels))))
+        _wait(gaussians.means.device)
+        seconds = time.perf_counter() - began
+        if view.mask is not None:
+            image = torch.where(view.mask[..., None], image, view.pixels)
+        scores.append(
+            Score(
+                view,
+                image,
+                float(psnr(image, view.pixels)),
+                float(ssim(image, view.pixels)),
+                seconds,
+                None if distance is None else distance(image, view.pixels),
+            )
+        )
     return scores
+
+
+def report(scores: Sequence[Score]) -> dict[str, Any]:
+    """Figures of views for JSON: means, and one by one."""
+    views = [
+        {
+            "name": score.view.name,
+            "psnr": shown(score.psnr),
+            "ssim": score.ssim,
+            "seconds": round(score.seconds, 6),
+            **({} if score.lpips is None else {"lpips": score.lpips}),
+        }
+        for score in scores
+    ]
+    means = {"psnr": shown(mean_psnr(scores)), "ssim": mean_ssim(scores)}
+    distances = [score.lpips for score in scores if score.lpips is not None]
+    if distances:
+        means["lpips"] = sum(distances) / len(distances)
+    return {**means, "seconds_per_image": sum(score.seconds for score in scores) / len(scores), "views": views}
+
+
+def shown(value: float) -> float | None:
+    """JSON has no infinity, which is the PSNR of equal pictures."""
+    return value if math.isfinite(value) else None
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _perceptual(network: str, device: torch.device) -> Callable[[Tensor, Tensor], float]:
+    """LPIPS of two pictures [H, W, 3] in [0, 1]."""
+    check_choice("lpips", network, ("alex", "vgg", "squeeze"))
+    require("torchmetrics", "torchvision")
+    from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
+
+    metric = LearnedPerceptualImagePatchSimilarity(network, normalize=True).to(device)
+
+    def distance(image: Tensor, truth: Tensor) -> float:
+        return float(metric(*(rearrange(picture, "h w c -> 1 c h w") for picture in (image, truth))))
+
+    return distance
 
 
 def mean_psnr(scores: Sequence[Score]) -> float:

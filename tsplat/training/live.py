@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from ..memory import used_memory
 from ..scene.extras import require
-from .history import EVERY
+from .history import History
 from .trainer import Progress
 
 LINES = 10
@@ -22,22 +23,31 @@ SMOOTHING = 0.8
 
 
 @contextlib.contextmanager
-def progress_display(steps: int) -> Iterator[Callable[[Progress], None]]:
-    """A callback that shows loss, PSNR, steps a second and time left: a bar in a terminal, a few lines elsewhere.
+def progress_display(steps: int, start: int = 0) -> Iterator[Callable[[Progress], None]]:
+    """A callback that shows loss, PSNR, Gaussians, speed, memory and time left: a bar in a terminal, lines elsewhere.
+
+    Args:
+        steps: Of the whole run.
+        start: Those taken before.
 
     Raises:
         MissingExtraError: rich is not installed, and stdout is a terminal.
     """
-    display = _bar(steps) if sys.stdout.isatty() else _lines(steps)
+    display = _bar(steps, start) if sys.stdout.isatty() else _lines(steps, start)
     with display as show:
         shown: float | None = None
 
         def on_step(progress: Progress) -> None:
             nonlocal shown
-            if progress.step % EVERY == 0 or progress.step in (1, steps):
+            if progress.step % History.EVERY == 0 or progress.step in (start + 1, steps):
                 psnr = float(progress.psnr)
                 shown = psnr if shown is None else SMOOTHING * shown + (1 - SMOOTHING) * psnr
-                show(progress.step, float(progress.loss), shown)
+                device = progress.gaussians.means.device
+                show(
+                    progress.step,
+                    f"loss {float(progress.loss):.4f}  PSNR {shown:.2f} dB  {len(progress.gaussians)} Gaussians",
+                    f"{used_memory(device) / 2**30:.1f} GiB",
+                )
 
         yield on_step
 
@@ -64,11 +74,11 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-Show = Callable[[int, float, float], None]
+Show = Callable[[int, str, str], None]
 
 
 @contextlib.contextmanager
-def _bar(steps: int) -> Iterator[Show]:
+def _bar(steps: int, first: int) -> Iterator[Show]:
     require("rich")
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -78,33 +88,30 @@ def _bar(steps: int) -> Iterator[Show]:
         TextColumn("training"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}  PSNR {task.fields[psnr]:.2f} dB  {task.fields[speed]:.1f} steps/s"),
+        TextColumn("{task.fields[figures]}  {task.fields[speed]:.1f} steps/s  {task.fields[memory]}"),
         TimeRemainingColumn(),
     )
     with Bar(*columns, expand=True) as bar:
-        task = bar.add_task("training", total=steps, loss=0.0, psnr=0.0, speed=0.0)
+        task = bar.add_task("training", total=steps, completed=first, figures="", speed=0.0, memory="")
 
-        def show(step: int, loss: float, psnr: float) -> None:
-            speed = step / (time.perf_counter() - start)
-            bar.update(task, completed=step, loss=loss, psnr=psnr, speed=speed)
+        def show(step: int, figures: str, memory: str) -> None:
+            speed = (step - first) / (time.perf_counter() - start)
+            bar.update(task, completed=step, figures=figures, speed=speed, memory=memory)
 
         yield show
 
 
 @contextlib.contextmanager
-def _lines(steps: int) -> Iterator[Show]:
-    start, due = time.perf_counter(), 0.0
+def _lines(steps: int, first: int) -> Iterator[Show]:
+    start, due = time.perf_counter(), float(first)
 
-    def show(step: int, loss: float, psnr: float) -> None:
+    def show(step: int, figures: str, memory: str) -> None:
         nonlocal due
         if step < due and step < steps:
             return
         due += steps / LINES
-        seconds = time.perf_counter() - start
-        print(
-            f"step {step}/{steps}  loss {loss:.4f}  PSNR {psnr:.2f} dB  {step / seconds:.1f} steps/s  "
-            f"{seconds * (steps - step) / step:.0f} s left",
-            flush=True,
-        )
+        speed = (step - first) / (time.perf_counter() - start)
+        left = (steps - step) / speed
+        print(f"step {step}/{steps}  {figures}  {speed:.1f} steps/s  {memory}  {left:.0f} s left", flush=True)
 
     yield show

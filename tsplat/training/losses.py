@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..checks import ShapeError
@@ -31,3 +32,18 @@ def ssim(image: Tensor, truth: Tensor, *, padding: str = "valid") -> Tensor:
 def loss(image: Tensor, truth: Tensor) -> Tensor:
     """0.8 L1 + 0.2 (1 - SSIM), as in 3D Gaussian Splatting (Kerbl et al., 2023), equation 7. []"""
     return l1_ssim_loss(image, truth)
+
+
+def depth_error(depth: Tensor, sparse: Tensor) -> Tensor:
+    """Mean difference between the inverse expected depth at sparse points and the points' own, 1 / world units. []
+
+    Args:
+        depth: [H, W] expected depths along z, camera frame; zero or less where nothing is seen counts as infinitely
+            far. Differentiable.
+        sparse: [P, 3] pixel x and y of points, with pixel centres at +0.5, and their depths along z, positive.
+    """
+    size = sparse.new_tensor([depth.shape[1], depth.shape[0]])
+    grid = (2 * sparse[:, :2] / size - 1)[None, None]
+    found = torch.nn.functional.grid_sample(depth.float()[None, None], grid, align_corners=False)[0, 0, 0]
+    inverse = torch.where(found > 0, 1 / torch.where(found > 0, found, 1.0), 0.0)
+    return (inverse - 1 / sparse[:, 2]).abs().mean()

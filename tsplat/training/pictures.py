@@ -71,7 +71,7 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
 
 
 def curve(path: str | os.PathLike[str], history: History) -> None:
-    """A PNG of PSNR over steps: of the views fitted, one by one, and of the views held out, their mean.
+    """A PNG of PSNR over steps: of the views fitted, one by one, and of those held out, their mean; and of Gaussians.
 
     Raises:
         MissingExtraError: Matplotlib is not installed.
@@ -86,6 +86,10 @@ def curve(path: str | os.PathLike[str], history: History) -> None:
     axes.plot(history.test_steps, history.test_psnr, color="#c2410c", marker="o", markersize=4, label="views held out")
     axes.set(xlabel="steps", ylabel="PSNR in dB", xlim=(0, None))
     axes.grid(alpha=0.3)
+    if len(set(history.test_gaussians)) > 1:
+        counts = axes.twinx()
+        counts.plot(history.test_steps, history.test_gaussians, color="#6b7280", linestyle="--", linewidth=1)
+        counts.set(ylabel="Gaussians (dashed)", ylim=(0, None))
     axes.legend(loc="lower right")
     with write_whole(path) as file:
         figure.savefig(file, format="png")

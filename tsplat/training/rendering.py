@@ -22,22 +22,32 @@ def render_with_meta(
     *,
     background: Color = (0.0, 0.0, 0.0),
     sh_degree: int | None = None,
+    render_mode: str = "RGB",
+    antialiased: bool = False,
+    absgrad: bool = False,
     backend: Backend = "auto",
-) -> tuple[Tensor, dict[str, Any]]:
-    """Renders RGB [height, width, 3], not clamped, differentiable with respect to the Gaussians' raw parameters.
-
-    With it comes ``meta`` of :func:`tsplat.rasterization`, of rows that are not packed.
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Renders a view, not clamped, differentiable with respect to the Gaussians' raw parameters.
 
     Args:
         viewmat, K: [4, 4] world to camera and [3, 3] intrinsics, on the Gaussians' device.
         background: RGB behind everything.
         sh_degree: Highest degree of spherical harmonics to use; all there are where None.
+        render_mode, absgrad: As in :func:`tsplat.rasterization`.
+        antialiased: Whether opacities make up for the blur of projection.
+
+    Returns:
+        Channels [height, width, D] as `render_mode` says, alphas [height, width, 1], and ``meta`` of
+        :func:`tsplat.rasterization`, of rows that are not packed.
 
     Raises:
         ArgumentError, BackendError: As :func:`tsplat.rasterization`.
     """
     degree = gaussians.sh_degree if sh_degree is None else sh_degree
-    colors, _, meta = rasterization(
+    backgrounds = None
+    if "RGB" in render_mode:
+        backgrounds = gaussians.means.new_tensor(background)[None]
+    colors, alphas, meta = rasterization(
         gaussians.means,
         gaussians.quats,
         gaussians.scales,
@@ -48,11 +58,14 @@ def render_with_meta(
         width,
         height,
         sh_degree=degree,
-        backgrounds=gaussians.means.new_tensor(background)[None],
+        backgrounds=backgrounds,
         packed=False,
+        render_mode=render_mode,
+        rasterize_mode="antialiased" if antialiased else "classic",
+        absgrad=absgrad,
         backend=backend,
     )
-    return colors[0], meta
+    return colors[0], alphas[0], meta
 
 
 def render(
@@ -64,9 +77,18 @@ def render(
     *,
     background: Color = (0.0, 0.0, 0.0),
     sh_degree: int | None = None,
+    antialiased: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """As :func:`render_with_meta`, the picture alone."""
+    """As :func:`render_with_meta`, RGB [height, width, 3] alone."""
     return render_with_meta(
-        gaussians, viewmat, K, width, height, background=background, sh_degree=sh_degree, backend=backend
+        gaussians,
+        viewmat,
+        K,
+        width,
+        height,
+        background=background,
+        sh_degree=sh_degree,
+        antialiased=antialiased,
+        backend=backend,
     )[0]

@@ -1,72 +1,41 @@
-"""Whole runs: read or make a scene, fit it, judge it on held-out views, and write down what came of it."""
+"""Whole runs: read a scene, fit it, judge it on views held out, keep what there is, and go on from it later."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from ..backend import Backend, choose
-from ..checks import check_choice, check_size
-from ..scene.cameras import intrinsics, orbit
-from ..scene.captures import Capture
+from ..checks import check_size
+from ..scene.captures import Capture, View
 from ..scene.colmap import read_colmap
 from ..scene.extras import require
-from ..scene.files import output_folder, write_json
+from ..scene.files import FileError, output_folder, write_json
 from ..scene.gaussians import Gaussians
 from ..scene.ply import write_ply
-from ..scene.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
-from ..strategies import DefaultStrategy, MCMCStrategy
-from .evaluation import Score, evaluate, mean_psnr, mean_ssim
-from .history import History
+from .checkpoints import Checkpoint, clean, newest, read_checkpoint, write_checkpoint
+from .config import RunConfig, to_json
+from .evaluation import Score, evaluate, mean_psnr, mean_ssim, report, shown
+from .history import History, Watch
 from .live import progress_display, stop_on_interrupt
-from .pictures import animation, contact_sheet, curve, side_by_side
-from .rendering import render
-from .trainer import Config, Progress, fit
+from .pictures import contact_sheet, curve, side_by_side
+from .randomness import random_state, set_random_state
+from .trainer import FIELDS, RENAMED, DivergedError, Progress, Trainer
 
-Preset = Literal["fixed", "default", "mcmc"]
-PRESETS = ("fixed", "default", "mcmc")
+TEST_TIMES, SAVE_TIMES = 12, 4
+"""How often held-out views are rendered while training, and how often it is saved, unless told."""
 
-TEST_TIMES = 12
-"""How often held-out views are rendered while training."""
+CONFIG = "config.json"
 
-SHORT_RUN = Config(means_rate=6.4e-4, scales_rate=1e-2, quats_rate=4e-3, sh0_rate=1e-2, shN_rate=1e-3)
-"""For about a thousand steps: the rates of :class:`Config` are meant for thirty times as many."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DemoSize:
-    """How big the demo is.
-
-    Attributes:
-        width, height: Picture size in pixels.
-        n_train, n_test: Views to fit, and views held out.
-        n_points: Gaussians.
-        sh_degree: Highest degree of spherical harmonics.
-        steps: Optimiser steps.
-        frames: Of the turntable.
-        frame_scale: How many times larger than the pictures the turntable is.
-    """
-
-    width: int
-    height: int
-    n_train: int
-    n_test: int
-    n_points: int
-    sh_degree: int
-    steps: int
-    frames: int
-    frame_scale: float = 1.0
-
-
-ON_CPU = DemoSize(176, 132, n_train=32, n_test=4, n_points=6000, sh_degree=1, steps=1200, frames=40, frame_scale=2)
-ON_GPU = DemoSize(480, 360, n_train=96, n_test=6, n_points=60_000, sh_degree=2, steps=4000, frames=72)
+OnStep = Callable[[Progress], None]
 
 
 def pick_device(backend: Backend = "auto") -> tuple[torch.device, str]:
@@ -80,191 +49,321 @@ def pick_device(backend: Backend = "auto") -> tuple[torch.device, str]:
     return device, f"backend {name} on {device}: {reason}"
 
 
-def demo(
-    out: str | os.PathLike[str],
-    *,
-    backend: Backend = "auto",
-    steps: int | None = None,
-    seed: int = 0,
-    size: DemoSize | None = None,
-) -> dict[str, Any]:
-    """Fits a procedural scene from a noisy coarse point cloud; needs no data.
+def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | None = None) -> dict[str, Any]:
+    """Fits photographs with cameras, from their sparse points.
 
-    Writes ``contact_sheet.png``, ``curve.png``, ``turntable.gif``, ``metrics.json`` and ``point_cloud.ply``.
+    Writes ``config.json``, ``checkpoints/``, ``held_out/`` with each view's photograph beside what was rendered,
+    ``contact_sheet.png``, ``curve.png``, ``metrics.json`` and ``point_cloud.ply``.
 
     Args:
+        config: The run; ``config.scene`` is a folder as :func:`tsplat.scene.read_colmap` takes it.
         out: The folder to write to; made if it is not there.
-        steps: In place of those of ``size``.
-        seed: Of the point cloud and of the order of views.
-        size: By default what a CPU, or a GPU with Triton, does in a few minutes.
+        stop_after: Steps after which to end early, with schedules as if not.
 
     Returns:
         What is in ``metrics.json``.
 
     Raises:
-        ArgumentError: An argument without meaning, or a folder that cannot be written to.
+        ArgumentError: As :func:`tsplat.scene.read_colmap`, or a folder that cannot be written to or has a run in it.
         BackendError: The backend cannot run here.
+        DivergedError: The loss or a Gaussian is no longer a number; the last state is saved under ``inspect/``.
         MissingExtraError: A package of the extra ``train`` is not installed.
     """
-    require("PIL", "matplotlib", "rich", "scipy")
-    device, words = pick_device(backend)
-    size = size or (ON_GPU if choose(device, backend)[0] == "triton" and device.type == "cuda" else ON_CPU)
-    config = dataclasses.replace(
-        SHORT_RUN, steps=size.steps if steps is None else steps, seed=seed, sh_interval=300, backend=backend
-    )
-    with output_folder(out) as folder:
-        capture = procedural_capture(
-            size.width, size.height, size.n_train, size.n_test, size.n_points, seed=seed, device=device
+    _require_extras()
+    device, words = pick_device(config.backend)
+    if (Path(out) / "checkpoints").exists():
+        raise FileError(f"{out}: has the checkpoints of another run; resume it, or choose another folder")
+    with output_folder(out) as folder, _deterministic(config):
+        capture = _read(config, device)
+        config = dataclasses.replace(config, background=capture.background)
+        start = Gaussians.from_points(capture.points, capture.colors, config.sh_degree)
+        trainer = Trainer(start, capture.train, config)
+        print(words)
+        metrics = fit_and_report(trainer, start, capture, folder, run=config, stop_after=stop_after)
+    print(f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply")
+    return metrics
+
+
+def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force: bool = False) -> dict[str, Any]:
+    """Goes on from the newest whole checkpoint of a run, as if it had never stopped.
+
+    Args:
+        run: The folder that :func:`train` wrote to, or one of its checkpoints.
+        stop_after: As of :func:`train`.
+        force: Whether to take parameters that look as if they had been through their activation already.
+
+    Returns, Raises:
+        As :func:`train`; and CheckpointError where no checkpoint is whole.
+    """
+    _require_extras()
+    path, troubles = newest(run)
+    for trouble in troubles:
+        print(f"passed over: {trouble}")
+    checkpoint = read_checkpoint(path, force=force)
+    config = checkpoint.config
+    device, words = pick_device(config.backend)
+    with output_folder(path.parent.parent) as folder, _deterministic(config):
+        clean(path.parent)
+        capture = _read(config, device)
+        start = Gaussians.from_points(capture.points, capture.colors, config.sh_degree)
+        trainer = Trainer(start, capture.train, config)
+        raw = checkpoint.gaussians.tensors()
+        scene = {f"params/{RENAMED.get(name, name)}": raw[name] for name in FIELDS}
+        trainer.restore({**checkpoint.tensors, **scene}, checkpoint.figures["trainer"])
+        print(words)
+        print(f"resumed {path.name}: {trainer.step} of {config.steps} steps, {len(checkpoint.gaussians)} Gaussians")
+        metrics = fit_and_report(
+            trainer, start, capture, folder, run=config, stop_after=stop_after, before=checkpoint.figures
         )
-        print(words)
-        metrics, gaussians = _run(capture, size.sh_degree, config, folder)
-        viewmats = _turntable(size.frames).to(device)
-        width, height = round(size.width * size.frame_scale), round(size.height * size.frame_scale)
-        K = intrinsics(width, height, FOV).to(device)
-        with torch.no_grad():
-            frames = [
-                render(gaussians, viewmat, K, width, height, background=capture.background, backend=backend)
-                for viewmat in viewmats
-            ]
-        animation(folder / "turntable.gif", frames)
-    print(f"written to {folder}: contact_sheet.png, curve.png, turntable.gif, metrics.json, point_cloud.ply")
+    print(f"written to {folder}")
     return metrics
 
 
-def train(
-    scene: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+def evaluate_run(
+    run: str | os.PathLike[str],
     *,
-    steps: int = Config.steps,
-    downscale: int = 1,
-    seed: int = 0,
-    sh_degree: int = 3,
-    backend: Backend = "auto",
-    preset: Preset = "fixed",
-    max_gaussians: int = 1_000_000,
+    out: str | os.PathLike[str] | None = None,
+    scene: str | None = None,
+    lpips: str | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
-    """Fits photographs with cameras by COLMAP, from its sparse points; every eighth image is held out.
+    """Judges the newest whole checkpoint of a run on its views held out.
 
-    Writes ``held_out/``, each view's photograph beside what was rendered, ``contact_sheet.png``, ``curve.png``,
-    ``metrics.json`` and ``point_cloud.ply``.
+    Writes ``metrics.json`` and ``held_out/`` into a folder for the step.
 
     Args:
-        scene: A folder as :func:`tsplat.scene.read_colmap` takes it.
-        out: The folder to write to; made if it is not there.
-        downscale: How many times smaller to make the photographs.
-        seed: Of the order of views, and of what strategies draw.
-        preset: ``"fixed"``, as many Gaussians as sparse points; ``"default"`` and ``"mcmc"``, the strategies of
-            :mod:`tsplat.strategies` with their own schedules.
-        max_gaussians: With ``"mcmc"``, how many there may be.
+        run: The folder that :func:`train` wrote to, or one of its checkpoints.
+        out: The folder that the step's goes into; ``eval`` in the run's where None.
+        scene: Where the photographs are, if not where they were.
+        lpips: As of :func:`tsplat.training.evaluate`.
+        force: As of :func:`resume`.
 
     Returns:
         What is in ``metrics.json``.
 
     Raises:
-        ArgumentError: As :func:`tsplat.scene.read_colmap`, or a folder that cannot be written to.
-        UnsupportedError: A camera with lens distortion.
-        BackendError: The backend cannot run here.
-        MissingExtraError: A package of the extra ``train`` is not installed.
+        As :func:`resume`.
     """
-    require("PIL", "matplotlib", "pycolmap", "rich", "scipy")
-    device, words = pick_device(backend)
-    check_choice("preset", preset, PRESETS)
-    check_size("max_gaussians", max_gaussians)
-    generator = torch.Generator().manual_seed(seed)
-    config = Config(steps=steps, seed=seed, backend=backend)
-    if preset == "default":
-        config = dataclasses.replace(config, strategy=DefaultStrategy(generator=generator))
-    elif preset == "mcmc":
-        strategy = MCMCStrategy(cap_max=max_gaussians, generator=generator)
-        config = dataclasses.replace(config, strategy=strategy, opacity_weight=0.01, scale_weight=0.01)
-    with output_folder(out) as folder:
-        capture = read_colmap(scene, downscale).to(device)
+    _require_extras()
+    path, troubles = newest(run)
+    for trouble in troubles:
+        print(f"passed over: {trouble}")
+    checkpoint = read_checkpoint(path, force=force)
+    config = checkpoint.config if scene is None else dataclasses.replace(checkpoint.config, scene=scene)
+    device, words = pick_device(config.backend)
+    with output_folder((path.parent.parent / "eval" if out is None else Path(out)) / path.name) as folder:
+        capture = _read(config, device)
         print(words)
-        metrics, _ = _run(capture, sh_degree, config, folder)
-    print(f"written to {folder}: held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply")
+        gaussians = checkpoint.gaussians.to(device)
+        scores = evaluate(
+            gaussians,
+            capture.test,
+            background=config.background,
+            antialiased=config.antialiased,
+            lpips=lpips,
+            backend=config.backend,
+        )
+        metrics = {
+            **report(scores),
+            "lpips_network": lpips,
+            "num_gaussians": len(gaussians),
+            "steps": checkpoint.step,
+            "checkpoint": path.name,
+        }
+        write_held_out(folder / "held_out", scores)
+        write_json(folder / "metrics.json", metrics)
+    print(f"{'view':24} {'PSNR':>9} {'SSIM':>7} {'ms':>8}")
+    for score in scores:
+        print(f"{score.view.name[:24]:24} {score.psnr:6.2f} dB {score.ssim:7.4f} {1000 * score.seconds:8.1f}")
+    print(f"{'mean of ' + str(len(scores)):24} {mean_psnr(scores):6.2f} dB {mean_ssim(scores):7.4f}")
+    print(f"step {checkpoint.step}, {len(gaussians)} Gaussians; written to {folder}")
     return metrics
 
 
-def _run(capture: Capture, sh_degree: int, config: Config, folder: Path) -> tuple[dict[str, Any], Gaussians]:
-    start = Gaussians.from_points(capture.points, capture.colors, sh_degree)
-    config = dataclasses.replace(config, background=capture.background)
+def fit_and_report(
+    trainer: Trainer,
+    start: Gaussians,
+    capture: Capture,
+    folder: Path,
+    *,
+    run: RunConfig | None = None,
+    stop_after: int | None = None,
+    before: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trains to the end, showing progress, and writes pictures, figures and the scene.
+
+    Args:
+        start: What training began with.
+        run: Of a run that keeps checkpoints; None for one that keeps none.
+        stop_after: Steps after which to end early.
+        before: Figures of the checkpoint that it goes on from.
+
+    Returns:
+        What is in ``metrics.json``.
+    """
+    if stop_after is not None:
+        check_size("stop_after", stop_after)
+    config = trainer.config
     view = capture.train[0]
     print(
         f"{len(capture.train)} views of about {view.width}x{view.height} to fit, {len(capture.test)} held out; "
-        f"{len(start)} Gaussians, {config.steps} steps",
+        f"{len(trainer.gaussians)} Gaussians, {config.steps} steps",
         flush=True,
     )
+    if config.views_per_step > 1:
+        print(f"{config.views_per_step} views a step: rates times {math.sqrt(config.views_per_step):.3g}")
 
-    options: dict[str, Any] = dict(background=config.background, backend=config.backend)
+    def judge(gaussians: Gaussians, views: Sequence[View]) -> list[Score]:
+        return evaluate(
+            gaussians,
+            views,
+            background=config.background,
+            antialiased=config.antialiased,
+            backend=config.backend,
+        )
 
-    def judge(gaussians: Gaussians) -> list[Score]:
-        return evaluate(gaussians, capture.test, **options)
-
-    before = judge(start)
-    history = History()
-    history.record_test(0, mean_psnr(before))
-    done, interval = 0, max(1, config.steps // TEST_TIMES)
+    first = judge(start, capture.test)
+    if run is not None:
+        write_json(folder / CONFIG, to_json(run))
+    history, watch, spent = History(), Watch(config.steps), 0.0
+    if before is None:
+        history.record_test(0, mean_psnr(first), len(start))
+    else:
+        history, spent = History(**before["history"]), before["seconds"]
+        watch.restore(before["watch"])
+        set_random_state(before["random"])
     began = time.perf_counter()
-    with stop_on_interrupt() as stopped, progress_display(config.steps) as show:
 
-        def on_step(progress: Progress) -> bool:
-            nonlocal done
-            done = progress.step
+    def save(name: str = "checkpoints") -> Path:
+        assert run is not None
+        seconds = spent + time.perf_counter() - began
+        return write_checkpoint(folder / name, _checkpoint(trainer, run, history, watch, seconds), run.keep)
+
+    def inspect(words: str) -> None:
+        kept = "" if run is None else f"; the step is kept in {save('inspect')}"
+        print(f"warning: {words}{kept}", flush=True)
+
+    last = min(config.steps, stop_after or config.steps)
+    eval_every = (run.eval_every if run else 0) or max(1, config.steps // TEST_TIMES)
+    save_every = (run.save_every if run else 0) or max(1, config.steps // SAVE_TIMES)
+    saved = trainer.step if before is not None else -1
+    with (
+        stop_on_interrupt() as stopped,
+        progress_display(config.steps, trainer.step) as show,
+        _tensorboard(folder, run) as log,
+    ):
+        while trainer.step < last and not stopped():
+            try:
+                progress = trainer.advance()
+            except DivergedError as error:
+                inspect(str(error))
+                raise
             show(progress)
             history.record(progress)
-            if done % interval == 0 and done < config.steps:
-                history.record_test(done, mean_psnr(judge(progress.gaussians)))
-            return stopped()
-
-        result = fit(start, capture.train, config, on_step)
-    seconds = time.perf_counter() - began
-    if done < config.steps:
-        print(f"ended after {done} of {config.steps} steps")
-    after = judge(result)
-    history.record_test(done, mean_psnr(after))
+            log(progress)
+            falling = watch.look(progress)
+            for words in filter(None, (progress.trouble, falling)):
+                inspect(words)
+            if progress.step % eval_every == 0 and progress.step < config.steps:
+                scores = judge(progress.gaussians, capture.test)
+                history.record_test(progress.step, mean_psnr(scores), len(progress.gaussians))
+            if run is not None and progress.step % save_every == 0:
+                save()
+                saved = progress.step
+    if run is not None and saved != trainer.step:
+        save()
+    seconds = spent + time.perf_counter() - began
+    if trainer.step < config.steps:
+        print(f"ended after {trainer.step} of {config.steps} steps")
+    result = trainer.gaussians
+    after = judge(result, capture.test)
+    history.record_test(trainer.step, mean_psnr(after), len(result))
     metrics = {
-        "psnr": _number(mean_psnr(after)),
-        "ssim": mean_ssim(after),
-        "psnr_initial": _number(mean_psnr(before)),
-        "ssim_initial": mean_ssim(before),
-        "psnr_train": _number(mean_psnr(evaluate(result, capture.train, **options))),
+        **report(after),
+        "psnr_initial": shown(mean_psnr(first)),
+        "ssim_initial": mean_ssim(first),
+        "psnr_train": shown(mean_psnr(judge(result, capture.train))),
         "num_gaussians": len(result),
-        "steps": done,
+        "steps": trainer.step,
         "seconds": round(seconds, 2),
         "seed": config.seed,
         "backend": choose(result.means.device, config.backend)[0],
         "device": str(result.means.device),
-        "views": [{"name": s.view.name, "psnr": _number(s.psnr), "ssim": s.ssim} for s in after],
     }
     print("held out     PSNR      SSIM")
-    for name, scores in (("before", before), ("after", after)):
+    for name, scores in (("before", first), ("after", after)):
         print(f"{name:9} {mean_psnr(scores):5.2f} dB  {mean_ssim(scores):.4f}")
-    _write(folder, result, before, after, history, metrics)
-    return metrics, result
-
-
-def _write(
-    folder: Path,
-    gaussians: Gaussians,
-    before: Sequence[Score],
-    after: Sequence[Score],
-    history: History,
-    metrics: dict[str, Any],
-) -> None:
-    write_ply(folder / "point_cloud.ply", gaussians)
-    contact_sheet(folder / "contact_sheet.png", before, after)
+    write_ply(folder / "point_cloud.ply", result)
+    contact_sheet(folder / "contact_sheet.png", first, after)
     curve(folder / "curve.png", history)
-    (folder / "held_out").mkdir(exist_ok=True)
-    for i, score in enumerate(after):
-        side_by_side(folder / "held_out" / f"{i:03d}_{Path(score.view.name).stem}.png", score)
+    write_held_out(folder / "held_out", after)
     write_json(folder / "metrics.json", metrics)
+    return metrics
 
 
-def _turntable(frames: int) -> torch.Tensor:
-    """Cameras once around the demo's scene. [frames, 4, 4]"""
-    return orbit(TARGET, ORBIT_RADIUS, [360 * i / frames for i in range(frames)], [28.0] * frames)
+def write_held_out(folder: Path, scores: list[Score]) -> None:
+    """Each view's photograph beside what was rendered, a PNG each."""
+    folder.mkdir(exist_ok=True)
+    for i, score in enumerate(scores):
+        side_by_side(folder / f"{i:03d}_{Path(score.view.name).stem}.png", score)
 
 
-def _number(value: float) -> float | None:
-    """JSON has no infinity, which is the PSNR of equal pictures."""
-    return value if math.isfinite(value) else None
+def _checkpoint(trainer: Trainer, run: RunConfig, history: History, watch: Watch, seconds: float) -> Checkpoint:
+    tensors, figures = trainer.state()
+    scene = {f"params/{RENAMED.get(name, name)}" for name in FIELDS}
+    return Checkpoint(
+        step=trainer.step,
+        gaussians=trainer.gaussians,
+        tensors={name: tensor for name, tensor in tensors.items() if name not in scene},
+        figures={
+            "trainer": figures,
+            "history": dataclasses.asdict(history),
+            "watch": watch.state(),
+            "random": random_state(),
+            "seconds": seconds,
+        },
+        config=run,
+    )
+
+
+def _read(config: RunConfig, device: torch.device) -> Capture:
+    return read_colmap(config.scene, config.downscale, config.test_every).to(device)
+
+
+def _require_extras() -> None:
+    require("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
+
+
+@contextlib.contextmanager
+def _deterministic(config: RunConfig) -> Iterator[None]:
+    """PyTorch's deterministic algorithms where the run asks for them; as it was afterwards."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(config.deterministic or before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextlib.contextmanager
+def _tensorboard(folder: Path, run: RunConfig | None) -> Iterator[OnStep]:
+    """A callback that writes figures for TensorBoard where the run asks for them."""
+    if run is None or not run.tensorboard:
+        yield lambda progress: None
+        return
+    require("tensorboard")
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+
+        def log(progress: Progress) -> None:
+            if progress.step % History.EVERY == 0:
+                figures: dict[str, Any] = {
+                    "loss": progress.loss,
+                    "psnr": progress.psnr,
+                    "gaussians": len(progress.gaussians),
+                }
+                for name, value in figures.items():
+                    writer.add_scalar(f"train/{name}", value, progress.step)
+
+        yield log

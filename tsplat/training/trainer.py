@@ -10,58 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import Backend
-from ..checks import ArgumentError, check_size
+from ..backend import full_precision
+from ..checks import ArgumentError
+from ..memory import FREE_SHARE, free_memory
 from ..optimizer import Adam
 from ..scene.captures import View
 from ..scene.gaussians import Gaussians
-from ..strategies import DefaultStrategy, MCMCStrategy
-from .losses import loss, psnr
+from ..strategies import MCMCStrategy
+from .adjustments import exposed, moved, no_exposures, no_motions
+from .config import Config
+from .losses import depth_error, loss, psnr
+from .precision import autocast_dtype
 from .rendering import Color, render_with_meta
+from .sampling import Sampler, generator_state, set_generator_state
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Gaussians))
+FIELDS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
 RENAMED = {"log_scales": "scales", "opacity_logits": "opacities"}
 
 CHECKED_EVERY = 100
 """Steps between looks at whether loss and Gaussians are numbers, each of which waits for a GPU."""
 
+SKIPPED_MAX = 10
+"""Steps in a row whose gradients may not be finite before training has diverged."""
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """How to train; the rates are those of 3D Gaussian Splatting (Kerbl et al., 2023).
-
-    Attributes:
-        steps: Optimiser steps, one view each.
-        seed: Of the order of views.
-        means_rate: Of the centres, in units of the scene's extent; decays exponentially to ``means_decay`` of it.
-        scales_rate, opacities_rate, quats_rate, sh0_rate, shN_rate: Of the raw parameters.
-        sh_interval: Steps after which one more degree of spherical harmonics is used; a run too short for all degrees
-            shares its steps out among them.
-        background: RGB behind everything.
-        backend: As in :func:`tsplat.rasterization`.
-        strategy: When Gaussians are added, moved and removed; None to keep them as they are.
-        opacity_weight, scale_weight: Of the mean opacity and the mean scale in the loss, which the mcmc preset needs.
-    """
-
-    steps: int = 7000
-    seed: int = 0
-    means_rate: float = 1.6e-4
-    means_decay: float = 0.01
-    scales_rate: float = 5e-3
-    opacities_rate: float = 5e-2
-    quats_rate: float = 1e-3
-    sh0_rate: float = 2.5e-3
-    shN_rate: float = 1.25e-4  # noqa: N815 - the field's name
-    sh_interval: int = 1000
-    background: Color = (0.0, 0.0, 0.0)
-    backend: Backend = "auto"
-    strategy: DefaultStrategy | MCMCStrategy | None = None
-    opacity_weight: float = 0.0
-    scale_weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_size("steps", self.steps)
-        check_size("sh_interval", self.sh_interval)
+COPIES = 9
+"""Parameters, gradients, two moments, and what replaces them while Gaussians are added."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +44,10 @@ class Progress:
     Attributes:
         step: Steps taken, from 1.
         steps: Steps there will be.
-        loss, psnr: Of the step's view before the step; [] on the device, so that waiting for it is the reader's choice.
+        loss, psnr: Means over the step's views before the step; [] on the device, so that waiting for them is the
+            reader's choice.
         gaussians: As they are now; they go on changing.
+        trouble: What went wrong without ending training, in words.
     """
 
     step: int
@@ -80,6 +55,7 @@ class Progress:
     loss: Tensor
     psnr: Tensor
     gaussians: Gaussians
+    trouble: str | None = None
 
 
 OnStep = Callable[[Progress], bool | None]
@@ -90,17 +66,321 @@ class DivergedError(ArithmeticError):
     """The loss or a Gaussian is no longer a number."""
 
 
-def fit(
-    gaussians: Gaussians, views: Sequence[View], config: Config | None = None, on_step: OnStep | None = None
-) -> Gaussians:
-    """Minimises 0.8 L1 + 0.2 (1 - SSIM) over the views by Adam; a strategy, if any, adds and removes Gaussians.
+class Trainer:
+    """Minimises 0.8 L1 + 0.2 (1 - SSIM) over views by Adam; a strategy, if any, adds and removes Gaussians.
 
     Views come in random permutations, each once before any comes again. On one device and PyTorch build, equal
-    arguments give equal results with the host backend.
+    arguments give equal results with the host backend, and so does going on from :meth:`state`.
 
     Args:
         gaussians: Where to start; not changed.
         views: Pictures and cameras, on the Gaussians' device.
+
+    Raises:
+        ArgumentError: There are no Gaussians or no views.
+    """
+
+    def __init__(self, gaussians: Gaussians, views: Sequence[View], config: Config) -> None:
+        if not len(gaussians) or not views:
+            raise ArgumentError(
+                f"training: found {len(gaussians)} Gaussians and {len(views)} views; it needs some of both"
+            )
+        self.config = config
+        self.step = 0
+        self._views = views
+        self._extent = scene_extent(views)
+        self._degree = gaussians.sh_degree
+        self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
+        self._device = gaussians.means.device
+        self._params: dict[str, Tensor] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        for name in FIELDS:
+            self._learn(RENAMED.get(name, name), gaussians.tensors()[name])
+        self._scene = tuple(self._params)
+        self._strategy_generator = torch.Generator().manual_seed(config.seed)
+        self._strategy = None
+        self._strategy_state: dict[str, Any] = {}
+        if config.strategy is not None:
+            generator = config.strategy.generator or self._strategy_generator
+            self._strategy_generator = generator
+            self._strategy = dataclasses.replace(config.strategy, generator=generator)
+            self._strategy.check_sanity(*self._of_scene())
+            self._strategy_state = self._strategy.initialize_state(self._extent)
+        if config.pose_refinement:
+            self._learn("motions", no_motions(len(views), gaussians.means))
+        if config.exposure:
+            self._learn("exposures", no_exposures(len(views), gaussians.means))
+        self._sampler = Sampler(len(views), config.seed)
+        self._backgrounds = torch.Generator().manual_seed(config.seed)
+        self._autocast = autocast_dtype(config.precision, self._device)
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=self._autocast is torch.float16)
+        self._skipped = 0
+
+    def _learn(self, name: str, start: Tensor) -> None:
+        n = self.config.views_per_step
+        parameter = torch.nn.Parameter(start.detach().clone())
+        # Epsilon as in the field: gradients of single Gaussians are far below Adam's usual 1e-8.
+        self._optimizers[name] = Adam(
+            [parameter],
+            lr=0.0,
+            betas=(0.9**n, 0.999**n),
+            eps=1e-15 / math.sqrt(n),
+            backend=self.config.backend,
+        )
+        self._params[name] = parameter
+
+    @property
+    def gaussians(self) -> Gaussians:
+        """As they are now, without gradients; they go on changing."""
+        return self._gaussians().map(lambda tensor: tensor.detach())
+
+    def advance(self) -> Progress:
+        """Takes a step.
+
+        Raises:
+            DivergedError: The loss or a Gaussian is no longer a number.
+            ArgumentError: As :func:`tsplat.rasterization`.
+        """
+        config, strategy = self.config, self._strategy
+        lr = self._set_rates()
+        losses, psnrs, metas = [], [], []
+        for _ in range(config.views_per_step):
+            error, fidelity, meta = self._fit_view(self._sampler.next())
+            losses.append(error)
+            psnrs.append(fidelity)
+            metas.append(meta)
+        trouble = self._update()
+        if strategy is not None:
+            self._guard_memory()
+            params, optimizers = self._of_scene()
+            arguments = (params, optimizers, self._strategy_state, self.step, self._joined(metas))
+            if isinstance(strategy, MCMCStrategy):
+                strategy.step_post_backward(*arguments, lr=lr)
+            else:
+                strategy.step_post_backward(*arguments)
+            self._params.update(params)
+        still = self.gaussians
+        error = torch.stack(losses).mean()
+        if self.step % CHECKED_EVERY == 0:
+            # Gaussians that are not finite are not drawn, so that the loss alone would not tell.
+            unsound = int((~still.sound).sum())
+            if unsound or not math.isfinite(float(error)):
+                raise DivergedError(
+                    f"training: at step {self.step} the loss is {float(error):.4g} and {unsound} of {len(still)} "
+                    "Gaussians are not finite; check the rates and the data"
+                )
+        self.step += 1
+        return Progress(self.step, config.steps, error, torch.stack(psnrs).mean(), still, trouble)
+
+    def _set_rates(self) -> float:
+        """Sets every rate for this step. Returns that of the means."""
+        config = self.config
+        decay: float = config.means_decay ** (self.step / config.steps)
+        rates = {
+            "means": config.means_rate * self._extent * decay,
+            "scales": config.scales_rate,
+            "quats": config.quats_rate,
+            "opacities": config.opacities_rate,
+            "sh0": config.sh0_rate,
+            "shN": config.shN_rate,
+            "motions": config.pose_rate * decay,
+            "exposures": config.exposure_rate * decay,
+        }
+        for name, optimizer in self._optimizers.items():
+            optimizer.param_groups[0]["lr"] = rates[name] * math.sqrt(config.views_per_step)
+        return rates["means"] * math.sqrt(config.views_per_step)
+
+    def _fit_view(self, index: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Adds a view's share to the gradients. Returns its loss, its PSNR, and `meta` of its picture."""
+        config, view = self.config, self._views[index]
+        moving = self._gaussians()
+        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+            image, meta = self._render(moving, view, index)
+            image, depth = image[..., :3], image[..., 3] if image.shape[-1] > 3 else None
+            truth = view.pixels
+            if config.exposure:
+                image = exposed(image, self._params["exposures"][index])
+            if view.mask is not None:
+                image = torch.where(view.mask[..., None], image, truth)
+            error = loss(image, truth)
+            total = error
+            if config.opacity_weight:
+                total = total + config.opacity_weight * moving.opacities.mean()
+            if config.scale_weight:
+                total = total + config.scale_weight * moving.scales.mean()
+            if depth is not None and view.sparse is not None and len(view.sparse):
+                total = total + config.depth_weight * self._extent * depth_error(depth, view.sparse)
+        if self._strategy is not None:
+            self._strategy.step_pre_backward(*self._of_scene(), self._strategy_state, self.step, meta)
+        self._scaler.scale(total / config.views_per_step).backward()  # type: ignore[no-untyped-call]
+        return error.detach(), psnr(image.detach().clamp(0, 1), truth), meta
+
+    def _render(self, moving: Gaussians, view: View, index: int) -> tuple[Tensor, dict[str, Any]]:
+        config = self.config
+        viewmat = view.viewmat
+        if config.pose_refinement:
+            with full_precision(self._device):
+                motion = self._params["motions"][index]
+                viewmat = moved(viewmat, torch.cat([motion[:3], self._extent * motion[3:]]))
+        background: Color = config.background
+        if config.random_background:
+            r, g, b = torch.rand(3, generator=self._backgrounds).tolist()
+            background = (r, g, b)
+        image, _, meta = render_with_meta(
+            moving,
+            viewmat,
+            view.K,
+            view.width,
+            view.height,
+            background=background,
+            sh_degree=min(self._degree, self.step // self._sh_interval),
+            render_mode="RGB+ED" if config.depth_weight else "RGB",
+            antialiased=config.antialiased,
+            absgrad=getattr(self._strategy, "absgrad", False),
+            backend=config.backend,
+        )
+        return image, meta
+
+    def _update(self) -> str | None:
+        """Takes the optimizers' step, unless a gradient is not finite. Returns what went wrong."""
+        for optimizer in self._optimizers.values():
+            self._scaler.unscale_(optimizer)
+        trouble = None
+        # Looking waits for a GPU; with gradient scaling the scaler looks, and leaves out steps itself.
+        if not self._scaler.is_enabled() and (self._device.type == "cpu" or self.step % CHECKED_EVERY == 0):
+            gradients = {name: p.grad for name, p in self._params.items() if p.grad is not None}
+            broken = [name for name, gradient in gradients.items() if not math.isfinite(float(gradient.norm()))]
+            self._skipped = self._skipped + 1 if broken else 0
+            if self._skipped >= SKIPPED_MAX:
+                raise DivergedError(
+                    f"training: the gradients of {', '.join(broken)} were not finite in {SKIPPED_MAX} steps in a row, "
+                    f"the last at step {self.step}; check the rates and the data"
+                )
+            if broken:
+                trouble = f"at step {self.step} the gradients of {', '.join(broken)} are not finite; it was left out"
+        if trouble is None:
+            for name, optimizer in self._optimizers.items():
+                if self.config.clip_gradients:
+                    torch.nn.utils.clip_grad_norm_(self._params[name], self.config.clip_gradients)
+                self._scaler.step(optimizer)
+        self._scaler.update()
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad()
+        return trouble
+
+    def _joined(self, metas: list[dict[str, Any]]) -> dict[str, Any]:
+        """`meta` of several views as of one call, with gradients as if the loss were not scaled."""
+        scale = self._scaler.get_scale()
+        if len(metas) == 1 and scale == 1:
+            return metas[0]
+        first = metas[0]
+        size = first["means2d"].new_tensor([first["width"], first["height"]])
+
+        def gradients(name: str) -> Tensor | None:
+            found = [getattr(meta["means2d"], name, None) for meta in metas]
+            if any(gradient is None for gradient in found):
+                return None
+            # Pixels of each view in units of the first's.
+            sizes = [size.new_tensor([meta["width"], meta["height"]]) for meta in metas]
+            return torch.cat([g * (s / size) / scale for g, s in zip(found, sizes, strict=True)])
+
+        means2d = torch.cat([meta["means2d"].detach() for meta in metas])
+        means2d.grad = gradients("grad")
+        if getattr(first["means2d"], "absgrad", None) is not None:
+            means2d.absgrad = gradients("absgrad")  # type: ignore[attr-defined]
+        radii = torch.cat([meta["radii"] for meta in metas])
+        return {**first, "means2d": means2d, "radii": radii, "n_cameras": len(metas)}
+
+    def _guard_memory(self) -> None:
+        """Tells the strategy how many Gaussians there may be, before it adds more than there is memory for."""
+        strategy = self._strategy
+        assert strategy is not None
+        if self.step % strategy.refine_every:
+            return
+        n = len(self._params["means"])
+        each = COPIES * sum(self._params[name][0].numel() * self._params[name].element_size() for name in self._scene)
+        room = int(FREE_SHARE * free_memory(self._device)) // each
+        most = min(self.config.max_gaussians, n + room)
+        assert self.config.strategy is not None
+        strategy.cap_max = min(most, self.config.strategy.cap_max or most)
+
+    def _of_scene(self) -> tuple[dict[str, Any], dict[str, torch.optim.Optimizer]]:
+        """The Gaussians' parameters with their optimizers, as strategies take them."""
+        return {n: self._params[n] for n in self._scene}, {n: self._optimizers[n] for n in self._scene}
+
+    def _gaussians(self) -> Gaussians:
+        """The parameters, which strategies know by the field's names, as Gaussians."""
+        return Gaussians(**{name: self._params[RENAMED.get(name, name)] for name in FIELDS})
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that training goes on from: tensors by name, and figures that JSON can hold."""
+        tensors = {f"params/{name}": p.detach() for name, p in self._params.items()}
+        adam_steps = {}
+        for name, optimizer in self._optimizers.items():
+            state = optimizer.state.get(self._params[name])
+            if state:
+                tensors |= {f"adam/{name}/{moment}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
+                adam_steps[name] = int(state["step"])
+        gathered = {k: v for k, v in self._strategy_state.items() if isinstance(v, Tensor)}
+        tensors |= {f"strategy/{key}": value for key, value in gathered.items()}
+        figures = {
+            "step": self.step,
+            "adam_steps": adam_steps,
+            "strategy": {k: v for k, v in self._strategy_state.items() if k not in gathered},
+            "strategy_generator": generator_state(self._strategy_generator),
+            "sampler": self._sampler.state(),
+            "backgrounds": generator_state(self._backgrounds),
+            "scaler": self._scaler.state_dict(),
+            "skipped": self._skipped,
+        }
+        return tensors, figures
+
+    def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any]) -> None:
+        """Goes on from a state, of the same views and configuration.
+
+        Raises:
+            ArgumentError: The state is of other views, or of a configuration that learns something else.
+        """
+        found = {name.removeprefix("params/") for name in tensors if name.startswith("params/")}
+        if found != set(self._params):
+            raise ArgumentError(
+                f"checkpoint: it holds {sorted(found)}, and the configuration asks for {sorted(self._params)}; "
+                "continue with the configuration that it was made with"
+            )
+        self._sampler.restore(figures["sampler"])
+        for name, optimizer in self._optimizers.items():
+            parameter = torch.nn.Parameter(tensors[f"params/{name}"].to(self._device).clone())
+            self._params[name] = parameter
+            optimizer.param_groups[0]["params"] = [parameter]
+            optimizer.state.clear()
+            if name in figures["adam_steps"]:
+                moments = {m: tensors[f"adam/{name}/{m}"].to(self._device).clone() for m in ("exp_avg", "exp_avg_sq")}
+                for moment in moments.values():
+                    if moment.shape != parameter.shape:
+                        raise ArgumentError(
+                            f"checkpoint: the moments of {name} are {list(moment.shape)}, "
+                            f"but it is {list(parameter.shape)}"
+                        )
+                optimizer.state[parameter] = {
+                    "step": torch.tensor(float(figures["adam_steps"][name])),
+                    **moments,
+                }
+        self._gaussians()  # shapes that do not go together are named here
+        self._strategy_state.update(figures["strategy"])
+        for name, tensor in tensors.items():
+            if name.startswith("strategy/"):
+                self._strategy_state[name.removeprefix("strategy/")] = tensor.to(self._device).clone()
+        set_generator_state(self._strategy_generator, figures["strategy_generator"])
+        set_generator_state(self._backgrounds, figures["backgrounds"])
+        self._scaler.load_state_dict(figures["scaler"])
+        self._skipped = figures["skipped"]
+        self.step = figures["step"]
+
+
+def fit(
+    gaussians: Gaussians, views: Sequence[View], config: Config | None = None, on_step: OnStep | None = None
+) -> Gaussians:
+    """Trains from start to end; see :class:`Trainer`.
 
     Returns:
         The Gaussians after the last step, without gradients.
@@ -109,88 +389,12 @@ def fit(
         ArgumentError: There are no Gaussians or no views; or as :func:`tsplat.rasterization`.
         DivergedError: The loss or a Gaussian is no longer a number.
     """
-    config = config or Config()
-    if not len(gaussians) or not views:
-        raise ArgumentError(f"training: found {len(gaussians)} Gaussians and {len(views)} views; it needs some of both")
-    params: dict[str, Tensor] = {
-        RENAMED.get(name, name): torch.nn.Parameter(tensor.detach().clone())
-        for name, tensor in gaussians.tensors().items()
-    }
-    extent = scene_extent(views)
-    means_rate = config.means_rate * extent
-    rates = {
-        "means": means_rate,
-        "scales": config.scales_rate,
-        "quats": config.quats_rate,
-        "opacities": config.opacities_rate,
-        "sh0": config.sh0_rate,
-        "shN": config.shN_rate,
-    }
-    # Epsilon as in the field: gradients of single Gaussians are far below Adam's usual 1e-8.
-    optimizers: dict[str, torch.optim.Optimizer] = {
-        name: Adam([tensor], lr=rates[name], eps=1e-15, backend=config.backend) for name, tensor in params.items()
-    }
-    strategy = config.strategy
-    state: dict[str, Any] = {}
-    if strategy is not None:
-        strategy.check_sanity(params, optimizers)
-        state = strategy.initialize_state(extent)
-    sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
-    generator = torch.Generator().manual_seed(config.seed)
-    order: list[int] = []
-    for step in range(config.steps):
-        order = order or torch.randperm(len(views), generator=generator).tolist()
-        view = views[order.pop()]
-        lr = means_rate * config.means_decay ** (step / config.steps)
-        optimizers["means"].param_groups[0]["lr"] = lr
-        moving = _gaussians(params)
-        image, meta = render_with_meta(
-            moving,
-            view.viewmat,
-            view.K,
-            view.width,
-            view.height,
-            background=config.background,
-            sh_degree=min(gaussians.sh_degree, step // sh_interval),
-            backend=config.backend,
-        )
-        truth = view.pixels
-        error = loss(image, truth)
-        total = error
-        if config.opacity_weight:
-            total = total + config.opacity_weight * moving.opacities.mean()
-        if config.scale_weight:
-            total = total + config.scale_weight * moving.scales.mean()
-        if strategy is not None:
-            strategy.step_pre_backward(params, optimizers, state, step, meta)
-        total.backward()  # type: ignore[no-untyped-call]
-        for optimizer in optimizers.values():
-            optimizer.step()
-            optimizer.zero_grad()
-        if isinstance(strategy, MCMCStrategy):
-            strategy.step_post_backward(params, optimizers, state, step, meta, lr=lr)
-        elif strategy is not None:
-            strategy.step_post_backward(params, optimizers, state, step, meta)
-        still = _gaussians(params).map(lambda tensor: tensor.detach())
-        image, error = image.detach(), error.detach()
-        if step % CHECKED_EVERY == 0:
-            # Gaussians that are not finite are not drawn, so that the loss alone would not tell.
-            unsound = int((~still.sound).sum())
-            if unsound or not math.isfinite(float(error)):
-                raise DivergedError(
-                    f"training: at step {step} the loss is {float(error):.4g} and {unsound} of {len(still)} Gaussians "
-                    "are not finite; check the rates and the data"
-                )
-        if on_step is not None and on_step(
-            Progress(step + 1, config.steps, error, psnr(image.clamp(0, 1), truth), still)
-        ):
+    trainer = Trainer(gaussians, views, config or Config())
+    while trainer.step < trainer.config.steps:
+        progress = trainer.advance()
+        if on_step is not None and on_step(progress):
             break
-    return still
-
-
-def _gaussians(params: dict[str, Tensor]) -> Gaussians:
-    """The parameters, which strategies know by the field's names, as Gaussians."""
-    return Gaussians(**{name: params[RENAMED.get(name, name)] for name in FIELDS})
+    return trainer.gaussians
 
 
 def scene_extent(views: Sequence[View]) -> float:
