@@ -43,7 +43,7 @@ ALLOWED = {
     "cli": {"__init__", "checks", "backend", "rasterization", "scene", "training"},
     "__main__": {"cli"},
 }
-EXTRAS = {"pycolmap", "PIL", "rich", "scipy", "matplotlib", "tyro"}
+EXTRAS = {"pycolmap", "PIL", "rich", "scipy", "matplotlib", "tyro", "zstandard"}
 
 
 def room(path):

@@ -6,8 +6,10 @@ import importlib
 
 from ..checks import ArgumentError
 
-PACKAGES = {"PIL": "pillow", "matplotlib": "matplotlib", "pycolmap": "pycolmap", "rich": "rich", "scipy": "scipy"}
-"""Module -> the package that brings it; all of them come with the extra ``train``."""
+PACKAGES = {"PIL": "pillow"}
+"""Module -> the package that brings it, where their names differ."""
+EXTRAS = {"zstandard": "io"}
+"""Module -> the extra it comes with, where that is not ``train``."""
 
 
 class MissingExtraError(ArgumentError, ImportError):
@@ -22,4 +24,5 @@ def require(*modules: str) -> None:
         except ImportError as error:
             package = PACKAGES.get(module, module)
             found = "is not installed" if getattr(error, "name", None) == module else f"does not import ({error})"
-            raise MissingExtraError(f"the package {package} {found}; run: pip install 'tsplat[train]'") from error
+            extra = EXTRAS.get(module, "train")
+            raise MissingExtraError(f"the package {package} {found}; run: pip install 'tsplat[{extra}]'") from error

@@ -13,6 +13,9 @@ from ..checks import ArgumentError, ShapeError, check_devices, check_tensor
 from ..config import SH_DEGREE_MAX, SH_NORMS
 from .extras import require
 
+PARAMETERS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
+"""The fields of :class:`Gaussians` that are tensors."""
+
 START_OPACITY = 0.1
 NEIGHBOURS = 3
 
@@ -28,6 +31,7 @@ class Gaussians:
         opacity_logits: [N] opacities before the sigmoid.
         sh0: [N, 1, 3] spherical harmonics coefficients of degree 0, RGB; the colour is 0.5 plus the sum.
         shN: [N, K - 1, 3] those of the degrees above, K = (degree + 1)^2; K = 1 for no view dependence.
+        antialiased: Whether they were trained with ``rasterize_mode="antialiased"``, and want to be rendered so.
 
     Raises:
         ArgumentError: Shapes that do not go together, integer tensors, or several devices.
@@ -39,6 +43,7 @@ class Gaussians:
     opacity_logits: Tensor
     sh0: Tensor
     shN: Tensor  # noqa: N815 - the field's name
+    antialiased: bool = False
 
     def __post_init__(self) -> None:
         check_tensor("means", self.means, [None, 3], "[N, 3]")
@@ -58,11 +63,12 @@ class Gaussians:
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in PARAMETERS}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Gaussians:
         """The same with a function applied to every parameter, such as a move or a choice of rows."""
-        return Gaussians(**{name: function(tensor) for name, tensor in self.tensors().items()})
+        moved = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return Gaussians(**moved, antialiased=self.antialiased)
 
     def to(self, device: torch.device | str) -> Gaussians:
         return self.map(lambda tensor: tensor.to(device))

@@ -26,6 +26,8 @@ def render_with_meta(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Renders RGB [height, width, 3], not clamped, differentiable with respect to the Gaussians' raw parameters.
 
+    Antialiased where the Gaussians are marked so.
+
     With it comes ``meta`` of :func:`tsplat.rasterization`, of rows that are not packed.
 
     Args:
@@ -50,6 +52,7 @@ def render_with_meta(
         sh_degree=degree,
         backgrounds=gaussians.means.new_tensor(background)[None],
         packed=False,
+        rasterize_mode="antialiased" if gaussians.antialiased else "classic",
         backend=backend,
     )
     return colors[0], meta

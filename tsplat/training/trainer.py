@@ -14,12 +14,11 @@ from ..backend import Backend
 from ..checks import ArgumentError, check_size
 from ..optimizer import Adam
 from ..scene.captures import View
-from ..scene.gaussians import Gaussians
+from ..scene.gaussians import PARAMETERS, Gaussians
 from ..strategies import DefaultStrategy, MCMCStrategy
 from .losses import loss, psnr
 from .rendering import Color, render_with_meta
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Gaussians))
 RENAMED = {"log_scales": "scales", "opacity_logits": "opacities"}
 
 CHECKED_EVERY = 100
@@ -143,7 +142,7 @@ def fit(
         view = views[order.pop()]
         lr = means_rate * config.means_decay ** (step / config.steps)
         optimizers["means"].param_groups[0]["lr"] = lr
-        moving = _gaussians(params)
+        moving = _gaussians(params, gaussians.antialiased)
         image, meta = render_with_meta(
             moving,
             view.viewmat,
@@ -171,7 +170,7 @@ def fit(
             strategy.step_post_backward(params, optimizers, state, step, meta, lr=lr)
         elif strategy is not None:
             strategy.step_post_backward(params, optimizers, state, step, meta)
-        still = _gaussians(params).map(lambda tensor: tensor.detach())
+        still = _gaussians(params, gaussians.antialiased).map(lambda tensor: tensor.detach())
         image, error = image.detach(), error.detach()
         if step % CHECKED_EVERY == 0:
             # Gaussians that are not finite are not drawn, so that the loss alone would not tell.
@@ -188,9 +187,9 @@ def fit(
     return still
 
 
-def _gaussians(params: dict[str, Tensor]) -> Gaussians:
+def _gaussians(params: dict[str, Tensor], antialiased: bool) -> Gaussians:
     """The parameters, which strategies know by the field's names, as Gaussians."""
-    return Gaussians(**{name: params[RENAMED.get(name, name)] for name in FIELDS})
+    return Gaussians(**{name: params[RENAMED.get(name, name)] for name in PARAMETERS}, antialiased=antialiased)
 
 
 def scene_extent(views: Sequence[View]) -> float:
