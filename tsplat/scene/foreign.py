@@ -73,7 +73,7 @@ def read_checkpoint(
     if not force and _looks_activated(gaussians):
         raise FileError(
             f"{shards[0]}: its scales are all above 0 and its opacities all in [0, 1], as after exp and sigmoid, "
-            "which would be taken a second time; save log and logit of them, or pass force=True to take them as they are"
+            "which would be taken a second time; save their log and logit, or pass force=True to take them as they are"
         )
     return gaussians
 

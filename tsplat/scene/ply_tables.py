@@ -124,7 +124,8 @@ class PlyFile:
         if skipped + element.count * record.itemsize > self._size:
             raise FileError(
                 f"{self.path}: the header asks for {element.count} records {element.name!r} of "
-                f"{record.itemsize} bytes, but only {max(self._size - skipped, 0)} bytes follow; the file is cut short or not what it says"
+                f"{record.itemsize} bytes, but only {max(self._size - skipped, 0)} bytes follow; the file is cut short "
+                "or not what it says"
             )
         return self._binary_blocks(element.count, record, self._start + skipped)
 
