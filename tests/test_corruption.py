@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from corruption import DAMAGES, check_checkpoint, check_ply, names_of, ply_bytes
 
-from tsplat.scene import read_ply
+from tsplat.scene import FileError, read_checkpoint, read_ply
 
 COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "200"))
 
@@ -21,6 +21,17 @@ def test_a_damaged_ply_is_read_right_or_refused(tmp_path, kind):
 def test_a_damaged_checkpoint_is_read_right_or_refused(tmp_path):
     for seed in range(COUNT // 10):
         check_checkpoint(tmp_path / "a.pt", seed)
+
+
+def test_a_length_in_a_checkpoint_is_not_believed(tmp_path):
+    # A pickle of a string that says it is 3 GB long.
+    (tmp_path / "a.pt").write_bytes(b"\x80\x02X\x00\x00\x00\xc0abc")
+    tracemalloc.start()
+    with pytest.raises(FileError, match=r"a\.pt"):
+        read_checkpoint(tmp_path / "a.pt")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 @pytest.mark.parametrize(("encoding", "count"), [("binary_big_endian", 100_000), ("ascii", 1_000)])

@@ -7,10 +7,10 @@ their activation. Files are read by ``torch.load(weights_only=True)``, so that n
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 import re
-import zipfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..checks import ArgumentError, UnsupportedError
-from .files import FileError
+from .files import ZIP, FileError
 from .gaussians import PARAMETERS, Gaussians
 
 CHECKPOINTS = (".pt", ".pth")
@@ -152,13 +152,14 @@ def _read(path: Path) -> tuple[int | None, dict[str, Tensor]]:
 
 
 def _load(path: Path) -> Any:
-    path.stat()
-    mapped = False
-    with contextlib.suppress(Exception):  # only a hint; what is wrong, torch.load says
-        mapped = zipfile.is_zipfile(path)
+    with open(path, "rb") as opened:
+        mapped = opened.read(4) == ZIP
+    # The older format cannot be mapped. From memory no more can be read than there is, whatever a length in it says.
+    file = path if mapped else io.BytesIO(path.read_bytes())
     try:
-        with torch.serialization.safe_globals(NUMPY_GLOBALS):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with torch.serialization.safe_globals(NUMPY_GLOBALS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # damaged bytes raise nearly anything in the unpickler
         reason = " ".join(str(error).split())
         if "weights_only" in reason or "Unsupported" in reason:

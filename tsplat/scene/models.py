@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 
 from ..checks import UnsupportedError
-from .files import FileError
+from .files import ZIP, FileError
 from .foreign import CHECKPOINTS, read_checkpoint
 from .gaussians import Gaussians
 from .ply import read_ply, write_ply
@@ -52,7 +51,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
         return read_ply(path)
     if start[:2] == GZIP or start == MAGIC or suffix == ".spz":
         return read_spz(path)
-    if path.name == META or suffix == ".sog" or zipfile.is_zipfile(path):
+    if path.name == META or suffix == ".sog" or start == ZIP:
         return read_sog(path)
     raise FileError(f"{path}: not a model that is known, by content or by name; expected {KNOWN}")
 
