@@ -2,6 +2,9 @@
 
 import os
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores already
+
 import hypothesis
 import pytest
 import torch

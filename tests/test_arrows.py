@@ -44,7 +44,10 @@ ALLOWED = {
     "cli": {"__init__", "checks", "backend", "rasterization", "scene", "training"},
     "__main__": {"cli"},
 }
-EXTRAS = {"pycolmap", "PIL", "rich", "scipy", "matplotlib", "tyro", "safetensors", "tensorboard", "torchmetrics"}
+EXTRAS = {
+    *("pycolmap", "PIL", "rich", "scipy", "matplotlib", "tyro", "safetensors", "tensorboard", "torchmetrics"),
+    "zstandard",
+}
 
 
 def room(path):

@@ -1,5 +1,7 @@
 """The command: what it does, and that whatever is wrong ends in one line."""
 
+import dataclasses
+import json
 import os
 import re
 import signal
@@ -15,7 +17,7 @@ from PIL import Image
 from test_scene_colmap import write_scene
 
 from tsplat import cli
-from tsplat.scene import Gaussians, write_ply
+from tsplat.scene import Gaussians, read_ply, write_ply
 
 MODELS = Path(__file__).parents[2] / "shared/data/models"
 
@@ -93,6 +95,53 @@ def test_render_leaves_out_what_is_not_a_number(model, tmp_path, capsys):
     assert rendered(tmp_path / "a.png").max() > 60
 
 
+def test_convert_says_what_is_lost_and_render_reads_what_came_of_it(model, tmp_path, capsys):
+    splat, out = tmp_path / "a.splat", tmp_path / "a.png"
+    assert cli.main(["convert", str(model), str(splat)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"wrote 3 Gaussians to {splat}; lost: view dependence (SH degree 3)")
+    assert cli.main(["render", str(splat), "--out", str(out), "--width", "90", "--height", "60"]) == 0
+    assert (rendered(out).max(-1) > 60).mean() > 0.1
+    assert cli.main(["convert", str(splat), str(tmp_path / "b.ply")]) == 0
+    assert capsys.readouterr().out.endswith("b.ply\n")
+    assert read_ply(tmp_path / "b.ply").means.sort(0).values.tolist() == [[-1, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+
+def test_info_counts(model, capsys):
+    assert cli.main(["info", str(model)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^Gaussians +3$", out, re.MULTILINE)
+    assert re.search(r"^lowest +-1 0 0$", out, re.MULTILINE)
+    assert cli.main(["info", str(model), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["count"], found["sh_degree"], found["antialiased"], found["unsound"]) == (3, 3, False, 0)
+
+
+def test_a_checkpoint_that_looks_activated_can_be_forced(tmp_path, capsys):
+    ones = torch.ones(3, 3)
+    splats = dict(means=torch.eye(3), scales=ones, quats=torch.ones(3, 4), opacities=0.5 * ones[0])
+    path = tmp_path / "ckpt_1_rank0.pt"
+    torch.save({"step": 1, "splats": {**splats, "sh0": ones[:, None], "shN": torch.zeros(3, 0, 3)}}, path)
+    assert cli.main(["info", str(path)]) == 2
+    assert "exp and sigmoid" in capsys.readouterr().err
+    assert cli.main(["info", str(path), "--force"]) == 0
+
+
+def test_antialiased_models_are_rendered_so(model, tmp_path):
+    # Balls of a hundredth of a pixel: only with their opacity lowered for their size they are faint.
+    small = read_ply(model).map(lambda tensor: tensor)
+    small.log_scales.fill_(-8)
+    brightness = {}
+    for antialiased in (False, True):
+        write_ply(tmp_path / "a.ply", dataclasses.replace(small, antialiased=antialiased))
+        out = tmp_path / "a.png"
+        command = ["render", str(tmp_path / "a.ply"), "--out", str(out), "--width", "90", "--height", "60"]
+        assert cli.main([*command, "--eye", "0", "0", "-4"]) == 0
+        brightness[antialiased] = rendered(out).max()
+    assert brightness[False] > 100
+    assert brightness[True] < 20
+
+
 def test_train_and_render_what_came_of_it(tmp_path):
     scene = write_scene(tmp_path / "scene")
     assert cli.main(["train", str(scene), "--out", str(tmp_path / "run"), "--steps", "3", "--backend", "torch"]) == 0
@@ -109,7 +158,16 @@ BAD = [
     (["render", "{model}"], "--out"),
     (["render", "{model}", "--out", "a.jpg"], r"\.png"),
     (["render", "missing.ply", "--out", "a.png"], "missing.ply: No such file"),
-    (["render", ".", "--out", "a.png"], r"\.: Is a directory"),
+    (["render", ".", "--out", "a.png"], r"\.: the folder has neither meta\.json"),
+    (["render", "a.ksplat", "--out", "a.png"], "ksplat is not implemented"),
+    (["render", "unknown.bin", "--out", "a.png"], "not a model that is known"),
+    (["convert", "{model}"], "OUT"),
+    (["convert", "{model}", "a.obj"], "cannot tell the format"),
+    (["convert", "{model}", "a.spz"], "not implemented"),
+    (["convert", "missing.ply", "a.splat"], "missing.ply: No such file"),
+    (["convert", "{model}", "text.ply/a.ply"], "text.ply"),
+    (["info", "text.ply"], "not a PLY"),
+    (["info", "{model}", "--frobnicate"], "--frobnicate"),
     (["render", "text.ply", "--out", "a.png"], "not a PLY"),
     (["render", "cut.ply", "--out", "a.png"], "cut short"),
     (["render", "empty.ply", "--out", "a.png"], "no Gaussian"),
@@ -154,6 +212,8 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(arguments, words, model, 
     content = model.read_bytes()
     (tmp_path / "text.ply").write_text("hello\n")
     (tmp_path / "cut.ply").write_bytes(content[:-1])
+    (tmp_path / "unknown.bin").write_bytes(content[4:])
+    (tmp_path / "a.ksplat").write_bytes(content)
     (tmp_path / "empty.ply").write_bytes(content[: -3 * 62 * 4].replace(b"vertex 3", b"vertex 0"))
     (tmp_path / "folder.png").mkdir()
     if "scene" in arguments:

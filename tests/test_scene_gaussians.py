@@ -1,5 +1,6 @@
 """The parameters of a scene: from points to what the rasterizer takes."""
 
+import dataclasses
 import math
 import sys
 
@@ -70,6 +71,14 @@ def test_what_is_not_a_number_is_not_sound():
     gaussians.opacity_logits[3] = math.nan
     gaussians.log_scales[4, 0] = -math.inf
     assert gaussians.sound.tolist() == [False, False, True, False, True, True]
+
+
+def test_the_mark_of_antialiased_gaussians_goes_along():
+    gaussians = dataclasses.replace(some(), antialiased=True)
+    assert gaussians.to("cpu").antialiased
+    assert gaussians.map(lambda tensor: tensor[:2]).antialiased
+    assert "antialiased" not in gaussians.tensors()
+    assert not some().map(torch.clone).antialiased
 
 
 @pytest.mark.parametrize(

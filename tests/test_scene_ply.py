@@ -1,11 +1,14 @@
 """PLY files, checked against records packed by hand."""
 
+import math
 import os
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from corruption import packed_ply
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,17 +22,20 @@ GEOMETRY = ["opacity", "scale_0", "scale_1", "scale_2", "rot_0", "rot_1", "rot_2
 INRIA = ["x", "y", "z", "nx", "ny", "nz", "f_dc_0", "f_dc_1", "f_dc_2", *REST, *GEOMETRY]
 
 
-def ply(
-    names, rows, *, count=None, types=None, newline="\n", head=("ply", "format binary_little_endian 1.0"), tail=b""
-):
+def ply(names, rows, *, count=None, types=None, newline="\n", encoding="binary_little_endian", comments=(), tail=b""):
     """A PLY of rows, each a dictionary by property name."""
     types = types or {}
-    lines = [*head, "comment made by hand", f"element vertex {len(rows) if count is None else count}"]
+    lines = ["ply", f"format {encoding} 1.0", *(f"comment {words}" for words in ("made by hand", *comments))]
+    lines += [f"element vertex {len(rows) if count is None else count}"]
     lines += [f"property {types.get(name, 'float')} {name}" for name in names] + ["end_header", ""]
     codes = "".join({"float": "f", "double": "d", "uchar": "B"}[types.get(name, "float")] for name in names)
-    return (
-        newline.join(lines).encode() + b"".join(struct.pack("<" + codes, *(r[n] for n in names)) for r in rows) + tail
-    )
+    values = [[row[name] for name in names] for row in rows]
+    if encoding == "ascii":
+        body = "".join(" ".join(map(repr, row)) + newline for row in values).encode()
+    else:
+        order = ">" if "big" in encoding else "<"
+        body = b"".join(struct.pack(order + codes, *row) for row in values)
+    return newline.join(lines).encode() + body + tail
 
 
 def rows_of(names, n=3):
@@ -105,6 +111,134 @@ def test_any_order_type_and_company_of_properties(tmp_path):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "binary_big_endian"])
+@pytest.mark.parametrize("degree", [0, 1, 3])
+def test_every_encoding_says_the_same(tmp_path, encoding, degree):
+    names = [*names_of(degree), "red"]
+    rows = [{**row, "x": 0.1 + i, "y": -1e-30, "red": 7} for i, row in enumerate(rows_of(names))]
+    types = {"y": "double", "red": "uchar"}
+    (tmp_path / "a.ply").write_bytes(ply(names, rows, types=types, encoding=encoding, tail=b"\nand more"))
+    (tmp_path / "b.ply").write_bytes(ply(names, rows, types=types))
+    for a, b in zip(*(read_ply(tmp_path / name).tensors().values() for name in ("a.ply", "b.ply"))):
+        assert torch.equal(a, b)
+
+
+def test_text_with_other_elements_empty_lines_and_words_for_numbers(tmp_path):
+    names = names_of(0)
+    content = ply(names, rows_of(names, 2), encoding="ascii", newline="\r\n")
+    header, mark, body = content.partition(b"end_header\r\n")
+    before = b"element face 2\nproperty list uchar int i\nelement vertex"
+    first, second = body.replace(b"0.0", b"nan", 1).replace(b"100.0", b"-Infinity", 1).splitlines()
+    faces = b"3 0 1 2\n4 0 1 2 3\n\n"
+    body = faces + first + b"\n\n  " + second
+    (tmp_path / "a.ply").write_bytes(header.replace(b"element vertex", before) + mark + body)
+    found = read_ply(tmp_path / "a.ply")
+    assert found.means[0].isnan().tolist() == [True, False, False]
+    assert found.means[1].tolist() == [-float("inf"), 101, 102]
+    assert found.quats[1].tolist() == [float(100 + names.index(f"rot_{k}")) for k in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"1 " * 13 + b"\n" + b"1 " * 14, "record 0 .*not 14 numbers"),
+        (b"1 " * 14 + b"\n" + b"1 " * 13 + b"one", "record 1 .*not 14 numbers"),
+        (b"1 " * 14 + b"\n" + b" " * 60, "ends within element 'vertex'"),
+        (b"1 " * 14 + b"\n1", "cut short"),
+        (b" " * (2 << 20), "over 1048576 bytes"),
+    ],
+)
+def test_text_that_is_no_table_is_said_in_words(tmp_path, body, words):
+    header = ply(names_of(0, normals=False), [], count=2, encoding="ascii")
+    (tmp_path / "a.ply").write_bytes(header + body)
+    with pytest.raises(FileError, match=words):
+        read_ply(tmp_path / "a.ply")
+
+
+def test_absurd_counts_of_nothing_do_not_take_forever(tmp_path):
+    names = names_of(0)
+    text = ply(names, rows_of(names), encoding="ascii")
+    content = text.replace(b"element v", b"element a " + b"9" * 31 + b"\nelement v")
+    (tmp_path / "a.ply").write_bytes(content)
+    with pytest.raises(FileError, match="bytes follow"):
+        read_ply(tmp_path / "a.ply")
+
+
+@pytest.mark.parametrize(
+    ("comments", "antialiased"),
+    [
+        ([], False),
+        (["SplatRenderMode: mip"], True),
+        (["SplatRenderMode: default"], False),
+        (["antialiased 1"], True),
+        (["antialiased 0"], False),
+        (["antialiased 1", "splatrendermode:  DEFAULT"], False),
+        (["SplatRenderMode: default", "antialiased 1", "and so on"], True),
+        (["not SplatRenderMode: mip"], False),
+    ],
+)
+def test_antialiased_gaussians_are_marked_by_a_comment(tmp_path, comments, antialiased):
+    names = names_of(0)
+    (tmp_path / "a.ply").write_bytes(ply(names, rows_of(names), comments=comments))
+    found = read_ply(tmp_path / "a.ply")
+    assert found.antialiased is antialiased
+    write_ply(tmp_path / "b.ply", found)
+    assert (b"comment SplatRenderMode: mip\n" in (tmp_path / "b.ply").read_bytes()) is antialiased
+    assert read_ply(tmp_path / "b.ply").antialiased is antialiased
+
+
+@pytest.mark.parametrize("colors", [True, False])
+@pytest.mark.parametrize("degree", [0, 1, 3])
+def test_a_compressed_ply_against_arithmetic_by_hand(tmp_path, degree, colors):
+    content = packed_ply(np.random.default_rng(0), 300, degree, colors)
+    (tmp_path / "a.ply").write_bytes(content.replace(b"\nelement", b"\ncomment SplatRenderMode: mip\nelement", 1))
+    found = read_ply(tmp_path / "a.ply")
+    assert (len(found), found.sh_degree, found.antialiased) == (300, degree, True)
+    body = content.partition(b"end_header\n")[2]
+    width = 18 if colors else 12
+    i = 260  # in the second chunk
+    bounds = struct.unpack_from(f"<{width}f", body, width * 4)
+    position, rotation, scale, color = struct.unpack_from("<4I", body, 2 * width * 4 + 16 * i)
+
+    def between(word, axis, first):
+        part = [(word >> 21) / 2047, (word >> 11 & 1023) / 1023, (word & 2047) / 2047][axis]
+        low, high = bounds[2 * (first + axis)], bounds[2 * (first + axis) + 1]
+        return low + (high - low) * part
+
+    assert found.means[i].tolist() == pytest.approx([between(position, axis, 0) for axis in range(3)], rel=1e-5)
+    assert found.log_scales[i].tolist() == pytest.approx([between(scale, axis, 3) for axis in range(3)], rel=1e-5)
+    others = [((rotation >> shift & 1023) / 1023 - 0.5) * math.sqrt(2) for shift in (20, 10, 0)]
+    largest = rotation >> 30
+    quat = found.quats[i].tolist()
+    assert quat[largest] == pytest.approx(math.sqrt(max(1 - sum(x * x for x in others), 0)), abs=1e-6)
+    assert quat[:largest] + quat[largest + 1 :] == pytest.approx(others, abs=1e-6)
+    assert float(found.opacities[i]) == pytest.approx((color & 255) / 255, abs=2e-6)
+    channels = [(color >> shift & 255) / 255 for shift in (24, 16, 8)]
+    if colors:
+        channels = [bounds[12 + 2 * c] + (bounds[13 + 2 * c] - bounds[12 + 2 * c]) * x for c, x in enumerate(channels)]
+    shown = 0.5 + 0.28209479177387814 * found.sh0[i, 0]
+    assert shown.tolist() == pytest.approx(channels, abs=1e-5)
+    size = (degree + 1) ** 2 - 1
+    rest = body[2 * width * 4 + 16 * 300 :][3 * size * i :][: 3 * size]
+    for k in range(size):
+        for channel in range(3):
+            byte = rest[channel * size + k]
+            assert float(found.shN[i, k, channel]) == pytest.approx(byte / 32 - 4, abs=1 / 32 + 1e-6)
+
+
+def test_a_compressed_ply_whose_chunks_do_not_go_with_it(tmp_path):
+    content = packed_ply(np.random.default_rng(0), 300, 0)
+    for old, new, words in [
+        (b"element vertex 300", b"element vertex 200", "2 chunks of 256 for 200"),
+        (b"element chunk", b"element chank", "element 'chunk' lacks min_x"),
+        (b"max_scale_z", b"max_scale_w", "lacks max_scale_z"),
+        (b"end_header", b"element sh 300\nproperty uchar f_rest_0\nend_header", "'sh' has 1 properties"),
+    ]:
+        (tmp_path / "a.ply").write_bytes(content.replace(old, new))
+        with pytest.raises(FileError, match=words):
+            read_ply(tmp_path / "a.ply")
+
+
 def test_elements_before_and_after_the_vertices_are_passed_over(tmp_path):
     names = names_of(0)
     plain = ply(names, rows_of(names))
@@ -128,19 +262,22 @@ GOOD = ply(INRIA, rows_of(INRIA))
         (b"ply\n" + b"comment and so on\n" * 100_000, FileError, "end_header"),
         (b"ply\n" + b"x" * 2_000_000, FileError, "end_header"),
         (GOOD[:-1], FileError, "743 bytes follow"),
-        (ply(INRIA, [], count=2**60), FileError, "1152921504606846976 vertices"),
+        (ply(INRIA, [], count=2**60), FileError, "1152921504606846976 records"),
         (ply(INRIA, [], count=10**40), FileError, "not understood"),
         (ply(INRIA, [], count=-1), FileError, "not understood"),
-        (GOOD.replace(b"binary_little_endian", b"binary_big_endian"), UnsupportedError, "binary_big_endian"),
-        (GOOD.replace(b"binary_little_endian", b"ascii"), UnsupportedError, "ascii"),
+        (GOOD.replace(b"binary_little_endian", b"binary_pdp_endian"), UnsupportedError, "binary_pdp_endian"),
+        (GOOD.replace(b"binary_little_endian", b"ascii"), FileError, "record 0 of 'vertex' is not 62 numbers"),
+        (GOOD.replace(b"property float scale_2\n", b""), UnsupportedError, "2DGS"),
+        (ply(INRIA, [], comments=["SplatRenderMode: 2dgs"]), UnsupportedError, "2DGS"),
+        (GOOD.replace(b"end_header", b"element vertex 3\nend_header"), FileError, "twice"),
         (GOOD.replace(b"element vertex", b"element face"), FileError, "vertex"),
         (GOOD.replace(b"property float x\n", b"property float a\n"), FileError, "lack x"),
-        (GOOD.replace(b"property float y\n", b"property float x\n"), FileError, "one name"),
+        (GOOD.replace(b"property float nx\n", b"property float x\n"), FileError, "one name"),
         (GOOD.replace(b"property float x\n", b"property list uchar float x\n"), FileError, "list"),
         (GOOD.replace(b"property float x\n", b"property quaternion x\n"), FileError, "not understood"),
         (ply([n for n in INRIA if n != "f_rest_44"], []), FileError, "found 44"),
         (ply([n.replace("f_rest_44", "f_rest_45") for n in INRIA], []), FileError, "f_rest_0"),
-        (ply(["packed_position"], []), UnsupportedError, "compressed"),
+        (ply(["packed_position"], []), FileError, "compressed.*lacks packed_rotation"),
     ],
 )
 def test_what_is_not_a_ply_of_gaussians_is_said_in_words(tmp_path, content, error, words):

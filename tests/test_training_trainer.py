@@ -69,6 +69,14 @@ def test_the_start_is_not_changed_and_every_parameter_moves(scene):
         assert not torch.equal(tensor, result.tensors()[name]), name
 
 
+def test_antialiased_gaussians_stay_so_and_are_rendered_so(scene):
+    start, views = scene
+    marked = dataclasses.replace(start, antialiased=True)
+    results = [fit(gaussians, views, Config(steps=2)) for gaussians in (start, marked)]
+    assert [result.antialiased for result in results] == [False, True]
+    assert not torch.equal(results[0].means, results[1].means)
+
+
 def test_a_seed_decides_everything(scene):
     start, views = scene
     a, b, c = (fit(start, views, Config(steps=6, seed=seed, background=SKY)) for seed in (1, 1, 2))

@@ -1,4 +1,4 @@
-"""The command ``tsplat``: demo, render, train, eval, doctor."""
+"""The command ``tsplat``: demo, render, train, eval, convert, info, doctor."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             return _train(rest)
         if rest:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        commands = {"demo": _demo, "render": _render, "eval": _eval, "doctor": _doctor}
-        return commands[arguments.command](arguments)
+        return COMMANDS[arguments.command](arguments)
     except KeyboardInterrupt:
         print("tsplat: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -74,7 +73,7 @@ def _fail(message: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="tsplat", description="3D Gaussian Splatting in Triton.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"tsplat {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,render,train,eval,doctor}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(("train", *COMMANDS)) + "}")
 
     demo = commands.add_parser("demo", help="fit a small scene that needs no data", allow_abbrev=False)
     demo.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="folder to write to (demo)")
@@ -82,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_common(demo, seed=True)
 
     render = commands.add_parser("render", help="a picture of a model", allow_abbrev=False)
-    render.add_argument("model", type=Path, metavar="MODEL.ply", help="Gaussians in Inria's PLY layout")
+    _add_model(render)
     render.add_argument("--out", type=_png, required=True, metavar="PICTURE.png", help="file to write")
     render.add_argument("--width", type=_size, default=800, metavar="N", help="pixels (800)")
     render.add_argument("--height", type=_size, default=600, metavar="N", help="pixels (600)")
@@ -118,8 +117,28 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--lpips", choices=("alex", "vgg", "squeeze"), help="measure LPIPS by this network too")
     evaluate.add_argument("--force", action="store_true", help="take parameters that look activated")
 
+    convert = commands.add_parser("convert", help="a model in another format", allow_abbrev=False)
+    _add_model(convert)
+    convert.add_argument("out", type=Path, metavar="OUT", help="file to write, .ply or .splat")
+
+    info = commands.add_parser("info", help="what there is in a model", allow_abbrev=False)
+    _add_model(info)
+    info.add_argument("--json", action="store_true", help="for programs")
+
     commands.add_parser("doctor", help="what is installed, and what would run", allow_abbrev=False)
     return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        type=Path,
+        metavar="MODEL",
+        help="PLY, .splat, .spz, .sog or its folder, a checkpoint of gsplat or Inria",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="take a checkpoint's values as they are where they look activated already"
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser, seed: bool) -> None:
@@ -155,7 +174,7 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    from .scene import guess_up, intrinsics, look_at, look_at_all, read_ply
+    from .scene import guess_up, intrinsics, look_at, look_at_all, read_model
     from .scene.extras import require
     from .scene.files import output_folder
     from .scene.images import write_png
@@ -165,7 +184,7 @@ def _render(arguments: argparse.Namespace) -> int:
     device, _ = pick_device(arguments.backend)
     width, height = arguments.width, arguments.height
     K = intrinsics(width, height, arguments.fov)
-    gaussians = read_ply(arguments.model)
+    gaussians = read_model(arguments.model, force=arguments.force)
     unsound = int((~gaussians.sound).sum())
     if unsound:
         print(f"left out {unsound} of {len(gaussians)} Gaussians, whose values are not numbers")
@@ -189,6 +208,24 @@ def _render(arguments: argparse.Namespace) -> int:
             backend=arguments.backend,
         )
         write_png(arguments.out, picture)
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from .scene import lost_in, read_model, write_model
+
+    gaussians = read_model(arguments.model, force=arguments.force)
+    write_model(arguments.out, gaussians)
+    lost = lost_in(arguments.out, gaussians)
+    print(f"wrote {len(gaussians)} Gaussians to {arguments.out}" + (f"; lost: {', '.join(lost)}" if lost else ""))
+    return 0
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from .scene import read_model, summarize
+
+    summary = summarize(read_model(arguments.model, force=arguments.force))
+    print(summary.json() if arguments.json else "\n".join(summary.lines()))
     return 0
 
 
@@ -234,6 +271,16 @@ def _doctor(_arguments: argparse.Namespace) -> int:
     for line in advice:
         print(f"  {line}")
     return 0 if any(works) else 1
+
+
+COMMANDS = {
+    "demo": _demo,
+    "render": _render,
+    "eval": _eval,
+    "convert": _convert,
+    "info": _info,
+    "doctor": _doctor,
+}
 
 
 def _trouble(device: torch.device) -> str | None:

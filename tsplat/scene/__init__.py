@@ -5,24 +5,41 @@ from .captures import Capture, View
 from .colmap import read_colmap
 from .extras import MissingExtraError
 from .files import FileError
+from .foreign import read_checkpoint
 from .framing import guess_up, look_at_all
-from .gaussians import Gaussians
+from .gaussians import ActivatedError, Gaussians
+from .models import lost_in, read_model, write_model
 from .ply import read_ply, write_ply
 from .procedural import procedural_capture
+from .sog import read_sog
+from .splat import read_splat, write_splat
+from .spz import read_spz
+from .summary import Summary, summarize
 
 __all__ = [
+    "ActivatedError",
     "Capture",
     "FileError",
     "Gaussians",
     "MissingExtraError",
+    "Summary",
     "View",
     "guess_up",
     "intrinsics",
     "look_at",
     "look_at_all",
+    "lost_in",
     "orbit",
     "procedural_capture",
+    "read_checkpoint",
     "read_colmap",
+    "read_model",
     "read_ply",
+    "read_sog",
+    "read_splat",
+    "read_spz",
+    "summarize",
+    "write_model",
     "write_ply",
+    "write_splat",
 ]

@@ -9,7 +9,7 @@ from ..checks import ArgumentError
 PACKAGES = {"PIL": "pillow"}
 """Module -> the package that brings it, where they differ."""
 
-EXTRAS = {"torchmetrics": "lpips", "torchvision": "lpips"}
+EXTRAS = {"zstandard": "io", "torchmetrics": "lpips", "torchvision": "lpips"}
 """Module -> the extra that it comes with; train for all others."""
 
 

@@ -13,6 +13,9 @@ from typing import Any, BinaryIO
 
 from ..checks import ArgumentError
 
+ZIP = b"PK\x03\x04"
+"""How a ZIP archive begins."""
+
 
 class FileError(ArgumentError):
     """A file or folder cannot be read as what it should be, or cannot be written."""

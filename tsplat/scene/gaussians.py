@@ -12,9 +12,20 @@ from torch import Tensor
 from ..checks import ArgumentError, ShapeError, check_devices, check_tensor
 from ..config import SH_DEGREE_MAX, SH_NORMS
 from .extras import require
+from .files import FileError
+
+PARAMETERS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
+"""The fields of :class:`Gaussians` that are tensors."""
 
 START_OPACITY = 0.1
 NEIGHBOURS = 3
+ALIKE = 0.5
+"""Standard deviations have larger logarithms than this, or negative ones, if there are many of them."""
+MANY = 16
+
+
+class ActivatedError(FileError):
+    """Parameters look as if they had been through exp or the sigmoid, which would be taken a second time."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +39,7 @@ class Gaussians:
         opacity_logits: [N] opacities before the sigmoid.
         sh0: [N, 1, 3] spherical harmonics coefficients of degree 0, RGB; the colour is 0.5 plus the sum.
         shN: [N, K - 1, 3] those of the degrees above, K = (degree + 1)^2; K = 1 for no view dependence.
+        antialiased: Whether they were trained with ``rasterize_mode="antialiased"``, and want to be rendered so.
 
     Raises:
         ArgumentError: Shapes that do not go together, integer tensors, or several devices.
@@ -39,6 +51,7 @@ class Gaussians:
     opacity_logits: Tensor
     sh0: Tensor
     shN: Tensor  # noqa: N815 - the field's name
+    antialiased: bool = False
 
     def __post_init__(self) -> None:
         check_tensor("means", self.means, [None, 3], "[N, 3]")
@@ -58,11 +71,12 @@ class Gaussians:
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in PARAMETERS}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Gaussians:
         """The same with a function applied to every parameter, such as a move or a choice of rows."""
-        return Gaussians(**{name: function(tensor) for name, tensor in self.tensors().items()})
+        moved = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return Gaussians(**moved, antialiased=self.antialiased)
 
     def to(self, device: torch.device | str) -> Gaussians:
         return self.map(lambda tensor: tensor.to(device))
@@ -97,6 +111,22 @@ class Gaussians:
             & self.sh0.isfinite().all(-1).all(-1)
             & self.shN.isfinite().all(-1).all(-1)
         )
+
+    def check_raw(self, where: str) -> None:
+        """Raises :class:`ActivatedError`, which begins with `where`, if values look as after their activation.
+
+        That is if there are many Gaussians and all logarithms of scales lie above 0, nearly all of them close to it,
+        or if all lie above 0 and all logits in [0, 1].
+        """
+        positive = bool((self.log_scales > 0).all())
+        likely = bool(((self.opacity_logits >= 0) & (self.opacity_logits <= 1)).all())
+        close = float((self.log_scales < ALIKE).float().mean()) > 0.95 and len(self) >= MANY
+        if len(self) and positive and (likely or close):
+            raise ActivatedError(
+                f"{where}: its scales are all above 0{' and its opacities all in [0, 1]' if likely else ''}, as after "
+                f"exp{' and sigmoid' if likely else ''}, which would be taken a second time; save what they were "
+                "before, or take them as they are with force=True (--force)"
+            )
 
     @classmethod
     def from_points(cls, points: Tensor, colors: Tensor, sh_degree: int = 3) -> Gaussians:

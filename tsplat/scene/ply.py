@@ -1,14 +1,15 @@
 """Gaussians in PLY files, in the layout of Inria's 3D Gaussian Splatting (Kerbl et al., 2023).
 
-Little-endian floats, one record a Gaussian: x y z, nx ny nz (unused), f_dc_0..2 (degree 0), f_rest_* (the degrees
-above, channel by channel), opacity (logit), scale_0..2 (logarithms), rot_0..3 (wxyz). All values are before their
-activation.
+One record a Gaussian: x y z, nx ny nz (unused), f_dc_0..2 (degree 0), f_rest_* (the degrees above, channel by channel),
+opacity (logit), scale_0..2 (logarithms), rot_0..3 (wxyz). All values are before their activation.
+
+Gaussians trained for ``rasterize_mode="antialiased"`` are marked by the header line ``comment SplatRenderMode: mip``,
+as Brush and splat-transform do; Postshot's ``comment antialiased 1`` is read as well.
 """
 
 from __future__ import annotations
 
 import os
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -17,15 +18,11 @@ from einops import rearrange
 from ..checks import UnsupportedError
 from .files import FileError, write_whole
 from .gaussians import Gaussians
+from .packed_ply import unpack
+from .ply_tables import PlyFile
 
-HEADER_MAX = 1 << 20
 REST_SIZES = (0, 9, 24, 45)
 """How many f_rest there are for degrees 0 to 3."""
-
-TYPES = {
-    **dict(char="i1", uchar="u1", short="<i2", ushort="<u2", int="<i4", uint="<u4", float="<f4", double="<f8"),
-    **dict(int8="i1", uint8="u1", int16="<i2", uint16="<u2", int32="<i4", uint32="<u4", float32="<f4", float64="<f8"),
-}
 
 GROUPS = {
     "means": ("x", "y", "z"),
@@ -34,46 +31,50 @@ GROUPS = {
     "log_scales": ("scale_0", "scale_1", "scale_2"),
     "quats": ("rot_0", "rot_1", "rot_2", "rot_3"),
 }
+MARK = "SplatRenderMode: mip"
 
 
 def read_ply(path: str | os.PathLike[str]) -> Gaussians:
     """Reads Gaussians: properties in any order, 0, 9, 24 or 45 f_rest, whatever else there is left aside.
 
-    Nothing is allocated before the header's sizes are known to fit the file.
+    ASCII, little-endian and big-endian files, and the compressed ones of PlayCanvas. Nothing is allocated before the
+    header's sizes are known to fit the file; beside the Gaussians a few megabytes are held.
 
     Raises:
         FileError: The file is not a PLY of Gaussians, or shorter than its header says.
         UnsupportedError: A PLY of Gaussians in a form that is not implemented.
         OSError: The file cannot be read.
     """
-    size = os.stat(path).st_size
     with open(path, "rb") as file:
-        record, count, skipped = _read_header(file, str(path))
-        start = file.tell() + skipped
-        if count * record.itemsize > size - start:
-            raise FileError(
-                f"{path}: the header asks for {count} vertices of {record.itemsize} bytes, "
-                f"but only {max(size - start, 0)} bytes follow; the file is cut short or not what it says"
-            )
-        file.seek(start)
-        vertices = np.fromfile(file, record, count)
-    n_rest = sum(name.startswith("f_rest_") for name in record.names or ())
-
-    def columns(names: tuple[str, ...]) -> torch.Tensor:
-        values = np.empty((count, len(names)), np.float32)
-        for i, name in enumerate(names):
-            values[:, i] = vertices[name]
-        return torch.from_numpy(values)
-
-    values = {group: columns(names) for group, names in GROUPS.items()}
-    values["opacity_logits"] = values["opacity_logits"][:, 0]
-    values["sh0"] = values["sh0"][:, None]
-    values["shN"] = rearrange(columns(tuple(f"f_rest_{i}" for i in range(n_rest))), "n (c k) -> n k c", c=3)
-    return Gaussians(**{name: tensor.contiguous() for name, tensor in values.items()})
+        ply = PlyFile(file, str(path))
+        antialiased = is_antialiased(ply)
+        if "vertex" not in ply.elements:
+            raise FileError(f"{path}: the PLY has no element 'vertex', so there are no Gaussians in it")
+        vertex = ply.elements["vertex"]
+        if "packed_position" in vertex.names:
+            return unpack(ply, antialiased)
+        n_rest = _check_names(ply.path, vertex.names)
+        groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
+        blocks = ply.blocks("vertex")
+        values = {group: np.empty((vertex.count, len(names)), np.float32) for group, names in groups.items()}
+        first = 0
+        # A number beyond float32 becomes infinite, which is not sound.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in blocks:
+                for group, names in groups.items():
+                    rows = values[group][first : first + len(block)]
+                    for place, name in zip(_places(group, len(names)), names):
+                        rows[:, place] = block[name]
+                first += len(block)
+    tensors = {group: torch.from_numpy(array) for group, array in values.items()}
+    tensors["opacity_logits"] = tensors["opacity_logits"][:, 0]
+    tensors["sh0"] = tensors["sh0"][:, None]
+    tensors["shN"] = tensors["shN"].view(vertex.count, n_rest // 3, 3)
+    return Gaussians(**tensors, antialiased=antialiased)
 
 
 def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
-    """Writes 62 floats a Gaussian, normals and unused degrees zero; the file is there whole or not at all.
+    """Writes 62 little-endian floats a Gaussian, normals and unused degrees zero; the file appears when it is whole.
 
     Raises:
         UnsupportedError: Spherical harmonics above degree 3.
@@ -104,59 +105,42 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
         *(*GROUPS["means"], "nx", "ny", "nz", *GROUPS["sh0"], *f_rest),
         *(*GROUPS["opacity_logits"], *GROUPS["log_scales"], *GROUPS["quats"]),
     )
-    lines = ["ply", "format binary_little_endian 1.0", f"element vertex {count}"]
-    lines += [*(f"property float {name}" for name in names), "end_header", ""]
+    lines = ["ply", "format binary_little_endian 1.0"]
+    lines += [f"comment {MARK}"] if gaussians.antialiased else []
+    lines += [f"element vertex {count}", *(f"property float {name}" for name in names), "end_header", ""]
     with write_whole(path) as file:
         file.write("\n".join(lines).encode())
         file.write(values.tobytes())
 
 
-def _read_header(file: BinaryIO, path: str) -> tuple[np.dtype[np.void], int, int]:
-    """The vertices' record, how many there are, and the bytes before them; leaves the file at the header's end."""
-    if file.readline(8).strip() != b"ply":
-        raise FileError(f"{path}: not a PLY file (its first line is not 'ply')")
-    elements: dict[str, tuple[int, list[tuple[str, str]]]] = {}
-    encoding = ""
-    while True:
-        line = file.readline(HEADER_MAX)
-        if not line.endswith(b"\n") or file.tell() > HEADER_MAX:
-            raise FileError(f"{path}: the PLY header has no end_header line")
-        match line.decode("latin-1").split():
-            case ["end_header"]:
-                break
-            case [] | ["comment", *_] | ["obj_info", *_]:
+def is_antialiased(ply: PlyFile) -> bool:
+    """Whether the header's comments mark Gaussians as trained for antialiased rendering; the last one counts.
+
+    Raises:
+        UnsupportedError: They are marked as flat (2DGS).
+    """
+    mode = "default"
+    for comment in ply.comments:
+        match comment.lower().split():
+            case ["splatrendermode:", mode]:
                 pass
-            case ["format", encoding, _]:
-                pass
-            case ["element", name, number] if number.isascii() and number.isdecimal() and len(number) < 32:
-                elements[name] = (int(number), [])
-            case ["property", kind, name] if kind in TYPES and elements:
-                elements[next(reversed(elements))][1].append((name, TYPES[kind]))
-            case ["property", "list", *_, name] if elements:
-                # Only what lies before or in the vertices has to be understood.
-                elements[next(reversed(elements))][1].append((name, "list"))
-            case words:
-                raise FileError(f"{path}: the PLY header has a line that is not understood: {' '.join(words)[:80]!r}")
-    if encoding != "binary_little_endian":
-        raise UnsupportedError(f"{path}: found PLY format {encoding!r}; convert the file to binary_little_endian")
-    if "vertex" not in elements:
-        raise FileError(f"{path}: the PLY has no element 'vertex', so there are no Gaussians in it")
-    skipped = 0
-    for element, (count, properties) in elements.items():
-        names = [name for name, _ in properties]
-        if element == "vertex" and "packed_position" in names:
-            raise UnsupportedError(f"{path}: this is a compressed PLY; convert it to a plain one (splat-transform)")
-        if len(set(names)) < len(names) or any(kind == "list" for _, kind in properties):
-            raise FileError(f"{path}: element {element!r} has a list or two properties of one name; rewrite the file")
-        if element == "vertex":
-            _check_names(path, names)
-            return np.dtype(properties), count, skipped
-        skipped += count * np.dtype(properties).itemsize
-    raise AssertionError("unreachable")
+            case ["antialiased", flag] if flag in ("0", "1"):
+                mode = "mip" if flag == "1" else "default"
+    if mode == "2dgs":
+        raise UnsupportedError(f"{ply.path}: these are flat Gaussians (2DGS), whose rendering is not implemented")
+    return mode == "mip"
 
 
-def _check_names(path: str, names: list[str]) -> None:
+def _places(group: str, size: int) -> list[int]:
+    """Where the values of a group go: f_rest come channel by channel, shN is [coefficients, channels]."""
+    return [3 * (i % (size // 3)) + i // (size // 3) for i in range(size)] if group == "shN" else list(range(size))
+
+
+def _check_names(path: str, names: list[str]) -> int:
+    """How many f_rest there are."""
     missing = [name for group in GROUPS.values() for name in group if name not in names]
+    if missing == ["scale_2"]:
+        raise UnsupportedError(f"{path}: flat Gaussians without scale_2 (2DGS), whose rendering is not implemented")
     if missing:
         raise FileError(f"{path}: not a PLY of Gaussians, its vertices lack {', '.join(missing)}")
     rest = {name for name in names if name.startswith("f_rest_")}
@@ -164,3 +148,4 @@ def _check_names(path: str, names: list[str]) -> None:
         raise FileError(
             f"{path}: expected f_rest_0 up to {REST_SIZES} of them for SH degrees 0 to 3, found {len(rest)}"
         )
+    return len(rest)

@@ -107,6 +107,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
 
     Raises:
         CheckpointError: A file is missing, cut short or changed, or holds what it should not.
+        ActivatedError: Values that look as if they had been through their activation already.
         MissingExtraError: safetensors is not installed.
     """
     require("safetensors")
@@ -129,13 +130,13 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
             tensors = load_file(path / TRAINING)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not tensors that can be read ({error})") from error
-        gaussians = Gaussians(**scene)
+        gaussians = Gaussians(**scene, antialiased=manifest["antialiased"])
         if len(gaussians) != manifest["n_gaussians"]:
             raise CheckpointError(f"{path}: tells of {manifest['n_gaussians']} Gaussians, holds {len(gaussians)}")
         config = from_json(manifest["config"], str(path / MANIFEST))
         checkpoint = Checkpoint(manifest["step"], gaussians, tensors, manifest["figures"], config)
     if not force:
-        check_raw(gaussians, str(path))
+        gaussians.check_raw(str(path))
     return checkpoint
 
 
@@ -193,20 +194,6 @@ def clean(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def check_raw(gaussians: Gaussians, where: str) -> None:
-    """Raises `CheckpointError` where parameters look as if they had been through their activation already."""
-    suspects = []
-    if len(gaussians) and bool((gaussians.log_scales > 0).all()):
-        suspects.append("log_scales are all positive, as standard deviations are after exp")
-    if len(gaussians) and bool(((gaussians.opacity_logits >= 0) & (gaussians.opacity_logits <= 1)).all()):
-        suspects.append("opacity_logits all lie in [0, 1], as opacities do after the sigmoid")
-    if suspects:
-        raise CheckpointError(
-            f"{where}: {' and '.join(suspects)}; expected values before their activation: store log(scales) and "
-            "logit(opacities), or insist with force where the scene really is like that"
-        )
-
-
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -229,6 +216,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
         "version": VERSION,
         "step": checkpoint.step,
         "n_gaussians": len(checkpoint.gaussians),
+        "antialiased": checkpoint.gaussians.antialiased,
         "files": files,
         "config": to_json(checkpoint.config),
         "figures": checkpoint.figures,

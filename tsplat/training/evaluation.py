@@ -48,7 +48,6 @@ def evaluate(
     views: Sequence[View],
     *,
     background: Color = (0.0, 0.0, 0.0),
-    antialiased: bool = False,
     lpips: str | None = None,
     backend: Backend = "auto",
 ) -> list[Score]:
@@ -73,7 +72,6 @@ def evaluate(
             view.width,
             view.height,
             background=background,
-            antialiased=antialiased,
             backend=backend,
         ).clamp(0, 1)
         _wait(gaussians.means.device)

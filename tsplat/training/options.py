@@ -8,7 +8,7 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 from ..checks import ArgumentError
 from ..scene.extras import require
@@ -74,20 +74,24 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
 
     base = read_config(known.config) if known.config else preset(known.preset)
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
-    values |= dict(preset=known.preset, config=str(known.config or ""), scene=values["scene"] or tyro.MISSING)
+    values |= dict(preset=known.preset, config=str(known.config or ""))
     if values["strategy"] is None:
         refused = next((word for word in rest if word.startswith("--strategy.")), None)
         if refused:
             raise ArgumentError(f"{refused}: the preset {known.preset} has no strategy; use default or mcmc; {HELP}")
+    # The scene is an argument without a name, which is said in tyro's own words.
+    scene = ("scene", Annotated[str, tyro.conf.Positional], base.scene)
+    command = dataclasses.make_dataclass("Options", [scene], bases=(Options,), frozen=True)
+    command.__doc__ = Options.__doc__
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             options = tyro.cli(
-                Options,
-                default=Options(**values),
+                command,
+                default=command(**values),
                 args=list(arguments),
                 prog=PROGRAM,
-                config=(tyro.conf.AvoidSubcommands, tyro.conf.PositionalRequiredArgs),
+                config=(tyro.conf.AvoidSubcommands,),
             )
     except SystemExit as error:
         if not error.code:
@@ -97,6 +101,8 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
         if words.startswith("Error parsing Options: "):
             words = "--" + words.removeprefix("Error parsing Options: ").replace("_", "-", 1)
         raise ArgumentError(f"{words}; {HELP}") from error
+    if not options.scene:
+        raise ArgumentError(f"SCENE: say which folder of photographs to fit; {HELP}")
     if not options.out:
         raise ArgumentError(f"--out: say which folder to write to; {HELP}")
     return options
@@ -116,6 +122,8 @@ def _resume(run: Path, rest: Sequence[str]) -> Resume:
 
 
 def _plain(text: str) -> str:
-    """The words of an error without the box around them, up to where it repeats the usage."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in text.splitlines()[1:]]
-    return " ".join(line for line in lines[: lines.index("") if "" in lines else None] if line)
+    """The words of an error without its title and the box around them, up to where it repeats the usage."""
+    lines = [line.strip(" │╭╮╰╯|+") for line in text.splitlines()[1:]]
+    is_rule = [set(line) <= set("─-") for line in lines]
+    first = is_rule.index(False)
+    return " ".join(lines[first : is_rule.index(True, first)])

@@ -23,18 +23,18 @@ def render_with_meta(
     background: Color = (0.0, 0.0, 0.0),
     sh_degree: int | None = None,
     render_mode: str = "RGB",
-    antialiased: bool = False,
     absgrad: bool = False,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders a view, not clamped, differentiable with respect to the Gaussians' raw parameters.
+
+    Antialiased where the Gaussians are marked so.
 
     Args:
         viewmat, K: [4, 4] world to camera and [3, 3] intrinsics, on the Gaussians' device.
         background: RGB behind everything.
         sh_degree: Highest degree of spherical harmonics to use; all there are where None.
         render_mode, absgrad: As in :func:`tsplat.rasterization`.
-        antialiased: Whether opacities make up for the blur of projection.
 
     Returns:
         Channels [height, width, D] as `render_mode` says, alphas [height, width, 1], and ``meta`` of
@@ -61,7 +61,7 @@ def render_with_meta(
         backgrounds=backgrounds,
         packed=False,
         render_mode=render_mode,
-        rasterize_mode="antialiased" if antialiased else "classic",
+        rasterize_mode="antialiased" if gaussians.antialiased else "classic",
         absgrad=absgrad,
         backend=backend,
     )
@@ -77,7 +77,6 @@ def render(
     *,
     background: Color = (0.0, 0.0, 0.0),
     sh_degree: int | None = None,
-    antialiased: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
     """As :func:`render_with_meta`, RGB [height, width, 3] alone."""
@@ -89,6 +88,5 @@ def render(
         height,
         background=background,
         sh_degree=sh_degree,
-        antialiased=antialiased,
         backend=backend,
     )[0]

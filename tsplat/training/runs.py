@@ -19,7 +19,7 @@ from ..scene.captures import Capture, View
 from ..scene.colmap import read_colmap
 from ..scene.extras import require
 from ..scene.files import FileError, output_folder, write_json
-from ..scene.gaussians import Gaussians
+from ..scene.gaussians import PARAMETERS, Gaussians
 from ..scene.ply import write_ply
 from .checkpoints import Checkpoint, clean, newest, read_checkpoint, write_checkpoint
 from .config import RunConfig, to_json
@@ -28,7 +28,7 @@ from .history import History, Watch
 from .live import progress_display, stop_on_interrupt
 from .pictures import contact_sheet, curve, side_by_side
 from .randomness import random_state, set_random_state
-from .trainer import FIELDS, RENAMED, DivergedError, Progress, Trainer
+from .trainer import RENAMED, DivergedError, Progress, Trainer
 
 TEST_TIMES, SAVE_TIMES = 12, 4
 """How often held-out views are rendered while training, and how often it is saved, unless told."""
@@ -108,7 +108,7 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
         start = Gaussians.from_points(capture.points, capture.colors, config.sh_degree)
         trainer = Trainer(start, capture.train, config)
         raw = checkpoint.gaussians.tensors()
-        scene = {f"params/{RENAMED.get(name, name)}": raw[name] for name in FIELDS}
+        scene = {f"params/{RENAMED.get(name, name)}": raw[name] for name in PARAMETERS}
         trainer.restore({**checkpoint.tensors, **scene}, checkpoint.figures["trainer"])
         print(words)
         print(f"resumed {path.name}: {trainer.step} of {config.steps} steps, {len(checkpoint.gaussians)} Gaussians")
@@ -159,7 +159,6 @@ def evaluate_run(
             gaussians,
             capture.test,
             background=config.background,
-            antialiased=config.antialiased,
             lpips=lpips,
             backend=config.backend,
         )
@@ -218,7 +217,6 @@ def fit_and_report(
             gaussians,
             views,
             background=config.background,
-            antialiased=config.antialiased,
             backend=config.backend,
         )
 
@@ -310,7 +308,7 @@ def write_held_out(folder: Path, scores: list[Score]) -> None:
 
 def _checkpoint(trainer: Trainer, run: RunConfig, history: History, watch: Watch, seconds: float) -> Checkpoint:
     tensors, figures = trainer.state()
-    scene = {f"params/{RENAMED.get(name, name)}" for name in FIELDS}
+    scene = {f"params/{RENAMED.get(name, name)}" for name in PARAMETERS}
     return Checkpoint(
         step=trainer.step,
         gaussians=trainer.gaussians,

@@ -15,7 +15,7 @@ from ..checks import ArgumentError
 from ..memory import FREE_SHARE, free_memory
 from ..optimizer import Adam
 from ..scene.captures import View
-from ..scene.gaussians import Gaussians
+from ..scene.gaussians import PARAMETERS, Gaussians
 from ..strategies import MCMCStrategy
 from .adjustments import exposed, moved, no_exposures, no_motions
 from .config import Config
@@ -24,7 +24,6 @@ from .precision import autocast_dtype
 from .rendering import Color, render_with_meta
 from .sampling import Sampler, generator_state, set_generator_state
 
-FIELDS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
 RENAMED = {"log_scales": "scales", "opacity_logits": "opacities"}
 
 CHECKED_EVERY = 100
@@ -92,9 +91,10 @@ class Trainer:
         self._degree = gaussians.sh_degree
         self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
         self._device = gaussians.means.device
+        self._antialiased = config.antialiased or gaussians.antialiased
         self._params: dict[str, Tensor] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        for name in FIELDS:
+        for name in PARAMETERS:
             self._learn(RENAMED.get(name, name), gaussians.tensors()[name])
         self._scene = tuple(self._params)
         self._strategy_generator = torch.Generator().manual_seed(config.seed)
@@ -235,7 +235,6 @@ class Trainer:
             background=background,
             sh_degree=min(self._degree, self.step // self._sh_interval),
             render_mode="RGB+ED" if config.depth_weight else "RGB",
-            antialiased=config.antialiased,
             absgrad=getattr(self._strategy, "absgrad", False),
             backend=config.backend,
         )
@@ -310,7 +309,9 @@ class Trainer:
 
     def _gaussians(self) -> Gaussians:
         """The parameters, which strategies know by the field's names, as Gaussians."""
-        return Gaussians(**{name: self._params[RENAMED.get(name, name)] for name in FIELDS})
+        return Gaussians(
+            **{name: self._params[RENAMED.get(name, name)] for name in PARAMETERS}, antialiased=self._antialiased
+        )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that training goes on from: tensors by name, and figures that JSON can hold."""
