@@ -111,6 +111,8 @@ class RunConfig(Config):
         downscale: How many times smaller to make the photographs.
         test_every: Of the images sorted by name, the first and every so many after it are held out.
         sh_degree: Highest degree of spherical harmonics, 0 to 4.
+        schedule_steps: Steps that `sh_interval` and the strategy's step numbers are meant for, such as 30000 for those
+            of the presets: they are made shorter or longer for `steps`. 0 to take them as they are.
         eval_every: Steps between looks at the views held out; 0 for a twelfth of all steps.
         save_every: Steps between checkpoints; 0 for a quarter of all steps. The last step is saved too.
         keep: Checkpoints to keep.
@@ -122,6 +124,7 @@ class RunConfig(Config):
     downscale: int = 1
     test_every: int = 8
     sh_degree: int = 3
+    schedule_steps: int = 0
     eval_every: int = 0
     save_every: int = 0
     keep: int = 2
@@ -132,7 +135,7 @@ class RunConfig(Config):
         super().__post_init__()
         for name in ("downscale", "test_every", "keep"):
             check_size(name, getattr(self, name))
-        for name in ("eval_every", "save_every"):
+        for name in ("eval_every", "save_every", "schedule_steps"):
             if getattr(self, name) < 0:
                 raise ArgumentError(f"{name}: expected a number of steps, found {getattr(self, name)}")
         check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
@@ -150,6 +153,22 @@ def preset(name: Preset) -> RunConfig:
     if name == "mcmc":
         return RunConfig(strategy=MCMCStrategy(), opacity_weight=0.01, scale_weight=0.01)
     return RunConfig()
+
+
+def laid_out(config: RunConfig) -> RunConfig:
+    """The configuration with step numbers for its own `steps`, and `schedule_steps` 0."""
+    if not config.schedule_steps:
+        return config
+    factor = config.steps / config.schedule_steps
+    strategy = config.strategy
+    if strategy is not None:
+        names = [f.name for f in dataclasses.fields(strategy) if f.name.endswith(("_iter", "_every", "after_reset"))]
+        # What is every so many steps stays so; what is off stays off.
+        scaled = {name: math.ceil(factor * getattr(strategy, name)) for name in names}
+        strategy = dataclasses.replace(strategy, **scaled)
+    return dataclasses.replace(
+        config, sh_interval=math.ceil(factor * config.sh_interval), strategy=strategy, schedule_steps=0
+    )
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:

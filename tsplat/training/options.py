@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            options = tyro.cli(
+            options: Options = tyro.cli(
                 command,
                 default=command(**values),
                 args=list(arguments),
