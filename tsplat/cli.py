@@ -1,4 +1,4 @@
-"""The command ``tsplat``: demo, render, train, eval, convert, info, doctor."""
+"""The command ``tsplat``: demo, render, train, eval, convert, export, info, doctor."""
 
 from __future__ import annotations
 
@@ -82,7 +82,19 @@ def _parser() -> argparse.ArgumentParser:
 
     render = commands.add_parser("render", help="a picture of a model", allow_abbrev=False)
     _add_model(render)
-    render.add_argument("--out", type=_png, required=True, metavar="PICTURE.png", help="file to write")
+    render.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PICTURE.png",
+        help="file to write; with --trajectory .mp4, .webm, .gif, or a folder for PNGs",
+    )
+    render.add_argument("--show", choices=("rgb", "depth", "alpha"), default="rgb", help="what to show (rgb)")
+    render.add_argument(
+        "--trajectory", metavar="orbit|spiral|CAMERAS.json", help="a film: around it, swaying, or by a list of cameras"
+    )
+    render.add_argument("--frames", type=_count, default=120, metavar="N", help="of an orbit or a spiral (120)")
+    render.add_argument("--fps", type=_count, default=30, metavar="N", help="frames a second (30)")
     render.add_argument("--width", type=_size, default=800, metavar="N", help="pixels (800)")
     render.add_argument("--height", type=_size, default=600, metavar="N", help="pixels (600)")
     render.add_argument("--fov", type=_number, default=50.0, metavar="DEG", help="vertical field of view (50)")
@@ -121,6 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_model(convert)
     convert.add_argument("out", type=Path, metavar="OUT", help="file to write, .ply or .splat")
 
+    export = commands.add_parser("export", help="the scene of a run in another format", allow_abbrev=False)
+    _add_model(export)
+    export.add_argument("--out", type=Path, required=True, metavar="OUT", help="file to write, .ply or .splat")
+
     info = commands.add_parser("info", help="what there is in a model", allow_abbrev=False)
     _add_model(info)
     info.add_argument("--json", action="store_true", help="for programs")
@@ -134,7 +150,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "model",
         type=Path,
         metavar="MODEL",
-        help="PLY, .splat, .spz, .sog or its folder, a checkpoint of gsplat or Inria",
+        help="a run, PLY, .splat, .spz, .sog or its folder, a checkpoint of gsplat or Inria",
     )
     parser.add_argument(
         "--force", action="store_true", help="take a checkpoint's values as they are where they look activated already"
@@ -174,47 +190,65 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    from .scene import guess_up, intrinsics, look_at, look_at_all, read_model
+    from .scene import guess_up, intrinsics, look_at, look_at_all, orbit_around, read_shots, spiral_at
     from .scene.extras import require
     from .scene.files import output_folder
     from .scene.images import write_png
-    from .training import pick_device, render
+    from .scene.trajectories import Shot
+    from .training import open_scene, pick_device
+    from .training.films import check_film, frames_of, write_frames
+    from .training.live import track
 
     require("PIL")
+    trajectory, out = arguments.trajectory, arguments.out
+    if trajectory is None and out.suffix.lower() != ".png":
+        raise ArgumentError(f"--out: expected a name that ends in .png, found {str(out)!r}; films need --trajectory")
+    if trajectory is not None:
+        check_film(out)
     device, _ = pick_device(arguments.backend)
     width, height = arguments.width, arguments.height
-    K = intrinsics(width, height, arguments.fov)
-    gaussians = read_model(arguments.model, force=arguments.force)
+    gaussians = open_scene(arguments.model, force=arguments.force)
     unsound = int((~gaussians.sound).sum())
     if unsound:
         print(f"left out {unsound} of {len(gaussians)} Gaussians, whose values are not numbers")
         gaussians = gaussians.map(lambda tensor, sound=gaussians.sound: tensor[sound])  # type: ignore[misc]
-    up = arguments.up or guess_up(gaussians)
-    eye, target = arguments.eye, arguments.look_at
-    if eye is None or target is None:
-        found, middle = look_at_all(gaussians, width, height, arguments.fov, up)
-        target = target or middle.tolist()
-        # Seen from the same side, whatever is in the middle.
-        eye = eye or (torch.tensor(target) - middle - found[:3, :3].T @ found[:3, 3]).tolist()
-    viewmat = look_at(eye, target, up)
-    with output_folder(arguments.out.parent), torch.no_grad():
-        picture = render(
+    if trajectory not in (None, "orbit", "spiral"):
+        shots = read_shots(trajectory)
+    else:
+        up = arguments.up or guess_up(gaussians)
+        eye, target = arguments.eye, arguments.look_at
+        if eye is None or target is None:
+            found, middle = look_at_all(gaussians, width, height, arguments.fov, up)
+            target = target or middle.tolist()
+            # Seen from the same side, whatever is in the middle.
+            eye = eye or (torch.tensor(target) - middle - found[:3, :3].T @ found[:3, 3]).tolist()
+        if trajectory is None:
+            viewmats = look_at(eye, target, up)[None]
+        else:
+            along = orbit_around if trajectory == "orbit" else spiral_at
+            viewmats = along(eye, target, up, arguments.frames)
+        K = intrinsics(width, height, arguments.fov)
+        shots = [Shot(viewmat, K, width, height) for viewmat in viewmats]
+    with output_folder(out.parent):
+        frames = frames_of(
             gaussians.to(device),
-            viewmat.to(device),
-            K.to(device),
-            width,
-            height,
+            shots,
+            show=arguments.show,
             background=tuple(arguments.background),
             backend=arguments.backend,
         )
-        write_png(arguments.out, picture)
+        if trajectory is None:
+            write_png(out, next(frames))
+        else:
+            write_frames(out, track(frames, len(shots), "rendering"), arguments.fps)
     return 0
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from .scene import lost_in, read_model, write_model
+    from .scene import lost_in, write_model
+    from .training import open_scene
 
-    gaussians = read_model(arguments.model, force=arguments.force)
+    gaussians = open_scene(arguments.model, force=arguments.force)
     write_model(arguments.out, gaussians)
     lost = lost_in(arguments.out, gaussians)
     print(f"wrote {len(gaussians)} Gaussians to {arguments.out}" + (f"; lost: {', '.join(lost)}" if lost else ""))
@@ -222,9 +256,10 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from .scene import read_model, summarize
+    from .scene import summarize
+    from .training import open_scene
 
-    summary = summarize(read_model(arguments.model, force=arguments.force))
+    summary = summarize(open_scene(arguments.model, force=arguments.force))
     print(summary.json() if arguments.json else "\n".join(summary.lines()))
     return 0
 
@@ -278,6 +313,7 @@ COMMANDS = {
     "render": _render,
     "eval": _eval,
     "convert": _convert,
+    "export": _convert,
     "info": _info,
     "doctor": _doctor,
 }
@@ -336,10 +372,3 @@ def _count(text: str) -> int:
 
 def _seed(text: str) -> int:
     return _whole(text, 0, 2**63 - 1)
-
-
-def _png(text: str) -> Path:
-    path = Path(text)
-    if path.suffix.lower() != ".png":
-        raise argparse.ArgumentTypeError(f"expected a name that ends in .png, found {text!r}")
-    return path

@@ -15,6 +15,7 @@ from .sog import read_sog
 from .splat import read_splat, write_splat
 from .spz import read_spz
 from .summary import Summary, summarize
+from .trajectories import Shot, orbit_around, read_shots, spiral_at
 
 __all__ = [
     "ActivatedError",
@@ -22,6 +23,7 @@ __all__ = [
     "FileError",
     "Gaussians",
     "MissingExtraError",
+    "Shot",
     "Summary",
     "View",
     "guess_up",
@@ -30,14 +32,17 @@ __all__ = [
     "look_at_all",
     "lost_in",
     "orbit",
+    "orbit_around",
     "procedural_capture",
     "read_checkpoint",
     "read_colmap",
     "read_model",
     "read_ply",
+    "read_shots",
     "read_sog",
     "read_splat",
     "read_spz",
+    "spiral_at",
     "summarize",
     "write_model",
     "write_ply",

@@ -6,10 +6,10 @@ import importlib
 
 from ..checks import ArgumentError
 
-PACKAGES = {"PIL": "pillow"}
+PACKAGES = {"PIL": "pillow", "imageio_ffmpeg": "imageio-ffmpeg"}
 """Module -> the package that brings it, where they differ."""
 
-EXTRAS = {"zstandard": "io", "torchmetrics": "lpips", "torchvision": "lpips"}
+EXTRAS = {"imageio_ffmpeg": "video", "zstandard": "io", "torchmetrics": "lpips", "torchvision": "lpips"}
 """Module -> the extra that it comes with; train for all others."""
 
 

@@ -1,6 +1,6 @@
 """Training: fit Gaussians to pictures, judge them, and show what came of it."""
 
-from .checkpoints import Checkpoint, CheckpointError, newest, read_checkpoint, write_checkpoint
+from .checkpoints import Checkpoint, CheckpointError, newest, open_scene, read_checkpoint, write_checkpoint
 from .config import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
@@ -29,6 +29,7 @@ __all__ = [
     "mean_psnr",
     "mean_ssim",
     "newest",
+    "open_scene",
     "pick_device",
     "preset",
     "psnr",

@@ -29,6 +29,7 @@ from ..checks import ArgumentError
 from ..scene.extras import require
 from ..scene.files import FileError, write_whole
 from ..scene.gaussians import Gaussians
+from ..scene.models import read_model
 from .config import RunConfig, from_json, to_json
 
 FORMAT, VERSION = "tsplat checkpoint", 1
@@ -174,6 +175,21 @@ def newest(folder: str | os.PathLike[str]) -> tuple[Path, list[str]]:
         else:
             return path, troubles
     raise CheckpointError("; ".join([f"{folder}: found no checkpoint that is whole", *troubles]))
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is the folder of a run, of its checkpoints, or of one of them."""
+    path = Path(path)
+    return (path / "checkpoints").is_dir() or (path / LATEST).is_file() or (path / MANIFEST).is_file()
+
+
+def open_scene(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
+    """The Gaussians of a model in any format, of a run's newest checkpoint that is whole, or of a checkpoint.
+
+    Raises:
+        As :func:`tsplat.scene.read_model` and :func:`read_checkpoint`.
+    """
+    return read_checkpoint(newest(path)[0], force=force).gaussians if is_run(path) else read_model(path, force=force)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -52,7 +52,7 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
             after.view.name: truth,
             f"start  {before.psnr:.1f} dB": to_bytes(before.image),
             f"result  {after.psnr:.1f} dB": to_bytes(after.image),
-            f"error x {ERROR_GAIN}": _heat(ERROR_GAIN * (after.image - after.view.pixels).abs().mean(-1)),
+            f"error x {ERROR_GAIN}": heat(ERROR_GAIN * (after.image - after.view.pixels).abs().mean(-1)),
         }
         size = (CELL_WIDTH, max(1, round(CELL_WIDTH * truth.shape[0] / truth.shape[1])))
         rows.append([(name, Image.fromarray(cell.cpu().numpy()).resize(size)) for name, cell in cells.items()])
@@ -115,7 +115,7 @@ def animation(path: str | os.PathLike[str], frames: Iterable[Tensor], millisecon
         first.save(file, "GIF", save_all=True, append_images=others, duration=milliseconds, loop=0)
 
 
-def _heat(values: Tensor) -> Tensor:
+def heat(values: Tensor) -> Tensor:
     """[H, W] in [0, 1] to colours from black through red to white, [H, W, 3] uint8."""
     from matplotlib import colormaps
 
