@@ -323,6 +323,23 @@ def test_damaged_sog(tmp_path, changes, error, words):
     assert "a.sog" in str(caught.value)
 
 
+def test_labels_beyond_the_palette(tmp_path):
+    files, _, _ = sog()
+    meta = json.loads(files["meta.json"])
+    meta["shN"]["count"] = 50
+    files["meta.json"] = json.dumps(meta).encode()
+    with pytest.raises(FileError, match=r"a label is .* of a palette of 50"):
+        read_model(write_zip(tmp_path / "a.sog", files))
+
+
+def test_a_picture_far_larger_than_the_gaussians_is_not_decoded(tmp_path):
+    files, _, _ = sog(bands=1)
+    files["scales.webp"] = webp(np.zeros((8000, 8000, 4), np.uint8))
+    assert len(files["scales.webp"]) < 100_000
+    with pytest.raises(FileError, match=r"scales\.webp is 8000 x 8000 for 30"):
+        read_model(write_zip(tmp_path / "a.sog", files))
+
+
 def test_sog_without_some_of_its_files(tmp_path):
     files, _, _ = sog()
     del files["scales.webp"]
