@@ -143,6 +143,7 @@ def test_text_with_other_elements_empty_lines_and_words_for_numbers(tmp_path):
     [
         (b"1 " * 13 + b"\n" + b"1 " * 14, "record 0 .*not 14 numbers"),
         (b"1 " * 14 + b"\n" + b"1 " * 13 + b"one", "record 1 .*not 14 numbers"),
+        (b"1 " * 14 + b"\n" + b"1 " * 15, "record 1 .*not 14 numbers"),
         (b"1 " * 14 + b"\n" + b" " * 60, "ends within element 'vertex'"),
         (b"1 " * 14 + b"\n1", "cut short"),
         (b" " * (2 << 20), "over 1048576 bytes"),

@@ -34,8 +34,13 @@ FILE_RATIO = 1032
 """How much deflate can compress at most."""
 TAGS = 252
 """Alpha of a rotation whose largest component is w; x, y and z follow."""
+SPARE_PIXELS = 1 << 20
+"""Of pictures of few Gaussians, and enough for any palette."""
 PALETTE_WIDTH = 64
 """Palette rows side by side in the picture of centroids."""
+
+DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, RuntimeError)
+"""What zipfile raises where bytes do not make sense."""
 
 Load = Callable[[str], bytes]
 
@@ -54,24 +59,30 @@ def read_sog(path: str | os.PathLike[str]) -> Gaussians:
     if path.name == META or path.is_dir():
         folder = path if path.is_dir() else path.parent
         return _read(str(path), lambda name: (folder / name).read_bytes())
+    return _read(str(path), _archive(path))
+
+
+def _archive(path: Path) -> Load:
+    """What reads a member of a ZIP archive, from memory, where no size in it can ask for more than there is."""
+    content = path.read_bytes()
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _read(str(path), lambda name: _member(path, archive, name))
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        if isinstance(error, UnsupportedError):
-            raise
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except DAMAGED_ZIP as error:
         raise FileError(f"{path}: the ZIP archive is damaged or cut short ({error})") from error
 
-
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
-    try:
+    def load(name: str) -> bytes:
+        if name not in archive.NameToInfo:
+            raise FileError(f"{path}: there is no {name} in it; it is not a SOG file, or damaged")
         info = archive.getinfo(name)
-    except KeyError:
-        raise FileError(f"{path}: there is no {name} in it; it is not a SOG file, or damaged") from None
-    plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not info.flag_bits & 1
-    if not plain or info.file_size > max(info.compress_size, 1) * FILE_RATIO:
-        raise FileError(f"{path}: {name} is encrypted, of another compression or larger than it can be")
-    return archive.read(info)
+        plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not info.flag_bits & 1
+        if not plain or info.file_size > min(info.compress_size, len(content)) * FILE_RATIO:
+            raise FileError(f"{path}: {name} is encrypted, of another compression or larger than it can be")
+        try:
+            return archive.read(info)
+        except DAMAGED_ZIP as error:
+            raise FileError(f"{path}: {name} is damaged or cut short in the ZIP archive ({error})") from error
+
+    return load
 
 
 class _Meta:
@@ -128,7 +139,7 @@ def _read(path: str, load: Load) -> Gaussians:
 
     def pixels(name: str) -> Bytes:
         """[count, 4] the first pixels of a picture."""
-        picture = _picture(path, name, load(name))
+        picture = _picture(path, name, load(name), count)
         flat = picture.reshape(-1, 4)
         if len(flat) < count:
             raise FileError(f"{path}: {name} has {len(flat)} pixels for {count} Gaussians; the file is damaged")
@@ -151,7 +162,7 @@ def _read(path: str, load: Load) -> Gaussians:
     if meta.values.get("shN") is not None:
         part = meta.part("shN")
         centroids, labels = part.files(2)[:2]
-        rest = _rest(part, _picture(path, centroids, load(centroids)), pixels(labels))
+        rest = _rest(part, _picture(path, centroids, load(centroids), count), pixels(labels))
     return Gaussians(
         means=torch.from_numpy(means),
         log_scales=torch.from_numpy(log_scales),
@@ -163,13 +174,19 @@ def _read(path: str, load: Load) -> Gaussians:
     )
 
 
-def _picture(path: str, name: str, content: bytes) -> Bytes:
-    """[H, W, 4]"""
+def _picture(path: str, name: str, content: bytes, count: int) -> Bytes:
+    """[H, W, 4], of no more pixels than `count` Gaussians may have."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content)) as image:
+            if image.width * image.height > 4 * count + SPARE_PIXELS:
+                raise FileError(
+                    f"{path}: {name} is {image.width} x {image.height} for {count} Gaussians; it is damaged"
+                )
             return np.asarray(image.convert("RGBA"))
+    except FileError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise FileError(f"{path}: {name} is not a picture that can be read ({error})") from error
 
