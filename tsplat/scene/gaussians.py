@@ -129,13 +129,23 @@ class Gaussians:
             )
 
     @classmethod
-    def from_points(cls, points: Tensor, colors: Tensor, sh_degree: int = 3) -> Gaussians:
-        """Round Gaussians at points, each as wide as the mean distance to its three nearest neighbours, opacity 0.1.
+    def from_points(
+        cls,
+        points: Tensor,
+        colors: Tensor,
+        sh_degree: int = 3,
+        *,
+        opacity: float = START_OPACITY,
+        scale: float = 1.0,
+    ) -> Gaussians:
+        """Round Gaussians at points, each as wide as the mean distance to its three nearest neighbours.
 
         Args:
             points: [N, 3] world frame, N >= 2.
             colors: [N, 3] RGB in [0, 1]; they become the coefficients of degree 0.
             sh_degree: Highest degree of spherical harmonics to have coefficients for, 0 to 4.
+            opacity: Of each, between 0 and 1.
+            scale: How many times as wide they are.
 
         Raises:
             ArgumentError: Shapes, fewer than two points, a degree out of range, or values that are not numbers.
@@ -148,6 +158,10 @@ class Gaussians:
             raise ShapeError(f"points: expected at least two to tell their spacing, found {n}")
         if not 0 <= sh_degree <= SH_DEGREE_MAX:
             raise ArgumentError(f"sh_degree: expected an int from 0 to {SH_DEGREE_MAX}, found {sh_degree!r}")
+        if not 0 < opacity < 1:
+            raise ArgumentError(f"opacity: expected a number between 0 and 1, found {opacity}")
+        if not 0 < scale < math.inf:
+            raise ArgumentError(f"scale: expected a positive number, found {scale}")
         for name, tensor in (("points", points), ("colors", colors)):
             if not tensor.isfinite().all():
                 raise ArgumentError(f"{name}: found values that are not finite; remove those points")
@@ -159,9 +173,9 @@ class Gaussians:
         quats[:, 0] = 1
         return cls(
             means=means.clone(),
-            log_scales=spacing.log()[:, None].repeat(1, 3),
+            log_scales=(scale * spacing).log()[:, None].repeat(1, 3),
             quats=quats,
-            opacity_logits=means.new_full((n,), START_OPACITY).logit(),
+            opacity_logits=means.new_full((n,), opacity).logit(),
             sh0=((colors.float() - 0.5) / SH_NORMS[0][0])[:, None],
             shN=means.new_zeros(n, (sh_degree + 1) ** 2 - 1, 3),
         )

@@ -111,6 +111,8 @@ class RunConfig(Config):
         downscale: How many times smaller to make the photographs.
         test_every: Of the images sorted by name, the first and every so many after it are held out.
         sh_degree: Highest degree of spherical harmonics, 0 to 4.
+        start_opacity: Of the Gaussians at the points.
+        start_scale: How many times as wide as their distance to each other they are.
         schedule_steps: Steps that `sh_interval` and the strategy's step numbers are meant for, such as 30000 for those
             of the presets: they are made shorter or longer for `steps`. 0 to take them as they are.
         eval_every: Steps between looks at the views held out; 0 for a twelfth of all steps.
@@ -124,6 +126,8 @@ class RunConfig(Config):
     downscale: int = 1
     test_every: int = 8
     sh_degree: int = 3
+    start_opacity: float = 0.1
+    start_scale: float = 1.0
     schedule_steps: int = 0
     eval_every: int = 0
     save_every: int = 0
@@ -138,6 +142,10 @@ class RunConfig(Config):
         for name in ("eval_every", "save_every", "schedule_steps"):
             if getattr(self, name) < 0:
                 raise ArgumentError(f"{name}: expected a number of steps, found {getattr(self, name)}")
+        if not 0 < self.start_opacity < 1:
+            raise ArgumentError(f"start_opacity: expected a number between 0 and 1, found {self.start_opacity}")
+        if not 0 < self.start_scale < math.inf:
+            raise ArgumentError(f"start_scale: expected a positive number, found {self.start_scale}")
         check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
 
 
@@ -151,7 +159,9 @@ def preset(name: Preset) -> RunConfig:
     if name == "default":
         return RunConfig(strategy=DefaultStrategy())
     if name == "mcmc":
-        return RunConfig(strategy=MCMCStrategy(), opacity_weight=0.01, scale_weight=0.01)
+        return RunConfig(
+            strategy=MCMCStrategy(), opacity_weight=0.01, scale_weight=0.01, start_opacity=0.5, start_scale=0.1
+        )
     return RunConfig()
 
 

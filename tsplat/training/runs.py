@@ -77,7 +77,7 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
     with output_folder(out) as folder, _deterministic(config):
         capture = _read(config, device)
         config = dataclasses.replace(config, background=capture.background)
-        start = Gaussians.from_points(capture.points, capture.colors, config.sh_degree)
+        start = _start(config, capture)
         trainer = Trainer(start, capture.train, config)
         print(words)
         metrics = fit_and_report(trainer, start, capture, folder, run=config, stop_after=stop_after)
@@ -106,7 +106,7 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
     with output_folder(path.parent.parent) as folder, _deterministic(config):
         clean(path.parent)
         capture = _read(config, device)
-        start = Gaussians.from_points(capture.points, capture.colors, config.sh_degree)
+        start = _start(config, capture)
         trainer = Trainer(start, capture.train, config)
         raw = checkpoint.gaussians.tensors()
         scene = {f"params/{RENAMED.get(name, name)}": raw[name] for name in PARAMETERS}
@@ -327,6 +327,12 @@ def _checkpoint(trainer: Trainer, run: RunConfig, history: History, watch: Watch
 
 def _read(config: RunConfig, device: torch.device) -> Capture:
     return read_colmap(config.scene, config.downscale, config.test_every).to(device)
+
+
+def _start(config: RunConfig, capture: Capture) -> Gaussians:
+    return Gaussians.from_points(
+        capture.points, capture.colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
+    )
 
 
 def _require_extras() -> None:
