@@ -74,6 +74,14 @@ class DefaultStrategy:
         """Raises `ArgumentError` where parameters and optimizers do not go together."""
         check_parameters(params, optimizers)
 
+    def refines(self, step: int) -> bool:
+        """Whether Gaussians are added or removed at this step."""
+        return (
+            self.refine_start_iter < step < self.refine_stop_iter
+            and step % self.refine_every == 0
+            and step % self.reset_every >= self.pause_refine_after_reset
+        )
+
     def step_pre_backward(
         self, params: Parameters, optimizers: Optimizers, state: State, step: int, info: dict[str, Any]
     ) -> None:
@@ -100,9 +108,8 @@ class DefaultStrategy:
         if step >= self.refine_stop_iter:
             return
         self._gather(params, state, info, packed)
-        since_reset = step % self.reset_every
         if step > self.refine_start_iter and step % self.refine_every == 0:
-            if since_reset >= self.pause_refine_after_reset:
+            if self.refines(step):
                 n_cloned, n_split = self._grow(params, optimizers, state, step)
                 n_pruned = self._prune(params, optimizers, state, step)
                 if self.verbose:
@@ -110,7 +117,7 @@ class DefaultStrategy:
                     print(f"step {step}: {n_cloned} cloned, {n_split} split, {n_pruned} pruned, {n} Gaussians")
             for name in ("grad2d", "count", "radii"):
                 state[name] = None
-        if since_reset == 0 and step > 0:
+        if step % self.reset_every == 0 and step > 0:
             reset_opacities(params, optimizers, 2 * self.prune_opa)
 
     def _gather(self, params: Parameters, state: State, info: dict[str, Any], packed: bool) -> None:

@@ -45,6 +45,10 @@ class MCMCStrategy:
         """Raises `ArgumentError` where parameters and optimizers do not go together."""
         check_parameters(params, optimizers)
 
+    def refines(self, step: int) -> bool:
+        """Whether Gaussians are moved or added at this step."""
+        return self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0
+
     def step_pre_backward(
         self, params: Parameters, optimizers: Optimizers, state: State, step: int, info: dict[str, Any]
     ) -> None:
@@ -59,18 +63,21 @@ class MCMCStrategy:
         step: int,
         info: dict[str, Any],
         lr: float,
+        share: tuple[int, int] | None = None,
     ) -> None:
         """After the optimizers' step: relocates and grows when it is time, and adds noise.
 
         Args:
             lr: Learning rate of the means, world units.
+            share: Where params are a part of the scene's rows, which one is its first and how many there are, so that
+                noise is that of the whole; such a part cannot be refined.
         """
-        if self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0:
+        if self.refines(step):
             n_moved = self._relocate(params, optimizers)
             n_added = self._grow(params, optimizers)
             if self.verbose:
                 print(f"step {step}: {n_moved} relocated, {n_added} added, {len(params['means'])} Gaussians")
-        self._add_noise(params, lr * self.noise_lr)
+        self._add_noise(params, lr * self.noise_lr, *(share or (0, len(params["means"]))))
 
     def _relocate(self, params: Parameters, optimizers: Optimizers) -> int:
         opacities = params["opacities"].detach().sigmoid()
@@ -126,11 +133,12 @@ class MCMCStrategy:
 
         return change
 
-    def _add_noise(self, params: Parameters, size: float) -> None:
+    def _add_noise(self, params: Parameters, size: float, first: int, total: int) -> None:
         """Noise shaped by each Gaussian's covariance, for those that are nearly transparent."""
         means = params["means"]
         gate = torch.sigmoid(100 * ((1 - params["opacities"].detach().sigmoid()) - 0.995))
-        noise = normal(tuple(means.shape), means, self.generator) * (gate * size)[:, None]
+        drawn = normal((total, 3), means, self.generator)[first : first + len(means)]
+        noise = drawn * (gate * size)[:, None]
         means.data += (covariances(params).to(noise) @ noise[..., None])[..., 0]
 
 

@@ -21,6 +21,12 @@ PRESETS = ("fixed", "default", "mcmc")
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 PRECISIONS = ("fp32", "bf16", "fp16", "auto")
 
+Parallel = Literal["shard", "replicate"]
+PARALLELS = ("shard", "replicate")
+
+Parallel = Literal["shard", "replicate"]
+PARALLELS = ("shard", "replicate")
+
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {"default": DefaultStrategy, "mcmc": MCMCStrategy}
 CONFIG_BYTES_MAX = 1 << 20
 
@@ -59,6 +65,7 @@ class Config:
         exposure: Whether to learn an affine map of colours for each training view.
         exposure_rate: Of its entries.
         clip_gradients: Largest norm of each parameter's gradient; 0 for none.
+        parallel: What several ranks do: each holds a part of the scene, or all of it.
         max_gaussians: How many there may be; memory that runs short may say fewer.
         strategy: When Gaussians are added, moved and removed; None to keep them as they are.
     """
@@ -87,6 +94,7 @@ class Config:
     exposure: bool = False
     exposure_rate: float = 1e-3
     clip_gradients: float = 0.0
+    parallel: Parallel = "shard"
     max_gaussians: int = 1_000_000
     strategy: DefaultStrategy | MCMCStrategy | None = None
 
@@ -94,6 +102,7 @@ class Config:
         for name in ("steps", "views_per_step", "sh_interval", "max_gaussians"):
             check_size(name, getattr(self, name))
         check_choice("precision", self.precision, PRECISIONS)
+        check_choice("parallel", self.parallel, PARALLELS)
         if not 0 <= self.seed < 2**63:
             raise ArgumentError(f"seed: expected 0 up to 2^63 - 1, found {self.seed}")
         rates = [field.name for field in dataclasses.fields(self) if field.name.endswith(("_rate", "_weight"))]

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from ..backend import full_precision
-from ..checks import ArgumentError
+from ..checks import ArgumentError, UnsupportedError
 from ..memory import FREE_SHARE, free_memory
 from ..optimizer import Adam
 from ..scene.captures import View
 from ..scene.gaussians import PARAMETERS, Gaussians
 from ..strategies import MCMCStrategy
+from ..strategies.operations import update
 from .adjustments import exposed, moved, no_exposures, no_motions
 from .config import Config
 from .losses import depth_error, loss, psnr
 from .precision import autocast_dtype
 from .rendering import Color, render_with_meta
 from .sampling import Sampler, generator_state, set_generator_state
+from .teams import Team
 
 RENAMED = {"log_scales": "scales", "opacity_logits": "opacities"}
 
@@ -45,7 +47,8 @@ class Progress:
         steps: Steps there will be.
         loss, psnr: Means over the step's views before the step; [] on the device, so that waiting for them is the
             reader's choice.
-        gaussians: As they are now; they go on changing.
+        gaussians: As they are now, of this rank; they go on changing.
+        n_gaussians: How many all ranks have.
         trouble: What went wrong without ending training, in words.
     """
 
@@ -54,6 +57,7 @@ class Progress:
     loss: Tensor
     psnr: Tensor
     gaussians: Gaussians
+    n_gaussians: int
     trouble: str | None = None
 
 
@@ -72,18 +76,28 @@ class Trainer:
     arguments give equal results with the host backend, and so does going on from :meth:`state`.
 
     Args:
-        gaussians: Where to start; not changed.
-        views: Pictures and cameras, on the Gaussians' device.
+        gaussians: Where to start, the whole scene; not changed.
+        views: Pictures and cameras, on the Gaussians' device, of all ranks.
+        team: The ranks that train together, with equal arguments. Each renders its share of a step's views, of the
+            whole scene or, where ``config.parallel`` is ``"shard"``, of its own part of it and what the others send.
 
     Raises:
-        ArgumentError: There are no Gaussians or no views.
+        ArgumentError: There are no Gaussians or no views; or ranks do not share out ``views_per_step`` evenly.
+        UnsupportedError: Gradient scaling of a scene in shards.
     """
 
-    def __init__(self, gaussians: Gaussians, views: Sequence[View], config: Config) -> None:
+    def __init__(self, gaussians: Gaussians, views: Sequence[View], config: Config, team: Team | None = None) -> None:
         if not len(gaussians) or not views:
             raise ArgumentError(
                 f"training: found {len(gaussians)} Gaussians and {len(views)} views; it needs some of both"
             )
+        self._team = team = team or Team()
+        if config.views_per_step % team.size:
+            raise ArgumentError(
+                f"views_per_step: {config.views_per_step} views cannot be shared out evenly over {team.size} ranks; it "
+                f"counts those of all ranks, so take a multiple of {team.size}"
+            )
+        self._sharded = team.size > 1 and config.parallel == "shard"
         self.config = config
         self.step = 0
         self._views = views
@@ -94,8 +108,9 @@ class Trainer:
         self._antialiased = config.antialiased or gaussians.antialiased
         self._params: dict[str, Tensor] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        own = team.rows(len(gaussians)) if self._sharded else slice(None)
         for name in PARAMETERS:
-            self._learn(RENAMED.get(name, name), gaussians.tensors()[name])
+            self._learn(RENAMED.get(name, name), gaussians.tensors()[name][own])
         self._scene = tuple(self._params)
         self._strategy_generator = torch.Generator().manual_seed(config.seed)
         self._strategy = None
@@ -114,6 +129,8 @@ class Trainer:
         self._backgrounds = torch.Generator().manual_seed(config.seed)
         self._autocast = autocast_dtype(config.precision, self._device)
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=self._autocast is torch.float16)
+        if self._sharded and self._scaler.is_enabled():
+            raise UnsupportedError("precision: fp16 is not implemented for a scene in shards; use bf16 or replicate")
         self._skipped = 0
 
     def _learn(self, name: str, start: Tensor) -> None:
@@ -131,8 +148,12 @@ class Trainer:
 
     @property
     def gaussians(self) -> Gaussians:
-        """As they are now, without gradients; they go on changing."""
+        """As they are now, of this rank, without gradients; they go on changing."""
         return self._gaussians().map(lambda tensor: tensor.detach())
+
+    def whole(self) -> Gaussians:
+        """The Gaussians of all ranks; called by all of them."""
+        return self.gaussians.map(self._team.gather) if self._sharded else self.gaussians
 
     def advance(self) -> Progress:
         """Takes a step.
@@ -141,36 +162,36 @@ class Trainer:
             DivergedError: The loss or a Gaussian is no longer a number.
             ArgumentError: As :func:`tsplat.rasterization`.
         """
-        config, strategy = self.config, self._strategy
+        config = self.config
         lr = self._set_rates()
-        losses, psnrs, metas = [], [], []
-        for _ in range(config.views_per_step):
-            error, fidelity, meta = self._fit_view(self._sampler.next())
-            losses.append(error)
-            psnrs.append(fidelity)
+        n_gaussians = self._count()
+        indices = [self._sampler.next() for _ in range(config.views_per_step)]
+        figures, metas = [], []
+        for index in self._team.share(indices):
+            error, fidelity, meta = self._fit_view(index)
+            figures.append(torch.stack([error, fidelity]))
             metas.append(meta)
+        self._regularise(n_gaussians)
         trouble = self._update()
-        if strategy is not None:
-            self._guard_memory()
-            params, optimizers = self._of_scene()
-            arguments = (params, optimizers, self._strategy_state, self.step, self._joined(metas))
-            if isinstance(strategy, MCMCStrategy):
-                strategy.step_post_backward(*arguments, lr=lr)
-            else:
-                strategy.step_post_backward(*arguments)
-            self._params.update(params)
+        if self._strategy is not None:
+            self._densify(self._joined(metas, self._views[indices[0]]), n_gaussians, lr)
         still = self.gaussians
-        error = torch.stack(losses).mean()
+        error, fidelity = (self._team.sum(torch.stack(figures).sum(0)) / config.views_per_step).unbind()
         if self.step % CHECKED_EVERY == 0:
             # Gaussians that are not finite are not drawn, so that the loss alone would not tell.
-            unsound = int((~still.sound).sum())
+            unsound = int(self._team.sum((~still.sound).sum()))
             if unsound or not math.isfinite(float(error)):
                 raise DivergedError(
-                    f"training: at step {self.step} the loss is {float(error):.4g} and {unsound} of {len(still)} "
+                    f"training: at step {self.step} the loss is {float(error):.4g} and {unsound} of {n_gaussians} "
                     "Gaussians are not finite; check the rates and the data"
                 )
         self.step += 1
-        return Progress(self.step, config.steps, error, torch.stack(psnrs).mean(), still, trouble)
+        return Progress(self.step, config.steps, error, fidelity, still, self._count(), trouble)
+
+    def _count(self) -> int:
+        """How many Gaussians all ranks have."""
+        n = len(self._params["means"])
+        return int(self._team.sum(torch.tensor([n], device=self._device))) if self._sharded else n
 
     def _set_rates(self) -> float:
         """Sets every rate for this step. Returns that of the means."""
@@ -204,16 +225,26 @@ class Trainer:
                 image = torch.where(view.mask[..., None], image, truth)
             error = loss(image, truth)
             total = error
-            if config.opacity_weight:
-                total = total + config.opacity_weight * moving.opacities.mean()
-            if config.scale_weight:
-                total = total + config.scale_weight * moving.scales.mean()
             if depth is not None and view.sparse is not None and len(view.sparse):
                 total = total + config.depth_weight * self._extent * depth_error(depth, view.sparse)
         if self._strategy is not None:
             self._strategy.step_pre_backward(*self._of_scene(), self._strategy_state, self.step, meta)
         self._scaler.scale(total / config.views_per_step).backward()  # type: ignore[no-untyped-call]
         return error.detach(), psnr(image.detach().clamp(0, 1), truth), meta
+
+    def _regularise(self, n_gaussians: int) -> None:
+        """Adds to the gradients the share of mean opacity and mean scale, of the Gaussians of all ranks."""
+        config = self.config
+        if not (config.opacity_weight or config.scale_weight):
+            return
+        moving = self._gaussians()
+        total = moving.means.new_zeros(())
+        if config.opacity_weight:
+            total = total + config.opacity_weight / n_gaussians * moving.opacities.sum()
+        if config.scale_weight:
+            total = total + config.scale_weight / (3 * n_gaussians) * moving.scales.sum()
+        # Ranks that have the same Gaussians add up what each finds.
+        self._scaler.scale(total if self._sharded else total / self._team.size).backward()  # type: ignore[no-untyped-call]
 
     def _render(self, moving: Gaussians, view: View, index: int) -> tuple[Tensor, dict[str, Any]]:
         config = self.config
@@ -236,19 +267,27 @@ class Trainer:
             sh_degree=min(self._degree, self.step // self._sh_interval),
             render_mode="RGB+ED" if config.depth_weight else "RGB",
             absgrad=getattr(self._strategy, "absgrad", False),
+            group=self._team.group if self._sharded else None,
             backend=config.backend,
         )
         return image, meta
 
     def _update(self) -> str | None:
         """Takes the optimizers' step, unless a gradient is not finite. Returns what went wrong."""
+        if self._team.size > 1:
+            for name, parameter in self._params.items():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                if not (self._sharded and name in self._scene):
+                    parameter.grad = self._team.sum(parameter.grad)
         for optimizer in self._optimizers.values():
             self._scaler.unscale_(optimizer)
         trouble = None
         # Looking waits for a GPU; with gradient scaling the scaler looks, and leaves out steps itself.
         if not self._scaler.is_enabled() and (self._device.type == "cpu" or self.step % CHECKED_EVERY == 0):
             gradients = {name: p.grad for name, p in self._params.items() if p.grad is not None}
-            broken = [name for name, gradient in gradients.items() if not math.isfinite(float(gradient.norm()))]
+            found = [not math.isfinite(float(gradient.norm())) for gradient in gradients.values()]
+            broken = [n for n, flag in zip(gradients, self._team.any(found, self._device), strict=True) if flag]
             self._skipped = self._skipped + 1 if broken else 0
             if self._skipped >= SKIPPED_MAX:
                 raise DivergedError(
@@ -260,45 +299,102 @@ class Trainer:
         if trouble is None:
             for name, optimizer in self._optimizers.items():
                 if self.config.clip_gradients:
-                    torch.nn.utils.clip_grad_norm_(self._params[name], self.config.clip_gradients)
+                    self._clip(name)
                 self._scaler.step(optimizer)
         self._scaler.update()
         for optimizer in self._optimizers.values():
             optimizer.zero_grad()
         return trouble
 
-    def _joined(self, metas: list[dict[str, Any]]) -> dict[str, Any]:
-        """`meta` of several views as of one call, with gradients as if the loss were not scaled."""
+    def _clip(self, name: str) -> None:
+        gradient = self._params[name].grad
+        if gradient is not None:
+            squares = gradient.square().sum()
+            norm = (self._team.sum(squares) if self._sharded and name in self._scene else squares).sqrt()
+            gradient *= (self.config.clip_gradients / norm.clamp_min(1e-30)).clamp_max(1)
+
+    def _densify(self, meta: dict[str, Any], n_gaussians: int, lr: float) -> None:
+        """Lets the strategy add, move and remove Gaussians; of shards, all ranks do it with the whole scene."""
+        strategy = self._strategy
+        assert strategy is not None
+        refines = strategy.refines(self.step)
+        if refines:
+            self._guard_memory(n_gaussians)
+        gathers = refines and self._sharded
+        if gathers:
+            self._exchange_rows(self._team.gather)
+            means2d = self._gather_columns(meta["means2d"])
+            for name in ("grad", "absgrad"):
+                gradient = getattr(meta["means2d"], name, None)
+                if gradient is not None:
+                    setattr(means2d, name, self._gather_columns(gradient))
+            meta = {**meta, "means2d": means2d, "radii": self._gather_columns(meta["radii"])}
+        params, optimizers = self._of_scene()
+        arguments = (params, optimizers, self._strategy_state, self.step, meta)
+        if isinstance(strategy, MCMCStrategy):
+            first = self._team.rows(n_gaussians).start if self._sharded and not gathers else 0
+            strategy.step_post_backward(*arguments, lr=lr, share=(first, n_gaussians) if not refines else None)
+        else:
+            strategy.step_post_backward(*arguments)
+        self._params.update(params)
+        if gathers:
+            n = len(self._params["means"])
+            self._exchange_rows(lambda tensor: tensor[self._team.rows(n)].clone())
+
+    def _exchange_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Applies a change of rows to the scene's parameters, their moments, and what the strategy has gathered."""
+        params, optimizers = self._of_scene()
+        n = len(params["means"])
+        update(params, optimizers, lambda _, parameter: change(parameter), change)
+        self._params.update(params)
+        for key, value in self._strategy_state.items():
+            if isinstance(value, Tensor) and value.shape[:1] == (n,):
+                self._strategy_state[key] = change(value)
+
+    def _gather_columns(self, tensor: Tensor) -> Tensor:
+        """Of rows by camera and Gaussian, [C, N of this rank, ...] -> [C, N of all, ...]."""
+        return self._team.gather(tensor.detach().transpose(0, 1).contiguous()).transpose(0, 1)
+
+    def _joined(self, metas: list[dict[str, Any]], view: View) -> dict[str, Any]:
+        """`meta` of the views of all ranks as of one call, with gradients as if the loss were not scaled.
+
+        Args:
+            view: The one in whose pixels gradients are.
+        """
         scale = self._scaler.get_scale()
-        if len(metas) == 1 and scale == 1:
-            return metas[0]
         first = metas[0]
-        size = first["means2d"].new_tensor([first["width"], first["height"]])
+        if len(metas) == 1 and scale == 1 and self._team.size == 1:
+            return first
+        size = first["means2d"].new_tensor([view.width, view.height])
+        gather = (lambda tensor: tensor) if self._sharded else self._team.gather
 
         def gradients(name: str) -> Tensor | None:
             found = [getattr(meta["means2d"], name, None) for meta in metas]
             if any(gradient is None for gradient in found):
                 return None
-            # Pixels of each view in units of the first's.
             sizes = [size.new_tensor([meta["width"], meta["height"]]) for meta in metas]
-            return torch.cat([g * (s / size) / scale for g, s in zip(found, sizes, strict=True)])
+            return gather(torch.cat([g * (s / size) / scale for g, s in zip(found, sizes, strict=True)]))
 
-        means2d = torch.cat([meta["means2d"].detach() for meta in metas])
+        means2d = gather(torch.cat([meta["means2d"].detach() for meta in metas]))
         means2d.grad = gradients("grad")
         if getattr(first["means2d"], "absgrad", None) is not None:
             means2d.absgrad = gradients("absgrad")  # type: ignore[attr-defined]
-        radii = torch.cat([meta["radii"] for meta in metas])
-        return {**first, "means2d": means2d, "radii": radii, "n_cameras": len(metas)}
+        radii = gather(torch.cat([meta["radii"] for meta in metas]))
+        return {
+            **first,
+            "means2d": means2d,
+            "radii": radii,
+            "n_cameras": self.config.views_per_step,
+            "width": view.width,
+            "height": view.height,
+        }
 
-    def _guard_memory(self) -> None:
-        """Tells the strategy how many Gaussians there may be, before it adds more than there is memory for."""
+    def _guard_memory(self, n: int) -> None:
+        """Tells the strategy how many Gaussians there may be, before it adds more than any rank has memory for."""
         strategy = self._strategy
         assert strategy is not None
-        if self.step % strategy.refine_every:
-            return
-        n = len(self._params["means"])
         each = COPIES * sum(self._params[name][0].numel() * self._params[name].element_size() for name in self._scene)
-        room = int(FREE_SHARE * free_memory(self._device)) // each
+        room = min(self._team.collect(int(FREE_SHARE * free_memory(self._device)) // each))
         most = min(self.config.max_gaussians, n + room)
         assert self.config.strategy is not None
         strategy.cap_max = min(most, self.config.strategy.cap_max or most)
