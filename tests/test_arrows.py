@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "tsplat"
 
-STAGES = {"projection", "spherical_harmonics", "intersection", "compositing"}
+STAGES = {"projection", "spherical_harmonics", "distributed", "intersection", "compositing"}
 BASE = {"config", "checks", "rows", "backend", "autograd"}
 ALLOWED = {
     "config": set(),
@@ -28,7 +28,7 @@ ALLOWED = {
     "__init__": {"checks", "memory", "photometric", "rasterization", "validation"} | STAGES,
     "scene": {"checks", "config", "scene"},
     "strategies": {"checks", "projection", "rows", "strategies"},
-    "compat": {"backend", "checks", "validation"} | STAGES,
+    "compat": {"backend", "checks", "validation"} | STAGES - {"distributed"},
     "training": {
         "__init__",
         "checks",

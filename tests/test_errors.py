@@ -42,13 +42,13 @@ INVALID = [
     (dict(camera_model="lidar"), ArgumentError, "camera_model: expected one of 'pinhole'"),
     (dict(numerics="gsplat"), ArgumentError, "numerics: expected one of 'gsplat-1.5', 'gsplat-1.6', 'inria'"),
     (dict(backend="cuda"), ArgumentError, "backend: expected one of 'auto', 'triton', 'torch', 'reference'"),
+    (dict(distributed=True), ArgumentError, "distributed: there is no process group; .* call torch.distributed.init"),
     (dict(opacities=torch.zeros(12, device="meta")), DeviceError, "opacities: lies on meta, but means on cpu"),
     (dict(colors=torch.zeros(12, 3, device="meta")), DeviceError, "colors: lies on meta, but means on cpu"),
 ]
 
 UNSUPPORTED = [
     (dict(sparse_grad=True), "sparse_grad"),
-    (dict(distributed=True), "distributed"),
     (dict(segmented=True), "segmented"),
     (dict(camera_model="ortho"), "camera_model"),
     (dict(camera_model="fisheye"), "camera_model"),

@@ -26,7 +26,7 @@ def test_signature_is_gsplats_and_then_keywords():
     assert list(positional) == REQUIRED + list(GSPLAT_DEFAULTS)
     assert {name: p.default for name, p in positional.items() if name not in REQUIRED} == GSPLAT_DEFAULTS
     assert all(positional[name].default is inspect.Parameter.empty for name in REQUIRED)
-    assert list(parameters)[len(positional) :] == ["backend", "numerics", "validate", "memory_budget"]
+    assert list(parameters)[len(positional) :] == ["backend", "numerics", "validate", "memory_budget", "group"]
 
 
 def test_meta_when_packed():

@@ -10,6 +10,7 @@ from .checks import (
     UnsupportedError,
 )
 from .compositing import rasterize_to_pixels
+from .distributed import DisagreementError, PeerError
 from .intersection import isect_offset_encode, isect_tiles
 from .memory import MemoryBudgetError
 from .photometric import l1_and_ssim, l1_ssim_loss
@@ -24,9 +25,11 @@ __all__ = [
     "ArgumentError",
     "BackendError",
     "DeviceError",
+    "DisagreementError",
     "DtypeError",
     "InvalidValueError",
     "MemoryBudgetError",
+    "PeerError",
     "RollingShutterType",
     "ShapeError",
     "UnsupportedError",

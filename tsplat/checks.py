@@ -121,6 +121,18 @@ def check_absent(options: dict[str, tuple[Any, Any]]) -> None:
             raise UnsupportedError(f"{name}: {value!r} is not implemented; only {implemented!r} is")
 
 
+def check_distributed(batch: torch.Size, backend: str, *, per_camera: bool) -> None:
+    """Raises for what is not implemented with several ranks, however many there are."""
+    if batch:
+        raise UnsupportedError(
+            f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
+        )
+    if per_camera:
+        raise UnsupportedError("distributed: colors per camera are not implemented with it; pass colors [N, ...]")
+    if backend == "reference":
+        raise UnsupportedError('distributed: backend="reference" is not implemented with it; use "auto"')
+
+
 def check_rolling_shutter(rolling_shutter: object) -> None:
     # gsplat's own enum is accepted too, hence the comparison by name.
     if getattr(rolling_shutter, "name", None) != RollingShutterType.GLOBAL.name:

@@ -1,9 +1,9 @@
-"""The way of a Gaussian: check, project, shade, intersect, composite."""
+"""The way of a Gaussian: check, project, shade, (exchange between ranks,) intersect, composite."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,12 +13,16 @@ from .backend import BACKENDS, Backend, full_precision
 from .checks import RollingShutterType
 from .compositing import CompositingSettings, composite
 from .config import DEPTH_ALPHA_MIN, MAGNITUDE_MAX, NumericsName
+from .distributed import agreeing, describe, exchange, gather_cameras, join
 from .intersection import count_tiles, depth_order, encode_ids, list_pairs, narrow_offsets
 from .memory import Bands
 from .projection import ProjectionSettings, project
 from .rows import TileGrid, flatten_batch
 from .spherical_harmonics import shade
 from .validation import VALIDATE, Validate, complain, explain_sizes, find_sound, hide_unsound_cameras
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def rasterization(
@@ -61,6 +65,7 @@ def rasterization(
     numerics: NumericsName = "gsplat-1.5",
     validate: Validate = "cull",
     memory_budget: int | None = None,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023); a drop-in for gsplat 1.5.3's.
 
@@ -102,7 +107,11 @@ def rasterization(
             look; such numbers may then reach the pixels they touch.
         memory_budget: Bytes that pairs of Gaussian and tile may take, in either pass; by default 80 % of what is free
             on the device. Where more would be needed, the picture is made in bands of tile rows, to the same bits.
-        sparse_grad, distributed, camera_model, segmented, with_ut, with_eval3d, radial_coeffs, tangential_coeffs,
+        distributed: Whether several ranks render together (docs/distributed.md): each passes its own Gaussians and its
+            own cameras, of any number, and gets the pictures of its cameras with the Gaussians of all ranks. Gradients
+            go back to the owners. No batch dimensions, no colours per camera.
+        group: The process group of these ranks; by default of all processes.
+        sparse_grad, camera_model, segmented, with_ut, with_eval3d, radial_coeffs, tangential_coeffs,
             thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are there.
 
     Returns:
@@ -116,6 +125,11 @@ def rasterization(
         None where too little was needed to ask. Several bands leave no lists of pairs: ``tiles_per_gauss``,
         ``isect_ids``, ``flatten_ids`` and ``isect_offsets`` are None. ``backend="reference"`` is never packed and has
         no tiles, so no keys that speak of tiles or memory.
+        With ``distributed``, rows and ``n_invalid`` are those of this rank's Gaussians on the cameras of all ranks;
+        ``camera_ids`` count on from rank to rank, ``gaussian_ids`` are this rank's. ``n_cameras``, ``memory`` and what
+        speaks of tiles are about what this rank draws, the rows in ``received``: a dictionary of ``camera_ids`` (this
+        rank's), ``gaussian_ids`` (counted on from rank to rank), ``radii``, ``means2d``, ``depths``, ``conics`` and
+        ``opacities``, always packed where there is more than one rank.
 
         Differentiable with respect to means, quats, scales, covars, opacities, colors, viewmats and backgrounds, from
         the images and from the differentiable entries of ``meta``; ``meta["means2d"].retain_grad()`` works.
@@ -125,62 +139,92 @@ def rasterization(
         NotImplementedError: An option, named, that is not implemented; or ``Ks`` that require a gradient.
         BackendError: ``backend="triton"`` where it cannot run.
         InvalidValueError: ``validate="error"``, and there are values that cannot be drawn.
+        DisagreementError: ``distributed``, and ranks were called with different settings; raised on all of them.
+        PeerError: ``distributed``, and another rank's arguments were refused; the message says which and why.
         MemoryBudgetError: Not even one row of tiles fits into the budget; the message says what the likely cause is.
     """
-    checks.check_absent(
-        {
-            "sparse_grad": (sparse_grad, False),
-            "distributed": (distributed, False),
-            "segmented": (segmented, False),
-            "with_ut": (with_ut, False),
-            "with_eval3d": (with_eval3d, False),
-            "radial_coeffs": (radial_coeffs, None),
-            "tangential_coeffs": (tangential_coeffs, None),
-            "thin_prism_coeffs": (thin_prism_coeffs, None),
-            "ftheta_coeffs": (ftheta_coeffs, None),
-            "viewmats_rs": (viewmats_rs, None),
-        }
+    if group is not None and not distributed:
+        raise checks.ArgumentError("group: given, but distributed is False; pass distributed=True, or no group")
+    ranks = join(group) if distributed else None
+    settings_of_all = dict(
+        width=width,
+        height=height,
+        near_plane=near_plane,
+        far_plane=far_plane,
+        radius_clip=radius_clip,
+        eps2d=eps2d,
+        sh_degree=sh_degree,
+        packed=packed,
+        tile_size=tile_size,
+        render_mode=render_mode,
+        absgrad=absgrad,
+        rasterize_mode=rasterize_mode,
+        backend=backend,
+        numerics=numerics,
+        validate=validate,
     )
-    checks.check_camera_model(camera_model)
-    checks.check_rolling_shutter(rolling_shutter)
-    checks.check_choice("render_mode", render_mode, checks.RENDER_MODES)
-    checks.check_choice("rasterize_mode", rasterize_mode, checks.RASTERIZE_MODES)
-    checks.check_choice("backend", backend, BACKENDS)
-    checks.check_choice("validate", validate, VALIDATE)
-    checks.check_tile_size(tile_size)
-    checks.check_size("width", width)
-    checks.check_size("height", height)
-    checks.check_size("channel_chunk", channel_chunk)
-    if memory_budget is not None:
-        checks.check_size("memory_budget", memory_budget)
-    preset = checks.check_numerics(numerics)
-    batch, n_gaussians, n_cameras = checks.check_scene(means, quats, scales, covars, (3, 3), opacities, viewmats, Ks)
-    channels = checks.check_colors(colors, sh_degree, batch, n_cameras, n_gaussians)
-    if backgrounds is not None:
-        checks.check_tensor(
-            "backgrounds", backgrounds, [*batch, n_cameras, channels], "[..., C, D] as viewmats and colors"
+    with agreeing(ranks, settings_of_all) as record:
+        checks.check_absent(
+            {
+                "sparse_grad": (sparse_grad, False),
+                "segmented": (segmented, False),
+                "with_ut": (with_ut, False),
+                "with_eval3d": (with_eval3d, False),
+                "radial_coeffs": (radial_coeffs, None),
+                "tangential_coeffs": (tangential_coeffs, None),
+                "thin_prism_coeffs": (thin_prism_coeffs, None),
+                "ftheta_coeffs": (ftheta_coeffs, None),
+                "viewmats_rs": (viewmats_rs, None),
+            }
         )
-    checks.check_devices(dict(means=means, colors=colors, backgrounds=backgrounds))
-    per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
-    upper = None
-    if covars is not None:
-        quats = scales = None
-        upper = covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)]
-    if validate == "error":
-        complain(
-            means,
-            quats,
-            scales,
-            upper,
-            opacities,
-            colors,
-            viewmats,
-            Ks,
-            per_camera=per_camera,
-            sh=sh_degree is not None,
+        checks.check_camera_model(camera_model)
+        checks.check_rolling_shutter(rolling_shutter)
+        checks.check_choice("render_mode", render_mode, checks.RENDER_MODES)
+        checks.check_choice("rasterize_mode", rasterize_mode, checks.RASTERIZE_MODES)
+        checks.check_choice("backend", backend, BACKENDS)
+        checks.check_choice("validate", validate, VALIDATE)
+        checks.check_tile_size(tile_size)
+        checks.check_size("width", width)
+        checks.check_size("height", height)
+        checks.check_size("channel_chunk", channel_chunk)
+        if memory_budget is not None:
+            checks.check_size("memory_budget", memory_budget)
+        preset = checks.check_numerics(numerics)
+        batch, n_gaussians, n_cameras = checks.check_scene(
+            means, quats, scales, covars, (3, 3), opacities, viewmats, Ks
         )
+        channels = checks.check_colors(colors, sh_degree, batch, n_cameras, n_gaussians)
+        if backgrounds is not None:
+            checks.check_tensor(
+                "backgrounds", backgrounds, [*batch, n_cameras, channels], "[..., C, D] as viewmats and colors"
+            )
+        checks.check_devices(dict(means=means, colors=colors, backgrounds=backgrounds))
+        per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
+        upper = None
+        if covars is not None:
+            quats = scales = None
+            upper = covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)]
+        dtype = checks.compute_dtype(means, quats, scales, covars, opacities, colors, viewmats, Ks, backgrounds)
+        if backend == "reference":
+            checks.check_absent({"absgrad": (absgrad, False), "memory_budget": (memory_budget, None)})
+        if validate == "error":
+            complain(
+                means,
+                quats,
+                scales,
+                upper,
+                opacities,
+                colors,
+                viewmats,
+                Ks,
+                per_camera=per_camera,
+                sh=sh_degree is not None,
+            )
+        if distributed:
+            checks.check_distributed(batch, backend, per_camera=per_camera)
+        if ranks is not None:
+            describe(record, ranks, means, quats, scales, upper, opacities, colors, viewmats, dtype)
     if backend == "reference":
-        checks.check_absent({"absgrad": (absgrad, False), "memory_budget": (memory_budget, None)})
         return _by_reference(
             (means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, covars),
             width=width,
@@ -195,7 +239,6 @@ def rasterization(
             numerics=preset,
             cull=validate != "off",
         )
-    dtype = checks.compute_dtype(means, quats, scales, covars, opacities, colors, viewmats, Ks, backgrounds)
     # From here on batch dimensions are one, [B, ...]. Colours keep their type: half precision is read as it is.
     means, opacities = (flatten_batch(tensor, len(batch), dtype) for tensor in (means, opacities))
     colors = flatten_batch(colors, len(batch), colors.dtype)
@@ -205,12 +248,14 @@ def rasterization(
     grid = TileGrid(viewmats.shape[0] * n_cameras, tile_size, -(-width // tile_size), -(-height // tile_size))
 
     with full_precision(means.device):
+        if ranks is not None:
+            viewmats, Ks = gather_cameras(ranks, viewmats, Ks)
         sound = None
         if validate != "off":
             sound = find_sound(means, quats, scales, upper, opacities, colors, per_camera=per_camera, backend=backend)
             viewmats, Ks = hide_unsound_cameras(viewmats, Ks)
 
-        rows = project(
+        own = rows = project(
             means,
             quats,
             scales,
@@ -232,9 +277,10 @@ def rasterization(
                 backend=backend,
             ),
         )
-        batch_ids, camera_ids, gaussian_ids = rows.indices()
-        opacities2d = rows.opacities
-        assert opacities2d is not None
+        batch_ids, camera_ids, gaussian_ids = own.indices()
+        # The caller's rows: one dimension if packed, otherwise the dimensions they came with.
+        shape = drawn_shape = (own.depths.numel(),) if packed else (*batch, viewmats.shape[1], n_gaussians)
+        means2d = drawn_means2d = own.means2d.view(*shape, 2)
 
         features: Tensor | None = None
         feature_ids: Tensor | None = None
@@ -243,6 +289,12 @@ def rasterization(
                 features = shade(means, colors, viewmats, rows, sh_degree, preset, backend)
             else:
                 features, feature_ids = colors.flatten(0, -2), rows.color_ids(per_camera=per_camera)
+        if ranks is not None:
+            rows, features = exchange(ranks, own, means2d, features, feature_ids, absgrad=absgrad)
+            feature_ids, drawn_means2d, drawn_shape = None, rows.means2d, rows.depths.shape
+
+        opacities2d = rows.opacities
+        assert opacities2d is not None
         depths = rows.depths if "D" in render_mode else None
         if backgrounds is not None:
             backgrounds = backgrounds.flatten(0, 1) if features is not None else None
@@ -278,11 +330,8 @@ def rasterization(
             lambda: explain_sizes(means, scales, upper),
         )
 
-        # The caller's rows: one dimension if packed, otherwise the dimensions they came with.
-        shape: tuple[int, ...] = (rows.depths.numel(),) if packed else (*batch, n_cameras, n_gaussians)
-        means2d = rows.means2d.view(*shape, 2)
         render_colors, render_alphas = composite(
-            means2d,
+            drawn_means2d,
             rows.conics,
             opacities2d,
             features,
@@ -301,23 +350,24 @@ def rasterization(
             expected = render_colors[..., -1:] / render_alphas.clamp_min(DEPTH_ALPHA_MIN)
             render_colors = torch.cat([render_colors[..., :-1], expected], -1)
 
-    pairs = bands.whole
+    own_opacities, pairs = own.opacities, bands.whole
+    assert own_opacities is not None
     tile_counts = isect_ids = isect_offsets = None
     if pairs is not None and pairs.gaussian_major is not None:
-        tile_counts = count_tiles(pairs.gaussian_major).view(shape)
+        tile_counts = count_tiles(pairs.gaussian_major).view(drawn_shape)
         isect_ids = encode_ids(pairs, rows.depths, grid)
         isect_offsets = narrow_offsets(pairs.isect_offsets[:-1], pairs.flatten_ids.numel()).view(
             *batch, n_cameras, grid.tile_height, grid.tile_width
         )
-    meta = {
+    meta: dict[str, Any] = {
         "batch_ids": batch_ids,
         "camera_ids": camera_ids,
         "gaussian_ids": gaussian_ids,
-        "radii": rows.radii.view(*shape, 2),
+        "radii": own.radii.view(*shape, 2),
         "means2d": means2d,
-        "depths": rows.depths.view(shape),
-        "conics": rows.conics.view(*shape, 3),
-        "opacities": opacities2d.view(shape),
+        "depths": own.depths.view(shape),
+        "conics": own.conics.view(*shape, 3),
+        "opacities": own_opacities.view(shape),
         "tile_width": grid.tile_width,
         "tile_height": grid.tile_height,
         "tiles_per_gauss": tile_counts,
@@ -332,6 +382,17 @@ def rasterization(
         "n_invalid": None if sound is None else (~sound).sum(),
         "memory": bands.figures(),
     }
+    if distributed:
+        _, camera_ids, gaussian_ids = rows.indices()
+        meta["received"] = {
+            "camera_ids": camera_ids,
+            "gaussian_ids": gaussian_ids,
+            "radii": rows.radii.view(*drawn_shape, 2),
+            "means2d": drawn_means2d,
+            "depths": rows.depths.view(drawn_shape),
+            "conics": rows.conics.view(*drawn_shape, 3),
+            "opacities": opacities2d.view(drawn_shape),
+        }
     return render_colors, render_alphas, meta
 
 
