@@ -259,7 +259,7 @@ def test_a_psnr_that_falls_for_long_is_said_once():
     said = []
     for step in range(1, 401):
         psnr = 25.0 if step < 200 else 12.0
-        said.append(watch.look(Progress(step, 400, torch.tensor(0.1), torch.tensor(psnr), still)))
+        said.append(watch.look(Progress(step, 400, torch.tensor(0.1), torch.tensor(psnr), still, len(still))))
     said = [words for words in said if words]
     assert len(said) == 1
     assert "well below its best of 25.0 dB since step 2" in said[0]

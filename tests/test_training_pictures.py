@@ -81,7 +81,7 @@ def test_a_curve_shows_its_points(tmp_path):
 def test_a_history_takes_down_every_tenth_step_and_the_last():
     history = History()
     for step in range(1, 26):
-        history.record(Progress(step, 25, torch.tensor(0.5), torch.tensor(20.0 + step), GAUSSIANS))
+        history.record(Progress(step, 25, torch.tensor(0.5), torch.tensor(20.0 + step), GAUSSIANS, len(GAUSSIANS)))
     assert history.train_steps == [10, 20, 25]
     assert history.train_psnr == [30, 40, 45]
 
@@ -113,7 +113,7 @@ GAUSSIANS = Gaussians.from_points(torch.eye(3), torch.ones(3, 3), 0)
 
 def steps_of(n):
     for step in range(1, n + 1):
-        yield Progress(step, n, torch.tensor(0.125), torch.tensor(20.0), GAUSSIANS)
+        yield Progress(step, n, torch.tensor(0.125), torch.tensor(20.0), GAUSSIANS, len(GAUSSIANS))
 
 
 def test_without_a_terminal_there_are_a_few_lines(capsys):

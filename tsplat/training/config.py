@@ -24,9 +24,6 @@ PRECISIONS = ("fp32", "bf16", "fp16", "auto")
 Parallel = Literal["shard", "replicate"]
 PARALLELS = ("shard", "replicate")
 
-Parallel = Literal["shard", "replicate"]
-PARALLELS = ("shard", "replicate")
-
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {"default": DefaultStrategy, "mcmc": MCMCStrategy}
 CONFIG_BYTES_MAX = 1 << 20
 

@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from .teams import Team
@@ -31,7 +33,9 @@ def heartbeat(team: Team, end: Callable[[str], None] | None = None) -> Iterator[
     if team.size == 1:
         yield
         return
-    store = dist.PrefixStore("tsplat-heartbeat", dist.distributed_c10d._get_default_store().clone())
+    # Typed as Any: PyTorch's stubs lack both.
+    own: Any = dist.distributed_c10d._get_default_store()
+    store = torch._C._distributed_c10d.PrefixStore("tsplat-heartbeat", own.clone())
     done = threading.Event()
     thread = threading.Thread(target=_listen, args=(store, team, done, end or _end), daemon=True)
     thread.start()
@@ -44,7 +48,7 @@ def heartbeat(team: Team, end: Callable[[str], None] | None = None) -> Iterator[
         thread.join()
 
 
-def _listen(store: dist.Store, team: Team, done: threading.Event, end: Callable[[str], None]) -> None:
+def _listen(store: Any, team: Team, done: threading.Event, end: Callable[[str], None]) -> None:
     others = [rank for rank in range(team.size) if rank != team.rank]
     seen = {rank: (0, time.monotonic()) for rank in others}
     while not done.wait(INTERVAL):

@@ -48,7 +48,7 @@ def progress_display(steps: int, start: int = 0) -> Iterator[Callable[[Progress]
                 device = progress.gaussians.means.device
                 show(
                     progress.step,
-                    f"loss {float(progress.loss):.4f}  PSNR {shown:.2f} dB  {len(progress.gaussians)} Gaussians",
+                    f"loss {float(progress.loss):.4f}  PSNR {shown:.2f} dB  {progress.n_gaussians} Gaussians",
                     f"{used_memory(device) / 2**30:.1f} GiB",
                 )
 

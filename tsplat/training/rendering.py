@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..backend import Backend
 from ..rasterization import rasterization
 from ..scene.gaussians import Gaussians
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Color = tuple[float, float, float]
 
@@ -24,6 +27,7 @@ def render_with_meta(
     sh_degree: int | None = None,
     render_mode: str = "RGB",
     absgrad: bool = False,
+    group: ProcessGroup | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders a view, not clamped, differentiable with respect to the Gaussians' raw parameters.
@@ -35,6 +39,7 @@ def render_with_meta(
         background: RGB behind everything.
         sh_degree: Highest degree of spherical harmonics to use; all there are where None.
         render_mode, absgrad: As in :func:`tsplat.rasterization`.
+        group: Ranks that have a part of the Gaussians and a camera each; None for one that has all.
 
     Returns:
         Channels [height, width, D] as `render_mode` says, alphas [height, width, 1], and ``meta`` of
@@ -63,6 +68,8 @@ def render_with_meta(
         render_mode=render_mode,
         rasterize_mode="antialiased" if gaussians.antialiased else "classic",
         absgrad=absgrad,
+        distributed=group is not None,
+        group=group,
         backend=backend,
     )
     return colors[0], alphas[0], meta

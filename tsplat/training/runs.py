@@ -265,7 +265,7 @@ def fit_and_report(
                 inspect(words)
             if progress.step % eval_every == 0 and progress.step < config.steps:
                 scores = judge(progress.gaussians, capture.test)
-                history.record_test(progress.step, mean_psnr(scores), len(progress.gaussians))
+                history.record_test(progress.step, mean_psnr(scores), progress.n_gaussians)
             if run is not None and progress.step % save_every == 0:
                 save()
                 saved = progress.step
@@ -366,7 +366,7 @@ def _tensorboard(folder: Path, run: RunConfig | None) -> Iterator[OnStep]:
                 figures: dict[str, Any] = {
                     "loss": progress.loss,
                     "psnr": progress.psnr,
-                    "gaussians": len(progress.gaussians),
+                    "gaussians": progress.n_gaussians,
                 }
                 for name, value in figures.items():
                     writer.add_scalar(f"train/{name}", value, progress.step)

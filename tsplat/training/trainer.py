@@ -378,7 +378,7 @@ class Trainer:
         means2d = gather(torch.cat([meta["means2d"].detach() for meta in metas]))
         means2d.grad = gradients("grad")
         if getattr(first["means2d"], "absgrad", None) is not None:
-            means2d.absgrad = gradients("absgrad")  # type: ignore[attr-defined]
+            setattr(means2d, "absgrad", gradients("absgrad"))  # noqa: B010 - no attribute of Tensor's type
         radii = gather(torch.cat([meta["radii"] for meta in metas]))
         return {
             **first,
