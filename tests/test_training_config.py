@@ -9,7 +9,7 @@ from tsplat import ArgumentError
 from tsplat.scene import FileError
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import RunConfig, preset, read_config
-from tsplat.training.config import from_json, to_json
+from tsplat.training.config import from_json, laid_out, to_json
 from tsplat.training.options import Options, Resume, parse, run_config
 
 
@@ -56,12 +56,11 @@ def test_options_are_fields_of_a_preset(tmp_path):
     assert isinstance(options, Options)
     assert (options.out, options.stop_after) == ("run", None)
     expected = dataclasses.replace(
-        preset("mcmc"),
+        preset("mcmc", 30),
         scene="scene",
-        steps=30,
         antialiased=True,
         background=(1.0, 0.5, 0.0),
-        strategy=MCMCStrategy(cap_max=77),
+        strategy=laid_out(MCMCStrategy(cap_max=77), 30),
     )
     assert run_config(options) == expected
     (tmp_path / "config.json").write_text(json.dumps(to_json(expected)))
@@ -70,7 +69,7 @@ def test_options_are_fields_of_a_preset(tmp_path):
     assert run_config(again) == dataclasses.replace(expected, steps=31, scene="elsewhere")
     default = parse(["scene", "--out", "run", "--preset", "default", "--strategy.absgrad"])
     assert isinstance(default, Options)
-    assert default.strategy == DefaultStrategy(absgrad=True)
+    assert default.strategy == laid_out(DefaultStrategy(absgrad=True), RunConfig.steps)
 
 
 def test_resuming_takes_nothing_of_the_configuration():

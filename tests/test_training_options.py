@@ -9,7 +9,7 @@ import torch
 from tsplat.scene import Gaussians, View, intrinsics, look_at
 from tsplat.scene.images import to_bytes
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import Config, DivergedError, RunConfig, Trainer, evaluate, fit, mean_psnr, preset, render
+from tsplat.training import Config, DivergedError, Trainer, evaluate, fit, mean_psnr, preset, render
 from tsplat.training import trainer as trainer_module
 from tsplat.training.adjustments import exposed, moved
 from tsplat.training.config import laid_out
@@ -269,11 +269,12 @@ def test_a_psnr_that_falls_for_long_is_said_once():
 
 
 def test_schedules_are_laid_out_for_other_lengths():
-    config = laid_out(dataclasses.replace(preset("default"), steps=1000, schedule_steps=30_000))
-    assert (config.sh_interval, config.schedule_steps) == (34, 0)
-    strategy = config.strategy
+    strategy = preset("default", 1000).strategy
     assert isinstance(strategy, DefaultStrategy)
     numbers = (strategy.refine_start_iter, strategy.refine_stop_iter, strategy.refine_every, strategy.reset_every)
-    assert numbers == (17, 500, 4, 100)
+    assert numbers == (17, 500, 21, 100)
     assert (strategy.pause_refine_after_reset, strategy.refine_scale2d_stop_iter) == (0, 0)
-    assert laid_out(RunConfig()) == RunConfig()
+    for steps in (30_000, 50_000):
+        assert preset("mcmc", steps).strategy == MCMCStrategy()
+    assert sum(laid_out(MCMCStrategy(), 1500).refines(step) for step in range(1500)) == 24
+    assert laid_out(MCMCStrategy(), 1).refine_every == 1

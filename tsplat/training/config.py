@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..backend import Backend
 from ..checks import ArgumentError, check_choice, check_size
@@ -25,6 +25,7 @@ Parallel = Literal["shard", "replicate"]
 PARALLELS = ("shard", "replicate")
 
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {"default": DefaultStrategy, "mcmc": MCMCStrategy}
+SCHEDULE_STEPS, REFINEMENTS = 30_000, 24
 CONFIG_BYTES_MAX = 1 << 20
 
 
@@ -119,8 +120,6 @@ class RunConfig(Config):
         sh_degree: Highest degree of spherical harmonics, 0 to 4.
         start_opacity: Of the Gaussians at the points.
         start_scale: How many times as wide as their distance to each other they are.
-        schedule_steps: Steps that `sh_interval` and the strategy's step numbers are meant for, such as 30000 for those
-            of the presets: they are made shorter or longer for `steps`. 0 to take them as they are.
         eval_every: Steps between looks at the views held out; 0 for a twelfth of all steps.
         save_every: Steps between checkpoints; 0 for a quarter of all steps. The last step is saved too.
         keep: Checkpoints to keep.
@@ -134,7 +133,6 @@ class RunConfig(Config):
     sh_degree: int = 3
     start_opacity: float = 0.1
     start_scale: float = 1.0
-    schedule_steps: int = 0
     eval_every: int = 0
     save_every: int = 0
     keep: int = 2
@@ -145,7 +143,7 @@ class RunConfig(Config):
         super().__post_init__()
         for name in ("downscale", "test_every", "keep"):
             check_size(name, getattr(self, name))
-        for name in ("eval_every", "save_every", "schedule_steps"):
+        for name in ("eval_every", "save_every"):
             if getattr(self, name) < 0:
                 raise ArgumentError(f"{name}: expected a number of steps, found {getattr(self, name)}")
         if not 0 < self.start_opacity < 1:
@@ -155,36 +153,35 @@ class RunConfig(Config):
         check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
 
 
-def preset(name: Preset) -> RunConfig:
+def preset(name: Preset, steps: int = Config.steps) -> RunConfig:
     """The configuration of a preset: `fixed`, as many Gaussians as points; `default` and `mcmc`, with those strategies.
+
+    The strategies' step numbers are meant for 30,000 steps. For fewer, they begin and end in proportion, and refine as
+    often as then or 24 times, whichever is more.
 
     Raises:
         ArgumentError: Another name.
     """
     check_choice("preset", name, PRESETS)
+    check_size("steps", steps)
     if name == "default":
-        return RunConfig(strategy=DefaultStrategy())
+        return RunConfig(steps=steps, strategy=laid_out(DefaultStrategy(), steps))
     if name == "mcmc":
-        return RunConfig(
-            strategy=MCMCStrategy(), opacity_weight=0.01, scale_weight=0.01, start_opacity=0.5, start_scale=0.1
-        )
-    return RunConfig()
+        return RunConfig(steps=steps, strategy=laid_out(MCMCStrategy(), steps), opacity_weight=0.01, scale_weight=0.01)
+    return RunConfig(steps=steps)
 
 
-def laid_out(config: RunConfig) -> RunConfig:
-    """The configuration with step numbers for its own `steps`, and `schedule_steps` 0."""
-    if not config.schedule_steps:
-        return config
-    factor = config.steps / config.schedule_steps
-    strategy = config.strategy
-    if strategy is not None:
-        names = [f.name for f in dataclasses.fields(strategy) if f.name.endswith(("_iter", "_every", "after_reset"))]
-        # What is every so many steps stays so; what is off stays off.
-        scaled = {name: math.ceil(factor * getattr(strategy, name)) for name in names}
-        strategy = dataclasses.replace(strategy, **scaled)
-    return dataclasses.replace(
-        config, sh_interval=math.ceil(factor * config.sh_interval), strategy=strategy, schedule_steps=0
-    )
+S = TypeVar("S", DefaultStrategy, MCMCStrategy)
+
+
+def laid_out(strategy: S, steps: int) -> S:
+    """A strategy with step numbers for a run of fewer than 30,000 steps, which they are taken to be meant for."""
+    factor = min(1.0, steps / SCHEDULE_STEPS)
+    names = ("refine_start_iter", "refine_stop_iter", "reset_every", "pause_refine_after_reset")
+    numbers = {n: math.ceil(factor * getattr(strategy, n)) for n in names if hasattr(strategy, n)}
+    phase = numbers["refine_stop_iter"] - numbers["refine_start_iter"]
+    every = min(strategy.refine_every, max(1, math.ceil(phase / REFINEMENTS)))
+    return dataclasses.replace(strategy, **numbers, refine_every=every)
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     first = _Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
     first.add_argument("--preset", choices=PRESETS, default="fixed")
     first.add_argument("--config", type=Path)
+    first.add_argument("--steps", default=str(RunConfig.steps))
     first.add_argument("--resume", type=Path)
     known, rest = first.parse_known_args(arguments)
     if known.resume is not None:
@@ -72,7 +73,11 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     require("tyro")
     import tyro
 
-    base = read_config(known.config) if known.config else preset(known.preset)
+    base = (
+        read_config(known.config)
+        if known.config
+        else preset(known.preset, int(known.steps) if known.steps.isdecimal() and int(known.steps) else 1)
+    )
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     values |= dict(preset=known.preset, config=str(known.config or ""))
     if values["strategy"] is None:

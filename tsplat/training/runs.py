@@ -22,7 +22,7 @@ from ..scene.files import FileError, output_folder, write_json
 from ..scene.gaussians import PARAMETERS, Gaussians
 from ..scene.ply import write_ply
 from .checkpoints import Checkpoint, clean, newest, read_checkpoint, write_checkpoint
-from .config import RunConfig, laid_out, to_json
+from .config import RunConfig, to_json
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim, report, shown
 from .history import History, Watch
 from .live import progress_display, stop_on_interrupt
@@ -73,7 +73,6 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
     device, words = pick_device(config.backend)
     if (Path(out) / "checkpoints").exists():
         raise FileError(f"{out}: has the checkpoints of another run; resume it, or choose another folder")
-    config = laid_out(config)
     with output_folder(out) as folder, _deterministic(config):
         capture = _read(config, device)
         config = dataclasses.replace(config, background=capture.background)
