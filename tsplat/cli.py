@@ -1,4 +1,4 @@
-"""The command ``tsplat``: demo, render, train, doctor."""
+"""The command ``tsplat``: demo, prepare, render, train, doctor."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .rasterization import rasterization
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
 PRESETS = ("fixed", "default", "mcmc")
+LENSES = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 CORE = ("torch", "triton", "numpy", "einops")
 EXTRAS = ("pillow", "rich", "scipy", "matplotlib", "pycolmap")
 
@@ -41,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     try:
         arguments = _parser().parse_args(argv)
-        command = {"demo": _demo, "render": _render, "train": _train, "doctor": _doctor}[arguments.command]
-        return command(arguments)
+        commands = {"demo": _demo, "prepare": _prepare, "render": _render, "train": _train, "doctor": _doctor}
+        return commands[arguments.command](arguments)
     except KeyboardInterrupt:
         print("tsplat: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -70,12 +71,27 @@ def _fail(message: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="tsplat", description="3D Gaussian Splatting in Triton.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"tsplat {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,render,train,doctor}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{demo,prepare,render,train,doctor}")
 
     demo = commands.add_parser("demo", help="fit a small scene that needs no data", allow_abbrev=False)
     demo.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="folder to write to (demo)")
     demo.add_argument("--steps", type=_count, metavar="N", help="optimiser steps (by device)")
     _add_common(demo, seed=True)
+
+    prepare = commands.add_parser("prepare", help="a scene from photographs, by COLMAP", allow_abbrev=False)
+    prepare.add_argument("photos", type=Path, metavar="PHOTOS", help="folder with overlapping photographs")
+    prepare.add_argument("--out", type=Path, required=True, metavar="SCENE", help="folder to make")
+    prepare.add_argument(
+        "--max-size", type=_size, default=1600, metavar="N", help="longest side at which to find features (1600)"
+    )
+    prepare.add_argument(
+        "--single-camera",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether one camera at one focal length took all photographs (yes)",
+    )
+    prepare.add_argument("--camera-model", choices=LENSES, default="SIMPLE_RADIAL", help="lens to fit (SIMPLE_RADIAL)")
+    prepare.add_argument("--seed", type=_small_seed, default=0, metavar="S", help="of everything that is drawn (0)")
 
     render = commands.add_parser("render", help="a picture of a model", allow_abbrev=False)
     render.add_argument("model", type=Path, metavar="MODEL.ply", help="Gaussians in Inria's PLY layout")
@@ -135,6 +151,36 @@ def _demo(arguments: argparse.Namespace) -> int:
     from .training import demo
 
     demo(arguments.out, backend=arguments.backend, steps=arguments.steps, seed=arguments.seed)
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from .scene import prepare
+    from .scene.extras import require
+    from .scene.progress import stage_display
+
+    require("pycolmap", "PIL", "rich")
+    with stage_display() as show:
+        found = prepare(
+            arguments.photos,
+            arguments.out,
+            max_size=arguments.max_size,
+            single_camera=arguments.single_camera,
+            camera_model=arguments.camera_model,
+            seed=arguments.seed,
+            on_progress=show,
+        )
+    total = len(found.registered) + len(found.left_out)
+    print(
+        f"registered {len(found.registered)} of {total} photographs; {found.n_points} points, "
+        f"mean reprojection error {found.error:.2f} px"
+    )
+    if found.left_out:
+        more = f" and {len(found.left_out) - 5} more" if len(found.left_out) > 5 else ""
+        print(f"left out {', '.join(found.left_out[:5])}{more}")
+    if found.n_models > 1:
+        print(f"{found.n_models} models that do not connect were found; the largest is kept")
+    print(f"written to {arguments.out}: images/, sparse/0/")
     return 0
 
 
@@ -289,6 +335,10 @@ def _count(text: str) -> int:
 
 def _seed(text: str) -> int:
     return _whole(text, 0, 2**63 - 1)
+
+
+def _small_seed(text: str) -> int:
+    return _whole(text, 0, 2**31 - 1)
 
 
 def _png(text: str) -> Path:
