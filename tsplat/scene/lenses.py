@@ -61,8 +61,8 @@ class Lens:
 class Undistortion:
     """From the pictures of a lens to pictures of the same size by a pinhole camera.
 
-    The pinhole camera sees as much as leaves no empty border. Where the lens bends so much that there is none, pixels
-    without a source are black.
+    The pinhole camera sees as much as leaves no empty border. Where the lens bends so much that there is no such
+    camera, pixels without a source are black.
 
     Attributes:
         K: [3, 3] fp64, in pixels of the pictures.
@@ -73,7 +73,7 @@ class Undistortion:
         width, height: Of the pictures.
 
     Raises:
-        ArgumentError: A lens that has no pinhole camera beside it.
+        ArgumentError: Values that are not finite, or focal lengths that are not positive.
         MissingExtraError: pycolmap is not installed.
     """
 
@@ -90,15 +90,17 @@ class Undistortion:
         self.K = Lens(pinhole.width, pinhole.height, fx, fy, cx, cy).intrinsics(width, height)
         # Where each pixel of the pinhole picture is in the lens's, in pixels. [H, W, 2]
         self._sources = torch.empty(height, width, 2)
-        scale = torch.tensor([width / lens.width, height / lens.height], dtype=torch.float64).numpy()
+        self.sees = torch.empty(height, width, dtype=torch.bool)
+        scale = np.array([width / lens.width, height / lens.height])
         x = (np.arange(width) + 0.5 - float(self.K[0, 2])) / float(self.K[0, 0])
         for rows in _bands(width, height):
             y = (np.arange(rows.start, rows.stop) + 0.5 - float(self.K[1, 2])) / float(self.K[1, 1])
             directions = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0), -1).reshape(-1, 3)
-            sources = camera.img_from_cam(np.ascontiguousarray(directions)) * scale
+            near = directions[:, 0] ** 2 + directions[:, 1] ** 2 < _reach(lens)
+            sources = np.nan_to_num(camera.img_from_cam(directions) * scale, nan=-1.0)
+            inside = ((sources >= 0) & (sources <= (width, height))).all(-1)
             self._sources[rows] = torch.from_numpy(sources).float().view(-1, width, 2)
-        size = torch.tensor([width, height])
-        self.sees = ((self._sources >= 0) & (self._sources <= size)).all(-1)
+            self.sees[rows] = torch.from_numpy(near & inside).view(-1, width)
 
     def __call__(self, image: Tensor) -> Tensor:
         """The pinhole picture of a picture [H, W, D] uint8; black where it has no source.
@@ -126,6 +128,14 @@ class Undistortion:
             sampled = grid_sample(part, grid[None], "bilinear", "border", align_corners=False)[0].permute(1, 2, 0)
             result[rows] = (sampled * self.sees[rows, :, None]).round().to(torch.uint8)
         return result
+
+
+def _reach(lens: Lens) -> float:
+    """The square of the radius, at depth one, from where on the formula folds over and shows what it has shown."""
+    k1, k2, _, _ = lens.distortion
+    # Where r + k1 r^3 + k2 r^5 stops growing.
+    roots = np.roots([5 * k2, 3 * k1, 1])
+    return min((float(root.real) for root in roots if root.real > 0 and abs(root.imag) < 1e-12), default=math.inf)
 
 
 def _bands(width: int, height: int) -> list[slice]:

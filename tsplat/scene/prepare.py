@@ -29,6 +29,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 STAGES = ("features", "matches", "cameras")
 THREADS_MAX = 8
 SEED_MAX = 2**31 - 1
+BLOCK = 5
+"""Photographs matched with so many others at a time; matching can be interrupted in between."""
+
 POLL = 0.2
 """Seconds between looks at how far a stage is."""
 
@@ -148,6 +151,7 @@ class _Work:
         reader = pycolmap.ImageReaderOptions(camera_model=camera_model)
         extraction = pycolmap.FeatureExtractionOptions(max_image_size=max_size, num_threads=self.threads, use_gpu=False)
         matching = pycolmap.FeatureMatchingOptions(num_threads=self.threads, use_gpu=False)
+        pairing = pycolmap.ExhaustivePairingOptions(block_size=BLOCK)
         verification = pycolmap.TwoViewGeometryOptions()
         verification.ransac.random_seed = seed
         mapping = pycolmap.IncrementalPipelineOptions(num_threads=self.threads, random_seed=seed)
@@ -168,7 +172,11 @@ class _Work:
 
         def match() -> None:
             pycolmap.match_exhaustive(
-                self.database, matching_options=matching, verification_options=verification, **common
+                self.database,
+                matching_options=matching,
+                pairing_options=pairing,
+                verification_options=verification,
+                **common,
             )
 
         def map_() -> dict[int, Any]:
@@ -201,22 +209,24 @@ class _Work:
         """The function's result, computed in a thread; an interrupt ends that first."""
         results: list[Any] = []
         errors: list[Exception] = []
+        # Not thread.join, which takes a running thread for an ended one when it is interrupted (Python 3.11).
+        ended = threading.Event()
 
         def target() -> None:
             try:
                 results.append(function())
             except Exception as error:
                 errors.append(error)
+            finally:
+                ended.set()
 
-        thread = threading.Thread(target=target, daemon=True)
-        thread.start()
+        threading.Thread(target=target, daemon=True).start()
         try:
-            while thread.is_alive():
+            while not ended.wait(POLL):
                 self.on_progress(stage, min(done(), total), total)
-                thread.join(POLL)
         except BaseException:
             self.stop.cancel()
-            thread.join()
+            ended.wait()
             raise
         if errors and isinstance(errors[0], MemoryError):
             raise errors[0]

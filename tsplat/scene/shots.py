@@ -18,7 +18,7 @@ from .images import picture_info, read_image, read_mask, shrink
 from .lenses import Lens, Undistortion
 
 STRETCH_MAX = 0.01
-"""How much a picture's proportions may differ from its camera's, by rounding when it was made smaller."""
+"""How much a picture's proportions may differ from its camera's, if by more than a pixel of rounding."""
 
 WORKERS_MAX = 8
 
@@ -72,7 +72,7 @@ def read_views(shots: Sequence[Shot], background: Color, on_progress: OnProgress
     undistortions: dict[tuple[Lens, int, int], Undistortion] = {}
     for shot in shots:
         info = picture_info(shot.path)
-        if abs(info.width * shot.lens.height / (info.height * shot.lens.width) - 1) > STRETCH_MAX:
+        if _is_stretched(info.width, info.height, shot.lens.width, shot.lens.height):
             raise FileError(
                 f"{shot.path}: is {info.width}x{info.height}, but its camera {shot.lens.width}x{shot.lens.height}; "
                 "use the images that the cameras were computed with"
@@ -128,11 +128,16 @@ def _mask(path: Path | None, width: int, height: int) -> Tensor:
     if path is None:
         return torch.full((height, width), 255, dtype=torch.uint8)
     mask = read_mask(path)
-    if abs(mask.shape[1] * height / (mask.shape[0] * width) - 1) > STRETCH_MAX:
+    if _is_stretched(mask.shape[1], mask.shape[0], width, height):
         raise FileError(f"{path}: is {mask.shape[1]}x{mask.shape[0]}, but its picture {width}x{height}")
     if mask.shape != (height, width):
         mask = shrink(mask[..., None], width, height)[..., 0]
     return mask
+
+
+def _is_stretched(width: int, height: int, full_width: int, full_height: int) -> bool:
+    """Whether a picture has other proportions than it would have by making the full one smaller."""
+    return abs(width * full_height / full_width - height) > max(1.0, STRETCH_MAX * height)
 
 
 def _seen(points: Tensor, viewmat: Tensor, K: Tensor, width: int, height: int) -> Tensor:
