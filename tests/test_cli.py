@@ -186,7 +186,7 @@ BAD = [
     (["render", "{model}", "--out", "a.png", "--background", "0", "2", "0"], "--background"),
     (["render", "{model}", "--out", "a.png", "--backend", "opengl"], "--backend"),
     (["train", "missing", "--out", "new/run"], "missing: no such folder"),
-    (["train", ".", "--out", "new/run"], "images: no such folder"),
+    (["train", ".", "--out", "new/run"], "no cameras found"),
     (["train", "scene", "--out", "text.ply"], "cannot write there"),
     (["train", "scene", "--out", "new/run", "--downscale", "0"], "--downscale"),
     (["train", "scene", "--out", "new/run", "--downscale", "20"], "11 pixels"),
@@ -219,7 +219,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(arguments, words, model, 
     if "scene" in arguments:
         write_scene(tmp_path / "scene", n=3)
     if "distorted" in arguments:
-        write_scene(tmp_path / "distorted", n=3, camera="1 OPENCV 43 30 50 52 21 14 0.1 0 0 0")
+        write_scene(tmp_path / "distorted", n=3, camera="1 OPENCV_FISHEYE 43 30 50 52 21 14 0.1 0 0 0")
     before = sorted(tmp_path.rglob("*"))
     assert cli.main([a.format(model=model) for a in arguments]) == 2
     captured = capsys.readouterr()

@@ -105,7 +105,7 @@ def test_pictures_smaller_than_their_camera_are_taken_as_such(tmp_path):
 @pytest.mark.parametrize(
     ("scene", "error", "words"),
     [
-        (dict(camera="1 OPENCV 43 30 50 52 21 14 0.1 0 0 0"), UnsupportedError, "OPENCV.*undistort"),
+        (dict(camera="1 OPENCV_FISHEYE 43 30 50 52 21 14 0.1 0 0 0"), UnsupportedError, "OPENCV.*undistort"),
         (dict(camera="1 PINHOLE 43 30 nan 52 21 14"), FileError, "not a COLMAP model"),
         (dict(camera="1 PINHOLE 43 30 -50 52 21 14"), ArgumentError, r"K: .*00\.png"),
         (dict(pose="nan nan nan nan"), FileError, "not a COLMAP model"),

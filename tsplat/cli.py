@@ -1,4 +1,4 @@
-"""The command ``tsplat``: demo, render, train, eval, convert, export, info, doctor."""
+"""The command ``tsplat``: demo, prepare, render, train, eval, convert, export, info, doctor."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .rasterization import rasterization
 
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
+LENSES = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 CORE = ("torch", "triton", "numpy", "einops")
 EXTRAS = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
 
@@ -79,6 +80,21 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="folder to write to (demo)")
     demo.add_argument("--steps", type=_count, metavar="N", help="optimiser steps (by device)")
     _add_common(demo, seed=True)
+
+    prepare = commands.add_parser("prepare", help="a scene from photographs, by COLMAP", allow_abbrev=False)
+    prepare.add_argument("photos", type=Path, metavar="PHOTOS", help="folder with overlapping photographs")
+    prepare.add_argument("--out", type=Path, required=True, metavar="SCENE", help="folder to make")
+    prepare.add_argument(
+        "--max-size", type=_size, default=1600, metavar="N", help="longest side at which to find features (1600)"
+    )
+    prepare.add_argument(
+        "--single-camera",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether one camera at one focal length took all photographs (yes)",
+    )
+    prepare.add_argument("--camera-model", choices=LENSES, default="SIMPLE_RADIAL", help="lens to fit (SIMPLE_RADIAL)")
+    prepare.add_argument("--seed", type=_small_seed, default=0, metavar="S", help="of everything that is drawn (0)")
 
     render = commands.add_parser("render", help="a picture of a model", allow_abbrev=False)
     _add_model(render)
@@ -167,6 +183,36 @@ def _demo(arguments: argparse.Namespace) -> int:
     from .training import demo
 
     demo(arguments.out, backend=arguments.backend, steps=arguments.steps, seed=arguments.seed)
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from .scene import prepare
+    from .scene.extras import require
+    from .scene.progress import stage_display
+
+    require("pycolmap", "PIL", "rich")
+    with stage_display() as show:
+        found = prepare(
+            arguments.photos,
+            arguments.out,
+            max_size=arguments.max_size,
+            single_camera=arguments.single_camera,
+            camera_model=arguments.camera_model,
+            seed=arguments.seed,
+            on_progress=show,
+        )
+    total = len(found.registered) + len(found.left_out)
+    print(
+        f"registered {len(found.registered)} of {total} photographs; {found.n_points} points, "
+        f"mean reprojection error {found.error:.2f} px"
+    )
+    if found.left_out:
+        more = f" and {len(found.left_out) - 5} more" if len(found.left_out) > 5 else ""
+        print(f"left out {', '.join(found.left_out[:5])}{more}")
+    if found.n_models > 1:
+        print(f"{found.n_models} models that do not connect were found; the largest is kept")
+    print(f"written to {arguments.out}: images/, sparse/0/")
     return 0
 
 
@@ -310,6 +356,7 @@ def _doctor(_arguments: argparse.Namespace) -> int:
 
 COMMANDS = {
     "demo": _demo,
+    "prepare": _prepare,
     "render": _render,
     "eval": _eval,
     "convert": _convert,
@@ -372,3 +419,7 @@ def _count(text: str) -> int:
 
 def _seed(text: str) -> int:
     return _whole(text, 0, 2**63 - 1)
+
+
+def _small_seed(text: str) -> int:
+    return _whole(text, 0, 2**31 - 1)

@@ -9,13 +9,17 @@ from .foreign import read_checkpoint
 from .framing import guess_up, look_at_all
 from .gaussians import ActivatedError, Gaussians
 from .models import lost_in, read_model, write_model
+from .normalization import normalize_capture
 from .ply import read_ply, write_ply
+from .prepare import Prepared, prepare
 from .procedural import procedural_capture
+from .reading import read_capture
 from .sog import read_sog
 from .splat import read_splat, write_splat
 from .spz import read_spz
 from .summary import Summary, summarize
 from .trajectories import Shot, orbit_around, read_shots, spiral_at
+from .transforms import read_transforms
 
 __all__ = [
     "ActivatedError",
@@ -23,6 +27,7 @@ __all__ = [
     "FileError",
     "Gaussians",
     "MissingExtraError",
+    "Prepared",
     "Shot",
     "Summary",
     "View",
@@ -31,9 +36,12 @@ __all__ = [
     "look_at",
     "look_at_all",
     "lost_in",
+    "normalize_capture",
     "orbit",
     "orbit_around",
+    "prepare",
     "procedural_capture",
+    "read_capture",
     "read_checkpoint",
     "read_colmap",
     "read_model",
@@ -42,6 +50,7 @@ __all__ = [
     "read_sog",
     "read_splat",
     "read_spz",
+    "read_transforms",
     "spiral_at",
     "summarize",
     "write_model",

@@ -19,8 +19,9 @@ class View:
         image: [H, W, 3] uint8 RGB.
         viewmat: [4, 4] world to camera; cameras look along +z, x right, y down.
         K: [3, 3] intrinsics in pixels of ``image``; pixel centres lie at +0.5.
-        mask: [H, W] bool, True where the picture counts; None where all of it does.
-        sparse: [P, 3] points seen in it: x and y in pixels of ``image``, and depth along z in the camera's frame.
+        mask: [H, W] bool, True where the picture counts; everywhere where None.
+        sparse: [P, 3] sparse points seen in the picture: pixel x and y as in ``K``, and depth z in the camera's frame.
+        camera_id: Index of the physical camera; pictures with the same one share lens and exposure.
 
     Raises:
         ArgumentError: Shapes or an element type that do not fit, values that are not finite, or a focal length that is
@@ -33,6 +34,7 @@ class View:
     K: Tensor
     mask: Tensor | None = None
     sparse: Tensor | None = None
+    camera_id: int = 0
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
@@ -46,6 +48,15 @@ class View:
                 raise ArgumentError(f"{name}: found values that are not finite in view {self.name!r}; check its camera")
         if not (self.K[0, 0] > 0 and self.K[1, 1] > 0):
             raise ArgumentError(f"K: expected positive focal lengths, found {self.K.tolist()} in view {self.name!r}")
+        if self.mask is not None and (self.mask.dtype != torch.bool or self.mask.shape != self.image.shape[:2]):
+            found = f"{self.mask.dtype} {list(self.mask.shape)}"
+            raise ShapeError(
+                f"mask: expected bool {list(self.image.shape[:2])} as image, found {found} in view {self.name!r}"
+            )
+        if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
+            raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
+        if self.camera_id < 0:
+            raise ArgumentError(f"camera_id: expected an index, found {self.camera_id} in view {self.name!r}")
 
     @property
     def width(self) -> int:
@@ -61,7 +72,14 @@ class View:
         return self.image.float() / 255
 
     def to(self, device: torch.device | str) -> View:
-        return View(self.name, self.image.to(device), self.viewmat.to(device), self.K.to(device))
+        return dataclasses.replace(
+            self,
+            image=self.image.to(device),
+            viewmat=self.viewmat.to(device),
+            K=self.K.to(device),
+            mask=None if self.mask is None else self.mask.to(device),
+            sparse=None if self.sparse is None else self.sparse.to(device),
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +91,12 @@ class Capture:
         test: Views held out.
         points: [P, 3] surface points, world frame.
         colors: [P, 3] their RGB in [0, 1].
-        background: RGB behind everything.
+        background: RGB behind everything, in [0, 1].
+        world: [4, 4] fp64 on the CPU, from the frame of the files to that of the capture: a rotation times one scale,
+            and a translation. Its inverse takes what was made of the capture back to the files' frame.
+
+    Raises:
+        ShapeError: ``world`` is not [4, 4].
     """
 
     train: tuple[View, ...]
@@ -81,6 +104,11 @@ class Capture:
     points: Tensor
     colors: Tensor
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64))
+
+    def __post_init__(self) -> None:
+        if self.world.shape != (4, 4):
+            raise ShapeError(f"world: expected [4, 4], found {list(self.world.shape)}")
 
     def to(self, device: torch.device | str) -> Capture:
         return dataclasses.replace(

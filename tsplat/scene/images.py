@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,19 +16,63 @@ from .extras import require
 from .files import FileError, write_whole
 
 
-def read_image(path: str | os.PathLike[str]) -> Tensor:
-    """Reads a picture as RGB [H, W, 3] uint8; its orientation tag is not followed, as COLMAP does not.
+@dataclasses.dataclass(frozen=True)
+class PictureInfo:
+    """What a picture's header says: its size in pixels, and whether it may be transparent."""
+
+    width: int
+    height: int
+    transparent: bool
+
+
+def picture_info(path: str | os.PathLike[str]) -> PictureInfo:
+    """Reads no more than the header of a picture.
 
     Raises:
         FileError: The file is missing or not a picture.
         MissingExtraError: Pillow is not installed.
     """
+    with _opened(path) as picture:
+        return PictureInfo(picture.width, picture.height, picture.has_transparency_data)
+
+
+def read_image(path: str | os.PathLike[str], background: tuple[float, float, float] | None = None) -> Tensor:
+    """Reads a picture as RGB [H, W, 3] uint8; its orientation tag is not followed, as COLMAP does not.
+
+    Args:
+        background: RGB in [0, 1] behind what is transparent; where None, colours are taken as if they were opaque.
+
+    Raises:
+        FileError: The file is missing or not a picture.
+        MissingExtraError: Pillow is not installed.
+    """
+    with _opened(path) as picture:
+        if background is None or not picture.has_transparency_data:
+            return torch.from_numpy(np.array(picture.convert("RGB")))
+        pixels = torch.from_numpy(np.array(picture.convert("RGBA"))).float() / 255
+    color, alpha = pixels[..., :3], pixels[..., 3:]
+    return to_bytes(color * alpha + (1 - alpha) * torch.tensor(background))
+
+
+def read_mask(path: str | os.PathLike[str]) -> Tensor:
+    """Reads a picture's brightness, [H, W] uint8.
+
+    Raises:
+        FileError: The file is missing or not a picture.
+        MissingExtraError: Pillow is not installed.
+    """
+    with _opened(path) as picture:
+        return torch.from_numpy(np.array(picture.convert("L")))
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     require("PIL")
     from PIL import Image
 
     try:
         with Image.open(path) as picture:
-            return torch.from_numpy(np.array(picture.convert("RGB")))
+            yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise FileError(f"{path}: cannot be read as a picture ({error})") from error
 
@@ -50,7 +98,7 @@ def to_bytes(image: Tensor) -> Tensor:
 
 
 def shrink(image: Tensor, width: int, height: int) -> Tensor:
-    """Area average of a picture [H, W, 3] uint8 to [height, width, 3]: each new pixel is the mean of what it covers."""
+    """Area average of a picture [H, W, D] uint8 to [height, width, D]: each new pixel is the mean of what it covers."""
     rows, columns = _coverage(image.shape[0], height), _coverage(image.shape[1], width)
     mean = torch.einsum("yh,hwc,xw->yxc", rows, image.float(), columns)
     return mean.round().clamp(0, 255).to(torch.uint8)

@@ -47,7 +47,7 @@ class Config:
         shN_rate: Of the spherical harmonics above degree 0.
         sh_interval: Steps after which one more degree of spherical harmonics is used; a run too short for all degrees
             shares its steps out among them.
-        background: RGB behind everything.
+        background: RGB behind everything; None for that of the capture, or black.
         random_background: Whether a step draws a background of its own, so that nothing stays transparent.
         antialiased: Whether opacities make up for the blur of projection (Mip-Splatting); pictures are then to be
             rendered so too.
@@ -79,7 +79,7 @@ class Config:
     sh0_rate: float = 2.5e-3
     shN_rate: float = 1.25e-4  # noqa: N815 - the field's name
     sh_interval: int = 1000
-    background: Color = (0.0, 0.0, 0.0)
+    background: Color | None = None
     random_background: bool = False
     antialiased: bool = False
     backend: Backend = "auto"
@@ -116,6 +116,8 @@ class RunConfig(Config):
     Attributes:
         scene: Folder of photographs with cameras.
         downscale: How many times smaller to make the photographs.
+        normalize: Whether to move and scale the scene so that cameras lie around the origin, the farthest at 1; the
+            matrix from the photographs' frame goes to `world.json`.
         test_every: Of the images sorted by name, the first and every so many after it are held out.
         sh_degree: Highest degree of spherical harmonics, 0 to 4.
         start_opacity: Of the Gaussians at the points.
@@ -130,6 +132,7 @@ class RunConfig(Config):
     scene: str = ""
     downscale: int = 1
     test_every: int = 8
+    normalize: bool = False
     sh_degree: int = 3
     start_opacity: float = 0.1
     start_scale: float = 1.0
@@ -192,7 +195,7 @@ def to_json(config: RunConfig) -> dict[str, Any]:
         kind = next(name for name, cls in STRATEGIES.items() if type(strategy) is cls)
         fields = (field.name for field in dataclasses.fields(strategy) if field.name != "generator")
         values["strategy"] = {"kind": kind, **{name: getattr(strategy, name) for name in fields}}
-    values["background"] = list(config.background)
+    values["background"] = None if config.background is None else list(config.background)
     return values
 
 
@@ -242,9 +245,9 @@ def _fields(values: Any, cls: type, where: str) -> dict[str, Any]:
     found = {}
     for name, value in values.items():
         default = defaults[name]
-        if isinstance(default, tuple):
-            fits = isinstance(value, list) and len(value) == len(default) and all(map(_is_number, value))
-            value = tuple(value) if fits else value
+        if name == "background":
+            fits = value is None or (isinstance(value, list) and len(value) == 3 and all(map(_is_number, value)))
+            value = tuple(value) if value and fits else value
         elif isinstance(default, float):
             fits = _is_number(value)
         else:

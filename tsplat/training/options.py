@@ -69,15 +69,12 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     first.add_argument("--resume", type=Path)
     known, rest = first.parse_known_args(arguments)
     if known.resume is not None:
-        return _resume(known.resume, rest)
+        return _resume(arguments)
     require("tyro")
     import tyro
 
-    base = (
-        read_config(known.config)
-        if known.config
-        else preset(known.preset, int(known.steps) if known.steps.isdecimal() and int(known.steps) else 1)
-    )
+    steps = int(known.steps) if known.steps.isdecimal() and int(known.steps) else 1  # what is wrong is said below
+    base = read_config(known.config) if known.config else preset(known.preset, steps)
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     values |= dict(preset=known.preset, config=str(known.config or ""))
     if values["strategy"] is None:
@@ -118,12 +115,15 @@ def run_config(options: Options) -> RunConfig:
     return RunConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(RunConfig)})
 
 
-def _resume(run: Path, rest: Sequence[str]) -> Resume:
-    parser = _Parser(prog=f"{PROGRAM} --resume RUN", allow_abbrev=False)
-    parser.add_argument("--stop-after", type=int, help="steps after which to end early")
+def _resume(arguments: Sequence[str]) -> Resume:
+    parser = _Parser(prog=PROGRAM, allow_abbrev=False)
+    parser.add_argument(
+        "--resume", type=Path, required=True, metavar="RUN", help="its folder or one of its checkpoints"
+    )
+    parser.add_argument("--stop-after", type=int, metavar="N", help="steps after which to end early")
     parser.add_argument("--force", action="store_true", help="take parameters that look activated")
-    found = parser.parse_args(rest)
-    return Resume(run, found.stop_after, found.force)
+    found = parser.parse_args(arguments)
+    return Resume(found.resume, found.stop_after, found.force)
 
 
 def _plain(text: str) -> str:

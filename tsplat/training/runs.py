@@ -16,11 +16,12 @@ import torch
 from ..backend import Backend, choose
 from ..checks import check_size
 from ..scene.captures import Capture, View
-from ..scene.colmap import read_colmap
 from ..scene.extras import require
 from ..scene.files import FileError, output_folder, write_json
 from ..scene.gaussians import PARAMETERS, Gaussians
 from ..scene.ply import write_ply
+from ..scene.progress import stage_display
+from ..scene.reading import read_capture
 from .checkpoints import Checkpoint, clean, newest, read_checkpoint, write_checkpoint
 from .config import RunConfig, to_json
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim, report, shown
@@ -28,12 +29,12 @@ from .history import History, Watch
 from .live import progress_display, stop_on_interrupt
 from .pictures import contact_sheet, curve, side_by_side
 from .randomness import random_state, set_random_state
-from .trainer import RENAMED, DivergedError, Progress, Trainer
+from .trainer import BLACK, RENAMED, DivergedError, Progress, Trainer
 
 TEST_TIMES, SAVE_TIMES = 12, 4
 """How often held-out views are rendered while training, and how often it is saved, unless told."""
 
-CONFIG = "config.json"
+CONFIG, WORLD = "config.json", "world.json"
 
 OnStep = Callable[[Progress], None]
 
@@ -56,7 +57,7 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
     ``contact_sheet.png``, ``curve.png``, ``metrics.json`` and ``point_cloud.ply``.
 
     Args:
-        config: The run; ``config.scene`` is a folder as :func:`tsplat.scene.read_colmap` takes it.
+        config: The run; ``config.scene`` is a folder as :func:`tsplat.scene.read_capture` takes it.
         out: The folder to write to; made if it is not there.
         stop_after: Steps after which to end early, with schedules as if not.
 
@@ -64,7 +65,7 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         What is in ``metrics.json``.
 
     Raises:
-        ArgumentError: As :func:`tsplat.scene.read_colmap`, or a folder that cannot be written to or has a run in it.
+        ArgumentError: As :func:`tsplat.scene.read_capture`, or a folder that cannot be written to or has a run in it.
         BackendError: The backend cannot run here.
         DivergedError: The loss or a Gaussian is no longer a number; the last state is saved under ``inspect/``.
         MissingExtraError: A package of the extra ``train`` is not installed.
@@ -158,7 +159,7 @@ def evaluate_run(
         scores = evaluate(
             gaussians,
             capture.test,
-            background=config.background,
+            background=config.background or BLACK,
             lpips=lpips,
             backend=config.backend,
         )
@@ -216,13 +217,15 @@ def fit_and_report(
         return evaluate(
             gaussians,
             views,
-            background=config.background,
+            background=config.background or BLACK,
             backend=config.backend,
         )
 
     first = judge(start, capture.test)
     if run is not None:
         write_json(folder / CONFIG, to_json(run))
+        if run.normalize:
+            write_json(folder / WORLD, capture.world.tolist())
     history, watch, spent = History(), Watch(config.steps), 0.0
     if before is None:
         history.record_test(0, mean_psnr(first), len(start))
@@ -325,7 +328,17 @@ def _checkpoint(trainer: Trainer, run: RunConfig, history: History, watch: Watch
 
 
 def _read(config: RunConfig, device: torch.device) -> Capture:
-    return read_colmap(config.scene, config.downscale, config.test_every).to(device)
+    with stage_display() as show:
+        capture = read_capture(
+            config.scene,
+            downscale=config.downscale,
+            test_every=config.test_every,
+            background=config.background,
+            normalize=config.normalize,
+            seed=config.seed,
+            on_progress=lambda done, total: show("reading", done, total),
+        )
+    return capture.to(device)
 
 
 def _start(config: RunConfig, capture: Capture) -> Gaussians:

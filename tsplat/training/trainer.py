@@ -28,6 +28,7 @@ from .teams import Team
 
 RENAMED = {"log_scales": "scales", "opacity_logits": "opacities"}
 
+BLACK: Color = (0.0, 0.0, 0.0)
 CHECKED_EVERY = 100
 """Steps between looks at whether loss and Gaussians are numbers, each of which waits for a GPU."""
 
@@ -253,7 +254,7 @@ class Trainer:
             with full_precision(self._device):
                 motion = self._params["motions"][index]
                 viewmat = moved(viewmat, torch.cat([motion[:3], self._extent * motion[3:]]))
-        background: Color = config.background
+        background: Color = config.background or BLACK
         if config.random_background:
             r, g, b = torch.rand(3, generator=self._backgrounds).tolist()
             background = (r, g, b)
