@@ -75,10 +75,10 @@ class Ranks:
         """The record of every rank."""
         text = json.dumps(record).encode()
         assert len(text) <= RECORD_BYTES
-        own = torch.tensor(list(text.ljust(RECORD_BYTES)), dtype=torch.uint8, device=self._record_device)
+        own = torch.frombuffer(bytearray(text.ljust(RECORD_BYTES)), dtype=torch.uint8).to(self._record_device)
         every = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(every, own, group=self._group)
-        return [json.loads(bytes(text.tolist())) for text in every]
+        return [json.loads(text.cpu().numpy().tobytes()) for text in every]
 
     def agree(self, records: list[dict[str, Any]]) -> None:
         """Takes the numbers of rows from records, all of whose settings must be equal.
@@ -168,14 +168,19 @@ def agreeing(ranks: Ranks | None, settings: dict[str, Any]) -> Iterator[dict[str
         yield record
     except Exception as error:
         if ranks is not None:
-            message = f"{type(error).__name__}: {error}".encode("ascii", "replace").decode()
+            text = "".join(c if " " <= c <= "~" else "?" for c in f"{type(error).__name__}: {error}"[:MESSAGE_LENGTH])
             # What is wrong here is to be said here, also where it cannot be sent.
             with contextlib.suppress(RuntimeError):
-                ranks.exchange_records({"error": message[:MESSAGE_LENGTH]})
+                ranks.exchange_records({"error": text})
         raise
     if ranks is not None:
-        record["settings"] = {name: str(value)[:60] for name, value in record["settings"].items()}
+        record["settings"] = {name: _word(value) for name, value in record["settings"].items()}
         ranks.agree(ranks.exchange_records(record))
+
+
+def _word(value: object) -> str:
+    """Equal numbers in equal words: 1 and 1.0 are the same setting."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)[:60]
 
 
 def describe(
