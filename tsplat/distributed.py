@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import struct
 import weakref
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
@@ -71,30 +72,34 @@ class Ranks:
                 "only; move the tensors, or make the group with a backend for that device"
             )
 
-    def exchange_records(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """The record of every rank."""
-        text = json.dumps(record).encode()
-        assert len(text) <= RECORD_BYTES
-        own = torch.tensor(list(text.ljust(RECORD_BYTES)), dtype=torch.uint8, device=self._record_device)
+    def exchange_records(
+        self, counts: list[int], words: dict[str, str]
+    ) -> tuple[list[list[int]], list[dict[str, str]]]:
+        """Four numbers and the words of every rank; equal words are one object."""
+        text = json.dumps(words).encode().ljust(RECORD_BYTES - 32)
+        assert len(text) == RECORD_BYTES - 32
+        own = torch.frombuffer(bytearray(struct.pack("4q", *counts) + text), dtype=torch.uint8).to(self._record_device)
         every = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(every, own, group=self._group)
-        return [json.loads(bytes(text.tolist())) for text in every]
+        records = [record.tobytes() for record in torch.stack(every).cpu().numpy()]
+        known = {text: json.loads(text) for text in {record[32:] for record in records}}
+        return [list(struct.unpack("4q", r[:32])) for r in records], [known[r[32:]] for r in records]
 
-    def agree(self, records: list[dict[str, Any]]) -> None:
-        """Takes the numbers of rows from records, all of whose settings must be equal.
+    def agree(self, counts: list[list[int]], words: list[dict[str, str]]) -> None:
+        """Takes the numbers of rows from the records of ranks, all of whose settings must be equal.
 
         Raises:
             PeerError: A rank sent an error in place of settings.
             DisagreementError: Settings differ.
         """
-        errors = [f"rank {rank} stopped with {r['error']}" for rank, r in enumerate(records) if "error" in r]
+        errors = [f"rank {rank} stopped with {said['error']}" for rank, said in enumerate(words) if "error" in said]
         if errors:
             raise PeerError("; ".join(errors))
         complaints = []
-        for name in records[0]["settings"]:
+        for name in words[0] if any(said is not words[0] for said in words) else ():
             holders: dict[str, list[int]] = {}
-            for rank, record in enumerate(records):
-                holders.setdefault(record["settings"][name], []).append(rank)
+            for rank, said in enumerate(words):
+                holders.setdefault(said[name], []).append(rank)
             if len(holders) > 1:
                 found = ", ".join(
                     f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
@@ -103,10 +108,8 @@ class Ranks:
                 complaints.append(f"{name}: {found}")
         if complaints:
             raise DisagreementError(f"{'; '.join(complaints)}; ranks that render together need the same")
-        self.n_gaussians = [record["n_gaussians"] for record in records]
-        self.n_cameras = [record["n_cameras"] for record in records]
-        self.differentiable = any(record["differentiable"] for record in records)
-        self.differentiable_cameras = any(record["differentiable_cameras"] for record in records)
+        self.n_gaussians, self.n_cameras, wanted, wanted_of_cameras = (list(column) for column in zip(*counts))
+        self.differentiable, self.differentiable_cameras = any(wanted), any(wanted_of_cameras)
 
     def gather(self, own: Tensor, counts: list[int]) -> Tensor:
         """Rows of all ranks one after the other, of which each has counts[rank]."""
@@ -163,19 +166,24 @@ def agreeing(ranks: Ranks | None, settings: dict[str, Any]) -> Iterator[dict[str
         DisagreementError: Settings differ; on every rank.
         PeerError: The region raised on another rank.
     """
-    record: dict[str, Any] = {"settings": dict(settings)}
+    record: dict[str, Any] = {"settings": dict(settings), "counts": [0] * 4}
     try:
         yield record
     except Exception as error:
         if ranks is not None:
-            message = f"{type(error).__name__}: {error}".encode("ascii", "replace").decode()
+            text = "".join(c if " " <= c <= "~" else "?" for c in f"{type(error).__name__}: {error}"[:MESSAGE_LENGTH])
             # What is wrong here is to be said here, also where it cannot be sent.
             with contextlib.suppress(RuntimeError):
-                ranks.exchange_records({"error": message[:MESSAGE_LENGTH]})
+                ranks.exchange_records([0] * 4, {"error": text})
         raise
     if ranks is not None:
-        record["settings"] = {name: str(value)[:60] for name, value in record["settings"].items()}
-        ranks.agree(ranks.exchange_records(record))
+        words = {name: _word(value) for name, value in record["settings"].items()}
+        ranks.agree(*ranks.exchange_records(record["counts"], words))
+
+
+def _word(value: object) -> str:
+    """Equal numbers in equal words: 1 and 1.0 are the same setting."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)[:60]
 
 
 def describe(
@@ -203,10 +211,10 @@ def describe(
         "colors per Gaussian": list(colors.shape[1:]),
         "grad mode": torch.is_grad_enabled(),
     }
-    record["n_gaussians"], record["n_cameras"] = means.shape[0], viewmats.shape[0]
     inputs = (means, quats, scales, covars, opacities, colors, viewmats)
-    record["differentiable"] = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-    record["differentiable_cameras"] = torch.is_grad_enabled() and viewmats.requires_grad
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    wanted_of_cameras = torch.is_grad_enabled() and viewmats.requires_grad
+    record["counts"] = [means.shape[0], viewmats.shape[0], int(wanted), int(wanted_of_cameras)]
 
 
 def _anchor(wanted: bool, device: torch.device) -> Tensor | None:
