@@ -23,7 +23,7 @@ def moved(viewmat: Tensor, motion: Tensor) -> Tensor:
     cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero]).view(3, 3)
     top = torch.cat([torch.linalg.matrix_exp(cross), translation[:, None]], 1)
     bottom = top.new_tensor([[0.0, 0.0, 0.0, 1.0]])
-    return torch.cat([top, bottom]) @ viewmat
+    return torch.cat([top, bottom]) @ viewmat.to(motion)
 
 
 def no_motions(n_views: int, like: Tensor) -> Tensor:

@@ -31,9 +31,12 @@ from ..scene.files import FileError, write_whole
 from ..scene.gaussians import Gaussians
 from ..scene.models import read_model
 from .config import RunConfig, from_json, to_json
+from .shards import read_rows, write_rows
+from .teams import Team
 
 FORMAT, VERSION = "tsplat checkpoint", 1
 SCENE, TRAINING, MANIFEST, LATEST = "scene.safetensors", "training.safetensors", "checkpoint.json", "latest"
+ROWS = "rows"
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
 MANIFEST_BYTES_MAX = 64 << 20
 
@@ -51,6 +54,7 @@ class Checkpoint:
         gaussians: The scene's raw parameters.
         tensors, figures: The rest of what :meth:`tsplat.training.Trainer.restore` takes, and what the run added.
         config: Of the run.
+        row_names: Those of the tensors that have a row for each Gaussian.
     """
 
     step: int
@@ -58,45 +62,98 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     figures: dict[str, Any]
     config: RunConfig
+    row_names: frozenset[str] = frozenset()
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int | None = None) -> Path:
+def write_checkpoint(
+    folder: Path, checkpoint: Checkpoint, keep: int | None = None, team: Team | None = None, *, sharded: bool = False
+) -> Path:
     """Writes a checkpoint into `folder`; older ones than the newest `keep` go once it is there.
+
+    Args:
+        team: The ranks that call this together, all with the same checkpoint, which one writes.
+        sharded: Whether each has its rows of it instead, as :meth:`Team.rows` shares them out; then all write.
 
     Returns:
         The checkpoint's own folder.
 
     Raises:
-        FileError: It cannot be written; what was there before is as it was.
+        FileError: It cannot be written; what was there before is as it was. On every rank.
         MissingExtraError: safetensors is not installed.
     """
     require("safetensors")
+    team = team or Team()
+    path, trouble = None, None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = _free_name(folder, checkpoint.step)
-        aside = folder / f".{path.name}.{secrets.token_hex(4)}"
-        try:
-            aside.mkdir()
-            _write_files(aside, checkpoint)
-            _flush(aside)
-            os.rename(aside, path)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        _flush(folder)
-        with write_whole(folder / LATEST) as file:
-            file.write(path.name.encode() + b"\n")
-        _flush(folder)
+        aside = _begin(folder, checkpoint.step) if team.leads else None
     except OSError as error:
-        raise FileError(
-            f"{folder}: the checkpoint of step {checkpoint.step} cannot be written ({error.strerror or error}); "
-            "those before it are intact: make room or choose another folder, then resume"
-        ) from error
-    if keep is not None:
+        aside, trouble = None, error.strerror or str(error)
+    aside, trouble = team.collect((aside, trouble))[0]
+    try:
+        if aside is not None:
+            trouble = _contents(aside, checkpoint, team, sharded)
+            if team.leads and trouble is None:
+                path = _finish(folder, aside)
+    except OSError as error:
+        trouble = error.strerror or str(error)
+    finally:
+        if aside is not None and team.leads and path is None:
+            shutil.rmtree(aside, ignore_errors=True)
+    told = team.collect((path, trouble))
+    for rank, (_, words) in enumerate(told):
+        if words is not None:
+            where = f" on rank {rank}" if team.size > 1 else ""
+            raise FileError(
+                f"{folder}: the checkpoint of step {checkpoint.step} cannot be written{where} ({words}); those before "
+                "it are intact: make room or choose another folder, then resume"
+            )
+    path = told[0][0]
+    assert path is not None
+    if keep is not None and team.leads:
         for old in checkpoints(folder)[:-keep]:
             if old != path:
                 _remove(old)
     return path
+
+
+def _begin(folder: Path, step: int) -> Path:
+    """A folder to write to, beside where the checkpoint will be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{_free_name(folder, step).name}.{secrets.token_hex(4)}"
+    aside.mkdir()
+    return aside
+
+
+def _finish(folder: Path, aside: Path) -> Path:
+    """Gives what is written its name, and has `latest` say so."""
+    path = folder / aside.name[1:].rpartition(".")[0]
+    _flush(aside)
+    os.rename(aside, path)
+    _flush(folder)
+    with write_whole(folder / LATEST) as file:
+        file.write(path.name.encode() + b"\n")
+    _flush(folder)
+    return path
+
+
+def _contents(aside: Path, checkpoint: Checkpoint, team: Team, sharded: bool) -> str | None:
+    """Writes all files. Returns what goes wrong where all ranks write, alike on all."""
+    tensors, n = checkpoint.tensors, len(checkpoint.gaussians)
+    if sharded:
+        rows = {f"scene/{name}": tensor for name, tensor in checkpoint.gaussians.tensors().items()}
+        of_rows = {name: tensor for name, tensor in tensors.items() if name in checkpoint.row_names}
+        total = sum(team.collect(n))
+        try:
+            if team.leads:
+                (aside / ROWS).mkdir()
+            team.wait()
+            write_rows(aside / ROWS, rows | of_rows, total, team)
+        except OSError as error:
+            return error.strerror or str(error)
+        tensors, n = {name: tensor for name, tensor in tensors.items() if name not in of_rows}, total
+    if team.leads:
+        _write_files(aside, checkpoint, tensors, n, sharded)
+    return None
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Checkpoint:
@@ -118,19 +175,16 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
     path = Path(path)
     manifest = _read_manifest(path)
     with _complaints(path):
-        for name, told in manifest["files"].items():
-            if name not in (SCENE, TRAINING):
-                raise CheckpointError(f"{path}: lists a file {name!r} that no checkpoint has")
-            with open(path / name, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != told["sha256"]:
-                raise CheckpointError(f"{path / name}: was changed or cut short since it was written (hash differs)")
-        scene, tensors = ({}, {})
+        _check_files(path, manifest["files"])
+        sharded = (path / ROWS).is_dir()
         try:
-            scene = load_file(path / SCENE)
             tensors = load_file(path / TRAINING)
+            scene = read_rows(path / ROWS, manifest["n_gaussians"]) if sharded else load_file(path / SCENE)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not tensors that can be read ({error})") from error
+        if sharded:
+            tensors |= {name: tensor for name, tensor in scene.items() if not name.startswith("scene/")}
+            scene = {name.removeprefix("scene/"): t for name, t in scene.items() if name.startswith("scene/")}
         gaussians = Gaussians(**scene, antialiased=manifest["antialiased"])
         if len(gaussians) != manifest["n_gaussians"]:
             raise CheckpointError(f"{path}: tells of {manifest['n_gaussians']} Gaussians, holds {len(gaussians)}")
@@ -210,19 +264,22 @@ def clean(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
+def _write_files(
+    folder: Path, checkpoint: Checkpoint, tensors: dict[str, Tensor], n_gaussians: int, sharded: bool
+) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    contents = {SCENE: checkpoint.gaussians.tensors(), TRAINING: checkpoint.tensors}
-    files = {}
-    for name, tensors in contents.items():
+    contents = {TRAINING: tensors} if sharded else {SCENE: checkpoint.gaussians.tensors(), TRAINING: tensors}
+    for name, group in contents.items():
         try:
-            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, folder / name)
+            save_file({k: v.detach().cpu().contiguous().clone() for k, v in group.items()}, folder / name)
         except SafetensorError as error:
             raise OSError(str(error)) from error
-        with open(folder / name, "rb+") as file:
-            files[name] = {
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with open(path, "rb+") as file:
+            files[path.relative_to(folder).as_posix()] = {
                 "bytes": os.fstat(file.fileno()).st_size,
                 "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
             }
@@ -231,7 +288,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
         "format": FORMAT,
         "version": VERSION,
         "step": checkpoint.step,
-        "n_gaussians": len(checkpoint.gaussians),
+        "n_gaussians": n_gaussians,
         "antialiased": checkpoint.gaussians.antialiased,
         "files": files,
         "config": to_json(checkpoint.config),
@@ -241,6 +298,19 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     manifest["sha256"] = _digest(manifest)
     with write_whole(folder / MANIFEST) as out:
         out.write(json.dumps(manifest, indent=1, allow_nan=False).encode())
+
+
+def _check_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Raises `CheckpointError` unless just these files are there, and as they were written."""
+    there = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {MANIFEST}
+    for names, words in ((set(files) - there, "is missing"), (there - set(files), "does not belong there")):
+        if names:
+            raise CheckpointError(f"{path / min(names)}: {words}; a checkpoint is its whole folder as it was written")
+    for name, told in files.items():
+        with open(path / name, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != told["sha256"]:
+            raise CheckpointError(f"{path / name}: was changed or cut short since it was written (hash differs)")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

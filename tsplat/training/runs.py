@@ -310,6 +310,7 @@ def write_held_out(folder: Path, scores: list[Score]) -> None:
 
 
 def _checkpoint(trainer: Trainer, run: RunConfig, history: History, watch: Watch, seconds: float) -> Checkpoint:
+    """Of what this rank has."""
     tensors, figures = trainer.state()
     scene = {f"params/{RENAMED.get(name, name)}" for name in PARAMETERS}
     return Checkpoint(
@@ -324,6 +325,7 @@ def _checkpoint(trainer: Trainer, run: RunConfig, history: History, watch: Watch
             "seconds": seconds,
         },
         config=run,
+        row_names=trainer.row_names,
     )
 
 

@@ -433,8 +433,22 @@ class Trainer:
         }
         return tensors, figures
 
+    @property
+    def row_names(self) -> frozenset[str]:
+        """The tensors of :meth:`state` that have a row for each Gaussian, those of this rank where it has a shard."""
+        n = len(self._params["means"])
+        scene = {f"{kind}/{name}" for kind in ("params", "adam") for name in self._scene}
+        return frozenset(
+            name
+            for name, tensor in self.state()[0].items()
+            if "/".join(name.split("/")[:2]) in scene or (name.startswith("strategy/") and tensor.shape[:1] == (n,))
+        )
+
     def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any]) -> None:
         """Goes on from a state, of the same views and configuration.
+
+        Args:
+            tensors: Of the whole scene, also where this rank has a shard of it.
 
         Raises:
             ArgumentError: The state is of other views, or of a configuration that learns something else.
@@ -446,13 +460,21 @@ class Trainer:
                 "continue with the configuration that it was made with"
             )
         self._sampler.restore(figures["sampler"])
+        n = len(tensors["params/means"])
+        own = self._team.rows(n) if self._sharded else slice(None)
+
+        def rows(name: str) -> Tensor:
+            per_view = name.split("/")[1] in ("motions", "exposures")
+            tensor = tensors[name] if per_view or tensors[name].shape[:1] != (n,) else tensors[name][own]
+            return tensor.to(self._device).clone()
+
         for name, optimizer in self._optimizers.items():
-            parameter = torch.nn.Parameter(tensors[f"params/{name}"].to(self._device).clone())
+            parameter = torch.nn.Parameter(rows(f"params/{name}"))
             self._params[name] = parameter
             optimizer.param_groups[0]["params"] = [parameter]
             optimizer.state.clear()
             if name in figures["adam_steps"]:
-                moments = {m: tensors[f"adam/{name}/{m}"].to(self._device).clone() for m in ("exp_avg", "exp_avg_sq")}
+                moments = {m: rows(f"adam/{name}/{m}") for m in ("exp_avg", "exp_avg_sq")}
                 for moment in moments.values():
                     if moment.shape != parameter.shape:
                         raise ArgumentError(
@@ -465,9 +487,9 @@ class Trainer:
                 }
         self._gaussians()  # shapes that do not go together are named here
         self._strategy_state.update(figures["strategy"])
-        for name, tensor in tensors.items():
+        for name in tensors:
             if name.startswith("strategy/"):
-                self._strategy_state[name.removeprefix("strategy/")] = tensor.to(self._device).clone()
+                self._strategy_state[name.removeprefix("strategy/")] = rows(name)
         set_generator_state(self._strategy_generator, figures["strategy_generator"])
         set_generator_state(self._backgrounds, figures["backgrounds"])
         self._scaler.load_state_dict(figures["scaler"])
