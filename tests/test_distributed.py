@@ -18,6 +18,7 @@ if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
 RANKS = 4
+JOBS = ("equality", "disagreements", "refusals", "release", "volume", "example", "silence", "death")
 CASES = int(os.environ.get("TSPLAT_DISTRIBUTED_CASES", "40"))
 SEED = int(os.environ.get("TSPLAT_DISTRIBUTED_SEED", "0"))
 LIMIT = 60 + CASES
@@ -54,7 +55,9 @@ def reports(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("job", ["equality", "disagreements", "refusals", "release", "example", "silence", "death"])
+@pytest.mark.parametrize(
+    "job", ["equality", "disagreements", "refusals", "release", "volume", "example", "silence", "death"]
+)
 def test_on_four_ranks(reports, job):
     errors = []
     for rank, (report, log) in enumerate(reports):
