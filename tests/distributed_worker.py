@@ -89,7 +89,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     """Equal to one process: pictures to the bit, gradients to 1e-9 in fp64. None where this rank has no part."""
     r = random.Random(seed)
     size = r.choice([2, 3, 4, 4])
-    n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(1, 2 * size)
+    n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(0, 2 * size)
     part = shares(split(r, n, size), split(r, n_cameras, size))
     case = properties.draw(seed)
     structure = dataclasses.replace(case.structure, n=n, cameras=n_cameras, batch=(), per_camera_colors=False)
