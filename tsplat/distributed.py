@@ -224,9 +224,7 @@ def _anchor(wanted: bool, device: torch.device) -> Tensor | None:
 
 class _GatherCameras(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, viewmats: Tensor, Ks: Tensor, _anchor: Tensor | None, ranks: Ranks
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def forward(ctx: Any, viewmats: Tensor, Ks: Tensor, _anchor: Tensor | None, ranks: Ranks) -> tuple[Tensor, Tensor]:
         ctx.ranks = ranks
         every = ranks.gather(torch.cat([viewmats[0].flatten(1), Ks[0].flatten(1)], 1), ranks.n_cameras)
         Ks = every[:, 16:].reshape(1, len(every), 3, 3)
@@ -235,9 +233,7 @@ class _GatherCameras(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(
-        ctx: Any, _saved: tuple[Tensor, ...], v_viewmats: Tensor, _v_Ks: Tensor
-    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+    def backward(ctx: Any, _saved: tuple[Tensor, ...], v_viewmats: Tensor, _v_Ks: Tensor) -> tuple[Tensor | None, ...]:
         ranks: Ranks = ctx.ranks
         own = ranks.n_cameras[ranks.rank]
         found = ranks.send(v_viewmats[0], ranks.n_cameras, [own] * ranks.size)
