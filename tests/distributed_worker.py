@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import math
 import os
 import random
 import runpy
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tsplat
+from benchmarks.scaling import ROW_BYTES, ROW_BYTES_BACK
 from tests import properties, scenes
 from tests.closeness import FP32_EPSILONS, _compare, assert_exact
 from tsplat import checks
@@ -87,7 +89,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     """Equal to one process: pictures to the bit, gradients to 1e-9 in fp64. None where this rank has no part."""
     r = random.Random(seed)
     size = r.choice([2, 3, 4, 4])
-    n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(1, 2 * size)
+    n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(0, 2 * size)
     part = shares(split(r, n, size), split(r, n_cameras, size))
     case = properties.draw(seed)
     structure = dataclasses.replace(case.structure, n=n, cameras=n_cameras, batch=(), per_camera_colors=False)
@@ -303,6 +305,26 @@ def release(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     return {}
 
 
+def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """A row of RGB has the bytes that docs/distributed.md and benchmarks/scaling.py say, forth and back."""
+    sent = []
+    send = dist.all_to_all_single
+
+    def counted(received: Tensor, rows: Tensor, *arguments: Any, **options: Any) -> Any:
+        sent.append(math.prod(rows.shape[1:]) * rows.element_size())
+        return send(received, rows, *arguments, **options)
+
+    dist.all_to_all_single = counted
+    try:
+        colors, _, _ = call({})
+        colors.sum().backward()
+    finally:
+        dist.all_to_all_single = send
+    # Counts, rows, gradients of rows, gradients of cameras.
+    assert sent == [8, ROW_BYTES, ROW_BYTES_BACK, 64], sent
+    return {}
+
+
 def example(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     """The page's example reaches what it promises, and every rank sees the same losses."""
     path = Path(__file__).parents[1] / "docs" / "distributed_way.py"
@@ -345,7 +367,10 @@ def main() -> None:
     groups = {n: group for n, group in made.items() if isinstance(group, dist.ProcessGroup)}
     jobs: dict[str, Callable[[], dict[str, float]]] = {
         "equality": lambda: equality(groups, cases, seed),
-        **{job.__name__: lambda job=job: job(groups) for job in (disagreements, refusals, release, example, silence)},
+        **{
+            job.__name__: lambda job=job: job(groups)
+            for job in (disagreements, refusals, release, volume, example, silence)
+        },
         "death": lambda: death(groups),
     }
     report: dict[str, Any] = {}

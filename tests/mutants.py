@@ -250,6 +250,20 @@ MUTANTS = [
         ("row_ids // (self.n_cameras * n_gaussians) * n_gaussians + ", "", "every batch has the first one's colours"),
         ("ids.sort(stable=True)", "ids.sort(descending=True)", "sums of rows in the wrong places"),
     ),
+    *_in(
+        "distributed.py",
+        ("tests/test_distributed.py",),
+        ("[0, *accumulate(ranks.n_gaussians)][:-1]", "[0] * ranks.size", "every rank's Gaussians counted from zero"),
+        ("row_ids, order = (camera_ids", "row_ids, order = (-camera_ids", "cameras in another order"),
+        ("index_copy_(0, order, v)", "index_copy_(0, order.flip(0), v)", "gradients of other rows"),
+        (".sum(0), None, None, None", "[ranks.rank], None, None, None", "other ranks' gradient of a camera lost"),
+        ("torch.zeros_like(columns[0]) if absgrad is None else absgrad", "torch.zeros_like(columns[0])",
+         "absgrad lost on the way back"),
+        ("drawn.append(weakref.ref(means2d))", "drawn.append(lambda: means2d)", "a graph that holds on to itself"),
+        ("any(wanted), any", "all(wanted), any", "no gradients unless every rank wants them"),
+        ('ranks.exchange_records([0] * 4, {"error": text})', "pass", "others not told of what was refused"),
+        ('        "grad mode": torch.is_grad_enabled(),\n', "", "a setting that is not compared"),
+    ),
 ]  # fmt: skip
 
 
@@ -290,7 +304,7 @@ def is_caught(mutant: Mutant) -> tuple[bool, float]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         ignored = shutil.ignore_patterns("__pycache__", "cases")
-        for name in ("tsplat", "tests", "benchmarks"):
+        for name in ("tsplat", "tests", "benchmarks", "docs"):
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", copy)
         mutant.apply(copy / "tsplat")

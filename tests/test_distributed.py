@@ -18,6 +18,7 @@ if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
 RANKS = 4
+JOBS = ("equality", "disagreements", "refusals", "release", "volume", "example", "silence", "death")
 CASES = int(os.environ.get("TSPLAT_DISTRIBUTED_CASES", "40"))
 SEED = int(os.environ.get("TSPLAT_DISTRIBUTED_SEED", "0"))
 LIMIT = 60 + CASES
@@ -54,7 +55,7 @@ def reports(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("job", ["equality", "disagreements", "refusals", "release", "example", "silence", "death"])
+@pytest.mark.parametrize("job", JOBS)
 def test_on_four_ranks(reports, job):
     errors = []
     for rank, (report, log) in enumerate(reports):
@@ -80,11 +81,25 @@ def test_without_a_process_group_it_says_what_to_do():
         tsplat.rasterization(**scene, group=object())
 
 
-def test_import_needs_no_distributed_build(monkeypatch):
-    monkeypatch.setattr(dist, "is_available", lambda: False)
-    scene = scenes.make(scenes.Structure(), torch.float32)
-    with pytest.raises(tsplat.ArgumentError, match=r"built without torch\.distributed"):
-        tsplat.rasterization(**scene, distributed=True)
+def test_a_build_without_torch_distributed_will_do():
+    code = """
+import sys, types
+import torch
+sys.modules["torch.distributed"] = torch.distributed = types.SimpleNamespace(is_available=lambda: False)
+import tsplat
+scene = [
+    torch.tensor([[0.0, 0.0, 2.0]]), torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), 0.1), torch.ones(1),
+    torch.ones(1, 3), torch.eye(4)[None], torch.tensor([[[10.0, 0, 4], [0, 10, 4], [0, 0, 1]]]), 8, 8,
+]
+assert float(tsplat.rasterization(*scene)[0].max()) > 0.5
+try:
+    tsplat.rasterization(*scene, distributed=True)
+except tsplat.ArgumentError as error:
+    assert "built without torch.distributed" in str(error)
+else:
+    raise AssertionError("no error")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_world_of_one_exchanges_nothing(tmp_path, monkeypatch):

@@ -224,20 +224,16 @@ def _anchor(wanted: bool, device: torch.device) -> Tensor | None:
 
 class _GatherCameras(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, viewmats: Tensor, Ks: Tensor, _anchor: Tensor | None, ranks: Ranks
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def forward(ctx: Any, viewmats: Tensor, Ks: Tensor, _anchor: Tensor | None, ranks: Ranks) -> tuple[Tensor, Tensor]:
         ctx.ranks = ranks
         every = ranks.gather(torch.cat([viewmats[0].flatten(1), Ks[0].flatten(1)], 1), ranks.n_cameras)
-        Ks = every[:, 16:].reshape(1, -1, 3, 3)
+        Ks = every[:, 16:].reshape(1, len(every), 3, 3)
         ctx.mark_non_differentiable(Ks)
-        return every[:, :16].reshape(1, -1, 4, 4), Ks
+        return every[:, :16].reshape(1, len(every), 4, 4), Ks
 
     @staticmethod
     @differentiable_once
-    def backward(
-        ctx: Any, _saved: tuple[Tensor, ...], v_viewmats: Tensor, _v_Ks: Tensor
-    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+    def backward(ctx: Any, _saved: tuple[Tensor, ...], v_viewmats: Tensor, _v_Ks: Tensor) -> tuple[Tensor | None, ...]:
         ranks: Ranks = ctx.ranks
         own = ranks.n_cameras[ranks.rank]
         found = ranks.send(v_viewmats[0], ranks.n_cameras, [own] * ranks.size)
@@ -318,9 +314,11 @@ class _Exchange(torch.autograd.Function):
         row_ids, order = (camera_ids * sum(ranks.n_gaussians) + gaussian_ids).sort()
         *floats, radii = (t[order] for t in rows)
 
-        ctx.save_for_backward(order, ids, means2d, features)
+        ctx.save_for_backward(order, ids)
         ctx.ranks, ctx.route, ctx.drawn = ranks, route, drawn
-        ctx.features_are_rows = feature_ids is None
+        ctx.shape, ctx.n_features, ctx.features_are_rows = means2d.shape, 0, feature_ids is None
+        if features is not None:
+            ctx.n_features, ctx.features_dtype = len(features), features.dtype
         # The attribute belongs on the very tensor that the caller holds.
         ctx.absgrad_target = None if drawn is None else means2d
         ctx.mark_non_differentiable(radii, row_ids)
@@ -331,7 +329,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, saved: tuple[Tensor, ...], *v_rows: Tensor | None) -> tuple[Tensor | None, ...]:
-        order, ids, means2d, features = saved
+        order, ids = saved
         ranks: Ranks = ctx.ranks
         route: _Route = ctx.route
         columns = [v for v in v_rows[:5] if v is not None]
@@ -344,16 +342,16 @@ class _Exchange(torch.autograd.Function):
 
         def put(v: Tensor) -> Tensor:
             """Gradients of the rows that were sent among those of all rows."""
-            return v.new_zeros(means2d.numel() // 2, *v.shape[1:]).index_copy_(0, route.sent, v)
+            return v.new_zeros(ctx.shape[:-1].numel(), *v.shape[1:]).index_copy_(0, route.sent, v)
 
         v_means2d, v_depths, v_conics, v_opacities = (put(v) for v in v_sent[:4])
         v_features = None
-        if features is not None:
-            v_features = put(v_sent[4]) if ctx.features_are_rows else sum_rows(v_sent[4], ids, features.shape[0])
-            v_features = v_features.to(features.dtype)
+        if v_rows[4] is not None:
+            v_features = put(v_sent[4]) if ctx.features_are_rows else sum_rows(v_sent[4], ids, ctx.n_features)
+            v_features = v_features.to(ctx.features_dtype)
         if ctx.absgrad_target is not None:
-            ctx.absgrad_target.absgrad = put(v_sent[-1]).view(means2d.shape)
-        return v_means2d.view(means2d.shape), v_depths, v_conics, v_opacities, v_features, *(None,) * 6
+            ctx.absgrad_target.absgrad = put(v_sent[-1]).view(ctx.shape)
+        return v_means2d.view(ctx.shape), v_depths, v_conics, v_opacities, v_features, *(None,) * 6
 
 
 def exchange(
