@@ -1,5 +1,6 @@
-"""One of several processes that train together: `python -m tests.team_worker RANK SIZE FOLDER JOB ...`."""
+"""One of several processes that train together: `python -m tests.team_worker RANK SIZE FOLDER`."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,15 +13,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tsplat.scene import Gaussians, procedural_capture
+from tsplat.scene.gaussians import PARAMETERS
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import Config, Trainer, evaluate, mean_psnr
+from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, mean_psnr, mean_ssim, newest, read_checkpoint
+from tsplat.training import write_checkpoint as write
 from tsplat.training.teams import Team
+from tsplat.training.trainer import RENAMED
 
 STEPS = int(os.environ.get("TSPLAT_TEAM_STEPS", "40"))
+SAVED_AT = 13
+"""In the middle of what the strategy gathers."""
 
 
 def capture():
-    return procedural_capture(40, 30, 8, 4, 200, seed=3)
+    return procedural_capture(40, 30, 8, 5, 203, seed=3)
 
 
 def configuration(kind, parallel, steps=STEPS):
@@ -30,7 +36,7 @@ def configuration(kind, parallel, steps=STEPS):
         "absgrad": DefaultStrategy(grow_grad2d=5e-3, absgrad=True, **schedule),
         "mcmc": MCMCStrategy(cap_max=250, **schedule),
     }
-    return Config(
+    return RunConfig(
         steps=steps,
         views_per_step=4,
         seed=5,
@@ -54,7 +60,7 @@ def start(scene):
 
 
 def train(team, folder):
-    """Whole runs of every kind; what they come to is written by the first rank."""
+    """Whole runs of every kind."""
     scene = capture()
     found = {}
     for kind in ("default", "absgrad", "mcmc"):
@@ -68,23 +74,82 @@ def train(team, folder):
     return found
 
 
-JOBS = {"train": train}
+def whole_state(trainer, team):
+    """Every tensor of all ranks, and what is not a tensor."""
+    tensors, figures = trainer.state()
+    rows = trainer.row_names
+    tensors = {name: team.gather(tensor) if name in rows else tensor for name, tensor in tensors.items()}
+    return {name: tensor.double().numpy().tobytes().hex() for name, tensor in tensors.items()}, figures
+
+
+def save(team, folder):
+    """Checkpoints of four ranks, which other numbers of ranks load."""
+    scene = capture()
+    found = {}
+    for kind in ("default", "mcmc"):
+        config = configuration(kind, "shard", 40)
+        trainer = Trainer(start(scene).map(Tensor.float), scene.train, config, team)
+        for _ in range(SAVED_AT):
+            trainer.advance()
+        tensors, figures = trainer.state()
+        raw = {f"params/{RENAMED.get(name, name)}" for name in PARAMETERS}
+        checkpoint = Checkpoint(
+            trainer.step,
+            trainer.gaussians,
+            {name: tensor for name, tensor in tensors.items() if name not in raw},
+            {"trainer": figures},
+            config,
+            trainer.row_names,
+        )
+        write(folder / kind, checkpoint, None, team, sharded=True)
+        state, figures = whole_state(trainer, team)
+        if team.leads:
+            (folder / f"{kind}.json").write_text(json.dumps([state, figures]))
+        found[kind] = team.collect(len(trainer.gaussians))
+    return found
+
+
+def load(team, folder):
+    """Whether what four ranks saved is the same, to the bit, on as many as are here; and what it is worth."""
+    scene = capture()
+    found = {}
+    for kind in ("default", "mcmc"):
+        checkpoint = read_checkpoint(newest(folder / kind)[0])
+        # A step has a view for each rank at least.
+        config = dataclasses.replace(configuration(kind, "shard", 40), views_per_step=team.size)
+        trainer = Trainer(checkpoint.gaussians, scene.train, config, team)
+        raw = {f"params/{RENAMED.get(n, n)}": tensor for n, tensor in checkpoint.gaussians.tensors().items()}
+        trainer.restore({**checkpoint.tensors, **raw}, checkpoint.figures["trainer"])
+        state, figures = whole_state(trainer, team)
+        expected = json.loads((folder / f"{kind}.json").read_text())
+        scores = evaluate(checkpoint.gaussians, scene.test, background=(0.2, 0.3, 0.4), team=team)
+        found[kind] = {
+            "differ": [name for name in {*state, *expected[0]} if state.get(name) != expected[0].get(name)],
+            "figures": json.loads(json.dumps(figures)) == expected[1],
+            "own": len(trainer.gaussians),
+            "psnr": mean_psnr(scores),
+            "ssim": mean_ssim(scores),
+            "count": len(scores),
+        }
+        trainer.advance()
+    return found
 
 
 def main():
-    rank, size, folder, job = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    report = folder / f"{job}_{size}_{rank}.json"
-    try:
-        dist.init_process_group(
-            "gloo", f"file://{folder}/{job}_{size}", timeout=timedelta(seconds=60), rank=rank, world_size=size
-        )
-        team = Team(dist.group.WORLD) if size > 1 else Team()
-        report.write_text(json.dumps(JOBS[job](team, folder)))
-    except BaseException:
-        traceback.print_exc()
-        report.write_text(json.dumps({"error": traceback.format_exc()}))
-        raise
+    for job in sys.argv[4:]:
+        report = folder / f"{job}_{size}_{rank}.json"
+        try:
+            if not dist.is_initialized():
+                store = f"file://{folder}/{job}_{size}"
+                timeout = timedelta(seconds=120)
+                dist.init_process_group("gloo", store, timeout=timeout, rank=rank, world_size=size)
+            team = Team(dist.group.WORLD) if size > 1 else Team()
+            report.write_text(json.dumps({"train": train, "save": save, "load": load}[job](team, folder)))
+        except BaseException:
+            report.write_text(json.dumps({"error": traceback.format_exc()}))
+            raise
 
 
 if __name__ == "__main__":

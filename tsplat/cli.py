@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import math
+import os
 import platform
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         parser = _parser()
         arguments, rest = parser.parse_known_args(argv)
         if arguments.command == "train":
-            return _train(rest)
+            return _train(rest, list(sys.argv[1:] if argv is None else argv))
+        arguments.line = list(sys.argv[1:] if argv is None else argv)
         if rest:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         return COMMANDS[arguments.command](arguments)
@@ -67,7 +69,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _fail(message: str) -> int:
-    print("tsplat: error:", " ".join(message.split()), file=sys.stderr)
+    rank = f" rank {os.environ['RANK']}:" if "RANK" in os.environ and "WORLD_SIZE" in os.environ else ""
+    print(f"tsplat: error:{rank}", " ".join(message.split()), file=sys.stderr)
     return EXIT_ERROR
 
 
@@ -143,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (RUN/eval)")
     evaluate.add_argument("--scene", metavar="SCENE", help="photographs, if they are no longer where they were")
     evaluate.add_argument("--lpips", choices=("alex", "vgg", "squeeze"), help="measure LPIPS by this network too")
+    evaluate.add_argument("--ranks", type=_count, default=1, metavar="N", help="processes that share the views (1)")
     evaluate.add_argument("--force", action="store_true", help="take parameters that look activated")
 
     convert = commands.add_parser("convert", help="a model in another format", allow_abbrev=False)
@@ -216,11 +220,14 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(rest: list[str]) -> int:
+def _train(rest: list[str], line: list[str]) -> int:
     from .training import resume, train
     from .training.options import Resume, parse, run_config
 
     options = parse(rest)
+    status = _launch(line, options.ranks, options.gpus)
+    if status is not None:
+        return status
     if isinstance(options, Resume):
         resume(options.run, stop_after=options.stop_after, force=options.force)
     else:
@@ -228,9 +235,27 @@ def _train(rest: list[str]) -> int:
     return 0
 
 
+def _launch(line: list[str], ranks: int, gpus: str) -> int | None:
+    """The exit status of so many ranks that run the same line; None where this process is to do it itself."""
+    from .checks import check_size
+    from .training.launch import gpus_of, is_launched, launch
+
+    if is_launched():
+        return None
+    check_size("ranks", ranks)
+    chosen = gpus_of(gpus) if gpus else []
+    if chosen and ranks not in (1, len(chosen)):
+        raise ArgumentError(f"--ranks: expected one for each of {len(chosen)} GPUs, found {ranks}")
+    ranks = len(chosen) or ranks
+    return launch(line, ranks, chosen) if ranks > 1 else None
+
+
 def _eval(arguments: argparse.Namespace) -> int:
     from .training import evaluate_run
 
+    status = _launch(arguments.line, arguments.ranks, "")
+    if status is not None:
+        return status
     evaluate_run(arguments.run, out=arguments.out, scene=arguments.scene, lpips=arguments.lpips, force=arguments.force)
     return 0
 

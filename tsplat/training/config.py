@@ -21,6 +21,9 @@ PRESETS = ("fixed", "default", "mcmc")
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 PRECISIONS = ("fp32", "bf16", "fp16", "auto")
 
+DeviceType = Literal["auto", "cpu", "cuda"]
+DEVICES = ("auto", "cpu", "cuda")
+
 Parallel = Literal["shard", "replicate"]
 PARALLELS = ("shard", "replicate")
 
@@ -119,6 +122,7 @@ class RunConfig(Config):
         normalize: Whether to move and scale the scene so that cameras lie around the origin, the farthest at 1; the
             matrix from the photographs' frame goes to `world.json`.
         test_every: Of the images sorted by name, the first and every so many after it are held out.
+        device: Where to run; auto is a GPU if there is one.
         sh_degree: Highest degree of spherical harmonics, 0 to 4.
         start_opacity: Of the Gaussians at the points.
         start_scale: How many times as wide as their distance to each other they are.
@@ -133,6 +137,7 @@ class RunConfig(Config):
     downscale: int = 1
     test_every: int = 8
     normalize: bool = False
+    device: DeviceType = "auto"
     sh_degree: int = 3
     start_opacity: float = 0.1
     start_scale: float = 1.0
@@ -153,6 +158,7 @@ class RunConfig(Config):
             raise ArgumentError(f"start_opacity: expected a number between 0 and 1, found {self.start_opacity}")
         if not 0 < self.start_scale < math.inf:
             raise ArgumentError(f"start_scale: expected a positive number, found {self.start_scale}")
+        check_choice("device", self.device, DEVICES)
         check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
 
 

@@ -19,6 +19,7 @@ from ..scene.extras import require
 from ..scene.gaussians import Gaussians
 from .losses import psnr, ssim
 from .rendering import Color, render
+from .teams import Team
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Score:
 
     Attributes:
         view: The view.
-        image: [H, W, 3] as rendered, clamped to [0, 1]; where the view has a mask, its own picture outside.
+        image: [H, W, 3] as rendered, clamped to [0, 1]; where the view has a mask, its own picture outside. Empty where
+            another rank rendered it.
         psnr: In dB.
         ssim: Over windows inside the picture.
         seconds: To render it.
@@ -50,19 +52,23 @@ def evaluate(
     background: Color = (0.0, 0.0, 0.0),
     lpips: str | None = None,
     backend: Backend = "auto",
+    team: Team | None = None,
 ) -> list[Score]:
     """Renders each view with all degrees there are, and measures.
 
     Args:
         lpips: The network of the perceptual distance (Zhang et al., 2018), "alex", "vgg" or "squeeze", if it is wanted.
+        team: Ranks that call this together, all with all Gaussians and views, of which each renders its share. The
+            scores are of all views on every rank, the pictures its own.
 
     Raises:
         ArgumentError: A picture is smaller than the window of SSIM; or as :func:`tsplat.rasterization`.
         MissingExtraError: torchmetrics or torchvision is not installed, which LPIPS needs.
     """
     distance = None if lpips is None else _perceptual(lpips, gaussians.means.device)
+    team = team or Team()
     scores = []
-    for view in views:
+    for view in team.share(views):
         _wait(gaussians.means.device)
         began = time.perf_counter()
         image = render(
@@ -88,7 +94,14 @@ def evaluate(
                 None if distance is None else distance(image, view.pixels),
             )
         )
-    return scores
+    figures = team.collect([(score.psnr, score.ssim, score.seconds, score.lpips) for score in scores])
+    elsewhere = torch.empty(0)
+    return [
+        scores[i // team.size]
+        if i % team.size == team.rank
+        else Score(view, elsewhere, *figures[i % team.size][i // team.size])
+        for i, view in enumerate(views)
+    ]
 
 
 def report(scores: Sequence[Score]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -36,6 +38,7 @@ def heartbeat(team: Team, end: Callable[[str], None] | None = None) -> Iterator[
     # Typed as Any: PyTorch's stubs lack both.
     own: Any = dist.distributed_c10d._get_default_store()
     store = torch._C._distributed_c10d.PrefixStore("tsplat-heartbeat", own.clone())
+    store.set(f"process {team.rank}", f"{os.getpid()}@{socket.gethostname()}")
     done = threading.Event()
     thread = threading.Thread(target=_listen, args=(store, team, done, end or _end), daemon=True)
     thread.start()
@@ -64,8 +67,18 @@ def _listen(store: Any, team: Team, done: threading.Event, end: Callable[[str], 
         silent = [rank for rank in others if now - seen[rank][1] > SILENCE_MAX]
         if silent and not done.is_set():
             names = ", ".join(map(str, silent))
+            for rank in silent:
+                _kill(store, rank)
             end(f"rank {names} has given no sign for {SILENCE_MAX:.0f} s; it has died, was stopped or hangs")
             return
+
+
+def _kill(store: Any, rank: int) -> None:
+    """Ends a silent process of this machine, which may be stopped and deaf to gentler words."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        pid, _, host = store.get(f"process {rank}").decode().partition("@")
+        if host == socket.gethostname():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _end(message: str) -> None:

@@ -27,12 +27,16 @@ class Options(RunConfig):
         preset: How Gaussians come and go, and what else goes with it.
         config: The config.json of another run, in place of a preset.
         stop_after: Steps after which to end early, with schedules as if not.
+        ranks: How many processes train together on this machine.
+        gpus: Which GPUs, such as 0,1, a rank each.
     """
 
     out: str = ""
     preset: Preset = "fixed"
     config: str = ""
     stop_after: int | None = None
+    ranks: int = 1
+    gpus: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +47,14 @@ class Resume:
         run: Its folder, or one of its checkpoints.
         stop_after: Steps after which to end early.
         force: Whether to take parameters that look activated.
+        ranks, gpus: As of :class:`Options`.
     """
 
     run: Path
     stop_after: int | None
     force: bool
+    ranks: int = 1
+    gpus: str = ""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -122,8 +129,10 @@ def _resume(arguments: Sequence[str]) -> Resume:
     )
     parser.add_argument("--stop-after", type=int, metavar="N", help="steps after which to end early")
     parser.add_argument("--force", action="store_true", help="take parameters that look activated")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that train together (1)")
+    parser.add_argument("--gpus", default="", metavar="0,1", help="which GPUs, a rank each")
     found = parser.parse_args(arguments)
-    return Resume(found.resume, found.stop_after, found.force)
+    return Resume(found.resume, found.stop_after, found.force, found.ranks, found.gpus)
 
 
 def _plain(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from .history import History
 
 CELL_WIDTH, CAPTION_HEIGHT, GAP = 352, 24, 8
 ROWS_MAX = 6
+Item = TypeVar("Item")
 ERROR_GAIN = 4
 PAPER, INK = (250, 250, 248), (40, 40, 44)
 
@@ -25,6 +27,12 @@ PAPER, INK = (250, 250, 248), (40, 40, 44)
 def side_by_side(path: str | os.PathLike[str], score: Score) -> None:
     """A PNG with a view's picture on the left and what was rendered on the right, pixel for pixel."""
     write_png(path, torch.cat([score.view.image, to_bytes(score.image)], 1))
+
+
+def sheet_views(items: Sequence[Item]) -> list[Item]:
+    """Those that a contact sheet has room for, at most six, from first to last."""
+    chosen = np.linspace(0, len(items) - 1, min(ROWS_MAX, len(items))).round().astype(int)
+    return [items[i] for i in chosen]
 
 
 def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
@@ -43,10 +51,8 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
 
     if not result or [score.view for score in start] != [score.view for score in result]:
         raise ArgumentError("contact sheet: start and result need scores of the same views, at least one")
-    chosen = np.linspace(0, len(result) - 1, min(ROWS_MAX, len(result))).round().astype(int)
     rows = []
-    for i in chosen:
-        before, after = start[i], result[i]
+    for before, after in zip(sheet_views(start), sheet_views(result)):
         truth = after.view.image
         cells = {
             after.view.name: truth,

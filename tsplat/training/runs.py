@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..backend import Backend, choose
-from ..checks import check_size
+from ..checks import BackendError, check_size
 from ..scene.captures import Capture, View
 from ..scene.extras import require
 from ..scene.files import FileError, output_folder, write_json
@@ -23,12 +23,14 @@ from ..scene.ply import write_ply
 from ..scene.progress import stage_display
 from ..scene.reading import read_capture
 from .checkpoints import Checkpoint, clean, newest, read_checkpoint, write_checkpoint
-from .config import RunConfig, to_json
+from .config import DeviceType, RunConfig, to_json
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim, report, shown
+from .heartbeat import heartbeat
 from .history import History, Watch
 from .live import progress_display, stop_on_interrupt
-from .pictures import contact_sheet, curve, side_by_side
+from .pictures import contact_sheet, curve, sheet_views, side_by_side
 from .randomness import random_state, set_random_state
+from .teams import Team, join
 from .trainer import BLACK, RENAMED, DivergedError, Progress, Trainer
 
 TEST_TIMES, SAVE_TIMES = 12, 4
@@ -39,13 +41,20 @@ CONFIG, WORLD = "config.json", "world.json"
 OnStep = Callable[[Progress], None]
 
 
-def pick_device(backend: Backend = "auto") -> tuple[torch.device, str]:
-    """The device to run on, a GPU if there is one, and in words what runs there and why.
+def pick_device(backend: Backend = "auto", device_type: DeviceType = "auto") -> tuple[torch.device, str]:
+    """The device to run on, by default a GPU if there is one, and in words what runs there and why.
+
+    Of several ranks on one machine, each has the GPU of its number there.
 
     Raises:
-        BackendError: The backend cannot run there.
+        BackendError: The backend cannot run there, or there is no such device.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device_type == "cuda" and not torch.cuda.is_available():
+        raise BackendError("device: there is no GPU that this PyTorch can use; take cpu, or see tsplat doctor")
+    device = torch.device("cuda" if torch.cuda.is_available() and device_type != "cpu" else "cpu")
+    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     name, reason = choose(device, backend)
     return device, f"backend {name} on {device}: {reason}"
 
@@ -71,17 +80,21 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         MissingExtraError: A package of the extra ``train`` is not installed.
     """
     _require_extras()
-    device, words = pick_device(config.backend)
-    if (Path(out) / "checkpoints").exists():
+    device, words = pick_device(config.backend, config.device)
+    team = join(device)
+    there = (Path(out) / "checkpoints").exists()
+    if any(team.collect(there)):
         raise FileError(f"{out}: has the checkpoints of another run; resume it, or choose another folder")
-    with output_folder(out) as folder, _deterministic(config):
+    with _together(team), output_folder(out) as folder, _deterministic(config):
         capture = _read(config, device)
         config = dataclasses.replace(config, background=capture.background)
         start = _start(config, capture)
-        trainer = Trainer(start, capture.train, config)
+        trainer = Trainer(start, capture.train, config, team)
         print(words)
         metrics = fit_and_report(trainer, start, capture, folder, run=config, stop_after=stop_after)
-    print(f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply")
+        print(
+            f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply"
+        )
     return metrics
 
 
@@ -98,16 +111,20 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
     """
     _require_extras()
     path, troubles = newest(run)
-    for trouble in troubles:
-        print(f"passed over: {trouble}")
     checkpoint = read_checkpoint(path, force=force)
     config = checkpoint.config
-    device, words = pick_device(config.backend)
-    with output_folder(path.parent.parent) as folder, _deterministic(config):
-        clean(path.parent)
+    device, words = pick_device(config.backend, config.device)
+    team = join(device)
+    with _together(team), output_folder(path.parent.parent) as folder, _deterministic(config):
+        for trouble in troubles:
+            print(f"passed over: {trouble}")
+        # Once all have read, and before any writes.
+        team.wait()
+        if team.leads:
+            clean(path.parent)
         capture = _read(config, device)
         start = _start(config, capture)
-        trainer = Trainer(start, capture.train, config)
+        trainer = Trainer(start, capture.train, config, team)
         raw = checkpoint.gaussians.tensors()
         scene = {f"params/{RENAMED.get(name, name)}": raw[name] for name in PARAMETERS}
         trainer.restore({**checkpoint.tensors, **scene}, checkpoint.figures["trainer"])
@@ -116,7 +133,7 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
         metrics = fit_and_report(
             trainer, start, capture, folder, run=config, stop_after=stop_after, before=checkpoint.figures
         )
-    print(f"written to {folder}")
+        print(f"written to {folder}")
     return metrics
 
 
@@ -147,12 +164,14 @@ def evaluate_run(
     """
     _require_extras()
     path, troubles = newest(run)
-    for trouble in troubles:
-        print(f"passed over: {trouble}")
     checkpoint = read_checkpoint(path, force=force)
     config = checkpoint.config if scene is None else dataclasses.replace(checkpoint.config, scene=scene)
-    device, words = pick_device(config.backend)
-    with output_folder((path.parent.parent / "eval" if out is None else Path(out)) / path.name) as folder:
+    device, words = pick_device(config.backend, config.device)
+    team = join(device)
+    where = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
+    with _together(team), output_folder(where) as folder:
+        for trouble in troubles:
+            print(f"passed over: {trouble}")
         capture = _read(config, device)
         print(words)
         gaussians = checkpoint.gaussians.to(device)
@@ -162,6 +181,7 @@ def evaluate_run(
             background=config.background or BLACK,
             lpips=lpips,
             backend=config.backend,
+            team=team,
         )
         metrics = {
             **report(scores),
@@ -171,12 +191,13 @@ def evaluate_run(
             "checkpoint": path.name,
         }
         write_held_out(folder / "held_out", scores)
-        write_json(folder / "metrics.json", metrics)
-    print(f"{'view':24} {'PSNR':>9} {'SSIM':>7} {'ms':>8}")
-    for score in scores:
-        print(f"{score.view.name[:24]:24} {score.psnr:6.2f} dB {score.ssim:7.4f} {1000 * score.seconds:8.1f}")
-    print(f"{'mean of ' + str(len(scores)):24} {mean_psnr(scores):6.2f} dB {mean_ssim(scores):7.4f}")
-    print(f"step {checkpoint.step}, {len(gaussians)} Gaussians; written to {folder}")
+        if team.leads:
+            write_json(folder / "metrics.json", metrics)
+        print(f"{'view':24} {'PSNR':>9} {'SSIM':>7} {'ms':>8}")
+        for score in scores:
+            print(f"{score.view.name[:24]:24} {score.psnr:6.2f} dB {score.ssim:7.4f} {1000 * score.seconds:8.1f}")
+        print(f"{'mean of ' + str(len(scores)):24} {mean_psnr(scores):6.2f} dB {mean_ssim(scores):7.4f}")
+        print(f"step {checkpoint.step}, {len(gaussians)} Gaussians; written to {folder}")
     return metrics
 
 
@@ -203,15 +224,18 @@ def fit_and_report(
     """
     if stop_after is not None:
         check_size("stop_after", stop_after)
-    config = trainer.config
+    config, team = trainer.config, trainer.team
     view = capture.train[0]
     print(
         f"{len(capture.train)} views of about {view.width}x{view.height} to fit, {len(capture.test)} held out; "
-        f"{len(trainer.gaussians)} Gaussians, {config.steps} steps",
+        f"{trainer.count()} Gaussians, {config.steps} steps",
         flush=True,
     )
     if config.views_per_step > 1:
         print(f"{config.views_per_step} views a step: rates times {math.sqrt(config.views_per_step):.3g}")
+    if team.size > 1:
+        held = "a part of the scene each" if config.parallel == "shard" else "the whole scene each"
+        print(f"{team.size} ranks, {held}, {config.views_per_step // team.size} of a step's views each")
 
     def judge(gaussians: Gaussians, views: Sequence[View]) -> list[Score]:
         return evaluate(
@@ -219,10 +243,11 @@ def fit_and_report(
             views,
             background=config.background or BLACK,
             backend=config.backend,
+            team=team,
         )
 
     first = judge(start, capture.test)
-    if run is not None:
+    if run is not None and team.leads:
         write_json(folder / CONFIG, to_json(run))
         if run.normalize:
             write_json(folder / WORLD, capture.world.tolist())
@@ -238,7 +263,8 @@ def fit_and_report(
     def save(name: str = "checkpoints") -> Path:
         assert run is not None
         seconds = spent + time.perf_counter() - began
-        return write_checkpoint(folder / name, _checkpoint(trainer, run, history, watch, seconds), run.keep)
+        checkpoint = _checkpoint(trainer, run, history, watch, seconds)
+        return write_checkpoint(folder / name, checkpoint, run.keep, team, sharded=trainer.sharded)
 
     def inspect(words: str) -> None:
         kept = "" if run is None else f"; the step is kept in {save('inspect')}"
@@ -251,9 +277,9 @@ def fit_and_report(
     with (
         stop_on_interrupt() as stopped,
         progress_display(config.steps, trainer.step) as show,
-        _tensorboard(folder, run) as log,
+        _tensorboard(folder, run if team.leads else None) as log,
     ):
-        while trainer.step < last and not stopped():
+        while trainer.step < last and not team.any([stopped()], trainer.device)[0]:
             try:
                 progress = trainer.advance()
             except DivergedError as error:
@@ -266,7 +292,7 @@ def fit_and_report(
             for words in filter(None, (progress.trouble, falling)):
                 inspect(words)
             if progress.step % eval_every == 0 and progress.step < config.steps:
-                scores = judge(progress.gaussians, capture.test)
+                scores = judge(trainer.whole(), capture.test)
                 history.record_test(progress.step, mean_psnr(scores), progress.n_gaussians)
             if run is not None and progress.step % save_every == 0:
                 save()
@@ -276,7 +302,7 @@ def fit_and_report(
     seconds = spent + time.perf_counter() - began
     if trainer.step < config.steps:
         print(f"ended after {trainer.step} of {config.steps} steps")
-    result = trainer.gaussians
+    result = trainer.whole()
     after = judge(result, capture.test)
     history.record_test(trainer.step, mean_psnr(after), len(result))
     metrics = {
@@ -290,23 +316,32 @@ def fit_and_report(
         "seed": config.seed,
         "backend": choose(result.means.device, config.backend)[0],
         "device": str(result.means.device),
+        "ranks": team.size,
+        **({"ranks_gaussians": team.collect(len(trainer.gaussians))} if team.size > 1 else {}),
     }
     print("held out     PSNR      SSIM")
     for name, scores in (("before", first), ("after", after)):
         print(f"{name:9} {mean_psnr(scores):5.2f} dB  {mean_ssim(scores):.4f}")
-    write_ply(folder / "point_cloud.ply", result)
-    contact_sheet(folder / "contact_sheet.png", first, after)
-    curve(folder / "curve.png", history)
     write_held_out(folder / "held_out", after)
-    write_json(folder / "metrics.json", metrics)
+    chosen = sheet_views(capture.test)
+    if team.leads:
+        write_ply(folder / "point_cloud.ply", result)
+        # Of the pictures, each rank has its own.
+        options: dict[str, Any] = dict(background=config.background or BLACK, backend=config.backend)
+        pair = (evaluate(gaussians, chosen, **options) for gaussians in (start, result))
+        contact_sheet(folder / "contact_sheet.png", *pair)
+        curve(folder / "curve.png", history)
+        write_json(folder / "metrics.json", metrics)
+    team.wait()
     return metrics
 
 
 def write_held_out(folder: Path, scores: list[Score]) -> None:
-    """Each view's photograph beside what was rendered, a PNG each."""
+    """Each view's photograph beside what was rendered, a PNG each; of a team, every rank writes those it rendered."""
     folder.mkdir(exist_ok=True)
     for i, score in enumerate(scores):
-        side_by_side(folder / f"{i:03d}_{Path(score.view.name).stem}.png", score)
+        if score.image.numel():
+            side_by_side(folder / f"{i:03d}_{Path(score.view.name).stem}.png", score)
 
 
 def _checkpoint(trainer: Trainer, run: RunConfig, history: History, watch: Watch, seconds: float) -> Checkpoint:
@@ -351,6 +386,16 @@ def _start(config: RunConfig, capture: Capture) -> Gaussians:
 
 def _require_extras() -> None:
     require("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
+
+
+@contextlib.contextmanager
+def _together(team: Team) -> Iterator[None]:
+    """What ranks of a team need around a run: one of them speaks, and all notice where another is dead."""
+    with contextlib.ExitStack() as stack:
+        if not team.leads:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        stack.enter_context(heartbeat(team))
+        yield
 
 
 @contextlib.contextmanager

@@ -92,24 +92,24 @@ class Trainer:
             raise ArgumentError(
                 f"training: found {len(gaussians)} Gaussians and {len(views)} views; it needs some of both"
             )
-        self._team = team = team or Team()
+        self.team = team = team or Team()
         if config.views_per_step % team.size:
             raise ArgumentError(
                 f"views_per_step: {config.views_per_step} views cannot be shared out evenly over {team.size} ranks; it "
                 f"counts those of all ranks, so take a multiple of {team.size}"
             )
-        self._sharded = team.size > 1 and config.parallel == "shard"
+        self.sharded = team.size > 1 and config.parallel == "shard"
         self.config = config
         self.step = 0
         self._views = views
         self._extent = scene_extent(views)
         self._degree = gaussians.sh_degree
         self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
-        self._device = gaussians.means.device
+        self.device = gaussians.means.device
         self._antialiased = config.antialiased or gaussians.antialiased
         self._params: dict[str, Tensor] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        own = team.rows(len(gaussians)) if self._sharded else slice(None)
+        own = team.rows(len(gaussians)) if self.sharded else slice(None)
         for name in PARAMETERS:
             self._learn(RENAMED.get(name, name), gaussians.tensors()[name][own])
         self._scene = tuple(self._params)
@@ -128,9 +128,9 @@ class Trainer:
             self._learn("exposures", no_exposures(len(views), gaussians.means))
         self._sampler = Sampler(len(views), config.seed)
         self._backgrounds = torch.Generator().manual_seed(config.seed)
-        self._autocast = autocast_dtype(config.precision, self._device)
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=self._autocast is torch.float16)
-        if self._sharded and self._scaler.is_enabled():
+        self._autocast = autocast_dtype(config.precision, self.device)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._autocast is torch.float16)
+        if self.sharded and self._scaler.is_enabled():
             raise UnsupportedError("precision: fp16 is not implemented for a scene in shards; use bf16 or replicate")
         self._skipped = 0
 
@@ -154,7 +154,7 @@ class Trainer:
 
     def whole(self) -> Gaussians:
         """The Gaussians of all ranks; called by all of them."""
-        return self.gaussians.map(self._team.gather) if self._sharded else self.gaussians
+        return self.gaussians.map(self.team.gather) if self.sharded else self.gaussians
 
     def advance(self) -> Progress:
         """Takes a step.
@@ -165,11 +165,13 @@ class Trainer:
         """
         config = self.config
         lr = self._set_rates()
-        n_gaussians = self._count()
+        n_gaussians = self.count()
+        # Every rank draws for all of them.
         indices = [self._sampler.next() for _ in range(config.views_per_step)]
+        backgrounds = [self._background() for _ in indices]
         figures, metas = [], []
-        for index in self._team.share(indices):
-            error, fidelity, meta = self._fit_view(index)
+        for index, background in zip(self.team.share(indices), self.team.share(backgrounds), strict=True):
+            error, fidelity, meta = self._fit_view(index, background)
             figures.append(torch.stack([error, fidelity]))
             metas.append(meta)
         self._regularise(n_gaussians)
@@ -177,22 +179,22 @@ class Trainer:
         if self._strategy is not None:
             self._densify(self._joined(metas, self._views[indices[0]]), n_gaussians, lr)
         still = self.gaussians
-        error, fidelity = (self._team.sum(torch.stack(figures).sum(0)) / config.views_per_step).unbind()
+        error, fidelity = (self.team.sum(torch.stack(figures).sum(0)) / config.views_per_step).unbind()
         if self.step % CHECKED_EVERY == 0:
             # Gaussians that are not finite are not drawn, so that the loss alone would not tell.
-            unsound = int(self._team.sum((~still.sound).sum()))
+            unsound = int(self.team.sum((~still.sound).sum()))
             if unsound or not math.isfinite(float(error)):
                 raise DivergedError(
                     f"training: at step {self.step} the loss is {float(error):.4g} and {unsound} of {n_gaussians} "
                     "Gaussians are not finite; check the rates and the data"
                 )
         self.step += 1
-        return Progress(self.step, config.steps, error, fidelity, still, self._count(), trouble)
+        return Progress(self.step, config.steps, error, fidelity, still, self.count(), trouble)
 
-    def _count(self) -> int:
+    def count(self) -> int:
         """How many Gaussians all ranks have."""
         n = len(self._params["means"])
-        return int(self._team.sum(torch.tensor([n], device=self._device))) if self._sharded else n
+        return int(self.team.sum(torch.tensor([n], device=self.device))) if self.sharded else n
 
     def _set_rates(self) -> float:
         """Sets every rate for this step. Returns that of the means."""
@@ -212,12 +214,18 @@ class Trainer:
             optimizer.param_groups[0]["lr"] = rates[name] * math.sqrt(config.views_per_step)
         return rates["means"] * math.sqrt(config.views_per_step)
 
-    def _fit_view(self, index: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _background(self) -> Color:
+        if not self.config.random_background:
+            return self.config.background or BLACK
+        r, g, b = torch.rand(3, generator=self._backgrounds).tolist()
+        return r, g, b
+
+    def _fit_view(self, index: int, background: Color) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Adds a view's share to the gradients. Returns its loss, its PSNR, and `meta` of its picture."""
         config, view = self.config, self._views[index]
         moving = self._gaussians()
-        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
-            image, meta = self._render(moving, view, index)
+        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+            image, meta = self._render(moving, view, index, background)
             image, depth = image[..., :3], image[..., 3] if image.shape[-1] > 3 else None
             truth = view.pixels
             if config.exposure:
@@ -245,19 +253,15 @@ class Trainer:
         if config.scale_weight:
             total = total + config.scale_weight / (3 * n_gaussians) * moving.scales.sum()
         # Ranks that have the same Gaussians add up what each finds.
-        self._scaler.scale(total if self._sharded else total / self._team.size).backward()  # type: ignore[no-untyped-call]
+        self._scaler.scale(total if self.sharded else total / self.team.size).backward()  # type: ignore[no-untyped-call]
 
-    def _render(self, moving: Gaussians, view: View, index: int) -> tuple[Tensor, dict[str, Any]]:
+    def _render(self, moving: Gaussians, view: View, index: int, background: Color) -> tuple[Tensor, dict[str, Any]]:
         config = self.config
         viewmat = view.viewmat
         if config.pose_refinement:
-            with full_precision(self._device):
+            with full_precision(self.device):
                 motion = self._params["motions"][index]
                 viewmat = moved(viewmat, torch.cat([motion[:3], self._extent * motion[3:]]))
-        background: Color = config.background or BLACK
-        if config.random_background:
-            r, g, b = torch.rand(3, generator=self._backgrounds).tolist()
-            background = (r, g, b)
         image, _, meta = render_with_meta(
             moving,
             viewmat,
@@ -268,27 +272,27 @@ class Trainer:
             sh_degree=min(self._degree, self.step // self._sh_interval),
             render_mode="RGB+ED" if config.depth_weight else "RGB",
             absgrad=getattr(self._strategy, "absgrad", False),
-            group=self._team.group if self._sharded else None,
+            group=self.team.group if self.sharded else None,
             backend=config.backend,
         )
         return image, meta
 
     def _update(self) -> str | None:
         """Takes the optimizers' step, unless a gradient is not finite. Returns what went wrong."""
-        if self._team.size > 1:
+        if self.team.size > 1:
             for name, parameter in self._params.items():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                if not (self._sharded and name in self._scene):
-                    parameter.grad = self._team.sum(parameter.grad)
+                if not (self.sharded and name in self._scene):
+                    parameter.grad = self.team.sum(parameter.grad)
         for optimizer in self._optimizers.values():
             self._scaler.unscale_(optimizer)
         trouble = None
         # Looking waits for a GPU; with gradient scaling the scaler looks, and leaves out steps itself.
-        if not self._scaler.is_enabled() and (self._device.type == "cpu" or self.step % CHECKED_EVERY == 0):
+        if not self._scaler.is_enabled() and (self.device.type == "cpu" or self.step % CHECKED_EVERY == 0):
             gradients = {name: p.grad for name, p in self._params.items() if p.grad is not None}
             found = [not math.isfinite(float(gradient.norm())) for gradient in gradients.values()]
-            broken = [n for n, flag in zip(gradients, self._team.any(found, self._device), strict=True) if flag]
+            broken = [n for n, flag in zip(gradients, self.team.any(found, self.device), strict=True) if flag]
             self._skipped = self._skipped + 1 if broken else 0
             if self._skipped >= SKIPPED_MAX:
                 raise DivergedError(
@@ -311,7 +315,7 @@ class Trainer:
         gradient = self._params[name].grad
         if gradient is not None:
             squares = gradient.square().sum()
-            norm = (self._team.sum(squares) if self._sharded and name in self._scene else squares).sqrt()
+            norm = (self.team.sum(squares) if self.sharded and name in self._scene else squares).sqrt()
             gradient *= (self.config.clip_gradients / norm.clamp_min(1e-30)).clamp_max(1)
 
     def _densify(self, meta: dict[str, Any], n_gaussians: int, lr: float) -> None:
@@ -321,9 +325,9 @@ class Trainer:
         refines = strategy.refines(self.step)
         if refines:
             self._guard_memory(n_gaussians)
-        gathers = refines and self._sharded
+        gathers = refines and self.sharded
         if gathers:
-            self._exchange_rows(self._team.gather)
+            self._exchange_rows(self.team.gather)
             means2d = self._gather_columns(meta["means2d"])
             for name in ("grad", "absgrad"):
                 gradient = getattr(meta["means2d"], name, None)
@@ -333,14 +337,14 @@ class Trainer:
         params, optimizers = self._of_scene()
         arguments = (params, optimizers, self._strategy_state, self.step, meta)
         if isinstance(strategy, MCMCStrategy):
-            first = self._team.rows(n_gaussians).start if self._sharded and not gathers else 0
+            first = self.team.rows(n_gaussians).start if self.sharded and not gathers else 0
             strategy.step_post_backward(*arguments, lr=lr, share=(first, n_gaussians) if not refines else None)
         else:
             strategy.step_post_backward(*arguments)
         self._params.update(params)
         if gathers:
             n = len(self._params["means"])
-            self._exchange_rows(lambda tensor: tensor[self._team.rows(n)].clone())
+            self._exchange_rows(lambda tensor: tensor[self.team.rows(n)].clone())
 
     def _exchange_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Applies a change of rows to the scene's parameters, their moments, and what the strategy has gathered."""
@@ -354,7 +358,7 @@ class Trainer:
 
     def _gather_columns(self, tensor: Tensor) -> Tensor:
         """Of rows by camera and Gaussian, [C, N of this rank, ...] -> [C, N of all, ...]."""
-        return self._team.gather(tensor.detach().transpose(0, 1).contiguous()).transpose(0, 1)
+        return self.team.gather(tensor.detach().transpose(0, 1).contiguous()).transpose(0, 1)
 
     def _joined(self, metas: list[dict[str, Any]], view: View) -> dict[str, Any]:
         """`meta` of the views of all ranks as of one call, with gradients as if the loss were not scaled.
@@ -364,10 +368,10 @@ class Trainer:
         """
         scale = self._scaler.get_scale()
         first = metas[0]
-        if len(metas) == 1 and scale == 1 and self._team.size == 1:
+        if len(metas) == 1 and scale == 1 and self.team.size == 1:
             return first
         size = first["means2d"].new_tensor([view.width, view.height])
-        gather = (lambda tensor: tensor) if self._sharded else self._team.gather
+        gather = (lambda tensor: tensor) if self.sharded else self.team.gather
 
         def gradients(name: str) -> Tensor | None:
             found = [getattr(meta["means2d"], name, None) for meta in metas]
@@ -377,7 +381,8 @@ class Trainer:
             return gather(torch.cat([g * (s / size) / scale for g, s in zip(found, sizes, strict=True)]))
 
         means2d = gather(torch.cat([meta["means2d"].detach() for meta in metas]))
-        means2d.grad = gradients("grad")
+        if first["means2d"].retains_grad:
+            means2d.grad = gradients("grad")
         if getattr(first["means2d"], "absgrad", None) is not None:
             setattr(means2d, "absgrad", gradients("absgrad"))  # noqa: B010 - no attribute of Tensor's type
         radii = gather(torch.cat([meta["radii"] for meta in metas]))
@@ -395,7 +400,7 @@ class Trainer:
         strategy = self._strategy
         assert strategy is not None
         each = COPIES * sum(self._params[name][0].numel() * self._params[name].element_size() for name in self._scene)
-        room = min(self._team.collect(int(FREE_SHARE * free_memory(self._device)) // each))
+        room = min(self.team.collect(int(FREE_SHARE * free_memory(self.device)) // each))
         most = min(self.config.max_gaussians, n + room)
         assert self.config.strategy is not None
         strategy.cap_max = min(most, self.config.strategy.cap_max or most)
@@ -461,12 +466,12 @@ class Trainer:
             )
         self._sampler.restore(figures["sampler"])
         n = len(tensors["params/means"])
-        own = self._team.rows(n) if self._sharded else slice(None)
+        own = self.team.rows(n) if self.sharded else slice(None)
 
         def rows(name: str) -> Tensor:
             per_view = name.split("/")[1] in ("motions", "exposures")
             tensor = tensors[name] if per_view or tensors[name].shape[:1] != (n,) else tensors[name][own]
-            return tensor.to(self._device).clone()
+            return tensor.to(self.device).clone()
 
         for name, optimizer in self._optimizers.items():
             parameter = torch.nn.Parameter(rows(f"params/{name}"))
