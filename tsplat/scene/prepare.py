@@ -11,7 +11,8 @@ import dataclasses
 import os
 import secrets
 import shutil
-import sqlite3
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -191,11 +192,11 @@ class _Work:
             )
             return found
 
-        with _quiet():
+        with _quiet(), _counter(self.database) as count:
             pycolmap.set_random_seed(seed)
             n_pairs = self.n_images * (self.n_images - 1) // 2
-            self._watch("features", extract, lambda: self._count("keypoints"), self.n_images)
-            self._watch("matches", match, lambda: self._count("two_view_geometries"), n_pairs)
+            self._watch("features", extract, lambda: count("keypoints"), self.n_images)
+            self._watch("matches", match, lambda: count("two_view_geometries"), n_pairs)
             result: dict[int, Any] = self._watch("cameras", map_, lambda: self.placed, self.n_images)
             return result
 
@@ -236,15 +237,6 @@ class _Work:
         self.on_progress(stage, min(done(), total), total)
         return results[0]
 
-    def _count(self, table: str) -> int:
-        """Rows of a table that COLMAP is writing to."""
-        # Not there yet, or locked: it will be at the next look.
-        with contextlib.suppress(sqlite3.Error):
-            database = sqlite3.connect(f"{self.database.absolute().as_uri()}?mode=ro", uri=True)
-            with contextlib.closing(database):
-                return int(database.execute(f"select count(*) from {table}").fetchone()[0])
-        return 0
-
 
 def _photographs(photos: Path, single_camera: bool) -> list[Path]:
     if not photos.is_dir():
@@ -283,6 +275,40 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+COUNT = """
+import contextlib, signal, sqlite3, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+for table in sys.stdin:
+    rows = 0
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(sys.argv[1], uri=True)) as database:
+        rows = database.execute("select count(*) from " + table.strip()).fetchone()[0]
+    print(rows, flush=True)
+"""
+"""A table that is not there yet, or locked, has no rows until the next look."""
+
+
+@contextlib.contextmanager
+def _counter(database: Path) -> Iterator[Callable[[str], int]]:
+    """A function that counts the rows of a table that COLMAP is writing to.
+
+    It looks from another process: COLMAP brings an SQLite of its own, and two in one process lose each other's locks.
+    """
+    command = [sys.executable, "-I", "-c", COUNT, f"{database.absolute().as_uri()}?mode=ro"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        questions, answers = process.stdin, process.stdout
+
+        def count(table: str) -> int:
+            questions.write(f"{table}\n")
+            questions.flush()
+            return int(answers.readline() or 0)
+
+        try:
+            yield count
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,66 @@
+"""A rank of a run in which one goes wrong: `python -m tests.fault_worker RUN KIND VICTIM STEP SILENCE`."""
+
+import errno
+import os
+import signal
+import sys
+
+import torch
+
+from tests.team_worker import capture
+from tsplat import cli
+from tsplat.strategies import MCMCStrategy
+from tsplat.training import RunConfig, Trainer, heartbeat, runs, train
+
+STEPS = 60
+
+
+def configuration(ranks):
+    strategy = MCMCStrategy(cap_max=250, refine_start_iter=2, refine_every=7, refine_stop_iter=50)
+    return RunConfig(steps=STEPS, views_per_step=ranks, seed=5, strategy=strategy, sh_degree=1, save_every=3, keep=2)
+
+
+def no_space(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def inject(kind, step):
+    """Has this rank do something wrong before it takes that step."""
+    advance = Trainer.advance
+
+    def wrong(trainer):
+        if trainer.step == step:
+            match kind:
+                case "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                case "raises":
+                    raise ValueError("a mistake in a callback")
+                case "shape":
+                    trainer._params["shN"].data = trainer._params["shN"].data[:, :0]
+                case "setting":
+                    trainer._antialiased = True
+                case "disk":
+                    shards.save_to = no_space
+        return advance(trainer)
+
+    Trainer.advance = wrong
+
+
+def main():
+    run, kind, victim, step, silence = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+    torch.set_num_threads(1)
+    heartbeat.SILENCE_MAX = silence
+    heartbeat.INTERVAL = min(heartbeat.INTERVAL, silence / 4)
+    runs._read = lambda config, device: capture()
+    if int(os.environ.get("RANK", "0")) == victim:
+        inject(kind, step)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    # As the command does, errors end in a line.
+    cli._train = lambda *_: train(configuration(ranks), run) and 0
+    return cli.main(["train"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
