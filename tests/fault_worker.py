@@ -1,7 +1,7 @@
 """A rank of a run in which one goes wrong: `python -m tests.fault_worker RUN KIND VICTIM STEP SILENCE`."""
 
-import errno
 import os
+import resource
 import signal
 import sys
 
@@ -18,10 +18,6 @@ STEPS = 60
 def configuration(ranks):
     strategy = MCMCStrategy(cap_max=250, refine_start_iter=2, refine_every=7, refine_stop_iter=50)
     return RunConfig(steps=STEPS, views_per_step=ranks, seed=5, strategy=strategy, sh_degree=1, save_every=3, keep=2)
-
-
-def no_space(*_, **__):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def inject(kind, step):
@@ -42,7 +38,8 @@ def inject(kind, step):
                 case "setting":
                     trainer._antialiased = True
                 case "disk":
-                    shards.save_to = no_space
+                    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
         return advance(trainer)
 
     Trainer.advance = wrong

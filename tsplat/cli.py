@@ -70,7 +70,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _fail(message: str) -> int:
     rank = f" rank {os.environ['RANK']}:" if "RANK" in os.environ and "WORLD_SIZE" in os.environ else ""
-    print(f"tsplat: error:{rank}", " ".join(message.split()), file=sys.stderr)
+    # In one piece, as ranks may speak at once.
+    sys.stderr.write(f"tsplat: error:{rank} {' '.join(message.split())}\n")
     return EXIT_ERROR
 
 

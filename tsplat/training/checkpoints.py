@@ -102,7 +102,7 @@ def write_checkpoint(
     told = team.collect((path, trouble))
     for rank, (_, words) in enumerate(told):
         if words is not None:
-            where = f" on rank {rank}" if team.size > 1 else ""
+            where = f" on rank {rank}" if team.size > 1 and not words.startswith("rank ") else ""
             raise FileError(
                 f"{folder}: the checkpoint of step {checkpoint.step} cannot be written{where} ({words}); those before "
                 "it are intact: make room or choose another folder, then resume"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -63,6 +64,8 @@ def launch(arguments: Sequence[str], ranks: int, gpus: Sequence[int] = (), *, mo
         max_restarts=0,
         monitor_interval=0.2,
     )
+    # What it has to say is said below.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:

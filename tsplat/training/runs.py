@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from .config import DeviceType, RunConfig, to_json
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim, report, shown
 from .heartbeat import heartbeat
 from .history import History, Watch
+from .launch import is_launched
 from .live import progress_display, stop_on_interrupt
 from .pictures import contact_sheet, curve, sheet_views, side_by_side
 from .randomness import random_state, set_random_state
@@ -392,6 +395,9 @@ def _require_extras() -> None:
 def _together(team: Team) -> Iterator[None]:
     """What ranks of a team need around a run: one of them speaks, and all notice where another is dead."""
     with contextlib.ExitStack() as stack:
+        if is_launched() and threading.current_thread() is threading.main_thread():
+            # pycolmap would print where each rank was when the launcher ends it.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not team.leads:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         stack.enter_context(heartbeat(team))
