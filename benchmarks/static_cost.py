@@ -100,7 +100,7 @@ def shipped_launches(
 ) -> list[tuple[str, Launch]]:
     """Every kernel the package launches, with a label, from its own launchers on inputs of the right shape."""
     kernels: Any = kernels_module  # called with starred lists, which a type checker cannot follow
-    n, images, width, height = 300, 1, 128, 128
+    n, images, width, height = 300, 1, 320, 256
     f = torch.ones
     found: list[tuple[str, Launch]] = []
     means, quats, scales, opacities = f(1, n, 3), f(1, n, 4), f(1, n, 3), f(1, n)
