@@ -38,6 +38,7 @@ from .device_math import (
     own_tile,
     tile_pixels,
 )
+from .features import MANY, features_bwd, features_fwd
 from .launch import approximate, guard, longest_first, programs, walk_options
 
 PASS = 8
@@ -95,7 +96,7 @@ def _composite_fwd_kernel(
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     dtype = records.dtype.element_ty
-    program = own_tile(tile_order)
+    program = own_tile(tl.program_id(0), tile_order)
     tile = first_tile + program
     image, centre_x, centre_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
     transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
@@ -150,7 +151,7 @@ def _composite_bwd_kernel(
 ):  # fmt: skip
     """CHANNELS is the number of colours if registers hold their gradients, otherwise -1; strides of v_render_colors."""
     dtype = records.dtype.element_ty
-    program = own_tile(tile_order)
+    program = own_tile(tl.program_id(0), tile_order)
     tile = first_tile + program
     image, centre_x, centre_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
     v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
@@ -333,6 +334,12 @@ def composite_fwd(
     pass_width = min(channel_chunk, PASS)
     with guard(means2d):
         records = _pack(means2d, conics, opacities, numerics)
+        if min(features, channel_chunk) >= MANY:
+            features_fwd(
+                records, colors, depths, backgrounds, masks, isect_offsets, flatten_ids,
+                render_colors, transmittances, last_ids, first_tile=first_tile, tile_size=tile_size,
+            )  # fmt: skip
+            return
         tile_order = longest_first(isect_offsets)
         for first in range(0, features, pass_width):
             end = min(first + pass_width, features)
@@ -400,21 +407,29 @@ def composite_bwd(
     held = features <= HELD
     with guard(means2d):
         v_slots = means2d.new_empty(flatten_ids.numel(), columns)
-        v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-        _composite_bwd_kernel[(programs(isect_offsets.numel() - 1, 1),)](
-            _pack(means2d, conics, opacities, numerics), colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
-            transmittances, last_ids, v_image, v_render_alphas, v_slots, longest_first(isect_offsets),
-            first_tile, width, height, tile_width, n_tiles, n_colors,
-            v_image.stride(3), v_image.stride(0), v_image.stride(2),
-            CHANNELS=n_colors if held else -1,
-            TILE=tile_size,
-            ABSGRAD=absgrad,
-            COLUMNS=triton.next_power_of_2(columns),
-            LOG2_ALPHA_MAX=math.log2(numerics.alpha_max),
-            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-            APPROX=approximate(means2d),
-            **walk_options(means2d),
-        )  # fmt: skip
+        records = _pack(means2d, conics, opacities, numerics)
+        if features >= MANY:
+            features_bwd(
+                records, colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
+                transmittances, last_ids, v_render_colors, v_render_alphas, v_slots,
+                first_tile=first_tile, tile_size=tile_size, absgrad=absgrad, numerics=numerics,
+            )  # fmt: skip
+        else:
+            v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+            _composite_bwd_kernel[(programs(isect_offsets.numel() - 1, 1),)](
+                records, colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
+                transmittances, last_ids, v_image, v_render_alphas, v_slots, longest_first(isect_offsets),
+                first_tile, width, height, tile_width, n_tiles, n_colors,
+                v_image.stride(3), v_image.stride(0), v_image.stride(2),
+                CHANNELS=n_colors if held else -1,
+                TILE=tile_size,
+                ABSGRAD=absgrad,
+                COLUMNS=triton.next_power_of_2(columns),
+                LOG2_ALPHA_MAX=math.log2(numerics.alpha_max),
+                LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+                APPROX=approximate(means2d),
+                **walk_options(means2d),
+            )  # fmt: skip
         n_rows = item_rows.numel()
         block_columns = min(triton.next_power_of_2(columns), 32)
         blocks = triton.cdiv(columns, block_columns)

@@ -370,9 +370,8 @@ def normalize3_vjp(unit, inverse_norm, v):
 
 
 @triton.jit
-def own_tile(tile_order):
+def own_tile(program, tile_order):
     """Which tile of its range a program takes: the next in `tile_order`, if there is one."""
-    program = tl.program_id(0)
     if tile_order is not None:
         program = tl.load(tile_order + program).to(tl.int32)
     return program

@@ -74,3 +74,12 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
     if vendor(tensor) == "nvidia":
         options["maxnreg"] = 192
     return options
+
+
+def group_options(tensor: Tensor, tile_size: int) -> dict[str, int | bool]:
+    """Compiler options of kernels that walk a list in groups, whose weights are matrices in registers.
+
+    As many warps as it takes for them to fit; loads ahead of time would need registers that there are not.
+    """
+    warps = {4: 1, 8: 2, 16: 8 if vendor(tensor) == "amd" else 4}[tile_size]
+    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": False}
