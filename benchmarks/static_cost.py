@@ -7,8 +7,9 @@ package makes: its own launchers run on a tiny scene while their kernel calls ar
     python -m benchmarks.static_cost --base REF       the same at another commit, and what differs
     python -m benchmarks.static_cost --write-budgets  what `make test` allows at most, from what is
 
-Compositing is counted in instructions of the loop over Gaussians per 32 pixel-Gaussian pairs (a warp's worth), other
-kernels in instructions of the whole program per 32 lanes of output. Everything is exact and the same on every machine.
+Compositing is counted in instructions of the loop over Gaussians per 32 pixel-Gaussian pairs (a warp's worth), for all
+channels where `_features` kernels take them chunk by chunk, and for one pass over the pairs elsewhere; other kernels in
+instructions of the whole program per 32 lanes of output. Everything is exact and the same on every machine.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tsplat.config import DEFAULT_NUMERICS
 from tsplat.kernels import launch
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "hip:gfx1100")
-CHANNELS = (1, 3, 4, 8, 32)
+CHANNELS = (1, 3, 4, 8, 16, 64)
 BUDGETS = Path(__file__).with_name("budgets.json")
 
 TYPES = {
@@ -51,6 +52,9 @@ TYPES = {
     torch.int8: "*i8",
     torch.bool: "*i1",
 }
+WALKS = ("_composite", "_features")
+"""Kernels that walk a tile's list."""
+
 CLASSES = {
     "special": r"MUFU",
     "tensor": r"HMMA|IMMA|DMMA|HGMMA|WGMMA|UTCHMMA|UTC.*MMA",
@@ -70,6 +74,8 @@ class Launch:
     signature: dict[str, str]
     constants: dict[str, Any]
     options: dict[str, Any]
+    chunks: int = 1
+    """Of how many channels each, where the kernel does not know their number when it is compiled."""
 
 
 @contextlib.contextmanager
@@ -89,7 +95,10 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
                 signature[name] = TYPES[value.dtype]
             else:
                 signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-        launches.append(Launch(self, signature, constants, options))
+        chunks = 1
+        if self.__name__.startswith("_features"):
+            chunks = -(-(values["n_colors"] + (values["depths"] is not None)) // values["CHUNK"])
+        launches.append(Launch(self, signature, constants, options, chunks))
 
     with mock.patch.object(JITFunction, "run", record), mock.patch.object(launch, "vendor", return_value=vendor):
         yield launches
@@ -100,7 +109,7 @@ def shipped_launches(
 ) -> list[tuple[str, Launch]]:
     """Every kernel the package launches, with a label, from its own launchers on inputs of the right shape."""
     kernels: Any = kernels_module  # called with starred lists, which a type checker cannot follow
-    n, images, width, height = 300, 1, 128, 128
+    n, images, width, height = 300, 1, 320, 256
     f = torch.ones
     found: list[tuple[str, Launch]] = []
     means, quats, scales, opacities = f(1, n, 3), f(1, n, 4), f(1, n, 3), f(1, n)
@@ -184,7 +193,8 @@ def shipped_launches(
         found += [("exact" if visible is None else "visible only", call) for call in launches]
     unique: dict[str, tuple[str, Launch]] = {}
     for label, call in found:
-        unique.setdefault(repr((call.kernel.__name__, call.signature, call.constants, call.options)), (label, call))
+        key = repr((call.kernel.__name__, call.signature, call.constants, call.options, call.chunks))
+        unique.setdefault(key, (label, call))
     return list(unique.values())
 
 
@@ -240,7 +250,9 @@ def loops(instructions: list[tuple[int, str]]) -> list[tuple[int, int]]:
     """First and last instruction of each backward branch's body."""
     position = {address: i for i, (address, _) in enumerate(instructions)}
     found: dict[int, int] = {}
-    for i, (address, text) in enumerate(instructions):
+    # Branches behind the last exit come back from code that was moved out of line.
+    last = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
+    for i, (address, text) in enumerate(instructions[:last]):
         branch = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)
         if branch and int(branch[1], 16) < address and int(branch[1], 16) in position:
             start = position[int(branch[1], 16)]
@@ -248,9 +260,15 @@ def loops(instructions: list[tuple[int, str]]) -> list[tuple[int, int]]:
     return sorted(found.items())
 
 
+def loops_inside(nest: list[tuple[int, str]]) -> list[tuple[int, int]]:
+    """The innermost loops of a loop."""
+    found = [(first, last) for first, last in loops([*nest, (-1, "EXIT")]) if (first, last) != (0, len(nest) - 1)]
+    return [(a, b) for a, b in found if not any((a, b) != (c, d) and a <= c and d <= b for c, d in found)]
+
+
 def body(kernel: str, instructions: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """The instructions counted: the loop over Gaussians in compositing, everything elsewhere."""
-    if not kernel.startswith("_composite"):
+    if not kernel.startswith(WALKS):
         return instructions
     # The smallest loop with an exponential in it; in the variant for any number of channels it has loops inside.
     nests = [instructions[first : last + 1] for first, last in loops(instructions)]
@@ -265,9 +283,15 @@ def per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> float:
     """Instructions per 32 pairs of pixel and Gaussian in compositing, per 32 lanes elsewhere."""
     constants = call.constants
     warps: int = call.options.get("num_warps", 4)
-    if kernel.startswith("_composite"):
+    if kernel.startswith(WALKS):
         # One exponential a pair tells how often the compiler has unrolled the loop.
-        return len(counted) / _exponentials(counted)
+        once = len(counted) / _exponentials(counted)
+        if kernel == "_features_bwd_kernel":
+            products = [counted[first : last + 1] for first, last in loops_inside(counted)]
+            again = sum(len(loop) for loop in products if any(re.search(CLASSES["tensor"], text) for _, text in loop))
+            return once + (call.chunks - 1) * again / _exponentials(counted)
+        # Forward, another program walks the list for each chunk of channels.
+        return once * call.chunks
     if "ROWS" in constants:
         lanes: int = constants["ROWS"] * constants["COLUMNS"]
     else:

@@ -16,14 +16,14 @@ GOALS = {"_composite_fwd_kernel": 20, "_composite_bwd_kernel": 56}
 
 @pytest.mark.parametrize("target", static_cost.TARGETS)
 @pytest.mark.parametrize(
-    "part", ["projection", "sound", "sh", "tile", "composite", "pack", "segment", "moments", "ssim", "adam"]
+    "part", ["projection", "sound", "sh", "tile", "composite", "features", "pack", "segment", "moments", "ssim", "adam"]
 )
 def test_compiles_without_spills(target, part):
     vendor = "nvidia" if target.startswith("cuda") else "amd"
     tile_sizes = (4, 8, 16) if part in ("tile", "composite") else (16,)
     calls = [
         (label, call)
-        for label, call in static_cost.shipped_launches(vendor, (1, 3, 4, 6, 8, 9), tile_sizes)
+        for label, call in static_cost.shipped_launches(vendor, (1, 3, 4, 6, 8, 9, 16, 64), tile_sizes)
         if f"_{part}_" in call.kernel.__name__
     ]
     assert calls

@@ -3,9 +3,10 @@
 Colour of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T background with
 w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)) and T_i the product of 1 - alpha_j before i.
 
-One program owns one tile and walks its Gaussians one by one; each thread holds several pixels, so that a Gaussian's
-scalars are loaded and its sums reduced once for many pixels. `_pack_kernel` first writes one record per row, eight
-values: mean x, y; the conic folded into base 2, `-a/2, -b, -c/2` times log2(e); log2(opacity); min(opacity, alpha_max).
+One program owns one tile and walks its Gaussians one by one, tiles with the longest lists first; each thread holds
+several pixels, so that a Gaussian's scalars are loaded and its sums reduced once for many pixels. `_pack_kernel` first
+writes one record per row, eight values: mean x, y; the conic folded into base 2, `-a/2, -b, -c/2` times log2(e);
+log2(opacity); min(opacity, alpha_max).
 
 Backward walks back to front from the transmittance that was left, dividing 1 - alpha out again, with one recurrence in
 place of a buffer per channel: with v the gradient of the pixel, rest_i = sum over j > i of w_j (v . c_j) + T_end (v .
@@ -34,9 +35,11 @@ from .device_math import (
     dot_tuple,
     load_tuple,
     log2_alpha,
+    own_tile,
     tile_pixels,
 )
-from .launch import approximate, guard, programs, walk_options
+from .features import MANY, features_bwd, features_fwd
+from .launch import approximate, guard, longest_first, programs, walk_options
 
 PASS = 8
 """Channels accumulated in one forward pass over the pairs."""
@@ -87,13 +90,13 @@ def _load_features(colors, depths, row, stride, CHANNELS: tl.constexpr, dtype: t
 @triton.jit
 def _composite_fwd_kernel(
     records, colors, depths, backgrounds, masks, isect_offsets, flatten_ids,
-    render_colors, transmittances, last_ids,
+    render_colors, transmittances, last_ids, tile_order,
     first_tile, width, height, tile_width, n_tiles, stride, out_stride,
     CHANNELS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
     dtype = records.dtype.element_ty
+    program = own_tile(tl.program_id(0), tile_order)
     tile = first_tile + program
     image, centre_x, centre_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
     transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
@@ -141,14 +144,14 @@ def _composite_fwd_kernel(
 @triton.jit
 def _composite_bwd_kernel(
     records, colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
-    transmittances, last_ids, v_render_colors, v_render_alphas, v_slots,
+    transmittances, last_ids, v_render_colors, v_render_alphas, v_slots, tile_order,
     first_tile, width, height, tile_width, n_tiles, n_colors, channel_stride, image_stride, pixel_stride,
     CHANNELS: tl.constexpr, TILE: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     """CHANNELS is the number of colours if registers hold their gradients, otherwise -1; strides of v_render_colors."""
-    program = tl.program_id(0)
     dtype = records.dtype.element_ty
+    program = own_tile(tl.program_id(0), tile_order)
     tile = first_tile + program
     image, centre_x, centre_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
     v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
@@ -331,6 +334,13 @@ def composite_fwd(
     pass_width = min(channel_chunk, PASS)
     with guard(means2d):
         records = _pack(means2d, conics, opacities, numerics)
+        if min(features, channel_chunk) >= MANY:
+            features_fwd(
+                records, colors, depths, backgrounds, masks, isect_offsets, flatten_ids,
+                render_colors, transmittances, last_ids, first_tile=first_tile, tile_size=tile_size,
+            )  # fmt: skip
+            return
+        tile_order = longest_first(isect_offsets)
         for first in range(0, features, pass_width):
             end = min(first + pass_width, features)
             part = slice(first, min(end, n_colors))
@@ -345,6 +355,7 @@ def composite_fwd(
                 render_colors[..., first:],
                 transmittances if first == 0 else None,
                 last_ids if first == 0 else None,
+                tile_order,
                 first_tile, width, height, tile_width, n_tiles, n_colors, features,
                 CHANNELS=max(part.stop - part.start, 0),
                 TILE=tile_size,
@@ -396,21 +407,29 @@ def composite_bwd(
     held = features <= HELD
     with guard(means2d):
         v_slots = means2d.new_empty(flatten_ids.numel(), columns)
-        v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-        _composite_bwd_kernel[(programs(isect_offsets.numel() - 1, 1),)](
-            _pack(means2d, conics, opacities, numerics), colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
-            transmittances, last_ids, v_image, v_render_alphas, v_slots,
-            first_tile, width, height, tile_width, n_tiles, n_colors,
-            v_image.stride(3), v_image.stride(0), v_image.stride(2),
-            CHANNELS=n_colors if held else -1,
-            TILE=tile_size,
-            ABSGRAD=absgrad,
-            COLUMNS=triton.next_power_of_2(columns),
-            LOG2_ALPHA_MAX=math.log2(numerics.alpha_max),
-            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-            APPROX=approximate(means2d),
-            **walk_options(means2d),
-        )  # fmt: skip
+        records = _pack(means2d, conics, opacities, numerics)
+        if features >= MANY:
+            features_bwd(
+                records, colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
+                transmittances, last_ids, v_render_colors, v_render_alphas, v_slots,
+                first_tile=first_tile, tile_size=tile_size, absgrad=absgrad, numerics=numerics,
+            )  # fmt: skip
+        else:
+            v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+            _composite_bwd_kernel[(programs(isect_offsets.numel() - 1, 1),)](
+                records, colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
+                transmittances, last_ids, v_image, v_render_alphas, v_slots, longest_first(isect_offsets),
+                first_tile, width, height, tile_width, n_tiles, n_colors,
+                v_image.stride(3), v_image.stride(0), v_image.stride(2),
+                CHANNELS=n_colors if held else -1,
+                TILE=tile_size,
+                ABSGRAD=absgrad,
+                COLUMNS=triton.next_power_of_2(columns),
+                LOG2_ALPHA_MAX=math.log2(numerics.alpha_max),
+                LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+                APPROX=approximate(means2d),
+                **walk_options(means2d),
+            )  # fmt: skip
         n_rows = item_rows.numel()
         block_columns = min(triton.next_power_of_2(columns), 32)
         blocks = triton.cdiv(columns, block_columns)

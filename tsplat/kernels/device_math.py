@@ -370,6 +370,14 @@ def normalize3_vjp(unit, inverse_norm, v):
 
 
 @triton.jit
+def own_tile(program, tile_order):
+    """Which tile of its range a program takes: the next in `tile_order`, if there is one."""
+    if tile_order is not None:
+        program = tl.load(tile_order + program).to(tl.int32)
+    return program
+
+
+@triton.jit
 def tile_pixels(program, width, height, tile_width, n_tiles, TILE: tl.constexpr, dtype: tl.constexpr):
     """Image of a tile; its pixel centres in x [1, TILE] and y [TILE, 1], which lie inside, and their flat index."""
     tile = program % n_tiles

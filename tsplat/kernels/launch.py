@@ -8,6 +8,12 @@ from torch import Tensor
 
 GRID_LIMIT = 2**31 - 1
 
+RESIDENT = 256
+"""Programs of one warp that any GPU runs at once; of so few, none comes last."""
+
+GRAIN = 64
+"""Pairs by which lists must differ to be put in order. Neighbours share Gaussians and caches, and stay together."""
+
 
 def guard(tensor: Tensor) -> AbstractContextManager[object]:
     """Makes the tensor's device current, as Triton launches on the current one."""
@@ -22,6 +28,21 @@ def programs(n_items: int, block: int) -> int:
             f"{n_items} items in blocks of {block} need {n} programs, more than a launch can have ({GRID_LIMIT})"
         )
     return n
+
+
+def longest_first(isect_offsets: Tensor) -> Tensor | None:
+    """Tiles of a range in order of their lists' lengths, longest first, so that a launch does not end with a long one.
+
+    Lengths count in steps of `GRAIN`, and among equals the order of tiles remains. None where it does not matter.
+
+    Args:
+        isect_offsets: [tiles + 1] int64, where each tile's pairs begin, and their number.
+    """
+    if isect_offsets.numel() - 1 <= RESIDENT:
+        return None
+    # Radix sort takes two passes over 16 bits; all lists of over two million pairs are equally long.
+    grains = (isect_offsets.diff() // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
+    return grains.sort(descending=True, stable=True).indices
 
 
 def rows_by_pair(row_ids: Tensor, n_pairs: int) -> Tensor:
@@ -53,3 +74,12 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
     if vendor(tensor) == "nvidia":
         options["maxnreg"] = 192
     return options
+
+
+def group_options(tensor: Tensor, tile_size: int) -> dict[str, int | bool]:
+    """Compiler options of kernels that walk a list in groups, whose weights are matrices in registers.
+
+    As many warps as it takes for them to fit; loads ahead of time would need registers that there are not.
+    """
+    warps = {4: 1, 8: 2, 16: 8 if vendor(tensor) == "amd" else 4}[tile_size]
+    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": False}
