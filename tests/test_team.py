@@ -177,7 +177,7 @@ def test_when_one_rank_goes_wrong_all_end_and_the_rest_goes_on_later(kind, victi
     assert time.monotonic() - began < 90
     expected = {
         "killed": rf"rank {victim} .*ended first, by signal 9|rank {victim} has given no sign",
-        "disk": rf"cannot be written .*rank {victim}\\b.*intact",
+        "disk": rf"cannot be written .*rank {victim}\b.*intact",
         "stopped": rf"rank {victim} has given no sign",
         "raises": "a mistake in a callback",
         "shape": "shN|colors|size",

@@ -11,7 +11,7 @@ and three products of parts give the product to 2^-22 (two if the features are i
 Tensor cores also cut off what fp32 would round, so they sum no more than a group, or a tile's part for one warp.
 
 The gradient's slots and moments are those of `tsplat.kernels.compositing`. Moments of a group are summed at once, over
-rows first, as dx is one value per column. `docs/decisions/0005` has what all this costs.
+rows first, as dx is one value per column. `docs/decisions/0006` has what all this costs.
 """
 
 import math
