@@ -9,14 +9,13 @@ import torch
 from tsplat.scene import Gaussians, View, intrinsics, look_at
 from tsplat.scene.images import to_bytes
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import Config, DivergedError, Trainer, evaluate, fit, mean_psnr, preset, render
+from tsplat.training import Config, DivergedError, Progress, Trainer, evaluate, fit, mean_psnr, preset, render
 from tsplat.training import trainer as trainer_module
 from tsplat.training.adjustments import exposed, moved
 from tsplat.training.config import laid_out
 from tsplat.training.history import Watch
 from tsplat.training.losses import depth_error
 from tsplat.training.rendering import render_with_meta
-from tsplat.training.trainer import Progress
 
 
 def truth(n=60):

@@ -6,9 +6,10 @@ from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
 from .losses import loss, psnr, ssim
+from .progress import DivergedError, Progress
 from .rendering import render
 from .runs import evaluate_run, pick_device, resume, train
-from .trainer import DivergedError, Progress, Trainer, fit, scene_extent
+from .trainer import Trainer, fit, scene_extent
 
 __all__ = [
     "Checkpoint",

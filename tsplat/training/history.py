@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from .trainer import Progress
+from .progress import Progress
 
 SMOOTHING = 0.98
 """How much of the smoothed PSNR is carried over from step to step."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 from ..memory import used_memory
 from ..scene.extras import require
 from .history import History
-from .trainer import Progress
+from .progress import Progress
 
 Item = TypeVar("Item")
 

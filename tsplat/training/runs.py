@@ -32,9 +32,10 @@ from .history import History, Watch
 from .launch import is_launched
 from .live import progress_display, stop_on_interrupt
 from .pictures import contact_sheet, curve, sheet_views, side_by_side
+from .progress import DivergedError, Progress
 from .randomness import random_state, set_random_state
 from .teams import Team, join
-from .trainer import BLACK, RENAMED, DivergedError, Progress, Trainer
+from .trainer import BLACK, RENAMED, Trainer
 
 TEST_TIMES, SAVE_TIMES = 12, 4
 """How often held-out views are rendered while training, and how often it is saved, unless told."""

@@ -21,7 +21,9 @@ from ..strategies.operations import update
 from .adjustments import exposed, moved, no_exposures, no_motions
 from .config import Config
 from .losses import depth_error, loss, psnr
+from .metas import joined
 from .precision import autocast_dtype
+from .progress import DivergedError, OnStep, Progress
 from .rendering import Color, render_with_meta
 from .sampling import Sampler, generator_state, set_generator_state
 from .teams import Team
@@ -37,37 +39,6 @@ SKIPPED_MAX = 10
 
 COPIES = 9
 """Parameters, gradients, two moments, and what replaces them while Gaussians are added."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """Where training is after a step.
-
-    Attributes:
-        step: Steps taken, from 1.
-        steps: Steps there will be.
-        loss, psnr: Means over the step's views before the step; [] on the device, so that waiting for them is the
-            reader's choice.
-        gaussians: As they are now, of this rank; they go on changing.
-        n_gaussians: How many all ranks have.
-        trouble: What went wrong without ending training, in words.
-    """
-
-    step: int
-    steps: int
-    loss: Tensor
-    psnr: Tensor
-    gaussians: Gaussians
-    n_gaussians: int
-    trouble: str | None = None
-
-
-OnStep = Callable[[Progress], bool | None]
-"""Called after each step; training ends early where it returns True."""
-
-
-class DivergedError(ArithmeticError):
-    """The loss or a Gaussian is no longer a number."""
 
 
 class Trainer:
@@ -177,7 +148,10 @@ class Trainer:
         self._regularise(n_gaussians)
         trouble = self._update()
         if self._strategy is not None:
-            self._densify(self._joined(metas, self._views[indices[0]]), n_gaussians, lr)
+            view = self._views[indices[0]]
+            gather = (lambda tensor: tensor) if self.sharded else self.team.gather
+            meta = joined(metas, view, self._scaler.get_scale(), config.views_per_step, gather)
+            self._densify(meta, n_gaussians, lr)
         still = self.gaussians
         error, fidelity = (self.team.sum(torch.stack(figures).sum(0)) / config.views_per_step).unbind()
         if self.step % CHECKED_EVERY == 0:
@@ -359,41 +333,6 @@ class Trainer:
     def _gather_columns(self, tensor: Tensor) -> Tensor:
         """Of rows by camera and Gaussian, [C, N of this rank, ...] -> [C, N of all, ...]."""
         return self.team.gather(tensor.detach().transpose(0, 1).contiguous()).transpose(0, 1)
-
-    def _joined(self, metas: list[dict[str, Any]], view: View) -> dict[str, Any]:
-        """`meta` of the views of all ranks as of one call, with gradients as if the loss were not scaled.
-
-        Args:
-            view: The one in whose pixels gradients are.
-        """
-        scale = self._scaler.get_scale()
-        first = metas[0]
-        if len(metas) == 1 and scale == 1 and self.team.size == 1:
-            return first
-        size = first["means2d"].new_tensor([view.width, view.height])
-        gather = (lambda tensor: tensor) if self.sharded else self.team.gather
-
-        def gradients(name: str) -> Tensor | None:
-            found = [getattr(meta["means2d"], name, None) for meta in metas]
-            if any(gradient is None for gradient in found):
-                return None
-            sizes = [size.new_tensor([meta["width"], meta["height"]]) for meta in metas]
-            return gather(torch.cat([g * (s / size) / scale for g, s in zip(found, sizes, strict=True)]))
-
-        means2d = gather(torch.cat([meta["means2d"].detach() for meta in metas]))
-        if first["means2d"].retains_grad:
-            means2d.grad = gradients("grad")
-        if getattr(first["means2d"], "absgrad", None) is not None:
-            setattr(means2d, "absgrad", gradients("absgrad"))  # noqa: B010 - no attribute of Tensor's type
-        radii = gather(torch.cat([meta["radii"] for meta in metas]))
-        return {
-            **first,
-            "means2d": means2d,
-            "radii": radii,
-            "n_cameras": self.config.views_per_step,
-            "width": view.width,
-            "height": view.height,
-        }
 
     def _guard_memory(self, n: int) -> None:
         """Tells the strategy how many Gaussians there may be, before it adds more than any rank has memory for."""
