@@ -317,6 +317,7 @@ def fit_and_report(
         "num_gaussians": len(result),
         "steps": trainer.step,
         "seconds": round(seconds, 2),
+        "images_per_second": round(trainer.step * config.views_per_step / max(seconds, 1e-9), 2),
         "seed": config.seed,
         "backend": choose(result.means.device, config.backend)[0],
         "device": str(result.means.device),
