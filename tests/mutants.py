@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT = 600
 
 KERNELS = ("-m", "interpreter", "tests/test_properties.py", "tests/test_backends.py")
+FEATURES = ("-m", "interpreter", "tests/test_compositing.py")
 HOST = ("-m", "not interpreter", "tests/test_backends.py", "tests/test_properties.py", "tests/test_rasterization.py")
 AROUND = ("tests/test_photometric.py", "tests/test_optimizer.py", "tests/test_strategies.py")
 STAGES = (*HOST, "tests/test_reference.py", "tests/test_invalid.py", "tests/test_memory.py", "tests/test_errors.py")
@@ -80,16 +81,26 @@ MUTANTS = [
         ("+ v[1] * (t0[0] * t1[2] + t0[2] * t1[0])", "+ v[1] * t0[0] * t1[2]", "lost cross term of the covariance"),
     ),
     *_in(
+        "kernels/features.py",
+        FEATURES,
+        ("place[:, None, None] < last[None]", "place[:, None, None] <= last[None]", "off by one where a pixel stopped"),
+        ("tl.where(_take(e, k) <= LOG2_ALPHA_MAX, v_alpha, 0.0)", "v_alpha", "gradient flows where alpha is clamped"),
+        ("rest = -tl.load(v_render_alphas", "rest = tl.load(v_render_alphas", "sign of alpha's gradient"),
+        ("backgrounds + image * n_colors + channel", "backgrounds + channel", "every image has the first background"),
+        ("channel == n_colors, tl.load(depths + rows), values", "channel == n_colors, 0.0, values", "depth lost"),
+        ("range(end, (tl.load", "range(end + 1, (tl.load", "an unwritten slot"),
+    ),
+    *_in(
         "kernels/compositing.py",
         KERNELS,
         ("tl.where(e <= LOG2_ALPHA_MAX, g, 0.0)", "g", "gradient flows where alpha is clamped"),
-        ("(index < last)", "(index <= last)", "off by one in where a pixel stopped"),
+        ("(index < last)", "(index <= last)", "off by one where a pixel stopped"),
         ("range(end, (tl.load", "range(end + 1, (tl.load", "an unwritten slot"),
         ("rest = -tl.load(v_render_alphas", "rest = tl.load(v_render_alphas", "sign of alpha's gradient"),
         ("-0.5 * moment[5]", "-moment[5]", "factor 1/2 of one conic entry's gradient"),
         ("c[0] * moment[1] + c[1] * moment[2]", "c[0] * moment[1]", "cross term of the mean's gradient lost"),
         ("alive = tl.load(masks + tile) != 0", "alive = True", "tile masks ignored"),
-        ("backgrounds + image * stride + k", "backgrounds + k", "every image has the first one's background"),
+        ("backgrounds + image * stride + k", "backgrounds + k", "every image has the first background"),
         ("LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),\n                TRANSM", "LOG2_ALPHA_MIN=-9.0,\n                TRANSM",
          "threshold of alpha lower in the forward pass"),
         ("range(0, tl.max(count))", "range(0, tl.minimum(tl.max(count), 1))", "tile rows after the first not summed"),
@@ -138,7 +149,7 @@ MUTANTS = [
         ("alpha *= places < last[:, None]", "pass", "Gaussians behind where a pixel stopped have a gradient"),
         ("        rest = rest * transmittance", "        pass", "what is behind everything not attenuated"),
         ("(columns_dy * dx).sum(0)", "(columns_dy * dy.mean(0)).sum(0)", "wrong moment"),
-        ("backgrounds[tile.image]", "backgrounds[0]", "every image has the first one's background"),
+        ("backgrounds[tile.image]", "backgrounds[0]", "every image has the first background"),
         ("weight *= running", "pass", "a pixel never stops"),
         ("if shown is None or shown[index] else start", "", "tile masks ignored"),
     ),

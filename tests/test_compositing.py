@@ -163,3 +163,21 @@ def test_features_in_half_precision_are_read_as_they_are(dtype, tensor_cores):
     for name, tensor in whole.items():
         expected = tensor if name != "v_colors" else tensor.to(dtype)
         assert tensor is half[name] is None or torch.equal(half[name], expected), name
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("packed", [False, True])
+def test_features_that_are_no_numbers_stay_out_of_the_picture(packed):
+    structure = scenes.Structure(n=5, width=12, height=9, channels=16, sh_degree=None, seed=2)
+    scene = scenes.make(structure, torch.float64)
+    broken = {name: tensor.clone() if torch.is_tensor(tensor) else tensor for name, tensor in scene.items()}
+    broken["colors"][0] = float("nan")
+    broken["opacities"][0] = 0.5
+    results = []
+    for backend in ("triton", "torch"):
+        colors, alphas, meta = tsplat.rasterization(**broken, backend=backend, packed=packed, tile_size=4)
+        assert int(meta["n_invalid"]) == 1
+        results.append((colors, alphas))
+        assert colors.isfinite().all()
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

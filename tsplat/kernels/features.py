@@ -148,8 +148,8 @@ def _features_fwd_kernel(
         alive = tl.load(masks + tile) != 0
     done = 0
     while (done < count) & alive:
-        listed = done + tl.arange(0, GROUP) < count
-        rows = tl.load(ids + done + tl.arange(0, GROUP), mask=listed, other=0).to(tl.int64)
+        # Behind the end the last again, with weight 0: rows that are not listed may be no numbers.
+        rows = tl.load(ids + tl.minimum(done + tl.arange(0, GROUP), count - 1)).to(tl.int64)
         weights = tl.zeros([GROUP, TILE, TILE], dtype)
         for k in tl.static_range(GROUP):
             row = tl.load(ids + tl.minimum(done + k, count - 1)).to(tl.int64)
