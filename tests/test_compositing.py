@@ -181,3 +181,10 @@ def test_features_that_are_no_numbers_stay_out_of_the_picture(packed):
         assert colors.isfinite().all()
     for found, expected in zip(*results):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.interpreter
+def test_no_gradient_of_many_channels_flows_where_alpha_is_clamped():
+    scene = scenes.make(scenes.Structure(n=8, cameras=1, channels=16, width=8, height=5, size=12.0, seed=5))
+    scene["opacities"][:] = 1.0  # some have their middle close to a pixel's
+    assert_run_exact(scene, backend="triton", tile_size=4)
