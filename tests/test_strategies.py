@@ -234,3 +234,18 @@ def test_the_gsplat_way_trains(strategy):
     first, last, n = names["train"](strategy, steps=60)
     assert last > first + 1
     assert n > 300
+
+
+def test_screen_gradients_are_of_a_screen_from_minus_one_to_one():
+    params = {"means": torch.zeros(2, 3)}
+    means2d = torch.zeros(2, 2, 2)  # two cameras, two Gaussians
+    means2d.grad = torch.tensor([[[3.0, 0.0], [0.0, 1.0]], [[0.0, 4.0], [9.0, 9.0]]])
+    radii = torch.tensor([[[2, 2], [1, 1]], [[6, 5], [0, 0]]], dtype=torch.int32)
+    info = {"means2d": means2d, "radii": radii, "n_cameras": 2, "width": 40, "height": 20}
+    strategy = DefaultStrategy()
+    state = strategy.initialize_state()
+    strategy.step_post_backward(params, {}, state, 1, info)
+    # 3 pixels are 3 / 20 of half the width; a mean over two cameras counts twice; hidden ones do not count.
+    assert state["grad2d"].tolist() == [3 * 20 * 2 + 4 * 10 * 2, 1 * 10 * 2]
+    assert state["count"].tolist() == [2, 1]
+    torch.testing.assert_close(state["radii"], torch.tensor([6 / 40, 1 / 40]))
