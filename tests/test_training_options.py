@@ -186,6 +186,20 @@ def test_autocast_changes_little_and_stays_finite(scene, precision):
     assert scores[0][1] == scores[1][1]
 
 
+def test_a_strategy_does_not_see_that_the_loss_was_scaled(scene):
+    _, views = scene
+    gathered = []
+    for precision in ("fp32", "fp16"):
+        config = Config(steps=9, precision=precision, strategy=DefaultStrategy())
+        trainer = Trainer(truth(), views, config)
+        trainer._scaler._growth_interval = 1  # the scale grows with every step
+        for _ in range(3):
+            trainer.advance()
+        gathered.append(trainer._strategy_state["grad2d"])
+    torch.testing.assert_close(gathered[1], gathered[0], rtol=1e-3, atol=1e-9)
+    assert gathered[0].max() > 0
+
+
 def test_gradients_are_clipped(scene):
     _, views = scene
     norms = []

@@ -32,6 +32,9 @@ def joined(
         found = [getattr(meta["means2d"], name, None) for meta in metas]
         if any(gradient is None for gradient in found):
             return None
+        if scale != 1:
+            # What overflows by the scale alone says nothing; the scaler leaves such a step out.
+            found = [gradient.nan_to_num(0.0, 0.0, 0.0) for gradient in found if gradient is not None]
         sizes = [size.new_tensor([meta["width"], meta["height"]]) for meta in metas]
         return gather(torch.cat([g * (s / size) / scale for g, s in zip(found, sizes, strict=True)]))
 

@@ -146,11 +146,12 @@ class Trainer:
             figures.append(torch.stack([error, fidelity]))
             metas.append(meta)
         self._regularise(n_gaussians)
+        scale = self._scaler.get_scale()
         trouble = self._update()
-        if self._strategy is not None:
+        if self._strategy is not None and trouble is None:
             view = self._views[indices[0]]
             gather = (lambda tensor: tensor) if self.sharded else self.team.gather
-            meta = joined(metas, view, self._scaler.get_scale(), config.views_per_step, gather)
+            meta = joined(metas, view, scale, config.views_per_step, gather)
             self._densify(meta, n_gaussians, lr)
         still = self.gaussians
         error, fidelity = (self.team.sum(torch.stack(figures).sum(0)) / config.views_per_step).unbind()
