@@ -17,6 +17,7 @@ import torch
 
 from ..backend import Backend, choose
 from ..checks import BackendError, check_size
+from ..memory import used_memory
 from ..scene.captures import Capture, View
 from ..scene.extras import require
 from ..scene.files import FileError, output_folder, write_json
@@ -262,7 +263,7 @@ def fit_and_report(
         history, spent = History(**before["history"]), before["seconds"]
         watch.restore(before["watch"])
         set_random_state(before["random"])
-    began = time.perf_counter()
+    began, began_at = time.perf_counter(), trainer.step
 
     def save(name: str = "checkpoints") -> Path:
         assert run is not None
@@ -322,7 +323,7 @@ def fit_and_report(
         "backend": choose(result.means.device, config.backend)[0],
         "device": str(result.means.device),
         "ranks": team.size,
-        **({"ranks_gaussians": team.collect(len(trainer.gaussians))} if team.size > 1 else {}),
+        **_of_ranks(trainer, began_at),
     }
     print("held out     PSNR      SSIM")
     for name, scores in (("before", first), ("after", after)):
@@ -339,6 +340,17 @@ def fit_and_report(
         write_json(folder / "metrics.json", metrics)
     team.wait()
     return metrics
+
+
+def _of_ranks(trainer: Trainer, began_at: int) -> dict[str, Any]:
+    """Figures of a team: what each rank holds, has taken of memory, and was sent in a step."""
+    team = trainer.team
+    if team.size == 1:
+        return {}
+    steps = max(trainer.step - began_at, 1)
+    found = (len(trainer.gaussians), used_memory(trainer.device), trainer.received_rows / steps)
+    gaussians, memory, rows = zip(*team.collect(found), strict=True)
+    return {"ranks_gaussians": gaussians, "ranks_bytes": memory, "ranks_rows_received_per_step": rows}
 
 
 def write_held_out(folder: Path, scores: list[Score]) -> None:

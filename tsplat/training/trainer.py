@@ -104,6 +104,8 @@ class Trainer:
         if self.sharded and self._scaler.is_enabled():
             raise UnsupportedError("precision: fp16 is not implemented for a scene in shards; use bf16 or replicate")
         self._skipped = 0
+        self.received_rows = 0
+        """Rows of projected Gaussians that this rank was sent, its own included, since training began here."""
 
     def _learn(self, name: str, start: Tensor) -> None:
         n = self.config.views_per_step
@@ -250,6 +252,8 @@ class Trainer:
             group=self.team.group if self.sharded else None,
             backend=config.backend,
         )
+        if self.sharded:
+            self.received_rows += len(meta["received"]["camera_ids"])
         return image, meta
 
     def _update(self) -> str | None:
