@@ -86,7 +86,7 @@ def everything(run):
     tensors = {**checkpoint.gaussians.tensors(), **checkpoint.tensors}
     metrics = json.loads((run / "metrics.json").read_text())
     for view in (metrics, *metrics["views"]):
-        for name in ("seconds", "seconds_per_image"):
+        for name in ("seconds", "seconds_per_image", "images_per_second"):
             view.pop(name, None)
     figures = {name: value for name, value in checkpoint.figures.items() if name != "seconds"}
     return tensors, figures, metrics
