@@ -31,6 +31,8 @@ def inject(kind, step):
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "stopped":
                     os.kill(os.getpid(), signal.SIGSTOP)
+                case "interrupted":
+                    os.kill(os.getppid(), signal.SIGINT)  # the launcher
                 case "raises":
                     raise ValueError("a mistake in a callback")
                 case "shape":

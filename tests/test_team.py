@@ -155,10 +155,8 @@ def faults():
     return [(KINDS[i % len(KINDS)], draw.randrange(3), draw.randrange(7, 40)) for i in range(FAULTS)]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize(("kind", "victim", "step"), faults())
-def test_when_one_rank_goes_wrong_all_end_and_the_rest_goes_on_later(kind, victim, step, tmp_path, monkeypatch):
-    run = tmp_path / "run"
+def launched(run, kind, victim, step):
+    """Three ranks of which one goes wrong; the launcher's exit status, what was said, and how long it took."""
     arguments = [str(run), kind, str(victim), str(step), str(SILENCE)]
     code = f"import sys; from tsplat.training.launch import launch; sys.exit(launch({arguments}, 3, module={WORKER!r}))"
     began = time.monotonic()
@@ -172,9 +170,17 @@ def test_when_one_rank_goes_wrong_all_end_and_the_rest_goes_on_later(kind, victi
             os.killpg(process.pid, signal.SIGKILL)
             said = process.communicate()[0]
             pytest.fail(f"the ranks did not end: {said[-3000:]}")
-    assert process.returncode != 0, said
+    return process.returncode, said, time.monotonic() - began
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(("kind", "victim", "step"), faults())
+def test_when_one_rank_goes_wrong_all_end_and_the_rest_goes_on_later(kind, victim, step, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    status, said, seconds = launched(run, kind, victim, step)
+    assert status != 0, said
     # Some twenty seconds are for starting three processes and the steps before.
-    assert time.monotonic() - began < 75
+    assert seconds < 75
     expected = {
         "killed": rf"rank {victim} .*ended first, by signal 9|rank {victim} has given no sign",
         "disk": rf"cannot be written .*rank {victim}\b.*intact",
@@ -192,6 +198,16 @@ def test_when_one_rank_goes_wrong_all_end_and_the_rest_goes_on_later(kind, victi
     monkeypatch.setattr(runs, "_read", lambda config, device: capture())
     metrics = resume(run)
     assert (metrics["steps"], metrics["ranks"]) == (FAULT_STEPS, 1)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_after_ctrl_c_all_ranks_save_and_end(tmp_path):
+    status, said, _ = launched(tmp_path / "run", "interrupted", 1, 10)
+    assert status == 128 + signal.SIGINT, said[-3000:]
+    assert "SIGINT was passed on to all ranks" in said
+    found = re.search(rf"ended after (\d+) of {FAULT_STEPS} steps", said)
+    assert found, said[-3000:]
+    assert read_checkpoint(newest(tmp_path / "run")[0]).step == int(found[1]) < FAULT_STEPS
 
 
 def test_rows_are_shared_out_as_chunk_does():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -42,11 +43,13 @@ def gpus_of(text: str) -> list[int]:
 def launch(arguments: Sequence[str], ranks: int, gpus: Sequence[int] = (), *, module: str = PROGRAM) -> int:
     """Runs a module with these arguments as so many ranks, which find each other by the environment.
 
-    Every rank is ended when one fails.
+    Every rank is ended when one fails. Signals are passed on: after Ctrl-C ranks save and end, as one process does, and
+    are given half a minute for it.
 
     Returns:
-        0, or the exit status of the rank that failed first.
+        0, or the exit status of the rank that failed first; 128 and its number after a signal.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -73,4 +76,8 @@ def launch(arguments: Sequence[str], ranks: int, gpus: Sequence[int] = (), *, mo
         ended = f"by signal {-failure.exitcode}" if failure.exitcode < 0 else f"with status {failure.exitcode}"
         print(f"tsplat: error: rank {rank} of {ranks} ended first, {ended}; the others were ended", file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else 1
+    except SignalException as error:
+        name = signal.Signals(error.sigval).name
+        print(f"tsplat: {name} was passed on to all ranks, which have ended; go on with --resume", file=sys.stderr)
+        return 128 + int(error.sigval)
     return 0
