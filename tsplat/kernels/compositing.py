@@ -39,7 +39,7 @@ from .device_math import (
     tile_pixels,
 )
 from .features import MANY, features_bwd, features_fwd
-from .launch import approximate, guard, longest_first, programs, walk_options
+from .launch import approximate, guard, longest_first, programs, tile_counts, walk_options
 
 PASS = 8
 """Channels accumulated in one forward pass over the pairs."""
@@ -329,7 +329,7 @@ def composite_fwd(
         channel_chunk: Channels accumulated in one pass over the pairs.
     """
     height, width, features = render_colors.shape[1:]
-    tile_width, n_tiles = _tiles(width, height, tile_size)
+    tile_width, n_tiles = tile_counts(width, height, tile_size)
     n_colors = 0 if colors is None else colors.shape[-1]
     pass_width = min(channel_chunk, PASS)
     with guard(means2d):
@@ -401,7 +401,7 @@ def composite_bwd(
     if flatten_ids.numel() == 0:
         return
     height, width, features = v_render_colors.shape[1:]
-    tile_width, n_tiles = _tiles(width, height, tile_size)
+    tile_width, n_tiles = tile_counts(width, height, tile_size)
     n_colors = 0 if colors is None else colors.shape[-1]
     columns = sums.shape[1]
     held = features <= HELD
@@ -457,8 +457,3 @@ def composite_gradients(
                 sums, conics, opacities, v_means2d, v_conics, v_opacities, v_absgrad, n_rows, sums.shape[1], BLOCK=128
             )
     return v_means2d, v_conics, v_opacities, sums[:, MOMENTS.value : MOMENTS.value + features], v_absgrad
-
-
-def _tiles(width: int, height: int, tile_size: int) -> tuple[int, int]:
-    tile_width = triton.cdiv(width, tile_size)
-    return tile_width, tile_width * triton.cdiv(height, tile_size)

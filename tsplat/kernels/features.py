@@ -33,7 +33,7 @@ from .device_math import (
     own_tile,
     tile_pixels,
 )
-from .launch import approximate, group_options, longest_first, programs
+from .launch import approximate, group_options, longest_first, programs, tile_counts
 
 MANY = 16
 """Channels from which products of matrices cost fewer instructions than channels one by one."""
@@ -290,13 +290,13 @@ def features_fwd(
 ) -> None:
     """`composite_fwd` for `MANY` channels or more, from packed records."""
     height, width, n_features = render_colors.shape[1:]
-    tile_width = triton.cdiv(width, tile_size)
+    tile_width, n_tiles = tile_counts(width, height, tile_size)
     chunk = CHUNK if n_features > MANY else MANY
     chunks = triton.cdiv(n_features, chunk)
     _features_fwd_kernel[(programs((isect_offsets.numel() - 1) * chunks, 1),)](
         records, colors, depths, backgrounds, masks, isect_offsets, flatten_ids,
         render_colors, transmittances, last_ids, longest_first(isect_offsets),
-        first_tile, width, height, tile_width, tile_width * triton.cdiv(height, tile_size),
+        first_tile, width, height, tile_width, n_tiles,
         n_features - (depths is not None), chunks,
         TILE=tile_size,
         CHUNK=chunk,
@@ -327,14 +327,14 @@ def features_bwd(
 ) -> None:
     """Fills the pairs' slots, as a part of `composite_bwd`, for `MANY` channels or more."""
     height, width, n_features = v_render_colors.shape[1:]
-    tile_width = triton.cdiv(width, tile_size)
+    tile_width, n_tiles = tile_counts(width, height, tile_size)
     n_range = isect_offsets.numel() - 1
     options = _options(records, colors, depths, tile_size)
     _features_bwd_kernel[(programs(n_range, 1),)](
         records, colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
         transmittances, last_ids, _by_tile(v_render_colors, tile_size, MANY, first_tile, n_range), v_render_alphas,
         v_slots, longest_first(isect_offsets),
-        first_tile, width, height, tile_width, tile_width * triton.cdiv(height, tile_size),
+        first_tile, width, height, tile_width, n_tiles,
         n_features - (depths is not None),
         TILE=tile_size,
         CHUNK=MANY,

@@ -30,6 +30,12 @@ def programs(n_items: int, block: int) -> int:
     return n
 
 
+def tile_counts(width: int, height: int, tile_size: int) -> tuple[int, int]:
+    """Tiles in a row of an image, and in all of it."""
+    tile_width = triton.cdiv(width, tile_size)
+    return tile_width, tile_width * triton.cdiv(height, tile_size)
+
+
 def longest_first(isect_offsets: Tensor) -> Tensor | None:
     """Tiles of a range in order of their lists' lengths, longest first, so that a launch does not end with a long one.
 
