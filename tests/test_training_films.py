@@ -9,7 +9,17 @@ import torch
 from PIL import Image
 
 from tsplat import ArgumentError, cli
-from tsplat.scene import FileError, Gaussians, Shot, intrinsics, look_at, orbit_around, read_shots, spiral_at, write_ply
+from tsplat.scene import (
+    Camera,
+    FileError,
+    Gaussians,
+    intrinsics,
+    look_at,
+    orbit_around,
+    read_cameras,
+    spiral_at,
+    write_ply,
+)
 from tsplat.training.films import frames_of, write_frames
 from tsplat.training.live import track
 
@@ -30,7 +40,7 @@ def balls():
 
 
 def shot(eye=(0.0, 0.0, -4.0)):
-    return Shot(look_at(eye, (0, 0, 0)), intrinsics(48, 36, 50), 48, 36)
+    return Camera(look_at(eye, (0, 0, 0)), intrinsics(48, 36, 50), 48, 36)
 
 
 def test_an_orbit_goes_once_around_at_one_height_and_distance():
@@ -70,14 +80,14 @@ def test_cameras_of_inria_s_code_are_read(tmp_path):
     }
     path = tmp_path / "cameras.json"
     path.write_text(json.dumps([camera]))
-    (found,) = read_shots(path)
+    (found,) = read_cameras(path)
     assert torch.allclose(found.viewmat, viewmat, atol=1e-5)
     assert found.K.tolist() == [[50, 0, 20], [0, 51, 15], [0, 0, 1]]
     assert (found.width, found.height) == (40, 30)
     for broken in ([], {}, [{}], [camera | {"fx": -1}], [camera | {"rotation": [1]}], [camera | {"width": "4"}], 3):
         path.write_text(json.dumps(broken))
         with pytest.raises(FileError, match=r"cameras\.json"):
-            read_shots(path)
+            read_cameras(path)
 
 
 def test_depth_and_alpha_are_shown(tmp_path):

@@ -43,9 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         parser = _parser()
         arguments, rest = parser.parse_known_args(argv)
-        if arguments.command == "train":
-            return _train(rest, list(sys.argv[1:] if argv is None else argv))
         arguments.line = list(sys.argv[1:] if argv is None else argv)
+        if arguments.command == "train":
+            return _train(rest, arguments.line)
         if rest:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         return COMMANDS[arguments.command](arguments)
@@ -69,7 +69,9 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _fail(message: str) -> int:
-    rank = f" rank {os.environ['RANK']}:" if "RANK" in os.environ and "WORLD_SIZE" in os.environ else ""
+    from .training.launch import is_launched
+
+    rank = f" rank {os.environ['RANK']}:" if is_launched() else ""
     # In one piece, as ranks may speak at once.
     sys.stderr.write(f"tsplat: error:{rank} {' '.join(message.split())}\n")
     return EXIT_ERROR
@@ -262,11 +264,11 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    from .scene import guess_up, intrinsics, look_at, look_at_all, orbit_around, read_shots, spiral_at
+    from .scene import guess_up, intrinsics, look_at, look_at_all, orbit_around, read_cameras, spiral_at
     from .scene.extras import require
     from .scene.files import output_folder
     from .scene.images import write_png
-    from .scene.trajectories import Shot
+    from .scene.trajectories import Camera
     from .training import open_scene, pick_device
     from .training.films import check_film, frames_of, write_frames
     from .training.live import track
@@ -285,7 +287,7 @@ def _render(arguments: argparse.Namespace) -> int:
         print(f"left out {unsound} of {len(gaussians)} Gaussians, whose values are not numbers")
         gaussians = gaussians.map(lambda tensor, sound=gaussians.sound: tensor[sound])  # type: ignore[misc]
     if trajectory not in (None, "orbit", "spiral"):
-        shots = read_shots(trajectory)
+        cameras = read_cameras(trajectory)
     else:
         up = arguments.up or guess_up(gaussians)
         eye, target = arguments.eye, arguments.look_at
@@ -300,11 +302,11 @@ def _render(arguments: argparse.Namespace) -> int:
             along = orbit_around if trajectory == "orbit" else spiral_at
             viewmats = along(eye, target, up, arguments.frames)
         K = intrinsics(width, height, arguments.fov)
-        shots = [Shot(viewmat, K, width, height) for viewmat in viewmats]
+        cameras = [Camera(viewmat, K, width, height) for viewmat in viewmats]
     with output_folder(out.parent):
         frames = frames_of(
             gaussians.to(device),
-            shots,
+            cameras,
             show=arguments.show,
             background=tuple(arguments.background),
             backend=arguments.backend,
@@ -312,7 +314,7 @@ def _render(arguments: argparse.Namespace) -> int:
         if trajectory is None:
             write_png(out, next(frames))
         else:
-            write_frames(out, track(frames, len(shots), "rendering"), arguments.fps)
+            write_frames(out, track(frames, len(cameras), "rendering"), arguments.fps)
     return 0
 
 

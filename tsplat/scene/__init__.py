@@ -5,7 +5,7 @@ from .captures import Capture, View
 from .colmap import read_colmap
 from .extras import MissingExtraError
 from .files import FileError
-from .foreign import read_checkpoint
+from .foreign import read_foreign
 from .framing import guess_up, look_at_all
 from .gaussians import ActivatedError, Gaussians
 from .models import lost_in, read_model, write_model
@@ -18,17 +18,17 @@ from .sog import read_sog
 from .splat import read_splat, write_splat
 from .spz import read_spz
 from .summary import Summary, summarize
-from .trajectories import Shot, orbit_around, read_shots, spiral_at
+from .trajectories import Camera, orbit_around, read_cameras, spiral_at
 from .transforms import read_transforms
 
 __all__ = [
     "ActivatedError",
+    "Camera",
     "Capture",
     "FileError",
     "Gaussians",
     "MissingExtraError",
     "Prepared",
-    "Shot",
     "Summary",
     "View",
     "guess_up",
@@ -41,12 +41,12 @@ __all__ = [
     "orbit_around",
     "prepare",
     "procedural_capture",
+    "read_cameras",
     "read_capture",
-    "read_checkpoint",
     "read_colmap",
+    "read_foreign",
     "read_model",
     "read_ply",
-    "read_shots",
     "read_sog",
     "read_splat",
     "read_spz",

@@ -54,6 +54,11 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
     return matrix.float()
 
 
+def centres(viewmats: Tensor) -> Tensor:
+    """Where cameras stand, world frame: [C, 4, 4] world to camera -> [C, 3]."""
+    return -(viewmats[:, :3, :3].mT @ viewmats[:, :3, 3:]).squeeze(-1)
+
+
 def orbit(
     target: Sequence[float],
     radius: float,

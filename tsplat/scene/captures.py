@@ -9,6 +9,9 @@ from torch import Tensor
 
 from ..checks import ArgumentError, ShapeError
 
+Color = tuple[float, float, float]
+"""RGB in [0, 1]."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
@@ -103,7 +106,7 @@ class Capture:
     test: tuple[View, ...]
     points: Tensor
     colors: Tensor
-    background: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    background: Color = (0.0, 0.0, 0.0)
     world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64))
 
     def __post_init__(self) -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..checks import ArgumentError, UnsupportedError, check_size
-from .captures import Capture
+from .captures import Capture, Color
 from .extras import require
 from .files import FileError
 from .lenses import Lens
-from .shots import Color, OnProgress, Shot, read_views
+from .shots import OnProgress, Shot, read_views
 
 CAMERA_MODELS = {
     "SIMPLE_PINHOLE": (0, 0, 1, 2),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..checks import ArgumentError
-from .cameras import UP
+from .cameras import UP, centres
 from .captures import Capture, View
 
 EVEN = 1e-6
@@ -32,9 +32,9 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     views = (*capture.train, *capture.test)
     viewmats = torch.stack([view.viewmat for view in views]).double().cpu()
     rotations = viewmats[:, :3, :3]
-    centres = -(rotations.mT @ viewmats[:, :3, 3:]).squeeze(-1)
-    middle = centres.mean(0)
-    farthest = float((centres - middle).norm(dim=-1).max())
+    places = centres(viewmats)
+    middle = places.mean(0)
+    farthest = float((places - middle).norm(dim=-1).max())
     if not farthest > 1e-9 * max(1.0, float(middle.norm())):
         raise ArgumentError(f"capture: all {len(views)} cameras are in one place, so it has no size to normalise")
     scale = 1 / farthest

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .captures import Capture
+from .captures import Capture, Color
 from .colmap import TEST_EVERY, read_colmap
 from .files import FileError
 from .normalization import normalize_capture
-from .shots import Color, OnProgress
+from .shots import OnProgress
 from .transforms import has_transforms, read_transforms
 
 

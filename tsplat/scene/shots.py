@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checks import ArgumentError
-from .captures import View
+from .captures import Color, View
 from .files import FileError
 from .images import picture_info, read_image, read_mask, shrink
 from .lenses import Lens, Undistortion
@@ -24,8 +24,6 @@ WORKERS_MAX = 8
 
 OnProgress = Callable[[int, int], None]
 """Told how many of how many pictures have been read."""
-
-Color = tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

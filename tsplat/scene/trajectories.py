@@ -24,7 +24,7 @@ FILE_BYTES_MAX = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shot:
+class Camera:
     """A pinhole camera of a trajectory.
 
     Attributes:
@@ -79,7 +79,7 @@ def spiral_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float]
     return torch.stack(matrices)
 
 
-def read_shots(path: str | os.PathLike[str]) -> list[Shot]:
+def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
     """Reads the `cameras.json` of Inria's code: a list of width, height, position, rotation, fx and fy each.
 
     Positions and rotations are camera to world, rows of the rotation one by one; cameras look along +z, y down.
@@ -90,20 +90,20 @@ def read_shots(path: str | os.PathLike[str]) -> list[Shot]:
     path = Path(path)
     try:
         with open(path, "rb") as file:
-            cameras = json.loads(file.read(FILE_BYTES_MAX))
-        shots = [_shot(camera) for camera in cameras]
+            listed = json.loads(file.read(FILE_BYTES_MAX))
+        cameras = [_camera(camera) for camera in listed]
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError, TypeError, RuntimeError, RecursionError) as error:
         raise FileError(
             f"{path}: not a list of cameras with width, height, position, rotation, fx and fy ({str(error)[:120]})"
         ) from error
-    if not shots:
+    if not cameras:
         raise FileError(f"{path}: there are no cameras in it")
-    return shots
+    return cameras
 
 
-def _shot(camera: dict[str, Any]) -> Shot:
+def _camera(camera: dict[str, Any]) -> Camera:
     width, height = camera["width"], camera["height"]
     check_size("width", width)
     check_size("height", height)
@@ -116,4 +116,4 @@ def _shot(camera: dict[str, Any]) -> Shot:
     viewmat[:3, :3] = rotation.T
     viewmat[:3, 3] = -rotation.T @ position
     K = torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]])
-    return Shot(viewmat.float(), K, width, height)
+    return Camera(viewmat.float(), K, width, height)

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ..checks import ArgumentError, UnsupportedError, check_size
-from .captures import Capture
+from .cameras import centres
+from .captures import Capture, Color
 from .colmap import TEST_EVERY, same_name, shrunk_folder
 from .files import FileError
 from .images import picture_info
 from .lenses import Lens
 from .points import read_points
-from .shots import Color, OnProgress, Shot, read_views
+from .shots import OnProgress, Shot, read_views
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
 """Tried in this order where a file path has none."""
@@ -261,8 +262,7 @@ def _viewmat(matrix: object, where: str) -> Tensor:
 def _box(viewmats: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Low and high corner of the cameras, and of what is straight ahead as far away as they are spread. [3], [3]"""
     poses = torch.stack(list(viewmats))
-    rotations = poses[:, :3, :3]
-    centres = -(rotations.mT @ poses[:, :3, 3:]).squeeze(-1)
-    spread = (centres - centres.mean(0)).norm(dim=-1).max().clamp_min(1e-3) * 2
-    corners = torch.cat([centres, centres + spread * rotations[:, 2]]).float()
+    places = centres(poses)
+    spread = (places - places.mean(0)).norm(dim=-1).max().clamp_min(1e-3) * 2
+    corners = torch.cat([places, places + spread * poses[:, 2, :3]]).float()
     return corners.amin(0), corners.amax(0)

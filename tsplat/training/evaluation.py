@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..backend import Backend
 from ..checks import check_choice
-from ..scene.captures import View
+from ..scene.captures import Color, View
 from ..scene.extras import require
 from ..scene.gaussians import Gaussians
 from .losses import psnr, ssim
-from .rendering import Color, render
+from .rendering import render
 from .teams import Team
 
 

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ..backend import Backend
 from ..checks import ArgumentError, check_choice
+from ..scene.captures import Color
 from ..scene.extras import require
 from ..scene.files import write_whole
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
-from ..scene.trajectories import Shot
+from ..scene.trajectories import Camera
 from .pictures import animation, heat
-from .rendering import Color, render_with_meta
+from .rendering import render_with_meta
 
 Show = Literal["rgb", "depth", "alpha"]
 SHOWS = ("rgb", "depth", "alpha")
@@ -29,13 +30,13 @@ FILMS = (".mp4", ".webm", ".gif")
 @torch.no_grad()
 def frames_of(
     gaussians: Gaussians,
-    shots: Sequence[Shot],
+    cameras: Sequence[Camera],
     *,
     show: Show = "rgb",
     background: Color = (0.0, 0.0, 0.0),
     backend: Backend = "auto",
 ) -> Iterator[Tensor]:
-    """Renders shots one by one, [H, W, 3] in [0, 1].
+    """Renders what cameras see one by one, [H, W, 3] in [0, 1].
 
     Args:
         gaussians: On the device to render on.
@@ -47,13 +48,13 @@ def frames_of(
     check_choice("show", show, SHOWS)
     device = gaussians.means.device
     limits: tuple[Tensor, Tensor] | None = None
-    for shot in shots:
+    for camera in cameras:
         image, alphas, _ = render_with_meta(
             gaussians,
-            shot.viewmat.to(device),
-            shot.K.to(device),
-            shot.width,
-            shot.height,
+            camera.viewmat.to(device),
+            camera.K.to(device),
+            camera.width,
+            camera.height,
             background=background,
             render_mode="ED" if show == "depth" else "RGB",
             backend=backend,

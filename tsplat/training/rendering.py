@@ -8,12 +8,11 @@ from torch import Tensor
 
 from ..backend import Backend
 from ..rasterization import rasterization
+from ..scene.captures import Color
 from ..scene.gaussians import Gaussians
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-Color = tuple[float, float, float]
 
 
 def render_with_meta(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..checks import ArgumentError
+from .launch import is_launched
 
 T = TypeVar("T")
 
@@ -97,7 +98,7 @@ def join(device: torch.device) -> Team:
     if not dist.is_available():
         return Team()
     if not dist.is_initialized():
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
+        if not is_launched() or int(os.environ["WORLD_SIZE"]) < 2:
             return Team()
         try:
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
