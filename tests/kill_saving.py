@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from tsplat.scene import Gaussians
-from tsplat.training import Checkpoint, RunConfig, checkpoints, newest, read_checkpoint, write_checkpoint
+from tsplat.training import Checkpoint, RunConfig, checkpoints, read_checkpoint, read_newest, write_checkpoint
 
 
 def checkpoint(step):
@@ -48,13 +48,13 @@ def main():
         while chunk := os.read(done, 4):
             acknowledged = chunk
         os.close(done)
-        path, troubles = newest(folder)
+        path, _, troubles = read_newest(folder)
         assert troubles == [], troubles
         assert read_checkpoint(path).step >= int.from_bytes(acknowledged, "little") > 0
         left_over += any(p.name.startswith((".step_", ".gone_")) for p in folder.iterdir())
         checkpoints.clean(folder)
         write_checkpoint(folder, checkpoint(10**7), keep=2)
-        assert newest(folder)[0].name == "step_10000000"
+        assert read_newest(folder)[0].name == "step_10000000"
         assert not [p.name for p in folder.iterdir() if p.name.startswith((".step_", ".gone_"))]
     print(f"killed {count}, of which {left_over} in the middle of a checkpoint")
 

@@ -13,12 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tsplat.scene import Gaussians, procedural_capture
-from tsplat.scene.gaussians import PARAMETERS
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, mean_psnr, mean_ssim, newest, read_checkpoint
+from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, mean_psnr, mean_ssim, read_newest
 from tsplat.training import write_checkpoint as write
 from tsplat.training.teams import Team
-from tsplat.training.trainer import RENAMED
+from tsplat.training.trainer import scene_state
 
 STEPS = int(os.environ.get("TSPLAT_TEAM_STEPS", "40"))
 SAVED_AT = 13
@@ -92,7 +91,7 @@ def save(team, folder):
         for _ in range(SAVED_AT):
             trainer.advance()
         tensors, figures = trainer.state()
-        raw = {f"params/{RENAMED.get(name, name)}" for name in PARAMETERS}
+        raw = scene_state(trainer.gaussians)
         checkpoint = Checkpoint(
             trainer.step,
             trainer.gaussians,
@@ -114,12 +113,11 @@ def load(team, folder):
     scene = capture()
     found = {}
     for kind in ("default", "mcmc"):
-        checkpoint = read_checkpoint(newest(folder / kind)[0])
+        checkpoint = read_newest(folder / kind)[1]
         # A step has a view for each rank at least.
         config = dataclasses.replace(configuration(kind, "shard", 40), views_per_step=team.size)
         trainer = Trainer(checkpoint.gaussians, scene.train, config, team)
-        raw = {f"params/{RENAMED.get(n, n)}": tensor for n, tensor in checkpoint.gaussians.tensors().items()}
-        trainer.restore({**checkpoint.tensors, **raw}, checkpoint.figures["trainer"])
+        trainer.restore(checkpoint.tensors | scene_state(checkpoint.gaussians), checkpoint.figures["trainer"])
         state, figures = whole_state(trainer, team)
         expected = json.loads((folder / f"{kind}.json").read_text())
         scores = evaluate(checkpoint.gaussians, scene.test, background=(0.2, 0.3, 0.4), team=team)

@@ -19,7 +19,7 @@ from tests.fault_worker import STEPS as FAULT_STEPS
 from tests.team_worker import capture, start
 from tsplat import ArgumentError, cli
 from tsplat.checks import UnsupportedError
-from tsplat.training import CheckpointError, Config, Trainer, newest, read_checkpoint, resume, runs
+from tsplat.training import CheckpointError, Config, Trainer, read_checkpoint, read_newest, resume, runs
 from tsplat.training.heartbeat import heartbeat
 from tsplat.training.launch import gpus_of
 from tsplat.training.teams import Team
@@ -112,7 +112,7 @@ def test_what_four_ranks_saved_is_the_same_on_any_number(reports, size):
 
 def test_shards_that_are_missing_or_foreign_are_named(reports, tmp_path):
     of(reports, "save", 4)
-    whole = newest(reports[0] / "mcmc")[0]
+    whole = read_newest(reports[0] / "mcmc")[0]
     names = sorted(path.name for path in (whole / "rows").iterdir())
     assert len(names) == 4
     for what, words in (
@@ -128,7 +128,7 @@ def test_shards_that_are_missing_or_foreign_are_named(reports, tmp_path):
             case "missing":
                 (rows / names[1]).unlink()
             case "other":
-                shutil.copy(newest(reports[0] / "default")[0] / "rows" / names[2], rows / names[2])
+                shutil.copy(read_newest(reports[0] / "default")[0] / "rows" / names[2], rows / names[2])
             case "extra":
                 shutil.copy(rows / names[0], rows / "shard-00009.safetensors")
             case "cut":
@@ -139,7 +139,7 @@ def test_shards_that_are_missing_or_foreign_are_named(reports, tmp_path):
 
 def test_shards_whose_rows_do_not_add_up_are_refused(reports, tmp_path, monkeypatch):
     of(reports, "save", 4)
-    whole = newest(reports[0] / "mcmc")[0]
+    whole = read_newest(reports[0] / "mcmc")[0]
     # Even where hashes are as they were.
     monkeypatch.setattr("tsplat.training.checkpoints._check_files", lambda *_: None)
     copy = tmp_path / whole.name
@@ -190,7 +190,7 @@ def test_when_one_rank_goes_wrong_all_end_and_the_rest_goes_on_later(kind, victi
         "setting": "rasterize_mode: ",
     }[kind]
     assert re.search(expected, said), said[-3000:]
-    path, troubles = newest(run)
+    path, _, troubles = read_newest(run)
     assert troubles == []
     saved = read_checkpoint(path).step
     assert saved == step // 3 * 3 or (saved == 3 and step < 6)
@@ -207,7 +207,10 @@ def test_after_ctrl_c_all_ranks_save_and_end(tmp_path):
     assert "SIGINT was passed on to all ranks" in said
     found = re.search(rf"ended after (\d+) of {FAULT_STEPS} steps", said)
     assert found, said[-3000:]
-    assert read_checkpoint(newest(tmp_path / "run")[0]).step == int(found[1]) < FAULT_STEPS
+    assert read_newest(tmp_path / "run")[1].step == int(found[1]) < FAULT_STEPS
+    # Pictures by all ranks, and one sheet of them.
+    assert len(list((tmp_path / "run" / "held_out").iterdir())) == 5
+    assert {"contact_sheet.png", "metrics.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_rows_are_shared_out_as_chunk_does():

@@ -24,8 +24,8 @@ from tsplat.training import (
     RunConfig,
     Trainer,
     checkpoints,
-    newest,
     read_checkpoint,
+    read_newest,
     resume,
     runs,
     train,
@@ -82,7 +82,7 @@ def _from_capture(capture, monkeypatch):
 
 def everything(run):
     """All of a run's newest checkpoint that should not depend on where it was cut, and its figures."""
-    checkpoint = read_checkpoint(newest(run)[0])
+    checkpoint = read_newest(run)[1]
     tensors = {**checkpoint.gaussians.tensors(), **checkpoint.tensors}
     metrics = json.loads((run / "metrics.json").read_text())
     for view in (metrics, *metrics["views"]):
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_other_views_or_another_configuration_is_refused(tmp_pat
     monkeypatch.setattr(runs, "_read", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))
     with pytest.raises(ArgumentError, match="made with 6 views to fit, found 5"):
         resume(tmp_path / "run")
-    checkpoint = read_checkpoint(newest(tmp_path / "run")[0])
+    checkpoint = read_newest(tmp_path / "run")[1]
     config = dataclasses.replace(checkpoint.config, exposure=False)
     trainer = Trainer(checkpoint.gaussians, capture.train, config)
     with pytest.raises(ArgumentError, match=r"'exposures'.*continue with the configuration"):
@@ -191,7 +191,7 @@ def test_a_full_disk_is_said_and_what_was_there_is_intact(where, tmp_path, monke
             write_checkpoint(tmp_path, some_checkpoint(2))
     monkeypatch.undo()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert newest(tmp_path)[0].name == "step_00000001"
+    assert read_newest(tmp_path)[0].name == "step_00000001"
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
@@ -203,7 +203,7 @@ def test_a_folder_that_is_read_only_is_said(tmp_path):
             write_checkpoint(tmp_path, some_checkpoint(2))
     finally:
         tmp_path.chmod(0o700)
-    assert newest(tmp_path)[0].name == "step_00000001"
+    assert read_newest(tmp_path)[0].name == "step_00000001"
 
 
 def test_a_file_system_that_is_read_only_is_said(tmp_path, monkeypatch):
@@ -216,7 +216,7 @@ def test_a_file_system_that_is_read_only_is_said(tmp_path, monkeypatch):
     with pytest.raises(FileError, match="Read-only file system"):
         write_checkpoint(tmp_path, some_checkpoint(2))
     monkeypatch.undo()
-    assert newest(tmp_path)[0].name == "step_00000001"
+    assert read_newest(tmp_path)[0].name == "step_00000001"
 
 
 def breakages(draw, folder):
@@ -271,21 +271,21 @@ def test_broken_checkpoints_are_found_or_change_nothing(tmp_path):
 def test_a_broken_newest_one_is_passed_over_with_the_reason(tmp_path):
     old, new = (write_checkpoint(tmp_path, some_checkpoint(step)) for step in (1, 2))
     (new / "training.safetensors").write_bytes(b"")
-    path, troubles = newest(tmp_path)
+    path, _, troubles = read_newest(tmp_path)
     assert path == old
     assert len(troubles) == 1
     assert "step_00000002/training.safetensors: was changed or cut short" in troubles[0]
     (tmp_path / "latest").unlink()
-    assert newest(tmp_path)[0] == old
+    assert read_newest(tmp_path)[0] == old
     (old / "checkpoint.json").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
-        newest(tmp_path)
+        read_newest(tmp_path)
 
 
 def test_a_checkpoint_is_never_written_over(tmp_path):
     first, second = (write_checkpoint(tmp_path, some_checkpoint(4, n)) for n in (5, 6))
     assert (first.name, second.name) == ("step_00000004", "step_00000004_2")
-    assert newest(tmp_path)[0] == second
+    assert read_newest(tmp_path)[0] == second
     assert len(read_checkpoint(first).gaussians) == 5
 
 

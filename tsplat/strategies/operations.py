@@ -67,8 +67,8 @@ def _with_zeros(n: int) -> Callable[[Tensor], Tensor]:
     return lambda moment: torch.cat([moment, moment.new_zeros(n, *moment.shape[1:])])
 
 
-def _extend(state: State, n: int, change: Callable[[Tensor], Tensor]) -> None:
-    """The strategy's own figures, where they have a row for each Gaussian."""
+def update_state(state: State, n: int, change: Callable[[Tensor], Tensor]) -> None:
+    """Changes a strategy's own figures, in place, where they have a row for each of n Gaussians."""
     for key, value in state.items():
         if isinstance(value, Tensor) and value.dim() and value.shape[0] == n:
             state[key] = change(value)
@@ -78,14 +78,14 @@ def duplicate(params: Parameters, optimizers: Optimizers, state: State, chosen: 
     """Adds a copy of each chosen Gaussian, [N] bool, behind all; copies start with moments of zero."""
     n = chosen.shape[0]
     update(params, optimizers, lambda _, p: torch.cat([p, p[chosen]]), _with_zeros(int(chosen.sum())))
-    _extend(state, n, lambda value: torch.cat([value, value[chosen]]))
+    update_state(state, n, lambda value: torch.cat([value, value[chosen]]))
 
 
 def remove(params: Parameters, optimizers: Optimizers, state: State, chosen: Tensor) -> None:
     """Removes the chosen Gaussians, [N] bool."""
     n = chosen.shape[0]
     update(params, optimizers, lambda _, p: p[~chosen], lambda moment: moment[~chosen])
-    _extend(state, n, lambda value: value[~chosen])
+    update_state(state, n, lambda value: value[~chosen])
 
 
 @torch.no_grad()
@@ -123,7 +123,7 @@ def split(
         return torch.cat([moment[~chosen], moment.new_zeros(2 * k, *moment.shape[1:])])
 
     update(params, optimizers, halves, kept)
-    _extend(state, n, lambda v: torch.cat([v[~chosen], v[chosen].repeat(2, *[1] * (v.dim() - 1))]))
+    update_state(state, n, lambda v: torch.cat([v[~chosen], v[chosen].repeat(2, *[1] * (v.dim() - 1))]))
 
 
 @torch.no_grad()

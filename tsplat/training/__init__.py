@@ -1,6 +1,6 @@
 """Training: fit Gaussians to pictures, judge them, and show what came of it."""
 
-from .checkpoints import Checkpoint, CheckpointError, newest, open_scene, read_checkpoint, write_checkpoint
+from .checkpoints import Checkpoint, CheckpointError, open_scene, read_checkpoint, read_newest, write_checkpoint
 from .config import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
@@ -29,13 +29,13 @@ __all__ = [
     "loss",
     "mean_psnr",
     "mean_ssim",
-    "newest",
     "open_scene",
     "pick_device",
     "preset",
     "psnr",
     "read_checkpoint",
     "read_config",
+    "read_newest",
     "render",
     "resume",
     "scene_extent",

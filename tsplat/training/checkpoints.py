@@ -195,21 +195,23 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
     return checkpoint
 
 
-def newest(folder: str | os.PathLike[str]) -> tuple[Path, list[str]]:
-    """The newest checkpoint that is whole: what `latest` names, or what is found behind it.
+def read_newest(folder: str | os.PathLike[str], *, force: bool = False) -> tuple[Path, Checkpoint, list[str]]:
+    """Reads the newest checkpoint that is whole: what `latest` names, or what is found behind it.
 
     Args:
-        folder: A run, its `checkpoints`, or a checkpoint.
+        folder: A run, its `checkpoints`, or a checkpoint, which then is the one to read.
+        force: As of :func:`read_checkpoint`.
 
     Returns:
-        The checkpoint's folder, and in words what is wrong with those that were passed over.
+        The checkpoint's folder, the checkpoint, and in words what is wrong with those that were passed over.
 
     Raises:
         CheckpointError: None is whole.
+        ActivatedError: As :func:`read_checkpoint`.
     """
     folder = Path(folder)
     if (folder / MANIFEST).is_file() or NAME.fullmatch(folder.name):
-        return folder, []
+        return folder, read_checkpoint(folder, force=force), []
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
     if not folder.is_dir():
@@ -220,14 +222,12 @@ def newest(folder: str | os.PathLike[str]) -> tuple[Path, list[str]]:
         if named in candidates:
             candidates.remove(named)
             candidates.insert(0, named)
-    troubles = []
+    troubles: list[str] = []
     for path in candidates:
         try:
-            read_checkpoint(path, force=True)
+            return path, read_checkpoint(path, force=force), troubles
         except CheckpointError as error:
             troubles.append(str(error))
-        else:
-            return path, troubles
     raise CheckpointError("; ".join([f"{folder}: found no checkpoint that is whole", *troubles]))
 
 
@@ -241,9 +241,9 @@ def open_scene(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     """The Gaussians of a model in any format, of a run's newest checkpoint that is whole, or of a checkpoint.
 
     Raises:
-        As :func:`tsplat.scene.read_model` and :func:`read_checkpoint`.
+        As :func:`tsplat.scene.read_model` and :func:`read_newest`.
     """
-    return read_checkpoint(newest(path)[0], force=force).gaussians if is_run(path) else read_model(path, force=force)
+    return read_newest(path, force=force)[1].gaussians if is_run(path) else read_model(path, force=force)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 
 from ..backend import Backend
 from ..checks import ArgumentError, check_choice, check_size
+from ..scene.captures import Color
 from ..scene.files import FileError
 from ..strategies import DefaultStrategy, MCMCStrategy
-from .rendering import Color
 
 Preset = Literal["fixed", "default", "mcmc"]
 PRESETS = ("fixed", "default", "mcmc")
@@ -98,6 +98,11 @@ class Config:
     parallel: Parallel = "shard"
     max_gaussians: int = 1_000_000
     strategy: DefaultStrategy | MCMCStrategy | None = None
+
+    @property
+    def backdrop(self) -> Color:
+        """RGB behind everything, where `background` leaves that open too."""
+        return self.background or (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
         for name in ("steps", "views_per_step", "sh_interval", "max_gaussians"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..backend import Backend, choose
 from ..checks import BackendError, check_size
@@ -21,11 +22,11 @@ from ..memory import used_memory
 from ..scene.captures import Capture, View
 from ..scene.extras import require
 from ..scene.files import FileError, output_folder, write_json
-from ..scene.gaussians import PARAMETERS, Gaussians
+from ..scene.gaussians import Gaussians
 from ..scene.ply import write_ply
 from ..scene.progress import stage_display
 from ..scene.reading import read_capture
-from .checkpoints import Checkpoint, clean, newest, read_checkpoint, write_checkpoint
+from .checkpoints import Checkpoint, clean, read_newest, write_checkpoint
 from .config import DeviceType, RunConfig, to_json
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim, report, shown
 from .heartbeat import heartbeat
@@ -36,14 +37,12 @@ from .pictures import contact_sheet, curve, sheet_views, side_by_side
 from .progress import DivergedError, Progress
 from .randomness import random_state, set_random_state
 from .teams import Team, join
-from .trainer import BLACK, RENAMED, Trainer
+from .trainer import Trainer, scene_state
 
 TEST_TIMES, SAVE_TIMES = 12, 4
 """How often held-out views are rendered while training, and how often it is saved, unless told."""
 
 CONFIG, WORLD = "config.json", "world.json"
-
-OnStep = Callable[[Progress], None]
 
 
 def pick_device(backend: Backend = "auto", device_type: DeviceType = "auto") -> tuple[torch.device, str]:
@@ -115,8 +114,7 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
         As :func:`train`; and CheckpointError where no checkpoint is whole.
     """
     _require_extras()
-    path, troubles = newest(run)
-    checkpoint = read_checkpoint(path, force=force)
+    path, checkpoint, troubles = read_newest(run, force=force)
     config = checkpoint.config
     device, words = pick_device(config.backend, config.device)
     team = join(device)
@@ -130,9 +128,8 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
         capture = _read(config, device)
         start = _start(config, capture)
         trainer = Trainer(start, capture.train, config, team)
-        raw = checkpoint.gaussians.tensors()
-        scene = {f"params/{RENAMED.get(name, name)}": raw[name] for name in PARAMETERS}
-        trainer.restore({**checkpoint.tensors, **scene}, checkpoint.figures["trainer"])
+        tensors = checkpoint.tensors | scene_state(checkpoint.gaussians)
+        trainer.restore(tensors, checkpoint.figures["trainer"])
         print(words)
         print(f"resumed {path.name}: {trainer.step} of {config.steps} steps, {len(checkpoint.gaussians)} Gaussians")
         metrics = fit_and_report(
@@ -168,8 +165,7 @@ def evaluate_run(
         As :func:`resume`.
     """
     _require_extras()
-    path, troubles = newest(run)
-    checkpoint = read_checkpoint(path, force=force)
+    path, checkpoint, troubles = read_newest(run, force=force)
     config = checkpoint.config if scene is None else dataclasses.replace(checkpoint.config, scene=scene)
     device, words = pick_device(config.backend, config.device)
     team = join(device)
@@ -183,7 +179,7 @@ def evaluate_run(
         scores = evaluate(
             gaussians,
             capture.test,
-            background=config.background or BLACK,
+            background=config.backdrop,
             lpips=lpips,
             backend=config.backend,
             team=team,
@@ -233,7 +229,7 @@ def fit_and_report(
     view = capture.train[0]
     print(
         f"{len(capture.train)} views of about {view.width}x{view.height} to fit, {len(capture.test)} held out; "
-        f"{trainer.count()} Gaussians, {config.steps} steps",
+        f"{trainer.n_gaussians} Gaussians, {config.steps} steps",
         flush=True,
     )
     if config.views_per_step > 1:
@@ -246,7 +242,7 @@ def fit_and_report(
         return evaluate(
             gaussians,
             views,
-            background=config.background or BLACK,
+            background=config.backdrop,
             backend=config.backend,
             team=team,
         )
@@ -329,13 +325,10 @@ def fit_and_report(
     for name, scores in (("before", first), ("after", after)):
         print(f"{name:9} {mean_psnr(scores):5.2f} dB  {mean_ssim(scores):.4f}")
     write_held_out(folder / "held_out", after)
-    chosen = sheet_views(capture.test)
+    sheet = [_with_pictures(sheet_views(scores), team) for scores in (first, after)]
     if team.leads:
         write_ply(folder / "point_cloud.ply", result)
-        # Of the pictures, each rank has its own.
-        options: dict[str, Any] = dict(background=config.background or BLACK, backend=config.backend)
-        pair = (evaluate(gaussians, chosen, **options) for gaussians in (start, result))
-        contact_sheet(folder / "contact_sheet.png", *pair)
+        contact_sheet(folder / "contact_sheet.png", *sheet)
         curve(folder / "curve.png", history)
         write_json(folder / "metrics.json", metrics)
     team.wait()
@@ -353,6 +346,16 @@ def _of_ranks(trainer: Trainer, began_at: int) -> dict[str, Any]:
     return {"ranks_gaussians": gaussians, "ranks_bytes": memory, "ranks_rows_received_per_step": rows}
 
 
+def _with_pictures(scores: Sequence[Score], team: Team) -> list[Score]:
+    """Scores with the pictures that other ranks rendered."""
+    of_ranks = team.collect([score.image.cpu() for score in scores])
+    images = [next(filter(Tensor.numel, of_view)) for of_view in zip(*of_ranks, strict=True)]
+    return [
+        dataclasses.replace(score, image=image.to(score.view.image.device))
+        for score, image in zip(scores, images, strict=True)
+    ]
+
+
 def write_held_out(folder: Path, scores: list[Score]) -> None:
     """Each view's photograph beside what was rendered, a PNG each; of a team, every rank writes those it rendered."""
     folder.mkdir(exist_ok=True)
@@ -364,10 +367,11 @@ def write_held_out(folder: Path, scores: list[Score]) -> None:
 def _checkpoint(trainer: Trainer, run: RunConfig, history: History, watch: Watch, seconds: float) -> Checkpoint:
     """Of what this rank has."""
     tensors, figures = trainer.state()
-    scene = {f"params/{RENAMED.get(name, name)}" for name in PARAMETERS}
+    gaussians = trainer.gaussians
+    scene = scene_state(gaussians)
     return Checkpoint(
         step=trainer.step,
-        gaussians=trainer.gaussians,
+        gaussians=gaussians,
         tensors={name: tensor for name, tensor in tensors.items() if name not in scene},
         figures={
             "trainer": figures,
@@ -430,7 +434,7 @@ def _deterministic(config: RunConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tensorboard(folder: Path, run: RunConfig | None) -> Iterator[OnStep]:
+def _tensorboard(folder: Path, run: RunConfig | None) -> Iterator[Callable[[Progress], None]]:
     """A callback that writes figures for TensorBoard where the run asks for them."""
     if run is None or not run.tensorboard:
         yield lambda progress: None

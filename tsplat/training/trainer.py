@@ -14,23 +14,22 @@ from ..backend import full_precision
 from ..checks import ArgumentError, UnsupportedError
 from ..memory import FREE_SHARE, free_memory
 from ..optimizer import Adam
-from ..scene.captures import View
+from ..scene.captures import Color, View
 from ..scene.gaussians import PARAMETERS, Gaussians
 from ..strategies import MCMCStrategy
-from ..strategies.operations import update
+from ..strategies.operations import update, update_state
 from .adjustments import exposed, moved, no_exposures, no_motions
 from .config import Config
 from .losses import depth_error, loss, psnr
 from .metas import joined
 from .precision import autocast_dtype
 from .progress import DivergedError, OnStep, Progress
-from .rendering import Color, render_with_meta
+from .rendering import render_with_meta
 from .sampling import Sampler, generator_state, set_generator_state
 from .teams import Team
 
 RENAMED = {"log_scales": "scales", "opacity_logits": "opacities"}
 
-BLACK: Color = (0.0, 0.0, 0.0)
 CHECKED_EVERY = 100
 """Steps between looks at whether loss and Gaussians are numbers, each of which waits for a GPU."""
 
@@ -72,6 +71,7 @@ class Trainer:
         self.sharded = team.size > 1 and config.parallel == "shard"
         self.config = config
         self.step = 0
+        self.n_gaussians = len(gaussians)
         self._views = views
         self._extent = scene_extent(views)
         self._degree = gaussians.sh_degree
@@ -138,7 +138,6 @@ class Trainer:
         """
         config = self.config
         lr = self._set_rates()
-        n_gaussians = self.count()
         # Every rank draws for all of them.
         indices = [self._sampler.next() for _ in range(config.views_per_step)]
         backgrounds = [self._background() for _ in indices]
@@ -147,14 +146,14 @@ class Trainer:
             error, fidelity, meta = self._fit_view(index, background)
             figures.append(torch.stack([error, fidelity]))
             metas.append(meta)
-        self._regularise(n_gaussians)
+        self._regularise()
         scale = self._scaler.get_scale()
         trouble = self._update()
         if self._strategy is not None and trouble is None:
             view = self._views[indices[0]]
             gather = (lambda tensor: tensor) if self.sharded else self.team.gather
             meta = joined(metas, view, scale, config.views_per_step, gather)
-            self._densify(meta, n_gaussians, lr)
+            self._densify(meta, lr)
         still = self.gaussians
         error, fidelity = (self.team.sum(torch.stack(figures).sum(0)) / config.views_per_step).unbind()
         if self.step % CHECKED_EVERY == 0:
@@ -162,16 +161,11 @@ class Trainer:
             unsound = int(self.team.sum((~still.sound).sum()))
             if unsound or not math.isfinite(float(error)):
                 raise DivergedError(
-                    f"training: at step {self.step} the loss is {float(error):.4g} and {unsound} of {n_gaussians} "
+                    f"training: at step {self.step} the loss is {float(error):.4g} and {unsound} of {self.n_gaussians} "
                     "Gaussians are not finite; check the rates and the data"
                 )
         self.step += 1
-        return Progress(self.step, config.steps, error, fidelity, still, self.count(), trouble)
-
-    def count(self) -> int:
-        """How many Gaussians all ranks have."""
-        n = len(self._params["means"])
-        return int(self.team.sum(torch.tensor([n], device=self.device))) if self.sharded else n
+        return Progress(self.step, config.steps, error, fidelity, still, self.n_gaussians, trouble)
 
     def _set_rates(self) -> float:
         """Sets every rate for this step. Returns that of the means."""
@@ -193,7 +187,7 @@ class Trainer:
 
     def _background(self) -> Color:
         if not self.config.random_background:
-            return self.config.background or BLACK
+            return self.config.backdrop
         r, g, b = torch.rand(3, generator=self._backgrounds).tolist()
         return r, g, b
 
@@ -218,7 +212,7 @@ class Trainer:
         self._scaler.scale(total / config.views_per_step).backward()  # type: ignore[no-untyped-call]
         return error.detach(), psnr(image.detach().clamp(0, 1), truth), meta
 
-    def _regularise(self, n_gaussians: int) -> None:
+    def _regularise(self) -> None:
         """Adds to the gradients the share of mean opacity and mean scale, of the Gaussians of all ranks."""
         config = self.config
         if not (config.opacity_weight or config.scale_weight):
@@ -226,9 +220,9 @@ class Trainer:
         moving = self._gaussians()
         total = moving.means.new_zeros(())
         if config.opacity_weight:
-            total = total + config.opacity_weight / n_gaussians * moving.opacities.sum()
+            total = total + config.opacity_weight / self.n_gaussians * moving.opacities.sum()
         if config.scale_weight:
-            total = total + config.scale_weight / (3 * n_gaussians) * moving.scales.sum()
+            total = total + config.scale_weight / (3 * self.n_gaussians) * moving.scales.sum()
         # Ranks that have the same Gaussians add up what each finds.
         self._scaler.scale(total if self.sharded else total / self.team.size).backward()  # type: ignore[no-untyped-call]
 
@@ -297,13 +291,13 @@ class Trainer:
             norm = (self.team.sum(squares) if self.sharded and name in self._scene else squares).sqrt()
             gradient *= (self.config.clip_gradients / norm.clamp_min(1e-30)).clamp_max(1)
 
-    def _densify(self, meta: dict[str, Any], n_gaussians: int, lr: float) -> None:
+    def _densify(self, meta: dict[str, Any], lr: float) -> None:
         """Lets the strategy add, move and remove Gaussians; of shards, all ranks do it with the whole scene."""
         strategy = self._strategy
         assert strategy is not None
         refines = strategy.refines(self.step)
         if refines:
-            self._guard_memory(n_gaussians)
+            self._guard_memory()
         gathers = refines and self.sharded
         if gathers:
             self._exchange_rows(self.team.gather)
@@ -316,36 +310,36 @@ class Trainer:
         params, optimizers = self._of_scene()
         arguments = (params, optimizers, self._strategy_state, self.step, meta)
         if isinstance(strategy, MCMCStrategy):
-            first = self.team.rows(n_gaussians).start if self.sharded and not gathers else 0
-            strategy.step_post_backward(*arguments, lr=lr, share=(first, n_gaussians) if not refines else None)
+            first = self.team.rows(self.n_gaussians).start if self.sharded else 0
+            share = None if refines else (first, self.n_gaussians)
+            strategy.step_post_backward(*arguments, lr=lr, share=share)
         else:
             strategy.step_post_backward(*arguments)
         self._params.update(params)
+        if refines:
+            self.n_gaussians = len(params["means"])
         if gathers:
-            n = len(self._params["means"])
-            self._exchange_rows(lambda tensor: tensor[self.team.rows(n)].clone())
+            self._exchange_rows(lambda tensor: tensor[self.team.rows(self.n_gaussians)].clone())
 
     def _exchange_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Applies a change of rows to the scene's parameters, their moments, and what the strategy has gathered."""
         params, optimizers = self._of_scene()
         n = len(params["means"])
         update(params, optimizers, lambda _, parameter: change(parameter), change)
+        update_state(self._strategy_state, n, change)
         self._params.update(params)
-        for key, value in self._strategy_state.items():
-            if isinstance(value, Tensor) and value.shape[:1] == (n,):
-                self._strategy_state[key] = change(value)
 
     def _gather_columns(self, tensor: Tensor) -> Tensor:
         """Of rows by camera and Gaussian, [C, N of this rank, ...] -> [C, N of all, ...]."""
         return self.team.gather(tensor.detach().transpose(0, 1).contiguous()).transpose(0, 1)
 
-    def _guard_memory(self, n: int) -> None:
+    def _guard_memory(self) -> None:
         """Tells the strategy how many Gaussians there may be, before it adds more than any rank has memory for."""
         strategy = self._strategy
         assert strategy is not None
         each = COPIES * sum(self._params[name][0].numel() * self._params[name].element_size() for name in self._scene)
         room = min(self.team.collect(int(FREE_SHARE * free_memory(self.device)) // each))
-        most = min(self.config.max_gaussians, n + room)
+        most = min(self.config.max_gaussians, self.n_gaussians + room)
         assert self.config.strategy is not None
         strategy.cap_max = min(most, self.config.strategy.cap_max or most)
 
@@ -386,12 +380,12 @@ class Trainer:
     def row_names(self) -> frozenset[str]:
         """The tensors of :meth:`state` that have a row for each Gaussian, those of this rank where it has a shard."""
         n = len(self._params["means"])
-        scene = {f"{kind}/{name}" for kind in ("params", "adam") for name in self._scene}
-        return frozenset(
-            name
-            for name, tensor in self.state()[0].items()
-            if "/".join(name.split("/")[:2]) in scene or (name.startswith("strategy/") and tensor.shape[:1] == (n,))
-        )
+        return frozenset(name for name, tensor in self.state()[0].items() if self._has_rows(name, tensor, n))
+
+    def _has_rows(self, name: str, tensor: Tensor, n: int) -> bool:
+        """Whether a tensor of :meth:`state` has a row for each of n Gaussians."""
+        kind, key = name.split("/")[:2]
+        return tensor.shape[:1] == (n,) if kind == "strategy" else key in self._scene
 
     def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any]) -> None:
         """Goes on from a state, of the same views and configuration.
@@ -409,12 +403,12 @@ class Trainer:
                 "continue with the configuration that it was made with"
             )
         self._sampler.restore(figures["sampler"])
-        n = len(tensors["params/means"])
+        n = self.n_gaussians = len(tensors["params/means"])
         own = self.team.rows(n) if self.sharded else slice(None)
 
         def rows(name: str) -> Tensor:
-            per_view = name.split("/")[1] in ("motions", "exposures")
-            tensor = tensors[name] if per_view or tensors[name].shape[:1] != (n,) else tensors[name][own]
+            tensor = tensors[name]
+            tensor = tensor[own] if self._has_rows(name, tensor, n) else tensor
             return tensor.to(self.device).clone()
 
         for name, optimizer in self._optimizers.items():
@@ -444,6 +438,11 @@ class Trainer:
         self._scaler.load_state_dict(figures["scaler"])
         self._skipped = figures["skipped"]
         self.step = figures["step"]
+
+
+def scene_state(gaussians: Gaussians) -> dict[str, Tensor]:
+    """The parameters of a scene under the names that :meth:`Trainer.state` has for them."""
+    return {f"params/{RENAMED.get(name, name)}": tensor for name, tensor in gaussians.tensors().items()}
 
 
 def fit(
