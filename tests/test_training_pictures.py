@@ -111,8 +111,8 @@ def test_missing_extras_are_named(tmp_path, monkeypatch, module):
 GAUSSIANS = Gaussians.from_points(torch.eye(3), torch.ones(3, 3), 0)
 
 
-def steps_of(n):
-    for step in range(1, n + 1):
+def steps_of(n, after=0):
+    for step in range(after + 1, n + 1):
         yield Progress(step, n, torch.tensor(0.125), torch.tensor(20.0), GAUSSIANS, len(GAUSSIANS))
 
 
@@ -136,12 +136,12 @@ def test_in_a_terminal_there_is_a_bar(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    with progress_display(30) as show:
-        for progress in steps_of(30):
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress_display(30_000, start=29_970) as show:
+        for progress in steps_of(30_000, after=29_970):
             show(progress)
-    assert "30/30" in terminal.getvalue()
-    assert "loss 0.1250  PSNR 20.00 dB" in terminal.getvalue()
+    for figure in ("30000/30000", "0:00:00", "loss 0.1250  PSNR 20.00 dB  3 Gaussians", "steps/s", "GiB"):
+        assert figure in terminal.getvalue()
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(MissingExtraError, match="rich"), progress_display(30):
         pass

@@ -83,23 +83,25 @@ Show = Callable[[int, str, str], None]
 @contextlib.contextmanager
 def _bar(steps: int, first: int) -> Iterator[Show]:
     require("rich")
+    from rich.console import Console, Group
+    from rich.live import Live
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.text import Text
 
     start = time.perf_counter()
-    columns = (
-        TextColumn("training"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}  {task.fields[speed]:.1f} steps/s  {task.fields[memory]}"),
-        TimeRemainingColumn(),
+    bar = Bar(
+        TextColumn("training"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), expand=True
     )
-    with Bar(*columns, expand=True) as bar:
-        task = bar.add_task("training", total=steps, completed=first, figures="", speed=0.0, memory="")
+    task = bar.add_task("training", total=steps, completed=first)
+    # A line of their own, since beside the bar they leave no room for it in 80 columns.
+    below = Text(no_wrap=True, overflow="ellipsis")
+    with Live(Group(bar, below), console=Console()):
 
         def show(step: int, figures: str, memory: str) -> None:
             speed = (step - first) / (time.perf_counter() - start)
-            bar.update(task, completed=step, figures=figures, speed=speed, memory=memory)
+            bar.update(task, completed=step)
+            below.plain = f"{figures}  {speed:.1f} steps/s  {memory}"
 
         yield show
 
