@@ -4,6 +4,8 @@ import os
 import resource
 import signal
 import sys
+import time
+from pathlib import Path
 
 import torch
 
@@ -20,12 +22,13 @@ def configuration(ranks):
     return RunConfig(steps=STEPS, views_per_step=ranks, seed=5, strategy=strategy, sh_degree=1, save_every=3, keep=2)
 
 
-def inject(kind, step):
-    """Has this rank do something wrong before it takes that step."""
+def inject(kind, step, struck):
+    """Has this rank do something wrong before it takes that step, and write down when."""
     advance = Trainer.advance
 
     def wrong(trainer):
         if trainer.step == step:
+            struck.write_text(str(time.time()))
             match kind:
                 case "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -54,7 +57,7 @@ def main():
     heartbeat.INTERVAL = min(heartbeat.INTERVAL, silence / 4)
     runs._read = lambda config, device: capture()
     if int(os.environ.get("RANK", "0")) == victim:
-        inject(kind, step)
+        inject(kind, step, Path(f"{run}.struck"))
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     # As the command does, errors end in a line.
     cli._train = lambda *_: train(configuration(ranks), run) and 0

@@ -29,7 +29,7 @@ if not dist.is_available() or not dist.is_gloo_available():
 
 ROOT = Path(__file__).parents[1]
 FAULTS = int(os.environ.get("TSPLAT_FAULTS", "3"))
-SILENCE = float(os.environ.get("TSPLAT_SILENCE", "4"))
+SILENCE = float(os.environ.get("TSPLAT_SILENCE", "8"))
 WORKER = "tests.fault_worker"
 KINDS = ("killed", "disk", "stopped", "raises", "shape", "setting")
 
@@ -156,10 +156,9 @@ def faults():
 
 
 def launched(run, kind, victim, step):
-    """Three ranks of which one goes wrong; the launcher's exit status, what was said, and how long it took."""
+    """Three ranks of which one goes wrong; the launcher's exit status, what was said, and how long it took to end."""
     arguments = [str(run), kind, str(victim), str(step), str(SILENCE)]
     code = f"import sys; from tsplat.training.launch import launch; sys.exit(launch({arguments}, 3, module={WORKER!r}))"
-    began = time.monotonic()
     command = [sys.executable, "-c", code]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True
@@ -170,7 +169,7 @@ def launched(run, kind, victim, step):
             os.killpg(process.pid, signal.SIGKILL)
             said = process.communicate()[0]
             pytest.fail(f"the ranks did not end: {said[-3000:]}")
-    return process.returncode, said, time.monotonic() - began
+    return process.returncode, said, time.time() - float(Path(f"{run}.struck").read_text())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -179,8 +178,7 @@ def test_when_one_rank_goes_wrong_all_end_and_the_rest_goes_on_later(kind, victi
     run = tmp_path / "run"
     status, said, seconds = launched(run, kind, victim, step)
     assert status != 0, said
-    # Some twenty seconds are for starting three processes and the steps before.
-    assert seconds < 75
+    assert seconds < 60
     expected = {
         "killed": rf"rank {victim} .*ended first, by signal 9|rank {victim} has given no sign",
         "disk": rf"cannot be written .*rank {victim}\b.*intact",
