@@ -17,9 +17,9 @@ from tsplat.training import RunConfig, Trainer, heartbeat, runs, train
 STEPS = 60
 
 
-def configuration(ranks):
+def configuration():
     strategy = MCMCStrategy(cap_max=250, refine_start_iter=2, refine_every=7, refine_stop_iter=50)
-    return RunConfig(steps=STEPS, views_per_step=ranks, seed=5, strategy=strategy, sh_degree=1, save_every=3, keep=2)
+    return RunConfig(steps=STEPS, seed=5, strategy=strategy, sh_degree=1, save_every=3, keep=2)
 
 
 def inject(kind, step, struck):
@@ -58,9 +58,8 @@ def main():
     runs._read = lambda config, device: capture()
     if int(os.environ.get("RANK", "0")) == victim:
         inject(kind, step, Path(f"{run}.struck"))
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     # As the command does, errors end in a line.
-    cli._train = lambda *_: train(configuration(ranks), run) and 0
+    cli._train = lambda *_: train(configuration(), run) and 0
     return cli.main(["train"])
 
 

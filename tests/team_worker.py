@@ -1,6 +1,5 @@
 """One of several processes that train together: `python -m tests.team_worker RANK SIZE FOLDER`."""
 
-import dataclasses
 import json
 import os
 import sys
@@ -37,7 +36,8 @@ def configuration(kind, parallel, steps=STEPS):
     }
     return RunConfig(
         steps=steps,
-        views_per_step=4,
+        # Three and five are not even shares of two or four ranks, some of which have no view in the last turn.
+        views_per_step={"default": 3, "absgrad": 5, "mcmc": 4}[kind],
         seed=5,
         strategy=strategies[kind],
         parallel=parallel,
@@ -114,8 +114,7 @@ def load(team, folder):
     found = {}
     for kind in ("default", "mcmc"):
         checkpoint = read_newest(folder / kind)[1]
-        # A step has a view for each rank at least.
-        config = dataclasses.replace(configuration(kind, "shard", 40), views_per_step=team.size)
+        config = configuration(kind, "shard", 40)
         trainer = Trainer(checkpoint.gaussians, scene.train, config, team)
         trainer.restore(checkpoint.tensors | scene_state(checkpoint.gaussians), checkpoint.figures["trainer"])
         state, figures = whole_state(trainer, team)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.captures import write_colmap
 from tests.fault_worker import STEPS as FAULT_STEPS
 from tests.team_worker import capture, start
 from tsplat import ArgumentError, cli
@@ -196,6 +197,31 @@ def test_when_one_rank_goes_wrong_all_end_and_the_rest_goes_on_later(kind, victi
     monkeypatch.setattr(runs, "_read", lambda config, device: capture())
     metrics = resume(run)
     assert (metrics["steps"], metrics["ranks"]) == (FAULT_STEPS, 1)
+    # The step follows as many views as it did: one for each of three ranks.
+    assert json.loads((run / "config.json").read_text())["views_per_step"] == 3
+
+
+def test_the_command_trains_on_as_many_ranks_as_there_are_now(tmp_path):
+    scene, run = capture(), tmp_path / "run"
+    folder = write_colmap(tmp_path / "scene", [*scene.train, *scene.test], scene.points)
+
+    def tsplat(*arguments):
+        command = [sys.executable, "-m", "tsplat", "train", *arguments]
+        found = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150, check=False
+        )
+        assert found.returncode == 0, found.stdout
+        assert (run / "point_cloud.ply").exists()
+        return found.stdout, json.loads((run / "metrics.json").read_text()), read_newest(run)[1].config
+
+    said, metrics, config = tsplat(
+        str(folder), "--out", str(run), "--device", "cpu", "--ranks", "2", "--steps", "8", "--stop-after", "4"
+    )
+    assert "2 ranks, a part of the scene each, 1 of a step's views each" in said
+    assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (2, 4, 2)
+    said, metrics, config = tsplat("--resume", str(run), "--ranks", "3")
+    assert "3 ranks, a part of the scene each, 0 or 1 of a step's views each" in said
+    assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (3, 8, 2)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -225,10 +251,8 @@ def test_what_ranks_cannot_do_is_said(tmp_path, capsys):
     team = Team()
     team.size = 3
     gaussians = start(scene)
-    with pytest.raises(ArgumentError, match="4 views cannot be shared out evenly over 3 ranks"):
-        Trainer(gaussians, scene.train, Config(views_per_step=4), team)
     with pytest.raises(UnsupportedError, match="fp16"):
-        Trainer(gaussians, scene.train, Config(views_per_step=3, precision="fp16"), team)
+        Trainer(gaussians, scene.train, Config(precision="fp16"), team)
     if not torch.cuda.is_available():
         assert cli.main(["train", "scene", "--out", str(tmp_path / "run"), "--gpus", "0,1"]) == 2
         error = capsys.readouterr().err

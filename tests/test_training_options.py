@@ -15,7 +15,7 @@ from tsplat.training.adjustments import exposed, moved
 from tsplat.training.config import laid_out
 from tsplat.training.history import Watch
 from tsplat.training.losses import depth_error
-from tsplat.training.rendering import render_with_meta
+from tsplat.training.rendering import render_views
 
 
 def truth(n=60):
@@ -110,21 +110,22 @@ def test_what_a_mask_leaves_out_has_no_say(scene):
 def test_sparse_depths_pull_gaussians_to_where_they_are(scene):
     gaussians, views = scene
     view = views[0]
-    _, alphas, _ = render_with_meta(gaussians, view.viewmat, view.K, 40, 30)
+    camera = (view.viewmat[None], view.K[None], 40, 30)
+    _, alphas, _ = render_views(gaussians, *camera)
     with torch.no_grad():
-        depth, _, _ = render_with_meta(gaussians, view.viewmat, view.K, 40, 30, render_mode="ED")
-    ys, xs = (alphas[..., 0] > 0.9).nonzero().unbind(-1)
-    sparse = torch.stack([xs + 0.5, ys + 0.5, depth[ys, xs, 0]], -1)
+        depth, _, _ = render_views(gaussians, *camera, render_mode="ED")
+    ys, xs = (alphas[0, ..., 0] > 0.9).nonzero().unbind(-1)
+    sparse = torch.stack([xs + 0.5, ys + 0.5, depth[0, ys, xs, 0]], -1)
     assert len(sparse) > 50
-    assert float(depth_error(depth[..., 0], sparse)) < 1e-6  # pixel centres lie at +0.5
+    assert float(depth_error(depth[0, ..., 0], sparse)) < 1e-6  # pixel centres lie at +0.5
     shifted = dataclasses.replace(gaussians, means=gaussians.means + 0.3 * view.viewmat[2, :3])
     start = shifted.map(torch.clone)
     seen = dataclasses.replace(view, sparse=sparse)
     config = Config(steps=120, means_rate=5e-3, depth_weight=1.0)
     errors = []
     for result in (start, fit(start, [seen, *views[1:]], config)):
-        found, _, _ = render_with_meta(result, view.viewmat, view.K, 40, 30, render_mode="ED")
-        errors.append(float(depth_error(found[..., 0], sparse)))
+        found, _, _ = render_views(result, *camera, render_mode="ED")
+        errors.append(float(depth_error(found[0, ..., 0], sparse)))
     assert errors[1] < 0.3 * errors[0]
     assert depth_error(torch.zeros(30, 40), sparse).isfinite()
 
@@ -224,9 +225,9 @@ def test_backgrounds_are_drawn_anew(scene, monkeypatch):
 
     def recorded(*arguments, background, **options):
         seen.append(background)
-        return render_with_meta(*arguments, background=background, **options)
+        return render_views(*arguments, background=background, **options)
 
-    monkeypatch.setattr(trainer_module, "render_with_meta", recorded)
+    monkeypatch.setattr(trainer_module, "render_views", recorded)
     fit(gaussians, views, Config(steps=3, random_background=True))
     assert len(set(seen)) == 3
     assert all(0 <= c <= 1 for color in seen for c in color)

@@ -12,7 +12,7 @@ from tsplat.scene.images import to_bytes
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import Config, DivergedError, evaluate, fit, mean_psnr, mean_ssim, render, scene_extent
 from tsplat.training import trainer as trainer_module
-from tsplat.training.rendering import render_with_meta
+from tsplat.training.rendering import render_views
 
 SKY = (0.2, 0.4, 0.7)
 
@@ -122,9 +122,9 @@ def test_degrees_come_into_use_one_by_one(scene, monkeypatch):
 
     def recorded(*arguments, sh_degree, **options):
         degrees.append(sh_degree)
-        return render_with_meta(*arguments, sh_degree=sh_degree, **options)
+        return render_views(*arguments, sh_degree=sh_degree, **options)
 
-    monkeypatch.setattr(trainer_module, "render_with_meta", recorded)
+    monkeypatch.setattr(trainer_module, "render_views", recorded)
     fit(start, views, Config(steps=7, background=SKY))
     fit(start, views, Config(steps=7, background=SKY, sh_interval=2))
     assert degrees == [0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1]
@@ -134,11 +134,11 @@ def test_every_view_comes_once_before_any_comes_again(scene, monkeypatch):
     start, views = scene
     seen = []
 
-    def recorded(gaussians, viewmat, *arguments, **options):
-        seen.append(next(view.name for view in views if view.viewmat is viewmat))
-        return render_with_meta(gaussians, viewmat, *arguments, **options)
+    def recorded(gaussians, viewmats, *arguments, **options):
+        seen.append(next(view.name for view in views if torch.equal(view.viewmat, viewmats[0])))
+        return render_views(gaussians, viewmats, *arguments, **options)
 
-    monkeypatch.setattr(trainer_module, "render_with_meta", recorded)
+    monkeypatch.setattr(trainer_module, "render_views", recorded)
     fit(start, views, Config(steps=12, background=SKY))
     assert sorted(seen[:6]) == sorted(seen[6:]) == [view.name for view in views]
     assert seen[:6] != seen[6:]

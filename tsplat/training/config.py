@@ -38,8 +38,9 @@ class Config:
 
     Attributes:
         steps: Optimiser steps that schedules are laid out for.
-        views_per_step: Views whose mean loss a step follows, one after the other. Rates grow with its square root, and
-            the moments' decay rates go by its power (Malladi et al., 2022, "On the SDEs and scaling rules").
+        views_per_step: Views whose mean loss a step follows, shared out over ranks, which render theirs one after the
+            other; 0 for one a rank. Rates grow with its square root, and the moments' decay rates go by its power
+            (Malladi et al., 2022, "On the SDEs and scaling rules").
         seed: Of the order of views, of backgrounds and of what strategies draw.
         means_rate: Of the centres, in units of the scene's extent; decays exponentially to `means_decay` of it.
         means_decay: See `means_rate`.
@@ -72,7 +73,7 @@ class Config:
     """
 
     steps: int = 7000
-    views_per_step: int = 1
+    views_per_step: int = 0
     seed: int = 0
     means_rate: float = 1.6e-4
     means_decay: float = 0.01
@@ -105,8 +106,10 @@ class Config:
         return self.background or (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "views_per_step", "sh_interval", "max_gaussians"):
+        for name in ("steps", "sh_interval", "max_gaussians"):
             check_size(name, getattr(self, name))
+        if self.views_per_step:
+            check_size("views_per_step", self.views_per_step)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("parallel", self.parallel, PARALLELS)
         if not 0 <= self.seed < 2**63:

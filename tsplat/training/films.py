@@ -19,7 +19,7 @@ from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..scene.trajectories import Camera
 from .pictures import animation, heat
-from .rendering import render_with_meta
+from .rendering import render_views
 
 Show = Literal["rgb", "depth", "alpha"]
 SHOWS = ("rgb", "depth", "alpha")
@@ -49,16 +49,17 @@ def frames_of(
     device = gaussians.means.device
     limits: tuple[Tensor, Tensor] | None = None
     for camera in cameras:
-        image, alphas, _ = render_with_meta(
+        images, alphas, _ = render_views(
             gaussians,
-            camera.viewmat.to(device),
-            camera.K.to(device),
+            camera.viewmat.to(device)[None],
+            camera.K.to(device)[None],
             camera.width,
             camera.height,
             background=background,
             render_mode="ED" if show == "depth" else "RGB",
             backend=backend,
         )
+        image, alphas = images[0], alphas[0]
         if show == "alpha":
             image = alphas.expand(-1, -1, 3)
         elif show == "depth":

@@ -1,4 +1,4 @@
-"""A picture of Gaussians from one camera."""
+"""Pictures of Gaussians."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def render_with_meta(
+def render_views(
     gaussians: Gaussians,
-    viewmat: Tensor,
-    K: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
     width: int,
     height: int,
     *,
@@ -29,19 +29,19 @@ def render_with_meta(
     group: ProcessGroup | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Renders a view, not clamped, differentiable with respect to the Gaussians' raw parameters.
+    """Renders views, not clamped, differentiable with respect to the Gaussians' raw parameters.
 
     Antialiased where the Gaussians are marked so.
 
     Args:
-        viewmat, K: [4, 4] world to camera and [3, 3] intrinsics, on the Gaussians' device.
+        viewmats, Ks: [C, 4, 4] world to camera and [C, 3, 3] intrinsics, on the Gaussians' device.
         background: RGB behind everything.
         sh_degree: Highest degree of spherical harmonics to use; all there are where None.
         render_mode, absgrad: As in :func:`tsplat.rasterization`.
-        group: Ranks that have a part of the Gaussians and a camera each; None for one that has all.
+        group: Ranks that have a part of the Gaussians and of the cameras each; None for one that has all.
 
     Returns:
-        Channels [height, width, D] as `render_mode` says, alphas [height, width, 1], and ``meta`` of
+        Channels [C, height, width, D] as `render_mode` says, alphas [C, height, width, 1], and ``meta`` of
         :func:`tsplat.rasterization`, of rows that are not packed.
 
     Raises:
@@ -50,15 +50,15 @@ def render_with_meta(
     degree = gaussians.sh_degree if sh_degree is None else sh_degree
     backgrounds = None
     if "RGB" in render_mode:
-        backgrounds = gaussians.means.new_tensor(background)[None]
-    colors, alphas, meta = rasterization(
+        backgrounds = gaussians.means.new_tensor(background).expand(len(viewmats), 3)
+    return rasterization(
         gaussians.means,
         gaussians.quats,
         gaussians.scales,
         gaussians.opacities,
         gaussians.sh_coeffs(degree),
-        viewmat[None],
-        K[None],
+        viewmats,
+        Ks,
         width,
         height,
         sh_degree=degree,
@@ -71,7 +71,6 @@ def render_with_meta(
         group=group,
         backend=backend,
     )
-    return colors[0], alphas[0], meta
 
 
 def render(
@@ -85,14 +84,14 @@ def render(
     sh_degree: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """As :func:`render_with_meta`, RGB [height, width, 3] alone."""
-    return render_with_meta(
+    """As :func:`render_views`, of one view RGB [height, width, 3] alone."""
+    return render_views(
         gaussians,
-        viewmat,
-        K,
+        viewmat[None],
+        K[None],
         width,
         height,
         background=background,
         sh_degree=sh_degree,
         backend=backend,
-    )[0]
+    )[0][0]

@@ -94,8 +94,9 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         config = dataclasses.replace(config, background=capture.background)
         start = _start(config, capture)
         trainer = Trainer(start, capture.train, config, team)
+        run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
         print(words)
-        metrics = fit_and_report(trainer, start, capture, folder, run=config, stop_after=stop_after)
+        metrics = fit_and_report(trainer, start, capture, folder, run=run, stop_after=stop_after)
         print(
             f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply"
         )
@@ -236,7 +237,9 @@ def fit_and_report(
         print(f"{config.views_per_step} views a step: rates times {math.sqrt(config.views_per_step):.3g}")
     if team.size > 1:
         held = "a part of the scene each" if config.parallel == "shard" else "the whole scene each"
-        print(f"{team.size} ranks, {held}, {config.views_per_step // team.size} of a step's views each")
+        fewest, spare = divmod(config.views_per_step, team.size)
+        each = f"{fewest} or {fewest + 1}" if spare else fewest
+        print(f"{team.size} ranks, {held}, {each} of a step's views each")
 
     def judge(gaussians: Gaussians, views: Sequence[View]) -> list[Score]:
         return evaluate(

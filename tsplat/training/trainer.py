@@ -24,7 +24,7 @@ from .losses import depth_error, loss, psnr
 from .metas import joined
 from .precision import autocast_dtype
 from .progress import DivergedError, OnStep, Progress
-from .rendering import render_with_meta
+from .rendering import render_views
 from .sampling import Sampler, generator_state, set_generator_state
 from .teams import Team
 
@@ -53,7 +53,7 @@ class Trainer:
             whole scene or, where ``config.parallel`` is ``"shard"``, of its own part of it and what the others send.
 
     Raises:
-        ArgumentError: There are no Gaussians or no views; or ranks do not share out ``views_per_step`` evenly.
+        ArgumentError: There are no Gaussians or no views.
         UnsupportedError: Gradient scaling of a scene in shards.
     """
 
@@ -63,13 +63,8 @@ class Trainer:
                 f"training: found {len(gaussians)} Gaussians and {len(views)} views; it needs some of both"
             )
         self.team = team = team or Team()
-        if config.views_per_step % team.size:
-            raise ArgumentError(
-                f"views_per_step: {config.views_per_step} views cannot be shared out evenly over {team.size} ranks; it "
-                f"counts those of all ranks, so take a multiple of {team.size}"
-            )
         self.sharded = team.size > 1 and config.parallel == "shard"
-        self.config = config
+        self.config = config = dataclasses.replace(config, views_per_step=config.views_per_step or team.size)
         self.step = 0
         self.n_gaussians = len(gaussians)
         self._views = views
@@ -141,17 +136,21 @@ class Trainer:
         # Every rank draws for all of them.
         indices = [self._sampler.next() for _ in range(config.views_per_step)]
         backgrounds = [self._background() for _ in indices]
-        figures, metas = [], []
-        for index, background in zip(self.team.share(indices), self.team.share(backgrounds), strict=True):
-            error, fidelity, meta = self._fit_view(index, background)
-            figures.append(torch.stack([error, fidelity]))
+        figures, metas = [self._params["means"].new_zeros(2)], []
+        for turn in range(0, len(indices), self.team.size):
+            own = turn + self.team.rank
+            if own < len(indices):
+                error, fidelity, meta = self._fit_view(indices[own], backgrounds[own])
+                figures.append(torch.stack([error, fidelity]))
+            else:
+                meta = self._accompany(indices[turn])
             metas.append(meta)
         self._regularise()
         scale = self._scaler.get_scale()
         trouble = self._update()
         if self._strategy is not None and trouble is None:
             view = self._views[indices[0]]
-            gather = (lambda tensor: tensor) if self.sharded else self.team.gather
+            gather = None if self.sharded or self.team.size == 1 else self.team.gather
             meta = joined(metas, view, scale, config.views_per_step, gather)
             self._densify(meta, lr)
         still = self.gaussians
@@ -196,8 +195,8 @@ class Trainer:
         config, view = self.config, self._views[index]
         moving = self._gaussians()
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            image, meta = self._render(moving, view, index, background)
-            image, depth = image[..., :3], image[..., 3] if image.shape[-1] > 3 else None
+            images, meta = self._render(moving, index, background)
+            image, depth = images[0, ..., :3], images[0, ..., 3] if images.shape[-1] > 3 else None
             truth = view.pixels
             if config.exposure:
                 image = exposed(image, self._params["exposures"][index])
@@ -211,6 +210,22 @@ class Trainer:
             self._strategy.step_pre_backward(*self._of_scene(), self._strategy_state, self.step, meta)
         self._scaler.scale(total / config.views_per_step).backward()  # type: ignore[no-untyped-call]
         return error.detach(), psnr(image.detach().clamp(0, 1), truth), meta
+
+    def _accompany(self, index: int) -> dict[str, Any]:
+        """Takes part in a turn that has no view for this rank: what it has of the scene is seen by others' cameras.
+
+        Args:
+            index: Of one of the turn's views, which all have one size.
+
+        Returns:
+            `meta`, of others' cameras where the scene is in shards, and otherwise of none.
+        """
+        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+            images, meta = self._render(self._gaussians(), index, self.config.backdrop, n_cameras=0)
+        if self._strategy is not None:
+            self._strategy.step_pre_backward(*self._of_scene(), self._strategy_state, self.step, meta)
+        images.sum().backward()  # type: ignore[no-untyped-call]
+        return meta
 
     def _regularise(self) -> None:
         """Adds to the gradients the share of mean opacity and mean scale, of the Gaussians of all ranks."""
@@ -226,17 +241,20 @@ class Trainer:
         # Ranks that have the same Gaussians add up what each finds.
         self._scaler.scale(total if self.sharded else total / self.team.size).backward()  # type: ignore[no-untyped-call]
 
-    def _render(self, moving: Gaussians, view: View, index: int, background: Color) -> tuple[Tensor, dict[str, Any]]:
-        config = self.config
+    def _render(
+        self, moving: Gaussians, index: int, background: Color, *, n_cameras: int = 1
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """A view's picture, [1, H, W, D], with its `meta`; of no camera, [0, H, W, D], where others have one."""
+        config, view = self.config, self._views[index]
         viewmat = view.viewmat
         if config.pose_refinement:
             with full_precision(self.device):
                 motion = self._params["motions"][index]
                 viewmat = moved(viewmat, torch.cat([motion[:3], self._extent * motion[3:]]))
-        image, _, meta = render_with_meta(
+        images, _, meta = render_views(
             moving,
-            viewmat,
-            view.K,
+            viewmat[None][:n_cameras],
+            view.K[None][:n_cameras],
             view.width,
             view.height,
             background=background,
@@ -248,7 +266,7 @@ class Trainer:
         )
         if self.sharded:
             self.received_rows += len(meta["received"]["camera_ids"])
-        return image, meta
+        return images, meta
 
     def _update(self) -> str | None:
         """Takes the optimizers' step, unless a gradient is not finite. Returns what went wrong."""
