@@ -52,6 +52,15 @@ def test_two_batches_of_two_cameras(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("none", [dict(cameras=0), dict(batch=(0,)), dict(n=0)], ids=str)
+@pytest.mark.parametrize("channels", [3, 17])
+def test_none_of_something_is_no_mistake(backend, none, packed, channels):
+    structure = scenes.Structure(**dict(n=5, sh_degree=1 if channels == 3 else None, channels=channels) | none)
+    assert_run_exact(scenes.make(structure), backend=backend, packed=packed, render_mode="RGB+ED")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [(1, 1), (1, 17), (16, 16), (17, 15), (33, 4)])
 @pytest.mark.parametrize("tile_size", [4, 16])
 def test_image_sizes_off_the_tile_grid(backend, size, tile_size):
