@@ -94,6 +94,13 @@ def test_ranks_train_as_one_process_does(reports, kind, parallel, size):
         assert max(owned) - min(owned) <= size
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradients_are_scaled_on_ranks_without_a_view_too(reports, size):
+    (alone,) = of(reports, "train", 1)
+    for report in of(reports, "train", size):
+        assert report["fp16"] == pytest.approx(alone["fp16"], rel=1e-5)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_what_four_ranks_saved_is_the_same_on_any_number(reports, size):
     saved = of(reports, "save", 4)[0]

@@ -224,7 +224,7 @@ class Trainer:
             images, meta = self._render(self._gaussians(), index, self.config.backdrop, n_cameras=0)
         if self._strategy is not None:
             self._strategy.step_pre_backward(*self._of_scene(), self._strategy_state, self.step, meta)
-        images.sum().backward()  # type: ignore[no-untyped-call]
+        self._scaler.scale(images.sum()).backward()  # type: ignore[no-untyped-call]
         return meta
 
     def _regularise(self) -> None:
