@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import torch
 
-from . import __version__
+from . import PeerError, __version__
 from .backend import choose, has_triton, triton_is_interpreted
 from .checks import ArgumentError, BackendError, UnsupportedError
 from .rasterization import rasterization
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         where = error.filename2 or error.filename
         return _fail(f"{where}: {error.strerror}" if where and error.strerror else str(error))
-    except (ArgumentError, UnsupportedError, BackendError, ArithmeticError) as error:
+    except (ArgumentError, UnsupportedError, BackendError, PeerError, ArithmeticError) as error:
         return _fail(str(error))
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
