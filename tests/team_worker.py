@@ -1,5 +1,6 @@
 """One of several processes that train together: `python -m tests.team_worker RANK SIZE FOLDER`."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -54,8 +55,13 @@ def configuration(kind, parallel, steps=STEPS):
 
 
 def start(scene):
-    # In fp64, as single bits would decide about single Gaussians, and those about all that follow.
-    return Gaussians.from_points(scene.points, scene.colors, 1).map(Tensor.double)
+    # In fp64, as single bits would decide about single Gaussians, and those about all that follow; and not round, as
+    # gradients of rotations that change nothing are rounding alone, which Adam makes as large as any.
+    gaussians = Gaussians.from_points(scene.points, scene.colors, 1).map(Tensor.double)
+    generator = torch.Generator().manual_seed(7)
+    log_scales = gaussians.log_scales + 0.3 * torch.randn(gaussians.log_scales.shape, generator=generator)
+    quats = torch.randn(gaussians.quats.shape, generator=generator, dtype=torch.float64)
+    return dataclasses.replace(gaussians, log_scales=log_scales, quats=quats)
 
 
 def train(team, folder):

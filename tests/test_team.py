@@ -86,7 +86,8 @@ def test_ranks_train_as_one_process_does(reports, kind, parallel, size):
     ranks = [report[f"{kind} {parallel}"] for report in of(reports, "train", size)]
     for rank in ranks:
         assert rank["counts"] == expected["counts"]
-        assert rank["psnr"] == pytest.approx(expected["psnr"], abs=0.05)
+        # A single bit may turn a draw of MCMC.
+        assert rank["psnr"] == pytest.approx(expected["psnr"], abs=0.05 if kind == "mcmc" else 1e-4)
     owned = [rank["own"] for rank in ranks]
     n = expected["counts"][-1]
     assert sum(owned) == n if parallel == "shard" else owned == [n] * size
