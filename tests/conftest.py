@@ -9,8 +9,15 @@ import hypothesis
 import pytest
 import torch
 
-# Examples are the same on every run; `make fuzz` draws new ones.
-hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, max_examples=20, print_blob=True)
+# Examples are the same on every run, however slow the machine; `make fuzz` draws new ones.
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=True,
+    max_examples=20,
+    print_blob=True,
+)
 # Whether any example fails is all that mutants ask, so none is made simpler.
 hypothesis.settings.register_profile(
     "mutants", hypothesis.settings.get_profile("tests"), phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]

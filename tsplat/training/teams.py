@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import math
 import os
 from collections.abc import Sequence
@@ -104,5 +106,14 @@ def join(device: torch.device) -> Team:
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise ArgumentError(f"ranks: the process group cannot be made ({error})") from error
+        atexit.register(_leave)
     group = dist.group.WORLD
     return Team(group) if dist.get_world_size() > 1 else Team()
+
+
+def _leave() -> None:
+    """Ends the process group, and its threads, which may still need the interpreter to let go of a tensor."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # It ends with the last that holds it.
+    gc.collect()
