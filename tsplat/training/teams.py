@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import math
 import os
 from collections.abc import Sequence
@@ -102,6 +103,8 @@ def join(device: torch.device) -> Team:
     if not dist.is_initialized():
         if not is_launched() or int(os.environ["WORLD_SIZE"]) < 2:
             return Team()
+        # Imported later, as by torch.distributed.checkpoint, its default arguments would hold on to the group for ever.
+        importlib.import_module("torch.distributed.nn.functional")
         try:
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
