@@ -18,18 +18,18 @@ test: lint
 # Random scenes with new seeds; what fails is saved under tests/cases.
 MINUTES ?= 5
 fuzz: $(INSTALLED)
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.tools.fuzz --minutes $(MINUTES)
 
 # Small bugs seeded into copies of the package; tests should catch them all.
 mutants: $(INSTALLED)
-	$(BIN)/python -m tests.mutants
+	$(BIN)/python -m tests.tools.mutants
 
 # Half an hour to an hour; writes docs/reliability.md.
 scoreboard: $(INSTALLED)
-	$(BIN)/python -m tests.fuzz --long --seed 1
-	TRITON_INTERPRET=1 $(BIN)/python -m tests.fuzz --long --seed 1 --backend triton
-	$(BIN)/python -m tests.mutants --write
-	$(BIN)/python -m tests.scoreboard
+	$(BIN)/python -m tests.tools.fuzz --long --seed 1
+	TRITON_INTERPRET=1 $(BIN)/python -m tests.tools.fuzz --long --seed 1 --backend triton
+	$(BIN)/python -m tests.tools.mutants --write
+	$(BIN)/python -m tests.tools.scoreboard
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

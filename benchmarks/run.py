@@ -4,7 +4,7 @@
 
 Scenes: seeded clouds of Gaussians of a given standard deviation in pixels, a million of them and features of 16, 64 and
 256 channels on a GPU; the points of gsplat's garden (`--garden`, test_garden.npz) with scales drawn as exp(N(0, 1/2))
-times the mean distance to three neighbours and opacities from 0.05 to 0.95, at 1, 2 and 4 times its size; a real
+times the mean distance to three neighbors and opacities from 0.05 to 0.95, at 1, 2 and 4 times its size; a real
 capture (`--kettle`, a PLY). Scenes whose data is not here are left out. The dense reference runs where it fits.
 """
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import tsplat
-from tsplat.backend import Backend
+from tsplat.stages.backend import Backend
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 GARDEN = DATA / "test_garden.npz"

@@ -1,4 +1,4 @@
-"""What a training step over many GPUs costs: rows counted on real scenes, and times modelled from them.
+"""What a training step over many GPUs costs: rows counted on real scenes, and times modeled from them.
 
     python -m benchmarks.scaling [--kettle FILE] [--write]
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 import tsplat
 from benchmarks.run import KETTLE
-from tsplat.morton import morton_order
+from tsplat.ops.morton import morton_order
 from tsplat.scene import Gaussians, guess_up, intrinsics, look_at, look_at_all, orbit, procedural_capture, read_ply
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
@@ -159,7 +159,7 @@ def count_table(kettle: Path) -> str:
 
 
 ROW_BYTES, ROW_BYTES_BACK = 56, 40
-"""A row of RGB in fp32, forth and back; counted from `tsplat.distributed`."""
+"""A row of RGB in fp32, forth and back; counted from `tsplat.stages.exchange`."""
 
 FLOATS = 59
 """Of a Gaussian with spherical harmonics of degree 3."""
@@ -171,7 +171,7 @@ PARAMETER_BYTES = 4 * 4 * FLOATS
 """Parameter, gradient and two moments, in memory."""
 
 TESTED_BYTES = 48
-"""What projection moves to find that a Gaussian is not visible: its parameters but for colours, soundness, result."""
+"""What projection moves to find that a Gaussian is not visible: its parameters but for colors, soundness, result."""
 
 VISIBLE_BYTES = 36 + 192 + 12 + 2 * (44 + 192)
 """What a visible row writes and reads in projection and shading, and what its gradients do on the way back."""

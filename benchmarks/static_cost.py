@@ -133,11 +133,11 @@ def shipped_launches(
                 kernels.sound_gaussians(means, *given, opacities, colors, per_camera=per_camera)
         found += [(f"soundness{label}", call) for call in launches]
     for degree in range(5):
-        coeffs, centres = f(1, n, (degree + 1) ** 2, 3), f(1, images, 3)
+        coeffs, centers = f(1, n, (degree + 1) ** 2, 3), f(1, images, 3)
         with recorded(vendor) as launches:
-            kernels.spherical_harmonics_fwd(means, centres, coeffs, order, radii, degree=degree)
+            kernels.spherical_harmonics_fwd(means, centers, coeffs, order, radii, degree=degree)
             kernels.spherical_harmonics_bwd(
-                means, centres, coeffs, order, radii, f(n, 3), degree=degree, needs_centres=True
+                means, centers, coeffs, order, radii, f(n, 3), degree=degree, needs_centers=True
             )
         found += [(f"degree {degree}", call) for call in launches]
     starts = torch.arange(n + 1)

@@ -1,13 +1,13 @@
 """Properties on the first cases of each, and on every case that once failed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.properties import PROPERTIES, Case, draw
+from tests.support.paths import CASES
+from tests.support.properties import PROPERTIES, Case, draw
 
-CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
+SAVED = sorted(CASES.glob("*.json"))
 SHARE = 10
 
 IN_INTERPRETER = 2
@@ -39,7 +39,7 @@ def test_holds_on_a_gpu(name):
         rule.check(draw(seed), "triton")
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", SAVED, ids=lambda p: p.stem)
 def test_what_once_failed_holds(path):
     saved = json.loads(path.read_text())
     PROPERTIES[saved["property"]].check(Case.from_json(saved["case"]), "torch")

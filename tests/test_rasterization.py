@@ -7,8 +7,8 @@ import sys
 import torch
 
 import tsplat
-from tests import scenes
-from tests.closeness import assert_exact, run
+from tests.support import scenes
+from tests.support.closeness import assert_exact, run
 
 REQUIRED = ["means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "width", "height"]
 GSPLAT_DEFAULTS = dict(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests import scenes
+from tests.support import scenes
 from tsplat import reference
 from tsplat.config import PRESETS
 
@@ -15,7 +15,7 @@ WIDTH, HEIGHT, FOCAL = 9, 7, 10.0
 
 
 def front_view(**changes):
-    """One camera at the origin, looking along z, with its principal point in a pixel's centre."""
+    """One camera at the origin, looking along z, with its principal point in a pixel's center."""
     scene = dict(
         viewmats=torch.eye(4, dtype=DTYPE)[None],
         Ks=torch.tensor([[[FOCAL, 0, 4.5], [0, FOCAL, 3.5], [0, 0, 1]]], dtype=DTYPE),
@@ -89,8 +89,8 @@ def test_opaque_pixels_stop_and_the_clamp_binds():
     truth = reference.rasterize(
         **ball(2.0, 3.0, 4.0, opacities=[1.0, 1.0, 1.0], sigma=5.0), colors=torch.eye(3, dtype=DTYPE), **front_view()
     )
-    centre = truth.colors[0, 3, 4]
-    torch.testing.assert_close(centre, torch.tensor([0.999, 0.0, 0.0], dtype=DTYPE), rtol=1e-12, atol=1e-15)
+    center = truth.colors[0, 3, 4]
+    torch.testing.assert_close(center, torch.tensor([0.999, 0.0, 0.0], dtype=DTYPE), rtol=1e-12, atol=1e-15)
     assert math.isclose(float(truth.alphas[0, 3, 4, 0]), 0.999, rel_tol=1e-12)
 
 
@@ -107,12 +107,12 @@ def test_antialiasing_scales_opacity_by_the_area_the_blur_added():
     )
 
 
-def test_a_view_matrix_that_is_not_a_rotation_tells_the_camera_centres_apart():
+def test_a_view_matrix_that_is_not_a_rotation_tells_the_camera_centers_apart():
     viewmat = torch.eye(4, dtype=DTYPE)
     viewmat[:3, :3] *= 2.0
     viewmat[:3, 3] = torch.tensor([2.0, 4.0, 6.0])
-    inverse = reference.camera_centres(viewmat, PRESETS["gsplat-1.5"])
-    transpose = reference.camera_centres(viewmat, PRESETS["gsplat-1.6"])
+    inverse = reference.camera_centers(viewmat, PRESETS["gsplat-1.5"])
+    transpose = reference.camera_centers(viewmat, PRESETS["gsplat-1.6"])
     assert inverse.tolist() == [-1.0, -2.0, -3.0]
     assert transpose.tolist() == [-4.0, -8.0, -12.0]
 

@@ -1,23 +1,24 @@
 """tsplat: 3D Gaussian Splatting in Triton. See :func:`rasterization`."""
 
-from .checks import (
+from .arguments import RollingShutterType
+from .errors import (
     ArgumentError,
     BackendError,
     DeviceError,
+    DisagreementError,
     DtypeError,
-    RollingShutterType,
+    InvalidValueError,
+    MemoryBudgetError,
+    PeerError,
     ShapeError,
     UnsupportedError,
 )
-from .compositing import rasterize_to_pixels
-from .distributed import DisagreementError, PeerError
-from .intersection import isect_offset_encode, isect_tiles
-from .memory import MemoryBudgetError
-from .photometric import l1_and_ssim, l1_ssim_loss
-from .projection import fully_fused_projection, quat_scale_to_covar_preci
+from .ops.image_loss import l1_and_ssim, l1_ssim_loss
 from .rasterization import rasterization
-from .spherical_harmonics import spherical_harmonics
-from .validation import InvalidValueError
+from .stages.compositing import rasterize_to_pixels
+from .stages.intersection import isect_offset_encode, isect_tiles
+from .stages.projection import fully_fused_projection, quat_scale_to_covar_preci
+from .stages.shading import spherical_harmonics
 
 __version__ = "0.1.0"
 

@@ -42,7 +42,7 @@ SSIM_K1, SSIM_K2 = 0.01, 0.03
 
 TILE_SIZES: Final = (4, 8, 16)
 
-CameraCentre = Literal["inverse", "transpose"]
+CameraCenter = Literal["inverse", "transpose"]
 NumericsName = Literal["gsplat-1.5", "gsplat-1.6", "inria"]
 
 
@@ -54,7 +54,7 @@ class Numerics:
         name: The preset's name, as in ``rasterization(numerics=...)``.
         alpha_max: Alpha is clamped to this; where the clamp binds, nothing flows to geometry or opacity.
         compensation_floor: Lower bound of the antialiasing compensation (Mip-Splatting, arXiv 2311.16493).
-        camera_centre: ``"inverse"`` takes it from the inverse of the view matrix's upper 3x4 part,
+        camera_center: ``"inverse"`` takes it from the inverse of the view matrix's upper 3x4 part,
             ``"transpose"`` from -R^T t, which differs when R is not a rotation.
         near_min: ``near_plane`` is raised to at least this.
         extend: Half width of the bounding rectangle in standard deviations, an upper bound where
@@ -67,7 +67,7 @@ class Numerics:
     name: str
     alpha_max: float
     compensation_floor: float
-    camera_centre: CameraCentre
+    camera_center: CameraCenter
     near_min: float
     extend: float
     opacity_aware: bool
@@ -80,7 +80,7 @@ PRESETS: Final[dict[str, Numerics]] = {
             name="gsplat-1.5",
             alpha_max=0.999,
             compensation_floor=0.0,
-            camera_centre="inverse",
+            camera_center="inverse",
             near_min=0.0,
             extend=3.33,
             opacity_aware=True,
@@ -89,7 +89,7 @@ PRESETS: Final[dict[str, Numerics]] = {
             name="gsplat-1.6",
             alpha_max=0.99,
             compensation_floor=0.005,
-            camera_centre="transpose",
+            camera_center="transpose",
             near_min=0.0,
             extend=3.33,
             opacity_aware=True,
@@ -98,7 +98,7 @@ PRESETS: Final[dict[str, Numerics]] = {
             name="inria",
             alpha_max=0.99,
             compensation_floor=0.005,
-            camera_centre="inverse",
+            camera_center="inverse",
             near_min=0.2,
             extend=3.0,
             opacity_aware=False,

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import checks
-from .backend import BACKENDS, Backend, full_precision
-from .checks import RollingShutterType
-from .compositing import CompositingSettings, composite
+from . import arguments as checks
+from .arguments import RollingShutterType
 from .config import DEPTH_ALPHA_MIN, MAGNITUDE_MAX, NumericsName
-from .distributed import agreeing, describe, exchange, gather_cameras, join
-from .intersection import count_tiles, depth_order, encode_ids, list_pairs, narrow_offsets
-from .memory import Bands
-from .projection import ProjectionSettings, project
-from .rows import TileGrid, flatten_batch
-from .spherical_harmonics import shade
-from .validation import VALIDATE, Validate, complain, explain_sizes, find_sound, hide_unsound_cameras
+from .data import TileGrid, flatten_batch
+from .errors import ArgumentError
+from .stages.backend import BACKENDS, Backend, full_precision
+from .stages.compositing import CompositingSettings, composite
+from .stages.exchange import agreeing, describe, exchange, gather_cameras, join
+from .stages.intersection import count_tiles, depth_order, encode_ids, list_pairs, narrow_offsets
+from .stages.memory import Bands
+from .stages.projection import ProjectionSettings, project
+from .stages.shading import shade
+from .stages.validation import VALIDATE, Validate, complain, explain_sizes, find_sound, hide_unsound_cameras
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -73,19 +74,19 @@ def rasterization(
     back in each input's own element type.
 
     Args:
-        means: [..., N, 3] centres, world frame.
+        means: [..., N, 3] centers, world frame.
         quats: [..., N, 4] rotations wxyz, any norm above 1e-12.
         scales: [..., N, 3] standard deviations along the rotated axes, after exp.
         opacities: [..., N] after sigmoid, in [0, 1].
         colors: [..., N, D] or per camera [..., C, N, D], any D >= 1; or, with ``sh_degree``, spherical harmonics
             coefficients [..., N, K, 3] or [..., C, N, K, 3]. Half precision is read as it is, without a copy.
         viewmats: [..., C, 4, 4] world to camera; cameras look along +z, x right, y down.
-        Ks: [..., C, 3, 3] intrinsics in pixels; pixel centres lie at +0.5. Not differentiable.
+        Ks: [..., C, 3, 3] intrinsics in pixels; pixel centers lie at +0.5. Not differentiable.
         width, height: Image size in pixels.
         near_plane, far_plane: Gaussians outside these camera-space depths are culled.
         radius_clip: Gaussians whose half width and height on screen are both at most this, in pixels, are culled.
         eps2d: Added to the diagonal of the screen covariance, pixels^2.
-        sh_degree: Highest degree of spherical harmonics in use, 0 to 4; None where ``colors`` are colours.
+        sh_degree: Highest degree of spherical harmonics in use, 0 to 4; None where ``colors`` are colors.
         packed: Whether ``meta`` holds visible pairs of camera and Gaussian only. The picture is the same.
         tile_size: Pixels along a tile's edge, 4, 8 or 16. The picture is the same.
         backgrounds: [..., C, D]; depth always has background 0.
@@ -97,7 +98,7 @@ def rasterization(
             what ``eps2d`` added to the screen area.
         channel_chunk: At most so many channels are accumulated in one pass; bounds memory in use, not the result.
         covars: [..., N, 3, 3] covariances in place of quats and scales; the upper triangle is read.
-        backend: ``"triton"`` kernels on a GPU, ``"torch"`` vectorised on any device, ``"reference"`` dense and slow;
+        backend: ``"triton"`` kernels on a GPU, ``"torch"`` vectorized on any device, ``"reference"`` dense and slow;
             ``"auto"`` takes the fastest that runs.
         numerics: Whose constants to follow: ``"gsplat-1.5"``, ``"gsplat-1.6"`` or ``"inria"``.
         validate: What to do about Gaussians that cannot be drawn: those with a number that is not finite or beyond
@@ -109,7 +110,7 @@ def rasterization(
             on the device. Where more would be needed, the picture is made in bands of tile rows, to the same bits.
         distributed: Whether several ranks render together (docs/distributed.md): each passes its own Gaussians and its
             own cameras, of any number, and gets the pictures of its cameras with the Gaussians of all ranks. Gradients
-            go back to the owners. No batch dimensions, no colours per camera.
+            go back to the owners. No batch dimensions, no colors per camera.
         group: The process group of these ranks; by default of all processes.
         sparse_grad, camera_model, segmented, with_ut, with_eval3d, radial_coeffs, tangential_coeffs,
             thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are there.
@@ -144,7 +145,7 @@ def rasterization(
         MemoryBudgetError: Not even one row of tiles fits into the budget; the message says what the likely cause is.
     """
     if group is not None and not distributed:
-        raise checks.ArgumentError("group: given, but distributed is False; pass distributed=True, or no group")
+        raise ArgumentError("group: given, but distributed is False; pass distributed=True, or no group")
     ranks = join(group) if distributed else None
     settings_of_all = dict(
         width=width,
@@ -239,7 +240,7 @@ def rasterization(
             numerics=preset,
             cull=validate != "off",
         )
-    # From here on batch dimensions are one, [B, ...]. Colours keep their type: half precision is read as it is.
+    # From here on batch dimensions are one, [B, ...]. Colors keep their type: half precision is read as it is.
     means, opacities = (flatten_batch(tensor, len(batch), dtype) for tensor in (means, opacities))
     colors = flatten_batch(colors, len(batch), colors.dtype)
     viewmats, Ks = (flatten_batch(tensor, len(batch), dtype) for tensor in (viewmats, Ks))

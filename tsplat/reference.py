@@ -80,9 +80,9 @@ def covariances(quats: Tensor, scales: Tensor) -> Tensor:
     return m @ m.transpose(-1, -2)
 
 
-def camera_centres(viewmats: Tensor, numerics: Numerics = DEFAULT_NUMERICS) -> Tensor:
+def camera_centers(viewmats: Tensor, numerics: Numerics = DEFAULT_NUMERICS) -> Tensor:
     """World positions of cameras. [..., 4, 4] -> [..., 3]"""
-    if numerics.camera_centre == "inverse":
+    if numerics.camera_center == "inverse":
         rotated: Tensor = torch.linalg.solve(viewmats[..., :3, :3], viewmats[..., :3, 3])
         return -rotated
     return -(viewmats[..., :3, :3].transpose(-1, -2) @ viewmats[..., :3, 3:])[..., 0]
@@ -268,7 +268,7 @@ class Composite:
     clamp_margin: Tensor
 
 
-def _pixel_centres(size: int, like: Tensor) -> Tensor:
+def _pixel_centers(size: int, like: Tensor) -> Tensor:
     return torch.arange(size, dtype=like.dtype, device=like.device) + 0.5
 
 
@@ -300,8 +300,8 @@ def composite(
     opacity = opacities.gather(-1, order)[..., None, None, :]
     color = colors.gather(-2, index.expand_as(colors))
     shown = visible.gather(-1, order)[..., None, None, :]
-    dx = _pixel_centres(width, means2d)[None, :, None] - mean[..., 0]
-    dy = _pixel_centres(height, means2d)[:, None, None] - mean[..., 1]
+    dx = _pixel_centers(width, means2d)[None, :, None] - mean[..., 0]
+    dy = _pixel_centers(height, means2d)[:, None, None] - mean[..., 1]
     sigma = 0.5 * (conic[..., 0] * dx * dx + conic[..., 2] * dy * dy) + conic[..., 1] * dx * dy
     raw = torch.where(
         shown, opacity * torch.exp(-torch.where(shown, sigma, torch.zeros_like(sigma))), torch.zeros_like(sigma)
@@ -433,7 +433,7 @@ def rasterize(
 
     shaded = colors if per_camera else colors.unsqueeze(len(batch))
     if sh_degree is not None:
-        directions = means[..., None, :, :] - camera_centres(viewmats, numerics)[..., None, :]
+        directions = means[..., None, :, :] - camera_centers(viewmats, numerics)[..., None, :]
         shaded = (spherical_harmonics(sh_degree, directions, shaded) + 0.5).clamp_min(0)
     shaded = shaded.expand(*batch, n_cameras, n_gaussians, shaded.shape[-1])
     if render_mode != "RGB":

@@ -11,13 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..backend import full_precision
-from ..checks import ArgumentError, check_absent, check_tensor
-from ..compositing import rasterize_to_pixels
-from ..intersection import isect_offset_encode, isect_tiles
-from ..projection import fully_fused_projection
-from ..spherical_harmonics import spherical_harmonics
-from ..validation import complain
+from ..arguments import check_absent, check_tensor
+from ..errors import ArgumentError
+from ..stages.backend import full_precision
+from ..stages.compositing import rasterize_to_pixels
+from ..stages.intersection import isect_offset_encode, isect_tiles
+from ..stages.projection import fully_fused_projection
+from ..stages.shading import spherical_harmonics
+from ..stages.validation import complain
 
 NUMERICS = "inria"
 NEAR = 0.2
@@ -35,7 +36,7 @@ class GaussianRasterizationSettings(NamedTuple):
         viewmatrix: [4, 4] world to camera, transposed: points are rows.
         projmatrix: [4, 4] world to clip space, transposed; gives the principal point.
         sh_degree: Highest degree of spherical harmonics in use.
-        campos: [3] camera centre in the world, which `shs` are seen from.
+        campos: [3] camera center in the world, which `shs` are seen from.
         prefiltered: Only False is implemented.
         debug: Whether to raise for values that cannot be drawn, or are likely to be a mistake.
         antialiasing: Whether opacities are scaled by what the blur added to the screen area.
@@ -84,11 +85,11 @@ class GaussianRasterizer(torch.nn.Module):
         """Renders.
 
         Args:
-            means3D: [N, 3] centres, world frame.
+            means3D: [N, 3] centers, world frame.
             means2D: [N, 3] of any value; gets the gradient of the projected means, the screen going from -1 to 1.
             opacities: [N, 1] after sigmoid.
             shs: [N, K, 3] spherical harmonics coefficients; or
-            colors_precomp: [N, C] colours.
+            colors_precomp: [N, C] colors.
             scales, rotations: [N, 3] after exp, and [N, 4] wxyz; or
             cov3D_precomp: [N, 6] upper triangles of covariances.
 

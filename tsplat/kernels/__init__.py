@@ -2,11 +2,11 @@
 
 from .adam import adam_step
 from .compositing import composite_bwd, composite_fwd, composite_gradients, sum_columns
+from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_pairs, tile_rows
-from .photometric import l1_ssim_bwd, l1_ssim_fwd
 from .projection import projection_bwd, projection_fwd
-from .soundness import sound_gaussians
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
+from .validation import sound_gaussians
 
 __all__ = [
     "adam_step",

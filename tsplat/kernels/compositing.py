@@ -1,6 +1,6 @@
 """Front-to-back compositing of a tile's Gaussians, forward and backward.
 
-Colour of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T background with
+Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T background with
 w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)) and T_i the product of 1 - alpha_j before i.
 
 One program owns one tile and walks its Gaussians one by one, tiles with the longest lists first; each thread holds
@@ -13,8 +13,8 @@ place of a buffer per channel: with v the gradient of the pixel, rest_i = sum ov
 background - v_alpha) gains w_i (v . c_i) at each step, and dL/d alpha_i = T_i (v . c_i) - rest_i / (1 - alpha_i).
 (Front to back, rest would be a difference whose rounding 1 / (1 - alpha) enlarges a thousandfold.) With g = alpha dL/d
 alpha the gradients of mean, conic and opacity are linear in six moments, the sums over pixels of g, g dx, g dy, g dx^2,
-g dx dy, g dy^2. A program writes them and the colour gradients to the pair's own slot; slots of a Gaussian are
-neighbours, and `_segment_sum_kernel` sums them. No atomics anywhere: the same bits every time.
+g dx dy, g dy^2. A program writes them and the color gradients to the pair's own slot; slots of a Gaussian are
+neighbors, and `_segment_sum_kernel` sums them. No atomics anywhere: the same bits every time.
 """
 
 import math
@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import ALPHA_MIN, TRANSMITTANCE_MIN, Numerics
+from .compositing_features import MANY, features_bwd, features_fwd
 from .device_math import (
     MOMENTS,
     RECORD,
@@ -38,7 +39,6 @@ from .device_math import (
     own_tile,
     tile_pixels,
 )
-from .features import MANY, features_bwd, features_fwd
 from .launch import approximate, guard, longest_first, programs, tile_counts, walk_options
 
 PASS = 8
@@ -78,7 +78,7 @@ def _pack_kernel(
 
 @triton.jit
 def _load_features(colors, depths, row, stride, CHANNELS: tl.constexpr, dtype: tl.constexpr):
-    """A row's colours, and its depth behind them if there are depths."""
+    """A row's colors, and its depth behind them if there are depths."""
     features = ()
     for k in tl.static_range(CHANNELS):
         features = features + (tl.load(colors + row * stride + k).to(dtype),)
@@ -98,7 +98,7 @@ def _composite_fwd_kernel(
     dtype = records.dtype.element_ty
     program = own_tile(tl.program_id(0), tile_order)
     tile = first_tile + program
-    image, centre_x, centre_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
+    image, center_x, center_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
     transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
     FEATURES: tl.constexpr = CHANNELS + (depths is not None)
     color = ()
@@ -118,7 +118,7 @@ def _composite_fwd_kernel(
             row = tl.load(ids + index).to(tl.int64)
             record = load_tuple(records + row * RECORD, 1, 7)
             feature = _load_features(colors, depths, row, stride, CHANNELS, dtype)
-            e = log2_alpha(record, centre_x - record[0], centre_y - record[1])
+            e = log2_alpha(record, center_x - record[0], center_y - record[1])
             alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
             weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
             blended = ()
@@ -149,11 +149,11 @@ def _composite_bwd_kernel(
     CHANNELS: tl.constexpr, TILE: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """CHANNELS is the number of colours if registers hold their gradients, otherwise -1; strides of v_render_colors."""
+    """CHANNELS is the number of colors if registers hold their gradients, otherwise -1; strides of v_render_colors."""
     dtype = records.dtype.element_ty
     program = own_tile(tl.program_id(0), tile_order)
     tile = first_tile + program
-    image, centre_x, centre_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
+    image, center_x, center_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
     v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
     DEPTHS: tl.constexpr = depths is not None
     if CHANNELS >= 0:
@@ -179,8 +179,8 @@ def _composite_bwd_kernel(
         row = tl.load(ids + index).to(tl.int64)
         out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
         record = load_tuple(records + row * RECORD, 1, 7)
-        dx = centre_x - record[0]
-        dy = centre_y - record[1]
+        dx = center_x - record[0]
+        dy = center_y - record[1]
         e = log2_alpha(record, dx, dy)
         alpha = tl.where((e >= LOG2_ALPHA_MIN) & (index < last), clamped_alpha(record, e, APPROX), 0.0)
         if CHANNELS >= 0:
@@ -394,7 +394,7 @@ def composite_bwd(
     """Adds what a range of tiles contributes to each row's moments and gradients of features.
 
     Args:
-        slots, slot_starts, item_starts, item_rows: The pairs' Gaussian-major order; see `tsplat.rows.GaussianMajor`.
+        slots, slot_starts, item_starts, item_rows: The pairs' Gaussian-major order; see `tsplat.data.GaussianMajor`.
         sums: [R, columns of `sum_columns`], added to.
         Others as for `composite_fwd`.
     """

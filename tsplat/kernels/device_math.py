@@ -79,7 +79,7 @@ def load_tuple(pointer, stride, N: tl.constexpr, mask=None):
 
 @triton.jit
 def store_tuple(pointer, stride, values, mask=None, kept=None):
-    """Neighbouring values; zero where not `kept`."""
+    """Neighboring values; zero where not `kept`."""
     for k in tl.static_range(len(values)):
         if kept is None:
             tl.store(pointer + k * stride, values[k], mask=mask)
@@ -228,19 +228,19 @@ def covariance_vjp(r, s, v):
 
 
 @triton.jit
-def clamped_slope(p, z, focal, centre, extent, FOV_MARGIN: tl.constexpr):
+def clamped_slope(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
     """p / z held to the image plus a margin, and whether it was inside (bounds included)."""
     margin = extent / focal * (0.5 * FOV_MARGIN)
-    low = -(centre / focal + margin)
-    high = (extent - centre) / focal + margin
+    low = -(center / focal + margin)
+    high = (extent - center) / focal + margin
     slope = p / z
     return tl.minimum(tl.maximum(slope, low), high), (slope >= low) & (slope <= high)
 
 
 @triton.jit
-def image_jacobian(p, z, focal, centre, extent, FOV_MARGIN: tl.constexpr):
+def image_jacobian(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
     """Row of the perspective Jacobian for one image axis: d pixel / d p and d pixel / d z."""
-    slope, inside = clamped_slope(p, z, focal, centre, extent, FOV_MARGIN)
+    slope, inside = clamped_slope(p, z, focal, center, extent, FOV_MARGIN)
     return focal / z, -focal * slope / z, inside
 
 
@@ -379,7 +379,7 @@ def own_tile(program, tile_order):
 
 @triton.jit
 def tile_pixels(program, width, height, tile_width, n_tiles, TILE: tl.constexpr, dtype: tl.constexpr):
-    """Image of a tile; its pixel centres in x [1, TILE] and y [TILE, 1], which lie inside, and their flat index."""
+    """Image of a tile; its pixel centers in x [1, TILE] and y [TILE, 1], which lie inside, and their flat index."""
     tile = program % n_tiles
     image = (program // n_tiles).to(tl.int64)
     x = tile % tile_width * TILE + tl.arange(0, TILE)[None, :]

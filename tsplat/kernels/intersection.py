@@ -2,7 +2,7 @@
 
 A Gaussian is seen where opacity exp(-sigma) >= 1/255, that is inside the ellipse 2 sigma(dx, dy) <= 2 ln(255 opacity).
 Its extent in y gives the tile rows; for each tile row, the extent in x of the part of the ellipse between the first and
-the last pixel centre of that row gives the tile columns (the maximum of a concave function over an interval, so a
+the last pixel center of that row gives the tile columns (the maximum of a concave function over an interval, so a
 clamped argument). The bound is widened by what fp32 rounds, so that no pair is lost that compositing would count.
 Without conics the rectangle mean +- radii takes the ellipse's place, as in gsplat.
 
@@ -56,9 +56,9 @@ def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.co
 
 
 @triton.jit
-def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTRES: tl.constexpr):
-    """First tile of the interval [low, high] and their number: those with a pixel centre inside, or that overlap."""
-    if CENTRES:
+def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
+    """First tile of the interval [low, high] and their number: those with a pixel center inside, or that overlap."""
+    if CENTERS:
         n_pixels = n_tiles * TILE
         first = tl.minimum(tl.maximum(tl.ceil(low - 0.5), 0.0), n_pixels).to(tl.int32)
         last = tl.minimum(tl.maximum(tl.floor(high - 0.5), -1.0), n_pixels - 1.0).to(tl.int32)

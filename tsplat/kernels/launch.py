@@ -12,7 +12,7 @@ RESIDENT = 256
 """Programs of one warp that any GPU runs at once; of so few, none comes last."""
 
 GRAIN = 64
-"""Pairs by which lists must differ to be put in order. Neighbours share Gaussians and caches, and stay together."""
+"""Pairs by which lists must differ to be put in order. Neighbors share Gaussians and caches, and stay together."""
 
 
 def guard(tensor: Tensor) -> AbstractContextManager[object]:

@@ -1,11 +1,11 @@
-"""View-dependent colour from real spherical harmonics up to degree 4, forward and backward.
+"""View-dependent color from real spherical harmonics up to degree 4, forward and backward.
 
 The basis is the one of Sloan, "Efficient Spherical Harmonic Evaluation" (JCGT 2013), with the signs of 3D Gaussian
-Splatting. The direction is the normalised difference of the Gaussian's mean and the camera centre.
+Splatting. The direction is the normalized difference of the Gaussian's mean and the camera center.
 
 Forward: one lane per output row, which is a pair of image and Gaussian; no atomics.
 Backward: one lane per Gaussian, which walks the cameras of its batch, so that gradients of means and coefficients are
-summed in a fixed order. Gradients of camera centres are summed over a block and written once per block and image.
+summed in a fixed order. Gradients of camera centers are summed over a block and written once per block and image.
 """
 
 import torch
@@ -118,16 +118,16 @@ def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
 
 
 @triton.jit
-def _direction(means, centres, gaussian, image, mask):
-    """Unit direction from camera centre to mean, and 1 / distance."""
+def _direction(means, centers, gaussian, image, mask):
+    """Unit direction from camera center to mean, and 1 / distance."""
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
-    centre = load_tuple(centres + image * 3, 1, 3)
-    return normalize3((mean[0] - centre[0], mean[1] - centre[1], mean[2] - centre[2]))
+    center = load_tuple(centers + image * 3, 1, 3)
+    return normalize3((mean[0] - center[0], mean[1] - center[1], mean[2] - center[2]))
 
 
 @triton.jit
 def _sh_fwd_kernel(
-    means, centres, coeffs, row_ids, radii, colors,
+    means, centers, coeffs, row_ids, radii, colors,
     n_rows, n_gaussians, n_cameras, n_bases,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def _sh_fwd_kernel(
         mask = mask & (tl.load(radii + row * 2, mask=mask, other=0) > 0)
     image = tl.where(mask, pair // n_gaussians, 0)
     gaussian = image // n_cameras * n_gaussians + pair % n_gaussians
-    unit, _ = _direction(means, centres, gaussian, image, mask)
+    unit, _ = _direction(means, centers, gaussian, image, mask)
     basis = sh_basis(unit, DEGREE)
     for channel in tl.static_range(3):
         total = tl.zeros_like(unit[0])
@@ -153,8 +153,8 @@ def _sh_fwd_kernel(
 
 @triton.jit
 def _sh_bwd_kernel(
-    means, centres, coeffs, row_of, radii, v_colors,
-    v_means, v_centres, v_coeffs,
+    means, centers, coeffs, row_of, radii, v_colors,
+    v_means, v_centers, v_coeffs,
     n_gaussians, n_cameras, n_images, n_bases,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -181,7 +181,7 @@ def _sh_bwd_kernel(
             visible = row >= 0
         if radii is not None:
             visible = visible & (tl.load(radii + row * 2, mask=visible, other=0) > 0)
-        unit, inverse_norm = _direction(means, centres, gaussian, image, mask)
+        unit, inverse_norm = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
         v_color = load_tuple(v_colors + row * 3, 1, 3, visible)
         summed = ()
@@ -203,31 +203,31 @@ def _sh_bwd_kernel(
             tl.where(visible, v_dir[2], 0.0),
         )
         v_mean = (v_mean[0] + v_dir[0], v_mean[1] + v_dir[1], v_mean[2] + v_dir[2])
-        if v_centres is not None:
+        if v_centers is not None:
             for k in tl.static_range(3):
-                tl.store(v_centres + (block.to(tl.int64) * n_images + image) * 3 + k, -tl.sum(v_dir[k]))
+                tl.store(v_centers + (block.to(tl.int64) * n_images + image) * 3 + k, -tl.sum(v_dir[k]))
     store_tuple(v_means + gaussian * 3, 1, v_mean, mask)
     store_tuple(v_coeffs + own, 1, v_coeff, mask)
 
 
 def spherical_harmonics_fwd(
-    means: Tensor, centres: Tensor, coeffs: Tensor, row_ids: Tensor | None, radii: Tensor | None, *, degree: int
+    means: Tensor, centers: Tensor, coeffs: Tensor, row_ids: Tensor | None, radii: Tensor | None, *, degree: int
 ) -> Tensor:
-    """Colours of rows, before the shift by 0.5 and the clamp; zero where `radii` is. [R, 3]
+    """Colors of rows, before the shift by 0.5 and the clamp; zero where `radii` is. [R, 3]
 
     Args:
-        means, centres, coeffs: [B, N, 3], [B, C, 3], [B, N, K, 3] with K >= (degree + 1)^2, coeffs of any float type.
+        means, centers, coeffs: [B, N, 3], [B, C, 3], [B, N, K, 3] with K >= (degree + 1)^2, coeffs of any float type.
         row_ids: [R] flat indices into [B, C, N], or None where R = B C N.
         radii: [R, 2], or None where every row is visible.
     """
     n_batches, n_gaussians, n_bases, _ = coeffs.shape
-    n_cameras = centres.shape[1]
+    n_cameras = centers.shape[1]
     n_rows = n_batches * n_cameras * n_gaussians if row_ids is None else row_ids.numel()
     colors = means.new_empty(n_rows, 3)
     if n_rows > 0:
         with guard(means):
             _sh_fwd_kernel[(programs(n_rows, BLOCK),)](
-                means, centres, coeffs, row_ids, radii, colors, n_rows, n_gaussians, n_cameras, n_bases,
+                means, centers, coeffs, row_ids, radii, colors, n_rows, n_gaussians, n_cameras, n_bases,
                 DEGREE=degree, BLOCK=BLOCK, num_warps=2,
             )  # fmt: skip
     return colors
@@ -235,32 +235,32 @@ def spherical_harmonics_fwd(
 
 def spherical_harmonics_bwd(
     means: Tensor,
-    centres: Tensor,
+    centers: Tensor,
     coeffs: Tensor,
     row_ids: Tensor | None,
     radii: Tensor | None,
     v_colors: Tensor,
     *,
     degree: int,
-    needs_centres: bool,
+    needs_centers: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Gradients of means, centres (None when not asked) and coefficients."""
+    """Gradients of means, centers (None when not asked) and coefficients."""
     n_batches, n_gaussians, n_bases, _ = coeffs.shape
-    n_cameras = centres.shape[1]
+    n_cameras = centers.shape[1]
     n_images = n_batches * n_cameras
     v_means = torch.empty_like(means)
     # Bases above the degree in use get no gradient.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
     v_coeffs = make(coeffs.shape)
     blocks = triton.cdiv(n_gaussians, BLOCK)
-    partial = means.new_empty(blocks, n_images, 3) if needs_centres else None
+    partial = means.new_empty(blocks, n_images, 3) if needs_centers else None
     if n_batches * n_gaussians > 0:
         with guard(means):
             row_of = None if row_ids is None else rows_by_pair(row_ids, n_images * n_gaussians)
             _sh_bwd_kernel[(programs(n_batches * blocks, 1),)](
-                means, centres, coeffs, row_of, radii, v_colors, v_means, partial, v_coeffs,
+                means, centers, coeffs, row_of, radii, v_colors, v_means, partial, v_coeffs,
                 n_gaussians, n_cameras, n_images, n_bases,
                 DEGREE=degree, BLOCK=BLOCK, num_warps=2,
             )  # fmt: skip
-    v_centres = None if partial is None else partial.sum(0).view(n_batches, n_cameras, 3)
-    return v_means, v_centres, v_coeffs.to(coeffs.dtype)
+    v_centers = None if partial is None else partial.sum(0).view(n_batches, n_cameras, 3)
+    return v_means, v_centers, v_coeffs.to(coeffs.dtype)

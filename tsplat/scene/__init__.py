@@ -1,25 +1,24 @@
 """Scenes: the parameters of Gaussians, photographs with cameras, and the files that both come from."""
 
+from ..errors import FileError, MissingExtraError
+from ..viewing.framing import guess_up, look_at_all
+from ..viewing.trajectories import Camera, orbit_around, read_cameras, spiral_at
 from .cameras import intrinsics, look_at, orbit
-from .captures import Capture, View
-from .colmap import read_colmap
-from .extras import MissingExtraError
-from .files import FileError
-from .foreign import read_foreign
-from .framing import guess_up, look_at_all
+from .capture.captures import Capture, View
+from .capture.colmap import read_colmap
+from .capture.normalization import normalize_capture
+from .capture.prepare import Prepared, prepare
+from .capture.procedural import procedural_capture
+from .capture.reading import read_capture
+from .capture.transforms import read_transforms
+from .formats.models import lost_in, read_model, write_model
+from .formats.ply import read_ply, write_ply
+from .formats.sog import read_sog
+from .formats.splat import read_splat, write_splat
+from .formats.spz import read_spz
+from .formats.torch_checkpoints import read_foreign
 from .gaussians import ActivatedError, Gaussians
-from .models import lost_in, read_model, write_model
-from .normalization import normalize_capture
-from .ply import read_ply, write_ply
-from .prepare import Prepared, prepare
-from .procedural import procedural_capture
-from .reading import read_capture
-from .sog import read_sog
-from .splat import read_splat, write_splat
-from .spz import read_spz
 from .summary import Summary, summarize
-from .trajectories import Camera, orbit_around, read_cameras, spiral_at
-from .transforms import read_transforms
 
 __all__ = [
     "ActivatedError",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..checks import ArgumentError
+from ..errors import ArgumentError
 
 UP = (0.0, -1.0, 0.0)
 """Up in the world where nothing says otherwise: structure-from-motion tends to leave y pointing down."""
@@ -54,7 +54,7 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
     return matrix.float()
 
 
-def centres(viewmats: Tensor) -> Tensor:
+def centers(viewmats: Tensor) -> Tensor:
     """Where cameras stand, world frame: [C, 4, 4] world to camera -> [C, 3]."""
     return -(viewmats[:, :3, :3].mT @ viewmats[:, :3, 3:]).squeeze(-1)
 
@@ -82,10 +82,10 @@ def orbit(
     front = front - (front @ axis) * axis
     front = front / front.norm()
     side = axis.cross(front, -1)
-    centre = torch.tensor(target, dtype=torch.float64)
+    center = torch.tensor(target, dtype=torch.float64)
     matrices = []
     for azimuth, elevation in zip(azimuths, elevations, strict=True):
         a, e = math.radians(azimuth), math.radians(elevation)
         offset = math.cos(e) * (math.cos(a) * front + math.sin(a) * side) + math.sin(e) * axis
-        matrices.append(look_at((centre + radius * offset).tolist(), target, up))
+        matrices.append(look_at((center + radius * offset).tolist(), target, up))
     return torch.stack(matrices)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..checks import ArgumentError, ShapeError, check_devices, check_tensor
+from ..arguments import check_devices, check_tensor
 from ..config import SH_DEGREE_MAX, SH_NORMS
-from .extras import require
-from .files import FileError
+from ..errors import ArgumentError, FileError, ShapeError
+from ..support.extras import require
 
 PARAMETERS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
 """The fields of :class:`Gaussians` that are tensors."""
@@ -30,14 +30,14 @@ class ActivatedError(FileError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussians:
-    """N Gaussians as they are optimised and stored, every value before its activation.
+    """N Gaussians as they are optimized and stored, every value before its activation.
 
     Attributes:
-        means: [N, 3] centres, world frame.
+        means: [N, 3] centers, world frame.
         log_scales: [N, 3] logarithms of the standard deviations along the rotated axes, world units.
         quats: [N, 4] rotations wxyz, any norm but zero.
         opacity_logits: [N] opacities before the sigmoid.
-        sh0: [N, 1, 3] spherical harmonics coefficients of degree 0, RGB; the colour is 0.5 plus the sum.
+        sh0: [N, 1, 3] spherical harmonics coefficients of degree 0, RGB; the color is 0.5 plus the sum.
         shN: [N, K - 1, 3] those of the degrees above, K = (degree + 1)^2; K = 1 for no view dependence.
         antialiased: Whether they were trained with ``rasterize_mode="antialiased"``, and want to be rendered so.
 
@@ -138,7 +138,7 @@ class Gaussians:
         opacity: float = START_OPACITY,
         scale: float = 1.0,
     ) -> Gaussians:
-        """Round Gaussians at points, each as wide as the mean distance to its three nearest neighbours.
+        """Round Gaussians at points, each as wide as the mean distance to its three nearest neighbors.
 
         Args:
             points: [N, 3] world frame, N >= 2.
@@ -166,7 +166,7 @@ class Gaussians:
             if not tensor.isfinite().all():
                 raise ArgumentError(f"{name}: found values that are not finite; remove those points")
         means = points.float()
-        spacing = _neighbour_distances(means)
+        spacing = _neighbor_distances(means)
         # Points in one place have no spacing; a millionth of the cloud keeps the logarithm finite.
         spacing = spacing.clamp_min(1e-6 * max(float((means.amax(0) - means.amin(0)).max()), 1e-6))
         quats = means.new_zeros(n, 4)
@@ -181,7 +181,7 @@ class Gaussians:
         )
 
 
-def _neighbour_distances(points: Tensor) -> Tensor:
+def _neighbor_distances(points: Tensor) -> Tensor:
     """Mean distance of each point to its nearest three others. [N]"""
     require("scipy")
     from scipy.spatial import cKDTree

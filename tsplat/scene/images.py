@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .extras import require
-from .files import FileError, write_whole
+from ..errors import FileError
+from ..support.extras import require
+from ..support.files import write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ def read_image(path: str | os.PathLike[str], background: tuple[float, float, flo
     """Reads a picture as RGB [H, W, 3] uint8; its orientation tag is not followed, as COLMAP does not.
 
     Args:
-        background: RGB in [0, 1] behind what is transparent; where None, colours are taken as if they were opaque.
+        background: RGB in [0, 1] behind what is transparent; where None, colors are taken as if they were opaque.
 
     Raises:
         FileError: The file is missing or not a picture.

@@ -25,7 +25,7 @@ class Summary:
         sh_degree: Of their spherical harmonics.
         antialiased: Whether they are marked so.
         unsound: How many have values that are not numbers; the figures below leave them out.
-        lowest, highest: [3] bounds of the centres, world units; None if there are no sound Gaussians, as those below.
+        lowest, highest: [3] bounds of the centers, world units; None if there are no sound Gaussians, as those below.
         opacities: After the sigmoid, at :data:`QUANTILES`.
         scales: Of all axes after exp, world units, at :data:`QUANTILES`.
     """

@@ -8,18 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import ArgumentError
-from ..rows import sum_rows
-from .operations import (
-    Optimizers,
-    Parameters,
-    State,
-    check_parameters,
-    duplicate,
-    remove,
-    reset_opacities,
-    split,
-)
+from ..data import sum_rows
+from ..errors import ArgumentError
+from .operations import Optimizers, Parameters, State, check_parameters, duplicate, remove, reset_opacities, split
 
 
 @dataclasses.dataclass

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import ArgumentError
-from ..projection import quat_scale_to_covar_preci
+from ..errors import ArgumentError
+from ..stages.projection import quat_scale_to_covar_preci
 
 Parameters = MutableMapping[str, Any]
 Optimizers = MutableMapping[str, torch.optim.Optimizer]

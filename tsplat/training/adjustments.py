@@ -32,11 +32,11 @@ def no_motions(n_views: int, like: Tensor) -> Tensor:
 
 
 def exposed(image: Tensor, exposure: Tensor) -> Tensor:
-    """A picture [H, W, 3] through an affine map of its colours, [3, 4]: the last column is added."""
+    """A picture [H, W, 3] through an affine map of its colors, [3, 4]: the last column is added."""
     # Written out, as autocast would have a matrix product in half precision.
     return (image[..., None, :] * exposure[:, :3]).sum(-1) + exposure[:, 3]
 
 
 def no_exposures(n_views: int, like: Tensor) -> Tensor:
-    """Exposures of n views that leave their colours as they are. [n, 3, 4]"""
+    """Exposures of n views that leave their colors as they are. [n, 3, 4]"""
     return torch.eye(3, 4, dtype=like.dtype, device=like.device).repeat(n_views, 1, 1)

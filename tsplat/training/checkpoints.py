@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..checks import ArgumentError
-from ..scene.extras import require
-from ..scene.files import FileError, write_whole
+from ..errors import ArgumentError, FileError
+from ..scene.formats.models import read_model
 from ..scene.gaussians import Gaussians
-from ..scene.models import read_model
+from ..support.extras import require
+from ..support.files import write_whole
 from .config import RunConfig, from_json, to_json
-from .shards import read_rows, write_rows
-from .teams import Team
+from .processes.group import Team
+from .processes.shards import read_rows, write_rows
 
 FORMAT, VERSION = "tsplat checkpoint", 1
 SCENE, TRAINING, MANIFEST, LATEST = "scene.safetensors", "training.safetensors", "checkpoint.json", "latest"

@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..backend import Backend
-from ..checks import ArgumentError, check_choice, check_size
-from ..scene.captures import Color
-from ..scene.files import FileError
+from ..arguments import check_choice, check_size
+from ..errors import ArgumentError, FileError
+from ..scene.capture.captures import Color
+from ..stages.backend import Backend
 from ..strategies import DefaultStrategy, MCMCStrategy
 
 Preset = Literal["fixed", "default", "mcmc"]
@@ -42,12 +42,12 @@ class Config:
             other; 0 for one a rank. Rates grow with its square root, and the moments' decay rates go by its power
             (Malladi et al., 2022, "On the SDEs and scaling rules").
         seed: Of the order of views, of backgrounds and of what strategies draw.
-        means_rate: Of the centres, in units of the scene's extent; decays exponentially to `means_decay` of it.
+        means_rate: Of the centers, in units of the scene's extent; decays exponentially to `means_decay` of it.
         means_decay: See `means_rate`.
         scales_rate: Of the logarithms of the standard deviations.
         opacities_rate: Of the logits.
         quats_rate: Of the rotations.
-        sh0_rate: Of the colours.
+        sh0_rate: Of the colors.
         shN_rate: Of the spherical harmonics above degree 0.
         sh_interval: Steps after which one more degree of spherical harmonics is used; a run too short for all degrees
             shares its steps out among them.
@@ -64,7 +64,7 @@ class Config:
             scene's extent.
         pose_refinement: Whether to learn a small rotation and translation of each training camera.
         pose_rate: Of both, radians and units of the scene's extent.
-        exposure: Whether to learn an affine map of colours for each training view.
+        exposure: Whether to learn an affine map of colors for each training view.
         exposure_rate: Of its entries.
         clip_gradients: Largest norm of each parameter's gradient; 0 for none.
         parallel: What several ranks do: each holds a part of the scene, or all of it.

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from ..backend import Backend, choose
 from ..scene.cameras import intrinsics, orbit
-from ..scene.extras import require
-from ..scene.files import output_folder
+from ..scene.capture.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
 from ..scene.gaussians import Gaussians
-from ..scene.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
+from ..stages.backend import Backend, choose
+from ..support.extras import require
+from ..support.files import output_folder
+from ..viewing.rendering import render
 from .config import Config
 from .pictures import animation
-from .rendering import render
 from .runs import fit_and_report, pick_device
 from .trainer import Trainer
 

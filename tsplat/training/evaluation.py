@@ -12,14 +12,14 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..backend import Backend
-from ..checks import check_choice
-from ..scene.captures import Color, View
-from ..scene.extras import require
+from ..arguments import check_choice
+from ..scene.capture.captures import Color, View
 from ..scene.gaussians import Gaussians
+from ..stages.backend import Backend
+from ..support.extras import require
+from ..viewing.rendering import render
 from .losses import psnr, ssim
-from .rendering import render
-from .teams import Team
+from .processes.group import Team
 
 
 @dataclasses.dataclass(frozen=True)

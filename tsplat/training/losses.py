@@ -1,12 +1,12 @@
-"""What training minimises and what pictures are judged by; images [..., H, W, C] in [0, 1]."""
+"""What training minimizes and what pictures are judged by; images [..., H, W, C] in [0, 1]."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..checks import ShapeError
-from ..photometric import l1_and_ssim, l1_ssim_loss
+from ..errors import ShapeError
+from ..ops.image_loss import l1_and_ssim, l1_ssim_loss
 
 
 def psnr(image: Tensor, truth: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def ssim(image: Tensor, truth: Tensor, *, padding: str = "valid") -> Tensor:
     """Mean structural similarity in at least fp32, by default over windows inside the image; 1 for equal images. []
 
     Raises:
-        ArgumentError: As :func:`tsplat.photometric.l1_and_ssim`.
+        ArgumentError: As :func:`tsplat.ops.image_loss.l1_and_ssim`.
     """
     return l1_and_ssim(image, truth, padding=padding)[1]
 
@@ -40,7 +40,7 @@ def depth_error(depth: Tensor, sparse: Tensor) -> Tensor:
     Args:
         depth: [H, W] expected depths along z, camera frame; zero or less where nothing is seen counts as infinitely
             far. Differentiable.
-        sparse: [P, 3] pixel x and y of points, with pixel centres at +0.5, and their depths along z, positive.
+        sparse: [P, 3] pixel x and y of points, with pixel centers at +0.5, and their depths along z, positive.
     """
     size = sparse.new_tensor([depth.shape[1], depth.shape[0]])
     grid = (2 * sparse[:, :2] / size - 1)[None, None]

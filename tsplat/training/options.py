@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from ..checks import ArgumentError
-from ..scene.extras import require
+from ..errors import ArgumentError
+from ..support.extras import require
 from .config import PRESETS, Preset, RunConfig, preset, read_config
 
 PROGRAM = "tsplat train"

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import ArgumentError
-from ..scene.extras import require
-from ..scene.files import write_whole
+from ..errors import ArgumentError
 from ..scene.images import to_bytes, write_png
+from ..support.extras import require
+from ..support.files import write_whole
 from .evaluation import Score
 from .history import History
 
@@ -36,7 +36,7 @@ def sheet_views(items: Sequence[Item]) -> list[Item]:
 
 
 def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
-    """A labelled PNG with a row a view: truth, start, result, and four times the result's mean absolute error.
+    """A labeled PNG with a row a view: truth, start, result, and four times the result's mean absolute error.
 
     Args:
         start, result: Scores of the same views, in the same order; of more than six, six are shown.
@@ -122,7 +122,7 @@ def animation(path: str | os.PathLike[str], frames: Iterable[Tensor], millisecon
 
 
 def heat(values: Tensor) -> Tensor:
-    """[H, W] in [0, 1] to colours from black through red to white, [H, W, 3] uint8."""
+    """[H, W] in [0, 1] to colors from black through red to white, [H, W, 3] uint8."""
     from matplotlib import colormaps
 
     return torch.from_numpy(colormaps["magma"](values.clamp(0, 1).cpu().numpy(), bytes=True)[..., :3].copy())

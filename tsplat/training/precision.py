@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import BackendError
+from ..errors import BackendError
 from .config import Precision
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -16,27 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import Backend, choose
-from ..checks import BackendError, check_size
-from ..memory import used_memory
-from ..scene.captures import Capture, View
-from ..scene.extras import require
-from ..scene.files import FileError, output_folder, write_json
+from ..arguments import check_size
+from ..errors import BackendError, FileError
+from ..scene.capture.captures import Capture, View
+from ..scene.capture.reading import read_capture
+from ..scene.formats.ply import write_ply
 from ..scene.gaussians import Gaussians
-from ..scene.ply import write_ply
-from ..scene.progress import stage_display
-from ..scene.reading import read_capture
+from ..stages.backend import Backend, choose
+from ..stages.memory import used_memory
+from ..support.extras import require
+from ..support.files import output_folder, write_json
+from ..support.progress import stage_display
 from .checkpoints import Checkpoint, clean, read_newest, write_checkpoint
 from .config import DeviceType, RunConfig, to_json
+from .display import progress_display, stop_on_interrupt
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim, report, shown
-from .heartbeat import heartbeat
 from .history import History, Watch
-from .launch import is_launched
-from .live import progress_display, stop_on_interrupt
 from .pictures import contact_sheet, curve, sheet_views, side_by_side
+from .processes.group import Team, join
+from .processes.heartbeat import heartbeat
+from .processes.launcher import is_launched
 from .progress import DivergedError, Progress
 from .randomness import random_state, set_random_state
-from .teams import Team, join
 from .trainer import Trainer, scene_state
 
 TEST_TIMES, SAVE_TIMES = 12, 4

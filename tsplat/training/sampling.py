@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..checks import ArgumentError
+from ..errors import ArgumentError
 
 
 class Sampler:

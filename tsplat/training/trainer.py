@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import full_precision
-from ..checks import ArgumentError, UnsupportedError
-from ..memory import FREE_SHARE, free_memory
-from ..optimizer import Adam
-from ..scene.captures import Color, View
+from ..errors import ArgumentError, UnsupportedError
+from ..ops.adam import Adam
+from ..scene.capture.captures import Color, View
 from ..scene.gaussians import PARAMETERS, Gaussians
+from ..stages.backend import full_precision
+from ..stages.memory import FREE_SHARE, free_memory
 from ..strategies import MCMCStrategy
 from ..strategies.operations import update, update_state
+from ..viewing.rendering import render_views
 from .adjustments import exposed, moved, no_exposures, no_motions
 from .config import Config
 from .losses import depth_error, loss, psnr
 from .metas import joined
 from .precision import autocast_dtype
+from .processes.group import Team
 from .progress import DivergedError, OnStep, Progress
-from .rendering import render_views
 from .sampling import Sampler, generator_state, set_generator_state
-from .teams import Team
 
 RENAMED = {"log_scales": "scales", "opacity_logits": "opacities"}
 
@@ -145,7 +145,7 @@ class Trainer:
             else:
                 meta = self._accompany(indices[turn])
             metas.append(meta)
-        self._regularise()
+        self._regularize()
         scale = self._scaler.get_scale()
         trouble = self._update()
         if self._strategy is not None and trouble is None:
@@ -227,7 +227,7 @@ class Trainer:
         self._scaler.scale(images.sum()).backward()  # type: ignore[no-untyped-call]
         return meta
 
-    def _regularise(self) -> None:
+    def _regularize(self) -> None:
         """Adds to the gradients the share of mean opacity and mean scale, of the Gaussians of all ranks."""
         config = self.config
         if not (config.opacity_weight or config.scale_weight):
@@ -486,5 +486,5 @@ def fit(
 def scene_extent(views: Sequence[View]) -> float:
     """1.1 times how far the farthest camera is from the middle of all, world units; at least a hair above zero."""
     viewmats = torch.stack([view.viewmat for view in views]).double()
-    centres = torch.linalg.inv(viewmats)[:, :3, 3]
-    return max(1.1 * float((centres - centres.mean(0)).norm(dim=-1).amax()), 1e-6)
+    centers = torch.linalg.inv(viewmats)[:, :3, 3]
+    return max(1.1 * float((centers - centers.mean(0)).norm(dim=-1).amax()), 1e-6)

@@ -1,0 +1,94 @@
+"""Fused L1 and SSIM against the formula in plain PyTorch, differentiated by autograd."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.closeness import assert_exact
+from tsplat import ArgumentError, ShapeError, UnsupportedError
+from tsplat.config import SSIM_TAPS
+from tsplat.ops.image_loss import l1_and_ssim, l1_ssim_loss
+
+BACKENDS = [pytest.param("triton", marks=pytest.mark.interpreter), "torch"]
+EXAMPLES = {"triton": 6, "torch": 60}
+
+
+def plain(x, y, padding):
+    """The formula with every window written out: shifted copies of the picture, weighted and summed."""
+    lost = 0 if padding == "same" else 10
+    height, width = x.shape[-3] - lost, x.shape[-2] - lost
+
+    def mean(values):
+        if padding == "same":
+            values = torch.nn.functional.pad(values, (0, 0, 5, 5, 5, 5))
+        return sum(
+            a * b * values[..., i : i + height, j : j + width, :]
+            for i, a in enumerate(SSIM_TAPS)
+            for j, b in enumerate(SSIM_TAPS)
+        )
+
+    mx, my = mean(x), mean(y)
+    vx, vy, covariance = mean(x * x) - mx * mx, mean(y * y) - my * my, mean(x * y) - mx * my
+    c1, c2 = 1e-4, 9e-4
+    ssim = (2 * mx * my + c1) * (2 * covariance + c2) / ((mx * mx + my * my + c1) * (vx + vy + c2))
+    return (x - y).abs().mean(), ssim.mean()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_equals_the_formula_in_fp64(backend, padding):
+    least = 11 if padding == "valid" else 1
+
+    @settings(max_examples=EXAMPLES[backend])
+    @given(
+        st.sampled_from([(), (2,), (2, 1)]), st.integers(least, 75), st.integers(least, 40), st.integers(1, 4),
+        st.integers(0, 2**31), st.booleans(),
+    )  # fmt: skip
+    def check(batch, width, height, channels, seed, planar):
+        generator = torch.Generator().manual_seed(seed)
+        shape = (*batch, channels, height, width) if planar else (*batch, height, width, channels)
+        x, y = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        if planar:
+            x, y = x.movedim(-3, -1), y.movedim(-3, -1)
+        x = x.detach().requires_grad_()
+        v = torch.randn(2, generator=generator, dtype=torch.float64)
+        results = []
+        for outputs in (l1_and_ssim(x, y, padding=padding, backend=backend), plain(x, y, padding)):
+            results.append((*outputs, *torch.autograd.grad(outputs, x, list(v))))
+        for name, found, expected in zip(("l1", "ssim", "v_image"), *results):
+            assert_exact(name, found, expected)
+
+    check()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_pictures_and_types(backend):
+    x = torch.rand(20, 30, 3, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = l1_ssim_loss(x, x.detach(), backend=backend)
+    assert loss.dtype == torch.float32
+    assert abs(loss.item()) < 1e-6
+    loss.backward()
+    assert x.grad.dtype == torch.bfloat16
+    assert x.grad.isfinite().all()
+
+
+def test_the_loss_is_made_of_both():
+    x, y = torch.rand(2, 16, 16, 3)
+    l1, ssim = l1_and_ssim(x, y)
+    torch.testing.assert_close(l1_ssim_loss(x, y, ssim_weight=0.3), 0.7 * l1 + 0.3 * (1 - ssim))
+
+
+def test_errors_name_the_argument():
+    x = torch.rand(12, 12, 3)
+    with pytest.raises(ShapeError, match=r"truth: expected \[12, 12, 3\] as image, found \[12, 3\]"):
+        l1_and_ssim(x, x[0])
+    with pytest.raises(ShapeError, match="SSIM needs at least 11 pixels along each edge"):
+        l1_and_ssim(x[:5], x[:5], padding="valid")
+    with pytest.raises(ArgumentError, match=r"image: expected \[..., H, W, C\] with at least one pixel"):
+        l1_and_ssim(x[:0], x[:0])
+    with pytest.raises(ArgumentError, match="padding: expected one of 'same', 'valid', found 'reflect'"):
+        l1_and_ssim(x, x, padding="reflect")
+    with pytest.raises(UnsupportedError, match="truth: its gradient is not implemented"):
+        l1_and_ssim(x, x.clone().requires_grad_())

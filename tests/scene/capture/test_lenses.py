@@ -1,0 +1,162 @@
+"""Distorted pictures of dots, which undistorted have to be where a pinhole camera sees them."""
+
+import pytest
+import torch
+
+from tests.support.captures import write_colmap, write_image, write_transforms
+from tsplat import ArgumentError
+from tsplat.scene import View, read_colmap, read_transforms
+from tsplat.scene.capture.lenses import Lens, Undistortion
+
+pytest.importorskip("pycolmap")
+
+WIDTH, HEIGHT = 120, 90
+F = (100.0, 104.0, 58.0, 47.0)
+LENSES = [
+    ("SIMPLE_RADIAL", (100.0, 58.0, 47.0, -0.15), (-0.15, 0, 0, 0)),
+    ("SIMPLE_RADIAL", (100.0, 58.0, 47.0, 0.15), (0.15, 0, 0, 0)),
+    ("RADIAL", (100.0, 58.0, 47.0, -0.2, 0.06), (-0.2, 0.06, 0, 0)),
+    ("OPENCV", (*F, -0.12, 0.03, 0.01, -0.02), (-0.12, 0.03, 0.01, -0.02)),
+]
+
+
+def distort(x, y, k1, k2, p1, p2):
+    """OpenCV's formula, on the plane at depth one."""
+    r2 = x * x + y * y
+    radial = 1 + k1 * r2 + k2 * r2 * r2
+    return (
+        x * radial + 2 * p1 * x * y + p2 * (r2 + 2 * x * x),
+        y * radial + p1 * (r2 + 2 * y * y) + 2 * p2 * x * y,
+    )
+
+
+def dots(pixels, width, height, sigma=1.5):
+    """White blobs on black at pixels [P, 2]. [H, W, 3] uint8"""
+    x, y = torch.arange(width) + 0.5, torch.arange(height) + 0.5
+    picture = torch.zeros(height, width)
+    for px, py in pixels.tolist():
+        blob = torch.exp(-(((x - px)[None] / sigma) ** 2 + ((y - py)[:, None] / sigma) ** 2) / 2)
+        picture = picture.maximum(blob)
+    return (255 * picture).round().to(torch.uint8)[..., None].expand(-1, -1, 3).contiguous()
+
+
+def centroid(image, x, y, reach=5):
+    """The middle of what is bright near a pixel."""
+    left, top = int(x) - reach, int(y) - reach
+    part = image[top : top + 2 * reach + 1, left : left + 2 * reach + 1, 0].double()
+    rows, columns = torch.arange(part.shape[0]) + top + 0.5, torch.arange(part.shape[1]) + left + 0.5
+    return float((part.sum(0) * columns).sum() / part.sum()), float((part.sum(1) * rows).sum() / part.sum())
+
+
+def grid_points():
+    """Points before the camera, seen well inside the picture."""
+    x, y = torch.meshgrid(torch.linspace(-0.36, 0.38, 4), torch.linspace(-0.26, 0.24, 3), indexing="xy")
+    depths = torch.linspace(2, 5, 12).double()
+    return torch.stack([x.flatten(), y.flatten(), torch.ones(12)], -1).double() * depths[:, None]
+
+
+def distorted_pixels(points, params, coefficients):
+    fx, fy, cx, cy = params[:4] if len(params) == 8 else (params[0], *params[:3])
+    x, y = distort(points[:, 0] / points[:, 2], points[:, 1] / points[:, 2], *coefficients)
+    return torch.stack([fx * x + cx, fy * y + cy], -1)
+
+
+def assert_dots_at_sparse(view, count):
+    assert len(view.sparse) == count
+    for x, y, _ in view.sparse.tolist():
+        assert centroid(view.image, x, y) == pytest.approx((x, y), abs=0.2)
+
+
+@pytest.mark.parametrize(("model", "params", "coefficients"), LENSES)
+def test_dots_of_a_colmap_scene_are_where_its_points_project_to(tmp_path, model, params, coefficients):
+    points = grid_points()
+    picture = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
+    views = [View(f"{i}.png", picture, torch.eye(4), torch.eye(3)) for i in range(2)]
+    camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
+    capture = read_colmap(write_colmap(tmp_path, views, points, camera))
+    view = capture.train[0]
+    assert (view.width, view.height) == (WIDTH, HEIGHT)
+    assert view.mask is None, "there is a border without a source"
+    assert_dots_at_sparse(view, 12)
+    torch.testing.assert_close(view.sparse[:, 2].sort().values, points[:, 2].float())
+    # They are not where they were: the test would notice if nothing was done.
+    assert (view.sparse[:, :2] - distorted_pixels(points, params, coefficients)).norm(dim=-1).max() > 0.5
+
+
+def test_shrunk_pictures_of_a_distorted_camera_are_undistorted_too(tmp_path):
+    model, params, coefficients = LENSES[3]
+    points = grid_points()
+    camera = f"{model} {2 * WIDTH} {2 * HEIGHT} {' '.join(str(2 * p) for p in params[:4])} -0.12 0.03 0.01 -0.02"
+    pixels = distorted_pixels(points, params, coefficients)
+    large, small = dots(2 * pixels, 2 * WIDTH, 2 * HEIGHT, 3), dots(pixels, WIDTH, HEIGHT)
+    views = [View(f"{i}.png", large, torch.eye(4), torch.eye(3)) for i in range(2)]
+    write_colmap(tmp_path, views, points, camera)
+    by_averaging = read_colmap(tmp_path, downscale=2).train[0]
+    assert_dots_at_sparse(by_averaging, 12)
+    for view in views:
+        write_image(tmp_path / "images_2" / view.name, small)
+    from_folder = read_colmap(tmp_path, downscale=2).train[0]
+    assert_dots_at_sparse(from_folder, 12)
+    torch.testing.assert_close(from_folder.K, by_averaging.K)
+
+
+def test_transforms_with_distortion_are_undistorted_the_same_way(tmp_path):
+    _, params, coefficients = LENSES[3]
+    points = grid_points()
+    picture = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
+    views = [View(f"{i}.png", picture, torch.eye(4), torch.eye(3)) for i in range(2)]
+    keys = dict(zip(("fl_x", "fl_y", "cx", "cy", "k1", "k2", "p1", "p2"), params), w=WIDTH, h=HEIGHT)
+    write_transforms(tmp_path / "json", views, **keys)
+    one = read_transforms(tmp_path / "json").train[0]
+    other = read_colmap(write_colmap(tmp_path / "colmap", views, points, f"OPENCV 120 90 {' '.join(map(str, params))}"))
+    assert torch.equal(one.image, other.train[0].image)
+    torch.testing.assert_close(one.K, other.train[0].K)
+
+
+@pytest.mark.parametrize(("model", "params", "coefficients"), LENSES)
+def test_no_more_is_cut_off_than_needs_to_be(model, params, coefficients):
+    fx, fy, cx, cy = params[:4] if len(params) == 8 else (params[0], *params[:3])
+    straight = Undistortion(Lens(WIDTH, HEIGHT, fx, fy, cx, cy, coefficients), WIDTH, HEIGHT)
+    assert straight.sees.all()
+    # A white frame of three pixels around black: some of it is still to be seen.
+    picture = torch.full((HEIGHT, WIDTH, 1), 255, dtype=torch.uint8)
+    picture[3:-3, 3:-3] = 0
+    seen = straight(picture)
+    assert seen.max() == 255
+    assert (seen > 0).float().mean() < 0.2
+
+
+def test_pixels_without_a_source_are_masked_out(tmp_path):
+    # The formula folds over at a radius of sqrt(1 / 1.5) = 0.82, 49 pixels from the middle.
+    params = (60.0, 60.0, 60.0, 45.0, -0.5, 0.0, 0.0, 0.0)
+    points = torch.tensor([[0.0, 0, 2], [0.1, 0.1, 2]])
+    picture = torch.full((HEIGHT, WIDTH, 3), 200, dtype=torch.uint8)
+    picture[:, :60] = 100
+    views = [View(f"{i}.png", picture, torch.eye(4), torch.eye(3)) for i in range(2)]
+    view = read_colmap(write_colmap(tmp_path, views, points, f"OPENCV 120 90 {' '.join(map(str, params))}")).train[0]
+    x = (torch.arange(WIDTH) + 0.5 - view.K[0, 2]) / view.K[0, 0]
+    y = (torch.arange(HEIGHT) + 0.5 - view.K[1, 2]) / view.K[1, 1]
+    radius = torch.hypot(x[None], y[:, None])
+    assert not view.mask[radius > 0.85].any()
+    assert view.mask[radius < 0.6].all()
+    assert (view.image[view.mask & (x > 0.05)] == 200).all()
+    assert (view.image[view.mask & (x < -0.05)] == 100).all()
+    assert (view.image[~view.mask] == 0).all()
+
+
+def test_large_pictures_are_sampled_band_by_band_to_the_same_result(monkeypatch):
+    lens = Lens(WIDTH, HEIGHT, *F, (-0.12, 0.03, 0.01, -0.02))
+    picture = torch.randint(0, 256, (HEIGHT, WIDTH, 4), dtype=torch.uint8)
+    whole = Undistortion(lens, WIDTH, HEIGHT)(picture)
+    monkeypatch.setattr("tsplat.scene.capture.lenses.BAND", 7 * WIDTH)
+    banded = Undistortion(lens, WIDTH, HEIGHT)(picture)
+    assert (whole.int() - banded.int()).abs().max() <= 1
+    assert (whole != banded).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("values", [(-100, 100, 60, 45), (100, float("nan"), 60, 45)])
+def test_lenses_without_a_meaning(values):
+    with pytest.raises(ArgumentError, match="K: "):
+        Undistortion(Lens(WIDTH, HEIGHT, *values, (0.1, 0, 0, 0)), WIDTH, HEIGHT)
+    with pytest.raises(ArgumentError, match="distortion"):
+        Lens(WIDTH, HEIGHT, *F, (float("inf"), 0, 0, 0))

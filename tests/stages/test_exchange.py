@@ -1,0 +1,123 @@
+"""Rasterization over several ranks equals one process's, and ends everywhere when it cannot go on."""
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tsplat
+from tests.support import scenes
+
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+RANKS = 4
+JOBS = ("equality", "disagreements", "refusals", "release", "volume", "example", "silence", "death")
+CASES = int(os.environ.get("TSPLAT_DISTRIBUTED_CASES", "40"))
+SEED = int(os.environ.get("TSPLAT_DISTRIBUTED_SEED", "0"))
+LIMIT = 60 + CASES
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """What each of four processes found; all go through all jobs, and are ended where they hang."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "tests.support.distributed_worker"]
+    arguments = [str(RANKS), str(folder), str(CASES), str(SEED)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    logs = [(folder / f"{rank}.log").open("w") for rank in range(RANKS)]
+    processes = [
+        subprocess.Popen([*command, str(rank), *arguments], env=environment, stdout=log, stderr=log)
+        for rank, log in enumerate(logs)
+    ]
+    ends = time.monotonic() + LIMIT
+    try:
+        for process in processes:
+            process.wait(max(ends - time.monotonic(), 0.1))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for process, log in zip(processes, logs):
+            process.kill()
+            process.wait()
+            log.close()
+    found = []
+    for rank in range(RANKS):
+        report = folder / f"{rank}.json"
+        log = (folder / f"{rank}.log").read_text()[-2000:]
+        found.append((json.loads(report.read_text()) if report.exists() else {}, log))
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_on_four_ranks(reports, job):
+    errors = []
+    for rank, (report, log) in enumerate(reports):
+        if job not in report:
+            errors.append(f"rank {rank} did not get there within {LIMIT} s; {log}")
+        elif report[job]["error"]:
+            errors.append(f"rank {rank}: {report[job]['error']}")
+    assert not errors, "\n".join(errors)
+    figures = [report[job]["figures"] for report, _ in reports]
+    print(job, figures, [round(report[job]["took"], 2) for report, _ in reports])
+    if job == "equality":
+        assert sum(f["tried"] for f in figures) >= 2 * CASES
+        assert max(f["worst"] for f in figures) <= 1
+    if job in ("silence", "death"):
+        assert all(f["seconds"] < 20 for f in figures if f)
+
+
+def test_without_a_process_group_it_says_what_to_do():
+    scene = scenes.make(scenes.Structure(), torch.float32)
+    with pytest.raises(tsplat.ArgumentError, match=r"distributed: there is no process group; start .* with torchrun"):
+        tsplat.rasterization(**scene, distributed=True)
+    with pytest.raises(tsplat.ArgumentError, match="group: given, but distributed is False"):
+        tsplat.rasterization(**scene, group=object())
+
+
+def test_a_build_without_torch_distributed_will_do():
+    code = """
+import sys, types
+import torch
+sys.modules["torch.distributed"] = torch.distributed = types.SimpleNamespace(is_available=lambda: False)
+import tsplat
+scene = [
+    torch.tensor([[0.0, 0.0, 2.0]]), torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), 0.1), torch.ones(1),
+    torch.ones(1, 3), torch.eye(4)[None], torch.tensor([[[10.0, 0, 4], [0, 10, 4], [0, 0, 1]]]), 8, 8,
+]
+assert float(tsplat.rasterization(*scene)[0].max()) > 0.5
+try:
+    tsplat.rasterization(*scene, distributed=True)
+except tsplat.ArgumentError as error:
+    assert "built without torch.distributed" in str(error)
+else:
+    raise AssertionError("no error")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_world_of_one_exchanges_nothing(tmp_path, monkeypatch):
+    scene = scenes.make(scenes.Structure(n=15, cameras=2), torch.float32)
+    expected, _, plain = tsplat.rasterization(**scene)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=datetime.timedelta(seconds=20)
+    )
+    try:
+        for name in ("all_gather", "all_to_all_single"):
+            monkeypatch.setattr(dist, name, None)
+        colors, _, meta = tsplat.rasterization(**scene, distributed=True, group=dist.group.WORLD)
+        with pytest.raises(tsplat.UnsupportedError, match="distributed: leading batch dimensions"):
+            tsplat.rasterization(**scenes.make(scenes.Structure(batch=(2,)), torch.float32), distributed=True)
+        with pytest.raises(tsplat.ArgumentError, match=r"group: expected a torch\.distributed\.ProcessGroup"):
+            tsplat.rasterization(**scene, distributed=True, group=dist.GroupMember.NON_GROUP_MEMBER)
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(colors, expected)
+    assert torch.equal(meta["received"]["gaussian_ids"], plain["gaussian_ids"])
+    assert meta["received"]["means2d"] is meta["means2d"]

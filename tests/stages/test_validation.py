@@ -1,0 +1,135 @@
+"""Values that cannot be drawn: what each mode of `validate` does about them, and what it says."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import tsplat
+from tests.support import scenes
+from tests.support.closeness import run
+
+STRUCTURE = scenes.Structure(n=12, cameras=2, channels=3, width=20, height=18, seed=5)
+STEPPED = "did an optimizer step with a gradient that was not finite?"
+
+
+def scene(sh_degree=None, **changes):
+    made = scenes.make(dataclasses.replace(STRUCTURE, sh_degree=sh_degree), torch.float32)
+    for name, change in changes.items():
+        made[name] = change(made[name].clone())
+    return made
+
+
+def put(value, *index):
+    def change(tensor):
+        tensor[index] = value
+        return tensor
+
+    return change
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2e12, -3e38])
+@pytest.mark.parametrize("name", ["means", "quats", "scales", "colors"])
+def test_a_bad_row_is_culled_counted_and_has_no_gradient(name, value, backend):
+    found, meta = run(scene(**{name: put(value, 3, 1)}), backend=backend, packed=False)
+    assert int(meta["n_invalid"]) == 1
+    assert not (meta["radii"][..., 3, :] > 0).any()
+    for key in ("means", "quats", "scales", "opacities", "colors"):
+        assert not found[f"v_{key}"][3].any()
+        assert found[f"v_{key}"].isfinite().all()
+    clean, _ = run(scene(opacities=put(0.0, 3)), backend=backend)
+    assert torch.equal(found["colors"], clean["colors"])
+
+
+def test_a_zero_quaternion_is_culled():
+    found, meta = run(scene(quats=put(0.0, 4)))
+    assert int(meta["n_invalid"]) == 1
+    assert not found["v_quats"][4].any()
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(viewmats=put(math.nan, 0, 1, 2)),
+        dict(viewmats=put(0.0, 0, slice(3), slice(3))),
+        dict(Ks=put(math.inf, 0, 0, 2)),
+        dict(Ks=put(0.0, 0, 1, 1)),
+    ],
+    ids=["not finite", "singular", "intrinsics", "focal length"],
+)
+def test_a_bad_camera_sees_nothing_and_leaves_the_others_alone(change, backend):
+    found, meta = run(scene(sh_degree=1, **change), backend=backend)
+    clean, _ = run(scene(sh_degree=1), backend=backend)
+    background = scene(sh_degree=1)["backgrounds"][0]
+    assert torch.equal(found["colors"][0], background.expand_as(found["colors"][0]))
+    assert torch.equal(found["colors"][1], clean["colors"][1])
+    assert not found["v_viewmats"][0].any()
+    assert all(t.isfinite().all() for t in found.values() if t is not None)
+    assert int(meta["n_invalid"]) == 0
+
+
+def test_off_does_not_look():
+    found, meta = run(scene(colors=put(math.nan, 3)), validate="off")
+    assert meta["n_invalid"] is None
+    assert found["colors"].isnan().any()
+
+
+def test_infinite_gradients_come_through_for_gradient_scaling_to_see():
+    inputs = scenes.leaves(scene())
+    colors, _, _ = tsplat.rasterization(**inputs)
+    colors.backward(torch.full_like(colors, math.inf))
+    assert not inputs["means"].grad.isfinite().all()
+
+
+MESSAGES = {
+    "viewmats: 1 of 2 cameras are not finite (first: camera 1); check the poses": dict(viewmats=put(math.nan, 1, 0, 3)),
+    "Ks: 1 of 2 cameras exceed 1e+12 in magnitude (first: camera 0); check the intrinsics": dict(Ks=put(1e13, 0, 0, 0)),
+    f"means: 2 of 12 rows are not finite (first: row 2); {STEPPED}": dict(means=put(math.nan, [2, 7], 0)),
+    f"colors: 1 of 12 rows exceed 1e+12 in magnitude (first: row 5); {STEPPED}": dict(colors=put(1e20, 5)),
+    f"opacities: 1 of 12 rows are not finite (first: row 1); {STEPPED}": dict(opacities=put(math.inf, 1)),
+    "Ks: 1 of 2 cameras see nothing, as a focal length is zero (first: camera 0); check the intrinsics": dict(
+        Ks=put(0.0, 0, 0, 0)
+    ),
+    "viewmats: 1 of 2 cameras see nothing, as their rotation is singular (first: camera 0); check the poses": dict(
+        viewmats=put(0.0, 0, slice(3), slice(3))
+    ),
+    "quats: 3 of 12 rows have zero norm (first: row 0); remove them, or set them to 1 0 0 0": dict(
+        quats=put(0.0, slice(3))
+    ),
+    "scales: 2 of 12 rows are negative (first: row 9); they are standard deviations: was exp() left out?": dict(
+        scales=put(-1.0, slice(9, 11), 1)
+    ),
+    "opacities: 1 of 12 rows lie outside [0, 1] (first: row 8); was sigmoid() left out?": dict(opacities=put(1.5, 8)),
+    "were the scales exponentiated twice?": dict(scales=lambda scales: (scales + 4).exp()),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("message", MESSAGES)
+def test_error_mode_says_what_how_many_where_and_why(message, backend):
+    with pytest.raises(tsplat.InvalidValueError) as caught:
+        tsplat.rasterization(**scene(**MESSAGES[message]), validate="error", backend=backend)
+    assert str(caught.value).endswith(message) if message.startswith("were") else str(caught.value) == message
+
+
+def test_error_mode_lets_good_scenes_pass():
+    clean, _ = run(scene())
+    checked, _ = run(scene(), validate="error")
+    assert all(torch.equal(clean[name], checked[name]) for name in clean)
+
+
+def test_error_mode_with_covariances_and_colors_per_camera():
+    structure = scenes.Structure(n=6, cameras=2, covars=True, per_camera_colors=True, sh_degree=1, batch=(2,), seed=1)
+    made = scenes.make(structure, torch.float32)
+    tsplat.rasterization(**made, validate="error")
+    made["colors"][1, 0, 4, 2, 1] = math.nan
+    with pytest.raises(tsplat.InvalidValueError, match=r"colors: 1 of 12 rows are not finite \(first: row 10\)"):
+        tsplat.rasterization(**made, validate="error")
+
+
+def test_validate_takes_three_words():
+    with pytest.raises(tsplat.ArgumentError, match="validate: expected one of 'cull', 'error', 'off', found 'warn'"):
+        tsplat.rasterization(**scene(), validate="warn")

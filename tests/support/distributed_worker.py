@@ -1,0 +1,395 @@
+"""One rank of `tests/test_distributed.py`: `python -m tests.support.distributed_worker RANK SIZE FOLDER CASES SEED`.
+
+Starting processes is dear, so that all ranks go through all jobs together, and what each found is left in a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import json
+import math
+import os
+import random
+import runpy
+import sys
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import tsplat
+from benchmarks.scaling import ROW_BYTES, ROW_BYTES_BACK
+from tests.support import properties, scenes
+from tests.support.closeness import FP32_EPSILONS, _compare, assert_exact
+from tests.support.paths import ROOT
+from tsplat import arguments as checks
+
+TIMEOUT = datetime.timedelta(seconds=30)
+PER_GAUSSIAN = ("means", "quats", "scales", "covars", "opacities", "colors")
+PER_CAMERA = ("viewmats", "Ks", "backgrounds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What a rank owns of a scene."""
+
+    gaussians: slice
+    cameras: slice
+
+    def of(self, scene: dict[str, Any]) -> dict[str, Any]:
+        parts = dict.fromkeys(PER_GAUSSIAN, self.gaussians) | dict.fromkeys(PER_CAMERA, self.cameras)
+        return {name: value[parts[name]] if isinstance(value, Tensor) else value for name, value in scene.items()}
+
+
+def shares(n_gaussians: list[int], n_cameras: list[int]) -> list[Share]:
+    def slices(counts: list[int]) -> list[slice]:
+        return [slice(sum(counts[:i]), sum(counts[: i + 1])) for i in range(len(counts))]
+
+    return [Share(*pair) for pair in zip(slices(n_gaussians), slices(n_cameras))]
+
+
+def split(r: random.Random, n: int, ranks: int) -> list[int]:
+    """Evenly, at random places, 99 to 1, or all on one rank."""
+    how = r.choice(["even", "random", "random", "skewed", "one"])
+    if how == "even":
+        return [n // ranks + (i < n % ranks) for i in range(ranks)]
+    if how == "random":
+        places = [0, *sorted(r.randint(0, n) for _ in range(ranks - 1)), n]
+        return [b - a for a, b in itertools.pairwise(places)]
+    counts = [0] * ranks
+    few = n // 100 if how == "skewed" else 0
+    owner = r.randrange(ranks)
+    counts[owner], counts[(owner + 1) % ranks] = n - few, few
+    return counts
+
+
+def gradients(
+    inputs: dict[str, Any], settings: dict[str, Any], cameras: slice, v: tuple[Tensor, Tensor]
+) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+    """Pictures and gradients of a loss with gradients v on all cameras' pictures."""
+    colors, alphas, meta = tsplat.rasterization(**inputs, **settings)
+    assert colors.requires_grad
+    assert alphas.requires_grad
+    if meta["means2d"].requires_grad:
+        meta["means2d"].retain_grad()
+    torch.autograd.backward((colors, alphas), (v[0][cameras], v[1][cameras]))
+    found = {"colors": colors.detach(), "alphas": alphas.detach()}
+    return found | {f"v_{n}": inputs[n].grad for n in scenes.DIFFERENTIABLE if inputs[n] is not None}, meta
+
+
+def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float] | None:
+    """Equal to one process: pictures to the bit, gradients to 1e-9 in fp64. None where this rank has no part."""
+    r = random.Random(seed)
+    size = r.choice([2, 3, 4, 4])
+    n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(0, 2 * size)
+    part = shares(split(r, n, size), split(r, n_cameras, size))
+    case = properties.draw(seed)
+    structure = dataclasses.replace(case.structure, n=n, cameras=n_cameras, batch=(), per_camera_colors=False)
+    settings = case.mode | case.layout
+    dtype, half = r.choice([torch.float64, torch.float32]), r.random() < 0.2
+    frozen, frozen_cameras = r.choice([None, None, None, *range(size)]), r.random() < 0.3
+    rank = dist.get_rank()
+    if rank >= size:
+        return None
+    scene = scenes.make(structure, dtype)
+    if half:
+        scene["colors"] = scene["colors"].to(torch.bfloat16)
+    if n > 5 and r.random() < 0.3:
+        scene["means"][n // 2] = torch.nan
+    if n and r.random() < 0.4:
+        # Equal depths, which are drawn in the order of rows.
+        scene["means"] = scene["means"][[r.randrange(n) for _ in range(n)]]
+
+    def leaves(scene: dict[str, Any]) -> dict[str, Any]:
+        inputs = scenes.leaves(scene)
+        if frozen_cameras:
+            inputs["viewmats"] = inputs["viewmats"].detach()
+        return inputs
+
+    own, whole = part[rank], leaves(scene)
+    shape = (n_cameras, structure.height, structure.width)
+    channels = {"RGB": 0, "D": 1, "ED": 1, "RGB+D": 1, "RGB+ED": 1}[settings["render_mode"]]
+    channels += scene["colors"].shape[-1] if "RGB" in settings["render_mode"] else 0
+    v = scenes.random_like((torch.empty(*shape, channels, dtype=dtype), torch.empty(*shape, 1, dtype=dtype)), seed)
+    truth, truth_meta = gradients(whole, settings, slice(None), v)
+    inputs = leaves(own.of(scene))
+    if rank == frozen:
+        inputs = {k: t.detach() if isinstance(t, Tensor) else t for k, t in inputs.items()}
+    found, meta = gradients(inputs, settings | dict(distributed=True, group=groups[size]), own.cameras, v)
+
+    for name in ("colors", "alphas"):
+        expected = truth[name][own.cameras]
+        assert torch.equal(found[name], expected), f"{name}: {int((found[name] != expected).sum())} entries differ"
+    assert meta["n_cameras"] == own.cameras.stop - own.cameras.start
+    if settings["packed"]:
+        drawn = (truth_meta["camera_ids"] >= own.cameras.start) & (truth_meta["camera_ids"] < own.cameras.stop)
+        assert torch.equal(meta["received"]["camera_ids"], truth_meta["camera_ids"][drawn] - own.cameras.start)
+        for name in ("gaussian_ids", "radii", "means2d", "depths", "conics", "opacities", "tiles_per_gauss"):
+            from_all = (meta if name == "tiles_per_gauss" else meta["received"])[name]
+            assert torch.equal(from_all, truth_meta[name][drawn]), name
+    worst = same = compared = 0.0
+    pairs = {
+        name: (found[f"v_{name}"], whole[name].grad[own.cameras if name in PER_CAMERA else own.gaussians])
+        for name in scenes.DIFFERENTIABLE
+        if inputs[name] is not None and whole[name].grad is not None and rank != frozen
+    }
+    if rank != frozen:
+        for name, (a, b) in rows_of_owner(meta, truth_meta, own, settings).items():
+            assert torch.equal(a, b), f"meta[{name!r}]: {int((a != b).sum())} entries differ"
+        pairs |= gradients_of_rows(meta, truth_meta, own, settings)
+    for name, (a, b) in pairs.items():
+        if a is None and not b.any():
+            continue
+        eps = FP32_EPSILONS * torch.finfo(torch.bfloat16 if b.dtype == torch.bfloat16 else torch.float32).eps
+        worst = max(worst, assert_exact(name, a, b) if b.dtype == torch.float64 else _compare(name, a, b, eps))
+        # Sums over all Gaussians are made rank by rank; everything else has the order of one process.
+        assert name == "viewmats" or torch.equal(a, b), f"v_{name}: {int((a != b).sum())} entries differ"
+        same, compared = same + torch.equal(a, b), compared + 1
+    return {"worst": worst, "same": same, "compared": compared}
+
+
+def rows_of_owner(
+    meta: dict[str, Any], truth: dict[str, Any], own: Share, settings: dict[str, Any]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Entries of `meta` about this rank's Gaussians, and those of one process."""
+    names = ("radii", "means2d", "depths", "conics", "opacities")
+    if not settings["packed"]:
+        return {name: (meta[name], truth[name][:, own.gaussians]) for name in names}
+    mine = _is_mine(truth, own)
+    pairs = {name: (meta[name], truth[name][mine]) for name in (*names, "camera_ids")}
+    return pairs | {"gaussian_ids": (meta["gaussian_ids"], truth["gaussian_ids"][mine] - own.gaussians.start)}
+
+
+def gradients_of_rows(
+    meta: dict[str, Any], truth: dict[str, Any], own: Share, settings: dict[str, Any]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Gradients of projected means, as a strategy gathers them, on the rank that owns the Gaussians."""
+    chosen: Any = _is_mine(truth, own) if settings["packed"] else (slice(None), own.gaussians)
+    found = {"means2d.grad": (meta["means2d"].grad, truth["means2d"].grad[chosen])}
+    if settings["absgrad"]:
+        found["means2d.absgrad"] = (meta["means2d"].absgrad, truth["means2d"].absgrad[chosen])
+    return found
+
+
+def _is_mine(truth: dict[str, Any], own: Share) -> Tensor:
+    ids: Tensor = truth["gaussian_ids"]
+    return (ids >= own.gaussians.start) & (ids < own.gaussians.stop)
+
+
+def equality(groups: dict[int, dist.ProcessGroup], cases: int, first: int) -> dict[str, float]:
+    tried, worst, same, compared = 0, 0.0, 0.0, 0.0
+    for seed in range(first, first + cases):
+        try:
+            found = one_case(seed, groups)
+        except Exception as error:
+            raise AssertionError(f"case {seed}: {error}") from error
+        if found is not None:
+            tried, worst = tried + 1, max(worst, found["worst"])
+            same, compared = same + found["same"], compared + found["compared"]
+    return {"tried": tried, "worst": worst, "same": same, "compared": compared}
+
+
+def call(change: dict[str, Any], **tensors: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    structure = scenes.Structure(n=20, cameras=4, sh_degree=1, spare_bases=5, backgrounds=False)
+    part = shares([5, 4, 0, 11], [1, 2, 0, 1])[dist.get_rank()]
+    scene = scenes.leaves(part.of(scenes.make(structure, torch.float32)))
+    return tsplat.rasterization(**(scene | dict(distributed=True) | tensors | change))
+
+
+DISAGREEMENTS: dict[str, dict[str, Any]] = {
+    "width": dict(width=22),
+    "height": dict(height=20),
+    "near_plane": dict(near_plane=0.1),
+    "far_plane": dict(far_plane=7.0),
+    "radius_clip": dict(radius_clip=1.5),
+    "eps2d": dict(eps2d=0.1),
+    "sh_degree": dict(sh_degree=0),
+    "packed": dict(packed=False),
+    "tile_size": dict(tile_size=8),
+    "render_mode": dict(render_mode="RGB+D"),
+    "absgrad": dict(absgrad=True),
+    "rasterize_mode": dict(rasterize_mode="antialiased"),
+    "backend": dict(backend="torch"),
+    "numerics": dict(numerics="inria"),
+    "validate": dict(validate="off"),
+    "compute dtype": dict(opacities="double"),
+    "colors dtype": dict(colors="bfloat16"),
+    "colors per Gaussian": dict(colors="fewer"),
+    "grad mode": dict(grad=False),
+}
+
+
+def disagreements(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """Every field is named on every rank, with the rank that differs; ranks can go on afterwards."""
+    rank = dist.get_rank()
+    for i, (name, change) in enumerate(DISAGREEMENTS.items()):
+        odd = i % 4
+        message = raised(tsplat.DisagreementError, lambda mine=change if rank == odd else {}: _changed(mine), name)
+        assert f"{name}: " in message, (name, message)
+        assert f"on rank {odd}" in message, (name, message)
+        assert message.count("on rank") == 2, (name, message)
+    call({})
+    return {"fields": len(DISAGREEMENTS)}
+
+
+def _changed(change: dict[str, Any]) -> None:
+    n = [5, 4, 0, 11][dist.get_rank()]
+    tensors: dict[str, Any] = {
+        "double": torch.full((n,), 0.5, dtype=torch.float64),
+        "bfloat16": torch.zeros(n, 9, 3, dtype=torch.bfloat16),
+        "fewer": torch.zeros(n, 4, 3),
+    }
+    change = {name: tensors.get(value, value) if isinstance(value, str) else value for name, value in change.items()}
+    with torch.set_grad_enabled(change.pop("grad", True)):
+        call(change)
+
+
+def refusals(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """What one rank's checks refuse ends all ranks: its own error there, its name and reason elsewhere."""
+    rank = dist.get_rank()
+    n = [5, 4, 0, 11][rank]
+    cases: list[tuple[int, dict[str, Any], type[Exception], str]] = [
+        (1, dict(quats=torch.zeros(7, 4)), tsplat.ShapeError, "quats: expected"),
+        (3, dict(validate="error", opacities=torch.full((n,), -3.0)), tsplat.InvalidValueError, "opacities: "),
+        (0, dict(tile_size=5), tsplat.UnsupportedError, "tile_size: 5"),
+        (2, dict(width="wide" * 5000), tsplat.ArgumentError, "width: expected a positive int"),
+        (2, dict(camera_model="\N{SNOWMAN}" * 9000), tsplat.ArgumentError, "camera_model: expected"),
+    ]
+    for odd, change, error, text in cases:
+        if rank == odd:
+            assert text in raised(error, lambda mine=change: call(mine))
+        else:
+            message = raised(tsplat.PeerError, lambda: call({}))
+            assert message.startswith(f"rank {odd} stopped with {error.__name__}: {text}"), message
+    on_meta = {name: torch.zeros(n, k, device="meta") for name, k in (("means", 3), ("quats", 4), ("scales", 3))}
+    on_meta |= {"opacities": torch.zeros(n, device="meta"), "colors": torch.zeros(n, 9, 3, device="meta")}
+    c = [1, 2, 0, 1][rank]
+    on_meta |= {"viewmats": torch.zeros(c, 4, 4, device="meta"), "Ks": torch.zeros(c, 3, 3, device="meta")}
+    error = tsplat.DeviceError if rank == 0 else tsplat.PeerError
+    message = raised(error, lambda: call(on_meta if rank == 0 else {}))
+    assert "means: lies on meta, but the process group sends from cpu" in message
+    batch = dict(means=torch.zeros(1, n, 3))
+    assert "colors per camera" in raised(tsplat.UnsupportedError, lambda: call(dict(colors=torch.zeros(c, n, 9, 3))))
+    assert "backend" in raised(tsplat.UnsupportedError, lambda: call(dict(backend="reference")))
+    assert raised(checks.ShapeError, lambda: call(batch))
+    call({})
+    return {"refused": len(cases) + 4}
+
+
+def raised(error: type[Exception], action: Callable[[], Any], what: str = "") -> str:
+    try:
+        action()
+    except error as found:
+        return str(found)
+    raise AssertionError(f"{error.__name__} was not raised {what}")
+
+
+def release(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """Nothing of a call is kept once its results are gone, with absgrad or without, gradients taken or not."""
+    for absgrad in (False, True):
+        for backward in (False, True):
+            colors, alphas, meta = call(dict(absgrad=absgrad))
+            kept = [weakref.ref(t) for t in (meta["received"]["means2d"], meta["means2d"], colors)]
+            if backward:
+                (colors.sum() + alphas.sum()).backward()
+            del colors, alphas, meta
+            assert [reference() for reference in kept] == [None] * 3, (absgrad, backward)
+    return {}
+
+
+def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """A row of RGB has the bytes that docs/distributed.md and benchmarks/scaling.py say, forth and back."""
+    sent = []
+    send = dist.all_to_all_single
+
+    def counted(received: Tensor, rows: Tensor, *arguments: Any, **options: Any) -> Any:
+        sent.append(math.prod(rows.shape[1:]) * rows.element_size())
+        return send(received, rows, *arguments, **options)
+
+    dist.all_to_all_single = counted
+    try:
+        colors, _, _ = call({})
+        colors.sum().backward()
+    finally:
+        dist.all_to_all_single = send
+    # Counts, rows, gradients of rows, gradients of cameras.
+    assert sent == [8, ROW_BYTES, ROW_BYTES_BACK, 64], sent
+    return {}
+
+
+def example(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """The page's example reaches what it promises, and every rank sees the same losses."""
+    path = ROOT / "docs" / "distributed_way.py"
+    first, last = runpy.run_path(str(path))["train"](steps=30)
+    assert last < 0.5 * first, (first, last)
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (first, last))
+    assert every == [(first, last)] * len(every)
+    return {"first": first, "last": last}
+
+
+def silence(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """A rank that does not call ends the others after the group's timeout."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1.5))
+    began = time.monotonic()
+    if dist.get_rank() == 1:
+        time.sleep(3)
+        return {}
+    raised(RuntimeError, lambda: call(dict(group=group)))
+    return {"seconds": time.monotonic() - began}
+
+
+def death(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """A rank that dies between forward and backward ends the others, long before the timeout of 30 seconds."""
+    colors, _, _ = call({})
+    began = time.monotonic()
+    if dist.get_rank() == 3:
+        return {}
+    raised(RuntimeError, lambda: colors.sum().backward())
+    return {"seconds": time.monotonic() - began}
+
+
+def main() -> None:
+    rank, size, folder, cases, seed = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:6])
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    warnings.simplefilter("error")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=TIMEOUT)
+    made = {n: dist.new_group(list(range(n)), timeout=TIMEOUT) for n in (2, 3, 4)}
+    groups = {n: group for n, group in made.items() if isinstance(group, dist.ProcessGroup)}
+    jobs: dict[str, Callable[[], dict[str, float]]] = {
+        "equality": lambda: equality(groups, cases, seed),
+        **{
+            job.__name__: lambda job=job: job(groups)
+            for job in (disagreements, refusals, release, volume, example, silence)
+        },
+        "death": lambda: death(groups),
+    }
+    report: dict[str, Any] = {}
+    for name, job in jobs.items():
+        began = time.monotonic()
+        try:
+            report[name] = {"figures": job(), "error": None}
+        except Exception:
+            report[name] = {"figures": {}, "error": traceback.format_exc()[-3000:]}
+        report[name]["took"] = time.monotonic() - began
+        temporary = folder / f"{rank}.tmp"
+        temporary.write_text(json.dumps(report))
+        temporary.replace(folder / f"{rank}.json")
+        if report[name]["error"]:
+            break
+    # Without the goodbyes that would wait for ranks that are gone.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

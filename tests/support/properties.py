@@ -1,0 +1,374 @@
+"""What must hold for every scene. Tests run each property on a few cases, `make fuzz` on as many as one likes.
+
+A case is plain data, so that one that failed can be saved as a small file and replayed for ever. A property takes a
+case and a backend, raises AssertionError where it does not hold, and returns the largest error over its bound, 0 where
+it compares bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsplat
+from tests.support import scenes
+from tests.support.closeness import assert_exact, assert_run_exact, assert_run_fp32, run
+from tsplat import reference
+from tsplat.config import PRESETS
+
+GEOMETRY = ("means", "quats", "scales", "opacities", "colors")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A scene's structure, the call's settings, and the seed of whatever else a property draws."""
+
+    structure: scenes.Structure
+    mode: dict[str, Any]
+    layout: dict[str, Any]
+
+    @property
+    def seed(self) -> int:
+        return self.structure.seed
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Case:
+        structure = dict(values["structure"], batch=tuple(values["structure"]["batch"]))
+        return Case(scenes.Structure(**structure), values["mode"], values["layout"])
+
+    def simpler(self) -> list[Case]:
+        """Cases that are simpler in one way each."""
+        s = self.structure
+        changes: list[dict[str, Any]] = [
+            dict(n=s.n // 2), dict(n=s.n - 1), dict(cameras=1), dict(batch=()), dict(channels=1), dict(sh_degree=None),
+            dict(per_camera_colors=False), dict(covars=False), dict(backgrounds=False), dict(spare_bases=0),
+            dict(width=max(s.width // 2, 1)), dict(height=max(s.height // 2, 1)),
+        ]  # fmt: skip
+        structures = [dataclasses.replace(s, **change) for change in changes if change.get("n", 1) >= 1]
+        modes = [{k: v for k, v in self.mode.items() if k != name} for name in self.mode]
+        return [dataclasses.replace(self, structure=new) for new in structures if new != s] + [
+            dataclasses.replace(self, mode=mode) for mode in modes
+        ]
+
+
+def draw(seed: int, *, max_n: int = 20, max_pixels: int = 24) -> Case:
+    """A random case, the same for the same seed."""
+    r = random.Random(seed)
+    sh_degree = r.choice([None, 0, 1, 2, 3, 4])
+    structure = scenes.Structure(
+        n=r.randint(1, max_n),
+        cameras=r.randint(1, 3),
+        batch=r.choice([(), (), (1,), (2,), (2, 1)]),
+        channels=3 if sh_degree is not None else r.choice([1, 2, 3, 5, 7, 9]),
+        sh_degree=sh_degree,
+        spare_bases=r.randint(0, 2),
+        per_camera_colors=r.random() < 0.4,
+        covars=r.random() < 0.3,
+        backgrounds=r.random() < 0.5,
+        width=r.randint(1, max_pixels),
+        height=r.randint(1, max_pixels),
+        size=r.choice([0.3, 1.0, 3.0, 8.0]),
+        seed=seed,
+    )
+    mode = dict(
+        render_mode=r.choice(["RGB", "D", "ED", "RGB+D", "RGB+ED"]),
+        rasterize_mode=r.choice(["classic", "antialiased"]),
+        numerics=r.choice(["gsplat-1.5", "gsplat-1.6", "inria"]),
+        eps2d=r.choice([0.1, 0.3, 1.0]),
+        radius_clip=r.choice([0.0, 0.0, 3.0]),
+        near_plane=r.choice([0.01, 0.01, 2.5]),
+        far_plane=r.choice([5.0, 1e10, 1e10]),
+    )
+    layout = dict(
+        packed=r.random() < 0.5, tile_size=r.choice([4, 8, 16]), channel_chunk=r.choice([1, 2, 32]),
+        absgrad=r.random() < 0.3,
+    )  # fmt: skip
+    return Case(structure, mode, layout)
+
+
+def _scene(structure: scenes.Structure, backend: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """The structure's scene, on a GPU where kernels run on one."""
+    on_gpu = backend == "triton" and torch.cuda.is_available()
+    return scenes.make(structure, dtype, "cuda" if on_gpu else "cpu")
+
+
+def random_scene(case: Case, backend: str) -> float:
+    """In fp64 equal to the truth to 1e-9, in fp32 within the policy: images and every gradient."""
+    settings = case.mode | case.layout | dict(backend=backend)
+    exact = assert_run_exact(_scene(case.structure, backend), case.seed, **settings)
+    return max(exact, assert_run_fp32(_scene(case.structure, backend, torch.float32), case.seed, **settings))
+
+
+VALUES = (0.0, -0.0, 1e-45, 1e-38, 1e-20, 1e-7, 1.0, 1e4, 1e10, 3e38, math.inf, -math.inf, math.nan, -1.0)
+
+
+def special_values(case: Case, backend: str) -> float:
+    """Rows with special values: what comes out is finite, bad rows have no gradient, and change no other row's bits."""
+    r = random.Random(case.seed)
+    clean = _scene(dataclasses.replace(case.structure, covars=False, n=20), backend, torch.float32)
+    poisoned = {name: t.clone() if isinstance(t, Tensor) else t for name, t in clean.items()}
+    for row in range(20):
+        tensor = poisoned[r.choice(GEOMETRY)]
+        rows = tensor.reshape(-1, 20, math.prod(tensor.shape[_row_dim(case, tensor, clean) + 1 :]))
+        entries = range(rows.shape[2]) if r.random() < 0.3 else [r.randrange(rows.shape[2])]
+        value = r.choice(VALUES)
+        for entry in entries:
+            rows[r.randrange(rows.shape[0]), row, entry] = value
+    settings = case.mode | case.layout | dict(backend=backend)
+    found, meta = run(poisoned, case.seed, **settings)
+    for name, tensor in found.items():
+        assert tensor is None or tensor.isfinite().all(), f"{name}: {int((~tensor.isfinite()).sum())} are not finite"
+
+    plain = {
+        k: v for k, v in settings.items() if k not in ("packed", "tile_size", "channel_chunk", "absgrad", "backend")
+    }
+    plain["numerics"] = PRESETS[plain.get("numerics", "gsplat-1.5")]
+    with torch.no_grad():
+        truth = reference.rasterize(**poisoned, **plain, cull=True)
+    assert truth.sound is not None
+    bad = ~truth.sound
+    assert int(meta["n_invalid"]) == int(bad.sum()), "n_invalid: differs from the truth's"
+    # The same with every bad row clean, but transparent.
+    transparent = dict(poisoned)
+    for name in GEOMETRY:
+        dim = _row_dim(case, clean[name], clean)
+        mask = _spread(bad, clean[name], dim, len(case.structure.batch))
+        transparent[name] = torch.where(mask, clean[name] if name != "opacities" else 0.0, poisoned[name])
+        gradient = found[f"v_{name}"]
+        assert gradient is None or not (gradient[mask.expand_as(gradient)] != 0).any(), f"v_{name}: bad rows have one"
+    expected, _ = run(transparent, case.seed, **settings)
+    for name, tensor in expected.items():
+        other = found[name]
+        if tensor is None or other is None:
+            continue
+        if name[2:] in GEOMETRY:
+            keep = ~_spread(bad, tensor, _row_dim(case, tensor, clean), len(case.structure.batch)).expand_as(tensor)
+            tensor, other = tensor[keep], other[keep]
+        assert torch.equal(tensor, other), f"{name}: changed by bad rows"
+    return 0.0
+
+
+def _row_dim(case: Case, tensor: Tensor, scene: dict[str, Any]) -> int:
+    """Which dimension of a tensor of the scene counts Gaussians."""
+    n_batch = len(case.structure.batch)
+    per_camera = tensor.shape == scene["colors"].shape and case.structure.per_camera_colors
+    return n_batch + per_camera
+
+
+def _spread(rows: Tensor, like: Tensor, row_dim: int, n_batch: int) -> Tensor:
+    """[..., N] bool over a tensor's trailing dimensions, and over cameras where it has them."""
+    if row_dim > n_batch:
+        rows = rows.unsqueeze(n_batch)
+    return rows.reshape(*rows.shape, *[1] * (like.dim() - row_dim - 1))
+
+
+def permuted(case: Case, backend: str) -> float:
+    """The order of Gaussians does not matter."""
+    scene = _scene(case.structure, backend)
+    settings = case.mode | case.layout | dict(backend=backend)
+    order = torch.randperm(case.structure.n, generator=torch.Generator().manual_seed(case.seed))
+    order = order.to(scene["means"].device)
+    dims = {name: _row_dim(case, scene[name], scene) for name in (*GEOMETRY, "covars") if scene[name] is not None}
+    shuffled = scene | {name: scene[name].index_select(dim, order) for name, dim in dims.items()}
+    one, _ = run(scene, case.seed, **settings)
+    other, _ = run(shuffled, case.seed, **settings)
+    for name, dim in dims.items():
+        gradient = one[f"v_{name}"]
+        one[f"v_{name}"] = None if gradient is None else gradient.index_select(dim, order)
+    return _same(one, other)
+
+
+def _same(one: dict[str, Tensor | None], other: dict[str, Tensor | None]) -> float:
+    return max(assert_exact(name, other[name], one[name]) for name in one)
+
+
+def _same_bits(one: dict[str, Tensor | None], other: dict[str, Tensor | None]) -> float:
+    for name, tensor in one.items():
+        if tensor is None or other[name] is None:
+            assert tensor is other[name], f"{name}: one side has no gradient"
+        else:
+            assert tensor.dtype == other[name].dtype, f"{name}: {tensor.dtype} and {other[name].dtype}"
+            assert torch.equal(tensor, other[name]), f"{name}: bits differ"
+    return 0.0
+
+
+def scaled(case: Case, backend: str) -> float:
+    """Incoming gradients times 2^k give gradients times 2^k, to the bit."""
+    scene = _scene(case.structure, backend, torch.float32)
+    factor = 2.0 ** random.Random(case.seed).choice([-6, -1, 1, 5, 12])
+    outputs = []
+    for by in (1.0, factor):
+        inputs = scenes.leaves(scene)
+        colors, alphas, _ = tsplat.rasterization(**inputs, **case.mode, **case.layout, backend=backend)
+        if not colors.requires_grad:
+            return 0.0
+        wanted = {k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.requires_grad}
+        v = [by * t for t in scenes.random_like((colors, alphas), case.seed)]
+        grads = torch.autograd.grad((colors, alphas), tuple(wanted.values()), v, allow_unused=True)
+        outputs.append({k: None if g is None else g / by for k, g in zip(wanted, grads)})
+    return _same_bits(*outputs)
+
+
+def batch_is_loop(case: Case, backend: str) -> float:
+    """A batch of scenes equals one call each, to the bit."""
+    structure = dataclasses.replace(case.structure, batch=(2,))
+    scene = _scene(structure, backend, torch.float32)
+    settings = case.mode | case.layout | dict(backend=backend)
+    whole, _ = run(scene, case.seed, **settings)
+    v = scenes.random_like((whole["colors"], whole["alphas"]), case.seed)  # type: ignore[arg-type]
+    for i in range(2):
+        inputs = scenes.leaves({k: t[i] if isinstance(t, Tensor) else t for k, t in scene.items()})
+        colors, alphas, _ = tsplat.rasterization(**inputs, **settings)
+        single: dict[str, Tensor | None] = {"colors": colors.detach(), "alphas": alphas.detach()}
+        wanted = {k: t for k, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
+        grads: Any = [None] * len(wanted)
+        if colors.requires_grad:
+            grads = torch.autograd.grad((colors, alphas), tuple(wanted.values()), [t[i] for t in v], allow_unused=True)
+        single |= {f"v_{k}": g for k, g in zip(wanted, grads)}
+        _same_bits({k: None if t is None else t[i] for k, t in whole.items()}, single)
+    return 0.0
+
+
+def packed_is_unpacked(case: Case, backend: str) -> float:
+    """Packed rows make the same picture and gradients, to the bit."""
+    scene = _scene(case.structure, backend, torch.float32)
+    settings = case.mode | case.layout | dict(backend=backend)
+    one, _ = run(scene, case.seed, **(settings | dict(packed=True)))
+    other, _ = run(scene, case.seed, **(settings | dict(packed=False)))
+    return _same_bits(one, other)
+
+
+def tile_sizes(case: Case, backend: str) -> float:
+    """Tiles of 4, 8 and 16 make the same picture and gradients."""
+    scene = _scene(case.structure, backend)
+    settings = case.mode | case.layout | dict(backend=backend)
+    runs = [run(scene, case.seed, **(settings | dict(tile_size=size)))[0] for size in (4, 8, 16)]
+    return max(_same(runs[0], other) for other in runs[1:])
+
+
+def cameras_split(case: Case, backend: str) -> float:
+    """Cameras one by one make the same pictures, to the bit, and gradients that sum up."""
+    structure = dataclasses.replace(case.structure, batch=(), cameras=3)
+    scene = _scene(structure, backend)
+    settings = case.mode | case.layout | dict(backend=backend)
+    together, _ = run(scene, case.seed, **settings)
+    v = scenes.random_like((together["colors"], together["alphas"]), case.seed)  # type: ignore[arg-type]
+    inputs = scenes.leaves(scene)
+    per_camera = ["viewmats", "Ks", "backgrounds"] + ["colors"] * structure.per_camera_colors
+    images = []
+    for i in range(3):
+        own = {k: t[i : i + 1] if k in per_camera and t is not None else t for k, t in inputs.items()}
+        images.append(tsplat.rasterization(**own, **settings)[:2])
+    colors, alphas = (torch.cat(parts) for parts in zip(*images))
+    assert torch.equal(colors.detach(), together["colors"]) and torch.equal(alphas.detach(), together["alphas"])  # type: ignore[arg-type]
+    if not colors.requires_grad:
+        return 0.0
+    wanted = {k: t for k, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
+    grads = torch.autograd.grad((colors, alphas), tuple(wanted.values()), v, allow_unused=True)
+    return max(assert_exact(k, g, together[f"v_{k}"]) for k, g in zip(wanted, grads))
+
+
+def banded(case: Case, backend: str) -> float:
+    """Made in bands of tile rows for want of memory, the picture and gradients have the same bits."""
+    structure = dataclasses.replace(case.structure, height=max(case.structure.height, 17), n=20)
+    scene = _scene(structure, backend, torch.float32)
+    settings = case.mode | case.layout | dict(backend=backend, tile_size=4)
+    one, meta = run(scene, case.seed, **settings)
+    needed = meta["memory"]["peak_bytes"]
+    for part in (2, 3, 5):
+        try:
+            other, meta = run(scene, case.seed, **settings, memory_budget=max(needed // part, 1))
+        except tsplat.MemoryBudgetError:
+            break
+        assert meta["memory"]["bands"] > 1 or needed == 0, "banded: was made in one piece"
+        _same_bits(one, other)
+    return 0.0
+
+
+def mixed_precision(case: Case, backend: str) -> float:
+    """Under autocast, with inputs of any types, bits are those of the fp32 call on upcast inputs."""
+    r = random.Random(case.seed)
+    settings = case.mode | case.layout | dict(backend=backend)
+    mixed = _scene(case.structure, backend, torch.float32)
+    types = {}
+    for name, tensor in mixed.items():
+        if isinstance(tensor, Tensor):
+            types[name] = r.choice([torch.float32, torch.float16, torch.bfloat16])
+            mixed[name] = tensor.to(types[name])
+    upcast = {k: t.float() if isinstance(t, Tensor) else t for k, t in mixed.items()}
+    device = mixed["means"].device.type
+    with torch.autocast(device, dtype=r.choice([torch.float16, torch.bfloat16])):
+        found, _ = run(mixed, case.seed, **settings)
+    expected, _ = run(upcast, case.seed, **settings)
+    for name, tensor in expected.items():
+        if name.startswith("v_") and tensor is not None:
+            expected[name] = tensor.to(types[name[2:]])
+    return _same_bits(expected, found)
+
+
+def repeated(case: Case, backend: str, repeats: int = 10) -> float:
+    """The same call gives the same bits, forward and backward."""
+    structure = dataclasses.replace(case.structure, n=max(case.structure.n, 12) * 40 if backend == "torch" else 20)
+    scene = _scene(structure, backend, torch.float32)
+    settings = case.mode | case.layout | dict(backend=backend)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    # Without PyTorch's help, and with threads that could come in any order.
+    torch.set_num_threads(4)
+    torch.use_deterministic_algorithms(False)
+    try:
+        first, _ = run(scene, case.seed, **settings)
+        return max(_same_bits(first, run(scene, case.seed, **settings)[0]) for _ in range(repeats - 1))
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def memory_error(case: Case, backend: str) -> float:
+    """Scales exponentiated too often, or far too large, end in the typed error; the next call is as if nothing was."""
+    structure = dataclasses.replace(case.structure, n=40, size=1.0, covars=False, width=64, height=32, batch=())
+    scene = _scene(structure, backend, torch.float32)
+    wrong = scene | dict(scales=scene["scales"].exp().exp() if case.seed % 2 else scene["scales"] * 1e4)
+    # Whatever else it is, the wrong scene is seen.
+    wrong["opacities"] = wrong["opacities"].clamp_min(0.5)
+    settings = {**case.layout, "tile_size": 4, "backend": backend, "memory_budget": 20_000}
+    before, _ = run(scene, case.seed, **settings)
+    with pytest.raises(tsplat.MemoryBudgetError, match=r"need [\d.]+ [kMG]?B.*budget 20 kB"):
+        run(wrong, case.seed, **settings)
+    after, _ = run(scene, case.seed, **settings)
+    return _same_bits(before, after)
+
+
+@dataclasses.dataclass(frozen=True)
+class Property:
+    """A check with the number of cases that tests and the long run try, and what each case counts for."""
+
+    check: Callable[[Case, str], float]
+    in_tests: int
+    in_long_run: int
+    per_case: int = 1
+
+
+PROPERTIES = {
+    "random scenes against fp64": Property(random_scene, 300, 5000),
+    "special-value rows": Property(special_values, 100, 1000, per_case=20),
+    "permuted Gaussians": Property(permuted, 30, 500),
+    "gradients scaled by 2^k": Property(scaled, 30, 500),
+    "batch = loop": Property(batch_is_loop, 30, 500),
+    "packed = unpacked": Property(packed_is_unpacked, 30, 500),
+    "tile sizes": Property(tile_sizes, 30, 500),
+    "cameras split": Property(cameras_split, 30, 500),
+    "banded = whole": Property(banded, 50, 500),
+    "mixed precision": Property(mixed_precision, 60, 600),
+    "repeated": Property(repeated, 20, 100),
+    "memory errors": Property(memory_error, 20, 200),
+}

@@ -1,0 +1,126 @@
+"""Bad arguments: a typed error that names the argument, says what was found, and what to do."""
+
+import pytest
+import torch
+
+import tsplat
+from tests.support import scenes
+from tsplat import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, UnsupportedError
+
+INVALID = [
+    (dict(means=torch.zeros(12, 2)), ShapeError, r"means: expected \[..., N, 3\], here \[\?, 3\], found \[12, 2\]"),
+    (dict(means=torch.zeros(3)), ShapeError, r"means: .*found \[3\]"),
+    (dict(means=None), ArgumentError, "means: expected a tensor .*found NoneType"),
+    (
+        dict(means=torch.zeros(12, 3, dtype=torch.int64)),
+        DtypeError,
+        r"means: .*torch.int64; convert it with .float\(\)",
+    ),
+    (dict(quats=torch.zeros(11, 4)), ShapeError, r"quats: expected .* here \[12, 4\], found \[11, 4\]"),
+    (dict(quats=None), ArgumentError, "quats: found None; pass both quats and scales, or covars"),
+    (dict(scales=torch.zeros(12)), ShapeError, r"scales: .*found \[12\]"),
+    (dict(covars=torch.zeros(12, 6)), ShapeError, r"covars: expected .* here \[12, 3, 3\], found \[12, 6\]"),
+    (dict(opacities=torch.zeros(12, 1)), ShapeError, r"opacities: expected .* here \[12\], found \[12, 1\]"),
+    (dict(colors=torch.zeros(12, 0)), ShapeError, "colors: expected at least one channel"),
+    (dict(colors=torch.zeros(5, 3)), ShapeError, r"colors: .*\[12, \?\], found \[5, 3\]"),
+    (dict(colors=torch.zeros(12, 4, 3)), ShapeError, r"colors: .*here \[2, 12, \?\], found \[12, 4, 3\]"),
+    (dict(sh_degree=2, colors=torch.zeros(12, 4, 3)), ShapeError, "sh_degree: degree 2 needs 9 bases, but .* have 4"),
+    (
+        dict(sh_degree=5, colors=torch.zeros(12, 36, 3)),
+        ArgumentError,
+        "sh_degree: expected an int from 0 to 4, found 5",
+    ),
+    (dict(sh_degree=True, colors=torch.zeros(12, 4, 3)), ArgumentError, "sh_degree: .*found True"),
+    (dict(viewmats=torch.zeros(4, 4)), ShapeError, r"viewmats: expected .*here \[\?, 4, 4\], found \[4, 4\]"),
+    (dict(Ks=torch.zeros(1, 3, 3)), ShapeError, r"Ks: expected .* here \[2, 3, 3\], found \[1, 3, 3\]"),
+    (dict(backgrounds=torch.zeros(3)), ShapeError, r"backgrounds: expected .* here \[2, 3\], found \[3\]"),
+    (dict(width=0), ArgumentError, "width: expected a positive int, found 0"),
+    (dict(height=2.5), ArgumentError, "height: expected a positive int, found 2.5"),
+    (dict(channel_chunk=0), ArgumentError, "channel_chunk: expected a positive int, found 0"),
+    (dict(render_mode="rgb"), ArgumentError, "render_mode: expected one of 'RGB', .*found 'rgb'"),
+    (dict(rasterize_mode="fast"), ArgumentError, "rasterize_mode: expected one of 'classic', 'antialiased'"),
+    (dict(camera_model="lidar"), ArgumentError, "camera_model: expected one of 'pinhole'"),
+    (dict(numerics="gsplat"), ArgumentError, "numerics: expected one of 'gsplat-1.5', 'gsplat-1.6', 'inria'"),
+    (dict(backend="cuda"), ArgumentError, "backend: expected one of 'auto', 'triton', 'torch', 'reference'"),
+    (dict(distributed=True), ArgumentError, "distributed: there is no process group; .* call torch.distributed.init"),
+    (dict(opacities=torch.zeros(12, device="meta")), DeviceError, "opacities: lies on meta, but means on cpu"),
+    (dict(colors=torch.zeros(12, 3, device="meta")), DeviceError, "colors: lies on meta, but means on cpu"),
+]
+
+UNSUPPORTED = [
+    (dict(sparse_grad=True), "sparse_grad"),
+    (dict(segmented=True), "segmented"),
+    (dict(camera_model="ortho"), "camera_model"),
+    (dict(camera_model="fisheye"), "camera_model"),
+    (dict(with_ut=True), "with_ut"),
+    (dict(with_eval3d=True), "with_eval3d"),
+    (dict(radial_coeffs=torch.zeros(2, 6)), "radial_coeffs"),
+    (dict(tangential_coeffs=torch.zeros(2, 2)), "tangential_coeffs"),
+    (dict(thin_prism_coeffs=torch.zeros(2, 4)), "thin_prism_coeffs"),
+    (dict(ftheta_coeffs=object()), "ftheta_coeffs"),
+    (dict(rolling_shutter=tsplat.RollingShutterType.ROLLING_TOP_TO_BOTTOM), "rolling_shutter"),
+    (dict(viewmats_rs=torch.zeros(2, 4, 4)), "viewmats_rs"),
+    (dict(tile_size=32), "tile_size"),
+    (dict(Ks=torch.eye(3).expand(2, 3, 3).clone().requires_grad_()), "Ks"),
+    (dict(absgrad=True, backend="reference"), "absgrad"),
+]
+
+
+@pytest.fixture
+def scene():
+    return scenes.make(scenes.Structure(n=12, cameras=2), torch.float32)
+
+
+@pytest.mark.parametrize(("change", "error", "message"), INVALID, ids=lambda v: str(v)[:40])
+def test_invalid_arguments(scene, change, error, message):
+    with pytest.raises(error, match=message) as caught:
+        tsplat.rasterization(**(scene | change))
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(("change", "name"), UNSUPPORTED, ids=lambda v: str(v)[:40])
+def test_unsupported_options_are_named_and_never_ignored(scene, change, name):
+    with pytest.raises(NotImplementedError, match=f"^{name}: ") as caught:
+        tsplat.rasterization(**(scene | change))
+    assert isinstance(caught.value, UnsupportedError)
+
+
+def test_triton_on_a_cpu_says_what_to_do(scene, monkeypatch):
+    monkeypatch.setattr("tsplat.stages.backend.triton_is_interpreted", lambda: False)
+    with pytest.raises(BackendError, match=r"'triton' needs CUDA or ROCm tensors, found cpu; use .cuda\(\) or"):
+        tsplat.rasterization(**scene, backend="triton")
+    monkeypatch.setattr("tsplat.stages.backend.has_triton", lambda: False)
+    with pytest.raises(BackendError, match="'triton' needs the triton package; pip install triton"):
+        tsplat.rasterization(**scene, backend="triton")
+
+
+def test_stages_check_their_own_arguments():
+    f = torch.zeros
+    with pytest.raises(ShapeError, match="coeffs: expected"):
+        tsplat.spherical_harmonics(1, f(5, 3), f(4, 4, 3))
+    with pytest.raises(ShapeError, match="degree 1 needs 4 bases"):
+        tsplat.spherical_harmonics(1, f(5, 3), f(5, 3, 3))
+    with pytest.raises(ShapeError, match="scales: expected"):
+        tsplat.quat_scale_to_covar_preci(f(5, 4), f(5, 4))
+    with pytest.raises(ShapeError, match="radii: expected"):
+        tsplat.isect_tiles(f(1, 5, 2), torch.zeros(1, 5, dtype=torch.int32), f(1, 5), 16, 2, 2)
+    with pytest.raises(ArgumentError, match="image_ids: needed with n_images"):
+        tsplat.isect_tiles(f(5, 2), torch.zeros(5, 2, dtype=torch.int32), f(5), 16, 2, 2, packed=True)
+    with pytest.raises(ArgumentError, match="conics: give conics and opacities together"):
+        tsplat.isect_tiles(f(1, 5, 2), torch.zeros(1, 5, 2, dtype=torch.int32), f(1, 5), 16, 2, 2, opacities=f(1, 5))
+    with pytest.raises(ShapeError, match=r"isect_offsets: expected \[..., 2, 3\] tiles of 8"):
+        tsplat.rasterize_to_pixels(
+            f(1, 5, 2),
+            f(1, 5, 3),
+            f(1, 5, 3),
+            f(1, 5),
+            20,
+            16,
+            8,
+            torch.zeros(1, 2, 2),
+            torch.zeros(0, dtype=torch.int32),
+        )
+    with pytest.raises(UnsupportedError, match="sparse_grad"):
+        tsplat.fully_fused_projection(
+            f(5, 3), None, f(5, 4), f(5, 3), f(1, 4, 4), f(1, 3, 3), 8, 8, packed=True, sparse_grad=True
+        )

@@ -1,0 +1,350 @@
+"""Seed small bugs and check that the tests catch them: `python -m tests.tools.mutants`, `--sample 10 --seed 0`.
+
+Each mutant is one replacement in a copy of the package, against which the tests that guard that part are run until the
+first that fails. One that survives is a hole in the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.paths import ROOT
+from tests.tools.fuzz import RESULTS, write_record
+
+TIMEOUT = 600
+
+KERNELS = ("-m", "interpreter", "tests/test_properties.py", "tests/test_backends.py")
+FEATURES = ("-m", "interpreter", "tests/test_compositing.py")
+HOST = ("-m", "not interpreter", "tests/test_backends.py", "tests/test_properties.py", "tests/test_rasterization.py")
+AROUND = ("tests/test_photometric.py", "tests/test_optimizer.py", "tests/test_strategies.py")
+STAGES = (*HOST, "tests/test_reference.py", "tests/test_invalid.py", "tests/test_memory.py", "tests/test_errors.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """In `path`, the `nth` of `old` becomes `new`: the bug that `what` names."""
+
+    path: str
+    old: str
+    new: str
+    what: str
+    tests: tuple[str, ...]
+    nth: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}: {self.what}"
+
+    def apply(self, package: Path) -> None:
+        path = package / self.path
+        parts = path.read_text().split(self.old)
+        if len(parts) < self.nth + 2:
+            raise SystemExit(f"{self.path}: {self.old!r} is no longer there; mend the mutant {self.what!r}")
+        head, tail = self.old.join(parts[: self.nth + 1]), self.old.join(parts[self.nth + 1 :])
+        path.write_text(head + self.new + tail)
+
+
+def _in(path: str, tests: tuple[str, ...], *bugs: tuple[str, str, str] | tuple[str, str, str, int]) -> list[Mutant]:
+    return [Mutant(path, bug[0], bug[1], bug[2], tests, *bug[3:]) for bug in bugs]
+
+
+MUTANTS = [
+    *_in(
+        "kernels/device_math.py",
+        KERNELS,
+        ("g = (v[0], 0.5 * v[1],", "g = (v[0], v[1],", "factor 1/2 of an off-diagonal gradient lost"),
+        ("xx = 2.0 * s[0] * s[0]", "xx = s[0] * s[0]", "factor 2 of a scale's gradient lost"),
+        ("2.0 * (w * (v[2] - v[6])", "2.0 * (w * (v[2] + v[6])", "sign in the quaternion's gradient"),
+        ("- 4.0 * z * (v[0] + v[4])", "- 4.0 * z * (v[0] + v[8])", "swapped index in the quaternion's gradient"),
+        ("(v[2] - along * unit[2]) * inverse_norm,\n        (v[3]", "v[2] * inverse_norm,\n        (v[3]",
+         "normalization's projection lost for one component"),
+        ("2.0 * (x * z - w * y)", "2.0 * (x * z + w * y)", "sign in the rotation"),
+        ("half = 0.5 * v[1]", "half = v[1]", "factor 1/2 of the conic's gradient lost"),
+        ("- tl.where(inside, v_slope * p / (z * z), 0.0)", "", "cross term of the Jacobian's gradient lost"),
+        ("tl.where(inside, v_slope / z, 0.0)", "v_slope / z", "gradient flows through the clamp of the field of view"),
+        ("0.5 * v / (tl.where(free", "v / (tl.where(free", "factor 1/2 of the compensation's gradient lost"),
+        ("-2.0 * s[1] * (v_det + v_det_blurred)", "-2.0 * s[1] * v_det", "blur's share of the compensation lost"),
+        ("added = after > TRANSMITTANCE_MIN", "added = after >= 0.0", "a pixel never stops"),
+        ("tl.fma(-rest, alpha * inverse, gained)", "tl.fma(rest, alpha * inverse, gained)", "sign of what is behind"),
+        ("+ v[1] * (t0[0] * t1[2] + t0[2] * t1[0])", "+ v[1] * t0[0] * t1[2]", "lost cross term of the covariance"),
+    ),
+    *_in(
+        "kernels/features.py",
+        FEATURES,
+        ("place[:, None, None] < last[None]", "place[:, None, None] <= last[None]", "off by one where a pixel stopped"),
+        ("tl.where(_take(e, k) <= LOG2_ALPHA_MAX, v_alpha, 0.0)", "v_alpha", "gradient flows where alpha is clamped"),
+        ("rest = -tl.load(v_render_alphas", "rest = tl.load(v_render_alphas", "sign of alpha's gradient"),
+        ("backgrounds + image * n_colors + channel", "backgrounds + channel", "every image has the first background"),
+        ("channel == n_colors, tl.load(depths + rows), values", "channel == n_colors, 0.0, values", "depth lost"),
+        ("range(end, (tl.load", "range(end + 1, (tl.load", "an unwritten slot"),
+    ),
+    *_in(
+        "kernels/compositing.py",
+        KERNELS,
+        ("tl.where(e <= LOG2_ALPHA_MAX, g, 0.0)", "g", "gradient flows where alpha is clamped"),
+        ("(index < last)", "(index <= last)", "off by one where a pixel stopped"),
+        ("range(end, (tl.load", "range(end + 1, (tl.load", "an unwritten slot"),
+        ("rest = -tl.load(v_render_alphas", "rest = tl.load(v_render_alphas", "sign of alpha's gradient"),
+        ("-0.5 * moment[5]", "-moment[5]", "factor 1/2 of one conic entry's gradient"),
+        ("c[0] * moment[1] + c[1] * moment[2]", "c[0] * moment[1]", "cross term of the mean's gradient lost"),
+        ("alive = tl.load(masks + tile) != 0", "alive = True", "tile masks ignored"),
+        ("backgrounds + image * stride + k", "backgrounds + k", "every image has the first background"),
+        ("LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),\n                TRANSM", "LOG2_ALPHA_MIN=-9.0,\n                TRANSM",
+         "threshold of alpha lower in the forward pass"),
+        ("range(0, tl.max(count))", "range(0, tl.minimum(tl.max(count), 1))", "tile rows after the first not summed"),
+        ("tl.abs(g * slope_x)", "g * slope_x", "absolute value lost in absgrad"),
+    ),
+    *_in(
+        "kernels/projection.py",
+        KERNELS,
+        ("fx * p[0] / p[2] + cx", "fx * p[0] / p[2] + cy", "principal point's axes swapped"),
+        ("seen = seen | visible", "seen = visible", "only the last camera's gradient kept"),
+        ("v_opacity += tl.where(visible, v_own_opacity, 0.0)", "v_opacity = tl.where(visible, v_own_opacity, 0.0)",
+         "a dropped camera in the opacity's gradient"),
+        ("v_w2 = v_p[2] * mean[k] + j02 * v_t0[k] + j12 * v_t1[k]", "v_w2 = v_p[2] * mean[k] + j02 * v_t0[k]",
+         "cross term of the pose's gradient lost"),
+        ("            + v_depth,\n", "", "gradient of depth lost"),
+        ("visible & (tl.load(sound", "visible | (tl.load(sound", "bad rows not culled"),
+        ("(mean2d[1] - radius_y < height)", "(mean2d[1] - radius_y < width)", "width for height in culling"),
+        ("(p[2] >= NEAR)", "(p[2] > -NEAR)", "what is behind the camera drawn"),
+        ("finite(outgoing) | (finite(incoming) == 0)", "finite(incoming)", "gradients that overflow not left out", 0),
+    ),
+    *_in(
+        "kernels/spherical_harmonics.py",
+        KERNELS,
+        ("gy -= v[1] * Y1", "gy += v[1] * Y1", "sign of a direction's gradient"),
+        ("14.0 * z * (x * y", "7.0 * z * (x * y", "factor in a degree-4 gradient"),
+        ("-tl.sum(v_dir[k])", "tl.sum(v_dir[k])", "sign of the camera center's gradient"),
+    ),
+    *_in(
+        "kernels/intersection.py",
+        KERNELS,
+        ("tl.floor(high - 0.5)", "tl.floor(high - 1.5)", "off by one in a tile bound"),
+        ("dy_left = tl.minimum(tl.maximum(skew, top), bottom)", "dy_left = tl.minimum(tl.maximum(-skew, top), bottom)",
+         "sign in where an ellipse reaches furthest left"),
+        ("low = tl.maximum(begin - image * tile_height, first)", "low = first", "a band's first row ignored"),
+    ),
+    *_in(
+        "kernels/soundness.py",
+        KERNELS,
+        ("sound & _within(opacities + gaussian, mask, 1, MAGNITUDE_MAX)", "sound", "opacities not looked at"),
+        (">= QUAT_NORM_MIN * QUAT_NORM_MIN", ">= 0.0", "zero quaternions let through"),
+    ),
+    *_in(
+        "host/compositing.py",
+        HOST,
+        ("g *= ~clamped", "pass", "gradient flows where alpha is clamped"),
+        ("alpha *= places < last[:, None]", "pass", "Gaussians behind where a pixel stopped have a gradient"),
+        ("        rest = rest * transmittance", "        pass", "what is behind everything not attenuated"),
+        ("(columns_dy * dx).sum(0)", "(columns_dy * dy.mean(0)).sum(0)", "wrong moment"),
+        ("backgrounds[tile.image]", "backgrounds[0]", "every image has the first background"),
+        ("weight *= running", "pass", "a pixel never stops"),
+        ("if shown is None or shown[index] else start", "", "tile masks ignored"),
+    ),
+    *_in(
+        "host/projection.py",
+        HOST,
+        ("0.5 * FOV_MARGIN * extent", "FOV_MARGIN * extent", "margin of the field of view doubled"),
+        ("visible &= sound.flatten()[gaussians]", "pass", "bad rows not culled"),
+        ("kept = _all_finite(found) | ~_all_finite(incoming)", "kept = _all_finite(incoming) | True",
+         "gradients that overflow not left out"),
+    ),
+    *_in(
+        "host/intersection.py",
+        HOST,
+        ("(high - 0.5).floor()", "(high - 1.5).floor()", "off by one in a tile bound"),
+        ("band[1] - image_ids * tile_height", "band[1]", "a band's end ignored in later images"),
+    ),
+    *_in(
+        "host/soundness.py",
+        HOST,
+        ("within.all(1)", "within.any(1)", "a color that is bad for one camera let through"),
+    ),
+    *_in(
+        "spherical_harmonics.py",
+        STAGES,
+        ("(colors + 0.5).clamp_min(0.0)", "colors + 0.5", "negative colors not clamped"),
+        ("t[..., 2, :] * xy) / det", "t[..., 2, :] * xy)", "camera center not divided by the determinant"),
+    ),
+    *_in(
+        "intersection.py",
+        STAGES,
+        ("(2**15 if short else 0)", "(2**14 if short else 0)", "bias of the short key does not match"),
+        ("torch.where((radii > 0).all(-1), depths, torch.inf).argsort(stable=True)", "depths.argsort(descending=True)",
+         "back to front"),
+        ("bits = depths.detach().to(torch.float32)[pairs.flatten_ids]", "bits = depths.detach().to(torch.float32)[:1]",
+         "every pair's id has the first depth"),
+    ),
+    *_in(
+        "compositing.py",
+        STAGES,
+        ("return render_colors, 1 - transmittances", "return render_colors, transmittances", "alpha is what is left"),
+        ("v_depths = v_features[:, -1]", "v_depths = v_features[:, 0]", "another channel's gradient for depth"),
+        ("transmittances[..., None] * v_render_colors[..., :n_colors]", "v_render_colors[..., :n_colors]",
+         "background's gradient not attenuated"),
+        ("sum_rows(v_rows, color_ids, colors.shape[0])", "v_rows[: colors.shape[0]]", "colors' gradients not summed"),
+    ),
+    *_in(
+        "memory.py",
+        STAGES,
+        ("if end - begin == 1:", "if end - begin <= 2:", "a band of two rows of tiles not split"),
+        ("n_pairs * self._pair_bytes", "n_pairs", "bytes a pair needs not counted"),
+        ("todo += [(middle, end), (begin, middle)]", "todo += [(begin, middle)]", "a band's second half lost"),
+    ),
+    *_in(
+        "validation.py",
+        STAGES,
+        ("bad = _exceeds(viewmats, 2) | ", "bad = ", "cameras that are not finite let through"),
+        ("(opacities < 0) | (opacities > 1)", "(opacities < 0)", "opacities above 1 not complained about"),
+    ),
+    *_in(
+        "rasterization.py",
+        STAGES,
+        ("near_plane=max(near_plane, preset.near_min)", "near_plane=near_plane", "the preset's near plane ignored"),
+        ('compensate=rasterize_mode == "antialiased"', "compensate=False", "antialiasing ignored"),
+        ("render_alphas.clamp_min(DEPTH_ALPHA_MIN)", "render_alphas.clamp_min(0.5)", "expected depth of thin pixels"),
+        ("depths = rows.depths if", "depths = rows.depths * 2 if", "depth doubled"),
+    ),
+    *_in(
+        "kernels/photometric.py",
+        ("-m", "interpreter", *AROUND),
+        ("2.0 * a * by_square", "a * by_square", "factor 2 of the square's gradient lost"),
+        ("(place <= 2 * RADIUS)", "(place < 2 * RADIUS)", "the window's last tap lost"),
+        ("(r < height - RADIUS)", "(r <= height - RADIUS)", "one window too many at the lower edge"),
+    ),
+    *_in(
+        "kernels/adam.py",
+        ("-m", "interpreter", *AROUND),
+        ("place // width", "place", "visibility by value in place of row"),
+        ("g * g * share_square", "g * share_square", "square of the gradient lost"),
+    ),
+    *_in(
+        "host/photometric.py",
+        ("-m", "not interpreter", *AROUND),
+        ("(mean_x * ssim - mean_y * luminance)", "(mean_x * ssim)", "cross term of SSIM's gradient lost"),
+    ),
+    *_in(
+        "strategies/operations.py",
+        ("-m", "not interpreter", *AROUND),
+        ("lambda moment: moment[~chosen]", "lambda moment: moment[: int((~chosen).sum())]",
+         "moments of other rows kept"),
+        ("both - math.log(1.6)", "both", "halves as large as the whole"),
+    ),
+    *_in(
+        "strategies/default.py",
+        ("-m", "not interpreter", *AROUND),
+        ("0.5 * info", "info", "factor 1/2 of the screen's units lost"),
+        ("high & small, high & ~small", "high & ~small, high & small", "large ones cloned, small ones split"),
+    ),
+    *_in(
+        "strategies/mcmc.py",
+        ("-m", "not interpreter", *AROUND),
+        ("math.comb(k, j + 1)", "math.comb(k, j)", "off by one in the binomials of shared scales"),
+        ("(1 - params[\"opacities\"].detach().sigmoid()) - 0.995", "params[\"opacities\"].detach().sigmoid() - 0.995",
+         "noise for the opaque"),
+    ),
+    *_in(
+        "rows.py",
+        STAGES,
+        ("row_ids // (self.n_cameras * n_gaussians) * n_gaussians + ", "", "every batch has the first one's colors"),
+        ("ids.sort(stable=True)", "ids.sort(descending=True)", "sums of rows in the wrong places"),
+    ),
+    *_in(
+        "distributed.py",
+        ("tests/test_distributed.py",),
+        ("[0, *accumulate(ranks.n_gaussians)][:-1]", "[0] * ranks.size", "every rank's Gaussians counted from zero"),
+        ("row_ids, order = (camera_ids", "row_ids, order = (-camera_ids", "cameras in another order"),
+        ("index_copy_(0, order, v)", "index_copy_(0, order.flip(0), v)", "gradients of other rows"),
+        (".sum(0), None, None, None", "[ranks.rank], None, None, None", "other ranks' gradient of a camera lost"),
+        ("torch.zeros_like(columns[0]) if absgrad is None else absgrad", "torch.zeros_like(columns[0])",
+         "absgrad lost on the way back"),
+        ("drawn.append(weakref.ref(means2d))", "drawn.append(lambda: means2d)", "a graph that holds on to itself"),
+        ("any(wanted), any", "all(wanted), any", "no gradients unless every rank wants them"),
+        ('ranks.exchange_records([0] * 4, {"error": text})', "pass", "others not told of what was refused"),
+        ('        "grad mode": torch.is_grad_enabled(),\n', "", "a setting that is not compared"),
+    ),
+]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sample", type=int, help="so many, drawn at random; all of them if not given")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="those whose file or description contains this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--write", action="store_true", help="write the figures down for the scoreboard")
+    arguments = parser.parse_args()
+    chosen = [m for m in MUTANTS if not arguments.only or arguments.only in f"{m.path} {m.what}"]
+    if arguments.sample:
+        chosen = random.Random(arguments.seed).sample(chosen, min(arguments.sample, len(chosen)))
+    caught = 0
+    survivors = []
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for mutant, (dead, seconds) in zip(chosen, pool.map(is_caught, chosen)):
+            caught += dead
+            verdict = "caught" if dead else "SURVIVED"
+            print(f"{verdict:8}  {seconds:5.1f} s  {mutant.name}", flush=True)
+            if not dead:
+                survivors.append(mutant.name)
+    print(f"{caught} of {len(chosen)} caught")
+    if arguments.write:
+        # Those that were not run again keep their verdict.
+        older = json.loads(RESULTS.read_text()).get("mutants", {}).get("survivors", []) if RESULTS.exists() else []
+        again, known = {m.name for m in chosen}, {m.name for m in MUTANTS}
+        survivors += [name for name in older if name in known - again]
+        record = {"tried": len(MUTANTS), "caught": len(MUTANTS) - len(survivors), "survivors": survivors}
+        write_record("mutants", record)
+    return 0 if caught == len(chosen) else 1
+
+
+def is_caught(mutant: Mutant) -> tuple[bool, float]:
+    """Whether a test fails on a copy of the package with this bug in it, and how long that took."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        ignored = shutil.ignore_patterns("__pycache__", "cases")
+        for name in ("tsplat", "tests", "benchmarks", "docs"):
+            shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        mutant.apply(copy / "tsplat")
+        environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["HYPOTHESIS_PROFILE"] = "mutants"
+        environment["TRITON_INTERPRET"] = "1" if "interpreter" in mutant.tests else "0"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            *mutant.tests,
+        ]
+        try:
+            found = subprocess.run(
+                command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT
+            )
+        except subprocess.TimeoutExpired:
+            # A test that never ends is one that fails.
+            return True, time.perf_counter() - began
+    # 1: a test failed; anything else but 0 would be a harness that did not run.
+    if found.returncode not in (0, 1):
+        raise SystemExit(f"{mutant.name}: the tests did not run\n{found.stdout[-2000:]}{found.stderr[-500:]}")
+    return found.returncode == 1, time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main())

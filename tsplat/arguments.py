@@ -1,0 +1,184 @@
+"""Argument checks and the typed errors: each names the argument, says what was found, and what to do."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import PRESETS, SH_DEGREE_MAX, TILE_SIZES, Numerics
+from .errors import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
+
+
+class RollingShutterType(enum.Enum):
+    """How a camera reads out its rows; only ``GLOBAL`` is implemented."""
+
+    ROLLING_TOP_TO_BOTTOM = 0
+    ROLLING_LEFT_TO_RIGHT = 1
+    ROLLING_BOTTOM_TO_TOP = 2
+    ROLLING_RIGHT_TO_LEFT = 3
+    GLOBAL = 4
+
+
+RENDER_MODES = ("RGB", "D", "ED", "RGB+D", "RGB+ED")
+RASTERIZE_MODES = ("classic", "antialiased")
+CAMERA_MODELS = ("pinhole", "ortho", "fisheye", "ftheta")
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        known = ", ".join(repr(choice) for choice in choices)
+        raise ArgumentError(f"{name}: expected one of {known}, found {value!r}")
+
+
+def check_size(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(f"{name}: expected a positive int, found {value!r}")
+
+
+def check_tile_size(tile_size: int) -> None:
+    check_size("tile_size", tile_size)
+    if tile_size not in TILE_SIZES:
+        raise UnsupportedError(
+            f"tile_size: {tile_size} is not implemented; use one of {TILE_SIZES} (the picture is the same)"
+        )
+
+
+def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning: str) -> Tensor:
+    """A floating point tensor whose shape matches; None in `shape` stands for any size."""
+    if not isinstance(value, Tensor):
+        raise ArgumentError(f"{name}: expected a tensor {meaning}, found {type(value).__name__}")
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise UnsupportedError(
+            f"{name}: torch.func transforms (vmap, grad, jvp, ...) are not implemented; in place of vmap use leading "
+            "batch dimensions, in place of grad use torch.autograd.grad"
+        )
+    if not value.is_floating_point():
+        raise DtypeError(f"{name}: expected a floating point tensor, found {value.dtype}; convert it with .float()")
+    found = tuple(value.shape)
+    if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)):
+        wanted = ", ".join("?" if size is None else str(size) for size in shape)
+        raise ShapeError(f"{name}: expected {meaning}, here [{wanted}], found {list(found)}")
+    return value
+
+
+def check_devices(tensors: dict[str, Tensor | None]) -> None:
+    """All tensors that are given lie on the device of the first."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    first = next(iter(given))
+    for name, tensor in given.items():
+        if tensor.device != given[first].device:
+            raise DeviceError(
+                f"{name}: lies on {tensor.device}, but {first} on {given[first].device}; use {name}.to({first}.device)"
+            )
+
+
+def check_sh_degree(sh_degree: object, n_bases: int) -> None:
+    if not isinstance(sh_degree, int) or isinstance(sh_degree, bool) or not 0 <= sh_degree <= SH_DEGREE_MAX:
+        raise ArgumentError(f"sh_degree: expected an int from 0 to {SH_DEGREE_MAX}, found {sh_degree!r}")
+    if n_bases < (sh_degree + 1) ** 2:
+        raise ShapeError(
+            f"sh_degree: degree {sh_degree} needs {(sh_degree + 1) ** 2} bases, but the coefficients have {n_bases}; "
+            "lower sh_degree or pass more coefficients"
+        )
+
+
+def check_numerics(numerics: object) -> Numerics:
+    check_choice("numerics", numerics, tuple(PRESETS))
+    return PRESETS[str(numerics)]
+
+
+def check_absent(options: dict[str, tuple[Any, Any]]) -> None:
+    """Raises for each option that is not at its only implemented value: name -> (value, implemented)."""
+    for name, (value, implemented) in options.items():
+        if value is not implemented and value != implemented:
+            raise UnsupportedError(f"{name}: {value!r} is not implemented; only {implemented!r} is")
+
+
+def check_distributed(batch: torch.Size, backend: str, *, per_camera: bool) -> None:
+    """Raises for what is not implemented with several ranks, however many there are."""
+    if batch:
+        raise UnsupportedError(
+            f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
+        )
+    if per_camera:
+        raise UnsupportedError("distributed: colors per camera are not implemented with it; pass colors [N, ...]")
+    if backend == "reference":
+        raise UnsupportedError('distributed: backend="reference" is not implemented with it; use "auto"')
+
+
+def check_rolling_shutter(rolling_shutter: object) -> None:
+    # gsplat's own enum is accepted too, hence the comparison by name.
+    if getattr(rolling_shutter, "name", None) != RollingShutterType.GLOBAL.name:
+        raise UnsupportedError(f"rolling_shutter: {rolling_shutter!r} is not implemented; only GLOBAL is")
+
+
+def check_camera_model(camera_model: object) -> None:
+    check_choice("camera_model", camera_model, CAMERA_MODELS)
+    check_absent({"camera_model": (camera_model, "pinhole")})
+
+
+def check_no_grad(name: str, tensor: Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(f"{name}: its gradient is not implemented; pass {name}.detach()")
+
+
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """fp64 if any tensor is, otherwise fp32: what every stage computes and accumulates in."""
+    return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def check_scene(
+    means: Tensor,
+    quats: Tensor | None,
+    scales: Tensor | None,
+    covars: Tensor | None,
+    covars_size: tuple[int, ...],
+    opacities: Tensor | None,
+    viewmats: Tensor,
+    Ks: Tensor,
+) -> tuple[torch.Size, int, int]:
+    """Gaussians and cameras that go together; returns the batch dimensions, N and C."""
+    check_tensor("means", means, [None] * (means.dim() - 1) + [3] if isinstance(means, Tensor) else [], "[..., N, 3]")
+    if means.dim() < 2:
+        raise ShapeError(f"means: expected [..., N, 3], found {list(means.shape)}")
+    batch, n_gaussians = means.shape[:-2], means.shape[-2]
+    check_tensor("viewmats", viewmats, [*batch, None, 4, 4], "[..., C, 4, 4] with the batch dimensions of means")
+    n_cameras = viewmats.shape[-3]
+    check_tensor("Ks", Ks, [*batch, n_cameras, 3, 3], "[..., C, 3, 3] as viewmats")
+    check_no_grad("Ks", Ks)
+    if covars is not None:
+        inner = ", ".join(map(str, covars_size))
+        check_tensor("covars", covars, [*batch, n_gaussians, *covars_size], f"[..., N, {inner}] as means")
+    else:
+        for name, tensor, size in (("quats", quats, 4), ("scales", scales, 3)):
+            if tensor is None:
+                raise ArgumentError(f"{name}: found None; pass both quats and scales, or covars")
+            check_tensor(name, tensor, [*batch, n_gaussians, size], f"[..., N, {size}] as means")
+    if opacities is not None:
+        check_tensor("opacities", opacities, [*batch, n_gaussians], "[..., N] as means")
+    given: dict[str, Tensor | None] = dict(means=means, viewmats=viewmats, Ks=Ks, opacities=opacities)
+    given.update(dict(covars=covars) if covars is not None else dict(quats=quats, scales=scales))
+    check_devices(given)
+    return batch, n_gaussians, n_cameras
+
+
+def check_colors(colors: object, sh_degree: int | None, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:
+    """Colors or SH coefficients, per Gaussian or per camera and Gaussian; returns the number of channels."""
+    own = 1 if sh_degree is None else 2
+    meaning = (
+        "[..., N, D] or [..., C, N, D]"
+        if sh_degree is None
+        else "[..., N, K, 3] or [..., C, N, K, 3], as sh_degree is given"
+    )
+    per_camera = isinstance(colors, Tensor) and colors.dim() == len(batch) + 2 + own
+    rows = [*batch, n_cameras, n_gaussians] if per_camera else [*batch, n_gaussians]
+    tensor = check_tensor("colors", colors, rows + ([None] if sh_degree is None else [None, 3]), meaning)
+    if sh_degree is not None:
+        check_sh_degree(sh_degree, tensor.shape[-2])
+    if tensor.shape[-1] == 0:
+        raise ShapeError(f"colors: expected at least one channel, found {list(tensor.shape)}")
+    return tensor.shape[-1]

@@ -1,0 +1,52 @@
+"""Typed errors. Each message names the argument, says what was expected and what was found, and suggests a fix."""
+
+
+class ArgumentError(ValueError):
+    """An argument is invalid."""
+
+
+class ShapeError(ArgumentError):
+    """A tensor has the wrong shape."""
+
+
+class DtypeError(ArgumentError, TypeError):
+    """A tensor has the wrong dtype."""
+
+
+class DeviceError(ArgumentError):
+    """Tensors are on different devices, or on a device that cannot be used."""
+
+
+class InvalidValueError(ArgumentError):
+    """Gaussians or cameras have values that cannot be rendered (``validate="error"``).
+
+    The message names the tensor, the number of invalid rows, the first of them, and the likely cause.
+    """
+
+
+class DisagreementError(ArgumentError):
+    """The ranks of a distributed call passed different settings. Raised on every rank."""
+
+
+class FileError(ArgumentError):
+    """A file or folder cannot be read or written. The message names its path."""
+
+
+class MissingExtraError(ArgumentError, ImportError):
+    """An optional dependency is not installed. The message gives the pip command."""
+
+
+class UnsupportedError(NotImplementedError):
+    """A known option that is not implemented. The message says what to use instead."""
+
+
+class BackendError(RuntimeError):
+    """The requested backend cannot run here."""
+
+
+class MemoryBudgetError(RuntimeError):
+    """The intersections of even a single row of tiles exceed the memory budget."""
+
+
+class PeerError(RuntimeError):
+    """Another rank rejected its arguments, so this rank's call cannot continue."""

@@ -1,0 +1,42 @@
+"""L1 and SSIM of two images in vectorized PyTorch; see `tsplat.kernels.image_loss`."""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+from torch.nn.functional import conv2d, pad
+
+from ..config import SSIM_K1, SSIM_K2, SSIM_TAPS
+
+RADIUS = len(SSIM_TAPS) // 2
+
+
+def _blur(maps: Tensor, padding: int) -> Tensor:
+    """Gaussian-weighted means around pixels, [B, M, H, W]."""
+    window = torch.tensor(SSIM_TAPS, dtype=maps.dtype, device=maps.device).expand(maps.shape[1], 1, 1, -1)
+    # One group a channel: PyTorch's own kernel, which unlike cuDNN's never rounds to TF32.
+    maps = conv2d(maps.contiguous(), window, padding=(0, padding), groups=maps.shape[1])
+    return conv2d(maps, window.mT, padding=(padding, 0), groups=maps.shape[1])
+
+
+def l1_ssim_fwd(image: Tensor, truth: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = (rearrange(i.to(dtype), "b h w c -> b c h w") for i in (image, truth))
+    stacked = torch.cat([x, y, x * x, y * y, x * y], 1)
+    mean_x, mean_y, mean_xx, mean_yy, mean_xy = _blur(stacked, 0 if valid else RADIUS).chunk(5, 1)
+    d_luminance = mean_x * mean_x + mean_y * mean_y + SSIM_K1**2
+    d_structure = (mean_xx - mean_x * mean_x) + (mean_yy - mean_y * mean_y) + SSIM_K2**2
+    luminance = (2 * mean_x * mean_y + SSIM_K1**2) / d_luminance
+    structure = (2 * (mean_xy - mean_x * mean_y) + SSIM_K2**2) / d_structure
+    ssim = luminance * structure
+    by_mean = 2 * structure * (mean_y - mean_x * luminance) / d_luminance
+    by_mean += 2 * (mean_x * ssim - mean_y * luminance) / d_structure
+    maps = torch.stack([by_mean, -ssim / d_structure, 2 * luminance / d_structure])
+    return (x - y).abs().sum(), ssim.sum(), pad(maps, (RADIUS,) * 4) if valid else maps
+
+
+def l1_ssim_bwd(image: Tensor, truth: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
+    x, y = (rearrange(i.to(maps.dtype), "b h w c -> b c h w") for i in (image, truth))
+    by_mean, by_square, by_product = _blur(rearrange(maps, "m b c h w -> b (m c) h w"), RADIUS).chunk(3, 1)
+    v = scales[0] * (x - y).sign() + scales[1] * (by_mean + 2 * x * by_square + y * by_product)
+    return rearrange(v, "b c h w -> b h w c")

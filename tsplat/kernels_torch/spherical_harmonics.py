@@ -1,0 +1,99 @@
+"""Spherical harmonics in vectorized PyTorch; see `tsplat.kernels.spherical_harmonics`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..config import SH_NORMS
+from ..data import sum_rows
+from .indices import gaussians_and_images, visible_pairs
+
+
+def _basis(directions: Tensor, degree: int) -> Tensor:
+    """The (degree + 1)^2 basis functions at unit directions. [R, 3] -> [R, K]"""
+    x, y, z = directions.unbind(-1)
+    (c0,), (c1,), c2, c3, c4 = SH_NORMS
+    basis = [torch.full_like(x, c0)]
+    if degree >= 1:
+        basis += [-c1 * y, c1 * z, -c1 * x]
+    if degree >= 2:
+        xx, yy, zz, xy, yz, xz = x * x, y * y, z * z, x * y, y * z, x * z
+        basis += [c2[0] * xy, -c2[0] * yz, c2[1] * (2 * zz - xx - yy), -c2[0] * xz, c2[2] * (xx - yy)]
+    if degree >= 3:
+        basis += [
+            -c3[0] * y * (3 * xx - yy),
+            c3[1] * xy * z,
+            -c3[2] * y * (4 * zz - xx - yy),
+            c3[3] * z * (2 * zz - 3 * xx - 3 * yy),
+            -c3[2] * x * (4 * zz - xx - yy),
+            c3[4] * z * (xx - yy),
+            -c3[0] * x * (xx - 3 * yy),
+        ]
+    if degree >= 4:
+        basis += [
+            c4[0] * xy * (xx - yy),
+            -c4[1] * yz * (3 * xx - yy),
+            c4[2] * xy * (7 * zz - 1),
+            -c4[3] * yz * (7 * zz - 3),
+            c4[4] * (zz * (35 * zz - 30) + 3),
+            -c4[3] * xz * (7 * zz - 3),
+            c4[5] * (xx - yy) * (7 * zz - 1),
+            -c4[1] * xz * (xx - 3 * yy),
+            c4[6] * (xx * (xx - 3 * yy) - yy * (3 * xx - yy)),
+        ]
+    return torch.stack(basis, -1)
+
+
+def _colors(
+    means: Tensor, centers: Tensor, coeffs: Tensor, gaussians: Tensor, images: Tensor, degree: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Colors of the given pairs of camera and Gaussian, [R, 3], and each pair's own mean, center and coefficients."""
+    own = [means.flatten(0, 1)[gaussians], centers.flatten(0, 1)[images]]
+    own.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, 1)[gaussians].to(means.dtype))
+    if torch.is_grad_enabled():
+        own = [tensor.detach().requires_grad_() for tensor in own]
+    basis = _basis(torch.nn.functional.normalize(own[0] - own[1], dim=-1), degree)
+    return (basis[:, None, :] @ own[2])[:, 0], own
+
+
+def spherical_harmonics_fwd(
+    means: Tensor, centers: Tensor, coeffs: Tensor, row_ids: Tensor | None, radii: Tensor | None, *, degree: int
+) -> Tensor:
+    n_cameras, n_gaussians = centers.shape[1], means.shape[1]
+    rows, pairs = visible_pairs(row_ids, radii, means.shape[0] * n_cameras * n_gaussians, means.device)
+    n_rows = means.shape[0] * n_cameras * n_gaussians if row_ids is None else row_ids.numel()
+    colors = means.new_zeros(n_rows, 3)
+    with torch.no_grad():
+        colors[rows], _ = _colors(means, centers, coeffs, *gaussians_and_images(pairs, n_gaussians, n_cameras), degree)
+    return colors
+
+
+def spherical_harmonics_bwd(
+    means: Tensor,
+    centers: Tensor,
+    coeffs: Tensor,
+    row_ids: Tensor | None,
+    radii: Tensor | None,
+    v_colors: Tensor,
+    *,
+    degree: int,
+    needs_centers: bool,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    n_batches, n_gaussians, n_bases, _ = coeffs.shape
+    n_cameras = centers.shape[1]
+    rows, pairs = visible_pairs(row_ids, radii, n_batches * n_cameras * n_gaussians, means.device)
+    gaussians, images = gaussians_and_images(pairs, n_gaussians, n_cameras)
+    with torch.enable_grad():
+        colors, own = _colors(means, centers, coeffs, gaussians, images, degree)
+    # Degree 0 looks the same from everywhere.
+    v_means, v_centers, v_coeffs = torch.autograd.grad(
+        colors, own, v_colors[rows], allow_unused=True, materialize_grads=True
+    )
+    n_used = (degree + 1) ** 2
+    v_bases = sum_rows(v_coeffs, gaussians, n_batches * n_gaussians).view(n_batches, n_gaussians, n_used, 3)
+    return (
+        sum_rows(v_means, gaussians, n_batches * n_gaussians).view(means.shape),
+        sum_rows(v_centers, images, n_batches * n_cameras).view(centers.shape) if needs_centers else None,
+        torch.nn.functional.pad(v_bases, (0, 0, 0, n_bases - n_used)).to(coeffs.dtype),
+    )

@@ -1,0 +1,96 @@
+"""Adam over the parameters of Gaussians, one launch a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_absent
+from ..errors import ArgumentError, UnsupportedError
+from ..stages.backend import launchers
+
+
+class Adam(torch.optim.Adam):
+    """Exact Adam, with states and figures of :class:`torch.optim.Adam`, whose checkpoints it reads and writes.
+
+    Args:
+        params, lr, betas, eps: As of :class:`torch.optim.Adam`; parameters are contiguous and fp32 or fp64.
+        backend: As in :func:`tsplat.rasterization`.
+
+    Raises:
+        NotImplementedError: Another option of :class:`torch.optim.Adam`, named.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        backend: str = "auto",
+        **options: Any,
+    ) -> None:
+        check_absent({name: (value, None) for name, value in options.items()})
+        super().__init__(params, lr=lr, betas=betas, eps=eps)
+        self._backend = backend
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Tensor] | None = None, *, visible: Tensor | None = None
+    ) -> Tensor | None:
+        """Takes a step.
+
+        Args:
+            closure: Computes the loss again, with gradients.
+            visible: [N] bool, to move only these rows of every parameter and of its moments: not Adam any more, as the
+                moments of Gaussians out of view stand still, but cheaper. All rows count the same steps.
+
+        Raises:
+            ArgumentError: ``visible`` does not go with a parameter; or a parameter that is not contiguous.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                self._check(parameter, visible)
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] += 1
+                t = float(state["step"])
+                rates = [group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
+                constants = [1 - beta1, beta2, 1 - beta2, *rates]
+                launchers(parameter.device, self._backend).adam_step(
+                    parameter,
+                    parameter.grad.contiguous(),
+                    state["exp_avg"],
+                    state["exp_avg_sq"],
+                    torch.tensor(constants, dtype=parameter.dtype, device=parameter.device),
+                    visible,
+                )
+        return loss
+
+    @staticmethod
+    def _check(parameter: Tensor, visible: Tensor | None) -> None:
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise UnsupportedError(f"params: {parameter.dtype} is not implemented; keep parameters in fp32")
+        if not parameter.is_contiguous():
+            raise ArgumentError(f"params: expected contiguous tensors, found strides {parameter.stride()}")
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise UnsupportedError("params: sparse gradients are not implemented")
+        if visible is not None and (visible.dtype != torch.bool or visible.shape != parameter.shape[:1]):
+            raise ArgumentError(
+                f"visible: expected bool {list(parameter.shape[:1])} as the parameter's rows, found {visible.dtype} "
+                f"{list(visible.shape)}"
+            )

@@ -1,0 +1,52 @@
+"""The order of points along a Morton curve: neighbors in memory are neighbors in space."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_tensor
+
+BITS = 21
+"""Bits of each coordinate in a code, three of which fit into an int64."""
+
+
+@torch.no_grad()
+def morton_order(points: Tensor) -> Tensor:
+    """Ids [N] int64 that sort points [N, 3] along a Morton curve through their bounding box (Morton, 1966).
+
+    Gaussians in this order are read and written together where they are seen together: apply it to every parameter and
+    to the optimizer's state. Points that are not finite come last.
+
+    Raises:
+        ArgumentError: Not a floating point tensor [N, 3].
+    """
+    check_tensor("points", points, [None, 3], "[N, 3]")
+    return morton_codes(points).argsort(stable=True)
+
+
+@torch.no_grad()
+def morton_codes(points: Tensor) -> Tensor:
+    """Codes [N] int64 of points [N, 3]: the bits of their 21-bit places in the bounding box, interleaved, x lowest."""
+    finite = points.isfinite().all(-1)
+    known = points[finite].double()
+    if not len(known):
+        return torch.full((len(points),), torch.iinfo(torch.int64).max, device=points.device)
+    low = known.amin(0)
+    size = (known.amax(0) - low).amax().clamp_min(torch.finfo(torch.float64).tiny)
+    places = ((points.double() - low) / size * (2**BITS - 1)).nan_to_num(0).clamp(0, 2**BITS - 1).to(torch.int64)
+    x, y, z = (_spread(place) for place in places.unbind(-1))
+    return torch.where(finite, x | y << 1 | z << 2, torch.iinfo(torch.int64).max)
+
+
+def _spread(place: Tensor) -> Tensor:
+    """Two zeros between every two of the 21 bits."""
+    for shift, mask in (
+        (32, 0x1F00000000FFFF),
+        (16, 0x1F0000FF0000FF),
+        (8, 0x100F00F00F00F00F),
+        (4, 0x10C30C30C30C30C3),
+        (2, 0x1249249249249249),
+    ):
+        place = (place | place << shift) & mask
+    return place

@@ -1,0 +1,151 @@
+"""Gaussians in PLY files, in the layout of Inria's 3D Gaussian Splatting (Kerbl et al., 2023).
+
+One record a Gaussian: x y z, nx ny nz (unused), f_dc_0..2 (degree 0), f_rest_* (the degrees above, channel by channel),
+opacity (logit), scale_0..2 (logarithms), rot_0..3 (wxyz). All values are before their activation.
+
+Gaussians trained for ``rasterize_mode="antialiased"`` are marked by the header line ``comment SplatRenderMode: mip``,
+as Brush and splat-transform do; Postshot's ``comment antialiased 1`` is read as well.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from einops import rearrange
+
+from ...errors import FileError, UnsupportedError
+from ...support.files import write_whole
+from ..gaussians import Gaussians
+from .compressed_ply import unpack
+from .ply_tables import PlyFile
+
+REST_SIZES = (0, 9, 24, 45)
+"""How many f_rest there are for degrees 0 to 3."""
+
+GROUPS = {
+    "means": ("x", "y", "z"),
+    "sh0": ("f_dc_0", "f_dc_1", "f_dc_2"),
+    "opacity_logits": ("opacity",),
+    "log_scales": ("scale_0", "scale_1", "scale_2"),
+    "quats": ("rot_0", "rot_1", "rot_2", "rot_3"),
+}
+MARK = "SplatRenderMode: mip"
+
+
+def read_ply(path: str | os.PathLike[str]) -> Gaussians:
+    """Reads Gaussians: properties in any order, 0, 9, 24 or 45 f_rest, whatever else there is left aside.
+
+    ASCII, little-endian and big-endian files, and the compressed ones of PlayCanvas. Nothing is allocated before the
+    header's sizes are known to fit the file; beside the Gaussians a few megabytes are held.
+
+    Raises:
+        FileError: The file is not a PLY of Gaussians, or shorter than its header says.
+        UnsupportedError: A PLY of Gaussians in a form that is not implemented.
+        OSError: The file cannot be read.
+    """
+    with open(path, "rb") as file:
+        ply = PlyFile(file, str(path))
+        antialiased = is_antialiased(ply)
+        if "vertex" not in ply.elements:
+            raise FileError(f"{path}: the PLY has no element 'vertex', so there are no Gaussians in it")
+        vertex = ply.elements["vertex"]
+        if "packed_position" in vertex.names:
+            return unpack(ply, antialiased)
+        n_rest = _check_names(ply.path, vertex.names)
+        groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
+        blocks = ply.blocks("vertex")
+        values = {group: np.empty((vertex.count, len(names)), np.float32) for group, names in groups.items()}
+        first = 0
+        # A number beyond float32 becomes infinite, which is not sound.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for block in blocks:
+                for group, names in groups.items():
+                    rows = values[group][first : first + len(block)]
+                    for place, name in zip(_places(group, len(names)), names):
+                        rows[:, place] = block[name]
+                first += len(block)
+    tensors = {group: torch.from_numpy(array) for group, array in values.items()}
+    tensors["opacity_logits"] = tensors["opacity_logits"][:, 0]
+    tensors["sh0"] = tensors["sh0"][:, None]
+    tensors["shN"] = tensors["shN"].view(vertex.count, n_rest // 3, 3)
+    return Gaussians(**tensors, antialiased=antialiased)
+
+
+def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
+    """Writes 62 little-endian floats a Gaussian, normals and unused degrees zero; the file appears when it is whole.
+
+    Raises:
+        UnsupportedError: Spherical harmonics above degree 3.
+        OSError: The file cannot be written.
+    """
+    if gaussians.sh_degree > 3:
+        raise UnsupportedError(f"sh_degree: {gaussians.sh_degree} has no place in a PLY of Gaussians; 3 is the highest")
+    tensors = {name: tensor.detach().cpu().numpy() for name, tensor in gaussians.tensors().items()}
+    count = len(gaussians)
+    rest = np.zeros((count, REST_SIZES[-1] // 3, 3), "<f4")
+    rest[:, : tensors["shN"].shape[1]] = tensors["shN"]
+    values = np.concatenate(
+        [
+            tensors["means"],
+            np.zeros((count, 3)),
+            tensors["sh0"][:, 0],
+            rearrange(rest, "n k c -> n (c k)"),
+            tensors["opacity_logits"][:, None],
+            tensors["log_scales"],
+            tensors["quats"],
+        ],
+        axis=1,
+        dtype="<f4",
+        casting="same_kind",
+    )
+    f_rest = tuple(f"f_rest_{i}" for i in range(REST_SIZES[-1]))
+    names = (
+        *(*GROUPS["means"], "nx", "ny", "nz", *GROUPS["sh0"], *f_rest),
+        *(*GROUPS["opacity_logits"], *GROUPS["log_scales"], *GROUPS["quats"]),
+    )
+    lines = ["ply", "format binary_little_endian 1.0"]
+    lines += [f"comment {MARK}"] if gaussians.antialiased else []
+    lines += [f"element vertex {count}", *(f"property float {name}" for name in names), "end_header", ""]
+    with write_whole(path) as file:
+        file.write("\n".join(lines).encode())
+        file.write(values.tobytes())
+
+
+def is_antialiased(ply: PlyFile) -> bool:
+    """Whether the header's comments mark Gaussians as trained for antialiased rendering; the last one counts.
+
+    Raises:
+        UnsupportedError: They are marked as flat (2DGS).
+    """
+    mode = "default"
+    for comment in ply.comments:
+        match comment.lower().split():
+            case ["splatrendermode:", mode]:
+                pass
+            case ["antialiased", flag] if flag in ("0", "1"):
+                mode = "mip" if flag == "1" else "default"
+    if mode == "2dgs":
+        raise UnsupportedError(f"{ply.path}: these are flat Gaussians (2DGS), whose rendering is not implemented")
+    return mode == "mip"
+
+
+def _places(group: str, size: int) -> list[int]:
+    """Where the values of a group go: f_rest come channel by channel, shN is [coefficients, channels]."""
+    return [3 * (i % (size // 3)) + i // (size // 3) for i in range(size)] if group == "shN" else list(range(size))
+
+
+def _check_names(path: str, names: list[str]) -> int:
+    """How many f_rest there are."""
+    missing = [name for group in GROUPS.values() for name in group if name not in names]
+    if missing == ["scale_2"]:
+        raise UnsupportedError(f"{path}: flat Gaussians without scale_2 (2DGS), whose rendering is not implemented")
+    if missing:
+        raise FileError(f"{path}: not a PLY of Gaussians, its vertices lack {', '.join(missing)}")
+    rest = {name for name in names if name.startswith("f_rest_")}
+    if len(rest) not in REST_SIZES or rest != {f"f_rest_{i}" for i in range(len(rest))}:
+        raise FileError(
+            f"{path}: expected f_rest_0 up to {REST_SIZES} of them for SH degrees 0 to 3, found {len(rest)}"
+        )
+    return len(rest)

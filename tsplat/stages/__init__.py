@@ -1,0 +1,1 @@
+"""The stages of the pipeline: projection, shading, exchange between ranks, intersection, compositing."""

@@ -1,0 +1,149 @@
+"""Stage: view-dependent color from spherical harmonics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_devices, check_sh_degree, check_tensor, compute_dtype
+from ..config import Numerics
+from ..data import Rows
+from .autograd import differentiable_once
+from .backend import full_precision, launchers
+
+
+class _SphericalHarmonics(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        means: Tensor,
+        centers: Tensor,
+        coeffs: Tensor,
+        row_ids: Tensor | None,
+        radii: Tensor | None,
+        degree: int,
+        backend: str,
+    ) -> Tensor:
+        ctx.save_for_backward(means, centers, coeffs, row_ids, radii)
+        ctx.degree, ctx.backend = degree, backend
+        with full_precision(means.device):
+            colors: Tensor = launchers(means.device, backend).spherical_harmonics_fwd(
+                means, centers, coeffs, row_ids, radii, degree=degree
+            )
+        return colors
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v_colors: Tensor) -> tuple[Tensor | None, ...]:
+        with full_precision(v_colors.device):
+            grads = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
+                *saved, v_colors.contiguous(), degree=ctx.degree, needs_centers=ctx.needs_input_grad[1]
+            )
+        return (*grads, None, None, None, None)
+
+
+def camera_centers(viewmats: Tensor, numerics: Numerics) -> Tensor:
+    """World positions of cameras, [..., 4, 4] -> [..., 3]; elementwise, so that autocast leaves it alone."""
+    x, y, z = viewmats[..., 0, :3], viewmats[..., 1, :3], viewmats[..., 2, :3]
+    t = viewmats[..., :3, 3:]
+    if numerics.camera_center == "transpose":
+        return -(t[..., 0, :] * x + t[..., 1, :] * y + t[..., 2, :] * z)
+    # The inverse of a 3x3 matrix has the cross products of its rows as columns, over the determinant.
+    yz, zx, xy = y.cross(z, -1), z.cross(x, -1), x.cross(y, -1)
+    det = (x * yz).sum(-1, keepdim=True)
+    return -(t[..., 0, :] * yz + t[..., 1, :] * zx + t[..., 2, :] * xy) / det
+
+
+def evaluate(
+    means: Tensor,
+    centers: Tensor,
+    coeffs: Tensor,
+    row_ids: Tensor | None,
+    radii: Tensor | None,
+    degree: int,
+    backend: str,
+) -> Tensor:
+    """Sum of basis times coefficients for each row, seen from the camera center; zero for culled rows. [R, 3]
+
+    Args:
+        means, centers: [B, N, 3], [B, C, 3].
+        coeffs: [B, N, K, 3] of any float type, read as they are.
+        row_ids: [R] int64 flat index into [B, C, N], or None where there is a row for each.
+        radii: [R, 2] int32, zero where culled, or None where nothing is.
+    """
+    colors: Tensor = _SphericalHarmonics.apply(  # type: ignore[no-untyped-call]
+        means.contiguous(), centers.contiguous(), coeffs.contiguous(), row_ids, radii, degree, backend
+    )
+    return colors
+
+
+def shade(
+    means: Tensor,
+    coeffs: Tensor,
+    viewmats: Tensor,
+    rows: Rows,
+    degree: int,
+    numerics: Numerics,
+    backend: str,
+) -> Tensor:
+    """View-dependent colors of rows, max(value + 0.5, 0). [R, 3]
+
+    Args:
+        means, viewmats: [B, N, 3], [B, C, 4, 4].
+        coeffs: [B, N, K, 3], or per camera [B, C, N, K, 3], of any float type.
+    """
+    centers = camera_centers(viewmats, numerics)
+    if coeffs.dim() == 5:
+        # Every camera becomes a scene of its own.
+        means = means[:, None].expand(-1, rows.n_cameras, -1, -1).flatten(0, 1)
+        centers = centers.flatten(0, 1)[:, None]
+        coeffs = coeffs.flatten(0, 1)
+    colors = evaluate(means, centers, coeffs, rows.row_ids, rows.radii, degree, backend)
+    return (colors + 0.5).clamp_min(0.0)
+
+
+def spherical_harmonics(
+    degrees_to_use: int,
+    dirs: Tensor,
+    coeffs: Tensor,
+    masks: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """Evaluates real spherical harmonics (Sloan, JCGT 2013); same as gsplat 1.5.3's, and without the shift by 0.5.
+
+    Args:
+        degrees_to_use: Highest degree, 0 to 4.
+        dirs: [..., 3] directions from camera to Gaussian, any norm.
+        coeffs: [..., K, 3] with K >= (degrees_to_use + 1)^2.
+        masks: [...] bool; where false the color is zero and nothing flows back.
+        backend: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        Colors [..., 3] in at least fp32. Differentiable with respect to ``dirs`` and ``coeffs``.
+
+    Raises:
+        ArgumentError: A shape, element type or value that has no meaning.
+    """
+    check_tensor("dirs", dirs, [*dirs.shape[:-1], 3], "[..., 3]")
+    check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, 3], "[..., K, 3] with the leading dimensions of dirs")
+    check_sh_degree(degrees_to_use, coeffs.shape[-2])
+    check_devices(dict(dirs=dirs, coeffs=coeffs, masks=masks))
+    dtype = compute_dtype(dirs, coeffs)
+    radii = None
+    if masks is not None:
+        radii = masks.reshape(-1, 1).to(torch.int32).expand(-1, 2).contiguous()
+    n = math.prod(dirs.shape[:-1])
+    colors = evaluate(
+        dirs.to(dtype).reshape(1, n, 3),
+        torch.zeros(1, 1, 3, dtype=dtype, device=dirs.device),
+        coeffs.reshape(1, n, coeffs.shape[-2], 3),
+        None,
+        radii,
+        degrees_to_use,
+        backend,
+    )
+    return colors.view(dirs.shape)

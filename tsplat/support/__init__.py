@@ -1,0 +1,1 @@
+"""Shared by scene, viewing and training: atomic files, optional dependencies and progress displays."""
