@@ -130,7 +130,7 @@ def shipped_launches(
             found += [(f"{'antialiased' if compensate else 'classic'}{label}", call) for call in launches]
         with recorded(vendor) as launches:
             for colors, per_camera in ((f(1, n, 3), False), (f(1, images, n, 3), True)):
-                kernels.sound_gaussians(means, *given, opacities, colors, per_camera=per_camera)
+                kernels.valid_gaussians(means, *given, opacities, colors, per_camera=per_camera)
         found += [(f"soundness{label}", call) for call in launches]
     for degree in range(5):
         coeffs, centers = f(1, n, (degree + 1) ** 2, 3), f(1, images, 3)

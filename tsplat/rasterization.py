@@ -16,11 +16,11 @@ from .errors import ArgumentError
 from .stages.backend import BACKENDS, Backend, full_precision
 from .stages.compositing import CompositingSettings, composite
 from .stages.exchange import agreeing, describe, exchange, gather_cameras, join
-from .stages.intersection import count_tiles, depth_order, encode_ids, list_pairs, narrow_offsets
+from .stages.intersection import count_tiles, depth_order, encode_ids, list_intersections, narrow_offsets
 from .stages.memory import Bands
 from .stages.projection import ProjectionSettings, project
 from .stages.shading import shade
-from .stages.validation import VALIDATE, Validate, complain, explain_sizes, find_sound, hide_unsound_cameras
+from .stages.validation import VALIDATE, Validate, explain_sizes, find_valid, raise_if_invalid, replace_invalid_cameras
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -209,7 +209,7 @@ def rasterization(
         if backend == "reference":
             checks.check_absent({"absgrad": (absgrad, False), "memory_budget": (memory_budget, None)})
         if validate == "error":
-            complain(
+            raise_if_invalid(
                 means,
                 quats,
                 scales,
@@ -253,8 +253,8 @@ def rasterization(
             viewmats, Ks = gather_cameras(ranks, viewmats, Ks)
         sound = None
         if validate != "off":
-            sound = find_sound(means, quats, scales, upper, opacities, colors, per_camera=per_camera, backend=backend)
-            viewmats, Ks = hide_unsound_cameras(viewmats, Ks)
+            sound = find_valid(means, quats, scales, upper, opacities, colors, per_camera=per_camera, backend=backend)
+            viewmats, Ks = replace_invalid_cameras(viewmats, Ks)
 
         own = rows = project(
             means,
@@ -311,7 +311,7 @@ def rasterization(
             backend=backend,
         )
         bands = Bands(
-            lambda band, admit: list_pairs(
+            lambda band, admit: list_intersections(
                 rows.means2d.detach(),
                 rows.radii,
                 rows.conics.detach(),
@@ -327,7 +327,9 @@ def rasterization(
             grid,
             means.device,
             memory_budget,
-            settings.pair_bytes((0 if features is None else features.shape[-1]) + (depths is not None), dtype),
+            settings.bytes_per_intersection(
+                (0 if features is None else features.shape[-1]) + (depths is not None), dtype
+            ),
             lambda: explain_sizes(means, scales, upper),
         )
 

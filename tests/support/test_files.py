@@ -6,13 +6,13 @@ import math
 import pytest
 
 from tsplat.errors import FileError
-from tsplat.support.files import output_folder, write_json, write_whole
+from tsplat.support.files import atomic_write, output_folder, write_json
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(b"new")
         file.flush()
         assert path.read_bytes() == b"old"
@@ -23,7 +23,7 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_file_that_fails_changes_nothing(tmp_path, error):
     def half():
-        with write_whole(tmp_path / "a.bin") as file:
+        with atomic_write(tmp_path / "a.bin") as file:
             file.write(b"half")
             raise error
 
@@ -34,7 +34,7 @@ def test_a_file_that_fails_changes_nothing(tmp_path, error):
 
 def test_a_folder_in_the_way_is_an_error_and_nothing_is_left(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(OSError, match="a"), write_whole(tmp_path / "a"):
+    with pytest.raises(OSError, match="a"), atomic_write(tmp_path / "a"):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tsplat.errors import ArgumentError, UnsupportedError
-from tsplat.scene import Gaussians, read_foreign, read_ply
+from tsplat.scene import Gaussians, read_ply, read_torch_checkpoint
 
 SPARE = 64 << 20
 GEOMETRY = ["opacity", "scale_0", "scale_1", "scale_2", "rot_0", "rot_1", "rot_2", "rot_3"]
@@ -241,7 +241,9 @@ def check_checkpoint(path: Path, seed: int) -> str:
         case _:
             start = int(rng.integers(len(content) - 8))
             content[start : start + 8] = struct.pack("<Q", int(rng.integers(2**63)))
-    return _check(path, bytes(content), read_foreign, lambda found: found is None or len(found) == 50, str(seed))
+    return _check(
+        path, bytes(content), read_torch_checkpoint, lambda found: found is None or len(found) == 50, str(seed)
+    )
 
 
 def main() -> int:

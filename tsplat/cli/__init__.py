@@ -268,7 +268,7 @@ def _render(arguments: argparse.Namespace) -> int:
     from ..scene.images import write_png
     from ..support.extras import require
     from ..support.files import output_folder
-    from ..training import open_scene, pick_device
+    from ..training import open_model, pick_device
     from ..training.display import track
     from ..viewing.films import check_film, frames_of, write_frames
     from ..viewing.trajectories import Camera
@@ -281,7 +281,7 @@ def _render(arguments: argparse.Namespace) -> int:
         check_film(out)
     device, _ = pick_device(arguments.backend)
     width, height = arguments.width, arguments.height
-    gaussians = open_scene(arguments.model, force=arguments.force)
+    gaussians = open_model(arguments.model, force=arguments.force)
     unsound = int((~gaussians.sound).sum())
     if unsound:
         print(f"left out {unsound} of {len(gaussians)} Gaussians, whose values are not numbers")
@@ -320,9 +320,9 @@ def _render(arguments: argparse.Namespace) -> int:
 
 def _convert(arguments: argparse.Namespace) -> int:
     from ..scene import lost_in, write_model
-    from ..training import open_scene
+    from ..training import open_model
 
-    gaussians = open_scene(arguments.model, force=arguments.force)
+    gaussians = open_model(arguments.model, force=arguments.force)
     write_model(arguments.out, gaussians)
     lost = lost_in(arguments.out, gaussians)
     print(f"wrote {len(gaussians)} Gaussians to {arguments.out}" + (f"; lost: {', '.join(lost)}" if lost else ""))
@@ -331,9 +331,9 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 def _info(arguments: argparse.Namespace) -> int:
     from ..scene import summarize
-    from ..training import open_scene
+    from ..training import open_model
 
-    summary = summarize(open_scene(arguments.model, force=arguments.force))
+    summary = summarize(open_model(arguments.model, force=arguments.force))
     print(summary.json() if arguments.json else "\n".join(summary.lines()))
     return 0
 

@@ -18,7 +18,7 @@ from ..stages.compositing import rasterize_to_pixels
 from ..stages.intersection import isect_offset_encode, isect_tiles
 from ..stages.projection import fully_fused_projection
 from ..stages.shading import spherical_harmonics
-from ..stages.validation import complain
+from ..stages.validation import raise_if_invalid
 
 NUMERICS = "inria"
 NEAR = 0.2
@@ -121,7 +121,7 @@ class GaussianRasterizer(torch.nn.Module):
                 assert shs is not None
                 colors = (spherical_harmonics(s.sh_degree, means3D - s.campos, shs) + 0.5).clamp_min(0)
             if s.debug:
-                complain(
+                raise_if_invalid(
                     means3D, rotations, scales, cov3D_precomp, opacities[:, 0], colors, viewmats, Ks,
                     per_camera=False, sh=False,
                 )  # fmt: skip

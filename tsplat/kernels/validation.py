@@ -50,7 +50,7 @@ def _sound_kernel(
     tl.store(sound_out + gaussian, sound.to(tl.int8), mask=mask)
 
 
-def sound_gaussians(
+def valid_gaussians(
     means: Tensor,
     quats: Tensor | None,
     scales: Tensor | None,

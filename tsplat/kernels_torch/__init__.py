@@ -6,7 +6,7 @@ from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_pairs, tile_rows
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
-from .validation import sound_gaussians
+from .validation import valid_gaussians
 
 __all__ = [
     "adam_step",
@@ -17,11 +17,11 @@ __all__ = [
     "l1_ssim_fwd",
     "projection_bwd",
     "projection_fwd",
-    "sound_gaussians",
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
     "sum_columns",
     "tile_columns",
     "tile_pairs",
     "tile_rows",
+    "valid_gaussians",
 ]

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
 
 
-def sound_gaussians(
+def valid_gaussians(
     means: Tensor,
     quats: Tensor | None,
     scales: Tensor | None,

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arguments import check_choice, check_devices, check_tensor, compute_dtype
 from ..config import SSIM_TAPS
 from ..errors import ArgumentError, ShapeError, UnsupportedError
-from ..stages.autograd import differentiable_once
+from ..stages.autograd import once_differentiable
 from ..stages.backend import full_precision, launchers
 
 SSIM_WEIGHT = 0.2
@@ -29,7 +29,7 @@ class _L1Ssim(torch.autograd.Function):
         return l1, ssim
 
     @staticmethod
-    @differentiable_once
+    @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_l1: Tensor, v_ssim: Tensor) -> tuple[Tensor | None, ...]:
         image, truth, maps = saved
         with full_precision(image.device):

@@ -16,7 +16,7 @@ from .formats.ply import read_ply, write_ply
 from .formats.sog import read_sog
 from .formats.splat import read_splat, write_splat
 from .formats.spz import read_spz
-from .formats.torch_checkpoints import read_foreign
+from .formats.torch_checkpoints import read_torch_checkpoint
 from .gaussians import ActivatedError, Gaussians
 from .summary import Summary, summarize
 
@@ -43,12 +43,12 @@ __all__ = [
     "read_cameras",
     "read_capture",
     "read_colmap",
-    "read_foreign",
     "read_model",
     "read_ply",
     "read_sog",
     "read_splat",
     "read_spz",
+    "read_torch_checkpoint",
     "read_transforms",
     "spiral_at",
     "summarize",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import FileError
 from ..support.extras import require
-from ..support.files import write_whole
+from ..support.files import atomic_write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def write_png(path: str | os.PathLike[str], image: Tensor) -> None:
     from PIL import Image
 
     pixels = image if image.dtype == torch.uint8 else to_bytes(image)
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         Image.fromarray(pixels.cpu().numpy()).save(file, "PNG")
 
 

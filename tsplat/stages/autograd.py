@@ -14,7 +14,7 @@ from ..errors import UnsupportedError
 Gradients = tuple[Tensor | None, ...]
 
 
-def differentiable_once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
     """Makes `backward(ctx, saved, *v)` the backward pass of a function, whose own derivative is an error.
 
     PyTorch's `once_differentiable` loses the way from a gradient to the inputs, so that `torch.autograd.grad` with

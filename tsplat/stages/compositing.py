@@ -14,7 +14,7 @@ from ..arguments import check_devices, check_numerics, check_size, check_tensor,
 from ..config import Numerics
 from ..data import GaussianMajor, Pairs, sum_rows
 from ..errors import ArgumentError, ShapeError
-from .autograd import differentiable_once
+from .autograd import once_differentiable
 from .backend import full_precision, launchers
 
 
@@ -30,7 +30,7 @@ class CompositingSettings:
     numerics: Numerics
     backend: str
 
-    def pair_bytes(self, features: int, dtype: torch.dtype) -> int:
+    def bytes_per_intersection(self, features: int, dtype: torch.dtype) -> int:
         """What the backward pass keeps for a pair: its moments and its gradients of features."""
         return (6 + features + 2 * self.absgrad) * dtype.itemsize
 
@@ -105,7 +105,7 @@ class _Composite(torch.autograd.Function):
         return render_colors, 1 - transmittances
 
     @staticmethod
-    @differentiable_once
+    @once_differentiable
     def backward(
         ctx: Any, saved: tuple[Tensor, ...], v_render_colors: Tensor, v_render_alphas: Tensor
     ) -> tuple[Tensor | None, ...]:

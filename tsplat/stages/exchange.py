@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..data import Rows, sum_rows
 from ..errors import ArgumentError, DeviceError, DisagreementError, PeerError
-from .autograd import differentiable_once
+from .autograd import once_differentiable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -224,7 +224,7 @@ class _GatherCameras(torch.autograd.Function):
         return every[:, :16].reshape(1, len(every), 4, 4), Ks
 
     @staticmethod
-    @differentiable_once
+    @once_differentiable
     def backward(ctx: Any, _saved: tuple[Tensor, ...], v_viewmats: Tensor, _v_Ks: Tensor) -> tuple[Tensor | None, ...]:
         ranks: Ranks = ctx.ranks
         own = ranks.n_cameras[ranks.rank]
@@ -319,7 +319,7 @@ class _Exchange(torch.autograd.Function):
         return (*floats, radii, row_ids)
 
     @staticmethod
-    @differentiable_once
+    @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], *v_rows: Tensor | None) -> tuple[Tensor | None, ...]:
         order, ids = saved
         ranks: Ranks = ctx.ranks

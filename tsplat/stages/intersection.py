@@ -21,7 +21,7 @@ def depth_order(radii: Tensor, depths: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def list_pairs(
+def list_intersections(
     means2d: Tensor,
     radii: Tensor,
     conics: Tensor | None,
@@ -203,7 +203,7 @@ def isect_tiles(
     radii, depths_flat = radii.reshape(-1, 2).contiguous(), depths.reshape(-1).contiguous()
     order = depth_order(radii, depths_flat) if sort else torch.arange(depths_flat.numel(), device=depths.device)
     grid = TileGrid(n_images, tile_size, tile_width, tile_height)
-    pairs = list_pairs(
+    pairs = list_intersections(
         means2d.reshape(-1, 2).contiguous(),
         radii,
         None if conics is None else conics.reshape(-1, 3).contiguous(),

@@ -71,7 +71,7 @@ class Bands:
         grid: The tiles.
         device: Where.
         budget: Bytes, or None for a share of what is free at the first time of asking.
-        pair_bytes: Bytes a pair needs in the backward pass, on top of its listing.
+        bytes_per_intersection: Bytes a pair needs in the backward pass, on top of its listing.
         explain: Says what is the likely cause where even one tile row does not fit.
     """
 
@@ -81,7 +81,7 @@ class Bands:
         grid: TileGrid,
         device: torch.device,
         budget: int | None,
-        pair_bytes: int,
+        bytes_per_intersection: int,
         explain: Callable[[], str],
     ) -> None:
         self.whole: Pairs | None = None
@@ -93,7 +93,7 @@ class Bands:
         self._list_band = list_band
         self._grid = grid
         self._device = device
-        self._pair_bytes = BYTES_PER_PAIR + pair_bytes
+        self._pair_bytes = BYTES_PER_PAIR + bytes_per_intersection
         self._explain = explain
 
     def __iter__(self) -> Iterator[Pairs]:

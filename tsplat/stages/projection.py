@@ -19,7 +19,7 @@ from ..arguments import (
 )
 from ..config import Numerics
 from ..data import Rows, flatten_batch
-from .autograd import differentiable_once
+from .autograd import once_differentiable
 from .backend import full_precision, launchers
 
 
@@ -80,7 +80,7 @@ class _Project(torch.autograd.Function):
         return tuple(rows)
 
     @staticmethod
-    @differentiable_once
+    @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], *v_rows: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: ProjectionSettings = ctx.settings
         v_means2d, v_depths, v_conics, v_compensations, v_opacities = (

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arguments import check_devices, check_sh_degree, check_tensor, compute_dtype
 from ..config import Numerics
 from ..data import Rows
-from .autograd import differentiable_once
+from .autograd import once_differentiable
 from .backend import full_precision, launchers
 
 
@@ -36,7 +36,7 @@ class _SphericalHarmonics(torch.autograd.Function):
         return colors
 
     @staticmethod
-    @differentiable_once
+    @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_colors: Tensor) -> tuple[Tensor | None, ...]:
         with full_precision(v_colors.device):
             grads = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(

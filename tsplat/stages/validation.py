@@ -24,7 +24,7 @@ OVERSIZE = 10.0
 
 
 @torch.no_grad()
-def find_sound(
+def find_valid(
     means: Tensor,
     quats: Tensor | None,
     scales: Tensor | None,
@@ -43,13 +43,13 @@ def find_sound(
     """
     inputs = (means, quats, scales, covars, opacities, colors)
     with full_precision(means.device):
-        sound: Tensor = launchers(means.device, backend).sound_gaussians(
+        sound: Tensor = launchers(means.device, backend).valid_gaussians(
             *(None if t is None else t.contiguous() for t in inputs), per_camera=per_camera
         )
     return sound
 
 
-def hide_unsound_cameras(viewmats: Tensor, Ks: Tensor) -> tuple[Tensor, Tensor]:
+def replace_invalid_cameras(viewmats: Tensor, Ks: Tensor) -> tuple[Tensor, Tensor]:
     """Cameras [B, C, ...]; what is not finite, or maps all to one place, becomes a camera that sees nothing."""
     bad = _exceeds(viewmats, 2) | _exceeds(Ks, 2) | _is_singular(viewmats) | _has_no_focal_length(Ks)
     sound = ~bad[..., None, None]
@@ -76,7 +76,7 @@ def _has_no_focal_length(Ks: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def complain(
+def raise_if_invalid(
     means: Tensor,
     quats: Tensor | None,
     scales: Tensor | None,

@@ -18,7 +18,7 @@ ZIP = b"PK\x03\x04"
 
 
 @contextlib.contextmanager
-def write_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file that appears under its name when the block ends well; until then, and otherwise, nothing changes.
 
     Raises:
@@ -41,7 +41,7 @@ def write_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes JSON that others can read: UTF-8, and an error rather than a NaN."""
     text = json.dumps(value, indent=2, allow_nan=False)
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode() + b"\n")
 
 

@@ -1,7 +1,7 @@
 """Training: fit Gaussians to pictures, judge them, and show what came of it."""
 
 from ..viewing.rendering import render
-from .checkpoints import Checkpoint, CheckpointError, open_scene, read_checkpoint, read_newest, write_checkpoint
+from .checkpoints import Checkpoint, CheckpointError, open_model, read_checkpoint, read_newest, write_checkpoint
 from .config import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
@@ -29,7 +29,7 @@ __all__ = [
     "loss",
     "mean_psnr",
     "mean_ssim",
-    "open_scene",
+    "open_model",
     "pick_device",
     "preset",
     "psnr",

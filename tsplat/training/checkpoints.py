@@ -29,7 +29,7 @@ from ..errors import ArgumentError, FileError
 from ..scene.formats.models import read_model
 from ..scene.gaussians import Gaussians
 from ..support.extras import require
-from ..support.files import write_whole
+from ..support.files import atomic_write
 from .config import RunConfig, from_json, to_json
 from .processes.group import Team
 from .processes.shards import read_rows, write_rows
@@ -130,7 +130,7 @@ def _finish(folder: Path, aside: Path) -> Path:
     _flush(aside)
     os.rename(aside, path)
     _flush(folder)
-    with write_whole(folder / LATEST) as file:
+    with atomic_write(folder / LATEST) as file:
         file.write(path.name.encode() + b"\n")
     _flush(folder)
     return path
@@ -237,7 +237,7 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return (path / "checkpoints").is_dir() or (path / LATEST).is_file() or (path / MANIFEST).is_file()
 
 
-def open_scene(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
+def open_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
     """The Gaussians of a model in any format, of a run's newest checkpoint that is whole, or of a checkpoint.
 
     Raises:
@@ -296,7 +296,7 @@ def _write_files(
         "software": {"tsplat": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
     manifest["sha256"] = _digest(manifest)
-    with write_whole(folder / MANIFEST) as out:
+    with atomic_write(folder / MANIFEST) as out:
         out.write(json.dumps(manifest, indent=1, allow_nan=False).encode())
 
 

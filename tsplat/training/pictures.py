@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..scene.images import to_bytes, write_png
 from ..support.extras import require
-from ..support.files import write_whole
+from ..support.files import atomic_write
 from .evaluation import Score
 from .history import History
 
@@ -72,7 +72,7 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
             draw.text((left, top + CAPTION_HEIGHT / 2), name, INK, font, anchor="lm")
             sheet.paste(cell, (left, top + CAPTION_HEIGHT))
         top += height
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         sheet.save(file, "PNG")
 
 
@@ -97,7 +97,7 @@ def curve(path: str | os.PathLike[str], history: History) -> None:
         counts.plot(history.test_steps, history.test_gaussians, color="#6b7280", linestyle="--", linewidth=1)
         counts.set(ylabel="Gaussians (dashed)", ylim=(0, None))
     axes.legend(loc="lower right")
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         figure.savefig(file, format="png")
 
 
@@ -117,7 +117,7 @@ def animation(path: str | os.PathLike[str], frames: Iterable[Tensor], millisecon
         raise ArgumentError("animation: found no frames")
     palette = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)])).quantize(256)
     first, *others = (Image.fromarray(picture).quantize(palette=palette) for picture in pictures)
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         first.save(file, "GIF", save_all=True, append_images=others, duration=milliseconds, loop=0)
 
 

@@ -17,7 +17,7 @@ from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..stages.backend import Backend
 from ..support.extras import require
-from ..support.files import write_whole
+from ..support.files import atomic_write
 from ..training.pictures import animation, heat
 from .rendering import render_views
 from .trajectories import Camera
@@ -109,7 +109,7 @@ def _film(path: Path, frames: Iterable[Tensor], fps: int) -> None:
 
     writer = None
     # ffmpeg writes a file of its own, which then goes to its place whole.
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         aside = Path(f"{file.name}{path.suffix}")
         try:
             for frame in frames:

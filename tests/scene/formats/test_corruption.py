@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.tools.corruption import DAMAGES, check_checkpoint, check_ply, names_of, ply_bytes
-from tsplat.scene import FileError, read_foreign, read_ply
+from tsplat.scene import FileError, read_ply, read_torch_checkpoint
 
 COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "200"))
 
@@ -28,7 +28,7 @@ def test_a_length_in_a_checkpoint_is_not_believed(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"\x80\x02X\x00\x00\x00\xc0abc")
     tracemalloc.start()
     with pytest.raises(FileError, match=r"a\.pt"):
-        read_foreign(tmp_path / "a.pt")
+        read_torch_checkpoint(tmp_path / "a.pt")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tsplat import ArgumentError, UnsupportedError
-from tsplat.scene import FileError, read_foreign, read_model
+from tsplat.scene import FileError, read_model, read_torch_checkpoint
 
 NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
 
@@ -51,14 +51,14 @@ def same(gaussians, wanted):
 def test_a_checkpoint_of_gsplat(tmp_path, zipped):
     content = {"step": 6999, "splats": torch.nn.ParameterDict(splats()).state_dict(), "pose_adjust": {}}
     torch.save(content, tmp_path / "ckpt_6999_rank0.pt", _use_new_zipfile_serialization=zipped)
-    for found in (read_foreign(tmp_path / "ckpt_6999_rank0.pt"), read_model(tmp_path / "ckpt_6999_rank0.pt")):
+    for found in (read_torch_checkpoint(tmp_path / "ckpt_6999_rank0.pt"), read_model(tmp_path / "ckpt_6999_rank0.pt")):
         assert same(found, splats())
         assert not any(tensor.requires_grad for tensor in found.tensors().values())
 
 
 def test_what_was_read_does_not_hang_on_the_file(tmp_path):
     path = save(tmp_path / "a.pt")
-    found = read_foreign(path)
+    found = read_torch_checkpoint(path)
     path.write_bytes(bytes(path.stat().st_size))
     assert same(found, splats())
 
@@ -83,15 +83,15 @@ def test_ranks_are_merged_in_order(tmp_path):
     paths = ranks(tmp_path, 29999, seeds)
     parts = [splats(2, seed=seed) for seed in seeds]
     wanted = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    assert same(read_foreign([*paths[5:], *paths[:5]]), wanted)
-    assert same(read_foreign(tmp_path), wanted)
+    assert same(read_torch_checkpoint([*paths[5:], *paths[:5]]), wanted)
+    assert same(read_torch_checkpoint(tmp_path), wanted)
     assert same(read_model(tmp_path), wanted)
 
 
 def test_of_a_folder_the_last_step_is_read(tmp_path):
     ranks(tmp_path, 29999, [1, 2])
     ranks(tmp_path, 6999, [3, 4])
-    assert torch.equal(read_foreign(tmp_path).means[:2], splats(2, seed=1)["means"])
+    assert torch.equal(read_torch_checkpoint(tmp_path).means[:2], splats(2, seed=1)["means"])
 
 
 def test_a_shard_without_the_others_is_refused_by_name(tmp_path):
@@ -99,32 +99,32 @@ def test_a_shard_without_the_others_is_refused_by_name(tmp_path):
     for path in paths:
         others = [other.name for other in paths if other != path]
         with pytest.raises(FileError, match=".*".join(map(re.escape, [path.name, *others]))):
-            read_foreign(path)
+            read_torch_checkpoint(path)
     with pytest.raises(FileError, match=r"rank2\.pt: other ranks .*rank1\.pt;"):
-        read_foreign([paths[2], paths[0]])
+        read_torch_checkpoint([paths[2], paths[0]])
     paths[1].unlink()
     with pytest.raises(FileError, match=r"missing, in ckpt_6999_rank1\.pt"):
-        read_foreign(tmp_path)
+        read_torch_checkpoint(tmp_path)
     paths[0].unlink()
     with pytest.raises(FileError, match=r"missing, in ckpt_6999_rank0\.pt, ckpt_6999_rank1\.pt"):
-        read_foreign(paths[2])
+        read_torch_checkpoint(paths[2])
 
 
 def test_shards_that_do_not_belong_together(tmp_path):
     one, other = ranks(tmp_path, 6999, [0, 1])
     save(other, step=7999, **splats(2))
     with pytest.raises(FileError, match=r"rank1\.pt: is of step 7999"):
-        read_foreign(tmp_path)
+        read_torch_checkpoint(tmp_path)
     save(other, **splats(2, degree=2))
     with pytest.raises(FileError, match=r"shN \[8, 3\].*\[15, 3\]"):
-        read_foreign(tmp_path)
+        read_torch_checkpoint(tmp_path)
     with pytest.raises(FileError, match="not the ranks of one step"):
-        read_foreign([one, other, save(tmp_path / "ckpt_1_rank0.pt")])
+        read_torch_checkpoint([one, other, save(tmp_path / "ckpt_1_rank0.pt")])
     with pytest.raises(ArgumentError, match="found none"):
-        read_foreign([])
+        read_torch_checkpoint([])
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match="no checkpoints"):
-        read_foreign(tmp_path / "empty")
+        read_torch_checkpoint(tmp_path / "empty")
 
 
 def test_values_that_are_activated_already_are_refused_unless_forced(tmp_path):
@@ -132,12 +132,12 @@ def test_values_that_are_activated_already_are_refused_unless_forced(tmp_path):
     active = dict(scales=plain["scales"].exp(), opacities=plain["opacities"].sigmoid())
     path = save(tmp_path / "a.pt", **active)
     with pytest.raises(FileError, match=r"a\.pt.*exp and sigmoid.*force=True"):
-        read_foreign(path)
-    assert torch.equal(read_foreign(path, force=True).log_scales, active["scales"])
+        read_torch_checkpoint(path)
+    assert torch.equal(read_torch_checkpoint(path, force=True).log_scales, active["scales"])
     for name in active:  # one of both is not enough to tell
         save(path, **{name: active[name]})
-        assert len(read_foreign(path)) == 6
-    assert len(read_foreign(save(path, **splats(0)))) == 0
+        assert len(read_torch_checkpoint(path)) == 6
+    assert len(read_torch_checkpoint(save(path, **splats(0)))) == 0
 
 
 class Harm:
@@ -167,7 +167,7 @@ class Harm:
 def test_what_is_no_checkpoint_is_said_in_words(tmp_path, capsys, content, error, words):
     torch.save(content(), tmp_path / "a.pt")
     with pytest.raises(error, match=words) as caught:
-        read_foreign(tmp_path / "a.pt")
+        read_torch_checkpoint(tmp_path / "a.pt")
     assert "a.pt" in str(caught.value)
     assert "this ran" not in capsys.readouterr().out
 
@@ -176,15 +176,15 @@ def test_what_is_no_checkpoint_is_said_in_words(tmp_path, capsys, content, error
 def test_bytes_of_something_else(tmp_path, capsys, content):
     (tmp_path / "a.pt").write_bytes(content)
     with pytest.raises(FileError, match=r"a\.pt"):
-        read_foreign(tmp_path / "a.pt")
+        read_torch_checkpoint(tmp_path / "a.pt")
     assert "this ran" not in capsys.readouterr().out
     with pytest.raises(FileNotFoundError):
-        read_foreign(tmp_path / "b.pt")
+        read_torch_checkpoint(tmp_path / "b.pt")
 
 
 def test_half_precision_and_nan(tmp_path):
     means = splats()["means"].half()
     means[2, 1] = math.nan
-    found = read_foreign(save(tmp_path / "a.pt", means=means))
+    found = read_torch_checkpoint(save(tmp_path / "a.pt", means=means))
     assert found.means.dtype == torch.float32
     assert found.sound.tolist() == [True, True, False, True, True, True]

@@ -12,7 +12,7 @@ from .ply import read_ply, write_ply
 from .sog import META, read_sog
 from .splat import read_splat, write_splat
 from .spz import GZIP, MAGIC, read_spz
-from .torch_checkpoints import CHECKPOINTS, read_foreign
+from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 
 KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt, Inria's .pth"
 READ_ONLY = (".spz", ".sog", ".pt", ".pth", ".json")
@@ -23,7 +23,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
 
     Args:
         path: A file, a folder with SOG's ``meta.json``, or a folder with the checkpoints of gsplat's ranks.
-        force: As in :func:`read_foreign`; without meaning for other formats.
+        force: As in :func:`read_torch_checkpoint`; without meaning for other formats.
 
     Raises:
         FileError: It is none of these, or damaged.
@@ -36,7 +36,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
         if (path / META).exists():
             return read_sog(path)
         if any(path.glob("*.pt")):
-            return read_foreign(path, force=force)
+            return read_torch_checkpoint(path, force=force)
         raise FileError(f"{path}: the folder has neither {META} of a SOG nor a .pt of gsplat; name a file: {KNOWN}")
     with open(path, "rb") as file:
         start = file.read(4)
@@ -44,7 +44,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     if suffix == ".ksplat":
         raise UnsupportedError(f"{path}: .ksplat is not implemented; convert it with splat-transform to .ply")
     if suffix in CHECKPOINTS:
-        return read_foreign(path, force=force)
+        return read_torch_checkpoint(path, force=force)
     if suffix == ".splat":
         return read_splat(path)
     if start[:3] == b"ply" or suffix == ".ply":

@@ -16,7 +16,7 @@ import torch
 from einops import rearrange
 
 from ...errors import FileError, UnsupportedError
-from ...support.files import write_whole
+from ...support.files import atomic_write
 from ..gaussians import Gaussians
 from .compressed_ply import unpack
 from .ply_tables import PlyFile
@@ -108,7 +108,7 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
     lines = ["ply", "format binary_little_endian 1.0"]
     lines += [f"comment {MARK}"] if gaussians.antialiased else []
     lines += [f"element vertex {count}", *(f"property float {name}" for name in names), "end_header", ""]
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         file.write("\n".join(lines).encode())
         file.write(values.tobytes())
 

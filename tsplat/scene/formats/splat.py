@@ -13,7 +13,7 @@ import torch
 
 from ...config import SH_NORMS
 from ...errors import ArgumentError, FileError
-from ...support.files import write_whole
+from ...support.files import atomic_write
 from ..gaussians import Gaussians
 from .quantization import color_coefficients, logits
 
@@ -78,5 +78,5 @@ def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
         records["scales"] = tensors["log_scales"].exp().numpy()
     records["rgba"] = (rgba * 255).round().clamp(0, 255).numpy()
     records["quats"] = (quats * 128 + 128).round().clamp(0, 255).numpy()
-    with write_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(records.tobytes())

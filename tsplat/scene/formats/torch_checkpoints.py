@@ -40,7 +40,9 @@ NUMPY_GLOBALS: list[Any] = [
 ]
 
 
-def read_foreign(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, force: bool = False) -> Gaussians:
+def read_torch_checkpoint(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, force: bool = False
+) -> Gaussians:
     """Reads a checkpoint of gsplat, its ranks merged in order, or of Inria.
 
     Args:

@@ -1,0 +1,102 @@
+"""The processes of a ``torch.distributed`` group, or this process alone: the collectives that tsplat uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class RankGroup:
+    """A process group seen from one of its ranks. Without a group, a single process of which every collective is trivial.
+
+    Attributes:
+        group: The process group, or None for a single process.
+        rank: This process's rank within the group.
+        world_size: Number of ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.world_size = 1 if group is None else dist.get_world_size(group)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes what is written once."""
+        return self.rank == 0
+
+    def shard(self, items: Sequence[T]) -> Sequence[T]:
+        """Every ``world_size``-th item, starting at this rank's own."""
+        return items[self.rank :: self.world_size]
+
+    def shard_rows(self, n: int, rank: int | None = None) -> slice:
+        """The contiguous block of n rows that a rank holds, by default this one; cut as :func:`torch.chunk` does."""
+        size = math.ceil(n / self.world_size)
+        first = min((self.rank if rank is None else rank) * size, n)
+        return slice(first, min(first + size, n))
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over all ranks."""
+        if self.world_size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """For each flag, whether any rank has set it."""
+        if self.world_size == 1:
+            return list(flags)
+        counts = self.all_reduce(torch.tensor([float(flag) for flag in flags], device=device))
+        return [count > 0 for count in counts.tolist()]
+
+    def all_gather(self, tensor: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        """Concatenates the rows of all ranks, in rank order.
+
+        Args:
+            tensor: [counts[rank], ...].
+            counts: Number of rows of each rank; exchanged first if None.
+        """
+        if self.world_size == 1:
+            return tensor
+        if counts is None:
+            counts = self.all_gather_stacked(torch.tensor([len(tensor)], device=tensor.device)).flatten().tolist()
+        padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
+        padded[: len(tensor)] = tensor
+        if not padded.numel():
+            return tensor
+        return torch.cat([rows[:n] for rows, n in zip(self.all_gather_stacked(padded), counts, strict=True)])
+
+    def all_gather_stacked(self, tensor: Tensor) -> Tensor:
+        """Stacks the tensors of all ranks, which have the same shape. [...] -> [world_size, ...]"""
+        if self.world_size == 1:
+            return tensor[None]
+        tensors = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(tensors, tensor.contiguous(), group=self.group)
+        return torch.stack(tensors)
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Gathers a picklable object from every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def all_to_all(self, rows: Tensor, counts: list[int], received_counts: list[int]) -> Tensor:
+        """Sends the first ``counts[0]`` rows to rank 0, and so on; returns the received rows in rank order."""
+        if self.world_size == 1:
+            return rows
+        received = rows.new_empty(sum(received_counts), *rows.shape[1:])
+        dist.all_to_all_single(received, rows.contiguous(), received_counts, counts, group=self.group)
+        return received
+
+    def barrier(self) -> None:
+        """Waits for every rank."""
+        self.all_gather_object(None)
