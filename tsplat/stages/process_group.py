@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """A process group seen from one of its ranks. Without a group, a single process of which every collective is trivial.
+    """A process group seen from one of its ranks; without a group, this process alone, whose collectives are trivial.
 
     Attributes:
         group: The process group, or None for a single process.
