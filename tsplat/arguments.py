@@ -1,4 +1,4 @@
-"""Argument checks and the typed errors: each names the argument, says what was found, and what to do."""
+"""Argument checks. Each raises a typed error that names the argument, says what was found, and suggests a fix."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .config import PRESETS, SH_DEGREE_MAX, TILE_SIZES, Numerics
+from .config import CAMERA_MODELS, PRESETS, SH_DEGREE_MAX, TILE_SIZES, Numerics
 from .errors import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
 
 
 class RollingShutterType(enum.Enum):
-    """How a camera reads out its rows; only ``GLOBAL`` is implemented."""
+    """Readout direction of the camera's shutter. Only ``GLOBAL`` is implemented."""
 
     ROLLING_TOP_TO_BOTTOM = 0
     ROLLING_LEFT_TO_RIGHT = 1
@@ -23,18 +23,15 @@ class RollingShutterType(enum.Enum):
     GLOBAL = 4
 
 
-RENDER_MODES = ("RGB", "D", "ED", "RGB+D", "RGB+ED")
-RASTERIZE_MODES = ("classic", "antialiased")
-CAMERA_MODELS = ("pinhole", "ortho", "fisheye", "ftheta")
-
-
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Raises if a value is not one of the choices."""
     if value not in choices:
         known = ", ".join(repr(choice) for choice in choices)
         raise ArgumentError(f"{name}: expected one of {known}, found {value!r}")
 
 
 def check_size(name: str, value: object) -> None:
+    """Raises unless a value is a positive int."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ArgumentError(f"{name}: expected a positive int, found {value!r}")
 
@@ -43,21 +40,21 @@ def check_tile_size(tile_size: int) -> None:
     check_size("tile_size", tile_size)
     if tile_size not in TILE_SIZES:
         raise UnsupportedError(
-            f"tile_size: {tile_size} is not implemented; use one of {TILE_SIZES} (the picture is the same)"
+            f"tile_size: {tile_size} is not implemented; use one of {TILE_SIZES} (the image is the same)"
         )
 
 
 def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning: str) -> Tensor:
-    """A floating point tensor whose shape matches; None in `shape` stands for any size."""
+    """Checks that a value is a floating-point tensor of a shape, in which None matches any size, and returns it."""
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name}: expected a tensor {meaning}, found {type(value).__name__}")
     if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(value):
         raise UnsupportedError(
-            f"{name}: torch.func transforms (vmap, grad, jvp, ...) are not implemented; in place of vmap use leading "
-            "batch dimensions, in place of grad use torch.autograd.grad"
+            f"{name}: torch.func transforms (vmap, grad, jvp, ...) are not implemented; instead of vmap use leading "
+            "batch dimensions, instead of grad use torch.autograd.grad"
         )
     if not value.is_floating_point():
-        raise DtypeError(f"{name}: expected a floating point tensor, found {value.dtype}; convert it with .float()")
+        raise DtypeError(f"{name}: expected a floating-point tensor, found {value.dtype}; convert it with .float()")
     found = tuple(value.shape)
     if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)):
         wanted = ", ".join("?" if size is None else str(size) for size in shape)
@@ -66,17 +63,18 @@ def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning:
 
 
 def check_devices(tensors: dict[str, Tensor | None]) -> None:
-    """All tensors that are given lie on the device of the first."""
+    """Raises unless all given tensors are on the device of the first."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first = next(iter(given))
     for name, tensor in given.items():
         if tensor.device != given[first].device:
             raise DeviceError(
-                f"{name}: lies on {tensor.device}, but {first} on {given[first].device}; use {name}.to({first}.device)"
+                f"{name}: is on {tensor.device}, but {first} is on {given[first].device}; use {name}.to({first}.device)"
             )
 
 
 def check_sh_degree(sh_degree: object, n_bases: int) -> None:
+    """Raises unless ``sh_degree`` is supported and the coefficients have enough bases for it."""
     if not isinstance(sh_degree, int) or isinstance(sh_degree, bool) or not 0 <= sh_degree <= SH_DEGREE_MAX:
         raise ArgumentError(f"sh_degree: expected an int from 0 to {SH_DEGREE_MAX}, found {sh_degree!r}")
     if n_bases < (sh_degree + 1) ** 2:
@@ -87,19 +85,20 @@ def check_sh_degree(sh_degree: object, n_bases: int) -> None:
 
 
 def check_numerics(numerics: object) -> Numerics:
+    """Returns the preset of a name."""
     check_choice("numerics", numerics, tuple(PRESETS))
     return PRESETS[str(numerics)]
 
 
-def check_absent(options: dict[str, tuple[Any, Any]]) -> None:
-    """Raises for each option that is not at its only implemented value: name -> (value, implemented)."""
+def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
+    """Raises for each option that differs from its only implemented value. Name -> (value, implemented value)."""
     for name, (value, implemented) in options.items():
         if value is not implemented and value != implemented:
             raise UnsupportedError(f"{name}: {value!r} is not implemented; only {implemented!r} is")
 
 
 def check_distributed(batch: torch.Size, backend: str, *, per_camera: bool) -> None:
-    """Raises for what is not implemented with several ranks, however many there are."""
+    """Raises for what is not implemented with ``distributed=True``, whatever the number of ranks."""
     if batch:
         raise UnsupportedError(
             f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
@@ -111,23 +110,24 @@ def check_distributed(batch: torch.Size, backend: str, *, per_camera: bool) -> N
 
 
 def check_rolling_shutter(rolling_shutter: object) -> None:
-    # gsplat's own enum is accepted too, hence the comparison by name.
+    # By name, as gsplat's own enum is accepted too.
     if getattr(rolling_shutter, "name", None) != RollingShutterType.GLOBAL.name:
         raise UnsupportedError(f"rolling_shutter: {rolling_shutter!r} is not implemented; only GLOBAL is")
 
 
 def check_camera_model(camera_model: object) -> None:
     check_choice("camera_model", camera_model, CAMERA_MODELS)
-    check_absent({"camera_model": (camera_model, "pinhole")})
+    check_not_implemented({"camera_model": (camera_model, "pinhole")})
 
 
 def check_no_grad(name: str, tensor: Tensor) -> None:
+    """Raises if a tensor that is not differentiable requires a gradient."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UnsupportedError(f"{name}: its gradient is not implemented; pass {name}.detach()")
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """fp64 if any tensor is, otherwise fp32: what every stage computes and accumulates in."""
+    """Returns the dtype that every stage computes and accumulates in: fp64 if any tensor is fp64, otherwise fp32."""
     return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
@@ -136,12 +136,12 @@ def check_scene(
     quats: Tensor | None,
     scales: Tensor | None,
     covars: Tensor | None,
-    covars_size: tuple[int, ...],
+    covars_shape: tuple[int, ...],
     opacities: Tensor | None,
     viewmats: Tensor,
     Ks: Tensor,
 ) -> tuple[torch.Size, int, int]:
-    """Gaussians and cameras that go together; returns the batch dimensions, N and C."""
+    """Checks that Gaussians and cameras match. Returns the batch dimensions, N and C."""
     check_tensor("means", means, [None] * (means.dim() - 1) + [3] if isinstance(means, Tensor) else [], "[..., N, 3]")
     if means.dim() < 2:
         raise ShapeError(f"means: expected [..., N, 3], found {list(means.shape)}")
@@ -151,8 +151,8 @@ def check_scene(
     check_tensor("Ks", Ks, [*batch, n_cameras, 3, 3], "[..., C, 3, 3] as viewmats")
     check_no_grad("Ks", Ks)
     if covars is not None:
-        inner = ", ".join(map(str, covars_size))
-        check_tensor("covars", covars, [*batch, n_gaussians, *covars_size], f"[..., N, {inner}] as means")
+        own = ", ".join(map(str, covars_shape))
+        check_tensor("covars", covars, [*batch, n_gaussians, *covars_shape], f"[..., N, {own}] as means")
     else:
         for name, tensor, size in (("quats", quats, 4), ("scales", scales, 3)):
             if tensor is None:
@@ -167,16 +167,16 @@ def check_scene(
 
 
 def check_colors(colors: object, sh_degree: int | None, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:
-    """Colors or SH coefficients, per Gaussian or per camera and Gaussian; returns the number of channels."""
-    own = 1 if sh_degree is None else 2
+    """Checks colors or SH coefficients, per Gaussian or per camera and Gaussian. Returns the number of channels."""
+    n_own_dims = 1 if sh_degree is None else 2
     meaning = (
         "[..., N, D] or [..., C, N, D]"
         if sh_degree is None
         else "[..., N, K, 3] or [..., C, N, K, 3], as sh_degree is given"
     )
-    per_camera = isinstance(colors, Tensor) and colors.dim() == len(batch) + 2 + own
-    rows = [*batch, n_cameras, n_gaussians] if per_camera else [*batch, n_gaussians]
-    tensor = check_tensor("colors", colors, rows + ([None] if sh_degree is None else [None, 3]), meaning)
+    per_camera = isinstance(colors, Tensor) and colors.dim() == len(batch) + 2 + n_own_dims
+    leading = [*batch, n_cameras, n_gaussians] if per_camera else [*batch, n_gaussians]
+    tensor = check_tensor("colors", colors, leading + ([None] if sh_degree is None else [None, 3]), meaning)
     if sh_degree is not None:
         check_sh_degree(sh_degree, tensor.shape[-2])
     if tensor.shape[-1] == 0:

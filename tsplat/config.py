@@ -1,32 +1,47 @@
-"""Constants and numerics presets: every number that decides what a pixel is.
+"""Constants, numerics presets and the values that options can take: every number that decides what a pixel is.
 
-Three rasterizers disagree in a handful of constants. Each set is a frozen :class:`Numerics`; the stages and
-the kernels read their thresholds from it and from nowhere else.
+The field's rasterizers differ in a handful of constants. Each set is a frozen :class:`Numerics`; stages and kernels
+read their thresholds from it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Final, Literal
+from typing import Final, Literal, get_args
+
+Backend = Literal["auto", "triton", "torch", "reference"]
+NumericsName = Literal["gsplat-1.5", "gsplat-1.6", "inria"]
+RasterizeMode = Literal["classic", "antialiased"]
+RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
+Validate = Literal["cull", "error", "off"]
+CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta"]
+CameraCenter = Literal["inverse", "transpose"]
+
+BACKENDS: Final = get_args(Backend)
+RASTERIZE_MODES: Final = get_args(RasterizeMode)
+RENDER_MODES: Final = get_args(RenderMode)
+VALIDATE: Final = get_args(Validate)
+CAMERA_MODELS: Final = get_args(CameraModel)
+TILE_SIZES: Final = (4, 8, 16)
 
 ALPHA_MIN: Final = 1.0 / 255.0
-"""A Gaussian whose alpha at a pixel is below this is skipped there."""
+"""A Gaussian with a smaller alpha at a pixel does not contribute to it."""
 
 TRANSMITTANCE_MIN: Final = 1e-4
-"""A Gaussian that would bring a pixel's transmittance to this or below is not added, and ends the pixel."""
+"""A pixel stops before the Gaussian that would bring its transmittance to this value or below."""
 
 FOV_MARGIN: Final = 0.3
-"""How far outside the image, in half widths, the perspective Jacobian still follows the mean."""
+"""Margin around the image, in half widths, to which the mean is clamped in the perspective Jacobian."""
 
 QUAT_NORM_MIN: Final = 1e-12
-"""A quaternion shorter than this is no rotation."""
+"""Quaternions with a smaller norm are invalid."""
 
 MAGNITUDE_MAX: Final = 1e12
-"""A number beyond this counts as not finite: fp32 products with it overflow."""
+"""Values of larger magnitude are invalid: their fp32 products overflow."""
 
 RADIUS_MAX: Final = 2**30
-"""Half widths on screen end here, so that they fit into int32 and the square of an offset into fp32."""
+"""Upper bound of screen radii in pixels: they fit into int32, and squared offsets into fp32."""
 
 DEPTH_ALPHA_MIN: Final = 1e-10
 """Expected depth divides by max(alpha, this)."""
@@ -35,15 +50,10 @@ SH_DEGREE_MAX: Final = 4
 
 _WINDOW: Final = [math.exp(-0.5 * (place / 1.5) ** 2) for place in range(-5, 6)]
 SSIM_TAPS: Final = tuple(value / sum(_WINDOW) for value in _WINDOW)
-"""The Gaussian window of SSIM along each axis: 11 taps, standard deviation 1.5 pixels."""
+"""Gaussian window of SSIM along each axis: 11 taps, standard deviation 1.5 pixels."""
 
 SSIM_K1, SSIM_K2 = 0.01, 0.03
-"""What keeps the quotients of SSIM from dividing by zero, squared, for a data range of 1."""
-
-TILE_SIZES: Final = (4, 8, 16)
-
-CameraCenter = Literal["inverse", "transpose"]
-NumericsName = Literal["gsplat-1.5", "gsplat-1.6", "inria"]
+"""Stabilizers of SSIM for a data range of 1 (K1 and K2 of Wang et al., 2004)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +61,15 @@ class Numerics:
     """The constants in which the field's rasterizers differ.
 
     Attributes:
-        name: The preset's name, as in ``rasterization(numerics=...)``.
-        alpha_max: Alpha is clamped to this; where the clamp binds, nothing flows to geometry or opacity.
+        name: Name of the preset, as in ``rasterization(numerics=...)``.
+        alpha_max: Upper bound of alpha. Where it applies, geometry and opacity get no gradient.
         compensation_floor: Lower bound of the antialiasing compensation (Mip-Splatting, arXiv 2311.16493).
-        camera_center: ``"inverse"`` takes it from the inverse of the view matrix's upper 3x4 part,
-            ``"transpose"`` from -R^T t, which differs when R is not a rotation.
-        near_min: ``near_plane`` is raised to at least this.
-        extend: Half width of the bounding rectangle in standard deviations, an upper bound where
-            ``opacity_aware``.
-        opacity_aware: Whether the rectangle shrinks with opacity to where alpha falls below
-            :data:`ALPHA_MIN` (arXiv 2402.00525, section B.2), axis by axis; otherwise both half widths
-            follow the larger principal axis.
+        camera_center: ``"inverse"``: -R^-1 t of the view matrix; ``"transpose"``: -R^T t. They differ where R is not
+            a rotation.
+        near_min: Lower bound of ``near_plane``.
+        extend: Radius in standard deviations; an upper bound if ``opacity_aware``.
+        opacity_aware: If true, radii per axis end where alpha falls below :data:`ALPHA_MIN` (arXiv 2402.00525, section
+            B.2). Otherwise both radii follow the larger principal axis.
     """
 
     name: str

@@ -1,7 +1,8 @@
-"""What the stages hand to each other: rows and pairs.
+"""What the stages hand to each other: settings, and tensors that belong together.
 
-A *row* is an image and a Gaussian. Packed rows are the visible ones in ascending order of image, then Gaussian;
-otherwise there is a row for every image and Gaussian, and culled ones are zero. A *pair* is a row and a tile.
+Sizes: B scenes, N Gaussians each, C cameras each, I = B C images, nnz projected Gaussians, M intersections, D channels.
+A *row* is a Gaussian projected by a camera. Packed tensors have rows for visible Gaussians only, ordered by camera,
+then Gaussian. Otherwise there are I N rows, and those of culled Gaussians are zero.
 """
 
 from __future__ import annotations
@@ -13,81 +14,81 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
+from .config import Backend, Numerics
+
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """Projected Gaussians.
+class ProjectionSettings:
+    """Settings of the projection. Lengths in pixels, depths in world units.
 
     Attributes:
-        n_cameras, n_gaussians: C and N.
-        row_ids: [R] int64, flat index into [B, C, N] of each row; None where every pair is a row.
-        radii: [R, 2] int32, half width and height in pixels, zero where culled.
-        means2d: [R, 2] pixels.
-        depths: [R], camera-space z.
-        conics: [R, 3] upper triangle of the inverse screen covariance, 1/pixel^2.
-        compensations: [R] antialiasing factor, or None.
-        opacities: [R] opacity times compensation, or None where no opacities were given.
+        width, height: Image size.
+        eps2d: Added to the diagonal of the screen covariance, pixels^2.
+        near_plane, far_plane: Gaussians outside these depths are culled.
+        radius_clip: Gaussians whose radii are both at most this are culled.
+        antialiased: Whether to compute compensations (Mip-Splatting, arXiv 2311.16493).
+        packed: Whether to output visible rows only.
+        numerics, backend: As in :func:`tsplat.rasterization`.
     """
 
-    n_cameras: int
-    n_gaussians: int
-    row_ids: Tensor | None
-    radii: Tensor
-    means2d: Tensor
-    depths: Tensor
-    conics: Tensor
-    compensations: Tensor | None
-    opacities: Tensor | None
-
-    def indices(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Batch, camera and Gaussian of each packed row, [nnz] int64 each; None where rows are not packed."""
-        if self.row_ids is None:
-            return None, None, None
-        n_gaussians = max(self.n_gaussians, 1)
-        image_ids = self.row_ids // n_gaussians
-        return image_ids // self.n_cameras, image_ids % self.n_cameras, self.row_ids % n_gaussians
-
-    def image_ids(self) -> Tensor | None:
-        """Image of each packed row, [nnz] int64; None where rows are [I, N]."""
-        return None if self.row_ids is None else self.row_ids // max(self.n_gaussians, 1)
-
-    def color_ids(self, *, per_camera: bool) -> Tensor | None:
-        """Which of colors [B N, D], or [B C N, D] per camera, each row has; None where it is its own index."""
-        if per_camera:
-            return self.row_ids
-        row_ids = self.row_ids
-        if row_ids is None:
-            row_ids = torch.arange(self.depths.numel(), device=self.depths.device)
-        if self.n_cameras == 1 and self.row_ids is None:
-            return None
-        n_gaussians = max(self.n_gaussians, 1)
-        return row_ids // (self.n_cameras * n_gaussians) * n_gaussians + row_ids % n_gaussians
+    width: int
+    height: int
+    eps2d: float
+    near_plane: float
+    far_plane: float
+    radius_clip: float
+    antialiased: bool
+    packed: bool
+    numerics: Numerics
+    backend: Backend
 
 
-class GaussianMajor(NamedTuple):
-    """Another order of the pairs: row by row, and within a row by *item*, a row in one tile row of its image.
+@dataclasses.dataclass(frozen=True)
+class IntersectionSettings:
+    """Settings of the intersection: whose constants the radii were computed with, and the backend."""
+
+    numerics: Numerics
+    backend: Backend
+
+
+@dataclasses.dataclass(frozen=True)
+class CompositingSettings:
+    """Settings of compositing.
 
     Attributes:
-        slots: [M] int64, place of each pair in this order.
-        slot_starts: [items + 1] int64, where each item's slots begin, and M.
-        item_starts, item_rows: [R + 1] int64 and [R]: items item_starts[i] to item_starts[i + 1] belong to the row
-            item_rows[i]; every row occurs once.
+        width, height: Image size in pixels.
+        tile_size: Edge of a tile in pixels.
+        channel_chunk: Upper bound of the channels accumulated in one pass.
+        absgrad: Whether the backward pass sums absolute gradients of means2d.
+        numerics, backend: As in :func:`tsplat.rasterization`.
     """
 
-    slots: Tensor
-    slot_starts: Tensor
-    item_starts: Tensor
-    item_rows: Tensor
+    width: int
+    height: int
+    tile_size: int
+    channel_chunk: int
+    absgrad: bool
+    numerics: Numerics
+    backend: Backend
 
 
 @dataclasses.dataclass(frozen=True)
 class TileGrid:
-    """Tiles of I images: flat tile rows are [I, tile_height], flat tiles [I, tile_height, tile_width]."""
+    """Tiles of I images. Flat tile rows are [I, tile_height], flat tiles [I, tile_height, tile_width]."""
 
     n_images: int
     tile_size: int
     tile_width: int
     tile_height: int
+
+    @classmethod
+    def cover(cls, n_images: int, width: int, height: int, tile_size: int) -> TileGrid:
+        """The tiles of images of the given size in pixels."""
+        return cls(n_images, tile_size, math.ceil(width / tile_size), math.ceil(height / tile_size))
+
+    @property
+    def tiles_per_image(self) -> int:
+        return self.tile_width * self.tile_height
 
     @property
     def n_tile_rows(self) -> int:
@@ -95,19 +96,174 @@ class TileGrid:
 
     @property
     def n_tiles(self) -> int:
-        return self.n_tile_rows * self.tile_width
+        return self.n_images * self.tiles_per_image
 
 
-@dataclasses.dataclass(frozen=True)
-class Pairs:
-    """Rows and the tiles they touch in a band of flat tile rows: M pairs, tile by tile and front to back.
+class Gaussians3D(NamedTuple):
+    """3D Gaussians in the world frame, after activation; either quats and scales or covars.
+
+    Attributes:
+        means: [B, N, 3].
+        quats: [B, N, 4] wxyz, any norm, or None.
+        scales: [B, N, 3] standard deviations, or None.
+        covars: [B, N, 6] upper triangles of the covariances (00 01 02 11 12 22), or None.
+        opacities: [B, N], or None.
+        valid: [B, N] bool, false for Gaussians to cull; None to keep all.
+    """
+
+    means: Tensor
+    quats: Tensor | None
+    scales: Tensor | None
+    covars: Tensor | None
+    opacities: Tensor | None
+    valid: Tensor | None = None
+
+
+class Cameras(NamedTuple):
+    """Cameras: ``viewmats`` [B, C, 4, 4] world to camera, ``Ks`` [B, C, 3, 3] intrinsics in pixels."""
+
+    viewmats: Tensor
+    Ks: Tensor
+
+
+class ProjectedGaussians(NamedTuple):
+    """Gaussians on the image plane, one row each; zero where culled.
+
+    Attributes:
+        n_cameras, n_gaussians: C and N.
+        dense_ids: [nnz] int64, index of each row in [B, C, N], ascending; None if not packed.
+        radii: [nnz, 2] int32, half extents in pixels; zero where culled.
+        means2d: [nnz, 2] pixels; leading dimensions may be those of the caller. ``.absgrad`` is set on this tensor.
+        depths: [nnz] camera-space z.
+        conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2.
+        compensations: [nnz] antialiasing factors, or None.
+        opacities: [nnz] opacity times compensation, or None.
+    """
+
+    n_cameras: int
+    n_gaussians: int
+    dense_ids: Tensor | None
+    radii: Tensor
+    means2d: Tensor
+    depths: Tensor
+    conics: Tensor
+    compensations: Tensor | None
+    opacities: Tensor | None
+
+    def image_ids(self) -> Tensor | None:
+        """Image of each packed row, [nnz] int64; None if rows are [I, N]."""
+        return None if self.dense_ids is None else self.dense_ids // max(self.n_gaussians, 1)
+
+    def ids(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Batch, camera and Gaussian of each packed row, [nnz] int64 each; None if not packed."""
+        image_ids = self.image_ids()
+        if self.dense_ids is None or image_ids is None:
+            return None, None, None
+        return image_ids // self.n_cameras, image_ids % self.n_cameras, self.dense_ids % max(self.n_gaussians, 1)
+
+    def feature_ids(self, *, per_camera: bool) -> Tensor | None:
+        """Index of each row's features in [B N, D], or in [B C N, D] if per camera; None for the identity."""
+        if per_camera:
+            return self.dense_ids
+        dense_ids = self.dense_ids
+        if dense_ids is None:
+            if self.n_cameras == 1:
+                return None
+            dense_ids = torch.arange(self.depths.numel(), device=self.depths.device)
+        n_gaussians = max(self.n_gaussians, 1)
+        return dense_ids // (self.n_cameras * n_gaussians) * n_gaussians + dense_ids % n_gaussians
+
+
+class ProjectedGradients(NamedTuple):
+    """Gradients of the outputs of a projection, shaped like them; None where there are none.
+
+    Attributes:
+        v_means2d, v_depths, v_conics: [nnz, 2], [nnz], [nnz, 3].
+        v_compensations, v_opacities: [nnz] or None.
+    """
+
+    v_means2d: Tensor
+    v_depths: Tensor
+    v_conics: Tensor
+    v_compensations: Tensor | None
+    v_opacities: Tensor | None
+
+
+class Features(NamedTuple):
+    """What compositing blends.
+
+    Attributes:
+        values: [G, D] of any float dtype, or None if only depth is rendered.
+        ids: [nnz] int64, index of each row's features; None for the identity.
+    """
+
+    values: Tensor | None
+    ids: Tensor | None
+
+
+class ScreenGaussians(NamedTuple):
+    """Projected Gaussians as the intersection reads them.
+
+    Attributes:
+        means2d: [nnz, 2] pixels.
+        radii: [nnz, 2] int32.
+        conics, opacities: [nnz, 3] and [nnz] to test the ellipse where alpha is 1/255; None to test mean +- radii.
+        order: [nnz] int64, rows in the order in which their intersections are emitted.
+        image_ids: [nnz] int64, or None if rows are [I, N].
+    """
+
+    means2d: Tensor
+    radii: Tensor
+    conics: Tensor | None
+    opacities: Tensor | None
+    order: Tensor
+    image_ids: Tensor | None
+
+
+class Spans(NamedTuple):
+    """Runs of tiles: a *span* is what a projected Gaussian intersects of one row of tiles.
+
+    Attributes:
+        first_tile_rows: [nnz] int32, first row of tiles of each Gaussian, in emission order.
+        span_starts: [nnz + 1] int64, first span of each Gaussian, and their number S.
+        positions: [S] int32, position of each span's Gaussian in emission order.
+        first_columns: [S] int32, first tile of each span.
+        slot_starts: [S + 1] int64, first intersection of each span, and their number M.
+    """
+
+    first_tile_rows: Tensor
+    span_starts: Tensor
+    positions: Tensor
+    first_columns: Tensor
+    slot_starts: Tensor
+
+
+class GaussianMajor(NamedTuple):
+    """The intersections ordered by Gaussian, then span; sums over a Gaussian's tiles follow this order.
+
+    Attributes:
+        slots: [M] int64, place of each intersection in this order.
+        slot_starts: [S + 1] int64, first slot of each span, and M.
+        span_starts: [nnz + 1] int64, first span of the i-th Gaussian, and S.
+        rows: [nnz] row of the i-th Gaussian; a permutation.
+    """
+
+    slots: Tensor
+    slot_starts: Tensor
+    span_starts: Tensor
+    rows: Tensor
+
+
+class Intersections(NamedTuple):
+    """Intersections of projected Gaussians with the tiles of a band, tile by tile and front to back.
 
     Attributes:
         first_tile: Flat index of the band's first tile.
-        isect_offsets: [tiles of the band + 1] int64, where each tile's pairs begin, and M.
-        flatten_ids: [M] int32, row of each pair.
-        gaussian_major: The same pairs row by row; None where only the backward pass would need it, and can work it out.
-        keys: [M] the flat tile of each pair less `key_bias`, or None where only the offsets are known.
+        isect_offsets: [tiles of the band + 1] int64, first intersection of each tile, and M.
+        flatten_ids: [M] int32, row of each intersection.
+        gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
+        keys: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
+        key_bias: See ``keys``.
     """
 
     first_tile: int
@@ -118,10 +274,68 @@ class Pairs:
     key_bias: int = 0
 
 
-def sum_rows(values: Tensor, ids: Tensor, n: int) -> Tensor:
-    """Sums of the rows of values [R, ...] that share an id, [n, ...]; in the order of rows, so that bits repeat.
+class Splats(NamedTuple):
+    """Projected Gaussians as compositing reads them.
 
-    `index_add_` and its like would add in any order where they run in parallel.
+    Attributes:
+        means2d: [nnz, 2] pixels.
+        conics: [nnz, 3].
+        opacities: [nnz].
+        colors: [nnz, D] of any float dtype, or None.
+        depths: [nnz], blended as one more channel; or None.
+    """
+
+    means2d: Tensor
+    conics: Tensor
+    opacities: Tensor
+    colors: Tensor | None
+    depths: Tensor | None
+
+    @classmethod
+    def of(cls, projected: ProjectedGaussians, features: Features, *, with_depths: bool) -> Splats:
+        """Projected Gaussians with their features, not yet gathered, and depths if they are rendered."""
+        assert projected.opacities is not None
+        depths = projected.depths if with_depths else None
+        return cls(projected.means2d, projected.conics, projected.opacities, features.values, depths)
+
+    @property
+    def n_colors(self) -> int:
+        return 0 if self.colors is None else self.colors.shape[-1]
+
+    @property
+    def n_features(self) -> int:
+        return self.n_colors + (self.depths is not None)
+
+
+class RenderBuffers(NamedTuple):
+    """Output of compositing, written tile by tile.
+
+    Attributes:
+        colors: [I, H, W, D], with depth as the last channel if there is depth.
+        transmittances: [I, H, W], remaining behind the last Gaussian.
+        last_ids: [I, H, W] int32, number of its tile's intersections that a pixel passed before it stopped; None if no
+            gradient is needed.
+    """
+
+    colors: Tensor
+    transmittances: Tensor
+    last_ids: Tensor | None
+
+
+class SplatGradients(NamedTuple):
+    """Gradients of :class:`Splats`; ``absgrad`` [nnz, 2] sums absolute gradients of means2d, or is None."""
+
+    v_means2d: Tensor
+    v_conics: Tensor
+    v_opacities: Tensor
+    v_features: Tensor
+    absgrad: Tensor | None
+
+
+def sum_by_id(values: Tensor, ids: Tensor, n: int) -> Tensor:
+    """Sums the rows of values [R, ...] that share an id. [n, ...]
+
+    The order of summation is fixed, so results are bit-reproducible, unlike those of ``index_add_`` with threads.
     """
     ids, order = ids.sort(stable=True)
     bounds = torch.searchsorted(ids, torch.arange(n + 1, device=ids.device))
@@ -135,7 +349,7 @@ def flatten_batch(tensor: Tensor, n_batch_dims: int, dtype: torch.dtype) -> Tens
 @overload
 def flatten_batch(tensor: None, n_batch_dims: int, dtype: torch.dtype) -> None: ...
 def flatten_batch(tensor: Tensor | None, n_batch_dims: int, dtype: torch.dtype) -> Tensor | None:
-    """[..., own] -> [B, own] in the given element type."""
+    """Flattens the batch dimensions, [..., own] -> [B, own], and converts the dtype."""
     if tensor is None:
         return None
     return tensor.to(dtype).reshape(math.prod(tensor.shape[:n_batch_dims]), *tensor.shape[n_batch_dims:])

@@ -1,12 +1,12 @@
-"""The truth: Gaussian splatting written down plainly, dense and without tiles, differentiated by autograd.
+"""The dense reference: Gaussian splatting in plain PyTorch, without tiles, differentiated by autograd.
 
-Every pixel looks at every Gaussian, so memory is images x pixels x Gaussians: for tests and small pictures. Any float
-dtype; in fp64 this is what kernels and host path are measured against. It shares no code with either.
+Every pixel evaluates every Gaussian, so memory is images x pixels x Gaussians: for tests and small images. It works in
+any float dtype. In fp64 it is what both backends are tested against; it shares no code with them.
 
-Rasterization takes discontinuous decisions: which Gaussians are visible, their order in depth, which count at a pixel
-(alpha at least 1/255, pixel not yet stopped). A run in fp32 may decide differently from the truth where a value lies
-within rounding of its threshold. `rasterize` can therefore take another run's :class:`Decisions` as given, and always
-reports with :class:`Margins` how far its own values were from each threshold.
+Rasterization takes discontinuous decisions: which Gaussians are visible, their order in depth, which contribute to a
+pixel (alpha at least 1/255, pixel not stopped). A run in fp32 may decide differently where a value is within rounding
+of a threshold. :func:`rasterize` can therefore take over the :class:`Decisions` of another run, and reports the
+distance of its own values from each threshold as :class:`Margins`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from .config import (
     RADIUS_MAX,
     TRANSMITTANCE_MIN,
     Numerics,
+    RasterizeMode,
+    RenderMode,
 )
+from .data import Cameras, Gaussians3D, ProjectionSettings
 
 
 @dataclasses.dataclass(frozen=True)
 class Decisions:
-    """What a run decided where rasterization is discontinuous; None leaves a decision to the truth.
+    """Decisions of a run where rasterization is discontinuous; None leaves a decision to the reference.
 
     Attributes:
-        visible: [..., C, N] bool, the Gaussians that survive culling.
+        visible: [..., C, N] bool, Gaussians that are not culled.
         order: [..., C, N] int64, a permutation of the Gaussians, front to back.
-        contributes: [..., C, H, W, N] bool, whether a Gaussian is added at a pixel, by Gaussian index.
+        contributes: [..., C, H, W, N] bool, whether a Gaussian contributes to a pixel, by Gaussian index.
     """
 
     visible: Tensor | None = None
@@ -46,11 +49,11 @@ class Decisions:
 
 @dataclasses.dataclass(frozen=True)
 class Margins:
-    """Relative distance of the truth's values from the thresholds of its decisions; infinite where none was near.
+    """Relative distances of values from the thresholds of decisions; infinite where there is no threshold.
 
     Attributes:
-        visible: [..., C, N], from being culled or not culled.
-        order: [..., C, N], of a Gaussian's depth from the next visible one behind it, relative to the depth.
+        visible: [..., C, N], from the culling thresholds.
+        order: [..., C, N], of a Gaussian's depth from that of the next visible one behind it.
         alpha: [..., C, H, W, N], of alpha from 1/255.
         stop: [..., C, H, W, N], of the transmittance after a Gaussian from 1e-4.
         clamp: [..., C, H, W, N], of the unclamped alpha from alpha_max, where the gradient jumps.
@@ -64,7 +67,7 @@ class Margins:
 
 
 def quaternion_to_rotation(quats: Tensor) -> Tensor:
-    """Rotation matrices of quaternions wxyz of any non-zero norm. [..., 4] -> [..., 3, 3]"""
+    """Rotation matrices of quaternions wxyz of any nonzero norm. [..., 4] -> [..., 3, 3]"""
     w, x, y, z = torch.nn.functional.normalize(quats, dim=-1).unbind(-1)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
@@ -96,7 +99,7 @@ def _relative(value: Tensor, threshold: Tensor | float) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """Projected Gaussians, [..., C, N] each; `margin` is the distance of `visible` from deciding otherwise."""
+    """Projected Gaussians, [..., C, N, ...] each; ``margin`` is the relative distance from the culling thresholds."""
 
     visible: Tensor
     radii: Tensor
@@ -114,32 +117,27 @@ def project(
     opacities: Tensor | None,
     viewmats: Tensor,
     Ks: Tensor,
-    width: int,
-    height: int,
+    settings: ProjectionSettings,
     *,
-    near_plane: float = 0.01,
-    far_plane: float = 1e10,
-    radius_clip: float = 0.0,
-    eps2d: float = 0.3,
-    compensate: bool = False,
-    numerics: Numerics = DEFAULT_NUMERICS,
     shown: Tensor | None = None,
     visible: Tensor | None = None,
 ) -> Projection:
-    """EWA projection of every Gaussian by every camera; what is culled is zero.
+    """Projects every Gaussian with every camera (EWA splatting); culled Gaussians are zero.
 
     Args:
         means, covars, opacities: [..., N, 3], [..., N, 3, 3], [..., N] or None.
         viewmats, Ks: [..., C, 4, 4], [..., C, 3, 3].
-        shown: [..., C, N], false for what is culled whatever its numbers.
-        visible: [..., C, N], a decision to take over.
+        settings: ``packed`` and ``backend`` are unused.
+        shown: [..., C, N] bool, false for Gaussians to cull.
+        visible: [..., C, N] bool, a decision to take over.
     """
+    width, height, numerics, eps2d = settings.width, settings.height, settings.numerics, settings.eps2d
     rotation = viewmats[..., None, :3, :3]
     camera = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
     x, y, z = camera.unbind(-1)
-    near = max(near_plane, numerics.near_min)
-    seen = (z >= near) & (z <= far_plane)
-    margin = torch.minimum(_relative(z, near), _relative(z, far_plane))
+    near = max(settings.near_plane, numerics.near_min)
+    seen = (z >= near) & (z <= settings.far_plane)
+    margin = torch.minimum(_relative(z, near), _relative(z, settings.far_plane))
     safe_z = torch.where(z.abs() > 0, z, torch.ones_like(z))
 
     fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
@@ -165,7 +163,7 @@ def project(
     safe_det = torch.where(det > 0, det, torch.ones_like(det))
     conics = torch.stack([c / safe_det, -b / safe_det, a / safe_det], -1)
     compensations = torch.ones_like(det)
-    if compensate:
+    if settings.antialiased:
         ratio = det_sharp / safe_det
         floor = numerics.compensation_floor
         free = ratio > floor * floor
@@ -173,26 +171,18 @@ def project(
             free, torch.where(free, ratio, torch.ones_like(ratio)).sqrt(), torch.full_like(ratio, floor)
         )
 
-    extend = torch.full_like(det, numerics.extend)
-    rows_opacities = compensations
+    row_opacities = compensations
     if opacities is not None:
-        rows_opacities = opacities[..., None, :] * compensations
+        row_opacities = opacities[..., None, :] * compensations
         if numerics.opacity_aware:
-            seen = seen & (rows_opacities >= ALPHA_MIN)
-            margin = torch.minimum(margin, _relative(rows_opacities, ALPHA_MIN))
-            extend = torch.minimum(extend, (2 * (rows_opacities / ALPHA_MIN).clamp_min(1).log()).sqrt())
-    if numerics.opacity_aware:
-        half = torch.stack([extend * a.clamp_min(0).sqrt(), extend * c.clamp_min(0).sqrt()], -1)
-    else:
-        middle = 0.5 * (a + c)
-        largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
-        half = (extend * largest.clamp_min(0).sqrt())[..., None].expand(*det.shape, 2)
-    half = half.detach()
+            seen = seen & (row_opacities >= ALPHA_MIN)
+            margin = torch.minimum(margin, _relative(row_opacities, ALPHA_MIN))
+    half = _half_extents(a, c, det, None if opacities is None else row_opacities, numerics)
     radius = half.ceil().clamp_max(RADIUS_MAX)
-    seen = seen & (radius > radius_clip).any(-1)
+    seen = seen & (radius > settings.radius_clip).any(-1)
     size = torch.tensor([width, height], dtype=means.dtype, device=means.device)
     seen = seen & ((means2d + radius > 0) & (means2d - radius < size)).all(-1)
-    # A half width just at a whole number, and an edge just at the border, are near to being decided otherwise.
+    # Radii are rounded up, and edges are compared with the image border.
     steps = torch.stack(
         [_relative(half, half.round()), _relative(means2d + radius, 0.0), _relative(means2d - radius, size)]
     )
@@ -209,15 +199,27 @@ def project(
 
     radii = keep(radius.nan_to_num()).to(torch.int32)
     return Projection(
-        seen, radii, keep(means2d), keep(z), keep(conics), keep(compensations), keep(rows_opacities), margin
+        seen, radii, keep(means2d), keep(z), keep(conics), keep(compensations), keep(row_opacities), margin
     )
 
 
+def _half_extents(a: Tensor, c: Tensor, det: Tensor, opacities: Tensor | None, numerics: Numerics) -> Tensor:
+    """Half extents in pixels along x and y of covariances with diagonal a, c and determinant det. [..., 2]"""
+    extend = torch.full_like(det, numerics.extend)
+    if numerics.opacity_aware:
+        if opacities is not None:
+            extend = torch.minimum(extend, (2 * (opacities / ALPHA_MIN).clamp_min(1).log()).sqrt())
+        return torch.stack([extend * a.clamp_min(0).sqrt(), extend * c.clamp_min(0).sqrt()], -1).detach()
+    middle = 0.5 * (a + c)
+    largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
+    return (extend * largest.clamp_min(0).sqrt())[..., None].expand(*det.shape, 2).detach()
+
+
 def sh_basis(degree: int, directions: Tensor) -> Tensor:
-    """Real spherical harmonics at unit directions, in the order and with the signs of 3DGS. [..., 3] -> [..., K]
+    """Evaluates real spherical harmonics at unit directions, in the order and signs of 3DGS. [..., 3] -> [..., K]
 
     Y_lm = sqrt((2l + 1)/(4 pi) (l - m)!/(l + m)!) P_lm(z) {cos, sin}(m phi), built from the associated Legendre
-    recurrences rather than from tabulated polynomials, so that it checks those the kernels use.
+    recurrences rather than from tabulated polynomials, as a check of those in the kernels.
     """
     x, y, z = directions.unbind(-1)
     one = torch.ones_like(x)
@@ -258,7 +260,7 @@ def spherical_harmonics(degree: int, directions: Tensor, coeffs: Tensor) -> Tens
 
 @dataclasses.dataclass(frozen=True)
 class Composite:
-    """Images [..., H, W, D] and [..., H, W]; `weights` [..., H, W, N] by Gaussian index."""
+    """Images [..., H, W, D] and [..., H, W]; ``weights`` and margins [..., H, W, N] by Gaussian index."""
 
     colors: Tensor
     alphas: Tensor
@@ -286,13 +288,13 @@ def composite(
     numerics: Numerics = DEFAULT_NUMERICS,
     contributes: Tensor | None = None,
 ) -> Composite:
-    """Front-to-back compositing of projected Gaussians [..., N] in the given order.
+    """Composites projected Gaussians [..., N] in the given order, front to back.
 
     Args:
         means2d, conics, opacities, colors: [..., N, 2], [..., N, 3], [..., N], [..., N, D].
         backgrounds: [..., D] or None.
         order, visible: [..., N].
-        contributes: [..., H, W, N] by Gaussian index, a decision to take over.
+        contributes: [..., H, W, N] by Gaussian index; a decision to take over.
     """
     index = order[..., None]
     mean = means2d.gather(-2, index.expand_as(means2d))[..., None, None, :, :]  # [..., 1, 1, N, 2]
@@ -337,8 +339,17 @@ def composite(
 
 
 @dataclasses.dataclass(frozen=True)
-class Truth:
-    """`colors` [..., C, H, W, X], `alphas` [..., C, H, W, 1], and how they came about; `sound` [..., N] or None."""
+class Rendering:
+    """Images with everything they were computed from.
+
+    Attributes:
+        colors, alphas: [..., C, H, W, X], [..., C, H, W, 1].
+        projection: Projected Gaussians.
+        shaded: [..., C, N, X] features.
+        weights: [..., C, H, W, N].
+        decisions, margins: See the classes.
+        valid: [..., N] bool, or None if values were not checked.
+    """
 
     colors: Tensor
     alphas: Tensor
@@ -347,7 +358,7 @@ class Truth:
     weights: Tensor
     decisions: Decisions
     margins: Margins
-    sound: Tensor | None
+    valid: Tensor | None
 
 
 def rasterize(
@@ -367,44 +378,27 @@ def rasterize(
     eps2d: float = 0.3,
     sh_degree: int | None = None,
     backgrounds: Tensor | None = None,
-    render_mode: str = "RGB",
-    rasterize_mode: str = "classic",
+    render_mode: RenderMode = "RGB",
+    rasterize_mode: RasterizeMode = "classic",
     covars: Tensor | None = None,
     numerics: Numerics = DEFAULT_NUMERICS,
     cull: bool = False,
     decisions: Decisions | None = None,
-) -> Truth:
-    """The whole of `tsplat.rasterization`, with the same meaning of every argument.
+) -> Rendering:
+    """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
 
-    `cull` leaves out Gaussians and cameras with numbers that cannot be drawn. `decisions` replaces the truth's own, and
-    gradients then flow as that run's would.
+    Args:
+        cull: Whether to leave out invalid Gaussians and cameras.
+        decisions: Decisions to take over from another run; gradients then flow as that run's would.
     """
     decided = decisions or Decisions()
-    batch, n_cameras = viewmats.shape[:-3], viewmats.shape[-3]
-    n_gaussians = means.shape[-2]
-    per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
     if covars is not None:
         quats = scales = None
-    sound = shown = None
+    valid = shown = None
     if cull:
-        sound = torch.ones_like(opacities, dtype=torch.bool)
-        for tensor, own_dims in ((means, 1), (quats, 1), (scales, 1), (covars, 2), (opacities, 0)):
-            if tensor is not None:
-                sound = sound & _within(tensor, own_dims)
-        own_colors = _within(colors, 1 if sh_degree is None else 2)
-        sound = sound & (own_colors.all(-2) if per_camera else own_colors)
-        if quats is not None:
-            sound = sound & (quats.square().sum(-1) >= QUAT_NORM_MIN**2)
-        seeing = _within(viewmats, 2) & _within(Ks, 2) & (Ks[..., (0, 1), (0, 1)].abs() >= 1e-12).all(-1)
-        seeing = seeing & (torch.linalg.det(viewmats[..., :3, :3].nan_to_num()).abs() >= 1e-12)
-        shown = sound[..., None, :] & seeing[..., :, None]
-        # What cannot be drawn is replaced by what could be, so that nothing flows to it, and not shown.
-        means, opacities = _replace(means, sound), _replace(opacities, sound)
-        quats, scales, covars = (None if t is None else _replace(t, sound) for t in (quats, scales, covars))
-        colors = _replace(colors, sound[..., None, :].expand(colors.shape[: len(batch) + 2]) if per_camera else sound)
-        identity = torch.eye(4, dtype=means.dtype, device=means.device)
-        viewmats = torch.where(seeing[..., None, None], viewmats, identity)
-        Ks = torch.where(seeing[..., None, None], Ks, identity[:3, :3])
+        gaussians, cameras = Gaussians3D(means, quats, scales, covars, opacities), Cameras(viewmats, Ks)
+        gaussians, colors, (viewmats, Ks), shown = _cull_invalid(gaussians, colors, cameras, sh=sh_degree is not None)
+        means, quats, scales, covars, opacities, valid = gaussians  # type: ignore[assignment]
     if covars is None:
         assert quats is not None and scales is not None
         covars = covariances(quats, scales)
@@ -412,30 +406,22 @@ def rasterize(
         # Only the upper triangle is read, as in gsplat.
         covars = covars.triu() + covars.triu(1).transpose(-1, -2)
 
-    projection = project(
-        means,
-        covars,
-        opacities,
-        viewmats,
-        Ks,
-        width,
-        height,
+    settings = ProjectionSettings(
+        width=width,
+        height=height,
+        eps2d=eps2d,
         near_plane=near_plane,
         far_plane=min(far_plane, MAGNITUDE_MAX),
         radius_clip=radius_clip,
-        eps2d=eps2d,
-        compensate=rasterize_mode == "antialiased",
+        antialiased=rasterize_mode == "antialiased",
+        packed=False,
         numerics=numerics,
-        shown=shown,
-        visible=decided.visible,
+        backend="reference",
     )
+    projection = project(means, covars, opacities, viewmats, Ks, settings, shown=shown, visible=decided.visible)
     visible, depths = projection.visible, projection.depths
 
-    shaded = colors if per_camera else colors.unsqueeze(len(batch))
-    if sh_degree is not None:
-        directions = means[..., None, :, :] - camera_centers(viewmats, numerics)[..., None, :]
-        shaded = (spherical_harmonics(sh_degree, directions, shaded) + 0.5).clamp_min(0)
-    shaded = shaded.expand(*batch, n_cameras, n_gaussians, shaded.shape[-1])
+    shaded = _shade(means, colors, viewmats, sh_degree, numerics)
     if render_mode != "RGB":
         depth = depths[..., None]
         shaded = depth if render_mode in ("D", "ED") else torch.cat([shaded, depth], -1)
@@ -444,14 +430,9 @@ def rasterize(
             backgrounds = nothing if render_mode in ("D", "ED") else torch.cat([backgrounds, nothing], -1)
     shaded = torch.where(visible[..., None], shaded, torch.zeros_like(shaded))
 
-    behind = torch.where(visible, depths, torch.inf).detach()
-    order = decided.order if decided.order is not None else torch.argsort(behind, dim=-1, stable=True)
-    in_order = behind.gather(-1, order)
-    gaps = torch.full_like(in_order, torch.inf)
-    gaps[..., :-1] = _relative(in_order[..., 1:], in_order[..., :-1])
-    order_margin = gaps.gather(-1, order.argsort(-1))
-
-    picture = composite(
+    own_order, order_margin = _depth_order(visible, depths)
+    order = own_order if decided.order is None else decided.order
+    image = composite(
         projection.means2d,
         projection.conics,
         projection.opacities,
@@ -464,34 +445,81 @@ def rasterize(
         numerics=numerics,
         contributes=decided.contributes,
     )
-    render_colors = picture.colors
+    render_colors = image.colors
     if render_mode in ("ED", "RGB+ED"):
-        expected = render_colors[..., -1:] / picture.alphas[..., None].clamp_min(DEPTH_ALPHA_MIN)
+        expected = render_colors[..., -1:] / image.alphas[..., None].clamp_min(DEPTH_ALPHA_MIN)
         render_colors = torch.cat([render_colors[..., :-1], expected], -1)
-    return Truth(
+    return Rendering(
         render_colors,
-        picture.alphas[..., None],
+        image.alphas[..., None],
         projection,
         shaded,
-        picture.weights,
-        Decisions(visible, order, picture.weights > 0),
-        Margins(
-            projection.margin.detach(),
-            order_margin,
-            picture.alpha_margin,
-            picture.stop_margin,
-            picture.clamp_margin,
-        ),
-        sound,
+        image.weights,
+        Decisions(visible, order, image.weights > 0),
+        Margins(projection.margin.detach(), order_margin, image.alpha_margin, image.stop_margin, image.clamp_margin),
+        valid,
     )
 
 
-def _within(tensor: Tensor, own_dims: int) -> Tensor:
-    """Rows of `own_dims` trailing dimensions whose numbers are all finite and of a size that fp32 can work with."""
+def _shade(means: Tensor, colors: Tensor, viewmats: Tensor, sh_degree: int | None, numerics: Numerics) -> Tensor:
+    """Features of every Gaussian on every camera. [..., C, N, D]"""
+    n_batch, n_cameras, n_gaussians = means.dim() - 2, viewmats.shape[-3], means.shape[-2]
+    per_camera = colors.dim() == n_batch + (3 if sh_degree is None else 4)
+    shaded = colors if per_camera else colors.unsqueeze(n_batch)
+    if sh_degree is not None:
+        directions = means[..., None, :, :] - camera_centers(viewmats, numerics)[..., None, :]
+        shaded = (spherical_harmonics(sh_degree, directions, shaded) + 0.5).clamp_min(0)
+    return shaded.expand(*means.shape[:-2], n_cameras, n_gaussians, shaded.shape[-1])
+
+
+def _depth_order(visible: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
+    """Order front to back [..., C, N], and each Gaussian's relative distance from the next one behind it."""
+    behind = torch.where(visible, depths, torch.inf).detach()
+    order = torch.argsort(behind, dim=-1, stable=True)
+    in_order = behind.gather(-1, order)
+    gaps = torch.full_like(in_order, torch.inf)
+    gaps[..., :-1] = _relative(in_order[..., 1:], in_order[..., :-1])
+    return order, gaps.gather(-1, order.argsort(-1))
+
+
+def _cull_invalid(
+    gaussians: Gaussians3D, colors: Tensor, cameras: Cameras, *, sh: bool
+) -> tuple[Gaussians3D, Tensor, Cameras, Tensor]:
+    """Replaces invalid Gaussians and cameras by valid ones that are not shown, so that no gradient reaches them.
+
+    Returns:
+        Gaussians, with ``valid``; colors; cameras; and which Gaussians are shown on which cameras [..., C, N].
+    """
+    (means, quats, scales, covars, opacities, _), (viewmats, Ks) = gaussians, cameras
+    assert opacities is not None
+    n_batch = means.dim() - 2
+    per_camera = colors.dim() == n_batch + (4 if sh else 3)
+    valid = torch.ones_like(opacities, dtype=torch.bool)
+    for tensor, n_own_dims in ((means, 1), (quats, 1), (scales, 1), (covars, 2), (opacities, 0)):
+        if tensor is not None:
+            valid = valid & _within(tensor, n_own_dims)
+    valid_colors = _within(colors, 2 if sh else 1)
+    valid = valid & (valid_colors.all(-2) if per_camera else valid_colors)
+    if quats is not None:
+        valid = valid & (quats.square().sum(-1) >= QUAT_NORM_MIN**2)
+    seeing = _within(viewmats, 2) & _within(Ks, 2) & (Ks[..., (0, 1), (0, 1)].abs() >= 1e-12).all(-1)
+    seeing = seeing & (torch.linalg.det(viewmats[..., :3, :3].nan_to_num()).abs() >= 1e-12)
+    means, opacities = _replace(means, valid), _replace(opacities, valid)
+    quats, scales, covars = (None if t is None else _replace(t, valid) for t in (quats, scales, covars))
+    colors = _replace(colors, valid[..., None, :].expand(colors.shape[: n_batch + 2]) if per_camera else valid)
+    identity = torch.eye(4, dtype=means.dtype, device=means.device)
+    viewmats = torch.where(seeing[..., None, None], viewmats, identity)
+    Ks = torch.where(seeing[..., None, None], Ks, identity[:3, :3])
+    shown = valid[..., None, :] & seeing[..., :, None]
+    return Gaussians3D(means, quats, scales, covars, opacities, valid), colors, Cameras(viewmats, Ks), shown
+
+
+def _within(tensor: Tensor, n_own_dims: int) -> Tensor:
+    """Entries whose values in their trailing dimensions are finite and at most MAGNITUDE_MAX."""
     within = tensor.abs() <= MAGNITUDE_MAX
-    return within.flatten(within.dim() - own_dims).all(-1) if own_dims else within
+    return within.flatten(within.dim() - n_own_dims).all(-1) if n_own_dims else within
 
 
-def _replace(tensor: Tensor, sound: Tensor) -> Tensor:
-    """Ones in the rows that are not sound."""
-    return torch.where(sound[..., *[None] * (tensor.dim() - sound.dim())], tensor, torch.ones_like(tensor))
+def _replace(tensor: Tensor, valid: Tensor) -> Tensor:
+    """Replaces invalid entries by ones."""
+    return torch.where(valid[..., *[None] * (tensor.dim() - valid.dim())], tensor, torch.ones_like(tensor))

@@ -1,9 +1,10 @@
-"""Triton kernels and their launchers: tensors in, tensors out, no autograd. `tsplat.host` offers the same functions."""
+"""Triton kernels and their launchers: tensors in, tensors out, no autograd. ``kernels_torch`` offers the same."""
 
 from .adam import adam_step
-from .compositing import composite_bwd, composite_fwd, composite_gradients, sum_columns
+from .compositing import composite_bwd, composite_fwd
+from .compositing_sums import composite_gradients, sum_columns
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
-from .intersection import tile_columns, tile_pairs, tile_rows
+from .intersection import tile_columns, tile_intersections, tile_rows
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
 from .validation import valid_gaussians
@@ -21,7 +22,7 @@ __all__ = [
     "spherical_harmonics_fwd",
     "sum_columns",
     "tile_columns",
-    "tile_pairs",
+    "tile_intersections",
     "tile_rows",
     "valid_gaussians",
 ]

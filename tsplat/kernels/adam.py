@@ -1,7 +1,7 @@
 """One step of Adam (Kingma and Ba, "Adam: a method for stochastic optimization", 2015), in place.
 
-One lane a value: it reads parameter, gradient and both moments and writes all but the gradient, 28 bytes in fp32; the
-59 values of a Gaussian with spherical harmonics of degree 3 are 1,652 bytes. A row that is not visible is not read.
+One lane per value, which reads parameter, gradient and both moments and writes all but the gradient: 28 bytes in fp32,
+1,652 bytes for the 59 values of a Gaussian with spherical harmonics of degree 3. Invisible Gaussians are not read.
 """
 
 import triton
@@ -16,21 +16,27 @@ BLOCK = 1024
 
 @triton.jit
 def _adam_kernel(
-    parameter, gradient, average, average_square, constants, visible, n, width,
+    parameter,  # [N, width], updated
+    gradient,  # [N, width]
+    exp_avg,  # [N, width], updated
+    exp_avg_sq,  # [N, width], updated
+    constants,  # [6]
+    visible,  # [N] bool or None
+    n, width,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < n
     if visible is not None:
         mask = mask & (tl.load(visible + place // width, mask=mask, other=0) != 0)
-    share, keep_square, share_square, step_size, root_correction, eps = load_tuple(constants, 1, 6)
+    one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps = load_tuple(constants, 1, 6)
     g = tl.load(gradient + place, mask=mask, other=0.0)
-    m = tl.load(average + place, mask=mask, other=0.0)
-    v = tl.load(average_square + place, mask=mask, other=0.0)
-    m = m + (g - m) * share
-    v = v * keep_square + g * g * share_square
-    tl.store(average + place, m, mask=mask)
-    tl.store(average_square + place, v, mask=mask)
+    m = tl.load(exp_avg + place, mask=mask, other=0.0)
+    v = tl.load(exp_avg_sq + place, mask=mask, other=0.0)
+    m = m + (g - m) * one_minus_beta1
+    v = v * beta2 + g * g * one_minus_beta2
+    tl.store(exp_avg + place, m, mask=mask)
+    tl.store(exp_avg_sq + place, v, mask=mask)
     p = tl.load(parameter + place, mask=mask, other=0.0)
     tl.store(parameter + place, p - step_size * (m / (tl.sqrt(v) / root_correction + eps)), mask=mask)
 
@@ -38,22 +44,29 @@ def _adam_kernel(
 def adam_step(
     parameter: Tensor,
     gradient: Tensor,
-    average: Tensor,
-    average_square: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
     constants: Tensor,
     visible: Tensor | None,
 ) -> None:
-    """Moves a parameter and its moments, [N, ...] contiguous.
+    """Updates a parameter and its moments, [N, ...] contiguous.
 
     Args:
-        constants: [6], 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps, of the parameter's
-            type: rounded to fp32, beta2 would be too coarse to subtract from 1.
-        visible: [N] bool, rows that are not are left as they are; or None.
+        constants: [6], 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1^t), sqrt(1 - beta2^t), eps, in the parameter's
+            dtype: beta2 rounded to fp32 is too coarse to be subtracted from 1.
+        visible: [N] bool; rows that are false stay as they are. None to update all.
     """
     n = parameter.numel()
     if n > 0:
         with guard(parameter):
             _adam_kernel[(programs(n, BLOCK),)](
-                parameter, gradient, average, average_square, constants, visible, n, n // parameter.shape[0],
+                parameter=parameter,
+                gradient=gradient,
+                exp_avg=exp_avg,
+                exp_avg_sq=exp_avg_sq,
+                constants=constants,
+                visible=visible,
+                n=n,
+                width=n // parameter.shape[0],
                 BLOCK=BLOCK,
-            )  # fmt: skip
+            )

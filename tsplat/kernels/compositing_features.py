@@ -1,17 +1,18 @@
-"""Compositing of many channels: weights times features as products of matrices, forward and backward.
+"""Compositing of many channels: weights times features as matrix products, forward and backward.
 
-What `tsplat.kernels.compositing` does, by the same device functions and rules, for Gaussians in groups of `GROUP`. A
-program owns one tile, and forward a chunk of its channels. With W [pixels, GROUP] the weights of a group, found one
-Gaussian after the other, F [GROUP, channels] its features and V [pixels, channels] the gradient of the picture,
+The same rules and device functions as ``compositing.py``, for Gaussians in groups of ``GROUP``. A program renders one
+tile, and in the forward pass a chunk of its channels. With W [pixels, GROUP] the weights of a group, found one Gaussian
+after the other, F [GROUP, channels] its features and V [pixels, channels] the gradient of the image,
 
-    picture += W F    v_F = W^T V    v_W = V F^T
+    image += W F    v_F = W^T V    v_W = V F^T
 
-NVIDIA's tensor cores read 11 bits of an fp32 number. Numbers are split into a part that they read whole and the rest,
-and three products of parts give the product to 2^-22 (two if the features are in half precision, which has no rest).
-Tensor cores also cut off what fp32 would round, so they sum no more than a group, or a tile's part for one warp.
+NVIDIA's tensor cores read 11 bits of an fp32 number. Numbers are split into a part that is read exactly and the
+remainder; three products of parts give the product to 2^-22 (two if features are in half precision, which has no
+remainder). Tensor cores also truncate where fp32 would round, so they sum no more than a group, or one warp's part of a
+tile.
 
-The gradient's slots and moments are those of `tsplat.kernels.compositing`. Moments of a group are summed at once, over
-rows first, as dx is one value per column. `docs/decisions/0006` has what all this costs.
+Slots and moments are those of ``compositing.py``. The moments of a group are summed at once, first along tile columns,
+as dx is one value per column. See docs/decisions/0006 for the cost of all this.
 """
 
 import math
@@ -21,33 +22,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN, TRANSMITTANCE_MIN, Numerics
-from .device_math import (
+from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
+from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
+from .device_math import load_tuple
+from .launch import approximate, group_options, longest_first, programs
+from .tile_math import (
     MOMENTS,
     RECORD,
     absorb,
     absorb_vjp,
     clamped_alpha,
-    load_tuple,
+    count_intersections,
+    load_tile,
     log2_alpha,
-    own_tile,
     tile_pixels,
+    zero_slots,
 )
-from .launch import approximate, group_options, longest_first, programs, tile_counts
 
-MANY = 16
-"""Channels from which products of matrices cost fewer instructions than channels one by one."""
+FEATURES_MIN = 16
+"""Number of channels from which matrix products cost fewer instructions than channels one by one."""
 
 GROUP = tl.constexpr(16)
-"""Gaussians whose weights make one matrix; `tl.dot` takes no fewer."""
+"""Gaussians whose weights make up a matrix; the minimum of ``tl.dot``."""
 
 CHUNK = 32
-"""Channels accumulated by one program forward if there are more than `MANY`; backward, `MANY` at a time."""
+"""Channels that a forward program accumulates if there are more than FEATURES_MIN; backward, FEATURES_MIN at a time."""
 
 
 @triton.jit
 def _put(group, k: tl.constexpr, values):
-    """group [GROUP, TILE, TILE] with values [TILE, TILE] as its k-th; nothing moves where threads hold whole pixels."""
+    """Replaces the k-th of group [GROUP, TILE, TILE] by values [TILE, TILE]. Free where threads hold whole pixels."""
     return tl.where(tl.arange(0, GROUP)[:, None, None] == k, values[None], group)
 
 
@@ -58,7 +62,7 @@ def _either(a, b):
 
 @triton.jit
 def _take(group, k: tl.constexpr):
-    """The k-th of group [GROUP, TILE, TILE]; an or of bits, as compilers see through it where k is known."""
+    """The k-th of group [GROUP, TILE, TILE]. An or of bits, which compilers remove as k is constant."""
     kind: tl.constexpr = tl.int64 if group.dtype == tl.float64 else tl.int32
     bits = tl.where(tl.arange(0, GROUP)[:, None, None] == k, group.to(kind, bitcast=True), 0)
     return tl.reduce(bits, 0, _either).to(group.dtype, bitcast=True)
@@ -66,10 +70,10 @@ def _take(group, k: tl.constexpr):
 
 @triton.jit
 def _lanes_last(x):
-    """x, its own entries gathered, which tells the compiler to lay its last dimension along a warp's lanes.
+    """x, gathered from itself, which makes the compiler lay its last dimension along the lanes of a warp.
 
-    A group then lies with whole pixels in threads, where a product of matrices would leave it across them, and sums
-    over columns are not made by every warp alike.
+    Threads then hold whole pixels of a group, which a matrix product would spread over them, and column sums are not
+    repeated by every warp.
     """
     last: tl.constexpr = len(x.shape) - 1
     own = tl.arange(0, x.shape[last])
@@ -79,8 +83,10 @@ def _lanes_last(x):
 
 @triton.jit
 def _exponents(records, rows, listed, center_x, center_y):
-    """Records, offsets dx [GROUP, 1, TILE] and dy [GROUP, TILE, 1], and log2 of unclamped alpha [GROUP, TILE, TILE];
-    far below the least for what is not listed."""
+    """Records, offsets dx [GROUP, 1, TILE] and dy [GROUP, TILE, 1], and log2 of unclamped alpha [GROUP, TILE, TILE].
+
+    Gaussians that are not listed get an alpha below the threshold.
+    """
     at = records + rows[:, None, None] * RECORD
     record = load_tuple(at, 1, 5)
     record = record + (tl.load(at + 5, mask=listed[:, None, None], other=-1e4), tl.load(at + 6))
@@ -91,14 +97,14 @@ def _exponents(records, rows, listed, center_x, center_y):
 
 @triton.jit
 def _parts(x):
-    """x rounded to the 11 bits that tensor cores read, and the rest, of which they read 11 again."""
+    """x rounded to the 11 bits that tensor cores read, and the remainder, of which they read 11 bits as well."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, x - high
 
 
 @triton.jit
 def _product(a, b, dtype: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr):
-    """a b to the precision of dtype; SPLIT into parts, or a alone if b is EXACT, no longer than tensor cores read."""
+    """a b to the precision of dtype. SPLIT a and b into parts; a alone if b is EXACT in the bits that are read."""
     if SPLIT:
         a_high, a_low = _parts(a)
         if EXACT:
@@ -115,7 +121,7 @@ def _product(a, b, dtype: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr
 
 @triton.jit
 def _load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr):
-    """Colors of rows [GROUP, 1] at channels [1, N], and depth behind them if there are depths; zero beyond."""
+    """Colors of rows [GROUP, 1] at channels [1, N], followed by depth if there are depths; zero beyond."""
     values = tl.load(colors + rows * n_colors + channel, mask=channel < n_colors, other=0.0).to(dtype)
     if depths is not None:
         values = tl.where(channel == n_colors, tl.load(depths + rows), values)
@@ -124,31 +130,40 @@ def _load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr)
 
 @triton.jit
 def _features_fwd_kernel(
-    records, colors, depths, backgrounds, masks, isect_offsets, flatten_ids,
-    render_colors, transmittances, last_ids, tile_order,
+    records,  # [nnz, RECORD]
+    colors,  # [nnz, n_colors], any float dtype, or None
+    depths,  # [nnz] or None
+    backgrounds,  # [I, n_colors] or None
+    masks,  # [I, n_tiles] bool or None
+    isect_offsets,  # [tiles of the band + 1] int64
+    flatten_ids,  # [M] int32
+    render_colors,  # [I, height, width, n_colors + depth], output
+    transmittances,  # [I, height, width], output
+    last_ids,  # [I, height, width] int32, output, or None
+    tile_order,  # [tiles of the band] int64 or None
     first_tile, width, height, tile_width, n_tiles, n_colors, chunks,
     TILE: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     PIXELS: tl.constexpr = TILE * TILE
     dtype = records.dtype.element_ty
-    program = own_tile(tl.program_id(0) // chunks, tile_order)
+    program = tl.program_id(0) // chunks
     chunk = tl.program_id(0) % chunks
-    tile = first_tile + program
-    image, center_x, center_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
+    program, tile, start, image, center_x, center_y, inside, pixel = load_tile(
+        program, tile_order, isect_offsets, first_tile, width, height, tile_width, n_tiles, TILE, dtype
+    )
     transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
     color = tl.zeros([PIXELS, CHUNK], dtype)
     last = tl.zeros([TILE, TILE], tl.int32)
     channel = chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
-    start = tl.load(isect_offsets + program).to(tl.int64)
-    count = (tl.load(isect_offsets + program + 1) - start).to(tl.int32)
+    count = count_intersections(isect_offsets, program, start)
     ids = flatten_ids + start
     alive = True
     if masks is not None:
         alive = tl.load(masks + tile) != 0
     done = 0
     while (done < count) & alive:
-        # Behind the end the last again, with weight 0: rows that are not listed may be no numbers.
+        # Past the end, repeats the last row with weight 0: other rows may hold NaN.
         rows = tl.load(ids + tl.minimum(done + tl.arange(0, GROUP), count - 1)).to(tl.int64)
         weights = tl.zeros([GROUP, TILE, TILE], dtype)
         for k in tl.static_range(GROUP):
@@ -165,7 +180,7 @@ def _features_fwd_kernel(
         done += GROUP
         alive = tl.max(transmittance) > 0.0
     transmittance = tl.abs(transmittance)
-    # Found again now, as addresses kept through the walk would take registers from it.
+    # Recomputed: addresses kept during the walk would occupy registers.
     tile += tl.minimum(done, 0)
     image, _, _, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
     if backgrounds is not None:
@@ -181,19 +196,30 @@ def _features_fwd_kernel(
 
 @triton.jit
 def _features_bwd_kernel(
-    records, colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
-    transmittances, last_ids, v_tiles, v_render_alphas, v_slots, tile_order,
+    records,  # [nnz, RECORD]
+    colors,  # [nnz, n_colors], any float dtype, or None
+    depths,  # [nnz] or None
+    backgrounds,  # [I, n_colors] or None
+    isect_offsets,  # [tiles of the band + 1] int64
+    flatten_ids,  # [M] int32
+    slots,  # [M] int64
+    transmittances,  # [I, height, width]
+    last_ids,  # [I, height, width] int32
+    v_tiles,  # [tiles of the band, chunks, PIXELS, CHUNK]
+    v_render_alphas,  # [I, height, width]
+    v_slots,  # [M, MOMENTS + n_colors + depth + 2 ABSGRAD], output
+    tile_order,  # [tiles of the band] int64 or None
     first_tile, width, height, tile_width, n_tiles, n_colors,
     TILE: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """PARTS of a tile's pixels are summed apart, one by each warp, before they are added."""
+    """PARTS of a tile's pixels are summed separately, one by each warp, before they are added."""
     PIXELS: tl.constexpr = TILE * TILE
     dtype = records.dtype.element_ty
-    program = own_tile(tl.program_id(0), tile_order)
-    tile = first_tile + program
-    image, center_x, center_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
+    program, _, start, image, center_x, center_y, inside, pixel = load_tile(
+        tl.program_id(0), tile_order, isect_offsets, first_tile, width, height, tile_width, n_tiles, TILE, dtype
+    )
     DEPTHS: tl.constexpr = depths is not None
     n_features = n_colors + DEPTHS
     chunks = tl.cdiv(n_features, CHUNK)
@@ -211,13 +237,12 @@ def _features_bwd_kernel(
     last = tl.load(last_ids + pixel, mask=inside, other=0)
     end = tl.max(last)
     slot_width = MOMENTS + n_features + 2 * ABSGRAD
-    start = tl.load(isect_offsets + program).to(tl.int64)
     ids = flatten_ids + start
     slots += start
     column = tl.arange(0, GROUP)
     LANES: tl.constexpr = min(PIXELS, 32)
     for done in range(0, end, GROUP):
-        # Back to front; before the start of the list, its first Gaussian again, with weight 0.
+        # Back to front; before the start, repeats the first row with weight 0.
         place = end - 1 - done - column
         listed = place >= 0
         rows = tl.load(ids + tl.maximum(place, 0)).to(tl.int64)
@@ -266,103 +291,115 @@ def _features_bwd_kernel(
             v_features = _product(weights, tl.reshape(v, [PARTS, PIXELS // PARTS, CHUNK]), dtype, SPLIT, False)
             address = out[:, None] + MOMENTS + channel
             tl.store(address, tl.sum(v_features, 0), mask=listed[:, None] & (channel < n_features))
-    # Pairs behind the last that any pixel added.
-    column = tl.arange(0, COLUMNS)
-    for index in range(end, (tl.load(isect_offsets + program + 1) - start).to(tl.int32)):
-        out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
-        tl.store(out + column, tl.zeros([COLUMNS], dtype), mask=column < slot_width)
+    zero_slots(v_slots, slots, end, count_intersections(isect_offsets, program, start), slot_width, COLUMNS)
 
 
 def features_fwd(
     records: Tensor,
-    colors: Tensor | None,
-    depths: Tensor | None,
+    splats: Splats,
     backgrounds: Tensor | None,
     masks: Tensor | None,
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-    render_colors: Tensor,
-    transmittances: Tensor,
-    last_ids: Tensor | None,
-    *,
-    first_tile: int,
-    tile_size: int,
+    intersections: Intersections,
+    buffers: RenderBuffers,
+    grid: TileGrid,
 ) -> None:
-    """`composite_fwd` for `MANY` channels or more, from packed records."""
-    height, width, n_features = render_colors.shape[1:]
-    tile_width, n_tiles = tile_counts(width, height, tile_size)
-    chunk = CHUNK if n_features > MANY else MANY
-    chunks = triton.cdiv(n_features, chunk)
+    """Does what ``composite_fwd`` does, from packed records, for ``FEATURES_MIN`` channels or more."""
+    chunk = CHUNK if splats.n_features > FEATURES_MIN else FEATURES_MIN
+    chunks = triton.cdiv(splats.n_features, chunk)
+    isect_offsets = intersections.isect_offsets
     _features_fwd_kernel[(programs((isect_offsets.numel() - 1) * chunks, 1),)](
-        records, colors, depths, backgrounds, masks, isect_offsets, flatten_ids,
-        render_colors, transmittances, last_ids, longest_first(isect_offsets),
-        first_tile, width, height, tile_width, n_tiles,
-        n_features - (depths is not None), chunks,
-        TILE=tile_size,
+        records=records,
+        colors=splats.colors,
+        depths=splats.depths,
+        backgrounds=backgrounds,
+        masks=masks,
+        isect_offsets=isect_offsets,
+        flatten_ids=intersections.flatten_ids,
+        render_colors=buffers.colors,
+        transmittances=buffers.transmittances,
+        last_ids=buffers.last_ids,
+        tile_order=longest_first(isect_offsets),
+        first_tile=intersections.first_tile,
+        width=buffers.colors.shape[2],
+        height=buffers.colors.shape[1],
+        tile_width=grid.tile_width,
+        n_tiles=grid.tiles_per_image,
+        n_colors=splats.n_colors,
+        chunks=chunks,
+        TILE=grid.tile_size,
         CHUNK=chunk,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-        **_options(records, colors, depths, tile_size),
-    )  # fmt: skip
+        **_options(records, splats, grid.tile_size),
+    )
 
 
 def features_bwd(
     records: Tensor,
-    colors: Tensor | None,
-    depths: Tensor | None,
+    splats: Splats,
     backgrounds: Tensor | None,
-    isect_offsets: Tensor,
-    flatten_ids: Tensor,
-    slots: Tensor,
+    intersections: Intersections,
     transmittances: Tensor,
     last_ids: Tensor,
     v_render_colors: Tensor,
     v_render_alphas: Tensor,
     v_slots: Tensor,
-    *,
-    first_tile: int,
-    tile_size: int,
-    absgrad: bool,
-    numerics: Numerics,
+    settings: CompositingSettings,
 ) -> None:
-    """Fills the pairs' slots, as a part of `composite_bwd`, for `MANY` channels or more."""
-    height, width, n_features = v_render_colors.shape[1:]
-    tile_width, n_tiles = tile_counts(width, height, tile_size)
-    n_range = isect_offsets.numel() - 1
-    options = _options(records, colors, depths, tile_size)
-    _features_bwd_kernel[(programs(n_range, 1),)](
-        records, colors, depths, backgrounds, isect_offsets, flatten_ids, slots,
-        transmittances, last_ids, _by_tile(v_render_colors, tile_size, MANY, first_tile, n_range), v_render_alphas,
-        v_slots, longest_first(isect_offsets),
-        first_tile, width, height, tile_width, n_tiles,
-        n_features - (depths is not None),
-        TILE=tile_size,
-        CHUNK=MANY,
+    """Fills the slots of intersections [M, columns], as in ``composite_bwd``, for ``FEATURES_MIN`` channels or more."""
+    order, isect_offsets = intersections.gaussian_major, intersections.isect_offsets
+    assert order is not None
+    n_tiles = isect_offsets.numel() - 1
+    grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
+    options = _options(records, splats, grid.tile_size)
+    _features_bwd_kernel[(programs(n_tiles, 1),)](
+        records=records,
+        colors=splats.colors,
+        depths=splats.depths,
+        backgrounds=backgrounds,
+        isect_offsets=isect_offsets,
+        flatten_ids=intersections.flatten_ids,
+        slots=order.slots,
+        transmittances=transmittances,
+        last_ids=last_ids,
+        v_tiles=_by_tile(v_render_colors, grid, FEATURES_MIN, intersections.first_tile, n_tiles),
+        v_render_alphas=v_render_alphas,
+        v_slots=v_slots,
+        tile_order=longest_first(isect_offsets),
+        first_tile=intersections.first_tile,
+        width=settings.width,
+        height=settings.height,
+        tile_width=grid.tile_width,
+        n_tiles=grid.tiles_per_image,
+        n_colors=splats.n_colors,
+        TILE=grid.tile_size,
+        CHUNK=FEATURES_MIN,
         PARTS=options["num_warps"],
-        ABSGRAD=absgrad,
+        ABSGRAD=settings.absgrad,
         COLUMNS=triton.next_power_of_2(v_slots.shape[1]),
-        LOG2_ALPHA_MAX=math.log2(numerics.alpha_max),
+        LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         **options,
-    )  # fmt: skip
+    )
 
 
-def _options(records: Tensor, colors: Tensor | None, depths: Tensor | None, tile_size: int) -> dict[str, int | bool]:
+def _options(records: Tensor, splats: Splats, tile_size: int) -> dict[str, int | bool]:
     """How matrices are multiplied, and the compiler's options."""
     fast = approximate(records)
-    half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and depths is None
+    colors = splats.colors
+    half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and splats.depths is None
     return {"SPLIT": fast, "EXACT": fast and half, "APPROX": fast, **group_options(records, tile_size)}
 
 
-def _by_tile(picture: Tensor, tile_size: int, chunk: int, first_tile: int, n_tiles: int) -> Tensor:
-    """Tiles [n_tiles, chunks, pixels of a tile, chunk] of pictures [I, H, W, D]; zero beyond their edges and D."""
-    height, width, channels = picture.shape[1:]
-    rows, columns, chunks = -(-height // tile_size), -(-width // tile_size), -(-channels // chunk)
-    first_image = first_tile // (rows * columns)
-    picture = picture[first_image : (first_tile + n_tiles - 1) // (rows * columns) + 1]
-    margins = (chunks * chunk - channels, columns * tile_size - width, rows * tile_size - height)
+def _by_tile(image: Tensor, grid: TileGrid, chunk: int, first_tile: int, n_tiles: int) -> Tensor:
+    """Rearranges images [I, H, W, D] into tiles [n_tiles, chunks, pixels of a tile, chunk]; zero beyond edges and D."""
+    height, width, channels = image.shape[1:]
+    size, rows, columns, chunks = grid.tile_size, grid.tile_height, grid.tile_width, -(-channels // chunk)
+    first_image = first_tile // grid.tiles_per_image
+    image = image[first_image : (first_tile + n_tiles - 1) // grid.tiles_per_image + 1]
+    margins = (chunks * chunk - channels, columns * size - width, rows * size - height)
     if any(margins):
-        picture = torch.nn.functional.pad(picture, (0, margins[0], 0, margins[1], 0, margins[2]))
-    tiles = picture.reshape(-1, rows, tile_size, columns, tile_size, chunks, chunk).permute(0, 1, 3, 5, 2, 4, 6)
-    first_tile -= first_image * rows * columns
-    return tiles.reshape(-1, chunks, tile_size**2, chunk)[first_tile : first_tile + n_tiles].contiguous()
+        image = torch.nn.functional.pad(image, (0, margins[0], 0, margins[1], 0, margins[2]))
+    tiles = image.reshape(-1, rows, size, columns, size, chunks, chunk).permute(0, 1, 3, 5, 2, 4, 6)
+    first_tile -= first_image * grid.tiles_per_image
+    return tiles.reshape(-1, chunks, size**2, chunk)[first_tile : first_tile + n_tiles].contiguous()

@@ -1,25 +1,16 @@
-"""Device functions shared by the kernels: each step `foo` beside its vector-Jacobian product `foo_vjp`.
+"""Device functions that kernels share: each step ``foo`` beside its vector-Jacobian product ``foo_vjp``.
 
-Vectors and matrices are tuples of equally shaped tensors, so nothing here knows about block sizes: a 3-vector is
-`(x, y, z)`, a 3x3 matrix its nine entries row by row, a symmetric matrix its upper triangle row by row
-(`00 01 02 11 12 22` or `00 01 11`). The gradient of a symmetric matrix is taken with respect to that triangle, so an
-off-diagonal entry carries the sum of both places it stands in.
+Vectors and matrices are tuples of equally shaped tensors, so nothing here depends on block sizes. A 3-vector is
+``(x, y, z)``, a 3x3 matrix its nine entries row by row, a symmetric matrix its upper triangle row by row (00 01 02 11
+12 22, or 00 01 11). The gradient of a symmetric matrix is taken with respect to that triangle: an off-diagonal entry
+carries the gradients of both places it stands in.
 
-Values keep the element type they come with: the functions that run in fp32 on a GPU run in fp64 under the
-interpreter. `APPROX` selects the hardware's fp32 approximations of exp2 and reciprocal (2 ulp and 1 ulp, subnormals
-flushed), which exist on NVIDIA GPUs only.
+Values keep their dtype: what runs in fp32 on a GPU runs in fp64 in tests. ``APPROX`` selects NVIDIA's approximate fp32
+instructions for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
 """
 
 import triton
 import triton.language as tl
-
-RECORD = tl.constexpr(8)
-"""Values of a row's record: mean x, y; -a/2, -b, -c/2 of the conic times log2(e); log2(opacity); clamped opacity; 0."""
-
-MOMENTS = tl.constexpr(6)
-"""Sums over pixels from which the gradients of a Gaussian's mean, conic and opacity follow."""
-
-# --- scalars ---------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -42,12 +33,9 @@ def reciprocal(x, APPROX: tl.constexpr):
         return 1.0 / x
 
 
-# --- tuples of channels ----------------------------------------------------------------------------------------
-
-
 @triton.jit
 def constant(value: tl.constexpr, like):
-    """A number in another tensor's type and shape: `tl.minimum` and its like would take it in fp32."""
+    """A constant in the dtype and shape of a tensor; ``tl.minimum`` and the like would make it fp32."""
     return tl.full(like.shape, value, like.dtype)
 
 
@@ -58,7 +46,7 @@ def finite(x):
 
 @triton.jit
 def size_of(values):
-    """Sum of absolute values of a tuple: not finite where any of them is not."""
+    """Sum of absolute values of a tuple; not finite if any of them is not."""
     total = tl.abs(values[0])
     for k in tl.static_range(1, len(values)):
         total += tl.abs(values[k])
@@ -67,7 +55,7 @@ def size_of(values):
 
 @triton.jit
 def load_tuple(pointer, stride, N: tl.constexpr, mask=None):
-    """The N values at pointer, pointer + stride, ...; zero where masked out."""
+    """Loads the N values at pointer, pointer + stride, ...; zero where masked out."""
     values = ()
     for k in tl.static_range(N):
         if mask is None:
@@ -79,7 +67,7 @@ def load_tuple(pointer, stride, N: tl.constexpr, mask=None):
 
 @triton.jit
 def store_tuple(pointer, stride, values, mask=None, kept=None):
-    """Neighboring values; zero where not `kept`."""
+    """Stores values at pointer, pointer + stride, ...; zero where not ``kept``."""
     for k in tl.static_range(len(values)):
         if kept is None:
             tl.store(pointer + k * stride, values[k], mask=mask)
@@ -93,9 +81,6 @@ def dot_tuple(a, b):
     for k in tl.static_range(1, len(a)):
         total = tl.fma(a[k], b[k], total)
     return total
-
-
-# --- 3x3 -------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -128,9 +113,6 @@ def symmetric_matvec3(s, v):
         s[1] * v[0] + s[3] * v[1] + s[4] * v[2],
         s[2] * v[0] + s[4] * v[1] + s[5] * v[2],
     )
-
-
-# --- quaternion and scale to covariance ------------------------------------------------------------------------
 
 
 @triton.jit
@@ -224,80 +206,6 @@ def covariance_vjp(r, s, v):
     return v_r, v_s
 
 
-# --- perspective (EWA splatting, Zwicker et al. 2001, equations 24 to 31) --------------------------------------
-
-
-@triton.jit
-def clamped_slope(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
-    """p / z held to the image plus a margin, and whether it was inside (bounds included)."""
-    margin = extent / focal * (0.5 * FOV_MARGIN)
-    low = -(center / focal + margin)
-    high = (extent - center) / focal + margin
-    slope = p / z
-    return tl.minimum(tl.maximum(slope, low), high), (slope >= low) & (slope <= high)
-
-
-@triton.jit
-def image_jacobian(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
-    """Row of the perspective Jacobian for one image axis: d pixel / d p and d pixel / d z."""
-    slope, inside = clamped_slope(p, z, focal, center, extent, FOV_MARGIN)
-    return focal / z, -focal * slope / z, inside
-
-
-@triton.jit
-def image_jacobian_vjp(p, z, focal, j_p, j_z, inside, v_p, v_z):
-    """Gradients of p and z through the Jacobian's row."""
-    v_slope = -v_z * focal / z
-    grad_z = -(v_p * j_p + v_z * j_z) / z - tl.where(inside, v_slope * p / (z * z), 0.0)
-    return tl.where(inside, v_slope / z, 0.0), grad_z
-
-
-@triton.jit
-def screen_rows(j0, j02, j1, j12, w):
-    """The two rows of J W for J = [[j0, 0, j02], [0, j1, j12]] and the world-to-camera rotation W."""
-    return (
-        (j0 * w[0] + j02 * w[6], j0 * w[1] + j02 * w[7], j0 * w[2] + j02 * w[8]),
-        (j1 * w[3] + j12 * w[6], j1 * w[4] + j12 * w[7], j1 * w[5] + j12 * w[8]),
-    )
-
-
-@triton.jit
-def screen_covariance(t0, t1, s):
-    """T S T^T, upper triangle, for the rows t0 and t1 of T = J W."""
-    s0 = symmetric_matvec3(s, t0)
-    s1 = symmetric_matvec3(s, t1)
-    return dot3(t0, s0), dot3(t0, s1), dot3(t1, s1)
-
-
-@triton.jit
-def screen_covariance_vjp(t0, t1, s, v):
-    """Gradients of t0, t1 and s. With G the symmetric 2x2 gradient: v_T = 2 G T S, v_S = T^T G T."""
-    s0 = symmetric_matvec3(s, t0)
-    s1 = symmetric_matvec3(s, t1)
-    v_t0 = (
-        2.0 * v[0] * s0[0] + v[1] * s1[0],
-        2.0 * v[0] * s0[1] + v[1] * s1[1],
-        2.0 * v[0] * s0[2] + v[1] * s1[2],
-    )
-    v_t1 = (
-        v[1] * s0[0] + 2.0 * v[2] * s1[0],
-        v[1] * s0[1] + 2.0 * v[2] * s1[1],
-        v[1] * s0[2] + 2.0 * v[2] * s1[2],
-    )
-    v_s = (
-        v[0] * t0[0] * t0[0] + v[1] * t0[0] * t1[0] + v[2] * t1[0] * t1[0],
-        2.0 * (v[0] * t0[0] * t0[1] + v[2] * t1[0] * t1[1]) + v[1] * (t0[0] * t1[1] + t0[1] * t1[0]),
-        2.0 * (v[0] * t0[0] * t0[2] + v[2] * t1[0] * t1[2]) + v[1] * (t0[0] * t1[2] + t0[2] * t1[0]),
-        v[0] * t0[1] * t0[1] + v[1] * t0[1] * t1[1] + v[2] * t1[1] * t1[1],
-        2.0 * (v[0] * t0[1] * t0[2] + v[2] * t1[1] * t1[2]) + v[1] * (t0[1] * t1[2] + t0[2] * t1[1]),
-        v[0] * t0[2] * t0[2] + v[1] * t0[2] * t1[2] + v[2] * t1[2] * t1[2],
-    )
-    return v_t0, v_t1, v_s
-
-
-# --- 2x2: blur, inverse, compensation --------------------------------------------------------------------------
-
-
 @triton.jit
 def det2(s):
     return s[0] * s[2] - s[1] * s[1]
@@ -345,9 +253,6 @@ def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
     )
 
 
-# --- directions ------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def normalize3(d):
     """d / |d| and 1 / |d|; zero for the zero vector."""
@@ -364,67 +269,3 @@ def normalize3_vjp(unit, inverse_norm, v):
         (v[1] - along * unit[1]) * inverse_norm,
         (v[2] - along * unit[2]) * inverse_norm,
     )
-
-
-# --- one tile ---------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def own_tile(program, tile_order):
-    """Which tile of its range a program takes: the next in `tile_order`, if there is one."""
-    if tile_order is not None:
-        program = tl.load(tile_order + program).to(tl.int32)
-    return program
-
-
-@triton.jit
-def tile_pixels(program, width, height, tile_width, n_tiles, TILE: tl.constexpr, dtype: tl.constexpr):
-    """Image of a tile; its pixel centers in x [1, TILE] and y [TILE, 1], which lie inside, and their flat index."""
-    tile = program % n_tiles
-    image = (program // n_tiles).to(tl.int64)
-    x = tile % tile_width * TILE + tl.arange(0, TILE)[None, :]
-    y = tile // tile_width * TILE + tl.arange(0, TILE)[:, None]
-    return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, (x < width) & (y < height), (image * height + y) * width + x
-
-
-# --- one Gaussian at one pixel ---------------------------------------------------------------------------------
-# The exponent is kept in base 2 with the opacity folded in: alpha = min(alpha_max, 2^e). Explicit fma, and kernels
-# compiled without further contraction, make forward and backward take bitwise the same decisions.
-
-
-@triton.jit
-def log2_alpha(record, dx, dy):
-    """log2 of the unclamped alpha at offsets dx, dy from the mean; record as `_pack_kernel` writes it."""
-    along_x = tl.fma(record[2] * dx, dx, record[5])
-    return tl.fma(dy, tl.fma(record[4], dy, record[3] * dx), along_x)
-
-
-@triton.jit
-def clamped_alpha(record, e, APPROX: tl.constexpr):
-    return tl.minimum(exp2(e, APPROX), record[6])
-
-
-@triton.jit
-def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr):
-    """One step front to back: the weight alpha T if it is added, whether it is, and T afterwards.
-
-    A pixel that has stopped keeps its transmittance with a negative sign.
-    """
-    weight = alpha * transmittance
-    after = transmittance - weight
-    added = after > TRANSMITTANCE_MIN
-    return weight, added, tl.where(added, after, -tl.abs(transmittance))
-
-
-@triton.jit
-def absorb_vjp(transmittance, alpha, rest, v_dot_c, APPROX: tl.constexpr):
-    """One step back to front, from T behind the Gaussian to T before it.
-
-    `rest` is the gradient of the loss by ln(T) behind it, and v_dot_c that by its weight. Returns T and `rest` before
-    it, its weight, and alpha dL/d alpha.
-    """
-    inverse = reciprocal(1.0 - alpha, APPROX)
-    transmittance = transmittance * inverse
-    weight = alpha * transmittance
-    gained = weight * v_dot_c
-    return transmittance, rest + gained, weight, tl.fma(-rest, alpha * inverse, gained)

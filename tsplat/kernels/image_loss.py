@@ -1,15 +1,17 @@
 """L1 and SSIM of two images in one pass, forward and backward.
 
 SSIM (Wang et al., "Image quality assessment: from error visibility to structural similarity", 2004) is a function of
-five means under a Gaussian window: of x, y, x^2, y^2 and xy. A program takes a block of rows and columns of one channel
-and walks down the image rows that its windows reach: each is blurred along x once, and added to every output row by its
-tap. Nothing blurred goes through memory.
+five means under a Gaussian window: of x, y, x^2, y^2 and xy. A program takes a block of lines and columns of one
+channel and loops over the image lines that its windows reach. Each line is blurred along x once, and added to every
+output line by its tap. Nothing blurred goes through memory.
 
-Forward keeps three maps, the derivatives A, B and C of SSIM by the means of x, x^2 and xy, 12 bytes a value; computing
-them again would read both images with twice the margin. Backward blurs them, as the window is symmetric: the gradient
-of the sum of SSIM is blur(A) + 2 x blur(B) + y blur(C). Sums are written per program and added in order: the same bits
-every time.
+Forward keeps three maps, the derivatives A, B and C of SSIM with respect to the means of x, x^2 and xy, 12 bytes per
+value. Recomputing them would read both images with twice the margin. Backward blurs them, as the window is symmetric:
+the gradient of the sum of SSIM is blur(A) + 2 x blur(B) + y blur(C). Sums are written per program and added in a fixed
+order, so results are bit-reproducible.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -25,7 +27,7 @@ RADIUS = tl.constexpr(len(SSIM_TAPS) // 2)
 
 @triton.jit
 def _block(n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Plane of this program, and its rows and columns."""
+    """Channel plane of this program, and its lines and columns."""
     across = tl.cdiv(n_columns, COLUMNS)
     down = tl.cdiv(n_rows, ROWS)
     program = tl.program_id(0)
@@ -37,13 +39,17 @@ def _block(n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _tap(taps, place):
-    """The window's value at places 0 to 2 RADIUS, zero elsewhere."""
+    """Value of the window at places 0 to 2 RADIUS, zero elsewhere."""
     return tl.load(taps + place, mask=(place >= 0) & (place <= 2 * RADIUS), other=0.0)
 
 
 @triton.jit
 def _l1_ssim_fwd_kernel(
-    image, truth, taps, sums, maps,
+    image,  # [B, height, width, n_channels], any float dtype and strides
+    target,  # [B, height, width, n_channels], any float dtype and strides
+    taps,  # [2 RADIUS + 1]
+    sums,  # [programs, 2], output
+    maps,  # [3, B, n_channels, height, width], output
     n_channels, height, width, size,
     x_image, x_row, x_column, x_channel, y_image, y_row, y_column, y_channel,
     VALID: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -51,7 +57,7 @@ def _l1_ssim_fwd_kernel(
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
     x = image + plane // n_channels * x_image + plane % n_channels * x_channel
-    y = truth + plane // n_channels * y_image + plane % n_channels * y_channel
+    y = target + plane // n_channels * y_image + plane % n_channels * y_channel
     mean_x = tl.zeros([ROWS, COLUMNS], dtype)
     mean_y = mean_x
     mean_xx = mean_x
@@ -109,7 +115,12 @@ def _l1_ssim_fwd_kernel(
 
 @triton.jit
 def _l1_ssim_bwd_kernel(
-    image, truth, taps, maps, scales, v_image,
+    image,  # [B, height, width, n_channels], any float dtype and strides
+    target,  # [B, height, width, n_channels], any float dtype and strides
+    taps,  # [2 RADIUS + 1]
+    maps,  # [3, B, n_channels, height, width]
+    scales,  # [2]
+    v_image,  # [B, height, width, n_channels], output
     n_channels, height, width, size,
     x_image, x_row, x_column, x_channel, y_image, y_row, y_column, y_channel,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -143,7 +154,7 @@ def _l1_ssim_bwd_kernel(
     c = columns[None, :]
     inside = (r < height) & (c < width)
     x = image + plane // n_channels * x_image + plane % n_channels * x_channel
-    y = truth + plane // n_channels * y_image + plane % n_channels * y_channel
+    y = target + plane // n_channels * y_image + plane % n_channels * y_channel
     a = tl.load(x + r * x_row + c * x_column, mask=inside, other=0.0).to(dtype)
     b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
     sign = tl.where(a > b, 1.0, tl.where(a < b, -1.0, 0.0)).to(dtype)
@@ -153,16 +164,16 @@ def _l1_ssim_bwd_kernel(
     tl.store(v_image + out, v, mask=inside)
 
 
-def l1_ssim_fwd(image: Tensor, truth: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of |x - y| and of SSIM over all values, and what backward needs.
+def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the sums of |x - y| and of SSIM over all values, and what the backward pass needs.
 
     Args:
-        image, truth: [B, H, W, C] of any float type and strides.
+        image, target: [B, H, W, C] of any float dtype and strides.
         valid: Whether SSIM is summed over windows inside the image only.
         dtype: To compute in.
 
     Returns:
-        [] and [], and maps [3, B, C, H, W]: the derivatives of SSIM by the windowed means of x, x^2 and xy.
+        [], [], and maps [3, B, C, H, W]: the derivatives of SSIM with respect to the windowed means of x, x^2 and xy.
     """
     n_batch, height, width, n_channels = image.shape
     maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
@@ -171,28 +182,40 @@ def l1_ssim_fwd(image: Tensor, truth: Tensor, *, valid: bool, dtype: torch.dtype
     if blocks > 0:
         with guard(image):
             _l1_ssim_fwd_kernel[(programs(blocks, 1),)](
-                image, truth, _taps(maps), sums, maps,
-                n_channels, height, width, maps[0].numel(), *image.stride(), *truth.stride(),
-                VALID=valid, C1=SSIM_K1**2, C2=SSIM_K2**2, ROWS=ROWS, COLUMNS=COLUMNS,
-            )  # fmt: skip
+                sums=sums, VALID=valid, C1=SSIM_K1**2, C2=SSIM_K2**2, **_arguments(image, target, maps)
+            )
     l1, ssim = sums.sum(0)
     return l1, ssim, maps
 
 
-def l1_ssim_bwd(image: Tensor, truth: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
-    """Gradient of the image, of scales[0] times the sum of |x - y| plus scales[1] times the sum of SSIM."""
+def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
+    """Computes the gradient of scales[0] times the sum of |x - y| plus scales[1] times the sum of SSIM."""
     n_batch, height, width, n_channels = image.shape
     v_image = torch.empty(image.shape, dtype=maps.dtype, device=image.device)
     blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     if blocks > 0:
         with guard(image):
             _l1_ssim_bwd_kernel[(programs(blocks, 1),)](
-                image, truth, _taps(maps), maps, scales, v_image,
-                n_channels, height, width, maps[0].numel(), *image.stride(), *truth.stride(),
-                ROWS=ROWS, COLUMNS=COLUMNS,
-            )  # fmt: skip
+                scales=scales, v_image=v_image, **_arguments(image, target, maps)
+            )
     return v_image
 
 
-def _taps(like: Tensor) -> Tensor:
-    return torch.tensor(SSIM_TAPS, dtype=like.dtype, device=like.device)
+def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
+    """The arguments that both kernels share."""
+    _, height, width, n_channels = image.shape
+    strides = dict(zip(("image", "row", "column", "channel"), zip(image.stride(), target.stride())))
+    return dict(
+        image=image,
+        target=target,
+        taps=torch.tensor(SSIM_TAPS, dtype=maps.dtype, device=maps.device),
+        maps=maps,
+        n_channels=n_channels,
+        height=height,
+        width=width,
+        size=maps[0].numel(),
+        **{f"x_{name}": stride for name, (stride, _) in strides.items()},
+        **{f"y_{name}": stride for name, (_, stride) in strides.items()},
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+    )

@@ -1,13 +1,13 @@
-"""Which Gaussian touches which tile: the exact ellipse against the rows and columns of tiles.
+"""Intersections of projected Gaussians with tiles: the exact ellipse against rows and columns of tiles.
 
-A Gaussian is seen where opacity exp(-sigma) >= 1/255, that is inside the ellipse 2 sigma(dx, dy) <= 2 ln(255 opacity).
-Its extent in y gives the tile rows; for each tile row, the extent in x of the part of the ellipse between the first and
-the last pixel center of that row gives the tile columns (the maximum of a concave function over an interval, so a
-clamped argument). The bound is widened by what fp32 rounds, so that no pair is lost that compositing would count.
-Without conics the rectangle mean +- radii takes the ellipse's place, as in gsplat.
+A Gaussian is visible where opacity exp(-sigma) >= 1/255, inside the ellipse 2 sigma(dx, dy) <= 2 ln(255 opacity). The
+extent of the ellipse in y gives its rows of tiles. For each of them, the extent in x of the part of the ellipse between
+the first and the last pixel center of that row of tiles gives a span of tiles (the maximum of a concave function over
+an interval, so a clamped argument). The bound is widened by what fp32 rounds, so that no intersection is lost that
+compositing would count. Without conics, the rectangle mean +- radii takes the place of the ellipse, as in gsplat.
 
-Three steps, each one lane per output: rows per Gaussian, columns per (Gaussian, tile row), tile per pair. The second
-and the third find their parent by binary search in the prefix sum of the step before; nothing loops over tiles.
+Three kernels, each with one lane per output: rows of tiles per Gaussian, a span per (Gaussian, row of tiles), and a
+tile per intersection. The second and third find their Gaussian and span by binary search in a prefix sum.
 """
 
 import torch
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import ALPHA_MIN
+from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import det2, load_tuple
 from .launch import guard, programs
 
@@ -24,10 +25,11 @@ BLOCK = 128
 
 @triton.jit
 def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr):
-    """Mean, half extents, whether it can be seen; then conic, det and level of the ellipse 2 sigma = level.
+    """Loads a Gaussian and its ellipse 2 sigma = level.
 
-    Where the conic is too thin for its determinant to mean anything, or not given, `det` comes back as 0 and the radii
-    bound the Gaussian alone.
+    Returns:
+        Mean; half extents in x and y; whether it is visible; conic, determinant and level. The determinant is 0 if the
+        ellipse is too thin for it to be meaningful, or if there are no conics; then only radii bound the Gaussian.
     """
     mean = load_tuple(means2d + row * 2, 1, 2, mask)
     radius_x = tl.load(radii + row * 2, mask=mask, other=0)
@@ -42,22 +44,22 @@ def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.co
         c = load_tuple(conics + row * 3, 1, 3, mask)
         opacity = tl.load(opacities + row, mask=mask, other=0.0)
         support = 2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))
-        # The radii bound the ellipse without cancellation, but were cut at EXTEND standard deviations.
+        # The radii bound the ellipse without cancellation, but were cut off at EXTEND standard deviations.
         cut = 1.0001 * tl.maximum(tl.sqrt(support) / EXTEND, 1.0)
         det = det2(c)
         condition = tl.where(det > 0.0, c[0] * c[2] / tl.where(det > 0.0, det, 1.0), float("inf"))
-        sound = condition < 32768.0
-        det = tl.where(sound, det, 0.0)
-        safe = tl.where(sound, det, 1.0)
-        level = support + (support + 1.0) * tl.where(sound, condition, 0.0) * 3e-5
-        extent_x = tl.minimum(extent_x * cut, tl.where(sound, tl.sqrt(level * c[2] / safe), float("inf")))
-        extent_y = tl.minimum(extent_y * cut, tl.where(sound, tl.sqrt(level * c[0] / safe), float("inf")))
+        thick = condition < 32768.0
+        det = tl.where(thick, det, 0.0)
+        safe = tl.where(thick, det, 1.0)
+        level = support + (support + 1.0) * tl.where(thick, condition, 0.0) * 3e-5
+        extent_x = tl.minimum(extent_x * cut, tl.where(thick, tl.sqrt(level * c[2] / safe), float("inf")))
+        extent_y = tl.minimum(extent_y * cut, tl.where(thick, tl.sqrt(level * c[0] / safe), float("inf")))
         return mean, extent_x, extent_y, seen & (opacity >= ALPHA_MIN), c, det, level
 
 
 @triton.jit
 def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
-    """First tile of the interval [low, high] and their number: those with a pixel center inside, or that overlap."""
+    """First tile and number of tiles in [low, high]: those with a pixel center inside if CENTERS, or that overlap."""
     if CENTERS:
         n_pixels = n_tiles * TILE
         first = tl.minimum(tl.maximum(tl.ceil(low - 0.5), 0.0), n_pixels).to(tl.int32)
@@ -72,8 +74,8 @@ def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
 
 
 @triton.jit
-def _parent(starts, n, child, steps):
-    """The last p in [0, n) with starts[p] <= child."""
+def _search(starts, n, child, steps):
+    """Finds the last p in [0, n) with starts[p] <= child by binary search."""
     low = child * 0
     high = low + n
     for _ in range(steps):
@@ -86,7 +88,14 @@ def _parent(starts, n, child, steps):
 
 @triton.jit
 def _tile_rows_kernel(
-    means2d, radii, conics, opacities, order, image_ids, first_rows, n_rows_out,
+    means2d,  # [nnz, 2]
+    radii,  # [nnz, 2] int32
+    conics,  # [nnz, 3] or None
+    opacities,  # [nnz] or None
+    order,  # [nnz] int64
+    image_ids,  # [nnz] int64 or None
+    first_tile_rows,  # [nnz] int32, output
+    n_tile_rows,  # [nnz] int32, output
     n, n_per_image, tile_height, begin, end,
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -101,20 +110,29 @@ def _tile_rows_kernel(
         image = row // n_per_image
     low = tl.maximum(begin - image * tile_height, first)
     high = tl.minimum(end - image * tile_height, first + count)
-    tl.store(first_rows + position, low.to(tl.int32), mask=mask)
-    tl.store(n_rows_out + position, tl.where(seen, tl.maximum(high - low, 0), 0).to(tl.int32), mask=mask)
+    tl.store(first_tile_rows + position, low.to(tl.int32), mask=mask)
+    tl.store(n_tile_rows + position, tl.where(seen, tl.maximum(high - low, 0), 0).to(tl.int32), mask=mask)
 
 
 @triton.jit
 def _tile_columns_kernel(
-    means2d, radii, conics, opacities, order, first_rows, row_starts, parents, first_columns, n_columns,
-    n, n_items, steps, tile_width,
+    means2d,  # [nnz, 2]
+    radii,  # [nnz, 2] int32
+    conics,  # [nnz, 3] or None
+    opacities,  # [nnz] or None
+    order,  # [nnz] int64
+    first_tile_rows,  # [nnz] int32
+    span_starts,  # [nnz + 1] int64
+    positions,  # [S] int32, output
+    first_columns,  # [S] int32, output
+    n_columns,  # [S] int32, output
+    n, n_spans, steps, tile_width,
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = item < n_items
-    item = tl.where(mask, item, 0)
-    position = _parent(row_starts, n, item, steps)
+    span = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = span < n_spans
+    span = tl.where(mask, span, 0)
+    position = _search(span_starts, n, span, steps)
     row = tl.load(order + position, mask=mask, other=0)
     mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
         means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
@@ -122,12 +140,12 @@ def _tile_columns_kernel(
     low = mean[0] - extent_x
     high = mean[0] + extent_x
     if conics is not None:
-        tile_row = tl.load(first_rows + position, mask=mask, other=0) + (item - tl.load(row_starts + position))
+        tile_row = tl.load(first_tile_rows + position, mask=mask, other=0) + (span - tl.load(span_starts + position))
         top = tl.maximum((tile_row * TILE).to(mean[1].dtype) + 0.5 - mean[1], -extent_y)
         bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], extent_y)
         thick = det > 0.0
         a = tl.where(thick, c[0], 1.0)
-        # dy where the whole ellipse reaches furthest left; furthest right is its mirror image.
+        # dy of the leftmost point of the ellipse; the rightmost point is its mirror image.
         skew = c[1] * tl.sqrt(level / tl.where(thick, c[2] * det, 1.0))
         dy_right = tl.minimum(tl.maximum(-skew, top), bottom)
         dy_left = tl.minimum(tl.maximum(skew, top), bottom)
@@ -136,129 +154,145 @@ def _tile_columns_kernel(
         high = tl.where(thick, tl.minimum(high, mean[0] + reach_right), high)
         low = tl.where(thick, tl.maximum(low, mean[0] - reach_left), low)
     first, count = _tile_range(low, high, tile_width, TILE, conics is not None)
-    tl.store(parents + item, position.to(tl.int32), mask=mask)
-    tl.store(first_columns + item, first, mask=mask)
-    tl.store(n_columns + item, count, mask=mask)
+    tl.store(positions + span, position.to(tl.int32), mask=mask)
+    tl.store(first_columns + span, first, mask=mask)
+    tl.store(n_columns + span, count, mask=mask)
 
 
 @triton.jit
-def _tile_pairs_kernel(
-    order, image_ids, first_rows, row_starts, parents, first_columns, column_starts, keys, rows,
-    n_items, n_pairs, steps, n_per_image, tile_width, n_tiles, key_bias, BLOCK: tl.constexpr,
+def _tile_intersections_kernel(
+    order,  # [nnz] int64
+    image_ids,  # [nnz] int64 or None
+    first_tile_rows,  # [nnz] int32
+    span_starts,  # [nnz + 1] int64
+    positions,  # [S] int32
+    first_columns,  # [S] int32
+    slot_starts,  # [S + 1] int64
+    keys,  # [M] int16 or int32, output
+    flatten_ids,  # [M] int32, output
+    n_spans, n_intersections, steps, n_per_image, tile_width, n_tiles, key_bias,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    pair = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = pair < n_pairs
-    pair = tl.where(mask, pair, 0)
-    item = _parent(column_starts, n_items, pair, steps)
-    position = tl.load(parents + item).to(tl.int64)
+    slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = slot < n_intersections
+    slot = tl.where(mask, slot, 0)
+    span = _search(slot_starts, n_spans, slot, steps)
+    position = tl.load(positions + span).to(tl.int64)
     row = tl.load(order + position)
     if image_ids is not None:
         image = tl.load(image_ids + row)
     else:
         image = row // n_per_image
-    y = tl.load(first_rows + position) + (item - tl.load(row_starts + position))
-    x = tl.load(first_columns + item) + (pair - tl.load(column_starts + item))
+    y = tl.load(first_tile_rows + position) + (span - tl.load(span_starts + position))
+    x = tl.load(first_columns + span) + (slot - tl.load(slot_starts + span))
     key = image * n_tiles + y * tile_width + x - key_bias
-    tl.store(keys + pair, key.to(keys.dtype.element_ty), mask=mask)
-    tl.store(rows + pair, row.to(tl.int32), mask=mask)
+    tl.store(keys + slot, key.to(keys.dtype.element_ty), mask=mask)
+    tl.store(flatten_ids + slot, row.to(tl.int32), mask=mask)
 
 
 def tile_rows(
-    means2d: Tensor,
-    radii: Tensor,
-    conics: Tensor | None,
-    opacities: Tensor | None,
-    order: Tensor,
-    image_ids: Tensor | None,
-    *,
-    n_per_image: int,
-    tile_size: int,
-    tile_height: int,
-    band: tuple[int, int],
-    extend: float,
+    screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
 ) -> tuple[Tensor, Tensor]:
-    """First tile row and number of tile rows of the Gaussians in the given order, each [R] int32.
+    """Finds the first row of tiles and the number of them of each Gaussian, in emission order. [nnz] int32 each
 
     Args:
-        image_ids: [R] int64, or None where rows are [I, n_per_image].
-        band: First and end flat tile row, [I, tile_height]; others are left out.
+        band: First and end flat tile row; others are left out.
     """
-    n = order.numel()
-    first_rows = torch.empty(n, dtype=torch.int32, device=order.device)
-    n_rows = torch.empty_like(first_rows)
+    n = screen.order.numel()
+    first_tile_rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
+    n_tile_rows = torch.empty_like(first_tile_rows)
     if n > 0:
-        with guard(means2d):
+        with guard(screen.order):
             _tile_rows_kernel[(programs(n, BLOCK),)](
-                means2d, radii, conics, opacities, order, image_ids, first_rows, n_rows,
-                n, n_per_image, tile_height, *band,
-                TILE=tile_size, ALPHA_MIN=ALPHA_MIN, EXTEND=extend, BLOCK=BLOCK,
-            )  # fmt: skip
-    return first_rows, n_rows
+                **screen._asdict(),
+                first_tile_rows=first_tile_rows,
+                n_tile_rows=n_tile_rows,
+                n=n,
+                n_per_image=_rows_per_image(screen, grid),
+                tile_height=grid.tile_height,
+                begin=band[0],
+                end=band[1],
+                TILE=grid.tile_size,
+                ALPHA_MIN=ALPHA_MIN,
+                EXTEND=settings.numerics.extend,
+                BLOCK=BLOCK,
+            )
+    return first_tile_rows, n_tile_rows
 
 
 def tile_columns(
-    means2d: Tensor,
-    radii: Tensor,
-    conics: Tensor | None,
-    opacities: Tensor | None,
-    order: Tensor,
-    first_rows: Tensor,
-    row_starts: Tensor,
-    n_items: int,
-    *,
-    tile_size: int,
-    tile_width: int,
-    extend: float,
+    screen: ScreenGaussians,
+    grid: TileGrid,
+    first_tile_rows: Tensor,
+    span_starts: Tensor,
+    n_spans: int,
+    settings: IntersectionSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each (Gaussian, tile row): the Gaussian's position in `order`, first tile column, number of tile columns.
+    """Finds each span's Gaussian (its position in emission order), first tile, and number of tiles. [S] int32 each
 
     Args:
-        row_starts: [R + 1] int64, exclusive prefix sum of the numbers of tile rows; `n_items` is its last entry.
+        first_tile_rows, span_starts: See :class:`Spans`.
     """
-    parents = torch.empty(n_items, dtype=torch.int32, device=order.device)
-    first_columns = torch.empty_like(parents)
-    n_columns = torch.empty_like(parents)
-    if n_items > 0:
-        n = order.numel()
-        with guard(means2d):
-            _tile_columns_kernel[(programs(n_items, BLOCK),)](
-                means2d, radii, conics, opacities, order, first_rows, row_starts, parents, first_columns, n_columns,
-                n, n_items, n.bit_length(), tile_width,
-                TILE=tile_size, ALPHA_MIN=ALPHA_MIN, EXTEND=extend, BLOCK=BLOCK,
-            )  # fmt: skip
-    return parents, first_columns, n_columns
+    positions = torch.empty(n_spans, dtype=torch.int32, device=screen.order.device)
+    first_columns = torch.empty_like(positions)
+    n_columns = torch.empty_like(positions)
+    if n_spans > 0:
+        n = screen.order.numel()
+        with guard(screen.order):
+            _tile_columns_kernel[(programs(n_spans, BLOCK),)](
+                means2d=screen.means2d,
+                radii=screen.radii,
+                conics=screen.conics,
+                opacities=screen.opacities,
+                order=screen.order,
+                first_tile_rows=first_tile_rows,
+                span_starts=span_starts,
+                positions=positions,
+                first_columns=first_columns,
+                n_columns=n_columns,
+                n=n,
+                n_spans=n_spans,
+                steps=n.bit_length(),
+                tile_width=grid.tile_width,
+                TILE=grid.tile_size,
+                ALPHA_MIN=ALPHA_MIN,
+                EXTEND=settings.numerics.extend,
+                BLOCK=BLOCK,
+            )
+    return positions, first_columns, n_columns
 
 
-def tile_pairs(
-    order: Tensor,
-    image_ids: Tensor | None,
-    first_rows: Tensor,
-    row_starts: Tensor,
-    parents: Tensor,
-    first_columns: Tensor,
-    column_starts: Tensor,
-    n_pairs: int,
-    *,
-    n_per_image: int,
-    tile_width: int,
-    tile_height: int,
-    key_dtype: torch.dtype,
-    key_bias: int,
+def tile_intersections(
+    screen: ScreenGaussians, grid: TileGrid, spans: Spans, n_intersections: int, key_dtype: torch.dtype, key_bias: int
 ) -> tuple[Tensor, Tensor]:
-    """For each pair, Gaussian by Gaussian in the given order: flat tile as a sorting key [M], and the row [M] int32.
+    """Lists the intersections of spans, Gaussian by Gaussian: flat tiles as sorting keys [M], and rows [M] int32.
 
     Args:
-        column_starts: [n_items + 1] int64, exclusive prefix sum of the numbers of tile columns, ending in `n_pairs`.
         key_bias: Subtracted from each key.
     """
-    keys = torch.empty(n_pairs, dtype=key_dtype, device=order.device)
-    rows = torch.empty(n_pairs, dtype=torch.int32, device=order.device)
-    if n_pairs > 0:
-        n_items = parents.numel()
-        with guard(order):
-            _tile_pairs_kernel[(programs(n_pairs, BLOCK),)](
-                order, image_ids, first_rows, row_starts, parents, first_columns, column_starts, keys, rows,
-                n_items, n_pairs, n_items.bit_length(), n_per_image, tile_width, tile_width * tile_height,
-                key_bias, BLOCK=BLOCK,
-            )  # fmt: skip
-    return keys, rows
+    keys = torch.empty(n_intersections, dtype=key_dtype, device=screen.order.device)
+    flatten_ids = torch.empty(n_intersections, dtype=torch.int32, device=screen.order.device)
+    if n_intersections > 0:
+        n_spans = spans.positions.numel()
+        with guard(screen.order):
+            _tile_intersections_kernel[(programs(n_intersections, BLOCK),)](
+                order=screen.order,
+                image_ids=screen.image_ids,
+                **spans._asdict(),
+                keys=keys,
+                flatten_ids=flatten_ids,
+                n_spans=n_spans,
+                n_intersections=n_intersections,
+                steps=n_spans.bit_length(),
+                n_per_image=_rows_per_image(screen, grid),
+                tile_width=grid.tile_width,
+                n_tiles=grid.tiles_per_image,
+                key_bias=key_bias,
+                BLOCK=BLOCK,
+            )
+    return keys, flatten_ids
+
+
+def _rows_per_image(screen: ScreenGaussians, grid: TileGrid) -> int:
+    """Rows of each image, if rows are [I, N]."""
+    return screen.order.numel() // max(grid.n_images, 1)

@@ -1,80 +1,80 @@
-"""What every launcher needs: the right device, a grid that fits, and the row of a pair."""
+"""What every launcher needs: the right device, a grid that fits, the order of tiles, and compiler options."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
 import triton
 from torch import Tensor
 
-GRID_LIMIT = 2**31 - 1
+GRID_MAX = 2**31 - 1
 
 RESIDENT = 256
-"""Programs of one warp that any GPU runs at once; of so few, none comes last."""
+"""Number of one-warp programs that any GPU runs at once; the order of fewer does not matter."""
 
 GRAIN = 64
-"""Pairs by which lists must differ to be put in order. Neighbors share Gaussians and caches, and stay together."""
+"""Granularity of list lengths when tiles are ordered: neighbors of similar length stay together and share caches."""
 
 
 def guard(tensor: Tensor) -> AbstractContextManager[object]:
-    """Makes the tensor's device current, as Triton launches on the current one."""
+    """Returns a context in which the tensor's device is current, as Triton launches on the current device."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-def programs(n_items: int, block: int) -> int:
-    """Number of programs of a one-dimensional grid with `block` items each."""
-    n: int = triton.cdiv(n_items, block)
-    if n > GRID_LIMIT:
+def programs(n: int, block: int) -> int:
+    """Returns the number of programs of a one-dimensional grid that process ``block`` elements each."""
+    n_programs: int = triton.cdiv(n, block)
+    if n_programs > GRID_MAX:
         raise ValueError(
-            f"{n_items} items in blocks of {block} need {n} programs, more than a launch can have ({GRID_LIMIT})"
+            f"{n} elements in blocks of {block} need {n_programs} programs, more than a launch can have ({GRID_MAX})"
         )
-    return n
-
-
-def tile_counts(width: int, height: int, tile_size: int) -> tuple[int, int]:
-    """Tiles in a row of an image, and in all of it."""
-    tile_width = triton.cdiv(width, tile_size)
-    return tile_width, tile_width * triton.cdiv(height, tile_size)
+    return n_programs
 
 
 def longest_first(isect_offsets: Tensor) -> Tensor | None:
-    """Tiles of a range in order of their lists' lengths, longest first, so that a launch does not end with a long one.
+    """Orders the tiles of a band by their number of intersections, so that a launch does not end with a long list.
 
-    Lengths count in steps of `GRAIN`, and among equals the order of tiles remains. None where it does not matter.
+    Lengths count in steps of ``GRAIN``; among equals the order of tiles remains. Returns None if order does not matter.
 
     Args:
-        isect_offsets: [tiles + 1] int64, where each tile's pairs begin, and their number.
+        isect_offsets: [tiles + 1] int64, first intersection of each tile, and M.
     """
     if isect_offsets.numel() - 1 <= RESIDENT:
         return None
-    # Radix sort takes two passes over 16 bits; all lists of over two million pairs are equally long.
+    # Radix sort needs two passes over 16 bits. Lists of over two million intersections count as equally long.
     grains = (isect_offsets.diff() // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
     return grains.sort(descending=True, stable=True).indices
 
 
-def rows_by_pair(row_ids: Tensor, n_pairs: int) -> Tensor:
-    """Inverse of the packed rows' ids: the row of each (image, Gaussian) pair, -1 where it has none. [n_pairs] int32"""
-    row_of = torch.full((n_pairs,), -1, dtype=torch.int32, device=row_ids.device)
-    row_of[row_ids] = torch.arange(row_ids.numel(), dtype=torch.int32, device=row_ids.device)
+def invert_ids(dense_ids: Tensor | None, n: int) -> Tensor | None:
+    """Returns the packed row of each entry of a dense [B, C, N] layout, -1 where it has none. [n] int32
+
+    Returns None if rows are not packed.
+    """
+    if dense_ids is None:
+        return None
+    row_of = torch.full((n,), -1, dtype=torch.int32, device=dense_ids.device)
+    row_of[dense_ids] = torch.arange(dense_ids.numel(), dtype=torch.int32, device=dense_ids.device)
     return row_of
 
 
-def vendor(tensor: Tensor) -> str:
-    """Who made the device that kernels on this tensor run on: "nvidia", "amd", or "none" for the interpreter."""
+def vendor(tensor: Tensor) -> Literal["nvidia", "amd", "none"]:
+    """Returns the vendor of the tensor's device, or "none" for CPU tensors, which the interpreter runs."""
     if not tensor.is_cuda:
         return "none"
     return "nvidia" if torch.version.hip is None else "amd"
 
 
 def approximate(tensor: Tensor) -> bool:
-    """Whether kernels on this tensor may use NVIDIA's approximate fp32 instructions."""
+    """Returns whether kernels on this tensor may use NVIDIA's approximate fp32 instructions."""
     return vendor(tensor) == "nvidia" and tensor.dtype == torch.float32
 
 
 def walk_options(tensor: Tensor) -> dict[str, int | bool]:
-    """Compiler options of kernels in which one warp walks a list for many pixels.
+    """Returns compiler options for kernels in which one warp walks a tile's list for many pixels.
 
     Without contraction beyond the explicit fma, forward and backward round alike. The bound on registers keeps ptxas
-    from spilling for an occupancy that it takes to be better.
+    from spilling in favor of occupancy.
     """
     options: dict[str, int | bool] = {"num_warps": 1, "enable_fp_fusion": False}
     if vendor(tensor) == "nvidia":
@@ -83,9 +83,9 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
 
 
 def group_options(tensor: Tensor, tile_size: int) -> dict[str, int | bool]:
-    """Compiler options of kernels that walk a list in groups, whose weights are matrices in registers.
+    """Returns compiler options for kernels that walk a tile's list in groups, whose weights are matrices in registers.
 
-    As many warps as it takes for them to fit; loads ahead of time would need registers that there are not.
+    There are as many warps as it takes for the matrices to fit. Pipelined loads would need more registers.
     """
     warps = {4: 1, 8: 2, 16: 8 if vendor(tensor) == "amd" else 4}[tile_size]
     return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": False}

@@ -1,15 +1,15 @@
 """Projection of 3D Gaussians to the image plane, forward and backward.
 
 EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001) as used by 3D Gaussian Splatting (Kerbl et al., 2023):
-Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean with x/z and y/z held to the
-image plus a margin; the projected mean itself is not held.
+Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean, with x/z and y/z clamped to the
+image plus a margin. The projected mean itself is not clamped.
 
-Forward: one lane per output row, which is a pair of image and Gaussian; no atomics. Packed output needs two passes,
-`_projection_visible_kernel` to find the rows and `_projection_fwd_kernel` to write them.
-Backward: one lane per Gaussian, which walks the cameras of its batch and recomputes the forward pass, so its gradients
-are summed in registers in a fixed order. Gradients of the view matrices are summed over a block and written once per
-block and image. A gradient that overflows although what comes in is finite is left out: an extreme Gaussian keeps it to
-itself. What comes in infinite goes out, for gradient scaling to see.
+Forward: one lane per output row. Packed output takes two passes, `_projection_visible_kernel` to find visible rows and
+`_projection_fwd_kernel` to write them.
+Backward: one lane per Gaussian, which loops over the cameras of its scene and recomputes the forward pass, so that
+gradients are summed in registers in a fixed order. Gradients of view matrices are summed over a block and written once
+per block and image. Gradients that overflow although the incoming ones are finite are zeroed, for that Gaussian only.
+Incoming infinities are passed on, for gradient scaling to see. There are no atomics.
 """
 
 import torch
@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX, Numerics
+from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
+from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
+from .camera_math import image_jacobian_vjp, load_camera, screen_covariance_vjp, to_screen
 from .device_math import (
     compensation,
     compensation_vjp,
@@ -28,22 +30,16 @@ from .device_math import (
     covariance_vjp,
     det2,
     finite,
-    image_jacobian,
-    image_jacobian_vjp,
     load_tuple,
-    matvec3,
     matvec3_transposed,
     normalize4,
     normalize4_vjp,
     rotation,
     rotation_vjp,
-    screen_covariance,
-    screen_covariance_vjp,
-    screen_rows,
     size_of,
     store_tuple,
 )
-from .launch import guard, programs, rows_by_pair
+from .launch import guard, invert_ids, programs
 
 BLOCK = 128
 
@@ -59,31 +55,8 @@ def _load_covariance(quats, scales, covars, gaussian, mask):
 
 
 @triton.jit
-def _load_camera(viewmats, Ks, image):
-    v = viewmats + image * 16
-    k = Ks + image * 9
-    rotation_rows = load_tuple(v, 1, 3) + load_tuple(v + 4, 1, 3) + load_tuple(v + 8, 1, 3)
-    return rotation_rows, load_tuple(v + 3, 4, 3), (tl.load(k), tl.load(k + 4), tl.load(k + 2), tl.load(k + 5))
-
-
-@triton.jit
-def _to_screen(mean, sigma, w, t, intrinsics, width, height, EPS2D: tl.constexpr, FOV_MARGIN: tl.constexpr):
-    """Camera-space mean, pixel mean, rows of J W with what their gradient needs, and the screen covariance."""
-    fx, fy, cx, cy = intrinsics[0], intrinsics[1], intrinsics[2], intrinsics[3]
-    rotated = matvec3(w, mean)
-    p = (rotated[0] + t[0], rotated[1] + t[1], rotated[2] + t[2])
-    j0, j02, inside_x = image_jacobian(p[0], p[2], fx, cx, width, FOV_MARGIN)
-    j1, j12, inside_y = image_jacobian(p[1], p[2], fy, cy, height, FOV_MARGIN)
-    t0, t1 = screen_rows(j0, j02, j1, j12, w)
-    sharp = screen_covariance(t0, t1, sigma)
-    blurred = (sharp[0] + EPS2D, sharp[1], sharp[2] + EPS2D)
-    mean2d = (fx * p[0] / p[2] + cx, fy * p[1] / p[2] + cy)
-    return p, mean2d, (j0, j02, inside_x, j1, j12, inside_y), t0, t1, sharp, blurred
-
-
-@triton.jit
 def _bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr):
-    """Half widths, in whole pixels, of the rectangle outside which the Gaussian is not seen; opacity may be None."""
+    """Radii in whole pixels along x and y, beyond which the Gaussian is not visible; opacity may be None."""
     if OPACITY_AWARE:
         extend = constant(EXTEND, det)
         if opacity is not None:
@@ -97,24 +70,28 @@ def _bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr
 
 @triton.jit
 def _project(
-    means, quats, scales, covars, opacities, viewmats, Ks, sound, image, gaussian, mask, width, height,
+    means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
     EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
     COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
 ):  # fmt: skip
-    """One row: whether it is visible, radii, mean, depth, conic, compensation (or 1) and opacity (or 1) times that.
+    """Projects one row per lane.
 
-    Every test is written so that a NaN fails it.
+    Every comparison is written so that NaN fails it.
+
+    Returns:
+        Whether the row is visible; radii along x and y; mean; depth; conic; compensation (or 1); opacity (or 1) times
+        compensation.
     """
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
     sigma = _load_covariance(quats, scales, covars, gaussian, mask)
-    w, t, intrinsics = _load_camera(viewmats, Ks, image)
-    p, mean2d, _, _, _, sharp, blurred = _to_screen(mean, sigma, w, t, intrinsics, width, height, EPS2D, FOV_MARGIN)
+    w, t, intrinsics = load_camera(viewmats, Ks, image)
+    p, mean2d, _, _, _, sharp, blurred = to_screen(mean, sigma, w, t, intrinsics, width, height, EPS2D, FOV_MARGIN)
     det = det2(blurred)
     inverse = conic(blurred, det)
     visible = mask & (p[2] >= NEAR) & (p[2] <= FAR) & (det > 0.0) & finite(det) & finite(size_of(inverse))
-    if sound is not None:
-        visible = visible & (tl.load(sound + gaussian, mask=mask, other=0) != 0)
+    if valid is not None:
+        visible = visible & (tl.load(valid + gaussian, mask=mask, other=0) != 0)
     rho = constant(1.0, det)
     if COMPENSATE:
         rho = compensation(det2(sharp), det, FLOOR)
@@ -136,7 +113,15 @@ def _project(
 
 @triton.jit
 def _projection_visible_kernel(
-    means, quats, scales, covars, opacities, viewmats, Ks, sound, visible_out,
+    means,  # [B, N, 3]
+    quats,  # [B, N, 4] or None
+    scales,  # [B, N, 3] or None
+    covars,  # [B, N, 6] or None
+    opacities,  # [B, N] or None
+    viewmats,  # [B, C, 4, 4]
+    Ks,  # [B, C, 3, 3]
+    valid,  # [B, N] bool or None
+    visible_out,  # [B, C, N] int8, output
     n_rows, n_gaussians, n_cameras, width, height,
     EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
@@ -148,7 +133,7 @@ def _projection_visible_kernel(
     gaussian = image // n_cameras * n_gaussians + row % n_gaussians
     image = tl.where(mask, image, 0)
     visible, _, _, _, _, _, _, _ = _project(
-        means, quats, scales, covars, opacities, viewmats, Ks, sound, image, gaussian, mask, width, height,
+        means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
         EPS2D, NEAR, FAR, RADIUS_CLIP, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
@@ -156,8 +141,21 @@ def _projection_visible_kernel(
 
 @triton.jit
 def _projection_fwd_kernel(
-    means, quats, scales, covars, opacities, viewmats, Ks, sound, row_ids,
-    radii, means2d, depths, conics, compensations, opacities_out,
+    means,  # [B, N, 3]
+    quats,  # [B, N, 4] or None
+    scales,  # [B, N, 3] or None
+    covars,  # [B, N, 6] or None
+    opacities,  # [B, N] or None
+    viewmats,  # [B, C, 4, 4]
+    Ks,  # [B, C, 3, 3]
+    valid,  # [B, N] bool or None
+    dense_ids,  # [nnz] int64, or None if not packed
+    radii,  # [nnz, 2] int32, output
+    means2d,  # [nnz, 2], output
+    depths,  # [nnz], output
+    conics,  # [nnz, 3], output
+    compensations,  # [nnz], output, or None
+    opacities_out,  # [nnz], output, or None
     n_rows, n_gaussians, n_cameras, width, height,
     EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
@@ -165,14 +163,14 @@ def _projection_fwd_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
-    pair = row
-    if row_ids is not None:
-        pair = tl.load(row_ids + row, mask=mask, other=0)
-    image = pair // n_gaussians
-    gaussian = image // n_cameras * n_gaussians + pair % n_gaussians
+    dense_id = row
+    if dense_ids is not None:
+        dense_id = tl.load(dense_ids + row, mask=mask, other=0)
+    image = dense_id // n_gaussians
+    gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
     image = tl.where(mask, image, 0)
     visible, radius_x, radius_y, mean2d, depth, conic_, rho, opacity = _project(
-        means, quats, scales, covars, opacities, viewmats, Ks, sound, image, gaussian, mask, width, height,
+        means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
         EPS2D, NEAR, FAR, RADIUS_CLIP, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
@@ -188,9 +186,26 @@ def _projection_fwd_kernel(
 
 @triton.jit
 def _projection_bwd_kernel(
-    means, quats, scales, covars, opacities, viewmats, Ks, row_of, radii,
-    v_means2d, v_depths, v_conics, v_compensations, v_opacities_out,
-    v_means, v_quats, v_scales, v_covars, v_opacities, v_viewmats,
+    means,  # [B, N, 3]
+    quats,  # [B, N, 4] or None
+    scales,  # [B, N, 3] or None
+    covars,  # [B, N, 6] or None
+    opacities,  # [B, N] or None
+    viewmats,  # [B, C, 4, 4]
+    Ks,  # [B, C, 3, 3]
+    row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
+    radii,  # [nnz, 2] int32
+    v_means2d,  # [nnz, 2]
+    v_depths,  # [nnz]
+    v_conics,  # [nnz, 3]
+    v_compensations,  # [nnz] or None
+    v_opacities_out,  # [nnz] or None
+    v_means,  # [B, N, 3], output
+    v_quats,  # [B, N, 4], output, or None
+    v_scales,  # [B, N, 3], output, or None
+    v_covars,  # [B, N, 6], output, or None
+    v_opacities,  # [B, N], output, or None
+    v_viewmats,  # [blocks, I, 12], output, or None
     n_gaussians, n_cameras, n_images, width, height,
     EPS2D: tl.constexpr, FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -212,18 +227,17 @@ def _projection_bwd_kernel(
     clean = mask
     for camera in range(n_cameras):
         image = batch * n_cameras + camera
-        pair = image * n_gaussians + n
+        row = image * n_gaussians + n
         if row_of is not None:
-            row = tl.load(row_of + pair, mask=mask, other=-1).to(tl.int64)
+            row = tl.load(row_of + row, mask=mask, other=-1).to(tl.int64)
             visible = row >= 0
         else:
-            row = pair
             visible = tl.load(radii + row * 2, mask=mask, other=0) > 0
         seen = seen | visible
-        w, t, intrinsics = _load_camera(viewmats, Ks, image)
+        w, t, intrinsics = load_camera(viewmats, Ks, image)
         fx = intrinsics[0]
         fy = intrinsics[1]
-        p, _, jacobian, t0, t1, sharp, blurred = _to_screen(
+        p, _, jacobian, t0, t1, sharp, blurred = to_screen(
             mean, sigma, w, t, intrinsics, width, height, EPS2D, FOV_MARGIN
         )
         det = det2(blurred)
@@ -316,128 +330,124 @@ def _projection_bwd_kernel(
         store_tuple(v_scales + gaussian * 3, 1, v_scale, mask, kept)
 
 
-def projection_fwd(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    covars: Tensor | None,
-    opacities: Tensor | None,
-    viewmats: Tensor,
-    Ks: Tensor,
-    sound: Tensor | None,
-    *,
-    width: int,
-    height: int,
-    eps2d: float,
-    near_plane: float,
-    far_plane: float,
-    radius_clip: float,
-    compensate: bool,
-    packed: bool,
-    numerics: Numerics,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Rows of projected Gaussians.
-
-    Args:
-        means, quats, scales, covars, opacities: [B, N, 3], [B, N, 4], [B, N, 3], [B, N, 6], [B, N].
-        viewmats, Ks: [B, C, 4, 4], [B, C, 3, 3].
-        sound: [B, N] bool, false for Gaussians to cull, or None.
-
-    Returns:
-        `row_ids` [R] int64, ascending, the flat index into [B, C, N] of each row, or None when not packed, where
-        R = B C N; then `radii` [R, 2] int32, `means2d` [R, 2], `depths` [R], `conics` [R, 3], `compensations` [R] or
-        None, and the compensated `opacities` [R] or None. Rows of culled Gaussians are zero.
-    """
+def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
+    """Projects every Gaussian of a scene by every camera; see :class:`ProjectedGaussians`."""
+    means = gaussians.means
     n_batches, n_gaussians, _ = means.shape
-    n_cameras = viewmats.shape[1]
+    n_cameras = cameras.viewmats.shape[1]
     n_rows = n_batches * n_cameras * n_gaussians
-    inputs = (means, quats, scales, covars, opacities, viewmats, Ks, sound)
-    sizes = (n_gaussians, n_cameras, width, height)
-    constants = dict(
-        EPS2D=eps2d,
-        NEAR=near_plane,
-        FAR=far_plane,
-        RADIUS_CLIP=radius_clip,
+    arguments = dict(
+        **gaussians._asdict(),
+        **cameras._asdict(),
+        n_gaussians=n_gaussians,
+        n_cameras=n_cameras,
+        width=settings.width,
+        height=settings.height,
+        EPS2D=settings.eps2d,
+        NEAR=settings.near_plane,
+        FAR=settings.far_plane,
+        RADIUS_CLIP=settings.radius_clip,
         ALPHA_MIN=ALPHA_MIN,
         FOV_MARGIN=FOV_MARGIN,
-        EXTEND=numerics.extend,
-        OPACITY_AWARE=numerics.opacity_aware,
-        COMPENSATE=compensate,
-        FLOOR=numerics.compensation_floor,
+        EXTEND=settings.numerics.extend,
+        OPACITY_AWARE=settings.numerics.opacity_aware,
+        COMPENSATE=settings.antialiased,
+        FLOOR=settings.numerics.compensation_floor,
         RADIUS_MAX=float(RADIUS_MAX),
         BLOCK=BLOCK,
     )
-    row_ids = None
+    dense_ids = None
     with guard(means):
-        if packed:
+        if settings.packed:
             visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
             if n_rows > 0:
-                _projection_visible_kernel[(programs(n_rows, BLOCK),)](*inputs, visible, n_rows, *sizes, **constants)
-            row_ids = visible.nonzero().squeeze(1)
-            n_rows = row_ids.numel()
-        radii = torch.empty(n_rows, 2, dtype=torch.int32, device=means.device)
-        means2d = means.new_empty(n_rows, 2)
-        depths = means.new_empty(n_rows)
-        conics = means.new_empty(n_rows, 3)
-        compensations = means.new_empty(n_rows) if compensate else None
-        opacities_out = means.new_empty(n_rows) if opacities is not None else None
+                _projection_visible_kernel[(programs(n_rows, BLOCK),)](visible_out=visible, n_rows=n_rows, **arguments)
+            dense_ids = visible.nonzero().squeeze(1)
+            n_rows = dense_ids.numel()
+        projected = ProjectedGaussians(
+            n_cameras=n_cameras,
+            n_gaussians=n_gaussians,
+            dense_ids=dense_ids,
+            radii=torch.empty(n_rows, 2, dtype=torch.int32, device=means.device),
+            means2d=means.new_empty(n_rows, 2),
+            depths=means.new_empty(n_rows),
+            conics=means.new_empty(n_rows, 3),
+            compensations=means.new_empty(n_rows) if settings.antialiased else None,
+            opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
+        )
         if n_rows > 0:
             _projection_fwd_kernel[(programs(n_rows, BLOCK),)](
-                *inputs, row_ids, radii, means2d, depths, conics, compensations, opacities_out,
-                n_rows, *sizes, **constants,
-            )  # fmt: skip
-    return row_ids, radii, means2d, depths, conics, compensations, opacities_out
+                dense_ids=dense_ids,
+                radii=projected.radii,
+                means2d=projected.means2d,
+                depths=projected.depths,
+                conics=projected.conics,
+                compensations=projected.compensations,
+                opacities_out=projected.opacities,
+                n_rows=n_rows,
+                **arguments,
+            )
+    return projected
 
 
 def projection_bwd(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    covars: Tensor | None,
-    opacities: Tensor | None,
-    viewmats: Tensor,
-    Ks: Tensor,
-    row_ids: Tensor | None,
+    gaussians: Gaussians3D,
+    cameras: Cameras,
+    dense_ids: Tensor | None,
     radii: Tensor,
-    v_means2d: Tensor,
-    v_depths: Tensor,
-    v_conics: Tensor,
-    v_compensations: Tensor | None,
-    v_opacities_out: Tensor | None,
-    *,
-    width: int,
-    height: int,
-    eps2d: float,
-    compensate: bool,
-    numerics: Numerics,
+    v_projected: ProjectedGradients,
+    settings: ProjectionSettings,
     needs_viewmats: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of means, quats, scales, covars, opacities and viewmats, None for what was not given or asked."""
+) -> tuple[Gaussians3D, Tensor | None]:
+    """Computes the gradients of Gaussians, None where not given, and of viewmats, None if not needed.
+
+    Args:
+        gaussians, cameras, settings: As for :func:`projection_fwd`.
+        dense_ids, radii: Of its result.
+        v_projected: Gradients of its result.
+    """
+    means = gaussians.means
     n_batches, n_gaussians, _ = means.shape
-    n_cameras = viewmats.shape[1]
+    n_cameras = cameras.viewmats.shape[1]
     n_images = n_batches * n_cameras
-    v_means = torch.empty_like(means)
-    v_quats = None if quats is None else torch.empty_like(quats)
-    v_scales = None if scales is None else torch.empty_like(scales)
-    v_covars = None if covars is None else torch.empty_like(covars)
-    v_opacities = None if opacities is None else torch.empty_like(opacities)
+    v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in gaussians[:5]))
     blocks = triton.cdiv(n_gaussians, BLOCK)
-    partial = means.new_empty(blocks, n_images, 12) if needs_viewmats else None
-    with guard(means):
-        row_of = None if row_ids is None else rows_by_pair(row_ids, n_images * n_gaussians)
-        if n_batches * n_gaussians > 0:
+    block_sums = means.new_empty(blocks, n_images, 12) if needs_viewmats else None
+    if n_batches * n_gaussians > 0:
+        with guard(means):
             _projection_bwd_kernel[(programs(n_batches * blocks, 1),)](
-                means, quats, scales, covars, opacities, viewmats, Ks, row_of, radii,
-                v_means2d, v_depths, v_conics, v_compensations, v_opacities_out,
-                v_means, v_quats, v_scales, v_covars, v_opacities, partial,
-                n_gaussians, n_cameras, n_images, width, height,
-                EPS2D=eps2d,
+                means=means,
+                quats=gaussians.quats,
+                scales=gaussians.scales,
+                covars=gaussians.covars,
+                opacities=gaussians.opacities,
+                viewmats=cameras.viewmats,
+                Ks=cameras.Ks,
+                row_of=invert_ids(dense_ids, n_images * n_gaussians),
+                radii=radii,
+                v_means2d=v_projected.v_means2d,
+                v_depths=v_projected.v_depths,
+                v_conics=v_projected.v_conics,
+                v_compensations=v_projected.v_compensations,
+                v_opacities_out=v_projected.v_opacities,
+                v_means=v_gaussians.means,
+                v_quats=v_gaussians.quats,
+                v_scales=v_gaussians.scales,
+                v_covars=v_gaussians.covars,
+                v_opacities=v_gaussians.opacities,
+                v_viewmats=block_sums,
+                n_gaussians=n_gaussians,
+                n_cameras=n_cameras,
+                n_images=n_images,
+                width=settings.width,
+                height=settings.height,
+                EPS2D=settings.eps2d,
                 FOV_MARGIN=FOV_MARGIN,
-                COMPENSATE=compensate,
-                FLOOR=numerics.compensation_floor,
+                COMPENSATE=settings.antialiased,
+                FLOOR=settings.numerics.compensation_floor,
                 BLOCK=BLOCK,
-            )  # fmt: skip
+            )
     v_viewmats = None
-    if partial is not None:
-        v_viewmats = torch.nn.functional.pad(partial.sum(0).view(n_batches, n_cameras, 3, 4), (0, 0, 0, 1))
-    return v_means, v_quats, v_scales, v_covars, v_opacities, v_viewmats
+    if block_sums is not None:
+        v_viewmats = torch.nn.functional.pad(block_sums.sum(0).view(n_batches, n_cameras, 3, 4), (0, 0, 0, 1))
+    return v_gaussians, v_viewmats

@@ -1,11 +1,12 @@
 """View-dependent color from real spherical harmonics up to degree 4, forward and backward.
 
-The basis is the one of Sloan, "Efficient Spherical Harmonic Evaluation" (JCGT 2013), with the signs of 3D Gaussian
+The basis is that of Sloan, "Efficient Spherical Harmonic Evaluation" (JCGT 2013), with the signs of 3D Gaussian
 Splatting. The direction is the normalized difference of the Gaussian's mean and the camera center.
 
-Forward: one lane per output row, which is a pair of image and Gaussian; no atomics.
-Backward: one lane per Gaussian, which walks the cameras of its batch, so that gradients of means and coefficients are
-summed in a fixed order. Gradients of camera centers are summed over a block and written once per block and image.
+Forward: one lane per output row.
+Backward: one lane per Gaussian, which loops over the cameras of its scene, so that gradients of means and coefficients
+are summed in a fixed order. Gradients of camera centers are summed over a block and written once per block and image.
+There are no atomics.
 """
 
 import torch
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import guard, programs, rows_by_pair
+from .launch import guard, invert_ids, programs
 
 BLOCK = 64
 
 
-# One name for each norm, as kernels read scalars only.
+# One name per norm, as kernels can read scalar constants only.
 Y0 = tl.constexpr(SH_NORMS[0][0])
 Y1 = tl.constexpr(SH_NORMS[1][0])
 Y2_A = tl.constexpr(SH_NORMS[2][0])
@@ -83,7 +84,7 @@ def sh_basis(d, DEGREE: tl.constexpr):
 
 @triton.jit
 def sh_basis_vjp(d, v, DEGREE: tl.constexpr):
-    """Gradient of the unit direction d for gradients v of the basis functions; its radial part is left arbitrary."""
+    """Gradient of the unit direction d from gradients v of the basis functions. Its radial part is arbitrary."""
     x, y, z = d[0], d[1], d[2]
     gx, gy, gz = tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x)
     if DEGREE >= 1:
@@ -127,20 +128,25 @@ def _direction(means, centers, gaussian, image, mask):
 
 @triton.jit
 def _sh_fwd_kernel(
-    means, centers, coeffs, row_ids, radii, colors,
+    means,  # [B, N, 3]
+    centers,  # [B, C, 3]
+    coeffs,  # [B, N, n_bases, 3], any float dtype
+    dense_ids,  # [nnz] int64, or None if not packed
+    radii,  # [nnz, 2] int32 or None
+    colors,  # [nnz, 3], output
     n_rows, n_gaussians, n_cameras, n_bases,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n_rows
     mask = inside
-    pair = row
-    if row_ids is not None:
-        pair = tl.load(row_ids + row, mask=mask, other=0)
+    dense_id = row
+    if dense_ids is not None:
+        dense_id = tl.load(dense_ids + row, mask=mask, other=0)
     if radii is not None:
         mask = mask & (tl.load(radii + row * 2, mask=mask, other=0) > 0)
-    image = tl.where(mask, pair // n_gaussians, 0)
-    gaussian = image // n_cameras * n_gaussians + pair % n_gaussians
+    image = tl.where(mask, dense_id // n_gaussians, 0)
+    gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
     unit, _ = _direction(means, centers, gaussian, image, mask)
     basis = sh_basis(unit, DEGREE)
     for channel in tl.static_range(3):
@@ -153,8 +159,15 @@ def _sh_fwd_kernel(
 
 @triton.jit
 def _sh_bwd_kernel(
-    means, centers, coeffs, row_of, radii, v_colors,
-    v_means, v_centers, v_coeffs,
+    means,  # [B, N, 3]
+    centers,  # [B, C, 3]
+    coeffs,  # [B, N, n_bases, 3], any float dtype
+    row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
+    radii,  # [nnz, 2] int32 or None
+    v_colors,  # [nnz, 3]
+    v_means,  # [B, N, 3], output
+    v_centers,  # [blocks, I, 3], output, or None
+    v_coeffs,  # [B, N, n_bases, 3], output
     n_gaussians, n_cameras, n_images, n_bases,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -173,11 +186,10 @@ def _sh_bwd_kernel(
         v_coeff = v_coeff + (zero,)
     for camera in range(n_cameras):
         image = batch * n_cameras + camera
-        pair = image * n_gaussians + n
-        row = pair
+        row = image * n_gaussians + n
         visible = mask
         if row_of is not None:
-            row = tl.load(row_of + pair, mask=mask, other=-1).to(tl.int64)
+            row = tl.load(row_of + row, mask=mask, other=-1).to(tl.int64)
             visible = row >= 0
         if radii is not None:
             visible = visible & (tl.load(radii + row * 2, mask=visible, other=0) > 0)
@@ -211,25 +223,37 @@ def _sh_bwd_kernel(
 
 
 def spherical_harmonics_fwd(
-    means: Tensor, centers: Tensor, coeffs: Tensor, row_ids: Tensor | None, radii: Tensor | None, *, degree: int
+    means: Tensor, centers: Tensor, coeffs: Tensor, dense_ids: Tensor | None, radii: Tensor | None, *, degree: int
 ) -> Tensor:
-    """Colors of rows, before the shift by 0.5 and the clamp; zero where `radii` is. [R, 3]
+    """Evaluates the colors of rows, without shift and clamp; zero where radii are. [nnz, 3]
 
     Args:
-        means, centers, coeffs: [B, N, 3], [B, C, 3], [B, N, K, 3] with K >= (degree + 1)^2, coeffs of any float type.
-        row_ids: [R] flat indices into [B, C, N], or None where R = B C N.
-        radii: [R, 2], or None where every row is visible.
+        means, centers: [B, N, 3], [B, C, 3].
+        coeffs: [B, N, K, 3] of any float dtype, K >= (degree + 1)^2.
+        dense_ids: [nnz] index into [B, C, N], or None if not packed.
+        radii: [nnz, 2], or None if every row is visible.
     """
     n_batches, n_gaussians, n_bases, _ = coeffs.shape
     n_cameras = centers.shape[1]
-    n_rows = n_batches * n_cameras * n_gaussians if row_ids is None else row_ids.numel()
+    n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
     if n_rows > 0:
         with guard(means):
             _sh_fwd_kernel[(programs(n_rows, BLOCK),)](
-                means, centers, coeffs, row_ids, radii, colors, n_rows, n_gaussians, n_cameras, n_bases,
-                DEGREE=degree, BLOCK=BLOCK, num_warps=2,
-            )  # fmt: skip
+                means=means,
+                centers=centers,
+                coeffs=coeffs,
+                dense_ids=dense_ids,
+                radii=radii,
+                colors=colors,
+                n_rows=n_rows,
+                n_gaussians=n_gaussians,
+                n_cameras=n_cameras,
+                n_bases=n_bases,
+                DEGREE=degree,
+                BLOCK=BLOCK,
+                num_warps=2,
+            )
     return colors
 
 
@@ -237,30 +261,42 @@ def spherical_harmonics_bwd(
     means: Tensor,
     centers: Tensor,
     coeffs: Tensor,
-    row_ids: Tensor | None,
+    dense_ids: Tensor | None,
     radii: Tensor | None,
     v_colors: Tensor,
     *,
     degree: int,
     needs_centers: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Gradients of means, centers (None when not asked) and coefficients."""
+    """Computes the gradients of means, centers (None if not needed) and coefficients."""
     n_batches, n_gaussians, n_bases, _ = coeffs.shape
     n_cameras = centers.shape[1]
     n_images = n_batches * n_cameras
     v_means = torch.empty_like(means)
-    # Bases above the degree in use get no gradient.
+    # Bases above the degree in use have zero gradients.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
     v_coeffs = make(coeffs.shape)
     blocks = triton.cdiv(n_gaussians, BLOCK)
-    partial = means.new_empty(blocks, n_images, 3) if needs_centers else None
+    block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
     if n_batches * n_gaussians > 0:
         with guard(means):
-            row_of = None if row_ids is None else rows_by_pair(row_ids, n_images * n_gaussians)
             _sh_bwd_kernel[(programs(n_batches * blocks, 1),)](
-                means, centers, coeffs, row_of, radii, v_colors, v_means, partial, v_coeffs,
-                n_gaussians, n_cameras, n_images, n_bases,
-                DEGREE=degree, BLOCK=BLOCK, num_warps=2,
-            )  # fmt: skip
-    v_centers = None if partial is None else partial.sum(0).view(n_batches, n_cameras, 3)
+                means=means,
+                centers=centers,
+                coeffs=coeffs,
+                row_of=invert_ids(dense_ids, n_images * n_gaussians),
+                radii=radii,
+                v_colors=v_colors,
+                v_means=v_means,
+                v_centers=block_sums,
+                v_coeffs=v_coeffs,
+                n_gaussians=n_gaussians,
+                n_cameras=n_cameras,
+                n_images=n_images,
+                n_bases=n_bases,
+                DEGREE=degree,
+                BLOCK=BLOCK,
+                num_warps=2,
+            )
+    v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
     return v_means, v_centers, v_coeffs.to(coeffs.dtype)

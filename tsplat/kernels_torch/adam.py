@@ -1,4 +1,4 @@
-"""One step of Adam in vectorized PyTorch; see `tsplat.kernels.adam`."""
+"""One step of Adam in vectorized PyTorch; see ``kernels/adam.py``."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor
 def adam_step(
     parameter: Tensor,
     gradient: Tensor,
-    average: Tensor,
-    average_square: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
     constants: Tensor,
     visible: Tensor | None,
 ) -> None:
-    share, keep_square, share_square, step_size, root_correction, eps = constants.tolist()
+    one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction, eps = constants.tolist()
     if visible is None:
-        p, g, m, v = parameter, gradient, average, average_square
+        p, g, m, v = parameter, gradient, exp_avg, exp_avg_sq
     else:
-        p, g, m, v = (tensor[visible] for tensor in (parameter, gradient, average, average_square))
-    m.lerp_(g, share)
-    v.mul_(keep_square).addcmul_(g, g, value=share_square)
+        p, g, m, v = (tensor[visible] for tensor in (parameter, gradient, exp_avg, exp_avg_sq))
+    m.lerp_(g, one_minus_beta1)
+    v.mul_(beta2).addcmul_(g, g, value=one_minus_beta2)
     p.addcdiv_(m, (v.sqrt() / root_correction).add_(eps), value=-step_size)
     if visible is not None:
-        parameter[visible], average[visible], average_square[visible] = p, m, v
+        parameter[visible], exp_avg[visible], exp_avg_sq[visible] = p, m, v

@@ -1,4 +1,4 @@
-"""L1 and SSIM of two images in vectorized PyTorch; see `tsplat.kernels.image_loss`."""
+"""L1 and SSIM of two images in vectorized PyTorch; see ``kernels/image_loss.py``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ RADIUS = len(SSIM_TAPS) // 2
 def _blur(maps: Tensor, padding: int) -> Tensor:
     """Gaussian-weighted means around pixels, [B, M, H, W]."""
     window = torch.tensor(SSIM_TAPS, dtype=maps.dtype, device=maps.device).expand(maps.shape[1], 1, 1, -1)
-    # One group a channel: PyTorch's own kernel, which unlike cuDNN's never rounds to TF32.
+    # One group per channel selects PyTorch's own kernel, which unlike cuDNN's never rounds to TF32.
     maps = conv2d(maps.contiguous(), window, padding=(0, padding), groups=maps.shape[1])
     return conv2d(maps, window.mT, padding=(padding, 0), groups=maps.shape[1])
 
 
-def l1_ssim_fwd(image: Tensor, truth: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    x, y = (rearrange(i.to(dtype), "b h w c -> b c h w") for i in (image, truth))
+def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = (rearrange(i.to(dtype), "b h w c -> b c h w") for i in (image, target))
     stacked = torch.cat([x, y, x * x, y * y, x * y], 1)
     mean_x, mean_y, mean_xx, mean_yy, mean_xy = _blur(stacked, 0 if valid else RADIUS).chunk(5, 1)
     d_luminance = mean_x * mean_x + mean_y * mean_y + SSIM_K1**2
@@ -35,8 +35,8 @@ def l1_ssim_fwd(image: Tensor, truth: Tensor, *, valid: bool, dtype: torch.dtype
     return (x - y).abs().sum(), ssim.sum(), pad(maps, (RADIUS,) * 4) if valid else maps
 
 
-def l1_ssim_bwd(image: Tensor, truth: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
-    x, y = (rearrange(i.to(maps.dtype), "b h w c -> b c h w") for i in (image, truth))
+def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
+    x, y = (rearrange(i.to(maps.dtype), "b h w c -> b c h w") for i in (image, target))
     by_mean, by_square, by_product = _blur(rearrange(maps, "m b c h w -> b (m c) h w"), RADIUS).chunk(3, 1)
     v = scales[0] * (x - y).sign() + scales[1] * (by_mean + 2 * x * by_square + y * by_product)
     return rearrange(v, "b c h w -> b h w c")

@@ -1,4 +1,4 @@
-"""Projection in vectorized PyTorch; see `tsplat.kernels.projection`. The backward pass differentiates a second run."""
+"""Projection in vectorized PyTorch; see ``kernels/projection.py``. The backward pass differentiates a second run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX, Numerics
-from ..data import sum_rows
-from .indices import gaussians_and_images, visible_pairs
+from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
+from ..data import (
+    Cameras,
+    Gaussians3D,
+    ProjectedGaussians,
+    ProjectedGradients,
+    ProjectionSettings,
+    sum_by_id,
+)
+from .indices import gaussians_and_images, visible_rows
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
 def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | None) -> tuple[Tensor, ...]:
-    """Upper triangle of the world-space covariance, entry by entry. [R] each"""
+    """Upper triangle of the world-space covariance, entry by entry. [nnz] each"""
     if covars is not None:
         return covars.unbind(-1)
     assert quats is not None and scales is not None
@@ -41,7 +48,7 @@ def _screen(
     width: int,
     height: int,
 ) -> tuple[Tensor, Tensor, Tensor, Triple]:
-    """Pixel mean x and y, depth, and the screen covariance before the blur. [R] each"""
+    """Pixel mean x and y, depth, and the screen covariance before eps2d is added. [nnz] each"""
     mean = means.unbind(-1)
     w0, w1, w2 = (tuple(viewmats[:, i, j] for j in range(3)) for i in range(3))
     x, y, z = (_dot(w, mean) + viewmats[:, i, 3] for i, w in enumerate((w0, w1, w2)))  # type: ignore[arg-type]
@@ -68,7 +75,7 @@ def _screen(
 
 
 def _finish(sharp: Triple, eps2d: float, compensate: bool, floor: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Determinant of the blurred covariance [R], conic [R, 3], compensation [R] or None."""
+    """Determinant of the covariance with eps2d [nnz], conic [nnz, 3], compensation [nnz] or None."""
     a, b, c = sharp[0] + eps2d, sharp[1], sharp[2] + eps2d
     det = a * c - b * b
     rho = None
@@ -79,148 +86,129 @@ def _finish(sharp: Triple, eps2d: float, compensate: bool, floor: float) -> tupl
     return det, torch.stack([c / det, -b / det, a / det], -1), rho
 
 
-def projection_fwd(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    covars: Tensor | None,
-    opacities: Tensor | None,
-    viewmats: Tensor,
-    Ks: Tensor,
-    sound: Tensor | None,
-    *,
-    width: int,
-    height: int,
-    eps2d: float,
-    near_plane: float,
-    far_plane: float,
-    radius_clip: float,
-    compensate: bool,
-    packed: bool,
-    numerics: Numerics,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    n_batches, n_gaussians, _ = means.shape
-    n_cameras = viewmats.shape[1]
-    n_pairs = n_batches * n_cameras * n_gaussians
-    gaussians, images = gaussians_and_images(torch.arange(n_pairs, device=means.device), n_gaussians, n_cameras)
-    covariance = _covariance(*(None if t is None else t.flatten(0, 1) for t in (quats, scales, covars)))
+def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
+    n_batches, n_gaussians, _ = gaussians.means.shape
+    n_cameras = cameras.viewmats.shape[1]
+    dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
+    ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
+    covariance = _covariance(*(None if t is None else t.flatten(0, 1) for t in gaussians[1:4]))
     x, y, depths, sharp = _screen(
-        means.flatten(0, 1)[gaussians],
-        tuple(entry[gaussians] for entry in covariance),
-        viewmats.flatten(0, 1)[images],
-        Ks.flatten(0, 1)[images],
-        width,
-        height,
+        gaussians.means.flatten(0, 1)[ids],
+        tuple(entry[ids] for entry in covariance),
+        cameras.viewmats.flatten(0, 1)[images],
+        cameras.Ks.flatten(0, 1)[images],
+        settings.width,
+        settings.height,
     )
-    det, conics, rho = _finish(sharp, eps2d, compensate, numerics.compensation_floor)
-    # Every test is written so that a NaN fails it.
-    visible = (depths >= near_plane) & (depths <= far_plane) & (det > 0) & det.isfinite() & conics.isfinite().all(-1)
-    if sound is not None:
-        visible &= sound.flatten()[gaussians]
-    blurred_x, blurred_y = sharp[0] + eps2d, sharp[2] + eps2d
-    opacities_out = None
-    extend = torch.full_like(det, numerics.extend)
-    if opacities is not None:
-        opacities_out = opacities.flatten()[gaussians]
-        if rho is not None:
-            opacities_out = opacities_out * rho
-        if numerics.opacity_aware:
-            visible &= opacities_out >= ALPHA_MIN
-            extend = torch.minimum((2 * (opacities_out / ALPHA_MIN).clamp_min(1).log()).sqrt(), extend)
-    if numerics.opacity_aware:
-        radius = torch.stack([extend * blurred_x.sqrt(), extend * blurred_y.sqrt()], -1).ceil()
-    else:
-        middle = 0.5 * (blurred_x + blurred_y)
-        largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
-        radius = (extend * largest.sqrt()).ceil()[:, None].expand(-1, 2)
-    radius = radius.clamp_max(RADIUS_MAX)
-    visible &= (radius > radius_clip).any(-1)
-    visible &= (x + radius[:, 0] > 0) & (x - radius[:, 0] < width)
-    visible &= (y + radius[:, 1] > 0) & (y - radius[:, 1] < height)
-    radii = radius.nan_to_num().to(torch.int32)
+    det, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
+    opacities = None
+    if gaussians.opacities is not None:
+        opacities = gaussians.opacities.flatten()[ids]
+        opacities = opacities if rho is None else opacities * rho
+    visible, radii = _bounds(sharp, det, opacities, settings)
+    # Every comparison is written so that NaN fails it.
+    visible &= (depths >= settings.near_plane) & (depths <= settings.far_plane)
+    visible &= (det > 0) & det.isfinite() & conics.isfinite().all(-1)
+    if gaussians.valid is not None:
+        visible &= gaussians.valid.flatten()[ids]
+    visible &= (x + radii[:, 0] > 0) & (x - radii[:, 0] < settings.width)
+    visible &= (y + radii[:, 1] > 0) & (y - radii[:, 1] < settings.height)
 
     def emit(values: Tensor) -> Tensor:
-        if packed:
+        if settings.packed:
             return values[visible]
         return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, torch.zeros((), dtype=values.dtype))
 
-    return (
-        visible.nonzero().squeeze(1) if packed else None,
-        emit(radii),
-        emit(torch.stack([x, y], -1)),
-        emit(depths),
-        emit(conics),
-        None if rho is None else emit(rho),
-        None if opacities_out is None else emit(opacities_out),
+    return ProjectedGaussians(
+        n_cameras=n_cameras,
+        n_gaussians=n_gaussians,
+        dense_ids=visible.nonzero().squeeze(1) if settings.packed else None,
+        radii=emit(radii.nan_to_num().to(torch.int32)),
+        means2d=emit(torch.stack([x, y], -1)),
+        depths=emit(depths),
+        conics=emit(conics),
+        compensations=None if rho is None else emit(rho),
+        opacities=None if opacities is None else emit(opacities),
     )
 
 
+def _bounds(
+    sharp: Triple, det: Tensor, opacities: Tensor | None, settings: ProjectionSettings
+) -> tuple[Tensor, Tensor]:
+    """Whether rows are opaque and large enough to be visible [nnz], and radii [nnz, 2]."""
+    numerics = settings.numerics
+    visible = torch.ones_like(det, dtype=torch.bool)
+    extend = torch.full_like(det, numerics.extend)
+    blurred_x, blurred_y = sharp[0] + settings.eps2d, sharp[2] + settings.eps2d
+    if numerics.opacity_aware:
+        if opacities is not None:
+            visible = opacities >= ALPHA_MIN
+            extend = torch.minimum((2 * (opacities / ALPHA_MIN).clamp_min(1).log()).sqrt(), extend)
+        radii = torch.stack([extend * blurred_x.sqrt(), extend * blurred_y.sqrt()], -1).ceil()
+    else:
+        middle = 0.5 * (blurred_x + blurred_y)
+        largest = middle + (middle * middle - det).clamp_min(0.1).sqrt()
+        radii = (extend * largest.sqrt()).ceil()[:, None].expand(-1, 2)
+    radii = radii.clamp_max(RADIUS_MAX)
+    return visible & (radii > settings.radius_clip).any(-1), radii
+
+
 def projection_bwd(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    covars: Tensor | None,
-    opacities: Tensor | None,
-    viewmats: Tensor,
-    Ks: Tensor,
-    row_ids: Tensor | None,
+    gaussians: Gaussians3D,
+    cameras: Cameras,
+    dense_ids: Tensor | None,
     radii: Tensor,
-    v_means2d: Tensor,
-    v_depths: Tensor,
-    v_conics: Tensor,
-    v_compensations: Tensor | None,
-    v_opacities_out: Tensor | None,
-    *,
-    width: int,
-    height: int,
-    eps2d: float,
-    compensate: bool,
-    numerics: Numerics,
+    v_projected: ProjectedGradients,
+    settings: ProjectionSettings,
     needs_viewmats: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Gaussians3D, Tensor | None]:
+    means, viewmats = gaussians.means, cameras.viewmats
     n_cameras, n_gaussians = viewmats.shape[1], means.shape[1]
-    rows, pairs = visible_pairs(row_ids, radii, n_cameras * means.shape[0] * n_gaussians, means.device)
-    gaussians, images = gaussians_and_images(pairs, n_gaussians, n_cameras)
-    scene = dict(means=means, quats=quats, scales=scales, covars=covars, opacities=opacities, viewmats=viewmats)
-    given = {name: tensor for name, tensor in scene.items() if tensor is not None}
+    rows, dense_ids = visible_rows(dense_ids, radii, n_cameras * means.shape[0] * n_gaussians, means.device)
+    gaussian_ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
+    inputs = gaussians._replace(valid=None)._asdict() | {"viewmats": viewmats}
+    given: dict[str, Tensor] = {name: tensor for name, tensor in inputs.items() if tensor is not None}
     with torch.enable_grad():
         # Every row has inputs of its own, whose gradients are summed below.
         own = {
-            name: tensor.detach().flatten(0, 1)[images if name == "viewmats" else gaussians].requires_grad_()
+            name: tensor.detach().flatten(0, 1)[images if name == "viewmats" else gaussian_ids].requires_grad_()
             for name, tensor in given.items()
         }
         x, y, depths, sharp = _screen(
             own["means"],
             _covariance(own.get("quats"), own.get("scales"), own.get("covars")),
             own["viewmats"],
-            Ks.flatten(0, 1)[images],
-            width,
-            height,
+            cameras.Ks.flatten(0, 1)[images],
+            settings.width,
+            settings.height,
         )
-        _, conics, rho = _finish(sharp, eps2d, compensate, numerics.compensation_floor)
-        outputs = [(torch.stack([x, y], -1), v_means2d), (depths, v_depths), (conics, v_conics)]
-        if rho is not None and v_compensations is not None:
-            outputs.append((rho, v_compensations))
-        if "opacities" in own and v_opacities_out is not None:
-            outputs.append((own["opacities"] if rho is None else own["opacities"] * rho, v_opacities_out))
+        _, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
+        outputs = [
+            (torch.stack([x, y], -1), v_projected.v_means2d),
+            (depths, v_projected.v_depths),
+            (conics, v_projected.v_conics),
+        ]
+        if rho is not None and v_projected.v_compensations is not None:
+            outputs.append((rho, v_projected.v_compensations))
+        if "opacities" in own and v_projected.v_opacities is not None:
+            outputs.append((own["opacities"] if rho is None else own["opacities"] * rho, v_projected.v_opacities))
     incoming = [v[rows] for _, v in outputs]
     found = torch.autograd.grad(
         [output for output, _ in outputs], list(own.values()), incoming, allow_unused=True, materialize_grads=True
     )
-    # A gradient that overflows although what comes in is finite is left out.
+    # Gradients that overflow although the incoming ones are finite are zeroed.
     kept = _all_finite(found) | ~_all_finite(incoming)
-    grads: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     for (name, tensor), v in zip(given.items(), found):
         if name == "viewmats" and not needs_viewmats:
             continue
         v = torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
-        ids = images if name == "viewmats" else gaussians
-        grads[name] = sum_rows(v, ids, tensor.shape[0] * tensor.shape[1]).view(tensor.shape)
-    v_means, v_quats, v_scales, v_covars, v_opacities, v_viewmats = (grads.get(name) for name in scene)
-    assert v_means is not None
-    return v_means, v_quats, v_scales, v_covars, v_opacities, v_viewmats
+        ids = images if name == "viewmats" else gaussian_ids
+        gradients[name] = sum_by_id(v, ids, tensor.shape[0] * tensor.shape[1]).view(tensor.shape)
+    v_viewmats = gradients.pop("viewmats", None)
+    return Gaussians3D(**{name: gradients.get(name) for name in Gaussians3D._fields}), v_viewmats  # type: ignore[arg-type]
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Rows in which every tensor is finite. [R] bool"""
+    """Rows in which every tensor is finite. [nnz] bool"""
     return torch.stack([tensor[..., None].flatten(1).isfinite().all(-1) for tensor in tensors]).all(0)

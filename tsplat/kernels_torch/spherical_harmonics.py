@@ -1,4 +1,4 @@
-"""Spherical harmonics in vectorized PyTorch; see `tsplat.kernels.spherical_harmonics`."""
+"""Spherical harmonics in vectorized PyTorch; see ``kernels/spherical_harmonics.py``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from ..config import SH_NORMS
-from ..data import sum_rows
-from .indices import gaussians_and_images, visible_pairs
+from ..data import sum_by_id
+from .indices import gaussians_and_images, visible_rows
 
 
 def _basis(directions: Tensor, degree: int) -> Tensor:
-    """The (degree + 1)^2 basis functions at unit directions. [R, 3] -> [R, K]"""
+    """The (degree + 1)^2 basis functions at unit directions. [nnz, 3] -> [nnz, K]"""
     x, y, z = directions.unbind(-1)
     (c0,), (c1,), c2, c3, c4 = SH_NORMS
     basis = [torch.full_like(x, c0)]
@@ -48,7 +48,7 @@ def _basis(directions: Tensor, degree: int) -> Tensor:
 def _colors(
     means: Tensor, centers: Tensor, coeffs: Tensor, gaussians: Tensor, images: Tensor, degree: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Colors of the given pairs of camera and Gaussian, [R, 3], and each pair's own mean, center and coefficients."""
+    """Colors of rows [nnz, 3], given their Gaussians and images, and each row's own mean, center and coefficients."""
     own = [means.flatten(0, 1)[gaussians], centers.flatten(0, 1)[images]]
     own.append(coeffs[..., : (degree + 1) ** 2, :].flatten(0, 1)[gaussians].to(means.dtype))
     if torch.is_grad_enabled():
@@ -58,14 +58,16 @@ def _colors(
 
 
 def spherical_harmonics_fwd(
-    means: Tensor, centers: Tensor, coeffs: Tensor, row_ids: Tensor | None, radii: Tensor | None, *, degree: int
+    means: Tensor, centers: Tensor, coeffs: Tensor, dense_ids: Tensor | None, radii: Tensor | None, *, degree: int
 ) -> Tensor:
     n_cameras, n_gaussians = centers.shape[1], means.shape[1]
-    rows, pairs = visible_pairs(row_ids, radii, means.shape[0] * n_cameras * n_gaussians, means.device)
-    n_rows = means.shape[0] * n_cameras * n_gaussians if row_ids is None else row_ids.numel()
+    rows, visible_ids = visible_rows(dense_ids, radii, means.shape[0] * n_cameras * n_gaussians, means.device)
+    n_rows = means.shape[0] * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_zeros(n_rows, 3)
     with torch.no_grad():
-        colors[rows], _ = _colors(means, centers, coeffs, *gaussians_and_images(pairs, n_gaussians, n_cameras), degree)
+        colors[rows], _ = _colors(
+            means, centers, coeffs, *gaussians_and_images(visible_ids, n_gaussians, n_cameras), degree
+        )
     return colors
 
 
@@ -73,7 +75,7 @@ def spherical_harmonics_bwd(
     means: Tensor,
     centers: Tensor,
     coeffs: Tensor,
-    row_ids: Tensor | None,
+    dense_ids: Tensor | None,
     radii: Tensor | None,
     v_colors: Tensor,
     *,
@@ -82,18 +84,18 @@ def spherical_harmonics_bwd(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     n_batches, n_gaussians, n_bases, _ = coeffs.shape
     n_cameras = centers.shape[1]
-    rows, pairs = visible_pairs(row_ids, radii, n_batches * n_cameras * n_gaussians, means.device)
-    gaussians, images = gaussians_and_images(pairs, n_gaussians, n_cameras)
+    rows, visible_ids = visible_rows(dense_ids, radii, n_batches * n_cameras * n_gaussians, means.device)
+    gaussians, images = gaussians_and_images(visible_ids, n_gaussians, n_cameras)
     with torch.enable_grad():
         colors, own = _colors(means, centers, coeffs, gaussians, images, degree)
-    # Degree 0 looks the same from everywhere.
+    # Degree 0 does not depend on the direction.
     v_means, v_centers, v_coeffs = torch.autograd.grad(
         colors, own, v_colors[rows], allow_unused=True, materialize_grads=True
     )
     n_used = (degree + 1) ** 2
-    v_bases = sum_rows(v_coeffs, gaussians, n_batches * n_gaussians).view(n_batches, n_gaussians, n_used, 3)
+    v_bases = sum_by_id(v_coeffs, gaussians, n_batches * n_gaussians).view(n_batches, n_gaussians, n_used, 3)
     return (
-        sum_rows(v_means, gaussians, n_batches * n_gaussians).view(means.shape),
-        sum_rows(v_centers, images, n_batches * n_cameras).view(centers.shape) if needs_centers else None,
+        sum_by_id(v_means, gaussians, n_batches * n_gaussians).view(means.shape),
+        sum_by_id(v_centers, images, n_batches * n_cameras).view(centers.shape) if needs_centers else None,
         torch.nn.functional.pad(v_bases, (0, 0, 0, n_bases - n_used)).to(coeffs.dtype),
     )

@@ -1,4 +1,4 @@
-"""Which Gaussians can be drawn at all, in vectorized PyTorch; see `tsplat.kernels.validation`."""
+"""Valid Gaussians in vectorized PyTorch; see ``kernels/validation.py``."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import torch
 from torch import Tensor
 
 from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
+from ..data import Gaussians3D
 
 
-def valid_gaussians(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    covars: Tensor | None,
-    opacities: Tensor,
-    colors: Tensor,
-    *,
-    per_camera: bool,
-) -> Tensor:
-    rows = [means, opacities[..., None], colors.flatten(3 if per_camera else 2)]
-    rows += [tensor for tensor in (quats, scales, covars) if tensor is not None]
-    sound = torch.ones_like(opacities, dtype=torch.bool)
-    for tensor in rows:
-        # Not a number fails every comparison.
+def valid_gaussians(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool) -> Tensor:
+    means, quats, scales, covars, opacities, _ = gaussians
+    assert opacities is not None
+    tensors = [means, opacities[..., None], colors.flatten(3 if per_camera else 2)]
+    tensors += [tensor for tensor in (quats, scales, covars) if tensor is not None]
+    valid = torch.ones_like(opacities, dtype=torch.bool)
+    for tensor in tensors:
+        # NaN fails the comparison.
         within = (tensor.abs() <= MAGNITUDE_MAX).all(-1)
-        sound &= within if within.dim() == sound.dim() else within.all(1)
+        valid &= within if within.dim() == valid.dim() else within.all(1)
     if quats is not None:
-        sound &= quats.square().sum(-1) >= QUAT_NORM_MIN**2
-    return sound
+        valid &= quats.square().sum(-1) >= QUAT_NORM_MIN**2
+    return valid

@@ -1,4 +1,4 @@
-"""Adam over the parameters of Gaussians, one launch a parameter."""
+"""Adam for the parameters of Gaussians, with one kernel launch per parameter."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_absent
+from ..arguments import check_not_implemented
+from ..config import Backend
 from ..errors import ArgumentError, UnsupportedError
 from ..stages.backend import launchers
 
 
 class Adam(torch.optim.Adam):
-    """Exact Adam, with states and figures of :class:`torch.optim.Adam`, whose checkpoints it reads and writes.
+    """Adam with the state dictionaries of :class:`torch.optim.Adam`, and optionally sparse steps.
 
     Args:
-        params, lr, betas, eps: As of :class:`torch.optim.Adam`; parameters are contiguous and fp32 or fp64.
+        params, lr, betas, eps: As for :class:`torch.optim.Adam`. Parameters are contiguous and fp32 or fp64.
         backend: As in :func:`tsplat.rasterization`.
 
     Raises:
-        NotImplementedError: Another option of :class:`torch.optim.Adam`, named.
+        NotImplementedError: Another option of :class:`torch.optim.Adam`; the message names it.
     """
 
     def __init__(
@@ -31,10 +32,10 @@ class Adam(torch.optim.Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         *,
-        backend: str = "auto",
+        backend: Backend = "auto",
         **options: Any,
     ) -> None:
-        check_absent({name: (value, None) for name, value in options.items()})
+        check_not_implemented({name: (value, None) for name, value in options.items()})
         super().__init__(params, lr=lr, betas=betas, eps=eps)
         self._backend = backend
 
@@ -42,15 +43,15 @@ class Adam(torch.optim.Adam):
     def step(  # type: ignore[override]
         self, closure: Callable[[], Tensor] | None = None, *, visible: Tensor | None = None
     ) -> Tensor | None:
-        """Takes a step.
+        """Performs a step.
 
         Args:
-            closure: Computes the loss again, with gradients.
-            visible: [N] bool, to move only these rows of every parameter and of its moments: not Adam any more, as the
-                moments of Gaussians out of view stand still, but cheaper. All rows count the same steps.
+            closure: Recomputes the loss and its gradients.
+            visible: [N] bool, to update only these Gaussians in every parameter and its moments. Cheaper, but no longer
+                Adam, as other moments do not decay. The step count is common to all Gaussians.
 
         Raises:
-            ArgumentError: ``visible`` does not go with a parameter; or a parameter that is not contiguous.
+            ArgumentError: ``visible`` does not match a parameter, or a parameter is not contiguous.
         """
         loss = None
         if closure is not None:
@@ -91,6 +92,6 @@ class Adam(torch.optim.Adam):
             raise UnsupportedError("params: sparse gradients are not implemented")
         if visible is not None and (visible.dtype != torch.bool or visible.shape != parameter.shape[:1]):
             raise ArgumentError(
-                f"visible: expected bool {list(parameter.shape[:1])} as the parameter's rows, found {visible.dtype} "
+                f"visible: expected bool {list(parameter.shape[:1])} as the parameter, found {visible.dtype} "
                 f"{list(visible.shape)}"
             )

@@ -1,4 +1,4 @@
-"""The order of points along a Morton curve: neighbors in memory are neighbors in space."""
+"""Morton order of points: neighbors in memory are neighbors in space."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor
 from ..arguments import check_tensor
 
 BITS = 21
-"""Bits of each coordinate in a code, three of which fit into an int64."""
+"""Bits per coordinate; three coordinates fit into an int64."""
 
 
 @torch.no_grad()
 def morton_order(points: Tensor) -> Tensor:
-    """Ids [N] int64 that sort points [N, 3] along a Morton curve through their bounding box (Morton, 1966).
+    """Returns ids [N] int64 that sort points [N, 3] along a Morton curve through their bounding box (Morton, 1966).
 
-    Gaussians in this order are read and written together where they are seen together: apply it to every parameter and
-    to the optimizer's state. Points that are not finite come last.
+    Gaussians that are visible together are then close in memory. Apply the ids to every parameter and to the optimizer
+    state. Non-finite points come last.
 
     Raises:
-        ArgumentError: Not a floating point tensor [N, 3].
+        ArgumentError: Not a floating-point tensor [N, 3].
     """
     check_tensor("points", points, [None, 3], "[N, 3]")
     return morton_codes(points).argsort(stable=True)
@@ -27,7 +27,7 @@ def morton_order(points: Tensor) -> Tensor:
 
 @torch.no_grad()
 def morton_codes(points: Tensor) -> Tensor:
-    """Codes [N] int64 of points [N, 3]: the bits of their 21-bit places in the bounding box, interleaved, x lowest."""
+    """Returns codes [N] int64 of points [N, 3]: interleaved 21-bit coordinates in the bounding box, x lowest."""
     finite = points.isfinite().all(-1)
     known = points[finite].double()
     if not len(known):
@@ -40,7 +40,7 @@ def morton_codes(points: Tensor) -> Tensor:
 
 
 def _spread(place: Tensor) -> Tensor:
-    """Two zeros between every two of the 21 bits."""
+    """Inserts two zeros between any two of the 21 bits."""
     for shift, mask in (
         (32, 0x1F00000000FFFF),
         (16, 0x1F0000FF0000FF),

@@ -1,4 +1,4 @@
-"""Backward passes that can be run, but not differentiated again."""
+"""Backward passes that cannot be differentiated again."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Makes `backward(ctx, saved, *v)` the backward pass of a function, whose own derivative is an error.
+    """Turns ``backward(ctx, saved, *v)`` into a backward pass whose own derivative raises.
 
-    PyTorch's `once_differentiable` loses the way from a gradient to the inputs, so that `torch.autograd.grad` with
-    `allow_unused` finds no second derivative where it should fail.
+    PyTorch's decorator of the same name disconnects gradients from the inputs, so that ``torch.autograd.grad`` with
+    ``allow_unused`` silently returns None for second derivatives.
     """
 
     @functools.wraps(backward)
     def once(ctx: Any, *v: Tensor | None) -> Gradients:
-        # Unpacked here once: gradient checkpointing allows no second time.
+        # Unpack once: gradient checkpointing does not allow a second access.
         saved = ctx.saved_tensors
         with torch.no_grad():
             gradients = backward(ctx, saved, *v)
@@ -31,8 +31,8 @@ def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gra
         if not torch.is_grad_enabled() or not causes:
             return gradients
         given = [gradient for gradient in gradients if gradient is not None]
-        ends = iter(_NoSecondDerivative.apply(len(given), *given, *causes))  # type: ignore[no-untyped-call]
-        return tuple(None if gradient is None else next(ends) for gradient in gradients)
+        outputs = iter(_NoSecondDerivative.apply(len(given), *given, *causes))  # type: ignore[no-untyped-call]
+        return tuple(None if gradient is None else next(outputs) for gradient in gradients)
 
     return once
 

@@ -1,7 +1,7 @@
-"""Which implementation of the launchers runs: Triton kernels or vectorized PyTorch, chosen by device.
+"""Backend selection: Triton kernels or vectorized PyTorch.
 
-`kernels` and `host` offer the same functions with the same signatures; :func:`launchers` returns one of them. Nothing
-is imported before it is needed, so that `import tsplat` neither needs Triton nor compiles anything.
+The packages ``kernels`` and ``kernels_torch`` offer the same launchers with the same signatures; :func:`launchers`
+returns one of them. They are imported on first use, so that ``import tsplat`` neither needs Triton nor compiles.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from typing import Literal
 import torch
 
 from ..arguments import check_choice
+from ..config import BACKENDS, Backend
 from ..errors import BackendError
-
-Backend = Literal["auto", "triton", "torch", "reference"]
-BACKENDS = ("auto", "triton", "torch", "reference")
 
 
 @functools.cache
 def has_triton() -> bool:
+    """Returns whether the triton package is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def triton_is_interpreted() -> bool:
-    """Whether Triton runs kernels in Python, on any device (TRITON_INTERPRET=1 when it was first imported)."""
+    """Returns whether Triton interprets kernels in Python (TRITON_INTERPRET=1 when it was first imported)."""
     if not has_triton():
         return False
     import triton
@@ -37,44 +36,43 @@ def triton_is_interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def choose(device: torch.device, backend: str = "auto") -> tuple[str, str]:
-    """The backend that will run for tensors on a device, and why.
+def choose(device: torch.device, backend: Backend = "auto") -> tuple[Literal["triton", "torch", "reference"], str]:
+    """Returns the backend that runs tensors on a device, and the reason.
 
     Raises:
-        BackendError: `backend="triton"` cannot run there.
+        ArgumentError: Unknown backend.
+        BackendError: ``backend="triton"`` cannot run on the device.
     """
     check_choice("backend", backend, BACKENDS)
-    if backend in ("torch", "reference"):
-        return backend, "asked for"
+    if backend == "torch" or backend == "reference":
+        return backend, "requested"
     if backend == "triton":
         if not has_triton():
             raise BackendError(
-                "backend: 'triton' needs the triton package; pip install triton (Linux), or backend='torch'"
+                "backend: 'triton' needs the triton package; pip install triton (Linux), or use backend='torch'"
             )
         if device.type != "cuda" and not triton_is_interpreted():
             raise BackendError(
                 f"backend: 'triton' needs CUDA or ROCm tensors, found {device}; use .cuda() or backend='torch'"
             )
-        return "triton", "asked for"
+        return "triton", "requested"
     if device.type != "cuda":
         return "torch", f"Triton kernels do not run on {device.type}"
     if not has_triton():
         return "torch", "the triton package is not installed, which is much slower"
-    return "triton", "a GPU and Triton are there"
+    return "triton", "GPU and Triton found"
 
 
-def launchers(device: torch.device, backend: str = "auto") -> ModuleType:
-    """The module whose launchers run for tensors on a device."""
+def launchers(device: torch.device, backend: Backend = "auto") -> ModuleType:
+    """Returns the package whose launchers run tensors on a device."""
     chosen, reason = choose(device, backend)
     if chosen == "torch" and device.type == "cuda" and backend == "auto":
-        warnings.warn(f"tsplat runs without kernels on {device}: {reason}", stacklevel=3)
-    return importlib.import_module(
-        f"{__package__.split('.')[0]}.{'kernels' if chosen == 'triton' else 'kernels_torch'}"
-    )
+        warnings.warn(f"tsplat runs without Triton kernels on {device}: {reason}", stacklevel=3)
+    return importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """A region that autocast leaves alone."""
+    """Returns a context in which autocast is off."""
     if not torch.amp.is_autocast_available(device.type):
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)

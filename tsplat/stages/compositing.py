@@ -1,8 +1,7 @@
-"""Stage: blending the Gaussians of each tile front to back."""
+"""Stage: front-to-back compositing of the Gaussians of each tile."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -11,38 +10,24 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_devices, check_numerics, check_size, check_tensor, check_tile_size, compute_dtype
-from ..config import Numerics
-from ..data import GaussianMajor, Pairs, sum_rows
+from ..config import Backend, NumericsName
+from ..data import (
+    CompositingSettings,
+    GaussianMajor,
+    Intersections,
+    RenderBuffers,
+    SplatGradients,
+    Splats,
+    sum_by_id,
+)
 from ..errors import ArgumentError, ShapeError
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
 
 
-@dataclasses.dataclass(frozen=True)
-class CompositingSettings:
-    """Everything about compositing that is not a tensor; sizes in pixels."""
-
-    width: int
-    height: int
-    tile_size: int
-    channel_chunk: int
-    absgrad: bool
-    numerics: Numerics
-    backend: str
-
-    def bytes_per_intersection(self, features: int, dtype: torch.dtype) -> int:
-        """What the backward pass keeps for a pair: its moments and its gradients of features."""
-        return (6 + features + 2 * self.absgrad) * dtype.itemsize
-
-
-def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
-    """For pairs of which only the row is known; each row is one item."""
-    rows, order = flatten_ids.sort(stable=True)
-    slots = torch.empty_like(order)
-    slots[order] = torch.arange(order.numel(), device=order.device)
-    starts = torch.arange(n_rows + 1, dtype=rows.dtype, device=order.device)
-    every = torch.arange(n_rows + 1, device=order.device)
-    return GaussianMajor(slots, torch.searchsorted(rows, starts), every, every[:-1])
+def bytes_per_intersection(n_features: int, dtype: torch.dtype, settings: CompositingSettings) -> int:
+    """Returns the bytes that the backward pass keeps for an intersection: moments and gradients of features."""
+    return (6 + n_features + 2 * settings.absgrad) * dtype.itemsize
 
 
 class _Composite(torch.autograd.Function):
@@ -58,147 +43,151 @@ class _Composite(torch.autograd.Function):
         backgrounds: Tensor | None,
         masks: Tensor | None,
         n_images: int,
-        bands: Iterable[Pairs],
+        bands: Iterable[Intersections],
         settings: CompositingSettings,
     ) -> tuple[Tensor, Tensor]:
-        flat_means = means2d.reshape(-1, 2).contiguous()
-        features = (0 if colors is None else colors.shape[-1]) + (depths is not None)
-        render_colors = means2d.new_empty(n_images, settings.height, settings.width, features)
-        transmittances = means2d.new_empty(n_images, settings.height, settings.width)
-        last_ids = torch.empty_like(transmittances, dtype=torch.int32) if any(ctx.needs_input_grad) else None
+        splats = _splats(means2d, conics, opacities, colors, color_ids, depths)
+        n_features = splats.n_colors + (depths is not None)
+        size = (n_images, settings.height, settings.width)
+        buffers = RenderBuffers(
+            means2d.new_empty(*size, n_features),
+            means2d.new_empty(size),
+            torch.empty(size, dtype=torch.int32, device=means2d.device) if any(ctx.needs_input_grad) else None,
+        )
         n_bands = 0
-        whole: Pairs | None = None
+        whole: Intersections | None = None
         with full_precision(means2d.device):
             launch = launchers(means2d.device, settings.backend)
-            for pairs in bands:
-                launch.composite_fwd(
-                    flat_means,
-                    conics,
-                    opacities,
-                    _take(colors, color_ids),
-                    depths,
-                    backgrounds,
-                    masks,
-                    pairs.isect_offsets,
-                    pairs.flatten_ids,
-                    render_colors,
-                    transmittances,
-                    last_ids,
-                    first_tile=pairs.first_tile,
-                    tile_size=settings.tile_size,
-                    channel_chunk=settings.channel_chunk,
-                    numerics=settings.numerics,
-                )
+            for intersections in bands:
+                launch.composite_fwd(splats, backgrounds, masks, intersections, buffers, settings)
                 n_bands += 1
-                whole = pairs if n_bands == 1 else None
-                del pairs
-        kept = (None, None) if whole is None else (whole.isect_offsets, whole.flatten_ids)
-        order = (whole and whole.gaussian_major) or (None,) * 4
-        ctx.save_for_backward(
-            means2d, conics, opacities, colors, color_ids, depths, backgrounds, transmittances, last_ids, *kept, *order
-        )
+                whole = intersections if n_bands == 1 else None
+                del intersections
+        lists = (None,) * 6
+        if whole is not None:
+            lists = (whole.isect_offsets, whole.flatten_ids, *(whole.gaussian_major or (None,) * 4))
+        inputs = (means2d, conics, opacities, colors, color_ids, depths, backgrounds)
+        ctx.save_for_backward(*inputs, buffers.transmittances, buffers.last_ids, *lists)
         ctx.settings = settings
-        # Several bands are listed again, as they did not fit together.
+        # Several bands do not fit together, so the backward pass lists them again.
         ctx.bands = bands if whole is None else None
-        # The attribute belongs on the very tensor that the caller holds.
+        # The attribute belongs on the tensor that the caller holds.
         ctx.absgrad_target = means2d if settings.absgrad else None
-        return render_colors, 1 - transmittances
+        return buffers.colors, 1 - buffers.transmittances
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, saved: tuple[Tensor, ...], v_render_colors: Tensor, v_render_alphas: Tensor
+        ctx: Any, saved: tuple[Any, ...], v_render_colors: Tensor, v_render_alphas: Tensor
     ) -> tuple[Tensor | None, ...]:
-        means2d, conics, opacities, colors, color_ids, depths, backgrounds, *rest = saved
-        transmittances, last_ids, isect_offsets, flatten_ids, *order = rest
+        means2d, conics, opacities, colors, color_ids, depths, backgrounds, transmittances, last_ids, *lists = saved
         settings: CompositingSettings = ctx.settings
         v_render_colors, v_render_alphas = v_render_colors.contiguous(), v_render_alphas.contiguous()
-        features = v_render_colors.shape[-1]
-        bands: Iterable[Pairs] = ctx.bands
-        if ctx.bands is None:
-            bands = [Pairs(0, isect_offsets, flatten_ids, None if order[0] is None else GaussianMajor(*order))]
+        n_features = v_render_colors.shape[-1]
+        splats = _splats(means2d, conics, opacities, colors, color_ids, depths)
+        bands: Iterable[Intersections] = ctx.bands or [_restored(*lists)]
         with full_precision(means2d.device):
             launch = launchers(means2d.device, settings.backend)
-            sums = means2d.new_zeros(opacities.numel(), launch.sum_columns(features, settings.absgrad))
-            for pairs in bands:
+            sums = means2d.new_zeros(opacities.numel(), launch.sum_columns(n_features, settings.absgrad))
+            for intersections in bands:
+                if intersections.gaussian_major is None:
+                    order = _gaussian_major(intersections.flatten_ids, opacities.numel())
+                    intersections = intersections._replace(gaussian_major=order)
                 launch.composite_bwd(
-                    means2d.reshape(-1, 2).contiguous(),
-                    conics,
-                    opacities,
-                    _take(colors, color_ids),
-                    depths,
+                    splats,
                     backgrounds,
-                    pairs.isect_offsets,
-                    pairs.flatten_ids,
-                    *(pairs.gaussian_major or _gaussian_major(pairs.flatten_ids, opacities.numel())),
+                    intersections,
                     transmittances,
                     last_ids,
                     v_render_colors,
                     v_render_alphas,
                     sums,
-                    first_tile=pairs.first_tile,
-                    tile_size=settings.tile_size,
-                    absgrad=settings.absgrad,
-                    numerics=settings.numerics,
+                    settings,
                 )
-                del pairs
-            v_means2d, v_conics, v_opacities, v_features, v_absgrad = launch.composite_gradients(
-                sums, conics, opacities, features=features, absgrad=settings.absgrad
-            )
-            n_colors = features - (depths is not None)
+                del intersections
+            v_splats: SplatGradients = launch.composite_gradients(sums, conics, opacities, n_features, settings)
+            n_colors = n_features - (depths is not None)
             v_colors, v_depths, v_backgrounds = None, None, None
             if colors is not None:
-                v_colors = _put(v_features[:, :n_colors], color_ids, colors)
+                v_colors = v_splats.v_features[:, :n_colors]
+                if color_ids is not None:
+                    v_colors = sum_by_id(v_colors, color_ids, colors.shape[0])
+                v_colors = v_colors.to(colors.dtype)
             if depths is not None:
-                v_depths = v_features[:, -1]
+                v_depths = v_splats.v_features[:, -1]
             if backgrounds is not None:
                 v_backgrounds = (transmittances[..., None] * v_render_colors[..., :n_colors]).sum((1, 2))
         if ctx.absgrad_target is not None:
-            ctx.absgrad_target.absgrad = v_absgrad.view(means2d.shape)
-        v_means2d = v_means2d.view(means2d.shape)
-        return v_means2d, v_conics, v_opacities, v_colors, None, v_depths, v_backgrounds, None, None, None, None
+            assert v_splats.absgrad is not None
+            ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)
+        v_means2d = v_splats.v_means2d.view(means2d.shape)
+        v_inputs = (v_means2d, v_splats.v_conics, v_splats.v_opacities, v_colors, None, v_depths, v_backgrounds)
+        return *v_inputs, None, None, None, None
 
 
-def _take(colors: Tensor | None, color_ids: Tensor | None) -> Tensor | None:
-    return colors if colors is None or color_ids is None else colors[color_ids]
-
-
-def _put(v_rows: Tensor, color_ids: Tensor | None, colors: Tensor) -> Tensor:
-    """Gradients of rows [R, D] summed for each of the colors [G, D] they were taken from, in a fixed order."""
-    if color_ids is not None:
-        v_rows = sum_rows(v_rows, color_ids, colors.shape[0])
-    return v_rows.to(colors.dtype)
-
-
-def composite(
+def _splats(
     means2d: Tensor,
     conics: Tensor,
     opacities: Tensor,
     colors: Tensor | None,
     color_ids: Tensor | None,
     depths: Tensor | None,
+) -> Splats:
+    if colors is not None and color_ids is not None:
+        colors = colors[color_ids]
+    return Splats(means2d.reshape(-1, 2).contiguous(), conics, opacities, colors, depths)
+
+
+def _restored(isect_offsets: Tensor, flatten_ids: Tensor, *order: Tensor | None) -> Intersections:
+    """Intersections of a single band from saved tensors."""
+    return Intersections(0, isect_offsets, flatten_ids, None if order[0] is None else GaussianMajor(*order))  # type: ignore[arg-type]
+
+
+def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
+    """Orders intersections of which only the row is known; all of a row's make up one span."""
+    rows, order = flatten_ids.sort(stable=True)
+    slots = torch.empty_like(order)
+    slots[order] = torch.arange(order.numel(), device=order.device)
+    starts = torch.arange(n_rows + 1, dtype=rows.dtype, device=order.device)
+    span_starts = torch.arange(n_rows + 1, device=order.device)
+    return GaussianMajor(slots, torch.searchsorted(rows, starts), span_starts, span_starts[:-1])
+
+
+def composite(
+    splats: Splats,
+    feature_ids: Tensor | None,
     backgrounds: Tensor | None,
     masks: Tensor | None,
     n_images: int,
-    bands: Iterable[Pairs],
+    bands: Iterable[Intersections],
     settings: CompositingSettings,
 ) -> tuple[Tensor, Tensor]:
-    """Images of rows of projected Gaussians: colors [I, H, W, D], one more channel with depths, and alphas [I, H, W].
+    """Composites projected Gaussians into images.
 
     Args:
-        means2d, conics, opacities: [R, 2], [R, 3], [R]; means2d may have more leading dimensions, and is the tensor
-            that gets `.absgrad`.
-        colors: [G, D] of any float type, or None; read as they are, and their gradients summed in the compute dtype.
-        color_ids: [R] int64, which of the G colors a row has, or None where G = R.
-        depths: [R], the last channel, or None.
+        splats: ``means2d`` may have more leading dimensions, and is the tensor that gets ``.absgrad``. ``colors`` are
+            features [G, D]: with ``feature_ids``, not yet gathered.
+        feature_ids: [nnz] int64, index of each row's features; None for the identity.
         backgrounds: [I, D] or None; depth has background 0.
-        masks: [I, tiles] bool or None.
-        bands: The pairs, band by band; asked for again in the backward pass if they are more than one.
+        masks: [I, tiles] bool or None; tiles that are false show the background.
+        n_images: I.
+        bands: The intersections. Iterated again in the backward pass if there are several bands.
+        settings: See :class:`CompositingSettings`.
+
+    Returns:
+        Colors [I, H, W, D], with depth as one more channel, and alphas [I, H, W].
     """
-    inputs = (conics, opacities, colors, color_ids, depths, backgrounds, masks)
+    means2d, *rest = splats
+    conics, opacities, colors, depths = (None if t is None else t.contiguous() for t in rest)
     images: tuple[Tensor, Tensor] = _Composite.apply(  # type: ignore[no-untyped-call]
         means2d,
-        *(None if t is None else t.contiguous() for t in inputs),
+        conics,
+        opacities,
+        colors,
+        None if feature_ids is None else feature_ids.contiguous(),
+        depths,
+        None if backgrounds is None else backgrounds.contiguous(),
+        None if masks is None else masks.contiguous(),
         n_images,
         bands,
         settings,
@@ -221,25 +210,25 @@ def rasterize_to_pixels(
     packed: bool = False,
     absgrad: bool = False,
     *,
-    backend: str = "auto",
-    numerics: str = "gsplat-1.5",
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor]:
-    """Composites projected Gaussians into images; same as gsplat 1.5.3's, for any number of channels.
+    """Composites projected Gaussians into images. Same as gsplat 1.5.3, for any number of channels.
 
     Args:
         means2d: [..., N, 2] pixels, or [nnz, 2] if packed.
-        conics: [..., N, 3] upper triangle of the inverse screen covariance, or [nnz, 3]; not positive semidefinite ones
-            are not drawn.
+        conics: [..., N, 3] upper triangles of the inverse screen covariances, or [nnz, 3]. Gaussians whose conic is not
+            positive semidefinite are not rendered.
         colors: [..., N, D], or [nnz, D].
         opacities: [..., N] after sigmoid, or [nnz].
-        image_width, image_height: Pixels.
-        tile_size: Pixels along a tile's edge: 4, 8 or 16.
+        image_width, image_height: Image size in pixels.
+        tile_size: Edge of a tile in pixels: 4, 8 or 16.
         isect_offsets, flatten_ids: From :func:`isect_tiles` and :func:`isect_offset_encode`, [..., tile_height,
             tile_width] and [M].
         backgrounds: [..., D].
-        masks: [..., tile_height, tile_width] bool; tiles that are false show the background alone.
+        masks: [..., tile_height, tile_width] bool; tiles that are false show the background.
         packed: Whether inputs are packed.
-        absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of the absolute gradients.
+        absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients.
         backend, numerics: As in :func:`tsplat.rasterization`.
 
     Returns:
@@ -247,14 +236,14 @@ def rasterize_to_pixels(
         in at least fp32. Differentiable with respect to means2d, conics, colors, opacities and backgrounds.
 
     Raises:
-        ArgumentError: A shape, element type or value that has no meaning.
+        ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: A tile size that is not implemented.
     """
     check_size("image_width", image_width)
     check_size("image_height", image_height)
     check_tile_size(tile_size)
     images = isect_offsets.shape[:-2]
-    tiles = (-(-image_height // tile_size), -(-image_width // tile_size))
+    tiles = (math.ceil(image_height / tile_size), math.ceil(image_width / tile_size))
     if tuple(isect_offsets.shape[-2:]) != tiles:
         raise ShapeError(
             f"isect_offsets: expected [..., {tiles[0]}, {tiles[1]}] tiles of {tile_size} for an image of "
@@ -263,10 +252,10 @@ def rasterize_to_pixels(
     check_tensor(
         "means2d", means2d, [None, 2] if packed else [*images, None, 2], "[nnz, 2] if packed, else [..., N, 2]"
     )
-    rows = means2d.shape[:-1]
-    check_tensor("conics", conics, [*rows, 3], "[..., N, 3] as means2d")
-    check_tensor("opacities", opacities, [*rows], "[..., N] as means2d")
-    check_tensor("colors", colors, [*rows, None], "[..., N, D] as means2d")
+    leading = means2d.shape[:-1]
+    check_tensor("conics", conics, [*leading, 3], "[..., N, 3] as means2d")
+    check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
+    check_tensor("colors", colors, [*leading, None], "[..., N, D] as means2d")
     channels = colors.shape[-1]
     if channels == 0:
         raise ShapeError(f"colors: expected at least one channel, found {list(colors.shape)}")
@@ -279,28 +268,32 @@ def rasterize_to_pixels(
     if flatten_ids.dim() != 1 or flatten_ids.is_floating_point():
         raise ArgumentError(f"flatten_ids: expected integers [M], found {flatten_ids.dtype} {list(flatten_ids.shape)}")
     dtype = compute_dtype(*given.values())
-    ends = torch.full((1,), flatten_ids.numel(), dtype=torch.int64, device=flatten_ids.device)
-    offsets = torch.cat([isect_offsets.reshape(-1).to(torch.int64), ends])
-    render_colors, render_alphas = composite(
+    n_intersections = torch.full((1,), flatten_ids.numel(), dtype=torch.int64, device=flatten_ids.device)
+    offsets = torch.cat([isect_offsets.reshape(-1).to(torch.int64), n_intersections])
+    splats = Splats(
         means2d.to(dtype),
         conics.to(dtype).reshape(-1, 3),
         opacities.to(dtype).reshape(-1),
         colors.reshape(-1, channels),
         None,
+    )
+    settings = CompositingSettings(
+        width=image_width,
+        height=image_height,
+        tile_size=tile_size,
+        channel_chunk=channels,
+        absgrad=absgrad,
+        numerics=check_numerics(numerics),
+        backend=backend,
+    )
+    render_colors, render_alphas = composite(
+        splats,
         None,
         None if backgrounds is None else backgrounds.to(dtype).reshape(-1, channels),
         None if masks is None else masks.reshape(-1, tiles[0] * tiles[1]),
         math.prod(images),
-        [Pairs(0, offsets, flatten_ids, None)],
-        CompositingSettings(
-            width=image_width,
-            height=image_height,
-            tile_size=tile_size,
-            channel_chunk=channels,
-            absgrad=absgrad,
-            numerics=check_numerics(numerics),
-            backend=backend,
-        ),
+        [Intersections(0, offsets, flatten_ids, None)],
+        settings,
     )
     size = (*images, image_height, image_width)
     return render_colors.view(*size, channels), render_alphas.view(*size, 1)

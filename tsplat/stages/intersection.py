@@ -1,135 +1,214 @@
-"""Stage: which Gaussian touches which tile, in depth order. Nothing here is differentiable."""
+"""Stage: which Gaussians touch which tiles, in depth order. Nothing here is differentiable."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from ..arguments import check_absent, check_devices, check_numerics, check_size, check_tensor, check_tile_size
-from ..config import DEFAULT_NUMERICS, Numerics
-from ..data import GaussianMajor, Pairs, TileGrid
-from ..errors import ArgumentError, ShapeError
+from ..arguments import (
+    check_devices,
+    check_not_implemented,
+    check_numerics,
+    check_size,
+    check_tensor,
+    check_tile_size,
+)
+from ..config import Backend, NumericsName
+from ..data import (
+    GaussianMajor,
+    Intersections,
+    IntersectionSettings,
+    ProjectedGaussians,
+    ScreenGaussians,
+    Spans,
+    TileGrid,
+)
+from ..errors import ArgumentError, MemoryBudgetError, ShapeError
 from .backend import launchers
+from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
+
+Band = tuple[int, int]
+"""First and end flat tile row."""
+
+
+def intersect(
+    projected: ProjectedGaussians,
+    grid: TileGrid,
+    settings: IntersectionSettings,
+    budget: MemoryBudget,
+    explain: Callable[[], str],
+) -> BandedIntersections:
+    """Intersects projected Gaussians with tiles.
+
+    Only tiles with a pixel center inside the ellipse where alpha is 1/255 are listed; compositing loses nothing.
+
+    Args:
+        projected: With opacities.
+        grid: The tiles of the images that the rows belong to.
+        settings: See :class:`IntersectionSettings`.
+        budget: Memory for the intersections.
+        explain: Returns the likely cause if even a single row of tiles exceeds the budget.
+
+    Raises:
+        ArgumentError: There are more rows or tiles than 32-bit indices hold.
+        MemoryBudgetError: A single row of tiles exceeds the budget.
+    """
+    assert projected.opacities is not None
+    screen = ScreenGaussians(
+        projected.means2d.detach().reshape(-1, 2),
+        projected.radii,
+        projected.conics.detach(),
+        projected.opacities.detach(),
+        depth_order(projected.radii, projected.depths.detach()),
+        projected.image_ids(),
+    )
+    return BandedIntersections(screen, grid, settings, budget, explain)
+
+
+class BandedIntersections:
+    """The intersections of a call, in as few bands of tile rows as fit into the memory budget.
+
+    Iterate for the :class:`Intersections` of each band. A single band is kept in ``whole``. Several bands are listed
+    anew, with the same bits, on each iteration, as they do not fit together. A band that does not fit is halved.
+
+    Attributes:
+        whole: The intersections, if there is a single band.
+        bands: First and end flat tile row of each band.
+        n_intersections: M, over all bands.
+        budget: The memory budget.
+    """
+
+    def __init__(
+        self,
+        screen: ScreenGaussians,
+        grid: TileGrid,
+        settings: IntersectionSettings,
+        budget: MemoryBudget,
+        explain: Callable[[], str],
+    ) -> None:
+        self.whole: Intersections | None = None
+        self.bands: list[Band] = []
+        self.n_intersections = 0
+        self.budget = budget
+        self._screen, self._grid, self._settings = screen, grid, settings
+        todo = [(0, grid.n_tile_rows)]
+        while todo:
+            begin, end = todo.pop()
+            try:
+                spans = find_spans(screen, grid, (begin, end), settings, budget)
+            except OverBudgetError as error:
+                if end - begin == 1:
+                    raise MemoryBudgetError(f"{error}; {explain()}") from None
+                middle = (begin + end) // 2
+                todo += [(middle, end), (begin, middle)]
+                continue
+            self.bands.append((begin, end))
+            self.n_intersections += int(spans.slot_starts[-1])
+            if not todo and len(self.bands) == 1:
+                self.whole = list_intersections(screen, grid, (begin, end), spans, settings)
+
+    def __iter__(self) -> Iterator[Intersections]:
+        if self.whole is not None:
+            yield self.whole
+            return
+        for band in self.bands:
+            spans = find_spans(self._screen, self._grid, band, self._settings, self.budget)
+            yield list_intersections(self._screen, self._grid, band, spans, self._settings)
 
 
 def depth_order(radii: Tensor, depths: Tensor) -> Tensor:
-    """Rows front to back, ties by row, culled ones last. [R, 2], [R] -> [R] int64"""
+    """Sorts rows front to back, ties by row, culled rows last. [nnz, 2], [nnz] -> [nnz] int64"""
     return torch.where((radii > 0).all(-1), depths, torch.inf).argsort(stable=True)
 
 
 @torch.no_grad()
-def list_intersections(
-    means2d: Tensor,
-    radii: Tensor,
-    conics: Tensor | None,
-    opacities: Tensor | None,
-    order: Tensor,
-    image_ids: Tensor | None,
+def find_spans(
+    screen: ScreenGaussians,
     grid: TileGrid,
-    band: tuple[int, int],
-    *,
-    numerics: Numerics = DEFAULT_NUMERICS,
-    backend: str = "auto",
-    sort: bool = True,
-    admit: Callable[[int, int], None] | None = None,
-) -> Pairs:
-    """Pairs of row and tile in a band of flat tile rows, ordered by tile, then depth, then row.
+    band: Band,
+    settings: IntersectionSettings,
+    budget: MemoryBudget | None = None,
+) -> Spans:
+    """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band.
 
-    Args:
-        means2d, radii: [R, 2], [R, 2] int32.
-        conics, opacities: [R, 3], [R] to test the ellipse on which alpha is 1/255; None to test mean +- radii.
-        order: [R] from :func:`depth_order`; emitted in this order, pairs need a stable sort by tile alone, whose keys
-            are int16 while they fit.
-        image_ids: [R] int64, or None where rows are [I, R / I].
-        band: First and end flat tile row.
-        sort: Whether to sort by tile; otherwise pairs come row by row.
-        admit: Called with the numbers of items and of pairs before memory is taken for either; may raise.
+    Raises:
+        ArgumentError: There are more rows or tiles than 32-bit indices hold.
+        OverBudgetError: The spans or their intersections exceed the budget; raised before they are allocated.
     """
-    launch = launchers(means2d.device, backend)
-    n_rows = order.numel()
-    if n_rows >= 2**31 or grid.n_tiles >= 2**31:
+    n_rows = screen.order.numel()
+    if max(n_rows, grid.n_tiles) > INDEX_MAX:
         raise ArgumentError(
-            f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tile_width * grid.tile_height} "
-            "tiles are more than 32-bit indices hold; render fewer cameras at a time"
+            f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
+            "than 32-bit indices hold; render fewer cameras at a time"
         )
-    n_per_image = n_rows // max(grid.n_images, 1)
-    ellipse = (means2d, radii, conics, opacities, order)
-    first_rows, n_tile_rows = launch.tile_rows(
-        *ellipse,
-        image_ids,
-        n_per_image=n_per_image,
-        tile_size=grid.tile_size,
-        tile_height=grid.tile_height,
-        band=band,
-        extend=numerics.extend,
-    )
-    item_starts = _exclusive_sum(n_tile_rows)
-    n_items = int(item_starts[-1])
-    if admit:
-        admit(n_items, 0)
-    parents, first_columns, n_columns = launch.tile_columns(
-        *ellipse,
-        first_rows,
-        item_starts,
-        n_items,
-        tile_size=grid.tile_size,
-        tile_width=grid.tile_width,
-        extend=numerics.extend,
+    launch = launchers(screen.means2d.device, settings.backend)
+    first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
+    span_starts = _exclusive_sum(n_tile_rows)
+    n_spans = int(span_starts[-1])
+    if budget is not None:
+        budget.admit(n_spans, 0)
+    positions, first_columns, n_columns = launch.tile_columns(
+        screen, grid, first_tile_rows, span_starts, n_spans, settings
     )
     slot_starts = _exclusive_sum(n_columns)
-    n_pairs = int(slot_starts[-1])
-    if admit:
-        admit(n_items, n_pairs)
+    if budget is not None:
+        budget.admit(n_spans, int(slot_starts[-1]))
+    return Spans(first_tile_rows, span_starts, positions, first_columns, slot_starts)
+
+
+@torch.no_grad()
+def list_intersections(
+    screen: ScreenGaussians,
+    grid: TileGrid,
+    band: Band,
+    spans: Spans,
+    settings: IntersectionSettings,
+    *,
+    sort: bool = True,
+) -> Intersections:
+    """Lists the intersections of spans, ordered by tile, then depth, then row; Gaussian by Gaussian if not sorted."""
+    n_intersections = int(spans.slot_starts[-1])
     first_tile, n_tiles = band[0] * grid.tile_width, (band[1] - band[0]) * grid.tile_width
+    # Emitted in depth order, intersections need a stable sort by tile alone, with int16 keys while they fit.
     short = n_tiles <= 2**16
     key_bias = first_tile + (2**15 if short else 0)
-    keys, rows = launch.tile_pairs(
-        order,
-        image_ids,
-        first_rows,
-        item_starts,
-        parents,
-        first_columns,
-        slot_starts,
-        n_pairs,
-        n_per_image=n_per_image,
-        tile_width=grid.tile_width,
-        tile_height=grid.tile_height,
-        key_dtype=torch.int16 if short else torch.int32,
-        key_bias=key_bias,
+    key_dtype = torch.int16 if short else torch.int32
+    keys, flatten_ids = launchers(screen.means2d.device, settings.backend).tile_intersections(
+        screen, grid, spans, n_intersections, key_dtype, key_bias
     )
-    slots = torch.arange(n_pairs, device=keys.device)
+    slots = torch.arange(n_intersections, device=keys.device)
     isect_offsets = slots[:0]
     if sort:
         keys, slots = keys.sort(stable=True)
-        rows = rows[slots]
+        flatten_ids = flatten_ids[slots]
         bounds = torch.arange(n_tiles + 1, device=keys.device) + (first_tile - key_bias)
         isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32))
-    return Pairs(first_tile, isect_offsets, rows, GaussianMajor(slots, slot_starts, item_starts, order), keys, key_bias)
+    gaussian_major = GaussianMajor(slots, spans.slot_starts, spans.span_starts, screen.order)
+    return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
 
 def _exclusive_sum(counts: Tensor) -> Tensor:
-    """[n] -> [n + 1] int64, starting at 0 and ending in the total."""
+    """[n] -> [n + 1] int64, from 0 to the total."""
     return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int64), (1, 0))
 
 
 def count_tiles(order: GaussianMajor) -> Tensor:
-    """Pairs of each row, [R] int32."""
-    counts = torch.empty(order.item_rows.numel(), dtype=torch.int32, device=order.slots.device)
-    counts[order.item_rows] = order.slot_starts[order.item_starts].diff().to(torch.int32)
+    """Counts the intersections of each row. [nnz] int32"""
+    counts = torch.empty(order.rows.numel(), dtype=torch.int32, device=order.slots.device)
+    counts[order.rows] = order.slot_starts[order.span_starts].diff().to(torch.int32)
     return counts
 
 
-def encode_ids(pairs: Pairs, depths: Tensor, grid: TileGrid) -> Tensor:
-    """gsplat's 64-bit ids: image | tile | depth as fp32 bits, 32 of them for the depth. [M] int64"""
-    assert pairs.keys is not None
-    n_tiles = grid.tile_width * grid.tile_height
-    tile_ids = pairs.keys.to(torch.int64) + pairs.key_bias
-    bits = depths.detach().to(torch.float32)[pairs.flatten_ids].view(torch.int32).to(torch.int64)
-    return (tile_ids // n_tiles << (32 + _tile_bits(n_tiles))) | (tile_ids % n_tiles << 32) | bits
+def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid) -> Tensor:
+    """Encodes gsplat's 64-bit ids: image | tile | depth, with 32 bits of fp32 depth. [M] int64"""
+    assert intersections.keys is not None
+    tile_ids = intersections.keys.to(torch.int64) + intersections.key_bias
+    bits = depths.detach().to(torch.float32)[intersections.flatten_ids].view(torch.int32).to(torch.int64)
+    image_ids, tile_ids = tile_ids // grid.tiles_per_image, tile_ids % grid.tiles_per_image
+    return (image_ids << (32 + _tile_bits(grid.tiles_per_image))) | (tile_ids << 32) | bits
 
 
 def _tile_bits(n_tiles: int) -> int:
@@ -152,34 +231,35 @@ def isect_tiles(
     *,
     conics: Tensor | None = None,
     opacities: Tensor | None = None,
-    backend: str = "auto",
-    numerics: str = "gsplat-1.5",
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of projected Gaussian and tile; same as gsplat 1.5.3's, and fewer where conics and opacities are given.
+    """Lists the intersections of projected Gaussians and tiles. Same as gsplat 1.5.3; fewer with conics and opacities.
 
     Args:
         means2d: [..., N, 2] pixels, or [nnz, 2] if packed.
         radii: [..., N, 2] int32 pixels, or [nnz, 2]; zero where culled.
         depths: [..., N] or [nnz].
-        tile_size: Pixels along a tile's edge: 4, 8 or 16.
-        tile_width, tile_height: Tiles per image row and column.
-        sort: Whether pairs come by image, tile and depth, ties by index; otherwise Gaussian by Gaussian.
-        packed: Whether inputs are packed; then ``n_images`` and ``image_ids`` [nnz] are needed.
-        gaussian_ids: Not needed; accepted because gsplat asks for it.
-        conics, opacities: [..., N, 3] and [..., N], or packed. With both, only tiles that hold a pixel center inside
-            the ellipse on which alpha is 1/255 are listed (compositing loses nothing); without, tiles that overlap
-            mean +- radii.
-        backend, numerics: As in :func:`tsplat.rasterization`; whose constants the radii were made with.
+        tile_size: Edge of a tile in pixels: 4, 8 or 16.
+        tile_width, tile_height: Number of tiles along each axis of an image.
+        sort: Whether to sort by image, tile and depth, ties by index; otherwise intersections come Gaussian by
+            Gaussian.
+        packed: Whether inputs are packed; requires ``n_images`` and ``image_ids`` [nnz].
+        gaussian_ids: Unused, in gsplat as well.
+        conics, opacities: [..., N, 3] and [..., N], or packed. With both, only tiles with a pixel center inside the
+            ellipse where alpha is 1/255 are listed (compositing loses nothing); without, tiles that overlap mean +-
+            radii.
+        backend, numerics: As in :func:`tsplat.rasterization`; the numerics that the radii were computed with.
 
     Returns:
         ``tiles_per_gauss`` int32 [..., N] or [nnz]; ``isect_ids`` int64 [M], image | tile | depth; ``flatten_ids``
         int32 [M], indices into [I * N] or [nnz].
 
     Raises:
-        ArgumentError: A shape, element type or value that has no meaning.
+        ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: ``segmented=True``, or a tile size that is not implemented.
     """
-    check_absent({"segmented": (segmented, False)})
+    check_not_implemented({"segmented": (segmented, False)})
     check_tile_size(tile_size)
     check_size("tile_width", tile_width)
     check_size("tile_height", tile_height)
@@ -188,7 +268,7 @@ def isect_tiles(
     if radii.shape != means2d.shape:
         raise ShapeError(f"radii: expected {list(means2d.shape)} as means2d, found {list(radii.shape)}")
     if (conics is None) != (opacities is None):
-        raise ArgumentError("conics: give conics and opacities together, or neither")
+        raise ArgumentError("conics: pass conics and opacities together, or neither")
     if conics is not None and opacities is not None:
         check_tensor("conics", conics, [*depths.shape, 3], "[..., N, 3] as depths")
         check_tensor("opacities", opacities, list(depths.shape), "[..., N] as depths")
@@ -197,31 +277,29 @@ def isect_tiles(
     )
     if packed:
         if n_images is None or image_ids is None:
-            raise ArgumentError("image_ids: needed with n_images where packed is True")
+            raise ArgumentError("image_ids: required with n_images if packed is True")
     else:
         n_images, image_ids = math.prod(depths.shape[:-1]), None
     radii, depths_flat = radii.reshape(-1, 2).contiguous(), depths.reshape(-1).contiguous()
-    order = depth_order(radii, depths_flat) if sort else torch.arange(depths_flat.numel(), device=depths.device)
-    grid = TileGrid(n_images, tile_size, tile_width, tile_height)
-    pairs = list_intersections(
+    screen = ScreenGaussians(
         means2d.reshape(-1, 2).contiguous(),
         radii,
         None if conics is None else conics.reshape(-1, 3).contiguous(),
         None if opacities is None else opacities.reshape(-1).contiguous(),
-        order,
+        depth_order(radii, depths_flat) if sort else torch.arange(depths_flat.numel(), device=depths.device),
         image_ids,
-        grid,
-        (0, grid.n_tile_rows),
-        numerics=check_numerics(numerics),
-        backend=backend,
-        sort=sort,
     )
-    assert pairs.gaussian_major is not None
-    return count_tiles(pairs.gaussian_major).view(depths.shape), encode_ids(pairs, depths_flat, grid), pairs.flatten_ids
+    grid = TileGrid(n_images, tile_size, tile_width, tile_height)
+    settings = IntersectionSettings(check_numerics(numerics), backend)
+    band = (0, grid.n_tile_rows)
+    spans = find_spans(screen, grid, band, settings)
+    found = list_intersections(screen, grid, band, spans, settings, sort=sort)
+    assert found.gaussian_major is not None
+    return count_tiles(found.gaussian_major).view(depths.shape), encode_ids(found, depths_flat, grid), found.flatten_ids
 
 
 def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_height: int) -> Tensor:
-    """Where each tile's pairs begin among the sorted ids [M] of :func:`isect_tiles`. [I, tile_height, tile_width]"""
+    """Finds each tile's first intersection in sorted ids [M] of :func:`isect_tiles`. [I, tile_height, tile_width]"""
     n_tiles = tile_width * tile_height
     bits = _tile_bits(n_tiles)
     above = isect_ids >> 32
@@ -230,6 +308,6 @@ def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_
     return narrow_offsets(starts, isect_ids.numel()).view(n_images, tile_height, tile_width)
 
 
-def narrow_offsets(offsets: Tensor, n_pairs: int) -> Tensor:
-    """int32, as gsplat's offsets are, while they fit."""
-    return offsets.to(torch.int32) if n_pairs < 2**31 else offsets
+def narrow_offsets(offsets: Tensor, n_intersections: int) -> Tensor:
+    """Converts offsets to int32, as gsplat's are, if they fit."""
+    return offsets.to(torch.int32) if n_intersections <= INDEX_MAX else offsets

@@ -1,38 +1,30 @@
-"""What listing and compositing pairs will need, the budget for it, and the split into bands of tile rows."""
+"""Memory: what is free, what is used, and the budget that intersections are held to before they are allocated."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
 
 import torch
 
-from ..data import Pairs, TileGrid
-from ..errors import MemoryBudgetError
+BYTES_PER_SPAN = 32
+"""For a span: its Gaussian, first column, number of columns, and their prefix sum."""
 
-BYTES_PER_ITEM = 32
-"""For a row in a tile row: its parent, first column, number of columns, and their prefix sum."""
+BYTES_PER_INTERSECTION = 64
+"""For an intersection: key, row and slot, and the copies that sorting makes."""
 
-BYTES_PER_PAIR = 64
-"""For a pair: key, row and slot, and the sort's copies of them."""
-
-UNQUESTIONED = 2**28
-"""Lists of up to this many bytes are made without asking what is free."""
+UNCHECKED_BYTES = 2**28
+"""Lists of up to this size are allocated without asking the device for free memory."""
 
 FREE_SHARE = 0.8
-"""Of the memory that is free, what a call may take unless told."""
+"""Default budget, as a share of free memory."""
 
-PAIRS_LIMIT = 2**31 - 1
-"""torch.sort takes no more elements on CUDA, and flatten_ids are int32."""
-
-
-class _ExceededError(Exception):
-    """A band does not fit."""
+INDEX_MAX = 2**31 - 1
+"""Upper bound of list lengths: torch.sort on CUDA takes no more, and flatten_ids are int32."""
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device, as far as it tells."""
+    """Returns the bytes that can still be allocated on a device, as far as it reports them."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -47,92 +39,49 @@ def free_memory(device: torch.device) -> int:
 
 
 def used_memory(device: torch.device) -> int:
-    """Bytes that a GPU's tensors, or this process, have taken at most since it began."""
+    """Returns the peak memory in bytes of a GPU's tensors, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows
         return 0
     # Kilobytes on Linux, bytes on macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class Bands:
-    """The pairs of a call, band by band of flat tile rows; a single band where everything fits.
+class OverBudgetError(Exception):
+    """A band does not fit into the memory budget."""
 
-    A band that does not fit is split in two. Numbers of items and pairs are known before memory is taken for them.
-    What was listed whole is kept in `whole` and not listed again; bands are listed anew, and alike, each time they are
-    asked for.
+
+class MemoryBudget:
+    """Memory that the intersections of a band may take.
 
     Args:
-        list_band: Lists the pairs of a band, (first, end) flat tile rows, and calls back with the numbers of items and
-            pairs before it takes memory for them.
-        grid: The tiles.
-        device: Where.
-        budget: Bytes, or None for a share of what is free at the first time of asking.
-        bytes_per_intersection: Bytes a pair needs in the backward pass, on top of its listing.
-        explain: Says what is the likely cause where even one tile row does not fit.
+        device: The device of the tensors.
+        limit: Bytes, or None for a share of the memory that is free when it is first needed.
+        bytes_per_intersection: Bytes that the backward pass keeps for each intersection.
+
+    Attributes:
+        limit: Bytes, or None while so little was needed that free memory was not queried.
+        peak_bytes: The most that was admitted.
     """
 
-    def __init__(
-        self,
-        list_band: Callable[[tuple[int, int], Callable[[int, int], None]], Pairs],
-        grid: TileGrid,
-        device: torch.device,
-        budget: int | None,
-        bytes_per_intersection: int,
-        explain: Callable[[], str],
-    ) -> None:
-        self.whole: Pairs | None = None
-        self.n_bands = 0
-        self.n_items = 0
-        self.n_pairs = 0
+    def __init__(self, device: torch.device, limit: int | None, bytes_per_intersection: int) -> None:
+        self.limit = limit
         self.peak_bytes = 0
-        self.budget = budget
-        self._list_band = list_band
-        self._grid = grid
         self._device = device
-        self._pair_bytes = BYTES_PER_PAIR + bytes_per_intersection
-        self._explain = explain
+        self._bytes_per_intersection = BYTES_PER_INTERSECTION + bytes_per_intersection
 
-    def __iter__(self) -> Iterator[Pairs]:
-        if self.whole is not None:
-            yield self.whole
-            return
-        self.n_bands = self.n_items = self.n_pairs = 0
-        todo = [(0, self._grid.n_tile_rows)]
-        while todo:
-            begin, end = todo.pop()
-            try:
-                pairs = self._list_band((begin, end), self._admit)
-            except _ExceededError as exceeded:
-                if end - begin == 1:
-                    raise MemoryBudgetError(f"{exceeded}; {self._explain()}") from None
-                middle = (begin + end) // 2
-                todo += [(middle, end), (begin, middle)]
-                continue
-            self.n_bands += 1
-            self.n_pairs += pairs.flatten_ids.numel()
-            if pairs.gaussian_major is not None:
-                self.n_items += pairs.gaussian_major.slot_starts.numel() - 1
-            if self.n_bands == 1 and not todo:
-                self.whole = pairs
-            yield pairs
-            del pairs
-
-    def figures(self) -> dict[str, int | None]:
-        """What the last walk through the bands took."""
-        return {"pairs": self.n_pairs, "bands": self.n_bands, "peak_bytes": self.peak_bytes, "budget": self.budget}
-
-    def _admit(self, n_items: int, n_pairs: int) -> None:
-        needed = n_items * BYTES_PER_ITEM + n_pairs * self._pair_bytes
-        if needed > UNQUESTIONED and self.budget is None:
-            self.budget = int(FREE_SHARE * free_memory(self._device))
-        if max(n_items, n_pairs) > PAIRS_LIMIT or (self.budget is not None and needed > self.budget):
-            counted = f"{n_pairs:,} intersections" if n_pairs else f"{n_items:,} Gaussians"
-            limit = "more than 32-bit indices hold" if self.budget is None else f"budget {_bytes(self.budget)}"
-            raise _ExceededError(f"{counted} in one row of tiles need {_bytes(needed)}, {limit}")
+    def admit(self, n_spans: int, n_intersections: int) -> None:
+        """Raises :class:`OverBudgetError` if that many do not fit. Call it before allocating memory for them."""
+        needed = n_spans * BYTES_PER_SPAN + n_intersections * self._bytes_per_intersection
+        if needed > UNCHECKED_BYTES and self.limit is None:
+            self.limit = int(FREE_SHARE * free_memory(self._device))
+        if max(n_spans, n_intersections) > INDEX_MAX or (self.limit is not None and needed > self.limit):
+            counted = f"{n_intersections:,} intersections" if n_intersections else f"{n_spans:,} Gaussians"
+            limit = "more than 32-bit indices hold" if self.limit is None else f"budget {_bytes(self.limit)}"
+            raise OverBudgetError(f"{counted} in one row of tiles need {_bytes(needed)}, {limit}")
         self.peak_bytes = max(self.peak_bytes, needed)
 
 

@@ -67,10 +67,10 @@ class RankGroup:
             return tensor
         if counts is None:
             counts = self.all_gather_stacked(torch.tensor([len(tensor)], device=tensor.device)).flatten().tolist()
+        if not any(counts):
+            return tensor
         padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
         padded[: len(tensor)] = tensor
-        if not padded.numel():
-            return tensor
         return torch.cat([rows[:n] for rows, n in zip(self.all_gather_stacked(padded), counts, strict=True)])
 
     def all_gather_stacked(self, tensor: Tensor) -> Tensor:

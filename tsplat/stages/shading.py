@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_devices, check_sh_degree, check_tensor, compute_dtype
-from ..config import Numerics
-from ..data import Rows
+from ..config import Backend, Numerics
+from ..data import Features, ProjectedGaussians
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
 
@@ -22,16 +22,16 @@ class _SphericalHarmonics(torch.autograd.Function):
         means: Tensor,
         centers: Tensor,
         coeffs: Tensor,
-        row_ids: Tensor | None,
+        dense_ids: Tensor | None,
         radii: Tensor | None,
         degree: int,
-        backend: str,
+        backend: Backend,
     ) -> Tensor:
-        ctx.save_for_backward(means, centers, coeffs, row_ids, radii)
+        ctx.save_for_backward(means, centers, coeffs, dense_ids, radii)
         ctx.degree, ctx.backend = degree, backend
         with full_precision(means.device):
             colors: Tensor = launchers(means.device, backend).spherical_harmonics_fwd(
-                means, centers, coeffs, row_ids, radii, degree=degree
+                means, centers, coeffs, dense_ids, radii, degree=degree
             )
         return colors
 
@@ -39,14 +39,14 @@ class _SphericalHarmonics(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_colors: Tensor) -> tuple[Tensor | None, ...]:
         with full_precision(v_colors.device):
-            grads = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
+            v_inputs = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
                 *saved, v_colors.contiguous(), degree=ctx.degree, needs_centers=ctx.needs_input_grad[1]
             )
-        return (*grads, None, None, None, None)
+        return (*v_inputs, None, None, None, None)
 
 
 def camera_centers(viewmats: Tensor, numerics: Numerics) -> Tensor:
-    """World positions of cameras, [..., 4, 4] -> [..., 3]; elementwise, so that autocast leaves it alone."""
+    """Computes the world positions of cameras. [..., 4, 4] -> [..., 3]; elementwise, which autocast leaves alone."""
     x, y, z = viewmats[..., 0, :3], viewmats[..., 1, :3], viewmats[..., 2, :3]
     t = viewmats[..., :3, 3:]
     if numerics.camera_center == "transpose":
@@ -57,52 +57,56 @@ def camera_centers(viewmats: Tensor, numerics: Numerics) -> Tensor:
     return -(t[..., 0, :] * yz + t[..., 1, :] * zx + t[..., 2, :] * xy) / det
 
 
-def evaluate(
+def _evaluate(
     means: Tensor,
     centers: Tensor,
     coeffs: Tensor,
-    row_ids: Tensor | None,
+    dense_ids: Tensor | None,
     radii: Tensor | None,
     degree: int,
-    backend: str,
+    backend: Backend,
 ) -> Tensor:
-    """Sum of basis times coefficients for each row, seen from the camera center; zero for culled rows. [R, 3]
+    """Evaluates spherical harmonics along the direction from camera center to mean; zero for culled rows. [nnz, 3]
 
     Args:
         means, centers: [B, N, 3], [B, C, 3].
-        coeffs: [B, N, K, 3] of any float type, read as they are.
-        row_ids: [R] int64 flat index into [B, C, N], or None where there is a row for each.
-        radii: [R, 2] int32, zero where culled, or None where nothing is.
+        coeffs: [B, N, K, 3] of any float dtype.
+        dense_ids: [nnz] int64 index into [B, C, N], or None if not packed.
+        radii: [nnz, 2] int32, zero where culled; None if nothing is.
     """
     colors: Tensor = _SphericalHarmonics.apply(  # type: ignore[no-untyped-call]
-        means.contiguous(), centers.contiguous(), coeffs.contiguous(), row_ids, radii, degree, backend
+        means.contiguous(), centers.contiguous(), coeffs.contiguous(), dense_ids, radii, degree, backend
     )
     return colors
 
 
 def shade(
     means: Tensor,
-    coeffs: Tensor,
+    colors: Tensor,
     viewmats: Tensor,
-    rows: Rows,
-    degree: int,
+    projected: ProjectedGaussians,
+    sh_degree: int | None,
     numerics: Numerics,
-    backend: str,
-) -> Tensor:
-    """View-dependent colors of rows, max(value + 0.5, 0). [R, 3]
+    backend: Backend,
+) -> Features:
+    """Computes the features of projected Gaussians: with ``sh_degree`` max(spherical harmonics + 0.5, 0).
 
     Args:
         means, viewmats: [B, N, 3], [B, C, 4, 4].
-        coeffs: [B, N, K, 3], or per camera [B, C, N, K, 3], of any float type.
+        colors: [B, N, D] or per camera [B, C, N, D] of any float dtype; with ``sh_degree``, coefficients [B, N, K, 3]
+            or [B, C, N, K, 3].
     """
+    per_camera = colors.dim() == (4 if sh_degree is None else 5)
+    if sh_degree is None:
+        return Features(colors.flatten(0, -2), projected.feature_ids(per_camera=per_camera))
     centers = camera_centers(viewmats, numerics)
-    if coeffs.dim() == 5:
+    if per_camera:
         # Every camera becomes a scene of its own.
-        means = means[:, None].expand(-1, rows.n_cameras, -1, -1).flatten(0, 1)
+        means = means[:, None].expand(-1, projected.n_cameras, -1, -1).flatten(0, 1)
         centers = centers.flatten(0, 1)[:, None]
-        coeffs = coeffs.flatten(0, 1)
-    colors = evaluate(means, centers, coeffs, rows.row_ids, rows.radii, degree, backend)
-    return (colors + 0.5).clamp_min(0.0)
+        colors = colors.flatten(0, 1)
+    values = _evaluate(means, centers, colors, projected.dense_ids, projected.radii, sh_degree, backend)
+    return Features((values + 0.5).clamp_min(0.0), None)
 
 
 def spherical_harmonics(
@@ -111,22 +115,22 @@ def spherical_harmonics(
     coeffs: Tensor,
     masks: Tensor | None = None,
     *,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
-    """Evaluates real spherical harmonics (Sloan, JCGT 2013); same as gsplat 1.5.3's, and without the shift by 0.5.
+    """Evaluates real spherical harmonics (Sloan, JCGT 2013). Same as gsplat 1.5.3, and without its shift by 0.5.
 
     Args:
         degrees_to_use: Highest degree, 0 to 4.
         dirs: [..., 3] directions from camera to Gaussian, any norm.
         coeffs: [..., K, 3] with K >= (degrees_to_use + 1)^2.
-        masks: [...] bool; where false the color is zero and nothing flows back.
+        masks: [...] bool; where false, colors and gradients are zero.
         backend: As in :func:`tsplat.rasterization`.
 
     Returns:
         Colors [..., 3] in at least fp32. Differentiable with respect to ``dirs`` and ``coeffs``.
 
     Raises:
-        ArgumentError: A shape, element type or value that has no meaning.
+        ArgumentError: A shape, dtype, device or value is invalid.
     """
     check_tensor("dirs", dirs, [*dirs.shape[:-1], 3], "[..., 3]")
     check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, 3], "[..., K, 3] with the leading dimensions of dirs")
@@ -137,7 +141,7 @@ def spherical_harmonics(
     if masks is not None:
         radii = masks.reshape(-1, 1).to(torch.int32).expand(-1, 2).contiguous()
     n = math.prod(dirs.shape[:-1])
-    colors = evaluate(
+    colors = _evaluate(
         dirs.to(dtype).reshape(1, n, 3),
         torch.zeros(1, 1, 3, dtype=dtype, device=dirs.device),
         coeffs.reshape(1, n, coeffs.shape[-2], 3),

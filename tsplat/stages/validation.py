@@ -1,72 +1,58 @@
-"""What to do about Gaussians that cannot be drawn: cull and count them, or say which they are and why."""
+"""Invalid values in Gaussians and cameras: cull and count them, or raise an error that names the likely cause."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
+from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN, Backend
+from ..data import Cameras, Gaussians3D
 from ..errors import InvalidValueError
 from .backend import full_precision, launchers
 
-Validate = Literal["cull", "error", "off"]
-VALIDATE = ("cull", "error", "off")
-
 DETERMINANT_MIN, FOCAL_MIN = 1e-12, 1e-12
-"""A view matrix whose rotation, or a focal length, is smaller maps everything to one place."""
+"""View matrices with a smaller determinant, and smaller focal lengths, are singular."""
 
-STEPPED = "did an optimizer step with a gradient that was not finite?"
+AFTER_STEP = "did an optimizer step with a non-finite gradient?"
 
 OVERSIZE = 10.0
-"""Scales whose median exceeds this many times the extent of the scene are taken for a mistake."""
+"""A median scale of more than this many scene extents is taken for a mistake."""
 
 
 @torch.no_grad()
-def find_valid(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    covars: Tensor | None,
-    opacities: Tensor,
-    colors: Tensor,
-    *,
-    per_camera: bool,
-    backend: str,
-) -> Tensor:
-    """Gaussians of which no number is beyond 1e12 or not one, nor the quaternion below 1e-12. [B, N] bool
+def find_valid(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool, backend: Backend) -> Tensor:
+    """Finds Gaussians whose values are finite, at most 1e12 in magnitude, and whose quaternion has a norm. [B, N] bool
 
     Args:
-        means, quats, scales, covars, opacities: [B, N, 3], [B, N, 4], [B, N, 3], [B, N, 6], [B, N].
-        colors: [B, N, ...], or [B, C, N, ...] if `per_camera`.
+        gaussians: Gaussians with opacities.
+        colors: [B, N, ...], or [B, C, N, ...] if ``per_camera``.
     """
-    inputs = (means, quats, scales, covars, opacities, colors)
-    with full_precision(means.device):
-        sound: Tensor = launchers(means.device, backend).valid_gaussians(
-            *(None if t is None else t.contiguous() for t in inputs), per_camera=per_camera
+    gaussians = Gaussians3D(*(None if t is None else t.contiguous() for t in gaussians))  # type: ignore[arg-type]
+    with full_precision(colors.device):
+        valid: Tensor = launchers(colors.device, backend).valid_gaussians(
+            gaussians, colors.contiguous(), per_camera=per_camera
         )
-    return sound
+    return valid
 
 
-def replace_invalid_cameras(viewmats: Tensor, Ks: Tensor) -> tuple[Tensor, Tensor]:
-    """Cameras [B, C, ...]; what is not finite, or maps all to one place, becomes a camera that sees nothing."""
-    bad = _exceeds(viewmats, 2) | _exceeds(Ks, 2) | _is_singular(viewmats) | _has_no_focal_length(Ks)
-    sound = ~bad[..., None, None]
-    nowhere = torch.eye(4, dtype=viewmats.dtype, device=viewmats.device)
-    # Everything up to MAGNITUDE_MAX lies behind it.
-    nowhere[2, 3] = -4 * MAGNITUDE_MAX
-    return torch.where(sound, viewmats, nowhere), torch.where(sound, Ks, nowhere[:3, :3])
+def replace_invalid_cameras(cameras: Cameras) -> Cameras:
+    """Replaces non-finite and singular cameras by cameras that see nothing."""
+    viewmats, Ks = cameras
+    invalid = _exceeds(viewmats, 2) | _exceeds(Ks, 2) | _is_singular(viewmats) | _has_no_focal_length(Ks)
+    valid = ~invalid[..., None, None]
+    away = torch.eye(4, dtype=viewmats.dtype, device=viewmats.device)
+    # Everything up to MAGNITUDE_MAX is behind this camera.
+    away[2, 3] = -4 * MAGNITUDE_MAX
+    return Cameras(torch.where(valid, viewmats, away), torch.where(valid, Ks, away[:3, :3]))
 
 
-def _exceeds(tensor: Tensor, own_dims: int) -> Tensor:
-    """Rows with a number beyond MAGNITUDE_MAX or not one, of `own_dims` trailing dimensions each."""
-    wrong = ~(tensor.detach().abs() <= MAGNITUDE_MAX)
-    return wrong.flatten(wrong.dim() - own_dims).any(-1) if own_dims else wrong
+def _exceeds(tensor: Tensor, n_own_dims: int) -> Tensor:
+    """Finds entries with a value that is not finite or beyond MAGNITUDE_MAX in their trailing dimensions."""
+    invalid = ~(tensor.detach().abs() <= MAGNITUDE_MAX)
+    return invalid.flatten(invalid.dim() - n_own_dims).any(-1) if n_own_dims else invalid
 
 
 def _is_singular(viewmats: Tensor) -> Tensor:
-    """Cameras whose rotation maps space to a plane or less."""
     x, y, z = viewmats.detach()[..., :3, :3].unbind(-2)
     return (x.cross(y, -1) * z).sum(-1).abs() < DETERMINANT_MIN
 
@@ -77,95 +63,88 @@ def _has_no_focal_length(Ks: Tensor) -> Tensor:
 
 @torch.no_grad()
 def raise_if_invalid(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    covars: Tensor | None,
-    opacities: Tensor,
-    colors: Tensor,
-    viewmats: Tensor,
-    Ks: Tensor,
-    *,
-    per_camera: bool,
-    sh: bool,
+    gaussians: Gaussians3D, colors: Tensor, viewmats: Tensor, Ks: Tensor, *, per_camera: bool, sh: bool
 ) -> None:
-    """Raises for the first kind of value, in the order below, that cannot be drawn or is likely to be a mistake.
+    """Raises if values are invalid or likely to be a mistake.
 
-    Cameras that are not finite, or map all to one place; Gaussians that are not finite, or beyond 1e12; quaternions of
-    zero norm; negative scales (a missing exp); opacities outside [0, 1] (a missing sigmoid); scales far larger than the
-    scene (exp twice).
+    Checked in this order: non-finite, too large and singular cameras; non-finite and too large Gaussians; quaternions
+    of zero norm; negative scales (exp missing); opacities outside [0, 1] (sigmoid missing); scales far larger than the
+    scene (exp applied twice).
 
     Args:
-        means, quats, scales, covars, opacities, viewmats, Ks: [..., N, 3], [..., N, 4], [..., N, 3], [..., N, 6],
-            [..., N], [..., C, 4, 4], [..., C, 3, 3].
-        colors: [..., N, D], with `sh` [..., N, K, 3], and with `per_camera` [..., C, N, ...].
+        gaussians: Gaussians with opacities and any batch dimensions; ``covars`` are [..., N, 6].
+        colors: [..., N, D], with ``sh`` [..., N, K, 3], and with ``per_camera`` [..., C, N, ...].
+        viewmats, Ks: [..., C, 4, 4], [..., C, 3, 3].
 
     Raises:
-        InvalidValueError: The message names the tensor, how many rows, the first, and the likely cause.
+        InvalidValueError: The message names the tensor, the number of invalid entries, the first, and the likely cause.
     """
+    means, quats, scales, covars, opacities, _ = gaussians
+    assert opacities is not None
     kinds: tuple[tuple[str, Tensor | None, int, str, str], ...] = (
         ("viewmats", viewmats, 2, "camera", "check the poses"),
         ("Ks", Ks, 2, "camera", "check the intrinsics"),
-        ("means", means, 1, "row", STEPPED),
-        ("quats", quats, 1, "row", STEPPED),
-        ("scales", scales, 1, "row", STEPPED),
-        ("covars", covars, 1, "row", STEPPED),
-        ("opacities", opacities, 0, "row", STEPPED),
-        ("colors", colors, 2 if sh else 1, "row", STEPPED),
+        ("means", means, 1, "Gaussian", AFTER_STEP),
+        ("quats", quats, 1, "Gaussian", AFTER_STEP),
+        ("scales", scales, 1, "Gaussian", AFTER_STEP),
+        ("covars", covars, 1, "Gaussian", AFTER_STEP),
+        ("opacities", opacities, 0, "Gaussian", AFTER_STEP),
+        ("colors", colors, 2 if sh else 1, "Gaussian", AFTER_STEP),
     )
-    for name, tensor, own_dims, thing, cause in kinds:
+    for name, tensor, n_own_dims, noun, cause in kinds:
         if tensor is not None:
-            bad = _exceeds(tensor, own_dims)
+            invalid = _exceeds(tensor, n_own_dims)
             if name == "colors" and per_camera:
-                bad = bad.any(-2)
+                invalid = invalid.any(-2)
             what = "are not finite" if not tensor.isfinite().all() else f"exceed {MAGNITUDE_MAX:g} in magnitude"
-            _reject(name, bad, thing, what, cause)
-    _reject(
-        "viewmats", _is_singular(viewmats), "camera", "see nothing, as their rotation is singular", "check the poses"
-    )
-    _reject("Ks", _has_no_focal_length(Ks), "camera", "see nothing, as a focal length is zero", "check the intrinsics")
+            _raise_if_any(name, invalid, noun, what, cause)
+    _raise_if_any("viewmats", _is_singular(viewmats), "camera", "have a singular rotation", "check the poses")
+    _raise_if_any("Ks", _has_no_focal_length(Ks), "camera", "have a focal length of zero", "check the intrinsics")
     if quats is not None:
         zero = quats.square().sum(-1) < QUAT_NORM_MIN**2
-        _reject("quats", zero, "row", "have zero norm", "remove them, or set them to 1 0 0 0")
+        _raise_if_any("quats", zero, "Gaussian", "have zero norm", "remove them, or set them to 1 0 0 0")
     if scales is not None:
         negative = (scales < 0).any(-1)
-        _reject("scales", negative, "row", "are negative", "they are standard deviations: was exp() left out?")
+        _raise_if_any("scales", negative, "Gaussian", "are negative", "is exp() missing?")
     outside = (opacities < 0) | (opacities > 1)
-    _reject("opacities", outside, "row", "lie outside [0, 1]", "was sigmoid() left out?")
-    size = describe_sizes(means, scales, covars)
-    if size is not None and size[0] > OVERSIZE * size[1]:
+    _raise_if_any("opacities", outside, "Gaussian", "are outside [0, 1]", "is sigmoid() missing?")
+    sizes = measure_sizes(means, scales, covars)
+    if sizes is not None and sizes[0] > OVERSIZE * sizes[1]:
         raise InvalidValueError(explain_sizes(means, scales, covars))
 
 
-def _reject(name: str, bad: Tensor, thing: str, what: str, cause: str) -> None:
-    """Raises if any of `bad`, [..., rows] bool, is set."""
-    rows = bad.flatten().nonzero().squeeze(1)
-    if rows.numel():
+def _raise_if_any(name: str, invalid: Tensor, noun: str, what: str, cause: str) -> None:
+    """Raises if any entry of ``invalid``, [...] bool, is true."""
+    ids = invalid.flatten().nonzero().squeeze(1)
+    if ids.numel():
         raise InvalidValueError(
-            f"{name}: {rows.numel()} of {bad.numel()} {thing}s {what} (first: {thing} {int(rows[0])}); {cause}"
+            f"{name}: {ids.numel()} of {invalid.numel()} {noun}s {what} (first: {noun} {int(ids[0])}); {cause}"
         )
 
 
 @torch.no_grad()
-def describe_sizes(means: Tensor, scales: Tensor | None, covars: Tensor | None) -> tuple[float, float] | None:
-    """Median of the largest scales, and extent of the scene, twice the median distance of means from their median."""
+def measure_sizes(means: Tensor, scales: Tensor | None, covars: Tensor | None) -> tuple[float, float] | None:
+    """Measures the median of the largest scales, and the scene extent: twice the median distance from the median mean.
+
+    Returns None for fewer than two finite Gaussians.
+    """
     if scales is None:
         assert covars is not None
         scales = covars[..., (0, 3, 5)].clamp_min(0).sqrt()
-    known = means.isfinite().all(-1) & scales.isfinite().all(-1)
-    if int(known.sum()) < 2:
+    finite = means.isfinite().all(-1) & scales.isfinite().all(-1)
+    if int(finite.sum()) < 2:
         return None
-    centers = means[known]
-    distance = (centers - centers.median(0).values).norm(dim=-1)
-    return float(scales[known].amax(-1).median()), 2 * float(distance.median())
+    centers = means[finite]
+    distances = (centers - centers.median(0).values).norm(dim=-1)
+    return float(scales[finite].amax(-1).median()), 2 * float(distances.median())
 
 
 def explain_sizes(means: Tensor, scales: Tensor | None, covars: Tensor | None) -> str:
-    """The likely cause of lists of pairs that are far too long."""
-    size = describe_sizes(means, scales, covars)
-    if size is None:
-        return "no two Gaussians are finite"
-    found = f"median scale {size[0]:.3g} against scene extent {size[1]:.3g}"
-    if size[0] > OVERSIZE * size[1]:
-        return f"scales: {found}: were the scales exponentiated twice?"
+    """Returns the likely cause of far too many intersections."""
+    sizes = measure_sizes(means, scales, covars)
+    if sizes is None:
+        return "fewer than two Gaussians are finite"
+    found = f"median scale {sizes[0]:.3g}, scene extent {sizes[1]:.3g}"
+    if sizes[0] > OVERSIZE * sizes[1]:
+        return f"scales: {found}: was exp() applied twice?"
     return f"{found}; lower the resolution, or raise memory_budget"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import sum_rows
+from ..data import sum_by_id
 from ..errors import ArgumentError
 from .operations import Optimizers, Parameters, State, check_parameters, duplicate, remove, reset_opacities, split
 
@@ -133,8 +133,8 @@ class DefaultStrategy:
         for name in ("grad2d", "count", "radii"):
             if state[name] is None:
                 state[name] = gradients.new_zeros(n)
-        state["grad2d"] += sum_rows(gradients, ids, n)
-        state["count"] += sum_rows(torch.ones_like(gradients), ids, n)
+        state["grad2d"] += sum_by_id(gradients, ids, n)
+        state["count"] += sum_by_id(torch.ones_like(gradients), ids, n)
         state["radii"].scatter_reduce_(0, ids, radii, "amax")
 
     def _grow(self, params: Parameters, optimizers: Optimizers, state: State, step: int) -> tuple[int, int]:

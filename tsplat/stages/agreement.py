@@ -1,0 +1,185 @@
+"""Agreement between the ranks of a distributed call: every rank checks its arguments, then all raise or none does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..data import Gaussians3D
+from ..errors import ArgumentError, DeviceError, DisagreementError, PeerError
+from .process_group import RankGroup
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+RECORD_BYTES = 4096
+"""Fixed size of what a rank says about its call before anything depends on it."""
+
+N_COUNTS = 4
+COUNTS = f"{N_COUNTS}q"
+
+MESSAGE_LENGTH_MAX = 1200
+"""Of an error message in that record, in characters."""
+
+
+class Ranks(RankGroup):
+    """The ranks that render together. :func:`agreement` fills in what each of them holds.
+
+    Attributes:
+        n_gaussians, n_cameras: Of every rank.
+        differentiable: Whether any rank needs any gradient; then all ranks exchange gradients.
+        differentiable_cameras: Whether any rank needs the gradient of its viewmats.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(group)
+        self.n_gaussians = [0] * self.world_size
+        self.n_cameras = [0] * self.world_size
+        self.differentiable = False
+        self.differentiable_cameras = False
+        self._device_types = sorted(device.type for device in group._device_types)
+        # The same on every rank, wherever its tensors are.
+        self._record_device = torch.device("cpu" if "cpu" in self._device_types else self._device_types[0])
+
+    def check_device(self, means: Tensor) -> None:
+        """Raises :class:`DeviceError` if the group's backend cannot send from the tensor's device."""
+        if means.device.type not in self._device_types:
+            raise DeviceError(
+                f"means: is on {means.device}, but the process group sends from {' and '.join(self._device_types)} "
+                "only; move the tensors, or make the group with a backend for that device"
+            )
+
+    def exchange_records(
+        self, counts: list[int], settings: dict[str, str]
+    ) -> tuple[list[list[int]], list[dict[str, str]]]:
+        """Gathers counts and settings from every rank; equal settings are one object."""
+        text = json.dumps(settings).encode().ljust(RECORD_BYTES - struct.calcsize(COUNTS))
+        content = bytearray(struct.pack(COUNTS, *counts) + text)
+        assert len(content) == RECORD_BYTES
+        own = torch.frombuffer(content, dtype=torch.uint8).to(self._record_device)
+        records = [record.tobytes() for record in self.all_gather_stacked(own).cpu().numpy()]
+        n = struct.calcsize(COUNTS)
+        decoded = {text: json.loads(text) for text in {record[n:] for record in records}}
+        return [list(struct.unpack(COUNTS, r[:n])) for r in records], [decoded[r[n:]] for r in records]
+
+    def agree(self, counts: list[list[int]], settings: list[dict[str, str]]) -> None:
+        """Takes over the counts of all ranks, whose settings must be equal.
+
+        Raises:
+            PeerError: A rank sent an error in place of settings.
+            DisagreementError: Settings differ.
+        """
+        errors = [f"rank {rank} stopped with {own['error']}" for rank, own in enumerate(settings) if "error" in own]
+        if errors:
+            raise PeerError("; ".join(errors))
+        differences = []
+        for name in settings[0] if any(own is not settings[0] for own in settings) else ():
+            holders: dict[str, list[int]] = {}
+            for rank, own in enumerate(settings):
+                holders.setdefault(own[name], []).append(rank)
+            if len(holders) > 1:
+                found = ", ".join(
+                    f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+                    for value, ranks in holders.items()
+                )
+                differences.append(f"{name}: {found}")
+        if differences:
+            raise DisagreementError(f"{'; '.join(differences)}; ranks that render together need the same settings")
+        self.n_gaussians, self.n_cameras, gradients, camera_gradients = (list(column) for column in zip(*counts))
+        self.differentiable, self.differentiable_cameras = any(gradients), any(camera_gradients)
+
+    def exchange_counts(self, counts: list[int]) -> list[int]:
+        """Tells each rank how many rows it will receive. Returns how many come from each."""
+        own = torch.tensor(counts, device=self._record_device)
+        ones = [1] * self.world_size
+        received: list[int] = self.all_to_all(own, ones, ones).tolist()
+        return received
+
+
+def join(group: ProcessGroup | None) -> Ranks | None:
+    """Returns the ranks of a process group, by default of all processes; None for a single one.
+
+    Raises:
+        ArgumentError: There is no process group, or this process is not in it.
+    """
+    if not dist.is_available():
+        raise ArgumentError("distributed: this PyTorch was built without torch.distributed; pass distributed=False")
+    if not dist.is_initialized():
+        raise ArgumentError(
+            "distributed: there is no process group; start the ranks with torchrun and call "
+            "torch.distributed.init_process_group() in each, or pass distributed=False"
+        )
+    if group is None:
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise ArgumentError(
+            f"group: expected a torch.distributed.ProcessGroup that contains this process, found {group!r}"
+        )
+    return None if dist.get_world_size(group) == 1 else Ranks(group)
+
+
+@contextlib.contextmanager
+def agreement(ranks: Ranks | None, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Runs argument checks so that they end alike on every rank.
+
+    Yields a record to which :func:`describe`, the last check, adds what depends on tensors. Without ranks only the
+    checks run.
+
+    Raises:
+        DisagreementError: Settings differ; raised on every rank.
+        PeerError: The checks of another rank raised.
+    """
+    record: dict[str, Any] = {"settings": dict(settings), "counts": [0] * N_COUNTS}
+    try:
+        yield record
+    except Exception as error:
+        if ranks is not None:
+            text = f"{type(error).__name__}: {error}"[:MESSAGE_LENGTH_MAX]
+            text = "".join(c if " " <= c <= "~" else "?" for c in text)
+            # This rank's own error matters more than a failure to send it.
+            with contextlib.suppress(RuntimeError):
+                ranks.exchange_records([0] * N_COUNTS, {"error": text})
+        raise
+    if ranks is not None:
+        settings = {name: _encode(value) for name, value in record["settings"].items()}
+        ranks.agree(*ranks.exchange_records(record["counts"], settings))
+
+
+def _encode(value: object) -> str:
+    """Encodes equal numbers alike: 1 and 1.0 are the same setting."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)[:60]
+
+
+def describe(
+    record: dict[str, Any],
+    ranks: Ranks,
+    gaussians: Gaussians3D,
+    colors: Tensor,
+    viewmats: Tensor,
+    dtype: torch.dtype,
+) -> None:
+    """Adds to the record of :func:`agreement` what ranks need to know of tensors whose shapes were checked.
+
+    Raises:
+        DeviceError: The group's backend cannot send from their device.
+    """
+    ranks.check_device(gaussians.means)
+    record["settings"] |= {
+        "device": gaussians.means.device.type,
+        "compute dtype": dtype,
+        "colors dtype": colors.dtype,
+        "colors per Gaussian": list(colors.shape[1:]),
+        "grad mode": torch.is_grad_enabled(),
+    }
+    inputs = (*gaussians, colors, viewmats)
+    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    differentiable_cameras = torch.is_grad_enabled() and viewmats.requires_grad
+    n_gaussians, n_cameras = gaussians.means.shape[0], viewmats.shape[0]
+    record["counts"] = [n_gaussians, n_cameras, int(differentiable), int(differentiable_cameras)]

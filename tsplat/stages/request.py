@@ -1,0 +1,289 @@
+"""The arguments of ``rasterization()``: checked, agreed on by all ranks, and arranged for the stages."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import (
+    check_camera_model,
+    check_choice,
+    check_colors,
+    check_devices,
+    check_distributed,
+    check_not_implemented,
+    check_numerics,
+    check_rolling_shutter,
+    check_scene,
+    check_size,
+    check_tensor,
+    check_tile_size,
+    compute_dtype,
+)
+from ..config import (
+    BACKENDS,
+    MAGNITUDE_MAX,
+    RASTERIZE_MODES,
+    RENDER_MODES,
+    VALIDATE,
+    Backend,
+    Numerics,
+    NumericsName,
+    RasterizeMode,
+    RenderMode,
+    Validate,
+)
+from ..data import (
+    Cameras,
+    CompositingSettings,
+    Gaussians3D,
+    IntersectionSettings,
+    ProjectionSettings,
+    TileGrid,
+    flatten_batch,
+)
+from ..errors import ArgumentError
+from .agreement import Ranks, agreement, describe, join
+from .compositing import bytes_per_intersection
+from .memory import MemoryBudget
+from .validation import explain_sizes, find_valid, raise_if_invalid, replace_invalid_cameras
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+N_LOCAL = 2
+"""Trailing fields of :class:`Options` that may differ between ranks."""
+
+
+class Scene(NamedTuple):
+    """The tensors of a call as the caller passed them; see :func:`tsplat.rasterization`."""
+
+    means: Tensor
+    quats: Tensor | None
+    scales: Tensor | None
+    opacities: Tensor
+    colors: Tensor
+    viewmats: Tensor
+    Ks: Tensor
+    backgrounds: Tensor | None
+    covars: Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a call as the caller passed them; see :func:`tsplat.rasterization`.
+
+    All but ``channel_chunk`` and ``memory_budget`` must be equal on all ranks.
+    """
+
+    width: int
+    height: int
+    near_plane: float
+    far_plane: float
+    radius_clip: float
+    eps2d: float
+    sh_degree: int | None
+    packed: bool
+    tile_size: int
+    render_mode: RenderMode
+    absgrad: bool
+    rasterize_mode: RasterizeMode
+    backend: Backend
+    numerics: NumericsName
+    validate: Validate
+    channel_chunk: int
+    memory_budget: int | None
+
+    @property
+    def renders_color(self) -> bool:
+        return "RGB" in self.render_mode
+
+    @property
+    def renders_depth(self) -> bool:
+        return "D" in self.render_mode
+
+    @property
+    def expects_depth(self) -> bool:
+        """Whether depth is divided by alpha."""
+        return self.render_mode in ("ED", "RGB+ED")
+
+    def shared(self) -> dict[str, Any]:
+        """The options that must be equal on all ranks."""
+        return dict(list(dataclasses.asdict(self).items())[:-N_LOCAL])
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A checked call. Tensors have one batch dimension; all but colors are in the compute dtype.
+
+    Attributes:
+        scene: The tensors as passed.
+        options: The options as passed.
+        numerics: The preset.
+        ranks: The ranks that render together, or None for a single one.
+        distributed: Whether the caller asked for it.
+        batch: The batch dimensions as passed.
+        gaussians, cameras: This rank's own.
+        colors: [B, N, ...], or [B, C, N, ...] if ``colors_per_camera``, in their own dtype.
+        colors_per_camera: Whether there are colors for each camera.
+        backgrounds: [I, D], or None.
+        grid: The tiles of this rank's images.
+    """
+
+    scene: Scene
+    options: Options
+    numerics: Numerics
+    ranks: Ranks | None
+    distributed: bool
+    batch: torch.Size
+    gaussians: Gaussians3D
+    cameras: Cameras
+    colors: Tensor
+    colors_per_camera: bool
+    backgrounds: Tensor | None
+    grid: TileGrid
+
+    @property
+    def device(self) -> torch.device:
+        return self.gaussians.means.device
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Leading dimensions of the images, [..., C, H, W]."""
+        return (*self.batch, self.cameras.viewmats.shape[1], self.options.height, self.options.width)
+
+    def projection_settings(self) -> ProjectionSettings:
+        o = self.options
+        return ProjectionSettings(
+            width=o.width,
+            height=o.height,
+            eps2d=o.eps2d,
+            near_plane=max(o.near_plane, self.numerics.near_min),
+            far_plane=min(o.far_plane, MAGNITUDE_MAX),
+            radius_clip=o.radius_clip,
+            antialiased=o.rasterize_mode == "antialiased",
+            packed=o.packed,
+            numerics=self.numerics,
+            backend=o.backend,
+        )
+
+    def intersection_settings(self) -> IntersectionSettings:
+        return IntersectionSettings(self.numerics, self.options.backend)
+
+    def compositing_settings(self) -> CompositingSettings:
+        o = self.options
+        return CompositingSettings(
+            width=o.width,
+            height=o.height,
+            tile_size=o.tile_size,
+            channel_chunk=o.channel_chunk,
+            absgrad=o.absgrad,
+            numerics=self.numerics,
+            backend=o.backend,
+        )
+
+    def memory_budget(self, n_features: int) -> MemoryBudget:
+        """The budget for the intersections of rows with so many features, depth included."""
+        dtype = self.gaussians.means.dtype
+        needed = bytes_per_intersection(n_features, dtype, self.compositing_settings())
+        return MemoryBudget(self.device, self.options.memory_budget, needed)
+
+    def explain_memory(self) -> str:
+        """The likely cause of too many intersections."""
+        return explain_sizes(self.gaussians.means, self.gaussians.scales, self.gaussians.covars)
+
+    def valid(self, cameras: Cameras) -> tuple[Gaussians3D, Cameras]:
+        """The Gaussians with invalid ones marked, and cameras with invalid ones replaced."""
+        if self.options.validate == "off":
+            return self.gaussians, cameras
+        valid = find_valid(self.gaussians, self.colors, per_camera=self.colors_per_camera, backend=self.options.backend)
+        return self.gaussians._replace(valid=valid), replace_invalid_cameras(cameras)
+
+
+def check_request(
+    scene: Scene,
+    options: Options,
+    not_implemented: dict[str, tuple[Any, Any]],
+    camera_model: object,
+    rolling_shutter: object,
+    group: ProcessGroup | None,
+    distributed: bool,
+) -> Request:
+    """Checks the arguments of a call on all ranks.
+
+    Args:
+        not_implemented: Name -> (value, only implemented value) of options of gsplat.
+
+    Raises:
+        As :func:`tsplat.rasterization`.
+    """
+    if group is not None and not distributed:
+        raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
+    ranks = join(group) if distributed else None
+    with agreement(ranks, options.shared()) as record:
+        check_not_implemented(not_implemented)
+        check_camera_model(camera_model)
+        check_rolling_shutter(rolling_shutter)
+        numerics = _check_options(options)
+        batch, n_gaussians, n_cameras = check_scene(
+            scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.viewmats, scene.Ks
+        )
+        channels = check_colors(scene.colors, options.sh_degree, batch, n_cameras, n_gaussians)
+        if scene.backgrounds is not None:
+            expected = [*batch, n_cameras, channels]
+            check_tensor("backgrounds", scene.backgrounds, expected, "[..., C, D] as viewmats and colors")
+        check_devices(dict(means=scene.means, colors=scene.colors, backgrounds=scene.backgrounds))
+        per_camera = scene.colors.dim() == len(batch) + (3 if options.sh_degree is None else 4)
+        gaussians = _gaussians(scene)
+        dtype = compute_dtype(*gaussians, scene.colors, scene.viewmats, scene.Ks, scene.backgrounds)
+        if options.validate == "error":
+            sh = options.sh_degree is not None
+            raise_if_invalid(gaussians, scene.colors, scene.viewmats, scene.Ks, per_camera=per_camera, sh=sh)
+        if distributed:
+            check_distributed(batch, options.backend, per_camera=per_camera)
+        if ranks is not None:
+            describe(record, ranks, gaussians, scene.colors, scene.viewmats, dtype)
+    n = len(batch)
+    cameras = Cameras(flatten_batch(scene.viewmats, n, dtype), flatten_batch(scene.Ks, n, dtype))
+    backgrounds = flatten_batch(scene.backgrounds, n, dtype) if options.renders_color else None
+    return Request(
+        scene=scene,
+        options=options,
+        numerics=numerics,
+        ranks=ranks,
+        distributed=distributed,
+        batch=batch,
+        gaussians=Gaussians3D(*(flatten_batch(t, n, dtype) for t in gaussians)),  # type: ignore[arg-type]
+        cameras=cameras,
+        colors=flatten_batch(scene.colors, n, scene.colors.dtype),
+        colors_per_camera=per_camera,
+        backgrounds=None if backgrounds is None else backgrounds.flatten(0, 1),
+        grid=TileGrid.cover(cameras.viewmats.shape[0] * n_cameras, options.width, options.height, options.tile_size),
+    )
+
+
+def _check_options(options: Options) -> Numerics:
+    check_choice("render_mode", options.render_mode, RENDER_MODES)
+    check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
+    check_choice("backend", options.backend, BACKENDS)
+    check_choice("validate", options.validate, VALIDATE)
+    check_tile_size(options.tile_size)
+    check_size("width", options.width)
+    check_size("height", options.height)
+    check_size("channel_chunk", options.channel_chunk)
+    if options.memory_budget is not None:
+        check_size("memory_budget", options.memory_budget)
+    if options.backend == "reference":
+        check_not_implemented({"absgrad": (options.absgrad, False), "memory_budget": (options.memory_budget, None)})
+    return check_numerics(options.numerics)
+
+
+def _gaussians(scene: Scene) -> Gaussians3D:
+    """The Gaussians with covariances as upper triangles, which take precedence over quats and scales."""
+    means, opacities, covars = scene.means, scene.opacities, scene.covars
+    if covars is None:
+        return Gaussians3D(means, scene.quats, scene.scales, None, opacities)
+    return Gaussians3D(means, None, None, covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)], opacities)
