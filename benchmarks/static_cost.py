@@ -1,59 +1,44 @@
-"""What the kernels cost on machines that are not there: registers, spills and machine instructions.
+"""Static cost of the kernels on GPUs that are not present: registers, spills and machine instructions.
 
-Triton compiles for any target on any machine, and NVIDIA's disassembler lies in its wheel. The launches are those the
-package makes: its own launchers run on a tiny scene while their kernel calls are recorded instead of executed.
+Triton compiles for any target on any machine, and its wheel contains NVIDIA's disassembler. Kernels are compiled as
+tsplat launches them (``benchmarks/launches.py``).
 
     python -m benchmarks.static_cost [--targets cuda:90 hip:gfx942 ...] [--channels 3 ...] [--kernels NAME ...] [--json]
-    python -m benchmarks.static_cost --base REF       the same at another commit, and what differs
-    python -m benchmarks.static_cost --write-budgets  what `make test` allows at most, from what is
+    python -m benchmarks.static_cost --base REF       what differs from another commit
+    python -m benchmarks.static_cost --write-budgets  write the limits of `make test`
 
-Compositing is counted in instructions of the loop over Gaussians per 32 pixel-Gaussian pairs (a warp's worth), for all
-channels where `_features` kernels take them chunk by chunk, and for one pass over the pairs elsewhere; other kernels in
-instructions of the whole program per 32 lanes of output. Everything is exact and the same on every machine.
+Compositing is counted in instructions of the loop over Gaussians per 32 pixel-Gaussian evaluations (a warp's worth),
+for all channels in `_features` kernels, which take them chunk by chunk, and for one pass over the intersections
+elsewhere. Other kernels are counted in instructions of the whole program per 32 lanes of output. Counts are exact and
+do not depend on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
 
-from tsplat import kernels as kernels_module
-from tsplat.config import DEFAULT_NUMERICS
-from tsplat.kernels import launch
+from .launches import CHANNELS, Launch, kernels_are_interpreted, shipped_launches
+
+__all__ = ["BUDGETS", "TARGETS", "cost", "kernels_are_interpreted", "shipped_launches"]
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "hip:gfx1100")
-CHANNELS = (1, 3, 4, 8, 16, 64)
 BUDGETS = Path(__file__).with_name("budgets.json")
 
-TYPES = {
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.int16: "*i16",
-    torch.int8: "*i8",
-    torch.bool: "*i1",
-}
 WALKS = ("_composite", "_features")
-"""Kernels that walk a tile's list."""
+"""Kernels that walk the intersections of a tile."""
 
 CLASSES = {
     "special": r"MUFU",
@@ -64,142 +49,6 @@ CLASSES = {
     "control": r"BRA|BSSY|BSYNC|EXIT|BAR|WARPSYNC|NOP|CALL|RET|YIELD|BREAK|BMOV|DEPBAR",
     "float": r"F|HADD2|HMUL2|HFMA2",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """One kernel call as a launcher made it."""
-
-    kernel: JITFunction[Any]
-    signature: dict[str, str]
-    constants: dict[str, Any]
-    options: dict[str, Any]
-    chunks: int = 1
-    """Of how many channels each, where the kernel does not know their number when it is compiled."""
-
-
-@contextlib.contextmanager
-def recorded(vendor: str) -> Iterator[list[Launch]]:
-    """Records kernel calls in place of running them, made as for a device of that vendor."""
-    launches: list[Launch] = []
-
-    def record(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        values = dict(zip(self.arg_names, args)) | {k: v for k, v in kwargs.items() if k in self.arg_names}
-        options = {k: v for k, v in kwargs.items() if k not in self.arg_names}
-        signature, constants = {}, {}
-        for parameter in self.params:
-            name, value = parameter.name, values[parameter.name]
-            if parameter.is_constexpr or value is None:
-                signature[name], constants[name] = "constexpr", value
-            elif isinstance(value, Tensor):
-                signature[name] = TYPES[value.dtype]
-            else:
-                signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-        chunks = 1
-        if self.__name__.startswith("_features"):
-            chunks = -(-(values["n_colors"] + (values["depths"] is not None)) // values["CHUNK"])
-        launches.append(Launch(self, signature, constants, options, chunks))
-
-    with mock.patch.object(JITFunction, "run", record), mock.patch.object(launch, "vendor", return_value=vendor):
-        yield launches
-
-
-def shipped_launches(
-    vendor: str, channels: tuple[int, ...] = CHANNELS, tile_sizes: tuple[int, ...] = (16,)
-) -> list[tuple[str, Launch]]:
-    """Every kernel the package launches, with a label, from its own launchers on inputs of the right shape."""
-    kernels: Any = kernels_module  # called with starred lists, which a type checker cannot follow
-    n, images, width, height = 300, 1, 320, 256
-    f = torch.ones
-    found: list[tuple[str, Launch]] = []
-    means, quats, scales, opacities = f(1, n, 3), f(1, n, 4), f(1, n, 3), f(1, n)
-    covars, viewmats, Ks = f(1, n, 6), f(1, images, 4, 4), f(1, images, 3, 3)
-    radii, means2d, conics, depths = torch.ones(n, 2, dtype=torch.int32), f(n, 2), f(n, 3), f(n)
-    order = torch.arange(n)
-    sound = torch.ones(1, n, dtype=torch.bool)
-    shared: dict[str, Any] = dict(width=width, height=height, eps2d=0.3, numerics=DEFAULT_NUMERICS)
-    for given, label in (((quats, scales, None), ""), ((None, None, covars), " covars")):
-        for compensate in (False, True):
-            scene: list[Any] = [means, *given, opacities, viewmats, Ks]
-            v_rows: list[Any] = [order, radii, means2d, depths, conics, depths if compensate else None, depths]
-            limits: dict[str, Any] = dict(near_plane=0.01, far_plane=1e10, radius_clip=0.0)
-            with recorded(vendor) as launches:
-                for packed in (False, True):
-                    kernels.projection_fwd(*scene, sound, **shared, **limits, compensate=compensate, packed=packed)
-                kernels.projection_bwd(*scene, *v_rows, **shared, compensate=compensate, needs_viewmats=True)
-            found += [(f"{'antialiased' if compensate else 'classic'}{label}", call) for call in launches]
-        with recorded(vendor) as launches:
-            for colors, per_camera in ((f(1, n, 3), False), (f(1, images, n, 3), True)):
-                kernels.valid_gaussians(means, *given, opacities, colors, per_camera=per_camera)
-        found += [(f"soundness{label}", call) for call in launches]
-    for degree in range(5):
-        coeffs, centers = f(1, n, (degree + 1) ** 2, 3), f(1, images, 3)
-        with recorded(vendor) as launches:
-            kernels.spherical_harmonics_fwd(means, centers, coeffs, order, radii, degree=degree)
-            kernels.spherical_harmonics_bwd(
-                means, centers, coeffs, order, radii, f(n, 3), degree=degree, needs_centers=True
-            )
-        found += [(f"degree {degree}", call) for call in launches]
-    starts = torch.arange(n + 1)
-    ints = torch.ones(n, dtype=torch.int32)
-    for tile_size in tile_sizes:
-        for exact in (True, False):
-            ellipse = (means2d, radii, conics if exact else None, depths if exact else None, order)
-            with recorded(vendor) as launches:
-                kernels.tile_rows(
-                    *ellipse, None, n_per_image=n, tile_size=tile_size, tile_height=8, band=(0, 8), extend=3.33
-                )
-                kernels.tile_columns(*ellipse, ints, starts, n, tile_size=tile_size, tile_width=8, extend=3.33)
-                kernels.tile_pairs(
-                    order, order, ints, starts, ints, ints, starts, n,
-                    n_per_image=n, tile_width=8, tile_height=8, key_dtype=torch.int16, key_bias=2**15,
-                )  # fmt: skip
-            found += [(f"tile {tile_size} {'ellipse' if exact else 'rectangle'}", call) for call in launches]
-        n_tiles = (width // tile_size) * (height // tile_size)
-        offsets = torch.zeros(n_tiles + 1, dtype=torch.int64)
-        transmittances, last_ids = f(images, height, width), torch.ones(images, height, width, dtype=torch.int32)
-        masks = torch.ones(images, n_tiles, dtype=torch.bool)
-        features = [(d, False) for d in channels] + [(0, True), (3, True)]
-        for d, has_depths in features:
-            shown: list[Any] = [f(n, d) if d else None, depths if has_depths else None, f(images, d) if d else None]
-            rows = (means2d, conics, depths, *shown)
-            size: dict[str, Any] = dict(first_tile=0, tile_size=tile_size, numerics=DEFAULT_NUMERICS)
-            picture, single = f(images, height, width, d + has_depths), f(images, height, width)
-            with recorded(vendor) as launches:
-                for ids in (None, last_ids):
-                    kernels.composite_fwd(
-                        *rows, masks, offsets, ints, picture, transmittances, ids, channel_chunk=32, **size
-                    )
-                for absgrad in (False, True):
-                    sums = f(n, kernels.sum_columns(d + has_depths, absgrad))
-                    kernels.composite_bwd(
-                        *rows, offsets, ints, order, starts, starts, order, transmittances, last_ids, picture, single,
-                        sums, absgrad=absgrad, **size,
-                    )  # fmt: skip
-                    kernels.composite_gradients(sums, conics, depths, features=d + has_depths, absgrad=absgrad)
-            for call in launches:
-                extra = " absgrad" if call.constants.get("ABSGRAD") else ""
-                extra += " picture only" if call.constants.get("last_ids", 0) is None else ""
-                found.append((f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call))
-    image = f(images, height, width, 3)
-    for valid in (False, True):
-        with recorded(vendor) as launches:
-            _, _, maps = kernels.l1_ssim_fwd(image, image, valid=valid, dtype=torch.float32)
-            kernels.l1_ssim_bwd(image, image, maps, f(2))
-        found += [("valid" if valid else "same", call) for call in launches]
-    for visible in (None, sound[0]):
-        with recorded(vendor) as launches:
-            kernels.adam_step(means[0], means[0], means[0], means[0], f(6), visible)
-        found += [("exact" if visible is None else "visible only", call) for call in launches]
-    unique: dict[str, tuple[str, Launch]] = {}
-    for label, call in found:
-        key = repr((call.kernel.__name__, call.signature, call.constants, call.options, call.chunks))
-        unique.setdefault(key, (label, call))
-    return list(unique.values())
-
-
-def kernels_are_interpreted() -> bool:
-    return not isinstance(kernels_module.compositing._pack_kernel, JITFunction)
 
 
 def parse_target(text: str) -> GPUTarget:
@@ -230,7 +79,7 @@ def disassemble(cubin: bytes) -> tuple[list[tuple[int, str]], dict[str, int]]:
     instructions = [(int(a, 16), i.strip()) for a, i in re.findall(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);", text)]
     last_branch = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
     resources = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
-    # Padding behind the last exit is never run.
+    # Padding behind the last exit is never executed.
     return instructions[: last_branch + 1] + _called(instructions[last_branch + 1 :]), resources
 
 
@@ -250,7 +99,7 @@ def loops(instructions: list[tuple[int, str]]) -> list[tuple[int, int]]:
     """First and last instruction of each backward branch's body."""
     position = {address: i for i, (address, _) in enumerate(instructions)}
     found: dict[int, int] = {}
-    # Branches behind the last exit come back from code that was moved out of line.
+    # Branches behind the last exit return from out-of-line code.
     last = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
     for i, (address, text) in enumerate(instructions[:last]):
         branch = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)
@@ -267,10 +116,10 @@ def loops_inside(nest: list[tuple[int, str]]) -> list[tuple[int, int]]:
 
 
 def body(kernel: str, instructions: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The instructions counted: the loop over Gaussians in compositing, everything elsewhere."""
+    """The instructions that count: the loop over Gaussians in compositing, everything elsewhere."""
     if not kernel.startswith(WALKS):
         return instructions
-    # The smallest loop with an exponential in it; in the variant for any number of channels it has loops inside.
+    # The smallest loop with an exponential; the variant for any number of channels has loops inside of it.
     nests = [instructions[first : last + 1] for first, last in loops(instructions)]
     return min((nest for nest in nests if _exponentials(nest)), key=len)
 
@@ -280,17 +129,17 @@ def _exponentials(instructions: list[tuple[int, str]]) -> int:
 
 
 def per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> float:
-    """Instructions per 32 pairs of pixel and Gaussian in compositing, per 32 lanes elsewhere."""
+    """Instructions per 32 pixel-Gaussian evaluations in compositing, per 32 lanes elsewhere."""
     constants = call.constants
     warps: int = call.options.get("num_warps", 4)
     if kernel.startswith(WALKS):
-        # One exponential a pair tells how often the compiler has unrolled the loop.
+        # There is one exponential per evaluation, so their number is the unroll factor.
         once = len(counted) / _exponentials(counted)
         if kernel == "_features_bwd_kernel":
             products = [counted[first : last + 1] for first, last in loops_inside(counted)]
             again = sum(len(loop) for loop in products if any(re.search(CLASSES["tensor"], text) for _, text in loop))
             return once + (call.chunks - 1) * again / _exponentials(counted)
-        # Forward, another program walks the list for each chunk of channels.
+        # In the forward pass, one program per chunk of channels walks the list.
         return once * call.chunks
     if "ROWS" in constants:
         lanes: int = constants["ROWS"] * constants["COLUMNS"]
@@ -308,7 +157,7 @@ def classify(instructions: list[tuple[int, str]]) -> dict[str, int]:
 
 
 def cost(label: str, call: Launch, target_text: str) -> dict[str, Any]:
-    """One record: kernel, target, registers, spill_bytes, shared_bytes, per_32_pairs, by_class."""
+    """One record: kernel, variant, target, registers, spill_bytes, shared_bytes, per_32, by_class, code_hash."""
     target = parse_target(target_text)
     compiled = compile_launch(call, target)
     name = call.kernel.__name__
@@ -332,23 +181,24 @@ def cost(label: str, call: Launch, target_text: str) -> dict[str, Any]:
         "registers": resources["REG"],
         "spill_bytes": resources["STACK"] if spilled else 0,
         "shared_bytes": compiled.metadata.shared,
-        "per_32_pairs": round(per_32(name, call, counted), 2),
+        "per_32": round(per_32(name, call, counted), 2),
         "by_class": classify(counted),
+        "code_hash": hashlib.sha256("\n".join(text for _, text in instructions).encode()).hexdigest()[:16],
     }
 
 
 def write_budgets(records: list[dict[str, Any]]) -> None:
-    """Writes the largest cost of each kernel's variant over NVIDIA's targets, and 3 % more for the compiler to vary."""
+    """Writes the largest cost of each kernel variant over NVIDIA targets, plus 3 % for other compiler versions."""
     budgets: dict[str, float] = {}
     for record in records:
-        if "per_32_pairs" in record:
+        if "per_32" in record:
             key = f"{record['kernel']} {record['variant']}"
-            budgets[key] = max(budgets.get(key, 0.0), round(1.03 * record["per_32_pairs"], 2))
+            budgets[key] = max(budgets.get(key, 0.0), round(1.03 * record["per_32"], 2))
     BUDGETS.write_text(json.dumps(budgets, indent=1, sort_keys=True) + "\n")
 
 
 def compare(ref: str, arguments: list[str]) -> None:
-    """Prints what costs something else at another commit, from a checkout of it that goes again."""
+    """Prints what differs from another commit, in a temporary checkout of it."""
     here = Path(__file__).parents[1]
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -365,7 +215,7 @@ def compare(ref: str, arguments: list[str]) -> None:
     before, after = results
     for key in sorted(before.keys() | after.keys()):
         old, new = (side.get(key, {}) for side in (before, after))
-        for what in ("per_32_pairs", "registers", "spill_bytes", "shared_bytes"):
+        for what in ("per_32", "registers", "spill_bytes", "shared_bytes", "code_hash"):
             if old.get(what) != new.get(what):
                 print(f"{key[0]:36} {key[1]:32} {key[2]:11} {what}: {old.get(what, '-')} -> {new.get(what, '-')}")
 
@@ -398,7 +248,7 @@ def main() -> None:
             if not options.json:
                 print(
                     f"{record['kernel']:36} {label:24} {target:11} {record['registers']:4} {record['spill_bytes']:5} "
-                    f"{record['shared_bytes']:6} {record.get('per_32_pairs', '-'):>7}  "
+                    f"{record['shared_bytes']:6} {record.get('per_32', '-'):>7}  "
                     + " ".join(f"{k} {v}" for k, v in record.get("by_class", {}).items()),
                     flush=True,
                 )

@@ -1,0 +1,230 @@
+"""The kernel launches that tsplat makes, recorded from its own launchers on tiny inputs instead of executed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from tsplat import kernels as kernels_module
+from tsplat.config import DEFAULT_NUMERICS
+from tsplat.data import (
+    Cameras,
+    CompositingSettings,
+    GaussianMajor,
+    Gaussians3D,
+    Intersections,
+    IntersectionSettings,
+    ProjectedGradients,
+    ProjectionSettings,
+    RenderBuffers,
+    ScreenGaussians,
+    Spans,
+    Splats,
+    TileGrid,
+)
+from tsplat.kernels import launch
+
+CHANNELS = (1, 3, 4, 8, 16, 64)
+
+N, WIDTH, HEIGHT = 300, 320, 256
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.bool: "*i1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A kernel call of a launcher.
+
+    Attributes:
+        kernel: The kernel.
+        signature: Triton types of its arguments.
+        constants: Values of constexpr arguments, and of arguments that are None.
+        options: Compiler options.
+        chunks: Number of channel chunks, if the kernel learns the number of channels at run time.
+    """
+
+    kernel: JITFunction[Any]
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+    chunks: int = 1
+
+
+@contextlib.contextmanager
+def recorded(vendor: str) -> Iterator[list[Launch]]:
+    """Records kernel calls instead of running them, as launchers make them for a device of a vendor."""
+    launches: list[Launch] = []
+
+    def record(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        values = dict(zip(self.arg_names, args)) | {k: v for k, v in kwargs.items() if k in self.arg_names}
+        options = {k: v for k, v in kwargs.items() if k not in self.arg_names}
+        signature, constants = {}, {}
+        for parameter in self.params:
+            name, value = parameter.name, values[parameter.name]
+            if parameter.is_constexpr or value is None:
+                signature[name], constants[name] = "constexpr", value
+            elif isinstance(value, Tensor):
+                signature[name] = TYPES[value.dtype]
+            else:
+                signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        chunks = 1
+        if self.__name__.startswith("_features"):
+            chunks = -(-(values["n_colors"] + (values["depths"] is not None)) // values["CHUNK"])
+        launches.append(Launch(self, signature, constants, options, chunks))
+
+    with mock.patch.object(JITFunction, "run", record), mock.patch.object(launch, "vendor", return_value=vendor):
+        yield launches
+
+
+kernels: Any = kernels_module
+Labeled = Iterator[tuple[str, Launch]]
+
+
+def shipped_launches(
+    vendor: str, channels: tuple[int, ...] = CHANNELS, tile_sizes: tuple[int, ...] = (16,)
+) -> list[tuple[str, Launch]]:
+    """Returns every distinct kernel launch with a label of its variant."""
+    found = itertools.chain(
+        _projection(vendor),
+        _spherical_harmonics(vendor),
+        *(_intersection(vendor, tile_size) for tile_size in tile_sizes),
+        *(_compositing(vendor, tile_size, channels) for tile_size in tile_sizes),
+        _ops(vendor),
+    )
+    unique: dict[str, tuple[str, Launch]] = {}
+    for label, call in found:
+        key = repr((call.kernel.__name__, call.signature, call.constants, call.options, call.chunks))
+        unique.setdefault(key, (label, call))
+    return list(unique.values())
+
+
+def kernels_are_interpreted() -> bool:
+    """Returns whether kernels run in Triton's interpreter, so that nothing can be compiled."""
+    return not isinstance(kernels_module.compositing._pack_kernel, JITFunction)
+
+
+def _gaussians() -> Iterable[tuple[str, Gaussians3D]]:
+    means, opacities, valid = torch.ones(1, N, 3), torch.ones(1, N), torch.ones(1, N, dtype=torch.bool)
+    yield "", Gaussians3D(means, torch.ones(1, N, 4), torch.ones(1, N, 3), None, opacities, valid)
+    yield " covars", Gaussians3D(means, None, None, torch.ones(1, N, 6), opacities, valid)
+
+
+def _rows() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Radii, means2d, conics, depths."""
+    return torch.ones(N, 2, dtype=torch.int32), torch.ones(N, 2), torch.ones(N, 3), torch.ones(N)
+
+
+def _projection(vendor: str) -> Labeled:
+    radii, means2d, conics, depths = _rows()
+    cameras = Cameras(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
+    for name, gaussians in _gaussians():
+        for antialiased in (False, True):
+            settings = ProjectionSettings(
+                width=WIDTH,
+                height=HEIGHT,
+                eps2d=0.3,
+                near_plane=0.01,
+                far_plane=1e10,
+                radius_clip=0.0,
+                antialiased=antialiased,
+                packed=False,
+                numerics=DEFAULT_NUMERICS,
+                backend="triton",
+            )
+            v = ProjectedGradients(means2d, depths, conics, depths if antialiased else None, depths)
+            with recorded(vendor) as launches:
+                kernels.projection_fwd(gaussians, cameras, settings)
+                kernels.projection_fwd(gaussians, cameras, dataclasses.replace(settings, packed=True))
+                kernels.projection_bwd(gaussians, cameras, torch.arange(N), radii, v, settings, True)
+            yield from ((f"{'antialiased' if antialiased else 'classic'}{name}", call) for call in launches)
+        with recorded(vendor) as launches:
+            kernels.valid_gaussians(gaussians, torch.ones(1, N, 3), per_camera=False)
+            kernels.valid_gaussians(gaussians, torch.ones(1, 1, N, 3), per_camera=True)
+        yield from ((f"validation{name}", call) for call in launches)
+
+
+def _spherical_harmonics(vendor: str) -> Labeled:
+    means, centers, ids, radii = torch.ones(1, N, 3), torch.ones(1, 1, 3), torch.arange(N), _rows()[0]
+    for degree in range(5):
+        inputs = (means, centers, torch.ones(1, N, (degree + 1) ** 2, 3), ids, radii)
+        with recorded(vendor) as launches:
+            kernels.spherical_harmonics_fwd(*inputs, degree=degree)
+            kernels.spherical_harmonics_bwd(*inputs, torch.ones(N, 3), degree=degree, needs_centers=True)
+        yield from ((f"degree {degree}", call) for call in launches)
+
+
+def _intersection(vendor: str, tile_size: int) -> Labeled:
+    radii, means2d, conics, opacities = _rows()
+    order, starts, ints = torch.arange(N), torch.arange(N + 1), torch.ones(N, dtype=torch.int32)
+    grid, settings = TileGrid(1, tile_size, 8, 8), IntersectionSettings(DEFAULT_NUMERICS, "triton")
+    for name, ellipse in (("ellipse", (conics, opacities)), ("rectangle", (None, None))):
+        screen = ScreenGaussians(means2d, radii, *ellipse, order, None)
+        with recorded(vendor) as launches:
+            kernels.tile_rows(screen, grid, (0, 8), settings)
+            kernels.tile_columns(screen, grid, ints, starts, N, settings)
+            kernels.tile_intersections(
+                screen._replace(image_ids=order), grid, Spans(ints, starts, ints, ints, starts), N, torch.int16, 2**15
+            )
+        yield from ((f"tile {tile_size} {name}", call) for call in launches)
+
+
+def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labeled:
+    _, means2d, conics, depths = _rows()
+    ids, starts = torch.arange(N), torch.arange(N + 1)
+    grid = TileGrid.cover(1, WIDTH, HEIGHT, tile_size)
+    lists = Intersections(
+        0,
+        torch.zeros(grid.n_tiles + 1, dtype=torch.int64),
+        torch.ones(N, dtype=torch.int32),
+        GaussianMajor(ids, starts, starts, ids),
+    )
+    alphas, last_ids = torch.ones(1, HEIGHT, WIDTH), torch.ones(1, HEIGHT, WIDTH, dtype=torch.int32)
+    masks = torch.ones(1, grid.n_tiles, dtype=torch.bool)
+    for d, has_depths in [*((d, False) for d in channels), (0, True), (3, True)]:
+        colors, backgrounds = (torch.ones(N, d), torch.ones(1, d)) if d else (None, None)
+        splats = Splats(means2d, conics, depths, colors, depths if has_depths else None)
+        image = torch.ones(1, HEIGHT, WIDTH, splats.n_features)
+        with recorded(vendor) as launches:
+            settings = CompositingSettings(WIDTH, HEIGHT, tile_size, 32, False, DEFAULT_NUMERICS, "triton")
+            for output in (None, last_ids):
+                buffers = RenderBuffers(image, alphas, output)
+                kernels.composite_fwd(splats, backgrounds, masks, lists, buffers, settings)
+            for absgrad in (False, True):
+                settings = dataclasses.replace(settings, absgrad=absgrad)
+                sums = torch.ones(N, kernels.sum_columns(splats.n_features, absgrad))
+                kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, sums, settings)
+                kernels.composite_gradients(sums, conics, depths, splats.n_features, settings)
+        for call in launches:
+            extra = " absgrad" if call.constants.get("ABSGRAD") else ""
+            extra += " image only" if call.constants.get("last_ids", 0) is None else ""
+            yield f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call
+
+
+def _ops(vendor: str) -> Labeled:
+    image = torch.ones(1, HEIGHT, WIDTH, 3)
+    for valid in (False, True):
+        with recorded(vendor) as launches:
+            _, _, maps = kernels.l1_ssim_fwd(image, image, valid=valid, dtype=torch.float32)
+            kernels.l1_ssim_bwd(image, image, maps, torch.ones(2))
+        yield from (("valid" if valid else "same", call) for call in launches)
+    parameter = torch.ones(N, 3)
+    for visible in (None, torch.ones(N, dtype=torch.bool)):
+        with recorded(vendor) as launches:
+            kernels.adam_step(parameter, parameter, parameter, parameter, torch.ones(6), visible)
+        yield from (("exact" if visible is None else "visible only", call) for call in launches)
