@@ -13,16 +13,19 @@ PLOT = ROOT / "docs" / "performance.png"
 
 HEAD = """# Performance
 
-Milliseconds of `benchmarks/run.py`, medians with the 20th and 80th percentile, one table a device. Stages are forward
-alone; what the scenes are is said at the top of that file. What kernels cost in machine instructions, which needs no
-GPU, is printed by `python -m benchmarks.static_cost`; `make test` holds it to `benchmarks/budgets.json`.
+Median times of `benchmarks/run.py` in milliseconds, with the 20th and 80th percentiles, per device. Single stages are
+timed forward only. The scenes are described at the top of that file. `python -m benchmarks.static_cost` counts the
+machine instructions of the kernels without a GPU, and `make test` checks them against `benchmarks/budgets.json`.
 
-![Medians by scene](performance.png)
+![Median times by scene](performance.png)
 """
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    lines = ["| scene | backend | what | pairs | ms | 20 % to 80 % |", "| --- | --- | --- | ---: | ---: | ---: |"]
+    lines = [
+        "| scene | backend | operation | intersections | ms | 20 % to 80 % |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+    ]
     for r in records:
         pairs = f"{r['pairs']:,}" if r["pairs"] else ""
         spread = f"{r['p20']:.2f} to {r['p80']:.2f}"
@@ -59,7 +62,7 @@ def main() -> None:
     for device, records in by_device.items():
         text += f"\n## {device}, torch {records[0]['torch']}\n\n{table(records)}"
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
-        text += "\nNo GPU has been measured yet: `benchmarks/gpu.sh` does it.\n"
+        text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
     PAGE.write_text(text)
     plot(by_device)
 

@@ -230,7 +230,7 @@ def test_parameters_and_optimizers_that_do_not_go_together():
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc"])
 def test_the_gsplat_way_trains(strategy):
-    names = runpy.run_path(str(DOCS / "gsplat_way.py"))
+    names = runpy.run_path(str(DOCS / "custom_training_loop.py"))
     first, last, n = names["train"](strategy, steps=60)
     assert last > first + 1
     assert n > 300

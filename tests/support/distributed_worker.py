@@ -328,7 +328,7 @@ def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
 
 def example(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     """The page's example reaches what it promises, and every rank sees the same losses."""
-    path = ROOT / "docs" / "distributed_way.py"
+    path = ROOT / "docs" / "distributed_training.py"
     first, last = runpy.run_path(str(path))["train"](steps=30)
     assert last < 0.5 * first, (first, last)
     every: list[Any] = [None] * dist.get_world_size()

@@ -1,4 +1,7 @@
-"""Trains Gaussians in a loop of one's own, as one would with gsplat: run `python docs/gsplat_way.py`."""
+"""Custom training loop with gsplat's API: `rasterization`, a strategy and `torch.optim.Adam`.
+
+Run it with `python docs/custom_training_loop.py`.
+"""
 
 import math
 
@@ -10,7 +13,7 @@ from tsplat.strategies import DefaultStrategy, MCMCStrategy
 
 
 def train(strategy_name: str = "default", steps: int = 600, device: str = "cpu") -> tuple[float, float, int]:
-    """PSNR of a view held out before and after, and the number of Gaussians."""
+    """Returns the PSNR of a held-out view before and after training, and the number of Gaussians."""
     torch.manual_seed(0)
     capture = procedural_capture(88, 66, n_train=12, n_test=1, n_points=300, seed=0).to(device)
     background = torch.tensor([capture.background], device=device)
@@ -24,8 +27,8 @@ def train(strategy_name: str = "default", steps: int = 600, device: str = "cpu")
             "colors": capture.colors.clamp(0.01, 0.99).logit(),
         }
     ).to(device)
-    rates = {"means": 2e-3, "scales": 1e-2, "quats": 4e-3, "opacities": 5e-2, "colors": 2e-2}
-    optimizers = {name: torch.optim.Adam([splats[name]], lr=rate, eps=1e-15) for name, rate in rates.items()}
+    lrs = {"means": 2e-3, "scales": 1e-2, "quats": 4e-3, "opacities": 5e-2, "colors": 2e-2}
+    optimizers = {name: torch.optim.Adam([splats[name]], lr=lr, eps=1e-15) for name, lr in lrs.items()}
     schedule = dict(refine_start_iter=20, refine_stop_iter=steps // 2 + 20, refine_every=20)
     if strategy_name == "default":
         strategy = DefaultStrategy(**schedule, grow_grad2d=0.002, reset_every=10**6)
@@ -54,7 +57,7 @@ def train(strategy_name: str = "default", steps: int = 600, device: str = "cpu")
         for optimizer in optimizers.values():
             optimizer.step()
             optimizer.zero_grad()
-        extra = {"lr": rates["means"]} if strategy_name == "mcmc" else {}
+        extra = {"lr": lrs["means"]} if strategy_name == "mcmc" else {}
         strategy.step_post_backward(splats, optimizers, state, step, info, **extra)
     return before, psnr(capture.test[0]), len(splats["means"])
 
