@@ -253,7 +253,7 @@ def test_out_of_memory_is_said_in_a_line(model, tmp_path, monkeypatch, capsys):
     def fail(*_, **__):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
 
-    monkeypatch.setattr("tsplat.viewing.films.render_views", fail)
+    monkeypatch.setattr("tsplat.viewing.videos.render_views", fail)
     assert cli.main(["render", str(model), "--out", str(tmp_path / "new" / "a.png")]) == 2
     assert capsys.readouterr().err == "tsplat: error: out of memory; ask for smaller pictures\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
@@ -263,7 +263,7 @@ def test_other_errors_are_ours_and_are_not_hidden(model, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr("tsplat.viewing.films.render_views", fail)
+    monkeypatch.setattr("tsplat.viewing.videos.render_views", fail)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         cli.main(["render", str(model), "--out", str(tmp_path / "a.png")])
 

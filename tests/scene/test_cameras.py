@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tsplat import ArgumentError
-from tsplat.scene import Gaussians, guess_up, intrinsics, look_at, look_at_all, orbit
+from tsplat.scene import Gaussians, intrinsics, look_at, orbit
+from tsplat.viewing import guess_up, look_at_all
 from tsplat.viewing.framing import weighted_quantile
 
 

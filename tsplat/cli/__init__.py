@@ -264,21 +264,31 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    from ..scene import guess_up, intrinsics, look_at, look_at_all, orbit_around, read_cameras, spiral_at
+    from ..scene import intrinsics, look_at
     from ..scene.images import write_png
     from ..support.extras import require
     from ..support.files import output_folder
-    from ..training import open_model, pick_device
-    from ..training.display import track
-    from ..viewing.films import check_film, frames_of, write_frames
-    from ..viewing.trajectories import Camera
+    from ..support.progress import track
+    from ..training import open_model
+    from ..viewing import (
+        Camera,
+        guess_up,
+        look_at_all,
+        orbit_around,
+        read_cameras,
+        render_frames,
+        spiral_at,
+        write_frames,
+    )
+    from ..viewing.devices import pick_device
+    from ..viewing.videos import check_video_path
 
     require("PIL")
     trajectory, out = arguments.trajectory, arguments.out
     if trajectory is None and out.suffix.lower() != ".png":
         raise ArgumentError(f"--out: expected a name that ends in .png, found {str(out)!r}; films need --trajectory")
     if trajectory is not None:
-        check_film(out)
+        check_video_path(out)
     device, _ = pick_device(arguments.backend)
     width, height = arguments.width, arguments.height
     gaussians = open_model(arguments.model, force=arguments.force)
@@ -304,7 +314,7 @@ def _render(arguments: argparse.Namespace) -> int:
         K = intrinsics(width, height, arguments.fov)
         cameras = [Camera(viewmat, K, width, height) for viewmat in viewmats]
     with output_folder(out.parent):
-        frames = frames_of(
+        frames = render_frames(
             gaussians.to(device),
             cameras,
             show=arguments.show,

@@ -9,19 +9,9 @@ import torch
 from PIL import Image
 
 from tsplat import ArgumentError, cli
-from tsplat.scene import (
-    Camera,
-    FileError,
-    Gaussians,
-    intrinsics,
-    look_at,
-    orbit_around,
-    read_cameras,
-    spiral_at,
-    write_ply,
-)
-from tsplat.training.display import track
-from tsplat.viewing.films import frames_of, write_frames
+from tsplat.scene import FileError, Gaussians, intrinsics, look_at, write_ply
+from tsplat.viewing import Camera, orbit_around, read_cameras, render_frames, spiral_at, write_frames
+from tsplat.viewing.videos import write_gif
 
 UP = (0.0, -1.0, 0.0)
 
@@ -91,35 +81,35 @@ def test_cameras_of_inria_s_code_are_read(tmp_path):
 
 
 def test_depth_and_alpha_are_shown(tmp_path):
-    rgb, depth, alpha = (next(frames_of(balls(), [shot()], show=show)) for show in ("rgb", "depth", "alpha"))
+    rgb, depth, alpha = (next(render_frames(balls(), [shot()], show=show)) for show in ("rgb", "depth", "alpha"))
     white, red = (18, 24), tuple((rgb[..., 0] - rgb[..., 1]).argmax().item() // n % m for n, m in ((48, 36), (1, 48)))
     assert rgb[white].min() > 0.9
     assert rgb[red][0] > 0.5 > rgb[red][1]
     assert depth[white].mean() > depth[red].mean() > depth[2, 2].mean()
     assert alpha[white].min() > 0.9 > 0.1 > alpha[2, 2].max()
-    assert next(frames_of(balls(), [shot((0, 0, 40.0))], show="depth")).isfinite().all()
+    assert next(render_frames(balls(), [shot((0, 0, 40.0))], show="depth")).isfinite().all()
     with pytest.raises(ArgumentError, match="show"):
-        next(frames_of(balls(), [shot()], show="normals"))
+        next(render_frames(balls(), [shot()], show="normals"))
 
 
 def test_frames_become_pictures_a_gif_or_a_film(tmp_path):
-    frames = list(frames_of(balls(), [shot(), shot((0.5, 0.0, -4.0))]))
+    frames = list(render_frames(balls(), [shot(), shot((0.5, 0.0, -4.0))]))
     write_frames(tmp_path / "folder", frames)
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["00000.png", "00001.png"]
     write_frames(tmp_path / "a.gif", frames, fps=20)
     with Image.open(tmp_path / "a.gif") as film:
         assert (film.n_frames, film.size, film.info["duration"]) == (2, (48, 36), 50)
-    with pytest.raises(ArgumentError, match=r"ends in \.mp4"):
+    with pytest.raises(ArgumentError, match=r"ending in \.mp4"):
         write_frames(tmp_path / "a.avi", frames)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gif", "folder"]
 
 
 def test_a_film_has_every_frame(tmp_path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="films need the extra video")
-    frames = frames_of(balls(), [shot((x, 0.0, -4.0)) for x in (0.0, 0.3, 0.6)])
+    frames = render_frames(balls(), [shot((x, 0.0, -4.0)) for x in (0.0, 0.3, 0.6)])
     write_frames(tmp_path / "a.mp4", frames, fps=10)
     assert ffmpeg.count_frames_and_secs(str(tmp_path / "a.mp4"))[0] == 3
-    with pytest.raises(ArgumentError, match="no frames"):
+    with pytest.raises(ArgumentError, match="found none"):
         write_frames(tmp_path / "b.mp4", [])
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
 
@@ -142,6 +132,15 @@ def test_the_command_makes_films(tmp_path, capsys):
     assert not (tmp_path / "b.gif").exists()
 
 
-def test_items_are_tracked(capsys):
-    assert list(track(iter("abc"), 3, "going")) == ["a", "b", "c"]
-    assert capsys.readouterr().out.splitlines() == ["going 1/3", "going 2/3", "going 3/3"]
+def test_a_gif_has_its_frames_and_never_ends(tmp_path):
+    frames = [torch.tensor([1.0, i / 4, 0.0]).expand(12, 16, 3) for i in range(5)]
+    write_gif(tmp_path / "a.gif", iter(frames), milliseconds=50)
+    with Image.open(tmp_path / "a.gif") as found:
+        assert (found.n_frames, found.size, found.info["loop"], found.info["duration"]) == (5, (16, 12), 0, 50)
+        for i in range(5):
+            found.seek(i)
+            mean = np.asarray(found.convert("RGB"), dtype=float).mean((0, 1))
+            assert mean == pytest.approx([255, 255 * i / 4, 0], abs=6)
+    with pytest.raises(ArgumentError, match="found none"):
+        write_gif(tmp_path / "b.gif", [])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
