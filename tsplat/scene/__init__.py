@@ -11,6 +11,7 @@ from .capture.prepare import Prepared, prepare
 from .capture.procedural import procedural_capture
 from .capture.reading import read_capture
 from .capture.transforms import read_transforms
+from .formats.checkpoints import CheckpointError, open_model
 from .formats.models import lost_in, read_model, write_model
 from .formats.ply import read_ply, write_ply
 from .formats.sog import read_sog
@@ -24,6 +25,7 @@ __all__ = [
     "ActivatedError",
     "Camera",
     "Capture",
+    "CheckpointError",
     "FileError",
     "Gaussians",
     "MissingExtraError",
@@ -36,6 +38,7 @@ __all__ = [
     "look_at_all",
     "lost_in",
     "normalize_capture",
+    "open_model",
     "orbit",
     "orbit_around",
     "prepare",
