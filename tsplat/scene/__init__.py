@@ -9,6 +9,7 @@ from .capture.prepare import Prepared, prepare
 from .capture.procedural import procedural_capture
 from .capture.reading import read_capture
 from .capture.transforms import read_transforms
+from .formats.checkpoints import CheckpointError, open_model
 from .formats.models import lost_in, read_model, write_model
 from .formats.ply import read_ply, write_ply
 from .formats.sog import read_sog
@@ -21,6 +22,7 @@ from .summary import Summary, summarize
 __all__ = [
     "ActivatedError",
     "Capture",
+    "CheckpointError",
     "FileError",
     "Gaussians",
     "MissingExtraError",
@@ -31,6 +33,7 @@ __all__ = [
     "look_at",
     "lost_in",
     "normalize_capture",
+    "open_model",
     "orbit",
     "prepare",
     "procedural_capture",
