@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its plot from the figures in benchmarks/results: `python -m benchmarks.report`."""
+"""Writes docs/performance.md and its plot from the records in benchmarks/results: `python -m benchmarks.report`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,33 @@ PLOT = ROOT / "docs" / "performance.png"
 
 HEAD = """# Performance
 
-Milliseconds of `benchmarks/run.py`, medians with the 20th and 80th percentile, one table a device. Stages are forward
-alone; what the scenes are is said at the top of that file. What kernels cost in machine instructions, which needs no
-GPU, is printed by `python -m benchmarks.static_cost`; `make test` holds it to `benchmarks/budgets.json`.
+Times measured by `python -m benchmarks.run` in milliseconds: medians, and the 20th and 80th percentile, one table per
+device. Single stages are measured forward only. The scenes are described at the top of `benchmarks/run.py`.
+
+`python -m benchmarks.static_cost` counts the machine instructions of each kernel, for which no GPU is needed;
+`make test` checks that they stay within `benchmarks/budgets.json`.
 
 ![Medians by scene](performance.png)
 """
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    lines = ["| scene | backend | what | pairs | ms | 20 % to 80 % |", "| --- | --- | --- | ---: | ---: | ---: |"]
+    """Returns the records as a Markdown table."""
+    lines = [
+        "| scene | backend | what | intersections | ms | 20 % to 80 % |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+    ]
     for r in records:
-        pairs = f"{r['pairs']:,}" if r["pairs"] else ""
+        # Older records have the number of intersections under another name.
+        n_intersections = r.get("n_intersections", r.get("pairs"))
+        intersections = f"{n_intersections:,}" if n_intersections else ""
         spread = f"{r['p20']:.2f} to {r['p80']:.2f}"
-        lines.append(f"| {r['scene']} | {r['backend']} | {r['what']} | {pairs} | {r['p50']:.2f} | {spread} |")
+        lines.append(f"| {r['scene']} | {r['backend']} | {r['what']} | {intersections} | {r['p50']:.2f} | {spread} |")
     return "\n".join(lines) + "\n"
 
 
 def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
+    """Writes a bar chart of the medians."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.2 + 0.32 * sum(map(len, by_device.values()))), dpi=110, layout="constrained")
@@ -59,7 +68,7 @@ def main() -> None:
     for device, records in by_device.items():
         text += f"\n## {device}, torch {records[0]['torch']}\n\n{table(records)}"
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
-        text += "\nNo GPU has been measured yet: `benchmarks/gpu.sh` does it.\n"
+        text += "\nNo GPU has been measured yet; `benchmarks/gpu.sh` measures one.\n"
     PAGE.write_text(text)
     plot(by_device)
 
