@@ -165,7 +165,7 @@ def _garden(path: Path, scale: int, seed: int = 0) -> dict[str, Any]:
 
 def _model(path: Path, case: Case) -> dict[str, Any]:
     from tsplat.scene import intrinsics, read_ply
-    from tsplat.viewing import look_at_all
+    from tsplat.viewing.framing import look_at_all
 
     gaussians = read_ply(path)
     viewmat, _ = look_at_all(gaussians, case.width, case.height, 50.0)

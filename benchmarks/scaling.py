@@ -27,7 +27,7 @@ import tsplat
 from benchmarks.run import KETTLE
 from tsplat.ops.morton import morton_order
 from tsplat.scene import Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
-from tsplat.viewing import guess_up, look_at_all
+from tsplat.viewing.framing import guess_up, look_at_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
