@@ -1,6 +1,6 @@
 #!/bin/sh
-# Everything that only a GPU can tell, in at most nine minutes: results under ${OUT:-benchmarks/results}.
-# Each part runs whether or not the ones before it did well; the last line says which did not.
+# Runs every test and benchmark that needs a GPU, in at most nine minutes; writes to ${OUT:-benchmarks/results}.
+# A part that fails does not stop the others; the last line lists the parts that failed.
 set -u
 cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/results}
@@ -19,7 +19,7 @@ part() {
 }
 
 python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || {
-    echo "gpu.sh: torch sees no GPU"
+    echo "gpu.sh: PyTorch finds no GPU"
     exit 0
 }
 nvidia-smi > "$out/machine.log" 2>&1 || rocminfo > "$out/machine.log" 2>&1
@@ -28,7 +28,7 @@ part run 150 python -m benchmarks.run --json "$out/run.jsonl"
 part peers 120 python -m benchmarks.peers --json "$out/peers.jsonl"
 part profile 60 python -m benchmarks.run --profile "$out/profile.txt"
 if [ -n "$failed" ]; then
-    echo "failed or cut off:$failed"
+    echo "failed or timed out:$failed"
     exit 1
 fi
-echo "all parts done"
+echo "all parts passed"

@@ -1,9 +1,9 @@
-"""tsplat beside gsplat, in one process and in turn: pictures compared first, then time and memory as ratios.
+"""Measures tsplat and gsplat side by side, alternating in one process: image difference, time and peak memory.
 
     python -m benchmarks.peers [--repeats N] [--json FILE]
 
-Needs a GPU and `pip install gsplat==1.5.3` (which compiles its kernels at first use); without either it says so and
-ends well.
+Needs a GPU and `pip install gsplat==1.5.3`, which compiles its kernels at first use; without them it prints why nothing
+is measured and exits with status 0. A scene is timed only if the images of both agree.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from typing import Any
 import torch
 
 import tsplat
-from benchmarks.run import SCENES, Case, load, timed
+from benchmarks.run import DIFFERENTIABLE, SCENES, Case, load, timed
 
-WANTED = ("means", "quats", "scales", "opacities", "colors")
-CLOSE = 2e-3
-"""Mean absolute difference of pictures above which nothing is timed."""
+DIFFERENCE_MAX = 2e-3
+"""Largest mean absolute difference of the images for which a scene is timed."""
+
+ROUNDS = 3
+"""Rounds in which both are measured; the median of their medians is reported."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="append records to this file, one a line")
+    parser.add_argument("--repeats", type=int, default=15, help="timed repeats per round")
+    parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("peers: no GPU here; gsplat's kernels need one, so there is nothing to compare")
+        print("peers: PyTorch finds no GPU, which the kernels of gsplat need; nothing to compare")
         return
     try:
         import gsplat
@@ -45,7 +47,7 @@ def main() -> None:
     for case in SCENES:
         scene = load(case, device)
         if scene is None:
-            print(f"{case.name}: skipped, its data is not here")
+            print(f"{case.name}: skipped, its file does not exist")
             continue
         record = compare(case, scene, gsplat.rasterization, device, options.repeats)
         if options.json:
@@ -57,36 +59,41 @@ def main() -> None:
 def compare(
     case: Case, scene: dict[str, Any], peer: Callable[..., Any], device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """One scene: the difference of the pictures, and for each of both the times and peak memory, taken in turn."""
+    """Compares both on one scene.
+
+    Returns:
+        A record with the mean absolute difference of the images, and, if they agree, the median milliseconds and the
+        peak memory in bytes of each.
+    """
     calls: dict[str, Callable[..., Any]] = {"tsplat": tsplat.rasterization, "gsplat": peer}
     with torch.no_grad():
-        pictures = {who: call(**scene)[0] for who, call in calls.items()}
-    difference = float((pictures["tsplat"] - pictures["gsplat"]).abs().mean())
+        images = {name: call(**scene)[0] for name, call in calls.items()}
+    difference = float((images["tsplat"] - images["gsplat"]).abs().mean())
     record: dict[str, Any] = {"scene": case.name, "mean_difference": difference}
-    del pictures
-    if difference > CLOSE:
-        print(f"{case.name}: pictures differ by {difference:.2g} in the mean, more than {CLOSE}; not timed")
+    del images
+    if difference > DIFFERENCE_MAX:
+        print(f"{case.name}: the images differ by {difference:.2g} on average, more than {DIFFERENCE_MAX}; not timed")
         return record
 
     def forward(call: Callable[..., Any]) -> None:
         with torch.no_grad():
             call(**scene)
 
-    def both(call: Callable[..., Any]) -> None:
-        leaves = {name: scene[name].detach().requires_grad_() for name in WANTED}
+    def forward_backward(call: Callable[..., Any]) -> None:
+        leaves = {name: scene[name].detach().requires_grad_() for name in DIFFERENTIABLE}
         colors, alphas, _ = call(**(scene | leaves))
         torch.autograd.backward(colors.square().sum() + alphas.sum())
 
-    for what, step in (("forward", forward), ("forward + backward", both)):
-        times: dict[str, list[float]] = {who: [] for who in calls}
+    for what, step in (("forward", forward), ("forward + backward", forward_backward)):
+        times: dict[str, list[float]] = {name: [] for name in calls}
         peaks = dict.fromkeys(calls, 0)
-        for _ in range(3):
-            for who, call in calls.items():
+        for _ in range(ROUNDS):
+            for name, call in calls.items():
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-                times[who].append(timed(functools.partial(step, call), device, repeats)["p50"])
-                peaks[who] = max(peaks[who], torch.cuda.max_memory_allocated())
-        median = {who: sorted(values)[1] for who, values in times.items()}
+                times[name].append(timed(functools.partial(step, call), device, repeats)["p50"])
+                peaks[name] = max(peaks[name], torch.cuda.max_memory_allocated())
+        median = {name: sorted(values)[ROUNDS // 2] for name, values in times.items()}
         record[what] = {"ms": median, "peak_bytes": peaks}
         print(
             f"{case.name:32} {what:20} tsplat {median['tsplat']:8.2f} ms, gsplat {median['gsplat']:8.2f} ms: "

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its plot from the figures in benchmarks/results: `python -m benchmarks.report`."""
+"""Writes docs/performance.md and its plot from the records in benchmarks/results: `python -m benchmarks.report`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ machine instructions of the kernels without a GPU, and `make test` checks them a
 
 
 def table(records: list[dict[str, Any]]) -> str:
+    """Returns the records as a Markdown table."""
     lines = [
         "| scene | backend | operation | intersections | ms | 20 % to 80 % |",
         "| --- | --- | --- | ---: | ---: | ---: |",
     ]
     for r in records:
-        pairs = f"{r['pairs']:,}" if r["pairs"] else ""
+        # Older records have the number of intersections under another name.
+        n_intersections = r.get("n_intersections", r.get("pairs"))
+        intersections = f"{n_intersections:,}" if n_intersections else ""
         spread = f"{r['p20']:.2f} to {r['p80']:.2f}"
-        lines.append(f"| {r['scene']} | {r['backend']} | {r['what']} | {pairs} | {r['p50']:.2f} | {spread} |")
+        lines.append(f"| {r['scene']} | {r['backend']} | {r['what']} | {intersections} | {r['p50']:.2f} | {spread} |")
     return "\n".join(lines) + "\n"
 
 
 def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
+    """Writes a bar chart of the medians."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.2 + 0.32 * sum(map(len, by_device.values()))), dpi=110, layout="constrained")

@@ -1,11 +1,16 @@
-"""How fast the package is on this machine: stages and whole calls, forward and forward + backward.
+"""Measures the speed of tsplat on this machine: single stages and whole calls, forward and forward + backward.
 
     python -m benchmarks.run [--device cpu|cuda] [--threads N] [--repeats N] [--json FILE] [--profile FILE] [--base REF]
 
-Scenes: seeded clouds of Gaussians of a given standard deviation in pixels, a million of them and features of 16, 64 and
-256 channels on a GPU; the points of gsplat's garden (`--garden`, test_garden.npz) with scales drawn as exp(N(0, 1/2))
-times the mean distance to three neighbors and opacities from 0.05 to 0.95, at 1, 2 and 4 times its size; a real
-capture (`--kettle`, a PLY). Scenes whose data is not here are left out. The dense reference runs where it fits.
+Scenes:
+
+- clouds: random Gaussians with a given standard deviation in pixels; on a GPU up to a million of them, and features of
+  16, 64 and 256 channels;
+- garden: the points of gsplat's garden (`--garden`, test_garden.npz) at 1, 2 and 4 times its image size, with opacities
+  from 0.05 to 0.95 and scales of exp(N(0, 1/2)) times the mean distance to the three nearest neighbors;
+- kettle: a trained model (`--kettle`, a PLY).
+
+Scenes whose files do not exist are skipped. The dense reference is measured on the smallest cloud.
 """
 
 from __future__ import annotations
@@ -21,34 +26,40 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import tsplat
+from tests.support.paths import DATA, MODELS
 from tsplat.stages.backend import Backend
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 GARDEN = DATA / "test_garden.npz"
-KETTLE = DATA / "models" / "kettle.from_spz.ply"
+KETTLE = MODELS / "kettle.from_spz.ply"
 
-WANTED = ("means", "quats", "scales", "opacities", "colors")
+DIFFERENTIABLE = ("means", "quats", "scales", "opacities", "colors")
+"""Inputs that get a gradient."""
+
+WARM_UP = 2
+"""Untimed repeats before the timed ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A scene and the backends to time on it.
+    """A scene and the backends to measure on it.
 
     Attributes:
-        kind: "cloud", "garden" or "kettle".
-        n, width, height: Gaussians of a cloud, and pixels; of a garden, how many times its size the pictures are.
-        deviation: Standard deviation of a cloud's Gaussians in pixels.
-        channels: Of features.
+        kind: How the scene is made; see the module.
+        n: Number of Gaussians of a cloud.
+        width, height: Image size in pixels; for the garden, `width` is a multiple of its image size.
+        deviation: Standard deviation in pixels of the Gaussians of a cloud.
+        channels: Number of color channels of a cloud.
+        backends: Backends to measure; the first one is compared with the others.
     """
 
-    kind: str
+    kind: Literal["cloud", "garden", "kettle"]
     n: int = 0
     width: int = 1
     height: int = 1
@@ -92,7 +103,7 @@ GPU_CASES = (
 
 
 def load(case: Case, device: torch.device, garden: Path = GARDEN, kettle: Path = KETTLE) -> dict[str, Any] | None:
-    """A scene's keyword arguments of `rasterization`, or None where its data is not here."""
+    """Returns the arguments of `rasterization` for a scene, or None if its file does not exist."""
     if case.kind == "cloud":
         scene = _cloud(case)
     elif case.kind == "garden" and garden.exists():
@@ -105,7 +116,7 @@ def load(case: Case, device: torch.device, garden: Path = GARDEN, kettle: Path =
 
 
 def _cloud(case: Case, seed: int = 0) -> dict[str, Any]:
-    """A seeded cloud that fills the picture, opacities from 0.1 to 0.9."""
+    """A random cloud that fills the image, with opacities from 0.1 to 0.9."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -129,7 +140,7 @@ def _cloud(case: Case, seed: int = 0) -> dict[str, Any]:
     )
 
 
-def _garden(path: Path, times: int, seed: int = 0) -> dict[str, Any]:
+def _garden(path: Path, scale: int, seed: int = 0) -> dict[str, Any]:
     from scipy.spatial import cKDTree
 
     stored = np.load(path)
@@ -138,7 +149,7 @@ def _garden(path: Path, times: int, seed: int = 0) -> dict[str, Any]:
     spacing = cKDTree(points).query(points, k=4)[0][:, 1:].mean(1)
     generator = torch.Generator().manual_seed(seed)
     Ks = torch.from_numpy(stored["Ks"])[:1].clone()
-    Ks[:, :2] *= times
+    Ks[:, :2] *= scale
     return dict(
         means=torch.from_numpy(points),
         quats=torch.randn(n, 4, generator=generator),
@@ -147,13 +158,14 @@ def _garden(path: Path, times: int, seed: int = 0) -> dict[str, Any]:
         colors=torch.from_numpy(stored["colors"]).float() / 255,
         viewmats=torch.from_numpy(stored["viewmats"])[:1],
         Ks=Ks,
-        width=int(stored["width"]) * times,
-        height=int(stored["height"]) * times,
+        width=int(stored["width"]) * scale,
+        height=int(stored["height"]) * scale,
     )
 
 
 def _model(path: Path, case: Case) -> dict[str, Any]:
-    from tsplat.scene import intrinsics, look_at_all, read_ply
+    from tsplat.scene import intrinsics, read_ply
+    from tsplat.viewing.framing import look_at_all
 
     gaussians = read_ply(path)
     viewmat, _ = look_at_all(gaussians, case.width, case.height, 50.0)
@@ -172,23 +184,23 @@ def _model(path: Path, case: Case) -> dict[str, Any]:
 
 
 def timed(step: Callable[[], None], device: torch.device, repeats: int) -> dict[str, float]:
-    """Milliseconds at the 20th, 50th and 80th percentile, after a warm-up."""
+    """Measures a function after a warm-up; returns the 20th, 50th and 80th percentile in milliseconds."""
     samples = []
-    for repeat in range(repeats + 2):
+    for repeat in range(repeats + WARM_UP):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
         step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        if repeat >= 2:
+        if repeat >= WARM_UP:
             samples.append(1e3 * (time.perf_counter() - start))
     p20, p50, p80 = torch.tensor(samples).quantile(torch.tensor([0.2, 0.5, 0.8])).tolist()
     return {"p20": p20, "p50": p50, "p80": p80}
 
 
 def stages(scene: dict[str, Any], backend: Backend) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Each stage by itself, forward, on what the ones before it made."""
+    """Yields each stage's name and its forward pass on the outputs of the stages before."""
     geometry = [scene[name] for name in ("means", "quats", "scales", "viewmats", "Ks", "width", "height")]
     means, quats, scales, viewmats, Ks, width, height = geometry
     opacities = scene["opacities"].expand(viewmats.shape[0], -1)
@@ -222,27 +234,27 @@ def stages(scene: dict[str, Any], backend: Backend) -> Iterator[tuple[str, Calla
 
 
 def measure(case: Case, scene: dict[str, Any], backend: Backend, device: torch.device, repeats: int) -> list[Any]:
-    """One record for each stage, for forward alone and for forward + backward."""
+    """Returns a record for each stage, for the forward pass, and for forward + backward."""
 
     def forward() -> None:
         with torch.no_grad():
             tsplat.rasterization(**scene, backend=backend)
 
-    def both() -> None:
-        leaves = {name: scene[name].detach().requires_grad_() for name in WANTED}
+    def forward_backward() -> None:
+        leaves = {name: scene[name].detach().requires_grad_() for name in DIFFERENTIABLE}
         colors, alphas, _ = tsplat.rasterization(**(scene | leaves), backend=backend)
         torch.autograd.backward(colors.square().sum() + alphas.sum())
 
     with torch.no_grad():
         _, _, meta = tsplat.rasterization(**scene, backend=backend)
         steps: list[tuple[str, Callable[[], Any]]] = [] if backend == "reference" else list(stages(scene, backend))
-    pairs = meta["memory"]["pairs"] if "memory" in meta else None
+    n_intersections = meta["memory"]["pairs"] if "memory" in meta else None
     records = []
-    for what, step in (*steps, ("forward", forward), ("forward + backward", both)):
+    for what, step in (*steps, ("forward", forward), ("forward + backward", forward_backward)):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         with torch.set_grad_enabled(what == "forward + backward"):
-            record = {"scene": case.name, "backend": backend, "what": what, "pairs": pairs}
+            record = {"scene": case.name, "backend": backend, "what": what, "n_intersections": n_intersections}
             record |= timed(step, device, repeats)
         if device.type == "cuda":
             record["peak_bytes"] = torch.cuda.max_memory_allocated()
@@ -251,12 +263,12 @@ def measure(case: Case, scene: dict[str, Any], backend: Backend, device: torch.d
 
 
 def profile(path: Path, device: torch.device) -> None:
-    """Writes the kernels of a training step on the first scene that is here, by time."""
+    """Writes the time spent in each kernel during a training step, on the first GPU scene whose file exists."""
     from torch.profiler import profile as torch_profile
 
     scene = next(scene for case in SCENES if (scene := load(case, device)) is not None)
     with torch_profile() as found:
-        leaves = {name: scene[name].detach().requires_grad_() for name in WANTED}
+        leaves = {name: scene[name].detach().requires_grad_() for name in DIFFERENTIABLE}
         colors, alphas, _ = tsplat.rasterization(**(scene | leaves))
         torch.autograd.backward(colors.square().sum() + alphas.sum())
     key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
@@ -264,37 +276,37 @@ def profile(path: Path, device: torch.device) -> None:
 
 
 def compare(ref: str, arguments: list[str]) -> None:
-    """Runs the same at another commit, in a checkout of it that goes again, and prints ratios of medians."""
-    here = Path(__file__).parents[1]
+    """Runs the same benchmarks at another commit, in a temporary worktree, and prints the ratios of the medians."""
+    current = Path(__file__).parents[1]
     results: list[dict[Any, float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        there = Path(folder) / "base"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", there, ref], cwd=here, check=True)
+        base = Path(folder) / "base"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", base, ref], cwd=current, check=True)
         try:
-            for root in (there, here):
+            for root in (base, current):
                 out = Path(folder) / f"{root.name}.jsonl"
                 command = [sys.executable, "-m", "benchmarks.run", *arguments, "--json", str(out)]
                 subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
                 records = [json.loads(line) for line in out.read_text().splitlines()]
                 results.append({(r["scene"], r["backend"], r["what"]): r["p50"] for r in records})
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", there], cwd=here, check=True)
+            subprocess.run(["git", "worktree", "remove", "--force", base], cwd=current, check=True)
     before, after = results
     for key in before.keys() & after.keys():
-        print(f"{key[0]:32} {key[1]:10} {key[2]:20} {before[key] / after[key]:.2f} times as fast as at {ref}")
+        print(f"{key[0]:32} {key[1]:10} {key[2]:20} {before[key] / after[key]:.2f} times as fast as {ref}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--garden", type=Path, default=GARDEN, help="test_garden.npz")
-    parser.add_argument("--kettle", type=Path, default=KETTLE, help="a PLY")
-    parser.add_argument("--only", help="scenes whose name contains this")
-    parser.add_argument("--json", type=Path, help="append records to this file, one a line")
-    parser.add_argument("--profile", type=Path, help="write kernels by time to this file, and do nothing else")
-    parser.add_argument("--base", metavar="REF", help="compare with another commit")
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads")
+    parser.add_argument("--repeats", type=int, default=7, help="timed repeats")
+    parser.add_argument("--garden", type=Path, default=GARDEN, help="gsplat's test_garden.npz")
+    parser.add_argument("--kettle", type=Path, default=KETTLE, help="PLY of a trained model")
+    parser.add_argument("--only", help="run only scenes whose name contains this text")
+    parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
+    parser.add_argument("--profile", type=Path, help="only write the time per kernel to this file")
+    parser.add_argument("--base", metavar="REF", help="compare with this commit")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
@@ -310,20 +322,20 @@ def main() -> None:
         else f"{platform.machine()}, {options.threads} threads"
     )
     print(f"{name}, torch {torch.__version__}, tsplat {tsplat.__version__}")
-    print(f"{'scene':40} {'backend':10} {'what':20} {'pairs':>9} {'p20 ms':>9} {'p50 ms':>9} {'p80 ms':>9}")
+    print(f"{'scene':40} {'backend':10} {'what':20} {'intersections':>13} {'p20 ms':>9} {'p50 ms':>9} {'p80 ms':>9}")
     for case in GPU_CASES if device.type == "cuda" else CPU_CASES:
         if options.only and options.only not in case.name:
             continue
         scene = load(case, device, options.garden, options.kettle)
         if scene is None:
-            print(f"{case.name}: skipped, its data is not here")
+            print(f"{case.name}: skipped, its file does not exist")
             continue
         medians: dict[tuple[str, str], float] = {}
         for backend in case.backends:
             for record in measure(case, scene, backend, device, options.repeats):
                 medians[backend, record["what"]] = record["p50"]
                 print(
-                    f"{record['scene']:40} {backend:10} {record['what']:20} {record['pairs'] or '-':>9} "
+                    f"{record['scene']:40} {backend:10} {record['what']:20} {record['n_intersections'] or '-':>13} "
                     f"{record['p20']:9.2f} {record['p50']:9.2f} {record['p80']:9.2f}",
                     flush=True,
                 )

@@ -1,11 +1,15 @@
-"""What a training step over many GPUs costs: rows counted on real scenes, and times modeled from them.
+"""Estimates the cost of a training step on many GPUs: counted communication and predicted times.
 
     python -m benchmarks.scaling [--kettle FILE] [--write]
 
-Counted: who sends how many rows to whom, for Gaussians given to ranks at random or in blocks along a Morton curve, with
-a camera for each rank, on the procedural scene and on a real capture (left out where it is not here). Modelled: the
-time of each stage from the bytes and instructions it needs on an H100, for scenes and numbers of GPUs that are not
-here. No time in these tables was measured on a GPU. `--write` puts the tables into docs/scaling.md.
+Counted: how many projected Gaussians each rank sends to each other rank, with one camera per rank, for Gaussians
+assigned to ranks at random or in blocks along a Morton curve. The scenes are the procedural scene and a trained model,
+which is skipped if its file does not exist.
+
+Predicted: the time of each stage from the bytes and instructions it needs on an H100, for larger scenes and up to 1024
+GPUs. None of these times is measured on a GPU.
+
+`--write` writes the tables to docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +26,8 @@ from torch import Tensor
 import tsplat
 from benchmarks.run import KETTLE
 from tsplat.ops.morton import morton_order
-from tsplat.scene import Gaussians, guess_up, intrinsics, look_at, look_at_all, orbit, procedural_capture, read_ply
+from tsplat.scene import Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
+from tsplat.viewing.framing import guess_up, look_at_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
@@ -29,21 +35,22 @@ BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 WIDTH, HEIGHT = 1296, 840
 FOV = 40.0
 CLOSER = 5.0
-"""How many times narrower the field of view of close views is."""
+"""Field of view of whole views over that of close views."""
 
 CHUNK = 256
-"""Gaussians that are next to each other in a rank's memory, of which a test of their common bounding box would say
-whether any can be visible."""
+"""Consecutive Gaussians of a rank that could be culled together by a common bounding box."""
+
+Assignment = Literal["random", "Morton"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Rows that a step moves, counted.
+    """Rows of the packed tensors (projected Gaussians) that a step exchanges between ranks.
 
     Attributes:
-        rows: [ranks, ranks] int64, visible rows that the first rank owns on cameras of the second.
-        chunks: [ranks] share of pairs of chunk and camera in which anything is visible.
-        n_gaussians: Of all ranks.
+        rows: [ranks, ranks] int64, rows of Gaussians of the first rank on the camera of the second.
+        chunks: [ranks] share of the chunks of which any Gaussian is visible, per camera.
+        n_gaussians: Number of Gaussians of all ranks.
     """
 
     rows: Tensor
@@ -52,68 +59,68 @@ class Traffic:
 
     @property
     def visible(self) -> float:
-        """Share of all Gaussians that a camera sees, on average."""
+        """Share of all Gaussians visible to a camera, averaged over cameras."""
         return float(self.rows.sum()) / (self.n_gaussians * len(self.rows))
 
     @property
     def leaving(self) -> float:
-        """Rows that leave a rank, on average."""
+        """Rows sent to other ranks, averaged over ranks."""
         return float(self.rows.sum() - self.rows.diagonal().sum()) / len(self.rows)
 
     @property
     def imbalance(self) -> float:
-        """Rows of the rank that has the most visible, over the average."""
+        """Rows of the busiest rank over the average."""
         return float(self.rows.sum(1).max() / self.rows.sum(1).double().mean().clamp_min(1))
 
     @property
     def staying(self) -> float:
-        """Share of rows whose camera's rank owns the Gaussian."""
+        """Share of rows whose Gaussian and camera are on the same rank."""
         return float(self.rows.diagonal().sum() / self.rows.sum().clamp_min(1))
 
     def placed(self) -> Traffic:
-        """The same with cameras given to the ranks that own most of what they see."""
+        """Reassigns cameras to ranks so that most rows stay on their rank."""
         from scipy.optimize import linear_sum_assignment
 
         _, cameras = linear_sum_assignment(self.rows.numpy(), maximize=True)
         return dataclasses.replace(self, rows=self.rows[:, torch.from_numpy(cameras)])
 
 
-def partition(means: Tensor, ranks: int, how: str) -> Tensor:
-    """Ids [N] int64 in the order of ranks, of which each owns the next N / ranks: "random", or "Morton" blocks."""
-    if how == "Morton":
+def partition(means: Tensor, assignment: Assignment) -> Tensor:
+    """Orders Gaussians by rank: each rank owns the next N / ranks of the ids [N] int64 that are returned."""
+    if assignment == "Morton":
         return morton_order(means)
     return torch.randperm(len(means), generator=torch.Generator().manual_seed(0))
 
 
-def count(seen: Tensor, order: Tensor) -> Traffic:
-    """Traffic of a step with a camera for each rank, who own equal parts of `order`.
+def count_traffic(visible: Tensor, order: Tensor) -> Traffic:
+    """Counts the rows that a step with one camera per rank exchanges.
 
     Args:
-        seen: [C, N] bool, what each camera sees; rank i has camera i.
-        order: [N] int64, Gaussians in the order of ranks.
+        visible: [C, N] bool, which Gaussians each camera sees; camera i is on rank i.
+        order: [N] int64, Gaussians ordered by rank; every rank owns an equal part.
     """
-    n_cameras, n = seen.shape
+    n_cameras, n = visible.shape
     owners = torch.arange(n) * n_cameras // n
-    rows = torch.stack([torch.bincount(owners[view[order]], minlength=n_cameras) for view in seen], 1)
-    chunks = torch.nn.functional.pad(seen[:, order], (0, -n % CHUNK)).view(n_cameras, -1, CHUNK).any(-1)
+    rows = torch.stack([torch.bincount(owners[view[order]], minlength=n_cameras) for view in visible], 1)
+    chunks = torch.nn.functional.pad(visible[:, order], (0, -n % CHUNK)).view(n_cameras, -1, CHUNK).any(-1)
     return Traffic(rows, chunks.double().mean(1), n)
 
 
-def look(gaussians: Gaussians, viewmats: Tensor, K: Tensor) -> Tensor:
-    """What cameras see. [C, N] bool"""
-    seen = []
+def find_visible(gaussians: Gaussians, viewmats: Tensor, K: Tensor) -> Tensor:
+    """Returns which Gaussians each camera sees, [C, N] bool."""
+    visible = []
     for viewmat in viewmats:
         radii, *_ = tsplat.fully_fused_projection(
             gaussians.means, None, gaussians.quats, gaussians.scales, viewmat[None], K[None], WIDTH, HEIGHT,
             opacities=gaussians.opacities,
         )  # fmt: skip
         assert radii is not None
-        seen.append((radii[0] > 0).all(-1))
-    return torch.stack(seen)
+        visible.append((radii[0] > 0).all(-1))
+    return torch.stack(visible)
 
 
 def scenes(kettle: Path) -> Iterator[tuple[str, Gaussians, tuple[float, float, float]]]:
-    """Name, Gaussians and direction up."""
+    """Yields name, Gaussians and up direction of each scene."""
     capture = procedural_capture(250, 200, n_train=8, n_test=1, n_points=100_000, supersampling=1)
     yield "procedural", Gaussians.from_points(capture.points, capture.colors, 0), (0.0, -1.0, 0.0)
     if kettle.exists():
@@ -122,7 +129,7 @@ def scenes(kettle: Path) -> Iterator[tuple[str, Gaussians, tuple[float, float, f
 
 
 def cameras(gaussians: Gaussians, up: tuple[float, float, float], n: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Kind, world-to-camera matrices [n, 4, 4] and intrinsics: whole views around a scene, and close ones."""
+    """Yields kind, world-to-camera matrices [n, 4, 4] and intrinsics of views of the whole scene and of close views."""
     viewmat, target = look_at_all(gaussians, WIDTH, HEIGHT, FOV, up)
     eye = -viewmat[:3, :3].T @ viewmat[:3, 3]
     turns = [360 * (0.381966 * i % 1) for i in range(n)]
@@ -136,21 +143,24 @@ def cameras(gaussians: Gaussians, up: tuple[float, float, float], n: int) -> Ite
 
 
 COUNT_HEAD = (
-    "| scene | views | ranks | order | a camera sees | rows leave a rank | MB | stay | stay, cameras placed "
-    "| busiest rank | chunks touched |\n| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+    "| scene | views | ranks | assignment | visible per camera | rows sent per rank | MB | stay "
+    "| stay, cameras reassigned | busiest rank | chunks visible |\n"
+    "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
 )
 
 
 def count_table(kettle: Path) -> str:
+    """Returns the counted communication as a Markdown table."""
     table = COUNT_HEAD
     for name, gaussians, up in scenes(kettle):
         for ranks in (4, 16, 64):
             for kind, viewmats, K in cameras(gaussians, up, ranks):
-                seen = look(gaussians, viewmats, K)
-                for how in ("random", "Morton"):
-                    traffic = count(seen, partition(gaussians.means, ranks, how))
+                visible = find_visible(gaussians, viewmats, K)
+                assignments: tuple[Assignment, ...] = ("random", "Morton")
+                for assignment in assignments:
+                    traffic = count_traffic(visible, partition(gaussians.means, assignment))
                     table += (
-                        f"| {name}, {len(gaussians):,} | {kind} | {ranks} | {how} | {traffic.visible:.0%} "
+                        f"| {name}, {len(gaussians):,} | {kind} | {ranks} | {assignment} | {traffic.visible:.0%} "
                         f"| {traffic.leaving:,.0f} | {traffic.leaving * ROW_BYTES / 1e6:.2f} | {traffic.staying:.0%} "
                         f"| {traffic.placed().staying:.0%} | {traffic.imbalance:.2f} x "
                         f"| {float(traffic.chunks.mean()):.0%} |\n"
@@ -159,38 +169,40 @@ def count_table(kettle: Path) -> str:
 
 
 ROW_BYTES, ROW_BYTES_BACK = 56, 40
-"""A row of RGB in fp32, forth and back; counted from `tsplat.stages.exchange`."""
+"""Bytes of an RGB row in fp32 that the exchange sends, forward and backward; counted from `tsplat.stages.exchange`."""
 
 FLOATS = 59
-"""Of a Gaussian with spherical harmonics of degree 3."""
+"""Parameters of a Gaussian with spherical harmonics of degree 3."""
 
 OPTIMIZER_BYTES = 7 * 4 * FLOATS
-"""Parameter, two moments read and written, gradient read."""
+"""Memory traffic per Gaussian: parameter and two moments read and written, gradient read."""
 
 PARAMETER_BYTES = 4 * 4 * FLOATS
-"""Parameter, gradient and two moments, in memory."""
+"""Memory per Gaussian: parameter, gradient and two moments."""
 
 TESTED_BYTES = 48
-"""What projection moves to find that a Gaussian is not visible: its parameters but for colors, soundness, result."""
+"""Memory traffic of the projection of a Gaussian that is not visible: parameters except colors, validity, result."""
 
 VISIBLE_BYTES = 36 + 192 + 12 + 2 * (44 + 192)
-"""What a visible row writes and reads in projection and shading, and what its gradients do on the way back."""
+"""Memory traffic of projection and shading per row, forward and backward."""
 
-DRAWN_MS = 2.2
-"""Milliseconds a million visible rows, sorted and composited forth and back: 3 pairs of row and tile each, 20 and 56
-instructions for 32 pixels, as `benchmarks.static_cost` counts them, all issue slots used."""
+COMPOSITING_MS = 2.2
+"""Milliseconds to sort and composite a million rows, forward and backward: 3 intersections per row, and 20 and 56
+instructions per 32 pixels (counted by `benchmarks.static_cost`), with all issue slots used."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """An H100 and its links: data sheet, times what is commonly reached of it; nothing here was measured.
+    """An H100 and its interconnect: data-sheet values times the share that is commonly reached.
+
+    Only `record` is measured.
 
     Attributes:
-        memory: Bytes a second.
-        near, far: Bytes a second each way between GPUs of one node, and of several.
-        node: GPUs in a node.
-        latency, latency_a_rank: Seconds of a collective, and more for each rank.
-        record: Seconds to read a rank's record on the host; measured on one core of a CPU.
+        memory: Memory bandwidth in bytes per second.
+        near, far: Bandwidth per direction between GPUs of the same node and of different nodes, in bytes per second.
+        node: GPUs per node.
+        latency, latency_per_rank: Seconds per collective, and additional seconds per rank.
+        record: Seconds to process a rank's metadata on the CPU; measured on one core.
         capacity: Bytes of memory for parameters and rows.
     """
 
@@ -199,79 +211,94 @@ class Machine:
     far: float = 0.8 * 50e9
     node: int = 8
     latency: float = 30e-6
-    latency_a_rank: float = 1e-6
+    latency_per_rank: float = 1e-6
     record: float = 6e-6
     capacity: float = 70e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Seconds of a step's stages on a rank, with a camera for each rank, and bytes."""
+    """Predicted cost of a step on one rank, with one camera per rank.
+
+    Attributes:
+        project: Seconds of projection and shading.
+        exchange: Seconds of communication and of packing what is sent.
+        metadata: Seconds to process the metadata of all ranks on the CPU.
+        composite: Seconds of intersection and compositing.
+        optimize: Seconds of the optimizer step.
+        link_bytes: Bytes sent.
+        memory_bytes: Bytes of GPU memory.
+    """
 
     project: float
     exchange: float
-    agree: float
-    draw: float
+    metadata: float
+    composite: float
     optimize: float
     link_bytes: float
     memory_bytes: float
 
     @property
     def total(self) -> float:
-        return self.project + self.exchange + self.agree + self.draw + self.optimize
+        """Seconds."""
+        return self.project + self.exchange + self.metadata + self.composite + self.optimize
 
 
-def model(n: float, ranks: int, visible: float, tested: float = 1.0, machine: Machine | None = None) -> Step:
-    """A step of `ranks` GPUs on n Gaussians.
+def predict(n: float, ranks: int, visible: float, tested: float = 1.0, machine: Machine | None = None) -> Step:
+    """Predicts the cost of a step.
 
     Args:
-        visible: Rows that a camera sees.
-        tested: Share of Gaussians that projection looks at for a camera; less than 1 if chunks were culled first.
+        n: Number of Gaussians of all ranks.
+        ranks: Number of GPUs.
+        visible: Number of Gaussians visible to a camera.
+        tested: Share of the Gaussians projected per camera; less than 1 if chunks were culled first.
+        machine: The default :class:`Machine` where None.
     """
     m = machine or Machine()
     own = n / ranks
-    # Each rank looks at its Gaussians for the cameras of all ranks, and draws what one camera sees.
+    # Each rank projects its Gaussians for the cameras of all ranks, and composites the image of one camera.
     project = (own * ranks * tested * TESTED_BYTES + visible * VISIBLE_BYTES + own * 4 * FLOATS) / m.memory
     leaving = visible * (1 - 1 / ranks)
     link_bytes = leaving * (ROW_BYTES + ROW_BYTES_BACK)
     far = max(ranks - m.node, 0) / max(ranks - 1, 1)
-    collectives = 5 * (m.latency + ranks * m.latency_a_rank) if ranks > 1 else 0.0
+    collectives = 5 * (m.latency + ranks * m.latency_per_rank) if ranks > 1 else 0.0
     packing = 4 * visible * (ROW_BYTES + ROW_BYTES_BACK) / m.memory if ranks > 1 else 0.0
     return Step(
         project=project,
         exchange=collectives + packing + link_bytes * ((1 - far) / m.near + far / m.far),
-        agree=ranks * m.record if ranks > 1 else 0.0,
-        draw=DRAWN_MS * 1e-9 * visible,
+        metadata=ranks * m.record if ranks > 1 else 0.0,
+        composite=COMPOSITING_MS * 1e-9 * visible,
         optimize=own * OPTIMIZER_BYTES / m.memory,
         link_bytes=link_bytes,
-        # A byte for each pair of Gaussian and camera says whether it is visible.
+        # Visibility takes a byte per Gaussian and camera.
         memory_bytes=own * PARAMETER_BYTES + own * ranks + visible * (2 * ROW_BYTES + 200),
     )
 
 
 SIZES = ((1e6, 0.5e6), (1e7, 1.5e6), (1e8, 3e6), (1e9, 3e6))
-"""Gaussians, and how many a camera sees: assumed."""
+"""Assumed numbers of Gaussians, in total and visible to a camera."""
 
-WORLDS = (1, 4, 8, 16, 64, 256, 1024)
-CULLED = 0.05
-"""Share of chunks left after culling by chunk, at least, in a scene of which a camera sees a small part: assumed."""
+WORLD_SIZES = (1, 4, 8, 16, 64, 256, 1024)
+CHUNKS_MIN = 0.05
+"""Assumed smallest share of chunks that remain after culling chunks."""
 
-MODEL_HEAD = (
-    "| Gaussians | a camera sees | GPUs | project | exchange | agree | draw | optimize | ms a step | images/s "
-    "| MB sent | GB a GPU | ms with chunks culled |\n" + "| ---: " * 13 + "|\n"
+PREDICTION_HEAD = (
+    "| Gaussians | visible per camera | GPUs | project | exchange | metadata | composite | optimize | ms per step "
+    "| images/s | MB sent | GB per GPU | ms with chunks culled |\n" + "| ---: " * 13 + "|\n"
 )
 
 
-def model_table() -> str:
-    table = MODEL_HEAD
+def prediction_table() -> str:
+    """Returns the predicted times as a Markdown table; configurations that do not fit into memory are left out."""
+    table = PREDICTION_HEAD
     for n, visible in SIZES:
-        for ranks in WORLDS:
-            step = model(n, ranks, visible)
+        for ranks in WORLD_SIZES:
+            step = predict(n, ranks, visible)
             if step.memory_bytes > Machine().capacity:
                 continue
-            culled = model(n, ranks, visible, max(CULLED, visible / n))
+            culled = predict(n, ranks, visible, max(CHUNKS_MIN, visible / n))
             times = " | ".join(
-                f"{1e3 * t:.2f}" for t in (step.project, step.exchange, step.agree, step.draw, step.optimize)
+                f"{1e3 * t:.2f}" for t in (step.project, step.exchange, step.metadata, step.composite, step.optimize)
             )
             table += (
                 f"| {n:,.0f} | {visible:,.0f} | {ranks} | {times} | {1e3 * step.total:.2f} | {ranks / step.total:,.0f} "
@@ -282,11 +309,11 @@ def model_table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--kettle", type=Path, default=KETTLE, help="a PLY")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/scaling.md")
+    parser.add_argument("--kettle", type=Path, default=KETTLE, help="PLY of a trained model")
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/scaling.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tables = f"## Counted\n\n{count_table(options.kettle)}\n## Modelled, not measured\n\n{model_table()}"
+    tables = f"## Counted\n\n{count_table(options.kettle)}\n## Predicted, not measured\n\n{prediction_table()}"
     print(tables)
     if options.write:
         before, rest = PAGE.read_text().split(BEGIN)

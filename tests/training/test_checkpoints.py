@@ -17,13 +17,13 @@ import torch
 from tests.support.paths import ROOT
 from tsplat import ArgumentError, MemoryBudgetError
 from tsplat.scene import ActivatedError, FileError, Gaussians, procedural_capture
+from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import (
     Checkpoint,
     CheckpointError,
     RunConfig,
     Trainer,
-    checkpoints,
     read_checkpoint,
     read_newest,
     resume,
@@ -125,12 +125,12 @@ def test_a_run_that_was_cut_goes_on_to_the_bit(kind, tmp_path):
 def test_a_run_keeps_so_many_checkpoints_and_is_not_written_over(tmp_path):
     config = dataclasses.replace(configuration("fixed"), keep=2, save_every=5)
     train(config, tmp_path / "run")
-    names = [path.name for path in checkpoints.checkpoints(tmp_path / "run" / "checkpoints")]
+    names = [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")]
     assert names == ["step_00000020", "step_00000024"]
     with pytest.raises(ArgumentError, match="another run; resume it"):
         train(config, tmp_path / "run")
     resume(tmp_path / "run")
-    assert [path.name for path in checkpoints.checkpoints(tmp_path / "run" / "checkpoints")] == names
+    assert [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")] == names
 
 
 @pytest.mark.usefixtures("_from_capture")
@@ -273,11 +273,11 @@ def test_a_broken_newest_one_is_passed_over_with_the_reason(tmp_path):
     path, _, troubles = read_newest(tmp_path)
     assert path == old
     assert len(troubles) == 1
-    assert "step_00000002/training.safetensors: was changed or cut short" in troubles[0]
+    assert "step_00000002/training.safetensors: modified or truncated" in troubles[0]
     (tmp_path / "latest").unlink()
     assert read_newest(tmp_path)[0] == old
     (old / "checkpoint.json").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
+    with pytest.raises(CheckpointError, match="no valid checkpoint found"):
         read_newest(tmp_path)
 
 

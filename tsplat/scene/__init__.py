@@ -1,8 +1,6 @@
 """Scenes: the parameters of Gaussians, photographs with cameras, and the files that both come from."""
 
 from ..errors import FileError, MissingExtraError
-from ..viewing.framing import guess_up, look_at_all
-from ..viewing.trajectories import Camera, orbit_around, read_cameras, spiral_at
 from .cameras import intrinsics, look_at, orbit
 from .capture.captures import Capture, View
 from .capture.colmap import read_colmap
@@ -11,6 +9,7 @@ from .capture.prepare import Prepared, prepare
 from .capture.procedural import procedural_capture
 from .capture.reading import read_capture
 from .capture.transforms import read_transforms
+from .formats.checkpoints import CheckpointError, open_model
 from .formats.models import lost_in, read_model, write_model
 from .formats.ply import read_ply, write_ply
 from .formats.sog import read_sog
@@ -22,25 +21,22 @@ from .summary import Summary, summarize
 
 __all__ = [
     "ActivatedError",
-    "Camera",
     "Capture",
+    "CheckpointError",
     "FileError",
     "Gaussians",
     "MissingExtraError",
     "Prepared",
     "Summary",
     "View",
-    "guess_up",
     "intrinsics",
     "look_at",
-    "look_at_all",
     "lost_in",
     "normalize_capture",
+    "open_model",
     "orbit",
-    "orbit_around",
     "prepare",
     "procedural_capture",
-    "read_cameras",
     "read_capture",
     "read_colmap",
     "read_model",
@@ -50,7 +46,6 @@ __all__ = [
     "read_spz",
     "read_torch_checkpoint",
     "read_transforms",
-    "spiral_at",
     "summarize",
     "write_model",
     "write_ply",

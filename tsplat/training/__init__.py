@@ -1,14 +1,16 @@
 """Training: fit Gaussians to pictures, judge them, and show what came of it."""
 
+from ..scene.formats.checkpoints import CheckpointError, open_model
+from ..viewing.devices import pick_device
 from ..viewing.rendering import render
-from .checkpoints import Checkpoint, CheckpointError, open_model, read_checkpoint, read_newest, write_checkpoint
+from .checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
 from .config import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
 from .losses import loss, psnr, ssim
 from .progress import DivergedError, Progress
-from .runs import evaluate_run, pick_device, resume, train
+from .runs import evaluate_run, resume, train
 from .trainer import Trainer, fit, scene_extent
 
 __all__ = [

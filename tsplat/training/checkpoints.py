@@ -14,10 +14,8 @@ import hashlib
 import json
 import os
 import platform
-import re
 import secrets
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +23,28 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..errors import ArgumentError, FileError
-from ..scene.formats.models import read_model
+from ..errors import FileError
+from ..scene.formats.checkpoints import (
+    FORMAT,
+    LATEST,
+    MANIFEST,
+    ROWS,
+    SCENE,
+    SCENE_PREFIX,
+    TRAINING,
+    VERSION,
+    checkpoint_errors,
+    find_checkpoints,
+    manifest_digest,
+    read_newest_valid,
+    read_raw_checkpoint,
+)
 from ..scene.gaussians import Gaussians
 from ..support.extras import require
 from ..support.files import atomic_write
 from .config import RunConfig, from_json, to_json
 from .processes.group import Team
-from .processes.shards import read_rows, write_rows
-
-FORMAT, VERSION = "tsplat checkpoint", 1
-SCENE, TRAINING, MANIFEST, LATEST = "scene.safetensors", "training.safetensors", "checkpoint.json", "latest"
-ROWS = "rows"
-NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
-MANIFEST_BYTES_MAX = 64 << 20
-
-
-class CheckpointError(FileError):
-    """A checkpoint is not whole, or not what it says."""
+from .processes.shards import write_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,7 +112,7 @@ def write_checkpoint(
     path = told[0][0]
     assert path is not None
     if keep is not None and team.leads:
-        for old in checkpoints(folder)[:-keep]:
+        for old in find_checkpoints(folder)[:-keep]:
             if old != path:
                 _remove(old)
     return path
@@ -140,7 +142,7 @@ def _contents(aside: Path, checkpoint: Checkpoint, team: Team, sharded: bool) ->
     """Writes all files. Returns what goes wrong where all ranks write, alike on all."""
     tensors, n = checkpoint.tensors, len(checkpoint.gaussians)
     if sharded:
-        rows = {f"scene/{name}": tensor for name, tensor in checkpoint.gaussians.tensors().items()}
+        rows = {SCENE_PREFIX + name: tensor for name, tensor in checkpoint.gaussians.tensors().items()}
         of_rows = {name: tensor for name, tensor in tensors.items() if name in checkpoint.row_names}
         total = sum(team.collect(n))
         try:
@@ -157,103 +159,34 @@ def _contents(aside: Path, checkpoint: Checkpoint, team: Team, sharded: bool) ->
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Checkpoint:
-    """Reads a checkpoint's folder, after its hashes were found to be right.
+    """Verifies the hashes of a checkpoint and reads it.
 
-    Args:
-        path: `step_...`.
-        force: Whether to take values that look as if they had been through their activation already.
-
-    Raises:
-        CheckpointError: A file is missing, cut short or changed, or holds what it should not.
-        ActivatedError: Values that look as if they had been through their activation already.
-        MissingExtraError: safetensors is not installed.
+    Args, Raises:
+        As :func:`tsplat.scene.formats.checkpoints.read_raw_checkpoint`; also CheckpointError for an invalid
+        configuration.
     """
-    require("safetensors")
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = Path(path)
-    manifest = _read_manifest(path)
-    with _complaints(path):
-        _check_files(path, manifest["files"])
-        sharded = (path / ROWS).is_dir()
-        try:
-            tensors = load_file(path / TRAINING)
-            scene = read_rows(path / ROWS, manifest["n_gaussians"]) if sharded else load_file(path / SCENE)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path}: not tensors that can be read ({error})") from error
-        if sharded:
-            tensors |= {name: tensor for name, tensor in scene.items() if not name.startswith("scene/")}
-            scene = {name.removeprefix("scene/"): t for name, t in scene.items() if name.startswith("scene/")}
-        gaussians = Gaussians(**scene, antialiased=manifest["antialiased"])
-        if len(gaussians) != manifest["n_gaussians"]:
-            raise CheckpointError(f"{path}: tells of {manifest['n_gaussians']} Gaussians, holds {len(gaussians)}")
-        config = from_json(manifest["config"], str(path / MANIFEST))
-        checkpoint = Checkpoint(manifest["step"], gaussians, tensors, manifest["figures"], config)
-    if not force:
-        gaussians.check_raw(str(path))
-    return checkpoint
+    raw = read_raw_checkpoint(path, force=force)
+    with checkpoint_errors(path):
+        config = from_json(raw.config, str(path / MANIFEST))
+    return Checkpoint(raw.step, raw.gaussians, raw.tensors, raw.figures, config)
 
 
 def read_newest(folder: str | os.PathLike[str], *, force: bool = False) -> tuple[Path, Checkpoint, list[str]]:
-    """Reads the newest checkpoint that is whole: what `latest` names, or what is found behind it.
+    """Reads the newest valid checkpoint of a run.
 
     Args:
-        folder: A run, its `checkpoints`, or a checkpoint, which then is the one to read.
-        force: As of :func:`read_checkpoint`.
+        folder: A run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate.
+        force: As in :func:`read_checkpoint`.
 
     Returns:
-        The checkpoint's folder, the checkpoint, and in words what is wrong with those that were passed over.
+        The checkpoint's folder, the checkpoint, and the errors of the invalid checkpoints that were skipped.
 
     Raises:
-        CheckpointError: None is whole.
-        ActivatedError: As :func:`read_checkpoint`.
+        CheckpointError: None is valid.
+        ActivatedError: The parameters look activated already.
     """
-    folder = Path(folder)
-    if (folder / MANIFEST).is_file() or NAME.fullmatch(folder.name):
-        return folder, read_checkpoint(folder, force=force), []
-    if (folder / "checkpoints").is_dir():
-        folder = folder / "checkpoints"
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; a run has checkpoints/ with a folder for each")
-    candidates = checkpoints(folder)[::-1]
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        named = folder / (folder / LATEST).read_text("utf-8")[:100].strip()
-        if named in candidates:
-            candidates.remove(named)
-            candidates.insert(0, named)
-    troubles: list[str] = []
-    for path in candidates:
-        try:
-            return path, read_checkpoint(path, force=force), troubles
-        except CheckpointError as error:
-            troubles.append(str(error))
-    raise CheckpointError("; ".join([f"{folder}: found no checkpoint that is whole", *troubles]))
-
-
-def is_run(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is the folder of a run, of its checkpoints, or of one of them."""
-    path = Path(path)
-    return (path / "checkpoints").is_dir() or (path / LATEST).is_file() or (path / MANIFEST).is_file()
-
-
-def open_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
-    """The Gaussians of a model in any format, of a run's newest checkpoint that is whole, or of a checkpoint.
-
-    Raises:
-        As :func:`tsplat.scene.read_model` and :func:`read_newest`.
-    """
-    return read_newest(path, force=force)[1].gaussians if is_run(path) else read_model(path, force=force)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The folders of checkpoints, oldest first."""
-    found = []
-    for path in folder.iterdir():
-        match = NAME.fullmatch(path.name)
-        if match and path.is_dir():
-            found.append((int(match[1]), int(match[2] or 1), path))
-    return [path for _, _, path in sorted(found)]
+    return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force))
 
 
 def clean(folder: Path) -> None:
@@ -295,56 +228,9 @@ def _write_files(
         "figures": checkpoint.figures,
         "software": {"tsplat": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
-    manifest["sha256"] = _digest(manifest)
+    manifest["sha256"] = manifest_digest(manifest)
     with atomic_write(folder / MANIFEST) as out:
         out.write(json.dumps(manifest, indent=1, allow_nan=False).encode())
-
-
-def _check_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Raises `CheckpointError` unless just these files are there, and as they were written."""
-    there = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {MANIFEST}
-    for names, words in ((set(files) - there, "is missing"), (there - set(files), "does not belong there")):
-        if names:
-            raise CheckpointError(f"{path / min(names)}: {words}; a checkpoint is its whole folder as it was written")
-    for name, told in files.items():
-        with open(path / name, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != told["sha256"]:
-            raise CheckpointError(f"{path / name}: was changed or cut short since it was written (hash differs)")
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    with _complaints(path):
-        with open(path / MANIFEST, "rb") as file:
-            if os.fstat(file.fileno()).st_size > MANIFEST_BYTES_MAX:
-                raise CheckpointError(f"{path / MANIFEST}: is larger than any checkpoint's")
-            manifest: dict[str, Any] = json.loads(file.read())
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise CheckpointError(f"{path / MANIFEST}: not a checkpoint of tsplat")
-        if manifest.get("version") != VERSION:
-            raise CheckpointError(
-                f"{path / MANIFEST}: is of version {manifest.get('version')!r}, this tsplat reads {VERSION}; update it"
-            )
-        if manifest.pop("sha256", None) != _digest(manifest):
-            raise CheckpointError(f"{path / MANIFEST}: was changed or cut short since it was written (hash differs)")
-    return manifest
-
-
-@contextlib.contextmanager
-def _complaints(path: Path) -> Iterator[None]:
-    """Whatever a broken file leads to, as one kind of error that names the checkpoint."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from error
-    except (ArgumentError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a checkpoint that can be read ({str(error)[:200]})") from error
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _free_name(folder: Path, step: int) -> Path:

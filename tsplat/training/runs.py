@@ -17,22 +17,23 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_size
-from ..errors import BackendError, FileError
+from ..errors import FileError
 from ..scene.capture.captures import Capture, View
 from ..scene.capture.reading import read_capture
 from ..scene.formats.ply import write_ply
 from ..scene.gaussians import Gaussians
-from ..stages.backend import Backend, choose
+from ..stages.backend import choose
 from ..stages.memory import used_memory
 from ..support.extras import require
 from ..support.files import output_folder, write_json
 from ..support.progress import stage_display
+from ..viewing.devices import pick_device
 from .checkpoints import Checkpoint, clean, read_newest, write_checkpoint
-from .config import DeviceType, RunConfig, to_json
+from .config import RunConfig, to_json
 from .display import progress_display, stop_on_interrupt
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim, report, shown
 from .history import History, Watch
-from .pictures import contact_sheet, curve, sheet_views, side_by_side
+from .plots import contact_sheet, curve, sheet_views, side_by_side
 from .processes.group import Team, join
 from .processes.heartbeat import heartbeat
 from .processes.launcher import is_launched
@@ -44,24 +45,6 @@ TEST_TIMES, SAVE_TIMES = 12, 4
 """How often held-out views are rendered while training, and how often it is saved, unless told."""
 
 CONFIG, WORLD = "config.json", "world.json"
-
-
-def pick_device(backend: Backend = "auto", device_type: DeviceType = "auto") -> tuple[torch.device, str]:
-    """The device to run on, by default a GPU if there is one, and in words what runs there and why.
-
-    Of several ranks on one machine, each has the GPU of its number there.
-
-    Raises:
-        BackendError: The backend cannot run there, or there is no such device.
-    """
-    if device_type == "cuda" and not torch.cuda.is_available():
-        raise BackendError("device: there is no GPU that this PyTorch can use; take cpu, or see tsplat doctor")
-    device = torch.device("cuda" if torch.cuda.is_available() and device_type != "cpu" else "cpu")
-    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    name, reason = choose(device, backend)
-    return device, f"backend {name} on {device}: {reason}"
 
 
 def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | None = None) -> dict[str, Any]:

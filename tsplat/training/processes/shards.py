@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...errors import ArgumentError
+from ...scene.formats.checkpoints import quiet_torch_checkpoint
 from .group import Team
 
 
@@ -40,7 +36,7 @@ def write_rows(folder: Path, tensors: dict[str, Tensor], total: int, team: Team)
         stride = torch.empty(shape, device="meta").stride()
         rows = tensor.detach().contiguous()
         whole[name] = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
-    with _quiet():
+    with quiet_torch_checkpoint():
         try:
             save(
                 whole,
@@ -50,41 +46,3 @@ def write_rows(folder: Path, tensors: dict[str, Tensor], total: int, team: Team)
         except CheckpointException as error:
             causes = [f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())]
             raise OSError("; ".join(" ".join(words.split())[:200] for words in causes)) from error
-
-
-def read_rows(folder: Path, total: int) -> dict[str, Tensor]:
-    """Reads the rows of all ranks, in one process and without a group.
-
-    Raises:
-        ArgumentError: A tensor does not have so many rows.
-        ValueError, OSError: Files are missing, or not such tensors.
-    """
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    with _quiet():
-        reader = HuggingFaceStorageReader(str(folder))
-        tensors = {}
-        for name, told in reader.read_metadata().state_dict_metadata.items():
-            assert isinstance(told, TensorStorageMetadata)
-            found = sum(chunk.sizes[0] for chunk in told.chunks)
-            if found != total:
-                raise ArgumentError(f"{folder}: its shards hold {found} rows of {name}, not {total}")
-            tensors[name] = torch.empty(told.size, dtype=told.properties.dtype)
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    return tensors
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's remarks about how it is meant to be used."""
-    logger = logging.getLogger("torch.distributed.checkpoint")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -15,7 +15,7 @@ from tsplat import ArgumentError
 from tsplat.scene import Gaussians, MissingExtraError, View
 from tsplat.training import History, Progress, Score
 from tsplat.training.display import progress_display, stop_on_interrupt
-from tsplat.training.pictures import CAPTION_HEIGHT, CELL_WIDTH, GAP, animation, contact_sheet, curve, side_by_side
+from tsplat.training.plots import CAPTION_HEIGHT, CELL_WIDTH, GAP, contact_sheet, curve, side_by_side
 
 
 def score(value, width=30, height=20, name="view"):
@@ -23,13 +23,13 @@ def score(value, width=30, height=20, name="view"):
     return Score(View(name, image, torch.eye(4), torch.eye(3)), torch.full((height, width, 3), value), 20.0, 0.5)
 
 
-def pair(n=1, **options):
+def start_and_result(n=1, **options):
     views = [score(0.2 + 0.0 * i, **options) for i in range(n)]
     return views, [Score(s.view, torch.full_like(s.image, 0.45), 30.0, 0.9) for s in views]
 
 
-def test_a_contact_sheet_has_truth_start_result_and_error_side_by_side(tmp_path):
-    start, result = pair(2)
+def test_contact_sheet_shows_target_start_result_and_error(tmp_path):
+    start, result = start_and_result(2)
     contact_sheet(tmp_path / "a.png", start, result)
     sheet = np.asarray(Image.open(tmp_path / "a.png"))
     height = round(CELL_WIDTH * 20 / 30)
@@ -37,43 +37,43 @@ def test_a_contact_sheet_has_truth_start_result_and_error_side_by_side(tmp_path)
     assert sheet.shape[0] == GAP + 2 * (CAPTION_HEIGHT + height + GAP)
     middle = GAP // 2 + CAPTION_HEIGHT + height // 2
     columns = [GAP + i * (CELL_WIDTH + GAP) + CELL_WIDTH // 2 for i in range(4)]
-    truth, before, after, error = (sheet[middle, x].tolist() for x in columns)
-    assert (truth, before, after) == ([51] * 3, [51] * 3, [115] * 3)
+    target, before, after, error = (sheet[middle, x].tolist() for x in columns)
+    assert (target, before, after) == ([51] * 3, [51] * 3, [115] * 3)
     assert error == pytest.approx([252, 253, 191], abs=2)  # four times 0.25 is the brightest of the scale
     assert (sheet[GAP : GAP + CAPTION_HEIGHT - 4] < 100).any()  # captions
 
 
-def test_of_many_views_six_are_shown(tmp_path):
-    for n, rows in ((6, 6), (9, 6)):
-        contact_sheet(tmp_path / "a.png", *pair(n))
+def test_contact_sheet_shows_at_most_six_views(tmp_path):
+    for n, shown in ((6, 6), (9, 6)):
+        contact_sheet(tmp_path / "a.png", *start_and_result(n))
         with Image.open(tmp_path / "a.png") as sheet:
-            assert sheet.height == GAP + rows * (CAPTION_HEIGHT + round(CELL_WIDTH * 20 / 30) + GAP)
+            assert sheet.height == GAP + shown * (CAPTION_HEIGHT + round(CELL_WIDTH * 20 / 30) + GAP)
 
 
-def test_scores_of_other_views_make_no_sheet(tmp_path):
-    for start, result in (([], []), (pair(2)[0], pair(2)[1])):
+def test_contact_sheet_needs_scores_of_the_same_views(tmp_path):
+    for start, result in (([], []), (start_and_result(2)[0], start_and_result(2)[1])):
         with pytest.raises(ArgumentError, match="same views"):
             contact_sheet(tmp_path / "a.png", start, result)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_held_out_picture_beside_the_truth(tmp_path):
-    side_by_side(tmp_path / "a.png", pair()[1][0])
-    picture = np.asarray(Image.open(tmp_path / "a.png"))
-    assert picture.shape == (20, 60, 3)
-    assert (picture[:, :30] == 51).all()
-    assert (picture[:, 30:] == 115).all()
+def test_side_by_side_shows_target_and_rendering(tmp_path):
+    side_by_side(tmp_path / "a.png", start_and_result()[1][0])
+    image = np.asarray(Image.open(tmp_path / "a.png"))
+    assert image.shape == (20, 60, 3)
+    assert (image[:, :30] == 51).all()
+    assert (image[:, 30:] == 115).all()
 
 
-def test_a_curve_shows_its_points(tmp_path):
+def test_curve_plots_the_held_out_psnr(tmp_path):
     empty, full = History(), History([10, 20], [20.0, 25.0], [0.1, 0.05], [0, 20], [15.0, 24.0])
     for name, history in (("a.png", empty), ("b.png", full)):
         curve(tmp_path / name, history)
     plain, drawn = (np.asarray(Image.open(tmp_path / name).convert("RGB"), dtype=int) for name in ("a.png", "b.png"))
     assert min(drawn.shape[:2]) > 400
 
-    def orange(picture):
-        return (picture[..., 0] - picture[..., 2] > 120).sum()
+    def orange(image):
+        return (image[..., 0] - image[..., 2] > 120).sum()
 
     assert orange(drawn) > orange(plain) + 100
 
@@ -86,25 +86,11 @@ def test_a_history_takes_down_every_tenth_step_and_the_last():
     assert history.train_psnr == [30, 40, 45]
 
 
-def test_an_animation_has_its_frames_and_never_ends(tmp_path):
-    frames = [torch.tensor([1.0, i / 4, 0.0]).expand(12, 16, 3) for i in range(5)]
-    animation(tmp_path / "a.gif", iter(frames), milliseconds=50)
-    with Image.open(tmp_path / "a.gif") as found:
-        assert (found.n_frames, found.size, found.info["loop"], found.info["duration"]) == (5, (16, 12), 0, 50)
-        for i in range(5):
-            found.seek(i)
-            mean = np.asarray(found.convert("RGB"), dtype=float).mean((0, 1))
-            assert mean == pytest.approx([255, 255 * i / 4, 0], abs=6)
-    with pytest.raises(ArgumentError, match="no frames"):
-        animation(tmp_path / "b.gif", [])
-    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
-
-
 @pytest.mark.parametrize("module", ["PIL", "matplotlib"])
-def test_missing_extras_are_named(tmp_path, monkeypatch, module):
+def test_missing_packages_are_named(tmp_path, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[train\]'"):
-        contact_sheet(tmp_path / "a.png", *pair())
+        contact_sheet(tmp_path / "a.png", *start_and_result())
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,264 @@
+"""Training checkpoints: finding, verifying and reading them, without anything of the training code.
+
+A run's ``checkpoints/`` folder has one folder per checkpoint and a file ``latest`` with the name of the newest:
+
+    step_00007000/
+        checkpoint.json        manifest: step, configuration, figures, versions, and the hashes of all files
+        scene.safetensors      the raw parameters: means, log_scales, quats, opacity_logits, sh0, shN
+        training.safetensors   the other tensors that a resumed run needs
+        rows/                  instead of scene.safetensors, the shards of a run with several ranks
+
+:mod:`tsplat.training.checkpoints` writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...errors import ArgumentError, FileError
+from ...support.extras import require
+from ..gaussians import Gaussians
+from .models import read_model
+
+T = TypeVar("T")
+
+FORMAT, VERSION = "tsplat checkpoint", 1
+SCENE, TRAINING, MANIFEST, LATEST = "scene.safetensors", "training.safetensors", "checkpoint.json", "latest"
+ROWS = "rows"
+SCENE_PREFIX = "scene/"
+"""Prefix of the raw parameters' names among the tensors in ``rows/``."""
+
+NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
+MANIFEST_BYTES_MAX = 64 << 20
+
+
+class CheckpointError(FileError):
+    """A checkpoint is incomplete or damaged, or no valid checkpoint was found."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RawCheckpoint:
+    """The contents of a checkpoint, with the configuration uninterpreted.
+
+    Attributes:
+        step: Number of steps taken.
+        gaussians: The raw parameters of the scene.
+        tensors, figures: The rest of the training state.
+        config: The run's configuration, as in its JSON.
+    """
+
+    step: int
+    gaussians: Gaussians
+    tensors: dict[str, Tensor]
+    figures: dict[str, Any]
+    config: dict[str, Any]
+
+
+def open_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
+    """Reads the Gaussians of a model file in any format, or of a training run.
+
+    Args:
+        path: A model as for :func:`read_model`; or a run, its ``checkpoints`` folder (both mean the newest valid
+            checkpoint) or a single checkpoint.
+        force: As in :func:`read_raw_checkpoint` and :func:`read_model`.
+
+    Raises:
+        CheckpointError: The run has no valid checkpoint.
+        ActivatedError: See :func:`read_raw_checkpoint`.
+        FileError, UnsupportedError, MissingExtraError, OSError: See :func:`read_model`.
+    """
+    if not is_run(path):
+        return read_model(path, force=force)
+    return read_newest_valid(path, lambda folder: read_raw_checkpoint(folder, force=force))[1].gaussians
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is the folder of a run, of its checkpoints, or of a single checkpoint."""
+    path = Path(path)
+    return (path / "checkpoints").is_dir() or (path / LATEST).is_file() or (path / MANIFEST).is_file()
+
+
+def find_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    found = []
+    for path in folder.iterdir():
+        match = NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            found.append((int(match[1]), int(match[2] or 1), path))
+    return [path for _, _, path in sorted(found)]
+
+
+def read_newest_valid(folder: str | os.PathLike[str], read: Callable[[Path], T]) -> tuple[Path, T, list[str]]:
+    """Reads the checkpoint that ``latest`` names or, if that is invalid, the newest valid one.
+
+    Args:
+        folder: A run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate.
+        read: Reads a checkpoint's folder; raises :class:`CheckpointError` if it is invalid.
+
+    Returns:
+        The checkpoint's folder, what `read` returned, and the errors of the invalid checkpoints that were skipped.
+
+    Raises:
+        CheckpointError: None is valid.
+    """
+    folder = Path(folder)
+    if (folder / MANIFEST).is_file() or NAME.fullmatch(folder.name):
+        return folder, read(folder), []
+    if (folder / "checkpoints").is_dir():
+        folder = folder / "checkpoints"
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; expected a run with a checkpoints/ folder")
+    candidates = find_checkpoints(folder)[::-1]
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        latest = folder / (folder / LATEST).read_text("utf-8")[:100].strip()
+        if latest in candidates:
+            candidates.remove(latest)
+            candidates.insert(0, latest)
+    errors: list[str] = []
+    for path in candidates:
+        try:
+            return path, read(path), errors
+        except CheckpointError as error:
+            errors.append(str(error))
+    raise CheckpointError("; ".join([f"{folder}: no valid checkpoint found", *errors]))
+
+
+def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> RawCheckpoint:
+    """Verifies the hashes of a checkpoint and reads it.
+
+    Args:
+        path: The folder ``step_...``.
+        force: Accept parameters that look activated already (scales or opacities instead of their logarithms or
+            logits).
+
+    Raises:
+        CheckpointError: A file is missing, truncated, modified or invalid.
+        ActivatedError: The parameters look activated already.
+        MissingExtraError: safetensors is not installed.
+    """
+    require("safetensors")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    with checkpoint_errors(path):
+        manifest = _read_manifest(path)
+        _verify_files(path, manifest["files"])
+        try:
+            tensors = load_file(path / TRAINING)
+            if (path / ROWS).is_dir():
+                rows = _read_rows(path / ROWS, manifest["n_gaussians"])
+                scene = {k.removeprefix(SCENE_PREFIX): rows.pop(k) for k in list(rows) if k.startswith(SCENE_PREFIX)}
+                tensors |= rows
+            else:
+                scene = load_file(path / SCENE)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: not a valid safetensors file ({error})") from error
+        gaussians = Gaussians(**scene, antialiased=manifest["antialiased"])
+        if len(gaussians) != manifest["n_gaussians"]:
+            raise CheckpointError(
+                f"{path}: the manifest says {manifest['n_gaussians']} Gaussians, the file holds {len(gaussians)}"
+            )
+        checkpoint = RawCheckpoint(manifest["step"], gaussians, tensors, manifest["figures"], manifest["config"])
+    if not force:
+        gaussians.check_raw(str(path))
+    return checkpoint
+
+
+@contextlib.contextmanager
+def checkpoint_errors(path: Path) -> Iterator[None]:
+    """Turns any error that reading a damaged checkpoint can cause into a :class:`CheckpointError` with its path."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from error
+    except (ArgumentError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not a valid checkpoint ({str(error)[:200]})") from error
+
+
+def manifest_digest(manifest: dict[str, Any]) -> str:
+    """The SHA-256 that a manifest has under ``sha256``: that of its other entries."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    with open(path / MANIFEST, "rb") as file:
+        if os.fstat(file.fileno()).st_size > MANIFEST_BYTES_MAX:
+            raise CheckpointError(f"{path / MANIFEST}: larger than {MANIFEST_BYTES_MAX >> 20} MiB, not a manifest")
+        manifest: dict[str, Any] = json.loads(file.read())
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path / MANIFEST}: not a tsplat checkpoint")
+    if manifest.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path / MANIFEST}: has version {manifest.get('version')!r}, but this tsplat reads version {VERSION}; "
+            "update tsplat"
+        )
+    if manifest.pop("sha256", None) != manifest_digest(manifest):
+        raise CheckpointError(f"{path / MANIFEST}: modified or truncated since it was written (hash mismatch)")
+    return manifest
+
+
+def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Raises :class:`CheckpointError` unless the folder holds exactly these files with these hashes."""
+    found = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {MANIFEST}
+    for names, problem in ((set(files) - found, "missing"), (found - set(files), "not part of the checkpoint")):
+        if names:
+            raise CheckpointError(f"{path / min(names)}: {problem}; copy a checkpoint's folder as a whole")
+    for name, entry in files.items():
+        with open(path / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != entry["sha256"]:
+            raise CheckpointError(f"{path / name}: modified or truncated since it was written (hash mismatch)")
+
+
+def _read_rows(folder: Path, n_rows: int) -> dict[str, Tensor]:
+    """Reads the shards of all ranks in a single process and concatenates them. Needs no process group.
+
+    Raises:
+        ArgumentError: A tensor does not have `n_rows` rows.
+        ValueError, OSError: Files are missing or invalid.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with quiet_torch_checkpoint():
+        reader = HuggingFaceStorageReader(str(folder))
+        tensors = {}
+        for name, metadata in reader.read_metadata().state_dict_metadata.items():
+            assert isinstance(metadata, TensorStorageMetadata)
+            found = sum(chunk.sizes[0] for chunk in metadata.chunks)
+            if found != n_rows:
+                raise ArgumentError(f"{folder}: the shards hold {found} rows of {name}, expected {n_rows}")
+            tensors[name] = torch.empty(metadata.size, dtype=metadata.properties.dtype)
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    return tensors
+
+
+@contextlib.contextmanager
+def quiet_torch_checkpoint() -> Iterator[None]:
+    """Silences the warnings of ``torch.distributed.checkpoint`` about its intended use."""
+    logger = logging.getLogger("torch.distributed.checkpoint")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
