@@ -173,8 +173,8 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
     radii, means2d, conics, opacities = _rows()
     order, starts, ints = torch.arange(N), torch.arange(N + 1), torch.ones(N, dtype=torch.int32)
     grid, settings = TileGrid(1, tile_size, 8, 8), IntersectionSettings(DEFAULT_NUMERICS, "triton")
-    for name, ellipse in (("ellipse", (conics, opacities)), ("rectangle", (None, None))):
-        screen = ScreenGaussians(means2d, radii, *ellipse, order, None)
+    ellipses = ScreenGaussians(means2d, radii, conics, opacities, order, None)
+    for name, screen in (("ellipse", ellipses), ("rectangle", ellipses._replace(conics=None, opacities=None))):
         with recorded(vendor) as launches:
             kernels.tile_rows(screen, grid, (0, 8), settings)
             kernels.tile_columns(screen, grid, ints, starts, N, settings)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 import tsplat
 from tests.support.paths import DATA, MODELS
-from tsplat.stages.backend import Backend
+from tsplat.config import Backend
 
 GARDEN = DATA / "test_garden.npz"
 KETTLE = MODELS / "kettle.from_spz.ply"

@@ -193,7 +193,7 @@ MUTANTS = [
         ("v_depths = v_features[:, -1]", "v_depths = v_features[:, 0]", "another channel's gradient for depth"),
         ("transmittances[..., None] * v_render_colors[..., :n_colors]", "v_render_colors[..., :n_colors]",
          "background's gradient not attenuated"),
-        ("sum_rows(v_rows, color_ids, colors.shape[0])", "v_rows[: colors.shape[0]]", "colors' gradients not summed"),
+        ("sum_by_id(v_rows, color_ids, colors.shape[0])", "v_rows[: colors.shape[0]]", "colors' gradients not summed"),
     ),
     *_in(
         "memory.py",

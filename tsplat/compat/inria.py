@@ -6,12 +6,13 @@ the same. The constants are those of `numerics="inria"`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import check_absent, check_tensor
+from ..arguments import check_not_implemented, check_tensor
+from ..data import Gaussians3D
 from ..errors import ArgumentError
 from ..stages.backend import full_precision
 from ..stages.compositing import rasterize_to_pixels
@@ -20,7 +21,7 @@ from ..stages.projection import fully_fused_projection
 from ..stages.shading import spherical_harmonics
 from ..stages.validation import raise_if_invalid
 
-NUMERICS = "inria"
+NUMERICS: Final = "inria"
 NEAR = 0.2
 TILE_SIZE = 16
 
@@ -66,7 +67,7 @@ class GaussianRasterizer(torch.nn.Module):
 
     def __init__(self, raster_settings: GaussianRasterizationSettings) -> None:
         super().__init__()
-        check_absent({"prefiltered": (raster_settings.prefiltered, False)})
+        check_not_implemented({"prefiltered": (raster_settings.prefiltered, False)})
         self.raster_settings = raster_settings
 
     @torch.no_grad()
@@ -126,10 +127,8 @@ class GaussianRasterizer(torch.nn.Module):
                 assert shs is not None
                 colors = (spherical_harmonics(s.sh_degree, means3D - s.campos, shs) + 0.5).clamp_min(0)
             if s.debug:
-                raise_if_invalid(
-                    means3D, rotations, scales, cov3D_precomp, opacities[:, 0], colors, viewmats, Ks,
-                    per_camera=False, sh=False,
-                )  # fmt: skip
+                gaussians = Gaussians3D(means3D, rotations, scales, cov3D_precomp, opacities[:, 0])
+                raise_if_invalid(gaussians, colors, viewmats, Ks, per_camera=False, sh=False)
             radii, pixels, depths, conics, compensations = fully_fused_projection(
                 means3D, cov3D_precomp, rotations, scales, viewmats, Ks, width, height,
                 calc_compensations=s.antialiasing, opacities=opacities[:, 0], numerics=NUMERICS,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..arguments import check_choice, check_size
+from ..config import Backend
 from ..errors import ArgumentError, FileError
 from ..scene.capture.captures import Color
-from ..stages.backend import Backend
 from ..strategies import DefaultStrategy, MCMCStrategy
 
 Preset = Literal["fixed", "default", "mcmc"]

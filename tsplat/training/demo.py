@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ..config import Backend
 from ..scene.cameras import intrinsics, orbit
 from ..scene.capture.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
 from ..scene.gaussians import Gaussians
-from ..stages.backend import Backend, choose
+from ..stages.backend import choose
 from ..support.extras import require
 from ..support.files import output_folder
 from ..viewing.devices import pick_device

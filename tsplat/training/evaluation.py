@@ -13,9 +13,9 @@ from einops import rearrange
 from torch import Tensor
 
 from ..arguments import check_choice
+from ..config import Backend
 from ..scene.capture.captures import Color, View
 from ..scene.gaussians import Gaussians
-from ..stages.backend import Backend
 from ..support.extras import require
 from ..viewing.rendering import render
 from .losses import psnr, ssim

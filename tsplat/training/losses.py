@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from ..ops.image_loss import l1_and_ssim, l1_ssim_loss
+from ..ops.image_loss import Padding, l1_and_ssim, l1_ssim_loss
 
 
 def psnr(image: Tensor, truth: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def psnr(image: Tensor, truth: Tensor) -> Tensor:
     return -10 * (image.float() - truth.float()).square().mean().log10()
 
 
-def ssim(image: Tensor, truth: Tensor, *, padding: str = "valid") -> Tensor:
+def ssim(image: Tensor, truth: Tensor, *, padding: Padding = "valid") -> Tensor:
     """Mean structural similarity in at least fp32, by default over windows inside the image; 1 for equal images. []
 
     Raises:

@@ -7,8 +7,9 @@ from typing import Literal
 
 import torch
 
+from ..config import Backend
 from ..errors import BackendError
-from ..stages.backend import Backend, choose
+from ..stages.backend import choose
 
 
 def pick_device(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..config import Backend, RenderMode
 from ..rasterization import rasterization
 from ..scene.capture.captures import Color
 from ..scene.gaussians import Gaussians
-from ..stages.backend import Backend
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
 
 
 def render_views(

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_choice
+from ..config import Backend
 from ..errors import ArgumentError
 from ..scene.capture.captures import Color
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
-from ..stages.backend import Backend
 from ..support.extras import require
 from ..support.files import atomic_write
 from .colormaps import apply_colormap
