@@ -1,23 +1,23 @@
-"""Fused L1 and SSIM against the formula in plain PyTorch, differentiated by autograd."""
+"""Fused L1 and SSIM against the formula in plain PyTorch, with autograd's gradients."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import ArgumentError, ShapeError, UnsupportedError
 from tsplat.config import SSIM_TAPS
 from tsplat.ops.image_loss import l1_and_ssim, l1_ssim_loss
 
-BACKENDS = [pytest.param("triton", marks=pytest.mark.interpreter), "torch"]
 EXAMPLES = {"triton": 6, "torch": 60}
 
 
-def plain(x, y, padding):
-    """The formula with every window written out: shifted copies of the picture, weighted and summed."""
-    lost = 0 if padding == "same" else 10
-    height, width = x.shape[-3] - lost, x.shape[-2] - lost
+def plain_l1_and_ssim(x, y, padding):
+    """The formula with explicit windows: weighted sums of shifted copies of the image."""
+    border = 0 if padding == "same" else 10
+    height, width = x.shape[-3] - border, x.shape[-2] - border
 
     def mean(values):
         if padding == "same":
@@ -37,7 +37,7 @@ def plain(x, y, padding):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("padding", ["same", "valid"])
-def test_equals_the_formula_in_fp64(backend, padding):
+def test_losses_and_gradients_match_plain_pytorch(backend, padding):
     least = 11 if padding == "valid" else 1
 
     @settings(max_examples=EXAMPLES[backend])
@@ -54,7 +54,7 @@ def test_equals_the_formula_in_fp64(backend, padding):
         x = x.detach().requires_grad_()
         v = torch.randn(2, generator=generator, dtype=torch.float64)
         results = []
-        for outputs in (l1_and_ssim(x, y, padding=padding, backend=backend), plain(x, y, padding)):
+        for outputs in (l1_and_ssim(x, y, padding=padding, backend=backend), plain_l1_and_ssim(x, y, padding)):
             results.append((*outputs, *torch.autograd.grad(outputs, x, list(v))))
         for name, found, expected in zip(("l1", "ssim", "v_image"), *results):
             assert_exact(name, found, expected)
@@ -63,7 +63,7 @@ def test_equals_the_formula_in_fp64(backend, padding):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_pictures_and_types(backend):
+def test_equal_images_in_bfloat16(backend):
     x = torch.rand(20, 30, 3, dtype=torch.bfloat16, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = l1_ssim_loss(x, x.detach(), backend=backend)
@@ -74,13 +74,13 @@ def test_equal_pictures_and_types(backend):
     assert x.grad.isfinite().all()
 
 
-def test_the_loss_is_made_of_both():
+def test_loss_is_weighted_sum_of_l1_and_ssim():
     x, y = torch.rand(2, 16, 16, 3)
     l1, ssim = l1_and_ssim(x, y)
     torch.testing.assert_close(l1_ssim_loss(x, y, ssim_weight=0.3), 0.7 * l1 + 0.3 * (1 - ssim))
 
 
-def test_errors_name_the_argument():
+def test_invalid_arguments_raise():
     x = torch.rand(12, 12, 3)
     with pytest.raises(ShapeError, match=r"truth: expected \[12, 12, 3\] as image, found \[12, 3\]"):
         l1_and_ssim(x, x[0])
