@@ -9,6 +9,12 @@ import hypothesis
 import pytest
 import torch
 
+from tests.support.interpreter import vectorize_reductions
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    vectorize_reductions()
+
 # Examples are the same in every run; `make fuzz` draws new ones. Slow machines do not fail.
 hypothesis.settings.register_profile(
     "tests",
@@ -27,9 +33,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for item in items:
-        if item.get_closest_marker("interpreter") and not interpreted:
+        if item.get_closest_marker("interpreter") and not INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 in a process of its own"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))

@@ -8,18 +8,18 @@ from tests.support.paths import CASES
 from tests.support.properties import PROPERTIES, Case, draw
 
 SAVED = sorted(CASES.glob("*.json"))
-PARTS = 10
-"""Tests per property, so that processes share the work."""
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10))]
+"""Parts of the cases of each property; the first runs in `make quick`."""
 
 IN_INTERPRETER = 2
 """Cases per property in the interpreter."""
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_property(name, part):
     rule = PROPERTIES[name]
-    for seed in range(part, rule.in_tests, PARTS):
+    for seed in range(part, rule.in_tests, len(PARTS)):
         rule.check(draw(seed), "torch")
 
 

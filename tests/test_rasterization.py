@@ -19,7 +19,7 @@ GSPLAT_DEFAULTS = dict(
     radial_coeffs=None, tangential_coeffs=None, thin_prism_coeffs=None, ftheta_coeffs=None,
     rolling_shutter=tsplat.RollingShutterType.GLOBAL, viewmats_rs=None,
 )  # fmt: skip
-EXAMPLES = {"triton": 60, "torch": 300}
+EXAMPLES = {"triton": 40, "torch": 300}
 STRUCTURE = scenes.Structure(n=12, cameras=2, width=20, height=18, sh_degree=2, seed=7)
 
 pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
@@ -38,7 +38,7 @@ def test_signature_is_gsplats_with_additional_keywords():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_random_scenes_match_reference(backend):
     """Images and all gradients of a loss on color, depth and alpha, for random structures, modes and layouts."""
-    small = dict(max_pixels=20, max_n=10) if backend == "triton" else dict(max_pixels=40, max_n=40)
+    small = dict(max_pixels=14, max_n=10) if backend == "triton" else dict(max_pixels=40, max_n=40)
 
     @settings(max_examples=EXAMPLES[backend])
     @given(scenes.structures(**small), scenes.modes(), scenes.layouts())
@@ -91,19 +91,19 @@ def test_numbers_of_gaussians_around_the_block_size(backend, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=20)
-@given(
-    structure=scenes.structures(max_n=8, max_pixels=18),
-    mode=scenes.modes(),
-    first=scenes.layouts(),
-    second=scenes.layouts(),
-)
-def test_layout_does_not_change_results(backend, structure, mode, first, second):
-    scene = scenes.make(structure)
-    a, _ = run(scene, **mode, **first, backend=backend)
-    b, _ = run(scene, **mode, **second, backend=backend)
-    for name in a:
-        assert_exact(name, a[name], b[name])
+def test_layout_does_not_change_results(backend):
+    """In the interpreter for few scenes only: test_properties.py compares packed and unpacked, and tile sizes."""
+
+    @settings(max_examples=6 if backend == "triton" else 20)
+    @given(scenes.structures(max_n=8, max_pixels=18), scenes.modes(), scenes.layouts(), scenes.layouts())
+    def check(structure, mode, first, second):
+        scene = scenes.make(structure)
+        a, _ = run(scene, **mode, **first, backend=backend)
+        b, _ = run(scene, **mode, **second, backend=backend)
+        for name in a:
+            assert_exact(name, a[name], b[name])
+
+    check()
 
 
 def test_torch_backend_matches_reference_backend():

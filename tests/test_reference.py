@@ -140,7 +140,9 @@ def test_spherical_harmonics_have_signs_of_3dgs():
 
 
 @pytest.mark.parametrize("rasterize_mode", ["classic", "antialiased"])
-@pytest.mark.parametrize(("render_mode", "sh_degree"), [("RGB", None), ("RGB+ED", 3), ("D", None)])
+@pytest.mark.parametrize(
+    ("render_mode", "sh_degree"), [("RGB", None), pytest.param("RGB+ED", 3, marks=pytest.mark.slow), ("D", None)]
+)
 def test_gradients_match_finite_differences(rasterize_mode, render_mode, sh_degree):
     structure = scenes.Structure(n=4, cameras=2, width=5, height=4, size=1.5, sh_degree=sh_degree, seed=3)
     scene = scenes.make(structure)

@@ -21,16 +21,17 @@ def loss(inputs, **settings):
     return colors.square().sum() + alphas.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of graph breaks
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_function_gives_the_same_bits(backend):
+def test_compiled_function_gives_the_same_bits():
     inputs = scenes.leaves(scenes.make(STRUCTURE, torch.float32))
 
     def function(inputs):
         return loss(inputs) * 2
 
     torch.compiler.reset()
-    compiled = gradients(torch.compile(function, backend=backend), inputs)
+    # Dynamo traces the function and AOTAutograd its derivative; neither fuses operations.
+    compiled = gradients(torch.compile(function, backend="aot_eager"), inputs)
     for one, other in zip(gradients(function, inputs), compiled):
         assert torch.equal(one, other)
 

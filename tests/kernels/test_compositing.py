@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|ov
 def test_order_of_tiles_does_not_change_bits(banded, monkeypatch):
     from tsplat.kernels import compositing, launch
 
-    scene = scenes.make(scenes.Structure(n=12, cameras=2, width=20, height=11, size=2.0, seed=3), torch.float32)
+    scene = scenes.make(scenes.Structure(n=10, cameras=2, width=12, height=11, size=2.0, seed=3), torch.float32)
     monkeypatch.setattr(launch, "GRAIN", 1)
     original = launch.longest_first
     orders = []

@@ -14,6 +14,7 @@ def loss(inputs):
     return colors.square().sum() + alphas.sum()
 
 
+@pytest.mark.slow
 def test_second_derivative_raises():
     inputs = scenes.leaves(scenes.make(STRUCTURE))
     (gradient,) = torch.autograd.grad(loss(inputs), inputs["means"], create_graph=True)

@@ -55,6 +55,7 @@ def reports(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_four_ranks(reports, job):
     errors = []

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tests.support.interpreter import vectorize_reductions
 from tests.support.paths import CASES, ROOT
 from tests.support.properties import PROPERTIES, Case, draw
 
@@ -81,6 +82,8 @@ def _prepare() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.simplefilter("ignore")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        vectorize_reductions()
 
 
 def _run(
