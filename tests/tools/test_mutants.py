@@ -24,6 +24,8 @@ def test_mutant_is_caught(mutant):
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_mutant_applies(mutant, tmp_path):
+    missing = [argument for argument in mutant.tests if "/" in argument and not (ROOT / argument).exists()]
+    assert not missing, f"tests of {mutant.name} do not exist: {missing}"
     copy = tmp_path / mutant.path
     copy.parent.mkdir(exist_ok=True)
     copy.write_text((ROOT / "tsplat" / mutant.path).read_text())
