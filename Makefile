@@ -1,45 +1,48 @@
-# make demo: watch Gaussians become pictures. make test: everything that is checked. Both set themselves up.
-
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+MINUTES ?= 5
 
-.PHONY: demo test lint fuzz mutants scoreboard clean
+.DEFAULT_GOAL := help
+.PHONY: help demo quick test lint fuzz mutants scoreboard clean
 
-demo: $(INSTALLED)
+help: ## list the targets (default)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a turntable to demo/
 	$(BIN)/tsplat demo --out demo
 
-# Kernels run in the interpreter in a process of their own, as Triton decides at import whether to compile.
-test: lint
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreter -n 2
-	$(BIN)/python -m pytest -m "not interpreter" -n 2
+quick: lint ## lint, types and the fast tests: about two minutes on two cores
+	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
-# Random scenes with new seeds; what fails is saved under tests/cases.
-MINUTES ?= 5
-fuzz: $(INSTALLED)
+# Triton decides at import whether to interpret kernels, so these tests need a process of their own.
+test: lint ## lint, types and all tests: about 20 minutes on two cores
+	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
+	$(PYTEST) -m "not interpreter"
+
+lint: $(INSTALLED) ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fuzz: $(INSTALLED) ## check properties of random scenes for MINUTES=5; failures are saved under tests/cases
 	$(BIN)/python -m tests.tools.fuzz --minutes $(MINUTES)
 
-# Small bugs seeded into copies of the package; tests should catch them all.
-mutants: $(INSTALLED)
+mutants: $(INSTALLED) ## seed small bugs into copies of the package and check that the tests catch them
 	$(BIN)/python -m tests.tools.mutants
 
-# Half an hour to an hour; writes docs/reliability.md.
-scoreboard: $(INSTALLED)
+scoreboard: $(INSTALLED) ## run fuzz and mutants at length and write docs/reliability.md: up to an hour
 	$(BIN)/python -m tests.tools.fuzz --long --seed 1
 	TRITON_INTERPRET=1 $(BIN)/python -m tests.tools.fuzz --long --seed 1 --backend triton
 	$(BIN)/python -m tests.tools.mutants --write
 	$(BIN)/python -m tests.tools.scoreboard
 
-lint: $(INSTALLED)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+clean: ## remove the virtual environment and the demo
+	rm -rf $(VENV) demo
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
-
-clean:
-	rm -rf $(VENV) demo

@@ -1,15 +1,21 @@
-"""Which tests can run here, and the poison that makes an unwritten output show."""
+"""Selects the tests that can run on this machine, and fills uninitialized memory to reveal unwritten outputs."""
 
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores already
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers already share the cores
 
 import hypothesis
 import pytest
 import torch
 
-# Examples are the same on every run, however slow the machine; `make fuzz` draws new ones.
+from tests.support.interpreter import vectorize_reductions
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    vectorize_reductions()
+
+# Examples are the same in every run; `make fuzz` draws new ones. Slow machines do not fail.
 hypothesis.settings.register_profile(
     "tests",
     deadline=None,
@@ -18,25 +24,36 @@ hypothesis.settings.register_profile(
     max_examples=20,
     print_blob=True,
 )
-# Whether any example fails is all that mutants ask, so none is made simpler.
+# Mutants only need to know whether an example fails, so examples are not simplified.
 hypothesis.settings.register_profile(
     "mutants", hypothesis.settings.get_profile("tests"), phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate]
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for item in items:
-        if item.get_closest_marker("interpreter") and not interpreted:
+        if item.get_closest_marker("interpreter") and not INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 in a process of its own"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="no GPU here"))
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        # Tests that share a fixture run in one process (with --dist loadgroup), so that it is set up once.
+        shared = [name for name in item.fixturenames if _scope(item, name) == "module"]
+        if shared and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared[0]}"))
+
+
+def _scope(item, fixture):
+    """The scope of a fixture that a test asks for; None if pytest uses it for all tests of a module."""
+    info = item._fixtureinfo
+    definitions = info.name2fixturedefs.get(fixture)
+    return definitions[-1].scope if definitions and fixture in info.argnames else None
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_memory():
-    """Fills what torch.empty returns with NaN or the largest integer."""
+def _uninitialized_memory_is_nan():
+    """Fills the results of torch.empty with NaN or the largest integer."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,11 +1,11 @@
-"""Bad arguments: a typed error that names the argument, says what was found, and what to do."""
+"""Invalid and unsupported arguments: typed errors with the argument, the expected and the found value, and a remedy."""
 
 import pytest
 import torch
 
 import tsplat
 from tests.support import scenes
-from tsplat import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, UnsupportedError
+from tsplat import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
 
 INVALID = [
     (dict(means=torch.zeros(12, 2)), ShapeError, r"means: expected \[..., N, 3\], here \[\?, 3\], found \[12, 2\]"),
@@ -72,29 +72,20 @@ def scene():
 
 
 @pytest.mark.parametrize(("change", "error", "message"), INVALID, ids=lambda v: str(v)[:40])
-def test_invalid_arguments(scene, change, error, message):
+def test_invalid_argument_raises(scene, change, error, message):
     with pytest.raises(error, match=message) as caught:
         tsplat.rasterization(**(scene | change))
     assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize(("change", "name"), UNSUPPORTED, ids=lambda v: str(v)[:40])
-def test_unsupported_options_are_named_and_never_ignored(scene, change, name):
+def test_unsupported_option_raises(scene, change, name):
     with pytest.raises(NotImplementedError, match=f"^{name}: ") as caught:
         tsplat.rasterization(**(scene | change))
     assert isinstance(caught.value, UnsupportedError)
 
 
-def test_triton_on_a_cpu_says_what_to_do(scene, monkeypatch):
-    monkeypatch.setattr("tsplat.stages.backend.triton_is_interpreted", lambda: False)
-    with pytest.raises(BackendError, match=r"'triton' needs CUDA or ROCm tensors, found cpu; use .cuda\(\) or"):
-        tsplat.rasterization(**scene, backend="triton")
-    monkeypatch.setattr("tsplat.stages.backend.has_triton", lambda: False)
-    with pytest.raises(BackendError, match="'triton' needs the triton package; pip install triton"):
-        tsplat.rasterization(**scene, backend="triton")
-
-
-def test_stages_check_their_own_arguments():
+def test_invalid_arguments_of_stages_raise():
     f = torch.zeros
     with pytest.raises(ShapeError, match="coeffs: expected"):
         tsplat.spherical_harmonics(1, f(5, 3), f(4, 4, 3))

@@ -1,4 +1,4 @@
-"""Documentation that can be run is run, and what it points to exists."""
+"""Documentation: Python examples run, and links within the repository exist."""
 
 import re
 
@@ -10,18 +10,18 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_python_in_a_page_runs(page):
+def test_python_blocks_run(page):
     namespace: dict = {}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(block, str(page), "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_within_the_project_lead_somewhere(page):
+def test_local_links_exist(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+            assert (page.parent / target).exists(), f"{page.name}: {target} does not exist"
 
 
-def test_the_readme_can_be_run():
+def test_readme_has_a_python_block():
     assert "```python" in (ROOT / "README.md").read_text()

@@ -1,123 +1,282 @@
-"""Imports run one way: cli -> training -> rasterization -> stages -> kernels | host -> config."""
+"""The structure of the package: which module may import which, and the sizes of files and functions.
+
+A module is a file or folder directly in tsplat/. `MODULES` lists all of them from bottom to top, each with the modules
+that it may import. Every allowed import points downwards, so there is no cycle.
+"""
 
 import ast
+import inspect
+import itertools
+import subprocess
+import sys
+from collections import defaultdict
 
 import pytest
 
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "tsplat"
+FILES = sorted(PACKAGE.rglob("*.py"))
 
-STAGES = {"projection", "spherical_harmonics", "distributed", "intersection", "compositing"}
-BASE = {"config", "checks", "rows", "backend", "autograd"}
-ALLOWED = {
+SCENE = {"__init__", "arguments", "config", "errors", "support"}
+VIEWING = {"arguments", "errors", "rasterization", "scene", "stages", "support"}
+TRAINING = VIEWING | {"ops", "strategies", "viewing"}
+MODULES = {
     "config": set(),
-    "checks": {"config"},
-    "rows": set(),
-    "autograd": {"checks"},
-    "backend": {"checks"},  # kernels and host by name, at run time
-    "kernels": {"config", "kernels"},
-    "host": {"config", "host", "rows"},
-    **{stage: BASE for stage in STAGES},
-    "reference": {"config"},
-    "photometric": BASE - {"rows"},
-    "optimizer": {"backend", "checks"},
-    "morton": {"checks"},
-    "memory": {"rows"},
-    "validation": {"backend", "checks", "config"},
-    "rasterization": BASE | STAGES | {"memory", "reference", "validation"},
-    "__init__": {"checks", "memory", "photometric", "rasterization", "validation"} | STAGES,
-    "scene": {"checks", "config", "scene"},
-    "strategies": {"checks", "projection", "rows", "strategies"},
-    "compat": {"backend", "checks", "validation"} | STAGES - {"distributed"},
-    "training": {
-        "__init__",
-        "checks",
-        "backend",
-        "memory",
-        "optimizer",
-        "photometric",
-        "rasterization",
-        "scene",
-        "strategies",
-        "training",
-    },
-    "cli": {"__init__", "checks", "backend", "rasterization", "scene", "training"},
+    "errors": set(),
+    "data": {"config"},
+    "arguments": {"config", "errors"},
+    "support": {"errors"},
+    "triton_cpu": set(),
+    "kernels": {"config", "data", "triton_cpu"},
+    "kernels_torch": {"config", "data"},
+    "reference": {"config", "data"},
+    "stages": {"arguments", "config", "data", "errors", "kernels", "kernels_torch", "triton_cpu"},
+    "ops": {"arguments", "config", "errors", "stages"},
+    "rasterization": {"arguments", "config", "data", "errors", "reference", "stages"},
+    "__init__": {"arguments", "errors", "ops", "rasterization", "stages"},
+    "scene": SCENE,
+    "strategies": {"arguments", "data", "errors", "stages"},
+    "viewing": VIEWING,
+    "training": TRAINING,
+    "compat": {"arguments", "errors", "stages"},
+    "cli": TRAINING | {"__init__", "training"},
     "__main__": {"cli"},
 }
-EXTRAS = {
-    *("pycolmap", "PIL", "rich", "scipy", "matplotlib", "tyro", "safetensors", "tensorboard", "torchmetrics"),
-    "zstandard",
+LOADED_BY_NAME = {("stages", "kernels"), ("stages", "kernels_torch")}
+"""Imports through importlib, which the syntax tree does not show."""
+
+STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
+OPTIONAL = {
+    "imageio_ffmpeg", "matplotlib", "PIL", "pycolmap", "rich", "safetensors", "scipy", "tensorboard", "torchmetrics",
+    "torchvision", "tyro", "zstandard",
+}  # fmt: skip
+USES_TRITON = {"kernels", "stages", "triton_cpu", "cli"}
+
+MAX_FILES, MAX_FOLDERS, MAX_MODULES, MAX_IMPORTS = 8, 12, 20, 70
+MAX_LINES, MAX_KERNEL_LINES, MAX_BODY, MAX_PARAMETERS = 400, 500, 80, 12
+DROP_IN = {
+    "tsplat/rasterization.py": {"rasterization"},
+    "tsplat/stages/projection.py": {"fully_fused_projection"},
+    "tsplat/stages/intersection.py": {"isect_tiles"},
+    "tsplat/stages/compositing.py": {"rasterize_to_pixels"},
 }
+"""Functions whose parameters are those of gsplat or of Inria's rasterizer. compat/ holds nothing else."""
+
+MIRRORED = {"kernels", "kernels_torch", "stages", "ops"}
+"""Modules whose files are named after the same steps of the pipeline."""
 
 
-def room(path):
-    """The part of the package a file belongs to."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return parts[0]
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path):
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports(path):
-    """(room or outside package, whether at the top of the module) of every import of a file."""
+    """Yields (line, dotted name, whether at the top of the file) of every import, with relative names resolved."""
     tree = ast.parse(path.read_text())
     top = {id(node) for node in tree.body}
+    package = ["tsplat", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            package = ["tsplat", *path.relative_to(PACKAGE).parts[:-1]]
             base = package[: len(package) - node.level + 1] if node.level else []
-            module = base + (node.module.split(".") if node.module else [])
-            names = [".".join(module)]
-            if module in (["tsplat"], base):  # from . import x
-                names = [".".join([*module, alias.name]) for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "tsplat":
-                inside = parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).with_suffix(".py").exists() else None
-                inside = inside or (parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "__init__")
-                yield inside, id(node) in top
-            else:
-                yield parts[0], id(node) in top
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            targets = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            yield node.lineno, target, id(node) in top
 
 
-FILES = sorted(PACKAGE.rglob("*.py"))
+def imported_module(target):
+    """The module of a dotted name in tsplat; None for other packages."""
+    root, _, rest = target.partition(".")
+    if root != "tsplat":
+        return None
+    first = rest.split(".")[0]
+    exists = first and ((PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").exists())
+    return first if exists else "__init__"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_every_arrow_is_in_the_list(path):
-    own = room(path)
-    rooms = {p.stem for p in PACKAGE.glob("*.py")} | {p.name for p in PACKAGE.iterdir() if p.is_dir()}
-    assert own in ALLOWED, f"{own} is a new room: say whom it may import"
-    for target, at_top in imports(path):
-        if target in rooms and target != own:
-            assert target in ALLOWED[own], f"{own} imports {target}"
-        if target in EXTRAS:
-            assert not at_top, f"{path.name} imports the extra {target} at its top"
-            assert own in ("scene", "training", "cli")
-        if target == "triton":
-            assert own in ("kernels", "backend", "cli"), f"{own} imports triton"
+def imports_between_modules():
+    """Maps (importing, imported) modules to the places of the imports."""
+    found = defaultdict(list)
+    for path in FILES:
+        for line, target, _ in imports(path):
+            module = imported_module(target)
+            if module is not None and module != module_of(path):
+                found[module_of(path), module].append(f"{name(path)}:{line}")
+    return found
 
 
-def test_no_stage_imports_another():
+def functions():
+    """Yields (path, node, whether compiled by Triton) of every function of the package."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+                yield path, node, any("jit" in decorator for decorator in decorators)
+
+
+def fail_if_any(problems):
+    problems = list(problems)
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
+def test_imports_are_allowed():
+    order = list(MODULES)
+    for module, allowed in MODULES.items():
+        fail_if_any(
+            [f"MODULES: {module} lies below {other}" for other in allowed if order.index(other) >= order.index(module)]
+        )
+    problems = [
+        f"{name(path)}:1: new module: add its allowed imports" for path in FILES if module_of(path) not in order
+    ]
+    for (module, target), places in imports_between_modules().items():
+        if target not in MODULES.get(module, ()):
+            problems += [f"{place}: {module} imports {target}" for place in places]
+    fail_if_any(problems)
+
+
+def test_number_of_modules_and_imports():
+    files = [path for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
+    folders = [path for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))]
+    assert len(files) <= MAX_FILES, f"{len(files)} files in tsplat/: {[path.name for path in files]}"
+    assert len(folders) <= MAX_FOLDERS, f"{len(folders)} folders in tsplat/: {[path.name for path in folders]}"
+    assert len({module_of(path) for path in FILES}) <= MAX_MODULES
+    found = imports_between_modules().keys() | LOADED_BY_NAME
+    assert len(found) <= MAX_IMPORTS, f"{len(found)} imports between modules: {sorted(found)}"
+
+
+def test_stages_do_not_import_each_other():
+    problems = []
     for stage in STAGES:
-        assert not STAGES & {target for target, _ in imports(PACKAGE / f"{stage}.py")} - {stage}
+        path = PACKAGE / "stages" / f"{stage}.py"
+        for line, target, _ in imports(path):
+            for other in STAGES:
+                if other != stage and f"{target}.".startswith(f"tsplat.stages.{other}."):
+                    problems.append(f"{name(path)}:{line}: {stage} imports {other}")
+    fail_if_any(problems)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_file_is_two(path):
-    assert len(path.read_text().splitlines()) <= 520
+def test_optional_packages_are_not_imported_at_module_level():
+    problems = []
+    for path in FILES:
+        for line, target, at_top in imports(path):
+            package = target.split(".")[0]
+            if package in OPTIONAL and at_top:
+                problems.append(f"{name(path)}:{line}: imports {package} at module level")
+            if package == "triton" and module_of(path) not in USES_TRITON:
+                problems.append(f"{name(path)}:{line}: imports triton")
+    fail_if_any(problems)
 
 
-def test_kernels_and_host_offer_the_same_functions():
-    import inspect
+def run_python(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
 
+
+def test_import_without_triton_and_optional_packages():
+    run_python(f"""
+import sys
+for name in {sorted(OPTIONAL | {"triton"})}:
+    sys.modules[name] = None
+import torch, tsplat
+colors, _, _ = tsplat.rasterization(
+    torch.tensor([[0.0, 0.0, 2.0]]), torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), 0.1), torch.ones(1),
+    torch.ones(1, 3), torch.eye(4)[None], torch.tensor([[[10.0, 0, 4], [0, 10, 4], [0, 0, 1]]]), 8, 8,
+)
+assert float(colors.max()) > 0.5
+""")
+
+
+def test_imports_load_neither_triton_nor_optional_packages_nor_training():
+    run_python(f"""
+import sys, torch
+before = set(sys.modules)
+import tsplat
+loaded = {{name.split(".")[0] for name in set(sys.modules) - before}} & {OPTIONAL | {"triton"}}
+assert not loaded, loaded
+import tsplat.scene
+loaded = [name for name in sys.modules if name.startswith("tsplat.training")]
+assert not loaded, f"tsplat.scene: {{loaded}}"
+import tsplat.viewing
+loaded = [name for name in sys.modules if name.startswith("tsplat.training")]
+assert not loaded, f"tsplat.viewing: {{loaded}}"
+""")
+
+
+def test_rendering_a_model_loads_nothing_of_training(tmp_path):
+    pytest.importorskip("PIL")
+    run_python(f"""
+import sys, torch
+from tsplat.scene import Gaussians, write_ply
+write_ply({str(tmp_path / "model.ply")!r}, Gaussians.from_points(torch.eye(3), torch.eye(3), 0))
+from tsplat.cli import main
+status = main(["render", {str(tmp_path / "model.ply")!r}, "--out", {str(tmp_path / "image.png")!r}, "--width", "16",
+               "--height", "16"])
+assert status == 0, status
+loaded = [name for name in sys.modules if name.startswith("tsplat.training")]
+assert not loaded, loaded
+""")
+
+
+def test_kernel_packages_offer_the_same_functions():
     pytest.importorskip("triton")
-    from tsplat import kernels
-    from tsplat import kernels_torch as host
+    from tsplat import kernels, kernels_torch
 
-    assert host.__all__ == kernels.__all__
-    for name in host.__all__:
-        on_host, in_triton = (inspect.signature(getattr(m, name), eval_str=True) for m in (host, kernels))
-        assert on_host == in_triton, name
+    assert kernels.__all__ == kernels_torch.__all__
+    for function in kernels.__all__:
+        ours, theirs = (inspect.signature(getattr(m, function), eval_str=True) for m in (kernels, kernels_torch))
+        assert ours == theirs, function
+
+
+def test_file_names_are_unique():
+    """Files of different modules have different names, except for the mirrored modules."""
+    paths = defaultdict(list)
+    for path in FILES:
+        if not path.stem.startswith("__"):
+            paths[path.stem].append(path)
+    fail_if_any(
+        f"{name(one)}:1: has the same name as {name(other)}"
+        for stem in paths
+        for one, other in itertools.combinations(paths[stem], 2)
+        if module_of(one) != module_of(other) and not {module_of(one), module_of(other)} <= MIRRORED
+    )
+
+
+def test_lengths_of_files():
+    problems = []
+    for path in FILES:
+        long = module_of(path) in ("kernels", "reference")
+        lines = len(path.read_text().splitlines())
+        if lines > (MAX_KERNEL_LINES if long else MAX_LINES):
+            problems.append(f"{name(path)}:{lines}: {lines} lines")
+    fail_if_any(problems)
+
+
+def test_lengths_of_functions():
+    problems = []
+    for path, node, is_kernel in functions():
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        lines = node.end_lineno - body[0].lineno + 1 if body else 0
+        if lines > MAX_BODY and not is_kernel:
+            problems.append(f"{name(path)}:{node.lineno}: {node.name}() has {lines} lines without its docstring")
+    fail_if_any(problems)
+
+
+def test_numbers_of_parameters():
+    problems = []
+    for path, node, is_kernel in functions():
+        a = node.args
+        parameters = [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs) if p.arg not in ("self", "cls", "ctx")]
+        drop_in = module_of(path) == "compat" or node.name in DROP_IN.get(name(path), ())
+        if len(parameters) > MAX_PARAMETERS and not is_kernel and not drop_in:
+            problems.append(f"{name(path)}:{node.lineno}: {node.name}() has {len(parameters)} parameters")
+    fail_if_any(problems)

@@ -1,14 +1,15 @@
-"""The public call on the host path: signature, meta, layouts, and what flows where."""
+"""rasterization(): images and gradients against the reference on both backends, signature, meta, layouts and dtypes."""
 
 import inspect
-import subprocess
-import sys
 
+import pytest
 import torch
+from hypothesis import given, settings
 
 import tsplat
 from tests.support import scenes
-from tests.support.closeness import assert_exact, run
+from tests.support.backends import BACKENDS
+from tests.support.closeness import assert_exact, assert_run_exact, run, run_reference
 
 REQUIRED = ["means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "width", "height"]
 GSPLAT_DEFAULTS = dict(
@@ -18,9 +19,13 @@ GSPLAT_DEFAULTS = dict(
     radial_coeffs=None, tangential_coeffs=None, thin_prism_coeffs=None, ftheta_coeffs=None,
     rolling_shutter=tsplat.RollingShutterType.GLOBAL, viewmats_rs=None,
 )  # fmt: skip
+EXAMPLES = {"triton": 40, "torch": 300}
+STRUCTURE = scenes.Structure(n=12, cameras=2, width=20, height=18, sh_degree=2, seed=7)
+
+pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 
 
-def test_signature_is_gsplats_and_then_keywords():
+def test_signature_is_gsplats_with_additional_keywords():
     parameters = inspect.signature(tsplat.rasterization).parameters
     positional = {name: p for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
     assert list(positional) == REQUIRED + list(GSPLAT_DEFAULTS)
@@ -29,7 +34,183 @@ def test_signature_is_gsplats_and_then_keywords():
     assert list(parameters)[len(positional) :] == ["backend", "numerics", "validate", "memory_budget", "group"]
 
 
-def test_meta_when_packed():
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_random_scenes_match_reference(backend):
+    """Images and all gradients of a loss on color, depth and alpha, for random structures, modes and layouts."""
+    small = dict(max_pixels=14, max_n=10) if backend == "triton" else dict(max_pixels=40, max_n=40)
+
+    @settings(max_examples=EXAMPLES[backend])
+    @given(scenes.structures(**small), scenes.modes(), scenes.layouts())
+    def check(structure, mode, layout):
+        assert_run_exact(scenes.make(structure), seed=structure.seed, backend=backend, **mode, **layout)
+
+    check()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_of_cameras_match_reference(backend):
+    structure = scenes.Structure(n=7, cameras=2, batch=(2,), sh_degree=2, per_camera_colors=True, width=12, height=10)
+    assert_run_exact(scenes.make(structure), backend=backend, render_mode="RGB+ED", rasterize_mode="antialiased")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("empty", [dict(cameras=0), dict(batch=(0,)), dict(n=0)], ids=str)
+@pytest.mark.parametrize("channels", [3, 17])
+def test_empty_inputs_match_reference(backend, empty, packed, channels):
+    structure = scenes.Structure(**dict(n=5, sh_degree=1 if channels == 3 else None, channels=channels) | empty)
+    assert_run_exact(scenes.make(structure), backend=backend, packed=packed, render_mode="RGB+ED")
+
+
+@pytest.mark.parametrize("n", [0, 12])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("size", [(1, 1), (33, 1), (1, 33), (40, 16)])
+def test_small_images_match_reference(n, packed, size):
+    structure = scenes.Structure(n=n, cameras=2, width=size[0], height=size[1], seed=2)
+    scene = scenes.make(structure)
+    found, _ = run(scene, packed=packed, render_mode="RGB+ED")
+    truth, _ = run_reference(scene, render_mode="RGB+ED")
+    for name in truth:
+        assert_exact(name, found[name], truth[name])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_of_gaussians_around_the_block_size(backend, monkeypatch):
+    """N in {0, 1, block - 1, block, block + 1, 2 block + 1} for every kernel with one lane per Gaussian."""
+    if backend == "triton":
+        from tsplat.kernels import intersection, projection
+        from tsplat.kernels import spherical_harmonics as sh
+
+        for module in (intersection, projection, sh):
+            monkeypatch.setattr(module, "BLOCK", 8)
+    for n in (0, 1, 7, 8, 9, 17):
+        for sh_degree in (None, 1):
+            structure = scenes.Structure(n=n, sh_degree=sh_degree, width=9, height=7, size=2.0, seed=n)
+            assert_run_exact(scenes.make(structure), backend=backend, packed=n % 2 == 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layout_does_not_change_results(backend):
+    """In the interpreter for few scenes only: test_properties.py compares packed and unpacked, and tile sizes."""
+
+    @settings(max_examples=6 if backend == "triton" else 20)
+    @given(scenes.structures(max_n=8, max_pixels=18), scenes.modes(), scenes.layouts(), scenes.layouts())
+    def check(structure, mode, first, second):
+        scene = scenes.make(structure)
+        a, _ = run(scene, **mode, **first, backend=backend)
+        b, _ = run(scene, **mode, **second, backend=backend)
+        for name in a:
+            assert_exact(name, a[name], b[name])
+
+    check()
+
+
+def test_torch_backend_matches_reference_backend():
+    scene = scenes.make(scenes.Structure(n=10, seed=8))
+    for mode in ("RGB", "RGB+ED"):
+        a, _ = run(scene, backend="reference", render_mode=mode)
+        b, _ = run(scene, render_mode=mode)
+        for name in a:
+            assert_exact(name, b[name], a[name])
+
+
+def test_batch_matches_separate_calls():
+    structure = scenes.Structure(n=10, cameras=2, batch=(3,), sh_degree=1, seed=3)
+    scene = scenes.make(structure)
+    whole, _ = run(scene, render_mode="RGB+D")
+    for b in range(3):
+        single = {name: value[b] if isinstance(value, torch.Tensor) else value for name, value in scene.items()}
+        colors, alphas, _ = tsplat.rasterization(**single, render_mode="RGB+D")
+        assert_exact("colors", colors, whole["colors"][b])
+        assert_exact("alphas", alphas, whole["alphas"][b])
+
+
+def test_equal_depths_are_composited_in_order_of_index():
+    scene = scenes.make(STRUCTURE)
+    scene["viewmats"] = torch.eye(4, dtype=torch.float64).repeat(2, 1, 1)
+    scene["means"][:, 2] = 3.0
+    found, _ = run(scene)
+    truth, _ = run_reference(scene)
+    for name in truth:
+        assert_exact(name, found[name], truth[name])
+
+
+def test_nothing_visible_gives_background_and_zero_gradients():
+    scene = scenes.make(STRUCTURE)
+    scene["means"] = scene["means"] - torch.tensor([0.0, 0.0, 100.0])
+    found, meta = run(scene)
+    assert torch.equal(found["colors"], scene["backgrounds"][:, None, None].expand_as(found["colors"]))
+    assert not found["alphas"].any()
+    assert meta["flatten_ids"].numel() == 0
+    for name in ("means", "quats", "scales", "opacities", "colors", "viewmats"):
+        assert found[f"v_{name}"].shape == scene[name].shape
+        assert not found[f"v_{name}"].any()
+
+
+def test_8k_image_matches_crop():
+    scene = scenes.make(scenes.Structure(n=30, cameras=1, width=7680, height=4320, size=20.0, seed=1), torch.float32)
+    with torch.no_grad():
+        colors, alphas, _ = tsplat.rasterization(**scene)
+        # The same Gaussians, rendered into a crop of the image.
+        crop = scene | dict(width=64, height=48, Ks=scene["Ks"].clone())
+        at = (alphas[0, ..., 0] > 0.5).nonzero()[0]
+        left, top = int(at[1]) // 16 * 16, int(at[0]) // 16 * 16
+        crop["Ks"][..., 0, 2] -= left
+        crop["Ks"][..., 1, 2] -= top
+        cropped, _, _ = tsplat.rasterization(**crop)
+    torch.testing.assert_close(colors[:, top : top + 48, left : left + 64], cropped, rtol=1e-3, atol=1e-3)
+
+
+def test_1000_cameras_match_single_camera():
+    scene = scenes.make(scenes.Structure(n=5, cameras=1000, width=8, height=8, seed=1), torch.float32)
+    found, _ = run(scene)
+    one, _ = run({k: t[777:778] if k in ("viewmats", "Ks", "backgrounds") else t for k, t in scene.items()})
+    assert torch.equal(found["colors"][777:778], one["colors"])
+
+
+def test_public_stages_match_rasterization():
+    """The stages as called by code written for gsplat: tiles of rectangles, not ellipses."""
+    scene = scenes.make(scenes.Structure(n=20, cameras=2, seed=4, backgrounds=True), torch.float64)
+    expected, alphas, meta = tsplat.rasterization(**scene, packed=False, tile_size=8)
+    size = (scene["width"], scene["height"])
+    radii, means2d, depths, conics, compensations = tsplat.fully_fused_projection(
+        scene["means"], None, scene["quats"], scene["scales"], scene["viewmats"], scene["Ks"], *size,
+        opacities=scene["opacities"],
+    )  # fmt: skip
+    assert compensations is None
+    assert torch.equal(radii, meta["radii"])
+    tiles, ids, flatten_ids = tsplat.isect_tiles(means2d, radii, depths, 8, 3, 3)
+    offsets = tsplat.isect_offset_encode(ids, 2, 3, 3)
+    assert int(tiles.sum()) == ids.numel() >= meta["flatten_ids"].numel()
+    assert (ids.diff() >= 0).all()
+    colors = scene["colors"].expand(2, -1, -1)
+    opacities = scene["opacities"].expand(2, -1)
+    rendered, rendered_alphas = tsplat.rasterize_to_pixels(
+        means2d, conics, colors, opacities, *size, 8, offsets, flatten_ids, backgrounds=scene["backgrounds"]
+    )
+    assert_exact("colors", rendered, expected)
+    assert_exact("alphas", rendered_alphas, alphas)
+    exact = tsplat.isect_tiles(means2d, radii, depths, 8, 3, 3, conics=conics, opacities=meta["opacities"])
+    for found, expected in zip(exact, (meta["tiles_per_gauss"], meta["isect_ids"], meta["flatten_ids"])):
+        assert torch.equal(found, expected)
+
+
+def test_inria_preset_culls_depths_below_0_2():
+    scene = scenes.make(scenes.Structure(n=2, cameras=1, width=16, height=16), torch.float64)
+    scene |= {"viewmats": torch.eye(4, dtype=torch.float64)[None], "opacities": torch.ones(2, dtype=torch.float64)}
+    scene["means"] = torch.tensor([[0.0, 0.0, 0.15], [0.0, 0.0, 0.25]], dtype=torch.float64)
+    for numerics, visible in (("gsplat-1.5", [True, True]), ("inria", [False, True])):
+        _, _, meta = tsplat.rasterization(**scene, packed=False, numerics=numerics)
+        assert (meta["radii"] > 0).all(-1)[0].tolist() == visible
+        radii, *_ = tsplat.fully_fused_projection(
+            scene["means"], None, *(scene[k] for k in ("quats", "scales", "viewmats", "Ks", "width", "height")),
+            numerics=numerics,
+        )  # fmt: skip
+        assert (radii > 0).all(-1)[0].tolist() == visible
+
+
+def test_meta_packed():
     scene = scenes.make(scenes.Structure(n=15, cameras=3, batch=(2,), seed=4), torch.float32)
     colors, alphas, meta = tsplat.rasterization(**scene, tile_size=8)
     n, c = 15, 3
@@ -54,7 +235,7 @@ def test_meta_when_packed():
     assert meta["flatten_ids"].dtype == torch.int32
 
 
-def test_meta_when_not_packed_holds_the_same_rows_and_zeros():
+def test_meta_unpacked_matches_packed():
     scene = scenes.make(scenes.Structure(n=15, cameras=3, batch=(2,), seed=4), torch.float32)
     _, _, packed = tsplat.rasterization(**scene)
     _, _, dense = tsplat.rasterization(**scene, packed=False)
@@ -70,58 +251,7 @@ def test_meta_when_not_packed_holds_the_same_rows_and_zeros():
     assert torch.equal(dense["flatten_ids"].long(), rows[packed["flatten_ids"].long()])
 
 
-def test_public_stages_compose_to_the_same_picture():
-    """As code written for gsplat calls them, with rectangles in place of ellipses."""
-    scene = scenes.make(scenes.Structure(n=20, cameras=2, seed=4, backgrounds=True), torch.float64)
-    expected, alphas, meta = tsplat.rasterization(**scene, packed=False, tile_size=8)
-    size = (scene["width"], scene["height"])
-    radii, means2d, depths, conics, compensations = tsplat.fully_fused_projection(
-        scene["means"], None, scene["quats"], scene["scales"], scene["viewmats"], scene["Ks"], *size,
-        opacities=scene["opacities"],
-    )  # fmt: skip
-    assert compensations is None
-    assert torch.equal(radii, meta["radii"])
-    tiles, ids, flatten_ids = tsplat.isect_tiles(means2d, radii, depths, 8, 3, 3)
-    offsets = tsplat.isect_offset_encode(ids, 2, 3, 3)
-    assert int(tiles.sum()) == ids.numel() >= meta["flatten_ids"].numel()
-    assert (ids.diff() >= 0).all()
-    colors = scene["colors"].expand(2, -1, -1)
-    opacities = scene["opacities"].expand(2, -1)
-    rendered, rendered_alphas = tsplat.rasterize_to_pixels(
-        means2d, conics, colors, opacities, *size, 8, offsets, flatten_ids, backgrounds=scene["backgrounds"]
-    )
-    assert_exact("colors", rendered, expected)
-    assert_exact("alphas", rendered_alphas, alphas)
-    exact = tsplat.isect_tiles(means2d, radii, depths, 8, 3, 3, conics=conics, opacities=meta["opacities"])
-    for found, own in zip(exact, (meta["tiles_per_gauss"], meta["isect_ids"], meta["flatten_ids"])):
-        assert torch.equal(found, own)
-
-
-def test_rectangles_are_gsplats():
-    """Tile counts of mean +- radii with edges that just touch, worked out by hand."""
-    means2d = torch.tensor([[[8.0, 8.0], [15.9, 8.0], [40.0, 8.0], [8.0, 8.0]]])
-    radii = torch.tensor([[[8, 8], [1, 1], [3, 3], [0, 0]]], dtype=torch.int32)
-    tiles, ids, flatten_ids = tsplat.isect_tiles(means2d, radii, torch.tensor([[3.0, 2.0, 1.0, 1.0]]), 16, 2, 1)
-    assert tiles.tolist() == [[1, 2, 0, 0]]
-    assert flatten_ids.tolist() == [1, 0, 1]
-    assert (ids >> 32).tolist() == [0, 0, 1]
-    assert tsplat.isect_offset_encode(ids, 1, 2, 1).tolist() == [[[0, 2]]]
-    _, _, unsorted = tsplat.isect_tiles(means2d, radii, torch.tensor([[3.0, 2.0, 1.0, 1.0]]), 16, 2, 1, sort=False)
-    assert unsorted.tolist() == [0, 1, 1]
-
-
-def test_batch_equals_loop():
-    structure = scenes.Structure(n=10, cameras=2, batch=(3,), sh_degree=1, seed=3)
-    scene = scenes.make(structure)
-    whole, _ = run(scene, render_mode="RGB+D")
-    for b in range(3):
-        own = {name: value[b] if isinstance(value, torch.Tensor) else value for name, value in scene.items()}
-        colors, alphas, _ = tsplat.rasterization(**own, render_mode="RGB+D")
-        assert_exact("colors", colors, whole["colors"][b])
-        assert_exact("alphas", alphas, whole["alphas"][b])
-
-
-def test_means2d_keeps_its_gradient():
+def test_means2d_has_gradient_and_absgrad():
     for packed in (True, False):
         scene = scenes.leaves(scenes.make(scenes.Structure(n=10, seed=2)))
         colors, _, meta = tsplat.rasterization(**scene, packed=packed, absgrad=True)
@@ -131,103 +261,3 @@ def test_means2d_keeps_its_gradient():
         assert gradient.shape == absolute.shape == meta["means2d"].shape
         assert gradient.any()
         assert (absolute >= gradient.abs() - 1e-12).all()
-
-
-def test_gradients_come_back_in_each_inputs_own_type():
-    scene = scenes.make(scenes.Structure(n=10, seed=2), torch.float32)
-    inputs = scenes.leaves(scene | dict(colors=scene["colors"].bfloat16(), opacities=scene["opacities"].half()))
-    colors, alphas, _ = tsplat.rasterization(**inputs)
-    assert colors.dtype == alphas.dtype == torch.float32
-    colors.sum().backward()
-    for name in scenes.DIFFERENTIABLE:
-        if inputs[name] is not None:
-            assert inputs[name].grad.dtype == inputs[name].dtype, name
-
-
-def test_autocast_changes_nothing():
-    for dtype in (torch.bfloat16, torch.float16):
-        results = []
-        for enabled in (False, True):
-            inputs = scenes.leaves(scenes.make(scenes.Structure(n=15, sh_degree=2, seed=9), torch.float32))
-            with torch.autocast("cpu", dtype=dtype, enabled=enabled):
-                colors, alphas, _ = tsplat.rasterization(**inputs, render_mode="RGB+ED", rasterize_mode="antialiased")
-                (colors.sum() + alphas.sum()).backward()
-            results.append([colors, alphas] + [t.grad for t in inputs.values() if isinstance(t, torch.Tensor)])
-        for found, expected in zip(*results):
-            assert found is expected is None or torch.equal(found, expected)
-
-
-def test_inputs_may_be_strided_and_expanded():
-    scene = scenes.make(scenes.Structure(n=10, cameras=2, seed=5))
-    odd = dict(scene)
-    odd["means"] = torch.stack([scene["means"], scene["means"]], -1)[..., 0]
-    odd["viewmats"] = scene["viewmats"].transpose(-1, -2).contiguous().transpose(-1, -2)
-    odd["opacities"] = torch.full((1,), 0.7, dtype=torch.float64).expand(10)
-    odd["backgrounds"] = torch.full((3,), 0.2, dtype=torch.float64).expand(2, 3)
-    plain = {name: t.contiguous() if isinstance(t, torch.Tensor) else t for name, t in odd.items()}
-    found, _ = run(odd)
-    expected, _ = run(plain)
-    for name in expected:
-        assert_exact(name, found[name], expected[name])
-
-
-def test_no_graph_without_gradients():
-    scene = scenes.leaves(scenes.make(scenes.Structure(n=5)))
-    with torch.no_grad():
-        colors, alphas, meta = tsplat.rasterization(**scene)
-    assert not colors.requires_grad
-    assert not alphas.requires_grad
-    assert not meta["means2d"].requires_grad
-
-
-def test_reference_backend_gives_the_same_picture():
-    scene = scenes.make(scenes.Structure(n=10, seed=8))
-    for mode in ("RGB", "RGB+ED"):
-        a, _ = run(scene, backend="reference", render_mode=mode)
-        b, _ = run(scene, render_mode=mode)
-        for name in a:
-            assert_exact(name, b[name], a[name])
-
-
-def test_quat_scale_to_covar_preci():
-    generator = torch.Generator().manual_seed(0)
-    quats = torch.randn(4, 5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    scales = torch.rand(4, 5, 3, generator=generator, dtype=torch.float64) + 0.1
-    covars, precis = tsplat.quat_scale_to_covar_preci(quats, scales)
-    eye = torch.eye(3, dtype=torch.float64).expand(4, 5, 3, 3)
-    torch.testing.assert_close(covars @ precis, eye, rtol=0, atol=1e-11)
-    torch.testing.assert_close(torch.linalg.eigvalsh(covars).sqrt(), scales.sort(-1).values, rtol=1e-10, atol=0)
-    upper, none = tsplat.quat_scale_to_covar_preci(quats, scales, compute_preci=False, triu=True)
-    assert none is None
-    assert torch.equal(upper, covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)])
-    assert torch.autograd.gradcheck(lambda q: tsplat.quat_scale_to_covar_preci(q, scales)[0], quats)
-
-
-def test_import_needs_neither_triton_nor_extras():
-    """`import tsplat` and a picture on the CPU, where everything else refuses to be imported."""
-    code = """
-import sys
-for name in ("triton", "pycolmap", "PIL", "rich", "scipy", "matplotlib", "tyro"):
-    sys.modules[name] = None
-import torch, tsplat
-colors, _, _ = tsplat.rasterization(
-    torch.tensor([[0.0, 0.0, 2.0]]), torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), 0.1), torch.ones(1),
-    torch.ones(1, 3), torch.eye(4)[None], torch.tensor([[[10.0, 0, 4], [0, 10, 4], [0, 0, 1]]]), 8, 8,
-)
-assert float(colors.max()) > 0.5
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_inria_preset_sees_nothing_nearer_than_a_fifth():
-    scene = scenes.make(scenes.Structure(n=2, cameras=1, width=16, height=16), torch.float64)
-    scene |= {"viewmats": torch.eye(4, dtype=torch.float64)[None], "opacities": torch.ones(2, dtype=torch.float64)}
-    scene["means"] = torch.tensor([[0.0, 0.0, 0.15], [0.0, 0.0, 0.25]], dtype=torch.float64)
-    for numerics, seen in (("gsplat-1.5", [True, True]), ("inria", [False, True])):
-        _, _, meta = tsplat.rasterization(**scene, packed=False, numerics=numerics)
-        assert (meta["radii"] > 0).all(-1)[0].tolist() == seen
-        radii, *_ = tsplat.fully_fused_projection(
-            scene["means"], None, *(scene[k] for k in ("quats", "scales", "viewmats", "Ks", "width", "height")),
-            numerics=numerics,
-        )  # fmt: skip
-        assert (radii > 0).all(-1)[0].tolist() == seen

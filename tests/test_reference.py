@@ -1,4 +1,4 @@
-"""The truth itself: closed forms, and autograd's gradients against finite differences."""
+"""The reference against closed forms, and its gradients against finite differences."""
 
 import math
 
@@ -15,7 +15,7 @@ WIDTH, HEIGHT, FOCAL = 9, 7, 10.0
 
 
 def front_view(**changes):
-    """One camera at the origin, looking along z, with its principal point in a pixel's center."""
+    """One camera at the origin, looking along z, with its principal point at a pixel's center."""
     scene = dict(
         viewmats=torch.eye(4, dtype=DTYPE)[None],
         Ks=torch.tensor([[[FOCAL, 0, 4.5], [0, FOCAL, 3.5], [0, 0, 1]]], dtype=DTYPE),
@@ -27,7 +27,7 @@ def front_view(**changes):
 
 
 def ball(*depths, opacities, sigma=0.2):
-    """Isotropic Gaussians on the optical axis at given depths."""
+    """Isotropic Gaussians on the optical axis."""
     n = len(depths)
     means = torch.zeros(n, 3, dtype=DTYPE)
     means[:, 2] = torch.tensor(depths)
@@ -40,7 +40,7 @@ def ball(*depths, opacities, sigma=0.2):
 
 
 def alpha_of_ball(depth, opacity, sigma=0.2, eps2d=0.3):
-    """On the axis the Jacobian is focal/z times the identity, so the screen covariance is isotropic."""
+    """The alpha of such a Gaussian at every pixel: its projection has variance (focal sigma / z)^2 + eps2d."""
     variance = (FOCAL * sigma / depth) ** 2 + eps2d
     x = torch.arange(WIDTH, dtype=DTYPE)[None, :] + 0.5 - 4.5
     y = torch.arange(HEIGHT, dtype=DTYPE)[:, None] + 0.5 - 3.5
@@ -48,7 +48,7 @@ def alpha_of_ball(depth, opacity, sigma=0.2, eps2d=0.3):
     return torch.where(alpha < 1 / 255, 0.0, alpha)
 
 
-def test_one_gaussian():
+def test_one_gaussian_matches_closed_form():
     color = torch.tensor([[0.2, 0.5, 0.9]], dtype=DTYPE)
     truth = reference.rasterize(**ball(2.0, opacities=[0.7]), colors=color, **front_view())
     alpha = alpha_of_ball(2.0, 0.7)
@@ -57,7 +57,7 @@ def test_one_gaussian():
     assert truth.projection.radii.tolist() == [[[4, 4]]]  # ceil(sqrt(2 ln(255 * 0.7)) * sqrt(1.3)) = ceil(3.67)
 
 
-def test_two_gaussians_overlap_in_depth_order_over_a_background():
+def test_two_gaussians_and_background_match_closed_form():
     colors = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=DTYPE)
     background = torch.tensor([[0.25, 0.5]], dtype=DTYPE)
     truth = reference.rasterize(
@@ -70,22 +70,22 @@ def test_two_gaussians_overlap_in_depth_order_over_a_background():
     torch.testing.assert_close(truth.alphas[0, ..., 0], 1 - left, rtol=1e-12, atol=1e-15)
 
 
-def test_depth_and_expected_depth():
-    pair = ball(3.0, 2.0, opacities=[0.8, 0.6])
+def test_depth_modes_match_closed_form():
+    gaussians = ball(3.0, 2.0, opacities=[0.8, 0.6])
     far, near = alpha_of_ball(3.0, 0.8), alpha_of_ball(2.0, 0.6)
     depth = near * 2 + (1 - near) * far * 3
     alpha = 1 - (1 - near) * (1 - far)
     colors = torch.ones(2, 1, dtype=DTYPE)
     background = torch.full((1, 1), 7.0, dtype=DTYPE)
     for mode, expected in (("D", depth), ("ED", torch.where(alpha > 0, depth / alpha, 0.0))):
-        truth = reference.rasterize(**pair, colors=colors, **front_view(render_mode=mode, backgrounds=background))
+        truth = reference.rasterize(**gaussians, colors=colors, **front_view(render_mode=mode, backgrounds=background))
         torch.testing.assert_close(truth.colors[0, ..., 0], expected, rtol=1e-12, atol=0)
-    both = reference.rasterize(**pair, colors=colors, **front_view(render_mode="RGB+D"))
+    both = reference.rasterize(**gaussians, colors=colors, **front_view(render_mode="RGB+D"))
     torch.testing.assert_close(both.colors[0], torch.stack([alpha, depth], -1), rtol=1e-12, atol=1e-15)
 
 
-def test_opaque_pixels_stop_and_the_clamp_binds():
-    # 0.999 clamped leaves 1e-3; the second would leave 1e-6 <= 1e-4, so it is not added and the pixel stops there.
+def test_alpha_is_clamped_and_opaque_pixels_stop():
+    # Alpha is clamped to 0.999. The second would leave a transmittance of 1e-6 <= 1e-4, so the pixel stops before it.
     truth = reference.rasterize(
         **ball(2.0, 3.0, 4.0, opacities=[1.0, 1.0, 1.0], sigma=5.0), colors=torch.eye(3, dtype=DTYPE), **front_view()
     )
@@ -94,7 +94,7 @@ def test_opaque_pixels_stop_and_the_clamp_binds():
     assert math.isclose(float(truth.alphas[0, 3, 4, 0]), 0.999, rel_tol=1e-12)
 
 
-def test_antialiasing_scales_opacity_by_the_area_the_blur_added():
+def test_antialiasing_compensates_opacity_for_blur():
     truth = reference.rasterize(
         **ball(2.0, opacities=[0.9]), colors=torch.ones(1, 1, dtype=DTYPE), **front_view(rasterize_mode="antialiased")
     )
@@ -107,7 +107,7 @@ def test_antialiasing_scales_opacity_by_the_area_the_blur_added():
     )
 
 
-def test_a_view_matrix_that_is_not_a_rotation_tells_the_camera_centers_apart():
+def test_camera_centers_of_scaled_view_matrix_by_preset():
     viewmat = torch.eye(4, dtype=DTYPE)
     viewmat[:3, :3] *= 2.0
     viewmat[:3, 3] = torch.tensor([2.0, 4.0, 6.0])
@@ -118,7 +118,7 @@ def test_a_view_matrix_that_is_not_a_rotation_tells_the_camera_centers_apart():
 
 
 def test_spherical_harmonics_are_orthonormal():
-    # Gauss-Legendre in z and equal steps in longitude integrate products of degree 8 exactly.
+    # Gauss-Legendre quadrature in z and equal steps in longitude are exact for polynomials of degree 8.
     z, weight = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(9))
     longitude = torch.arange(20, dtype=DTYPE) * (2 * math.pi / 20)
     ring = (1 - z**2).sqrt()[:, None]
@@ -130,7 +130,7 @@ def test_spherical_harmonics_are_orthonormal():
     torch.testing.assert_close(basis.T @ (area[:, None] * basis), torch.eye(25, dtype=DTYPE), rtol=0, atol=1e-13)
 
 
-def test_spherical_harmonics_have_the_signs_of_3dgs():
+def test_spherical_harmonics_have_signs_of_3dgs():
     x, y, z = 0.36, 0.48, 0.8
     basis = reference.sh_basis(2, torch.tensor([x, y, z], dtype=DTYPE))
     c1, c2 = 0.4886025119029199, 1.0925484305920792
@@ -140,15 +140,17 @@ def test_spherical_harmonics_have_the_signs_of_3dgs():
 
 
 @pytest.mark.parametrize("rasterize_mode", ["classic", "antialiased"])
-@pytest.mark.parametrize(("render_mode", "sh_degree"), [("RGB", None), ("RGB+ED", 3), ("D", None)])
-def test_gradcheck(rasterize_mode, render_mode, sh_degree):
+@pytest.mark.parametrize(
+    ("render_mode", "sh_degree"), [("RGB", None), pytest.param("RGB+ED", 3, marks=pytest.mark.slow), ("D", None)]
+)
+def test_gradients_match_finite_differences(rasterize_mode, render_mode, sh_degree):
     structure = scenes.Structure(n=4, cameras=2, width=5, height=4, size=1.5, sh_degree=sh_degree, seed=3)
     scene = scenes.make(structure)
     names = [name for name in scenes.DIFFERENTIABLE if scene[name] is not None]
     decisions = reference.rasterize(**scene, render_mode=render_mode, rasterize_mode=rasterize_mode).decisions
 
     def images(*tensors):
-        # Decisions are held so that a finite difference does not step over a threshold.
+        # With fixed decisions, finite differences do not cross a threshold.
         truth = reference.rasterize(
             **(scene | dict(zip(names, tensors))),
             render_mode=render_mode,
@@ -161,20 +163,20 @@ def test_gradcheck(rasterize_mode, render_mode, sh_degree):
     assert torch.autograd.gradcheck(images, inputs, eps=1e-6, atol=1e-6, rtol=1e-5)
 
 
-def test_own_decisions_locked_change_nothing_and_others_are_taken_over():
+def test_given_decisions_are_used():
     scene = scenes.make(scenes.Structure(n=10, seed=5))
     free = reference.rasterize(**scene)
-    locked = reference.rasterize(**scene, decisions=free.decisions)
-    assert torch.equal(free.colors, locked.colors)
+    repeated = reference.rasterize(**scene, decisions=free.decisions)
+    assert torch.equal(free.colors, repeated.colors)
     none = reference.Decisions(contributes=torch.zeros_like(free.decisions.contributes))
     assert not reference.rasterize(**scene, decisions=none).alphas.any()
 
 
-def test_margins_measure_the_distance_to_each_threshold():
+def test_margins_match_closed_form():
     truth = reference.rasterize(
         **ball(2.0, opacities=[0.5]), colors=torch.ones(1, 1, dtype=DTYPE), **front_view(near_plane=1.5)
     )
-    half_width = math.sqrt(2 * math.log(255 * 0.5) * 1.3)  # nearest to being decided otherwise: 3.55 is rounded up to 4
+    half_width = math.sqrt(2 * math.log(255 * 0.5) * 1.3)  # 3.55, rounded up to a radius of 4
     assert math.isclose(float(truth.margins.visible), (4 - half_width) / 4, rel_tol=1e-9)
     assert math.isclose(float(truth.margins.alpha[0, 3, 4, 0]), 1 - 1 / 255 / 0.5, rel_tol=1e-9)
     assert math.isclose(float(truth.margins.stop[0, 3, 4, 0]), 1 - 1e-4 / 0.5, rel_tol=1e-9)

@@ -1,4 +1,4 @@
-"""The host path in fp32 against the fp64 truth, by the tolerance policy, and how often decisions differ."""
+"""The torch backend in fp32 against the fp64 reference, and the share of pixels whose decisions differ."""
 
 import pytest
 import torch
@@ -8,23 +8,24 @@ from tests.support import scenes
 from tests.support.closeness import assert_decisions, assert_run_fp32
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(scenes.structures(max_pixels=40, max_n=40), scenes.modes(), scenes.layouts())
-def test_random_scenes(structure, mode, layout):
+def test_random_scenes_match_reference(structure, mode, layout):
     scene = scenes.make(structure, torch.float32)
     assert_run_fp32(scene, seed=structure.seed, backend="torch", **mode, **layout)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("rasterize_mode", ["classic", "antialiased"])
-def test_crowded_scenes(seed, rasterize_mode):
-    """Deep stacks of Gaussians, where rounding adds up."""
+def test_crowded_scenes_match_reference(seed, rasterize_mode):
+    """Many overlapping Gaussians, whose rounding errors accumulate."""
     structure = scenes.Structure(n=300, cameras=1, width=40, height=32, size=4.0, sh_degree=2, seed=seed)
     scene = scenes.make(structure, torch.float32)
     assert_run_fp32(scene, seed=seed, backend="torch", rasterize_mode=rasterize_mode, render_mode="RGB+ED")
 
 
-def test_decisions_differ_from_the_truth_only_near_their_thresholds():
+def test_decisions_differ_from_reference_only_near_thresholds():
     differing = pixels = 0
     for seed in range(12):
         structure = scenes.Structure(n=200, cameras=1, width=40, height=32, size=4.0, seed=seed)

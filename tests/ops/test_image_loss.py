@@ -1,23 +1,21 @@
-"""Fused L1 and SSIM against the formula in plain PyTorch, differentiated by autograd."""
+"""Fused L1 and SSIM against the formula in plain PyTorch, with autograd's gradients."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import ArgumentError, ShapeError, UnsupportedError
 from tsplat.config import SSIM_TAPS
 from tsplat.ops.image_loss import l1_and_ssim, l1_ssim_loss
 
-BACKENDS = [pytest.param("triton", marks=pytest.mark.interpreter), "torch"]
-EXAMPLES = {"triton": 6, "torch": 60}
 
-
-def plain(x, y, padding):
-    """The formula with every window written out: shifted copies of the picture, weighted and summed."""
-    lost = 0 if padding == "same" else 10
-    height, width = x.shape[-3] - lost, x.shape[-2] - lost
+def plain_l1_and_ssim(x, y, padding):
+    """The formula with explicit windows: weighted sums of shifted copies of the image."""
+    border = 0 if padding == "same" else 10
+    height, width = x.shape[-3] - border, x.shape[-2] - border
 
     def mean(values):
         if padding == "same":
@@ -35,36 +33,56 @@ def plain(x, y, padding):
     return (x - y).abs().mean(), ssim.mean()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def assert_matches_plain_pytorch(batch, width, height, channels, seed, planar, padding, backend):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*batch, channels, height, width) if planar else (*batch, height, width, channels)
+    x, y = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    if planar:
+        x, y = x.movedim(-3, -1), y.movedim(-3, -1)
+    x = x.detach().requires_grad_()
+    v = torch.randn(2, generator=generator, dtype=torch.float64)
+    results = []
+    for outputs in (l1_and_ssim(x, y, padding=padding, backend=backend), plain_l1_and_ssim(x, y, padding)):
+        results.append((*outputs, *torch.autograd.grad(outputs, x, list(v))))
+    for name, found, expected in zip(("l1", "ssim", "v_image"), *results):
+        assert_exact(name, found, expected)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["same", "valid"])
-def test_equals_the_formula_in_fp64(backend, padding):
+def test_losses_and_gradients_match_plain_pytorch(padding):
     least = 11 if padding == "valid" else 1
 
-    @settings(max_examples=EXAMPLES[backend])
+    @settings(max_examples=60)
     @given(
         st.sampled_from([(), (2,), (2, 1)]), st.integers(least, 75), st.integers(least, 40), st.integers(1, 4),
         st.integers(0, 2**31), st.booleans(),
     )  # fmt: skip
-    def check(batch, width, height, channels, seed, planar):
-        generator = torch.Generator().manual_seed(seed)
-        shape = (*batch, channels, height, width) if planar else (*batch, height, width, channels)
-        x, y = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-        if planar:
-            x, y = x.movedim(-3, -1), y.movedim(-3, -1)
-        x = x.detach().requires_grad_()
-        v = torch.randn(2, generator=generator, dtype=torch.float64)
-        results = []
-        for outputs in (l1_and_ssim(x, y, padding=padding, backend=backend), plain(x, y, padding)):
-            results.append((*outputs, *torch.autograd.grad(outputs, x, list(v))))
-        for name, found, expected in zip(("l1", "ssim", "v_image"), *results):
-            assert_exact(name, found, expected)
+    def check(*sizes):
+        assert_matches_plain_pytorch(*sizes, padding, "torch")
 
     check()
 
 
+@pytest.mark.interpreter
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize(
+    ("batch", "width", "height", "channels", "planar"),
+    [((), 11, 11, 1, False), ((), 75, 18, 1, True), ((2, 1), 12, 33, 1, False), ((2,), 13, 12, 3, True)],
+    ids=["one window", "two blocks of columns", "three blocks of rows", "planar channels"],
+)
+def test_kernels_match_plain_pytorch(batch, width, height, channels, planar, padding):
+    assert_matches_plain_pytorch(batch, width, height, channels, 0, planar, padding, "triton")
+
+
+@pytest.mark.interpreter
+def test_kernels_match_plain_pytorch_for_images_smaller_than_a_window():
+    assert_matches_plain_pytorch((), 3, 1, 2, 0, False, "same", "triton")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_pictures_and_types(backend):
-    x = torch.rand(20, 30, 3, dtype=torch.bfloat16, requires_grad=True)
+def test_equal_images_in_bfloat16(backend):
+    x = torch.rand(12, 14, 3, dtype=torch.bfloat16, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = l1_ssim_loss(x, x.detach(), backend=backend)
     assert loss.dtype == torch.float32
@@ -74,13 +92,13 @@ def test_equal_pictures_and_types(backend):
     assert x.grad.isfinite().all()
 
 
-def test_the_loss_is_made_of_both():
+def test_loss_is_weighted_sum_of_l1_and_ssim():
     x, y = torch.rand(2, 16, 16, 3)
     l1, ssim = l1_and_ssim(x, y)
     torch.testing.assert_close(l1_ssim_loss(x, y, ssim_weight=0.3), 0.7 * l1 + 0.3 * (1 - ssim))
 
 
-def test_errors_name_the_argument():
+def test_invalid_arguments_raise():
     x = torch.rand(12, 12, 3)
     with pytest.raises(ShapeError, match=r"truth: expected \[12, 12, 3\] as image, found \[12, 3\]"):
         l1_and_ssim(x, x[0])

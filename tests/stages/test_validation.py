@@ -1,4 +1,4 @@
-"""Values that cannot be drawn: what each mode of `validate` does about them, and what it says."""
+"""The modes of `validate`: culling of invalid Gaussians and cameras, and error messages."""
 
 import dataclasses
 import math
@@ -8,8 +8,10 @@ import torch
 
 import tsplat
 from tests.support import scenes
+from tests.support.backends import BACKENDS
 from tests.support.closeness import run
 
+pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 STRUCTURE = scenes.Structure(n=12, cameras=2, channels=3, width=20, height=18, seed=5)
 STEPPED = "did an optimizer step with a gradient that was not finite?"
 
@@ -22,6 +24,8 @@ def scene(sh_degree=None, **changes):
 
 
 def put(value, *index):
+    """Returns a function that sets an entry of a tensor."""
+
     def change(tensor):
         tensor[index] = value
         return tensor
@@ -32,7 +36,7 @@ def put(value, *index):
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2e12, -3e38])
 @pytest.mark.parametrize("name", ["means", "quats", "scales", "colors"])
-def test_a_bad_row_is_culled_counted_and_has_no_gradient(name, value, backend):
+def test_invalid_gaussian_is_culled_and_has_no_gradient(name, value, backend):
     found, meta = run(scene(**{name: put(value, 3, 1)}), backend=backend, packed=False)
     assert int(meta["n_invalid"]) == 1
     assert not (meta["radii"][..., 3, :] > 0).any()
@@ -43,10 +47,41 @@ def test_a_bad_row_is_culled_counted_and_has_no_gradient(name, value, backend):
     assert torch.equal(found["colors"], clean["colors"])
 
 
-def test_a_zero_quaternion_is_culled():
+def test_zero_quaternion_is_culled():
     found, meta = run(scene(quats=put(0.0, 4)))
     assert int(meta["n_invalid"]) == 1
     assert not found["v_quats"][4].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_number_of_invalid_gaussians(backend):
+    structure = scenes.Structure(n=5, cameras=2, per_camera_colors=True, width=8, height=8, seed=1)
+    scene = scenes.make(structure, torch.float32)
+    scene["quats"][1] = 0.0
+    scene["quats"][2] = 1e-13
+    scene["colors"][1, 3, 0] = math.nan
+    found, meta = run(scene, backend=backend, packed=False)
+    assert int(meta["n_invalid"]) == 3
+    assert not meta["radii"][:, 1:4].any()
+    assert not found["v_quats"][1:4].any()
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("packed", [False, True])
+def test_invalid_colors_of_many_channels_are_culled(packed):
+    structure = scenes.Structure(n=5, width=12, height=9, channels=16, seed=2)
+    scene = scenes.make(structure, torch.float64)
+    invalid = {name: tensor.clone() if torch.is_tensor(tensor) else tensor for name, tensor in scene.items()}
+    invalid["colors"][0] = float("nan")
+    invalid["opacities"][0] = 0.5
+    results = []
+    for backend in ("triton", "torch"):
+        colors, alphas, meta = tsplat.rasterization(**invalid, backend=backend, packed=packed, tile_size=4)
+        assert int(meta["n_invalid"]) == 1
+        results.append((colors, alphas))
+        assert colors.isfinite().all()
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
@@ -60,7 +95,7 @@ def test_a_zero_quaternion_is_culled():
     ],
     ids=["not finite", "singular", "intrinsics", "focal length"],
 )
-def test_a_bad_camera_sees_nothing_and_leaves_the_others_alone(change, backend):
+def test_invalid_camera_renders_background_only(change, backend):
     found, meta = run(scene(sh_degree=1, **change), backend=backend)
     clean, _ = run(scene(sh_degree=1), backend=backend)
     background = scene(sh_degree=1)["backgrounds"][0]
@@ -71,13 +106,13 @@ def test_a_bad_camera_sees_nothing_and_leaves_the_others_alone(change, backend):
     assert int(meta["n_invalid"]) == 0
 
 
-def test_off_does_not_look():
+def test_off_renders_invalid_values():
     found, meta = run(scene(colors=put(math.nan, 3)), validate="off")
     assert meta["n_invalid"] is None
     assert found["colors"].isnan().any()
 
 
-def test_infinite_gradients_come_through_for_gradient_scaling_to_see():
+def test_infinite_gradients_are_kept_for_gradient_scaling():
     inputs = scenes.leaves(scene())
     colors, _, _ = tsplat.rasterization(**inputs)
     colors.backward(torch.full_like(colors, math.inf))
@@ -109,13 +144,13 @@ MESSAGES = {
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("message", MESSAGES)
-def test_error_mode_says_what_how_many_where_and_why(message, backend):
+def test_error_messages(message, backend):
     with pytest.raises(tsplat.InvalidValueError) as caught:
         tsplat.rasterization(**scene(**MESSAGES[message]), validate="error", backend=backend)
     assert str(caught.value).endswith(message) if message.startswith("were") else str(caught.value) == message
 
 
-def test_error_mode_lets_good_scenes_pass():
+def test_error_mode_accepts_valid_scenes():
     clean, _ = run(scene())
     checked, _ = run(scene(), validate="error")
     assert all(torch.equal(clean[name], checked[name]) for name in clean)
@@ -130,6 +165,6 @@ def test_error_mode_with_covariances_and_colors_per_camera():
         tsplat.rasterization(**made, validate="error")
 
 
-def test_validate_takes_three_words():
+def test_unknown_mode_raises():
     with pytest.raises(tsplat.ArgumentError, match="validate: expected one of 'cull', 'error', 'off', found 'warn'"):
         tsplat.rasterization(**scene(), validate="warn")

@@ -1,11 +1,12 @@
-"""How close is close: the one tolerance policy of all tests. Limits change only with a decision record.
+"""Tolerances: the one policy by which all tests compare numbers. Limits change only with a decision record.
 
-1. The same code in fp64 against the truth: `assert_exact`, a relative error of 1e-9 of the tensor's largest entry.
-2. In fp32 against that truth: `assert_fp32`, four times the error of plain PyTorch in fp32, or 64 epsilons of the
-   tensor's largest entry. One plain run can be lucky: where it was, more with inputs jittered by half an epsilon
-   tell its error (docs/decisions/0004).
-3. Decisions (visible, order, counted at a pixel) jump: the truth takes those of the run under test, seen from outside
-   with `observe_decisions`; `assert_decisions` then bounds where they may differ from the truth's own.
+1. The same code in fp64 against the reference: `assert_exact`, a relative error of 1e-9 of the tensor's largest entry.
+2. Code in fp32 against the fp64 reference: `assert_fp32`, four times the error of plain PyTorch in fp32, or 64 epsilons
+   of the tensor's largest entry. One plain run can be accurate by luck. A comparison that fails is therefore repeated
+   with the largest error of 32 plain runs with inputs jittered by half an epsilon (docs/decisions/0004).
+3. Decisions (visibility, order, whether a Gaussian contributes to a pixel) are discontinuous. The reference takes them
+   from the run under test, which `observe_decisions` reads off from outside; `assert_decisions` then bounds where they
+   may differ from the reference's own.
 """
 
 from __future__ import annotations
@@ -28,35 +29,37 @@ DECISION_MARGIN = 2e-5
 """Relative distance from a threshold within which an fp32 run may decide otherwise: 170 epsilons."""
 
 LAYOUT = ("packed", "tile_size", "channel_chunk", "absgrad")
+"""Options of `rasterization` that the reference does not have, as they do not change the image."""
 
 
-def assert_exact(name: str, found: Tensor | None, truth: Tensor | None) -> float:
-    return _compare(name, found, truth, EXACT)
+def assert_exact(name: str, found: Tensor | None, expected: Tensor | None) -> float:
+    """Compares fp64 results. Returns the largest error over its bound."""
+    return compare(name, found, expected, EXACT)
 
 
-def assert_fp32(name: str, found: Tensor | None, truth: Tensor | None, plain: Tensor | None) -> float:
-    """`plain` is the same in fp32 by plain PyTorch."""
+def assert_fp32(name: str, found: Tensor | None, expected: Tensor | None, plain: Tensor | None) -> float:
+    """Compares an fp32 result with an fp64 one, given what plain PyTorch computes in fp32."""
     error = 0.0
-    if truth is not None and plain is not None and truth.numel() > 0:
-        scale = float(truth.abs().max())
-        error = float((plain.to(truth.dtype) - truth).abs().max()) / scale if scale > 0 else 0.0
-    return _compare(name, found, truth, max(FP32_RATIO * error, FP32_EPSILONS * torch.finfo(torch.float32).eps))
+    if expected is not None and plain is not None and expected.numel() > 0:
+        scale = float(expected.abs().max())
+        error = float((plain.to(expected.dtype) - expected).abs().max()) / scale if scale > 0 else 0.0
+    return compare(name, found, expected, max(FP32_RATIO * error, FP32_EPSILONS * torch.finfo(torch.float32).eps))
 
 
-def _compare(name: str, found: Tensor | None, truth: Tensor | None, relative: float) -> float:
-    """Largest error over its bound."""
-    if found is None or truth is None:
-        # A tensor that the picture does not depend on has no gradient, or one of zeros.
-        rest = found if truth is None else truth
-        assert rest is None or not rest.any(), f"{name}: one side has no gradient, the other one that is not zero"
+def compare(name: str, found: Tensor | None, expected: Tensor | None, relative: float) -> float:
+    """Bounds the error relative to the largest expected entry. Returns the largest error over its bound."""
+    if found is None or expected is None:
+        # A tensor that the image does not depend on has no gradient, or one of zeros.
+        given = found if expected is None else expected
+        assert given is None or not given.any(), f"{name}: one side has no gradient, the other a nonzero one"
         return 0.0
-    found, truth = found.detach(), truth.detach()
-    assert found.shape == truth.shape, f"{name}: shape {tuple(found.shape)}, truth has {tuple(truth.shape)}"
+    found, expected = found.detach(), expected.detach()
+    assert found.shape == expected.shape, f"{name}: expected shape {tuple(expected.shape)}, found {tuple(found.shape)}"
     assert found.isfinite().all(), f"{name}: {int((~found.isfinite()).sum())} entries are not finite"
-    if truth.numel() == 0:
+    if expected.numel() == 0:
         return 0.0
-    error = (found.to(truth.dtype) - truth).abs()
-    bound = relative * float(truth.abs().max()) + 1e-30
+    error = (found.to(expected.dtype) - expected).abs()
+    bound = relative * float(expected.abs().max()) + 1e-30
     worst = float(error.max())
     assert worst <= bound, (
         f"{name}: error {worst:.3e} > {bound:.3e} at {tuple(int(i) for i in (error == error.max()).nonzero()[0])}, "
@@ -66,7 +69,7 @@ def _compare(name: str, found: Tensor | None, truth: Tensor | None, relative: fl
 
 
 def run(scene: dict[str, Any], seed: int = 0, **settings: Any) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
-    """Images, `meta`, and gradients of a random loss on colors and alphas, of every differentiable input."""
+    """Images and the gradients of every differentiable input for a random loss on colors and alphas; and `meta`."""
     inputs = leaves(scene)
     colors, alphas, meta = tsplat.rasterization(**inputs, **settings)
     return _with_gradients(inputs, colors, alphas, seed), meta
@@ -74,8 +77,8 @@ def run(scene: dict[str, Any], seed: int = 0, **settings: Any) -> tuple[dict[str
 
 def run_reference(
     scene: dict[str, Any], seed: int = 0, decisions: reference.Decisions | None = None, **settings: Any
-) -> tuple[dict[str, Tensor | None], reference.Truth]:
-    """The same by the reference; settings that only concern layout are left out."""
+) -> tuple[dict[str, Tensor | None], Any]:
+    """The same for the reference, and its whole result. Settings that only concern layout are ignored."""
     inputs = leaves(scene)
     settings = {name: value for name, value in settings.items() if name not in (*LAYOUT, "backend")}
     settings["numerics"] = PRESETS[settings.get("numerics", "gsplat-1.5")]
@@ -87,7 +90,9 @@ def _with_gradients(inputs: dict[str, Any], colors: Tensor, alphas: Tensor, seed
     wanted = {name: t for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
     gradients: tuple[Tensor | None, ...] = (None,) * len(wanted)
     # An image of no Gaussians depends on nothing but its background.
-    images = [pair for pair in zip((colors, alphas), random_like((colors, alphas), seed)) if pair[0].requires_grad]
+    images = [
+        (image, v) for image, v in zip((colors, alphas), random_like((colors, alphas), seed)) if image.requires_grad
+    ]
     if images:
         outputs, v_outputs = zip(*images)
         gradients = torch.autograd.grad(outputs, tuple(wanted.values()), v_outputs, allow_unused=True)
@@ -97,18 +102,29 @@ def _with_gradients(inputs: dict[str, Any], colors: Tensor, alphas: Tensor, seed
 
 
 def assert_run_exact(scene: dict[str, Any], seed: int = 0, **settings: Any) -> float:
-    """A run in fp64 against the truth: images and every gradient."""
+    """Compares a run in fp64 with the reference: images and every gradient."""
     found, _ = run(scene, seed, **settings)
     truth, _ = run_reference(scene, seed, **settings)
     return max(assert_exact(name, found[name], truth[name]) for name in truth)
 
 
+def assert_same_bits(one: dict[str, Tensor | None], other: dict[str, Tensor | None]) -> float:
+    """Compares two runs bit by bit: images and every gradient."""
+    for name, tensor in one.items():
+        if tensor is None or other[name] is None:
+            assert tensor is other[name], f"{name}: one side has no gradient"
+        else:
+            assert tensor.dtype == other[name].dtype, f"{name}: {tensor.dtype} and {other[name].dtype}"
+            assert torch.equal(tensor, other[name]), f"{name}: bits differ"
+    return 0.0
+
+
 def observe_decisions(scene: dict[str, Any], **settings: Any) -> reference.Decisions:
-    """What a run decided, seen from outside: rendering each Gaussian in a channel of its own gives its weights."""
+    """The decisions of a run: rendering each Gaussian in a channel of its own shows its weights."""
     n = scene["means"].shape[-2]
     batch = scene["means"].shape[:-2]
-    own = torch.eye(n, max(n, 1)).expand(*batch, n, max(n, 1)).to(scene["means"])
-    probe = dict(scene, colors=own, sh_degree=None, backgrounds=None)
+    one_hot = torch.eye(n, max(n, 1)).expand(*batch, n, max(n, 1)).to(scene["means"])
+    probe = dict(scene, colors=one_hot, sh_degree=None, backgrounds=None)
     settings = {**settings, "packed": False, "render_mode": "RGB"}
     weights, _, meta = tsplat.rasterization(**probe, **settings)
     visible = (meta["radii"] > 0).all(-1)
@@ -117,7 +133,7 @@ def observe_decisions(scene: dict[str, Any], **settings: Any) -> reference.Decis
 
 
 def assert_run_fp32(scene32: dict[str, Any], seed: int = 0, **settings: Any) -> float:
-    """A run in fp32 against the fp64 truth with the run's own decisions."""
+    """Compares a run in fp32 with the fp64 reference that takes the run's own decisions."""
     decisions = observe_decisions(scene32, **settings)
     found, _ = run(scene32, seed, **settings)
     truth, _ = run_reference(_double(scene32), seed, decisions, **settings)
@@ -148,7 +164,7 @@ def _furthest(truth: Tensor | None, candidates: list[Tensor | None]) -> Tensor |
 
 
 def _jitter(scene: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Every number moved by up to half an epsilon of itself, either way."""
+    """Moves every number by up to half an epsilon of itself, up or down."""
     generator = torch.Generator().manual_seed(seed)
     eps = torch.finfo(torch.float32).eps
 
@@ -160,23 +176,28 @@ def _jitter(scene: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def assert_decisions(scene32: dict[str, Any], **settings: Any) -> tuple[int, int]:
-    """Decisions of an fp32 run differ from the truth's only near a threshold. Returns differing and all pixels."""
+    """Checks that decisions of an fp32 run differ from the reference's only near a threshold.
+
+    Returns:
+        The number of pixels whose decisions differ, and of all pixels.
+    """
     found = observe_decisions(scene32, **settings)
     _, truth = run_reference(_double(scene32), **settings)
     assert found.visible is not None and found.order is not None and found.contributes is not None
-    own = truth.decisions
-    assert own.visible is not None and own.order is not None and own.contributes is not None
+    expected = truth.decisions
     unsure = truth.margins.visible < DECISION_MARGIN
-    assert bool(((found.visible == own.visible) | unsure).all()), "visible: differs away from its thresholds"
-    if not torch.equal(found.visible, own.visible) or not torch.equal(found.order, own.order):
+    assert bool(((found.visible == expected.visible) | unsure).all()), "visibility differs away from its thresholds"
+    if not torch.equal(found.visible, expected.visible) or not torch.equal(found.order, expected.order):
         nearest = truth.margins.order.amin(-1)[..., None] < DECISION_MARGIN
-        assert bool(((found.order == own.order) | nearest | unsure.any(-1, keepdim=True)).all()), "order differs"
+        same = (found.order == expected.order) | nearest | unsure.any(-1, keepdim=True)
+        assert bool(same.all()), "order differs between depths that are not nearly equal"
         return 0, 0
     # In front-to-back order, the first Gaussian decided otherwise at a pixel must have been near a threshold.
-    index = own.order[..., None, None, :].expand_as(own.contributes)
-    differ = (found.contributes != own.contributes).gather(-1, index)
+    index = expected.order[..., None, None, :].expand_as(expected.contributes)
+    differ = (found.contributes != expected.contributes).gather(-1, index)
     margin = torch.minimum(truth.margins.alpha, truth.margins.stop).gather(-1, index)
     pixels = differ.any(-1)
     first = differ.to(torch.int8).argmax(-1, keepdim=True)
-    assert bool((margin.gather(-1, first)[..., 0] < DECISION_MARGIN)[pixels].all()), "a pixel differs off thresholds"
+    near = (margin.gather(-1, first)[..., 0] < DECISION_MARGIN)[pixels]
+    assert bool(near.all()), "contributions to a pixel differ away from their thresholds"
     return int(pixels.sum()), pixels.numel()

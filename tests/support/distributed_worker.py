@@ -1,6 +1,6 @@
-"""One rank of `tests/test_distributed.py`: `python -m tests.support.distributed_worker RANK SIZE FOLDER CASES SEED`.
+"""One rank of tests/stages/test_exchange.py: `python -m tests.support.distributed_worker RANK SIZE FOLDER CASES SEED`.
 
-Starting processes is dear, so that all ranks go through all jobs together, and what each found is left in a file.
+Starting processes takes long, so all ranks run all jobs one after the other. Each rank writes its report to a file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from torch import Tensor
 import tsplat
 from benchmarks.scaling import ROW_BYTES, ROW_BYTES_BACK
 from tests.support import properties, scenes
-from tests.support.closeness import FP32_EPSILONS, _compare, assert_exact
+from tests.support.closeness import FP32_EPSILONS, assert_exact, compare
 from tests.support.paths import ROOT
-from tsplat import arguments as checks
 
 TIMEOUT = datetime.timedelta(seconds=30)
 PER_GAUSSIAN = ("means", "quats", "scales", "covars", "opacities", "colors")
@@ -39,43 +38,43 @@ PER_CAMERA = ("viewmats", "Ks", "backgrounds")
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """What a rank owns of a scene."""
+class Shard:
+    """The Gaussians and cameras of one rank."""
 
     gaussians: slice
     cameras: slice
 
-    def of(self, scene: dict[str, Any]) -> dict[str, Any]:
+    def select(self, scene: dict[str, Any]) -> dict[str, Any]:
         parts = dict.fromkeys(PER_GAUSSIAN, self.gaussians) | dict.fromkeys(PER_CAMERA, self.cameras)
         return {name: value[parts[name]] if isinstance(value, Tensor) else value for name, value in scene.items()}
 
 
-def shares(n_gaussians: list[int], n_cameras: list[int]) -> list[Share]:
+def shards(n_gaussians: list[int], n_cameras: list[int]) -> list[Shard]:
     def slices(counts: list[int]) -> list[slice]:
         return [slice(sum(counts[:i]), sum(counts[: i + 1])) for i in range(len(counts))]
 
-    return [Share(*pair) for pair in zip(slices(n_gaussians), slices(n_cameras))]
+    return [Shard(*ranges) for ranges in zip(slices(n_gaussians), slices(n_cameras))]
 
 
 def split(r: random.Random, n: int, ranks: int) -> list[int]:
-    """Evenly, at random places, 99 to 1, or all on one rank."""
+    """Splits n over the ranks: evenly, randomly, 99 to 1, or all on one rank."""
     how = r.choice(["even", "random", "random", "skewed", "one"])
     if how == "even":
         return [n // ranks + (i < n % ranks) for i in range(ranks)]
     if how == "random":
-        places = [0, *sorted(r.randint(0, n) for _ in range(ranks - 1)), n]
-        return [b - a for a, b in itertools.pairwise(places)]
+        bounds = [0, *sorted(r.randint(0, n) for _ in range(ranks - 1)), n]
+        return [b - a for a, b in itertools.pairwise(bounds)]
     counts = [0] * ranks
     few = n // 100 if how == "skewed" else 0
-    owner = r.randrange(ranks)
-    counts[owner], counts[(owner + 1) % ranks] = n - few, few
+    first = r.randrange(ranks)
+    counts[first], counts[(first + 1) % ranks] = n - few, few
     return counts
 
 
 def gradients(
     inputs: dict[str, Any], settings: dict[str, Any], cameras: slice, v: tuple[Tensor, Tensor]
 ) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
-    """Pictures and gradients of a loss with gradients v on all cameras' pictures."""
+    """Images and input gradients, given the gradients v of all cameras' images."""
     colors, alphas, meta = tsplat.rasterization(**inputs, **settings)
     assert colors.requires_grad
     assert alphas.requires_grad
@@ -87,11 +86,15 @@ def gradients(
 
 
 def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float] | None:
-    """Equal to one process: pictures to the bit, gradients to 1e-9 in fp64. None where this rank has no part."""
+    """Compares a random case with one process: images bit by bit, gradients to 1e-9 in fp64.
+
+    Returns:
+        Figures, or None if this rank is not in the group.
+    """
     r = random.Random(seed)
     size = r.choice([2, 3, 4, 4])
     n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(0, 2 * size)
-    part = shares(split(r, n, size), split(r, n_cameras, size))
+    parts = shards(split(r, n, size), split(r, n_cameras, size))
     case = properties.draw(seed)
     structure = dataclasses.replace(case.structure, n=n, cameras=n_cameras, batch=(), per_camera_colors=False)
     settings = case.mode | case.layout
@@ -106,7 +109,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     if n > 5 and r.random() < 0.3:
         scene["means"][n // 2] = torch.nan
     if n and r.random() < 0.4:
-        # Equal depths, which are drawn in the order of rows.
+        # Equal depths, which are composited in order of index.
         scene["means"] = scene["means"][[r.randrange(n) for _ in range(n)]]
 
     def leaves(scene: dict[str, Any]) -> dict[str, Any]:
@@ -115,13 +118,13 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
             inputs["viewmats"] = inputs["viewmats"].detach()
         return inputs
 
-    own, whole = part[rank], leaves(scene)
+    own, whole = parts[rank], leaves(scene)
     shape = (n_cameras, structure.height, structure.width)
     channels = {"RGB": 0, "D": 1, "ED": 1, "RGB+D": 1, "RGB+ED": 1}[settings["render_mode"]]
     channels += scene["colors"].shape[-1] if "RGB" in settings["render_mode"] else 0
     v = scenes.random_like((torch.empty(*shape, channels, dtype=dtype), torch.empty(*shape, 1, dtype=dtype)), seed)
     truth, truth_meta = gradients(whole, settings, slice(None), v)
-    inputs = leaves(own.of(scene))
+    inputs = leaves(own.select(scene))
     if rank == frozen:
         inputs = {k: t.detach() if isinstance(t, Tensor) else t for k, t in inputs.items()}
     found, meta = gradients(inputs, settings | dict(distributed=True, group=groups[size]), own.cameras, v)
@@ -131,48 +134,48 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
         assert torch.equal(found[name], expected), f"{name}: {int((found[name] != expected).sum())} entries differ"
     assert meta["n_cameras"] == own.cameras.stop - own.cameras.start
     if settings["packed"]:
-        drawn = (truth_meta["camera_ids"] >= own.cameras.start) & (truth_meta["camera_ids"] < own.cameras.stop)
-        assert torch.equal(meta["received"]["camera_ids"], truth_meta["camera_ids"][drawn] - own.cameras.start)
+        rendered = (truth_meta["camera_ids"] >= own.cameras.start) & (truth_meta["camera_ids"] < own.cameras.stop)
+        assert torch.equal(meta["received"]["camera_ids"], truth_meta["camera_ids"][rendered] - own.cameras.start)
         for name in ("gaussian_ids", "radii", "means2d", "depths", "conics", "opacities", "tiles_per_gauss"):
             from_all = (meta if name == "tiles_per_gauss" else meta["received"])[name]
-            assert torch.equal(from_all, truth_meta[name][drawn]), name
+            assert torch.equal(from_all, truth_meta[name][rendered]), name
     worst = same = compared = 0.0
-    pairs = {
+    tensors = {
         name: (found[f"v_{name}"], whole[name].grad[own.cameras if name in PER_CAMERA else own.gaussians])
         for name in scenes.DIFFERENTIABLE
         if inputs[name] is not None and whole[name].grad is not None and rank != frozen
     }
     if rank != frozen:
-        for name, (a, b) in rows_of_owner(meta, truth_meta, own, settings).items():
+        for name, (a, b) in projected_of_rank(meta, truth_meta, own, settings).items():
             assert torch.equal(a, b), f"meta[{name!r}]: {int((a != b).sum())} entries differ"
-        pairs |= gradients_of_rows(meta, truth_meta, own, settings)
-    for name, (a, b) in pairs.items():
+        tensors |= gradients_of_means2d(meta, truth_meta, own, settings)
+    for name, (a, b) in tensors.items():
         if a is None and not b.any():
             continue
         eps = FP32_EPSILONS * torch.finfo(torch.bfloat16 if b.dtype == torch.bfloat16 else torch.float32).eps
-        worst = max(worst, assert_exact(name, a, b) if b.dtype == torch.float64 else _compare(name, a, b, eps))
-        # Sums over all Gaussians are made rank by rank; everything else has the order of one process.
+        worst = max(worst, assert_exact(name, a, b) if b.dtype == torch.float64 else compare(name, a, b, eps))
+        # Gradients of cameras are summed rank by rank; all other sums have the order of one process.
         assert name == "viewmats" or torch.equal(a, b), f"v_{name}: {int((a != b).sum())} entries differ"
         same, compared = same + torch.equal(a, b), compared + 1
     return {"worst": worst, "same": same, "compared": compared}
 
 
-def rows_of_owner(
-    meta: dict[str, Any], truth: dict[str, Any], own: Share, settings: dict[str, Any]
+def projected_of_rank(
+    meta: dict[str, Any], truth: dict[str, Any], own: Shard, settings: dict[str, Any]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Entries of `meta` about this rank's Gaussians, and those of one process."""
+    """Entries of `meta` on this rank's Gaussians: of this rank, and of one process."""
     names = ("radii", "means2d", "depths", "conics", "opacities")
     if not settings["packed"]:
         return {name: (meta[name], truth[name][:, own.gaussians]) for name in names}
     mine = _is_mine(truth, own)
-    pairs = {name: (meta[name], truth[name][mine]) for name in (*names, "camera_ids")}
-    return pairs | {"gaussian_ids": (meta["gaussian_ids"], truth["gaussian_ids"][mine] - own.gaussians.start)}
+    found = {name: (meta[name], truth[name][mine]) for name in (*names, "camera_ids")}
+    return found | {"gaussian_ids": (meta["gaussian_ids"], truth["gaussian_ids"][mine] - own.gaussians.start)}
 
 
-def gradients_of_rows(
-    meta: dict[str, Any], truth: dict[str, Any], own: Share, settings: dict[str, Any]
+def gradients_of_means2d(
+    meta: dict[str, Any], truth: dict[str, Any], own: Shard, settings: dict[str, Any]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Gradients of projected means, as a strategy gathers them, on the rank that owns the Gaussians."""
+    """Gradients of projected means, which densification reads: of this rank, and of one process."""
     chosen: Any = _is_mine(truth, own) if settings["packed"] else (slice(None), own.gaussians)
     found = {"means2d.grad": (meta["means2d"].grad, truth["means2d"].grad[chosen])}
     if settings["absgrad"]:
@@ -180,7 +183,7 @@ def gradients_of_rows(
     return found
 
 
-def _is_mine(truth: dict[str, Any], own: Share) -> Tensor:
+def _is_mine(truth: dict[str, Any], own: Shard) -> Tensor:
     ids: Tensor = truth["gaussian_ids"]
     return (ids >= own.gaussians.start) & (ids < own.gaussians.stop)
 
@@ -200,8 +203,8 @@ def equality(groups: dict[int, dist.ProcessGroup], cases: int, first: int) -> di
 
 def call(change: dict[str, Any], **tensors: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
     structure = scenes.Structure(n=20, cameras=4, sh_degree=1, spare_bases=5, backgrounds=False)
-    part = shares([5, 4, 0, 11], [1, 2, 0, 1])[dist.get_rank()]
-    scene = scenes.leaves(part.of(scenes.make(structure, torch.float32)))
+    own = shards([5, 4, 0, 11], [1, 2, 0, 1])[dist.get_rank()]
+    scene = scenes.leaves(own.select(scenes.make(structure, torch.float32)))
     return tsplat.rasterization(**(scene | dict(distributed=True) | tensors | change))
 
 
@@ -229,7 +232,7 @@ DISAGREEMENTS: dict[str, dict[str, Any]] = {
 
 
 def disagreements(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """Every field is named on every rank, with the rank that differs; ranks can go on afterwards."""
+    """A setting that differs raises on every rank, with its name and the rank, and the next call works."""
     rank = dist.get_rank()
     for i, (name, change) in enumerate(DISAGREEMENTS.items()):
         odd = i % 4
@@ -253,8 +256,8 @@ def _changed(change: dict[str, Any]) -> None:
         call(change)
 
 
-def refusals(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """What one rank's checks refuse ends all ranks: its own error there, its name and reason elsewhere."""
+def rejections(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """An argument that one rank rejects raises on all: its own error there, PeerError with its message elsewhere."""
     rank = dist.get_rank()
     n = [5, 4, 0, 11][rank]
     cases: list[tuple[int, dict[str, Any], type[Exception], str]] = [
@@ -280,9 +283,9 @@ def refusals(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     batch = dict(means=torch.zeros(1, n, 3))
     assert "colors per camera" in raised(tsplat.UnsupportedError, lambda: call(dict(colors=torch.zeros(c, n, 9, 3))))
     assert "backend" in raised(tsplat.UnsupportedError, lambda: call(dict(backend="reference")))
-    assert raised(checks.ShapeError, lambda: call(batch))
+    assert raised(tsplat.ShapeError, lambda: call(batch))
     call({})
-    return {"refused": len(cases) + 4}
+    return {"rejected": len(cases) + 4}
 
 
 def raised(error: type[Exception], action: Callable[[], Any], what: str = "") -> str:
@@ -294,7 +297,7 @@ def raised(error: type[Exception], action: Callable[[], Any], what: str = "") ->
 
 
 def release(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """Nothing of a call is kept once its results are gone, with absgrad or without, gradients taken or not."""
+    """All tensors of a call are freed with its results, with or without absgrad and a backward pass."""
     for absgrad in (False, True):
         for backward in (False, True):
             colors, alphas, meta = call(dict(absgrad=absgrad))
@@ -307,13 +310,13 @@ def release(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
 
 
 def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """A row of RGB has the bytes that docs/distributed.md and benchmarks/scaling.py say, forth and back."""
+    """A projected Gaussian with RGB takes the bytes given in docs/distributed.md, forward and backward."""
     sent = []
     send = dist.all_to_all_single
 
-    def counted(received: Tensor, rows: Tensor, *arguments: Any, **options: Any) -> Any:
-        sent.append(math.prod(rows.shape[1:]) * rows.element_size())
-        return send(received, rows, *arguments, **options)
+    def counted(output: Tensor, tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        sent.append(math.prod(tensor.shape[1:]) * tensor.element_size())
+        return send(output, tensor, *arguments, **options)
 
     dist.all_to_all_single = counted
     try:
@@ -321,13 +324,13 @@ def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
         colors.sum().backward()
     finally:
         dist.all_to_all_single = send
-    # Counts, rows, gradients of rows, gradients of cameras.
+    # Counts, projected Gaussians, their gradients, gradients of cameras.
     assert sent == [8, ROW_BYTES, ROW_BYTES_BACK, 64], sent
     return {}
 
 
 def example(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """The page's example reaches what it promises, and every rank sees the same losses."""
+    """The documentation's example halves its loss, and every rank computes the same losses."""
     path = ROOT / "docs" / "distributed_training.py"
     first, last = runpy.run_path(str(path))["train"](steps=30)
     assert last < 0.5 * first, (first, last)
@@ -337,8 +340,8 @@ def example(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     return {"first": first, "last": last}
 
 
-def silence(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """A rank that does not call ends the others after the group's timeout."""
+def timeout(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """If one rank does not call, the others raise after the group's timeout."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=1.5))
     began = time.monotonic()
     if dist.get_rank() == 1:
@@ -349,7 +352,7 @@ def silence(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
 
 
 def death(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """A rank that dies between forward and backward ends the others, long before the timeout of 30 seconds."""
+    """If one rank dies between forward and backward, the others raise long before the timeout of 30 seconds."""
     colors, _, _ = call({})
     began = time.monotonic()
     if dist.get_rank() == 3:
@@ -370,7 +373,7 @@ def main() -> None:
         "equality": lambda: equality(groups, cases, seed),
         **{
             job.__name__: lambda job=job: job(groups)
-            for job in (disagreements, refusals, release, volume, example, silence)
+            for job in (disagreements, rejections, release, volume, example, timeout)
         },
         "death": lambda: death(groups),
     }
@@ -387,7 +390,7 @@ def main() -> None:
         temporary.replace(folder / f"{rank}.json")
         if report[name]["error"]:
             break
-    # Without the goodbyes that would wait for ranks that are gone.
+    # Destroying the process group would wait for the rank that died.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Where things are: the project and the shared data beside it."""
+"""Paths of the project, of the data beside it, and of saved test cases."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Random scenes for tests: Hypothesis draws the structure and a seed, the seed draws the numbers."""
+"""Random scenes for tests. A structure holds sizes, options and a seed; the seed determines all numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIFFERENTIABLE = ("means", "quats", "scales", "covars", "opacities", "colors", "
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """Everything about a scene but its numbers."""
+    """The sizes and options of a scene, and the seed of its numbers."""
 
     n: int = 12
     cameras: int = 2
@@ -33,7 +33,11 @@ class Structure:
 
 
 def make(structure: Structure, dtype: torch.dtype = torch.float64, device: str = "cpu") -> dict[str, Any]:
-    """Keyword arguments of `rasterization`: a cloud in front of cameras that differ in place, pose and intrinsics."""
+    """Builds keyword arguments of `rasterization`: a cloud of Gaussians before cameras of various poses and intrinsics.
+
+    Means are [*batch, N, 3], viewmats [*batch, C, 4, 4]. Some means lie outside the image, a few behind the camera, and
+    one opacity in six is 1, so that alpha reaches its clamp.
+    """
     s = structure
     generator = torch.Generator().manual_seed(s.seed)
 
@@ -46,10 +50,9 @@ def make(structure: Structure, dtype: torch.dtype = torch.float64, device: str =
     b = s.batch
     focal = 0.9 * max(s.width, s.height)
     depth = uniform(*b, s.n, low=2.0, high=6.0)
-    # Some means lie outside the picture, and a few behind the camera.
-    where = uniform(*b, s.n, 2, low=-0.7, high=0.7) * torch.tensor([s.width, s.height]) / focal * depth[..., None]
+    xy = uniform(*b, s.n, 2, low=-0.7, high=0.7) * torch.tensor([s.width, s.height]) / focal * depth[..., None]
     depth = torch.where(uniform(*b, s.n) < 0.05, -depth, depth)
-    means = torch.cat([where, depth[..., None]], -1)
+    means = torch.cat([xy, depth[..., None]], -1)
     scales = (s.size / focal * depth.abs())[..., None] * (0.5 * normal(*b, s.n, 3)).exp()
     quats = normal(*b, s.n, 4) * uniform(*b, s.n, 1, low=0.2, high=3.0)
     viewmats = torch.eye(4, dtype=torch.float64).repeat(*b, s.cameras, 1, 1)
@@ -61,16 +64,15 @@ def make(structure: Structure, dtype: torch.dtype = torch.float64, device: str =
     Ks[..., 0, 2] = s.width * uniform(*b, s.cameras, low=0.35, high=0.65)
     Ks[..., 1, 2] = s.height * uniform(*b, s.cameras, low=0.35, high=0.65)
     Ks[..., 2, 2] = 1.0
-    of = (*b, s.cameras, s.n) if s.per_camera_colors else (*b, s.n)
+    leading = (*b, s.cameras, s.n) if s.per_camera_colors else (*b, s.n)
     if s.sh_degree is None:
-        colors = uniform(*of, s.channels)
+        colors = uniform(*leading, s.channels)
     else:
-        colors = 0.3 * normal(*of, (s.sh_degree + 1) ** 2 + s.spare_bases, 3)
+        colors = 0.3 * normal(*leading, (s.sh_degree + 1) ** 2 + s.spare_bases, 3)
     scene: dict[str, Any] = dict(
         means=means,
         quats=quats,
         scales=scales,
-        # One in six is fully opaque, so that alpha reaches its clamp.
         opacities=uniform(*b, s.n, low=0.05, high=1.2).clamp_max(1.0),
         colors=colors,
         viewmats=viewmats,
@@ -94,6 +96,7 @@ def _small_rotations(axis_angle: Tensor) -> Tensor:
 
 @st.composite
 def structures(draw: st.DrawFn, *, max_pixels: int = 24, max_n: int = 20, channels: int = 5) -> Structure:
+    """Structures with any combination of options."""
     sh_degree = draw(st.none() | st.integers(0, 4))
     return Structure(
         n=draw(st.integers(0, max_n)),
@@ -114,7 +117,7 @@ def structures(draw: st.DrawFn, *, max_pixels: int = 24, max_n: int = 20, channe
 
 @st.composite
 def modes(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings that change the picture."""
+    """Settings of `rasterization` that change the image."""
     return dict(
         render_mode=draw(st.sampled_from(["RGB", "D", "ED", "RGB+D", "RGB+ED"])),
         rasterize_mode=draw(st.sampled_from(["classic", "antialiased"])),
@@ -128,7 +131,7 @@ def modes(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings that leave the picture as it is."""
+    """Settings of `rasterization` that do not change the image."""
     return dict(
         packed=draw(st.booleans()),
         tile_size=draw(st.sampled_from([4, 8, 16])),
@@ -137,7 +140,7 @@ def layouts(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def leaves(scene: dict[str, Any]) -> dict[str, Any]:
-    """The same scene with its differentiable inputs as leaves that require a gradient."""
+    """Copies the differentiable inputs of a scene to leaves that require a gradient."""
     return {
         name: value.detach().clone().requires_grad_() if name in DIFFERENTIABLE and value is not None else value
         for name, value in scene.items()
@@ -145,6 +148,6 @@ def leaves(scene: dict[str, Any]) -> dict[str, Any]:
 
 
 def random_like(outputs: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:
-    """Incoming gradients for images: as if from a loss on colors, depth and alpha at once."""
+    """Random incoming gradients for images, one for each."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.device, t.dtype) for t in outputs)

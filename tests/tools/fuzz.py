@@ -1,6 +1,6 @@
 """Check properties on many random cases: `python -m tests.tools.fuzz --minutes 10`, or `--long` for the scoreboard.
 
-What fails is made simpler while it still fails, saved under tests/cases, and replayed by every run of the tests.
+A case that fails is simplified while it still fails and saved under tests/cases; every run of the tests replays it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from typing import Any
 
 import torch
 
+from tests.support.interpreter import vectorize_reductions
 from tests.support.paths import CASES, ROOT
 from tests.support.properties import PROPERTIES, Case, draw
 
 RESULTS = ROOT / "docs" / "reliability.json"
 BLOCK = 10
-"""Cases a worker takes at a time."""
+"""Cases per task of a worker."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="for how long, shared out over the properties (5)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="time for all properties together (default: 5)")
+    parser.add_argument("--long", action="store_true", help="run the scoreboard's number of cases and save its figures")
+    parser.add_argument("--property", choices=tuple(PROPERTIES), help="check this property only")
     parser.add_argument(
-        "--long", action="store_true", help="the counts of the scoreboard, and its figures written down"
+        "--seed", type=int, default=time.time_ns() % 2**31, help="seed of the first case (default: the time)"
     )
-    parser.add_argument("--property", choices=tuple(PROPERTIES), help="this one only")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="of the first case (the time)")
     parser.add_argument("--backend", default="torch", choices=("torch", "triton"))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     arguments = parser.parse_args()
     names = [arguments.property] if arguments.property else list(PROPERTIES)
     failures = 0
@@ -48,22 +49,22 @@ def main() -> int:
             record = _run(pool, name, arguments.seed, count, seconds, arguments.backend, arguments.jobs)
             failures += record["violations"]
             if arguments.long:
-                write_record(f"{name} ({where(arguments.backend)})", record)
+                write_record(f"{name} ({platform_of(arguments.backend)})", record)
     return 1 if failures else 0
 
 
-def where(backend: str) -> str:
-    """What runs a backend here."""
+def platform_of(backend: str) -> str:
+    """The name under which a backend's results are saved: "gpu" for Triton on a GPU, else the backend."""
     return "gpu" if backend == "triton" and torch.cuda.is_available() else backend
 
 
 def slowness(backend: str) -> int:
-    """How many times fewer cases there is time for: kernels in the interpreter take a hundred times as long."""
-    return 50 if where(backend) == "triton" else 1
+    """The factor by which to reduce the number of cases: Triton's interpreter is about a hundred times slower."""
+    return 50 if platform_of(backend) == "triton" else 1
 
 
 def write_record(name: str, record: dict[str, Any]) -> None:
-    """Adds what a run showed to the figures of the scoreboard, in place of an older run's."""
+    """Saves the results of a run for the scoreboard, in place of an older run's."""
     records = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     records[name] = record | {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
     temporary = RESULTS.with_suffix(".tmp")
@@ -72,6 +73,7 @@ def write_record(name: str, record: dict[str, Any]) -> None:
 
 
 def machine() -> str:
+    """Describes this machine and PyTorch's version."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}, torch {torch.__version__}"
 
@@ -80,6 +82,8 @@ def _prepare() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.simplefilter("ignore")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        vectorize_reductions()
 
 
 def _run(
@@ -139,15 +143,15 @@ def _try(name: str, first: int, n: int, backend: str) -> tuple[int, float, list[
 
 
 def _check(name: str, case: Case, backend: str) -> float | str:
-    """The largest error over its bound, or what went wrong."""
+    """The largest error over its bound, or the message of the failure."""
     try:
         return PROPERTIES[name].check(case, backend)
-    except Exception as error:  # whatever it is, it is a finding
+    except Exception as error:  # any exception is a finding
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _simplify(name: str, case: Case, backend: str) -> Case:
-    """A simpler case that still fails; a step at a time as long as one does."""
+    """Simplifies a case step by step while it still fails."""
     while True:
         simpler = next((c for c in case.simpler() if isinstance(_check(name, c, backend), str)), None)
         if simpler is None:

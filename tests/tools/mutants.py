@@ -1,7 +1,7 @@
 """Seed small bugs and check that the tests catch them: `python -m tests.tools.mutants`, `--sample 10 --seed 0`.
 
-Each mutant is one replacement in a copy of the package, against which the tests that guard that part are run until the
-first that fails. One that survives is a hole in the tests.
+Each mutant is one replacement in a copy of the package. The tests of that part of the package run until the first
+failure. A mutant that survives shows that a test is missing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,33 @@ from tests.tools.fuzz import RESULTS, write_record
 
 TIMEOUT = 600
 
-KERNELS = ("-m", "interpreter", "tests/test_properties.py", "tests/test_backends.py")
-FEATURES = ("-m", "interpreter", "tests/test_compositing.py")
-HOST = ("-m", "not interpreter", "tests/test_backends.py", "tests/test_properties.py", "tests/test_rasterization.py")
-AROUND = ("tests/test_photometric.py", "tests/test_optimizer.py", "tests/test_strategies.py")
-STAGES = (*HOST, "tests/test_reference.py", "tests/test_invalid.py", "tests/test_memory.py", "tests/test_errors.py")
+STAGES = tuple(
+    f"tests/stages/test_{stage}.py"
+    for stage in ("projection", "shading", "intersection", "compositing", "bands", "memory", "validation")
+)
+END_TO_END = ("tests/test_rasterization.py", "tests/test_properties.py")
+
+
+def _interpreted(*files: str) -> tuple[str, ...]:
+    """Arguments of pytest: tests of Triton kernels in the interpreter, beginning with the given files."""
+    return ("-m", "interpreter", *dict.fromkeys((*files, *STAGES, *END_TO_END)))
+
+
+def _torch(*files: str) -> tuple[str, ...]:
+    """Arguments of pytest: tests of the torch backend and of everything around, beginning with the given files."""
+    around = ("tests/test_reference.py", "tests/test_arguments.py")
+    return ("-m", "not interpreter", *dict.fromkeys((*files, *STAGES, *END_TO_END, *around)))
+
+
+FEATURES = ("-m", "interpreter", "tests/kernels/test_compositing_features.py")
+IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
+STRATEGIES = ("-m", "not interpreter", "tests/strategies")
+EXCHANGE = ("tests/stages/test_exchange.py",)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """In `path`, the `nth` of `old` becomes `new`: the bug that `what` names."""
+    """A bug: the replacement of the `nth` occurrence of `old` in `path` by `new`. `tests` are arguments of pytest."""
 
     path: str
     old: str
@@ -50,7 +67,7 @@ class Mutant:
         path = package / self.path
         parts = path.read_text().split(self.old)
         if len(parts) < self.nth + 2:
-            raise SystemExit(f"{self.path}: {self.old!r} is no longer there; mend the mutant {self.what!r}")
+            raise SystemExit(f"{self.path}: {self.old!r} not found; update the mutant {self.what!r}")
         head, tail = self.old.join(parts[: self.nth + 1]), self.old.join(parts[self.nth + 1 :])
         path.write_text(head + self.new + tail)
 
@@ -62,7 +79,7 @@ def _in(path: str, tests: tuple[str, ...], *bugs: tuple[str, str, str] | tuple[s
 MUTANTS = [
     *_in(
         "kernels/device_math.py",
-        KERNELS,
+        _interpreted("tests/stages/test_projection.py"),
         ("g = (v[0], 0.5 * v[1],", "g = (v[0], v[1],", "factor 1/2 of an off-diagonal gradient lost"),
         ("xx = 2.0 * s[0] * s[0]", "xx = s[0] * s[0]", "factor 2 of a scale's gradient lost"),
         ("2.0 * (w * (v[2] - v[6])", "2.0 * (w * (v[2] + v[6])", "sign in the quaternion's gradient"),
@@ -74,27 +91,30 @@ MUTANTS = [
         ("- tl.where(inside, v_slope * p / (z * z), 0.0)", "", "cross term of the Jacobian's gradient lost"),
         ("tl.where(inside, v_slope / z, 0.0)", "v_slope / z", "gradient flows through the clamp of the field of view"),
         ("0.5 * v / (tl.where(free", "v / (tl.where(free", "factor 1/2 of the compensation's gradient lost"),
-        ("-2.0 * s[1] * (v_det + v_det_blurred)", "-2.0 * s[1] * v_det", "blur's share of the compensation lost"),
+        ("-2.0 * s[1] * (v_det + v_det_blurred)", "-2.0 * s[1] * v_det",
+         "blurred determinant's gradient lost in the compensation"),
         ("added = after > TRANSMITTANCE_MIN", "added = after >= 0.0", "a pixel never stops"),
-        ("tl.fma(-rest, alpha * inverse, gained)", "tl.fma(rest, alpha * inverse, gained)", "sign of what is behind"),
-        ("+ v[1] * (t0[0] * t1[2] + t0[2] * t1[0])", "+ v[1] * t0[0] * t1[2]", "lost cross term of the covariance"),
+        ("tl.fma(-rest, alpha * inverse, gained)", "tl.fma(rest, alpha * inverse, gained)",
+         "sign of the contribution of Gaussians behind"),
+        ("+ v[1] * (t0[0] * t1[2] + t0[2] * t1[0])", "+ v[1] * t0[0] * t1[2]",
+         "cross term of the covariance's gradient lost"),
     ),
     *_in(
-        "kernels/features.py",
+        "kernels/compositing_features.py",
         FEATURES,
         ("place[:, None, None] < last[None]", "place[:, None, None] <= last[None]", "off by one where a pixel stopped"),
         ("tl.where(_take(e, k) <= LOG2_ALPHA_MAX, v_alpha, 0.0)", "v_alpha", "gradient flows where alpha is clamped"),
         ("rest = -tl.load(v_render_alphas", "rest = tl.load(v_render_alphas", "sign of alpha's gradient"),
         ("backgrounds + image * n_colors + channel", "backgrounds + channel", "every image has the first background"),
         ("channel == n_colors, tl.load(depths + rows), values", "channel == n_colors, 0.0, values", "depth lost"),
-        ("range(end, (tl.load", "range(end + 1, (tl.load", "an unwritten slot"),
+        ("range(end, (tl.load", "range(end + 1, (tl.load", "one slot not written"),
     ),
     *_in(
         "kernels/compositing.py",
-        KERNELS,
+        _interpreted("tests/stages/test_compositing.py"),
         ("tl.where(e <= LOG2_ALPHA_MAX, g, 0.0)", "g", "gradient flows where alpha is clamped"),
         ("(index < last)", "(index <= last)", "off by one where a pixel stopped"),
-        ("range(end, (tl.load", "range(end + 1, (tl.load", "an unwritten slot"),
+        ("range(end, (tl.load", "range(end + 1, (tl.load", "one slot not written"),
         ("rest = -tl.load(v_render_alphas", "rest = tl.load(v_render_alphas", "sign of alpha's gradient"),
         ("-0.5 * moment[5]", "-moment[5]", "factor 1/2 of one conic entry's gradient"),
         ("c[0] * moment[1] + c[1] * moment[2]", "c[0] * moment[1]", "cross term of the mean's gradient lost"),
@@ -102,12 +122,13 @@ MUTANTS = [
         ("backgrounds + image * stride + k", "backgrounds + k", "every image has the first background"),
         ("LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),\n                TRANSM", "LOG2_ALPHA_MIN=-9.0,\n                TRANSM",
          "threshold of alpha lower in the forward pass"),
-        ("range(0, tl.max(count))", "range(0, tl.minimum(tl.max(count), 1))", "tile rows after the first not summed"),
+        ("range(0, tl.max(count))", "range(0, tl.minimum(tl.max(count), 1))",
+         "only one tile row of each Gaussian summed"),
         ("tl.abs(g * slope_x)", "g * slope_x", "absolute value lost in absgrad"),
     ),
     *_in(
         "kernels/projection.py",
-        KERNELS,
+        _interpreted("tests/stages/test_projection.py"),
         ("fx * p[0] / p[2] + cx", "fx * p[0] / p[2] + cy", "principal point's axes swapped"),
         ("seen = seen | visible", "seen = visible", "only the last camera's gradient kept"),
         ("v_opacity += tl.where(visible, v_own_opacity, 0.0)", "v_opacity = tl.where(visible, v_own_opacity, 0.0)",
@@ -115,175 +136,177 @@ MUTANTS = [
         ("v_w2 = v_p[2] * mean[k] + j02 * v_t0[k] + j12 * v_t1[k]", "v_w2 = v_p[2] * mean[k] + j02 * v_t0[k]",
          "cross term of the pose's gradient lost"),
         ("            + v_depth,\n", "", "gradient of depth lost"),
-        ("visible & (tl.load(sound", "visible | (tl.load(sound", "bad rows not culled"),
+        ("visible & (tl.load(sound", "visible | (tl.load(sound", "invalid Gaussians not culled"),
         ("(mean2d[1] - radius_y < height)", "(mean2d[1] - radius_y < width)", "width for height in culling"),
-        ("(p[2] >= NEAR)", "(p[2] > -NEAR)", "what is behind the camera drawn"),
-        ("finite(outgoing) | (finite(incoming) == 0)", "finite(incoming)", "gradients that overflow not left out", 0),
+        ("(p[2] >= NEAR)", "(p[2] > -NEAR)", "Gaussians behind the camera rendered"),
+        ("finite(outgoing) | (finite(incoming) == 0)", "finite(incoming)", "overflowing gradients not zeroed", 0),
     ),
     *_in(
         "kernels/spherical_harmonics.py",
-        KERNELS,
+        _interpreted("tests/stages/test_shading.py"),
         ("gy -= v[1] * Y1", "gy += v[1] * Y1", "sign of a direction's gradient"),
         ("14.0 * z * (x * y", "7.0 * z * (x * y", "factor in a degree-4 gradient"),
         ("-tl.sum(v_dir[k])", "tl.sum(v_dir[k])", "sign of the camera center's gradient"),
     ),
     *_in(
         "kernels/intersection.py",
-        KERNELS,
+        _interpreted("tests/stages/test_intersection.py", "tests/stages/test_bands.py"),
         ("tl.floor(high - 0.5)", "tl.floor(high - 1.5)", "off by one in a tile bound"),
         ("dy_left = tl.minimum(tl.maximum(skew, top), bottom)", "dy_left = tl.minimum(tl.maximum(-skew, top), bottom)",
-         "sign in where an ellipse reaches furthest left"),
-        ("low = tl.maximum(begin - image * tile_height, first)", "low = first", "a band's first row ignored"),
+         "sign of the leftmost point of an ellipse"),
+        ("low = tl.maximum(begin - image * tile_height, first)", "low = first", "beginning of a band ignored"),
     ),
     *_in(
-        "kernels/soundness.py",
-        KERNELS,
-        ("sound & _within(opacities + gaussian, mask, 1, MAGNITUDE_MAX)", "sound", "opacities not looked at"),
-        (">= QUAT_NORM_MIN * QUAT_NORM_MIN", ">= 0.0", "zero quaternions let through"),
+        "kernels/validation.py",
+        _interpreted("tests/stages/test_validation.py"),
+        ("sound & _within(opacities + gaussian, mask, 1, MAGNITUDE_MAX)", "sound", "opacities not validated"),
+        (">= QUAT_NORM_MIN * QUAT_NORM_MIN", ">= 0.0", "zero quaternions accepted"),
     ),
     *_in(
-        "host/compositing.py",
-        HOST,
+        "kernels_torch/compositing.py",
+        _torch("tests/stages/test_compositing.py"),
         ("g *= ~clamped", "pass", "gradient flows where alpha is clamped"),
-        ("alpha *= places < last[:, None]", "pass", "Gaussians behind where a pixel stopped have a gradient"),
-        ("        rest = rest * transmittance", "        pass", "what is behind everything not attenuated"),
+        ("alpha *= places < last[:, None]", "pass", "gradient flows to Gaussians after a pixel stopped"),
+        ("        rest = rest * transmittance", "        pass", "background's gradient not attenuated"),
         ("(columns_dy * dx).sum(0)", "(columns_dy * dy.mean(0)).sum(0)", "wrong moment"),
         ("backgrounds[tile.image]", "backgrounds[0]", "every image has the first background"),
         ("weight *= running", "pass", "a pixel never stops"),
         ("if shown is None or shown[index] else start", "", "tile masks ignored"),
     ),
     *_in(
-        "host/projection.py",
-        HOST,
+        "kernels_torch/projection.py",
+        _torch("tests/stages/test_projection.py"),
         ("0.5 * FOV_MARGIN * extent", "FOV_MARGIN * extent", "margin of the field of view doubled"),
-        ("visible &= sound.flatten()[gaussians]", "pass", "bad rows not culled"),
+        ("visible &= sound.flatten()[gaussians]", "pass", "invalid Gaussians not culled"),
         ("kept = _all_finite(found) | ~_all_finite(incoming)", "kept = _all_finite(incoming) | True",
-         "gradients that overflow not left out"),
+         "overflowing gradients not zeroed"),
     ),
     *_in(
-        "host/intersection.py",
-        HOST,
+        "kernels_torch/intersection.py",
+        _torch("tests/stages/test_intersection.py", "tests/stages/test_bands.py"),
         ("(high - 0.5).floor()", "(high - 1.5).floor()", "off by one in a tile bound"),
         ("band[1] - image_ids * tile_height", "band[1]", "a band's end ignored in later images"),
     ),
     *_in(
-        "host/soundness.py",
-        HOST,
-        ("within.all(1)", "within.any(1)", "a color that is bad for one camera let through"),
+        "kernels_torch/validation.py",
+        _torch("tests/stages/test_validation.py"),
+        ("within.all(1)", "within.any(1)", "a color that is invalid for one camera accepted"),
     ),
     *_in(
-        "spherical_harmonics.py",
-        STAGES,
+        "stages/shading.py",
+        _torch("tests/stages/test_shading.py"),
         ("(colors + 0.5).clamp_min(0.0)", "colors + 0.5", "negative colors not clamped"),
         ("t[..., 2, :] * xy) / det", "t[..., 2, :] * xy)", "camera center not divided by the determinant"),
     ),
     *_in(
-        "intersection.py",
-        STAGES,
+        "stages/intersection.py",
+        _torch("tests/stages/test_intersection.py"),
         ("(2**15 if short else 0)", "(2**14 if short else 0)", "bias of the short key does not match"),
         ("torch.where((radii > 0).all(-1), depths, torch.inf).argsort(stable=True)", "depths.argsort(descending=True)",
          "back to front"),
         ("bits = depths.detach().to(torch.float32)[pairs.flatten_ids]", "bits = depths.detach().to(torch.float32)[:1]",
-         "every pair's id has the first depth"),
+         "every intersection's id has the first depth"),
     ),
     *_in(
-        "compositing.py",
-        STAGES,
-        ("return render_colors, 1 - transmittances", "return render_colors, transmittances", "alpha is what is left"),
-        ("v_depths = v_features[:, -1]", "v_depths = v_features[:, 0]", "another channel's gradient for depth"),
+        "stages/compositing.py",
+        _torch("tests/stages/test_compositing.py"),
+        ("return render_colors, 1 - transmittances", "return render_colors, transmittances",
+         "transmittance returned as alpha"),
+        ("v_depths = v_features[:, -1]", "v_depths = v_features[:, 0]", "gradient of another channel taken for depth"),
         ("transmittances[..., None] * v_render_colors[..., :n_colors]", "v_render_colors[..., :n_colors]",
          "background's gradient not attenuated"),
         ("sum_by_id(v_rows, color_ids, colors.shape[0])", "v_rows[: colors.shape[0]]", "colors' gradients not summed"),
     ),
     *_in(
-        "memory.py",
-        STAGES,
-        ("if end - begin == 1:", "if end - begin <= 2:", "a band of two rows of tiles not split"),
-        ("n_pairs * self._pair_bytes", "n_pairs", "bytes a pair needs not counted"),
+        "stages/memory.py",
+        _torch("tests/stages/test_bands.py", "tests/stages/test_memory.py"),
+        ("if end - begin == 1:", "if end - begin <= 2:", "a band of two tile rows not split"),
+        ("n_pairs * self._pair_bytes", "n_pairs", "bytes per intersection not counted"),
         ("todo += [(middle, end), (begin, middle)]", "todo += [(begin, middle)]", "a band's second half lost"),
     ),
     *_in(
-        "validation.py",
-        STAGES,
-        ("bad = _exceeds(viewmats, 2) | ", "bad = ", "cameras that are not finite let through"),
-        ("(opacities < 0) | (opacities > 1)", "(opacities < 0)", "opacities above 1 not complained about"),
+        "stages/validation.py",
+        _torch("tests/stages/test_validation.py"),
+        ("bad = _exceeds(viewmats, 2) | ", "bad = ", "cameras that are not finite accepted"),
+        ("(opacities < 0) | (opacities > 1)", "(opacities < 0)", "opacities above 1 accepted"),
     ),
     *_in(
         "rasterization.py",
-        STAGES,
+        _torch("tests/test_rasterization.py"),
         ("near_plane=max(near_plane, preset.near_min)", "near_plane=near_plane", "the preset's near plane ignored"),
         ('compensate=rasterize_mode == "antialiased"', "compensate=False", "antialiasing ignored"),
         ("render_alphas.clamp_min(DEPTH_ALPHA_MIN)", "render_alphas.clamp_min(0.5)", "expected depth of thin pixels"),
         ("depths = rows.depths if", "depths = rows.depths * 2 if", "depth doubled"),
     ),
     *_in(
-        "kernels/photometric.py",
-        ("-m", "interpreter", *AROUND),
+        "kernels/image_loss.py",
+        ("-m", "interpreter", IMAGE_LOSS),
         ("2.0 * a * by_square", "a * by_square", "factor 2 of the square's gradient lost"),
         ("(place <= 2 * RADIUS)", "(place < 2 * RADIUS)", "the window's last tap lost"),
         ("(r < height - RADIUS)", "(r <= height - RADIUS)", "one window too many at the lower edge"),
     ),
     *_in(
         "kernels/adam.py",
-        ("-m", "interpreter", *AROUND),
-        ("place // width", "place", "visibility by value in place of row"),
+        ("-m", "interpreter", ADAM),
+        ("place // width", "place", "visibility indexed by element instead of Gaussian"),
         ("g * g * share_square", "g * share_square", "square of the gradient lost"),
     ),
     *_in(
-        "host/photometric.py",
-        ("-m", "not interpreter", *AROUND),
+        "kernels_torch/image_loss.py",
+        ("-m", "not interpreter", IMAGE_LOSS),
         ("(mean_x * ssim - mean_y * luminance)", "(mean_x * ssim)", "cross term of SSIM's gradient lost"),
     ),
     *_in(
         "strategies/operations.py",
-        ("-m", "not interpreter", *AROUND),
+        STRATEGIES,
         ("lambda moment: moment[~chosen]", "lambda moment: moment[: int((~chosen).sum())]",
-         "moments of other rows kept"),
-        ("both - math.log(1.6)", "both", "halves as large as the whole"),
+         "moments of other Gaussians kept"),
+        ("both - math.log(1.6)", "both", "scales of split Gaussians not reduced"),
     ),
     *_in(
         "strategies/default.py",
-        ("-m", "not interpreter", *AROUND),
+        STRATEGIES,
         ("0.5 * info", "info", "factor 1/2 of the screen's units lost"),
-        ("high & small, high & ~small", "high & ~small, high & small", "large ones cloned, small ones split"),
+        ("high & small, high & ~small", "high & ~small, high & small", "large Gaussians cloned, small ones split"),
     ),
     *_in(
         "strategies/mcmc.py",
-        ("-m", "not interpreter", *AROUND),
-        ("math.comb(k, j + 1)", "math.comb(k, j)", "off by one in the binomials of shared scales"),
+        STRATEGIES,
+        ("math.comb(k, j + 1)", "math.comb(k, j)", "off by one in the binomials of relocated scales"),
         ("(1 - params[\"opacities\"].detach().sigmoid()) - 0.995", "params[\"opacities\"].detach().sigmoid() - 0.995",
-         "noise for the opaque"),
+         "noise added to opaque Gaussians"),
     ),
     *_in(
-        "rows.py",
-        STAGES,
-        ("row_ids // (self.n_cameras * n_gaussians) * n_gaussians + ", "", "every batch has the first one's colors"),
-        ("ids.sort(stable=True)", "ids.sort(descending=True)", "sums of rows in the wrong places"),
+        "data.py",
+        _torch("tests/test_rasterization.py"),
+        ("row_ids // (self.n_cameras * n_gaussians) * n_gaussians + ", "", "every batch has the first batch's colors"),
+        ("ids.sort(stable=True)", "ids.sort(descending=True)", "sums of gradients at wrong indices"),
     ),
     *_in(
-        "distributed.py",
-        ("tests/test_distributed.py",),
+        "stages/exchange.py",
+        EXCHANGE,
         ("[0, *accumulate(ranks.n_gaussians)][:-1]", "[0] * ranks.size", "every rank's Gaussians counted from zero"),
         ("row_ids, order = (camera_ids", "row_ids, order = (-camera_ids", "cameras in another order"),
-        ("index_copy_(0, order, v)", "index_copy_(0, order.flip(0), v)", "gradients of other rows"),
+        ("index_copy_(0, order, v)", "index_copy_(0, order.flip(0), v)", "gradients of other projected Gaussians"),
         (".sum(0), None, None, None", "[ranks.rank], None, None, None", "other ranks' gradient of a camera lost"),
         ("torch.zeros_like(columns[0]) if absgrad is None else absgrad", "torch.zeros_like(columns[0])",
-         "absgrad lost on the way back"),
-        ("drawn.append(weakref.ref(means2d))", "drawn.append(lambda: means2d)", "a graph that holds on to itself"),
+         "absgrad lost in the backward exchange"),
+        ("drawn.append(weakref.ref(means2d))", "drawn.append(lambda: means2d)",
+         "reference cycle that keeps the graph alive"),
         ("any(wanted), any", "all(wanted), any", "no gradients unless every rank wants them"),
-        ('ranks.exchange_records([0] * 4, {"error": text})', "pass", "others not told of what was refused"),
-        ('        "grad mode": torch.is_grad_enabled(),\n', "", "a setting that is not compared"),
+        ('ranks.exchange_records([0] * 4, {"error": text})', "pass", "error not sent to other ranks"),
+        ('        "grad mode": torch.is_grad_enabled(),\n', "", "a setting not compared between ranks"),
     ),
 ]  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", type=int, help="so many, drawn at random; all of them if not given")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="those whose file or description contains this")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--write", action="store_true", help="write the figures down for the scoreboard")
+    parser.add_argument("--sample", type=int, help="number of mutants, drawn at random (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--only", help="mutants whose path or description contains this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--write", action="store_true", help="save the results for the scoreboard")
     arguments = parser.parse_args()
     chosen = [m for m in MUTANTS if not arguments.only or arguments.only in f"{m.path} {m.what}"]
     if arguments.sample:
@@ -299,7 +322,7 @@ def main() -> int:
                 survivors.append(mutant.name)
     print(f"{caught} of {len(chosen)} caught")
     if arguments.write:
-        # Those that were not run again keep their verdict.
+        # Mutants that were not run this time keep their verdict.
         older = json.loads(RESULTS.read_text()).get("mutants", {}).get("survivors", []) if RESULTS.exists() else []
         again, known = {m.name for m in chosen}, {m.name for m in MUTANTS}
         survivors += [name for name in older if name in known - again]
@@ -309,7 +332,7 @@ def main() -> int:
 
 
 def is_caught(mutant: Mutant) -> tuple[bool, float]:
-    """Whether a test fails on a copy of the package with this bug in it, and how long that took."""
+    """Runs the tests on a copy of the package with the bug. Returns whether one failed, and the seconds it took."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
@@ -338,9 +361,9 @@ def is_caught(mutant: Mutant) -> tuple[bool, float]:
                 command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT
             )
         except subprocess.TimeoutExpired:
-            # A test that never ends is one that fails.
+            # A test that hangs has failed.
             return True, time.perf_counter() - began
-    # 1: a test failed; anything else but 0 would be a harness that did not run.
+    # 1 means that a test failed, 0 that all passed, and anything else that the tests could not run.
     if found.returncode not in (0, 1):
         raise SystemExit(f"{mutant.name}: the tests did not run\n{found.stdout[-2000:]}{found.stderr[-500:]}")
     return found.returncode == 1, time.perf_counter() - began

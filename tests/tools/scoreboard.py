@@ -1,4 +1,4 @@
-"""Writes docs/reliability.md from the figures that long runs have left: `python -m tests.tools.scoreboard`."""
+"""Writes docs/reliability.md from the results of long runs: `python -m tests.tools.scoreboard`."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from tests.support.properties import PROPERTIES
 from tests.tools.fuzz import RESULTS
 
 PAGE = RESULTS.with_suffix(".md")
-BACKENDS = {"torch": "host path", "triton": "Triton kernels"}
+PLATFORMS = {"torch": "torch backend", "triton": "Triton kernels, interpreted", "gpu": "Triton kernels on a GPU"}
 
 HEAD = """# Reliability
 
-What was tried to break the rasterizer, and what came of it. `make scoreboard` repeats all of it and writes this page;
-`make test` runs a share of it every time, `make fuzz MINUTES=60` as much as one likes with new seeds. A case that fails
-is made simpler, saved under `tests/cases` and replayed by every run of the tests.
+Results of property-based tests of the rasterizer on random scenes. `make scoreboard` runs all of them and writes this
+page. `make test` runs a part of them, and `make fuzz MINUTES=60` runs them with new seeds for any length of time. A
+case that fails is simplified, saved under `tests/cases` and replayed by every run of the tests.
 
-A violation is a picture or gradient outside the tolerance policy (`tests/closeness.py`), a number that is not finite, a
-bit that differs where bits should not, or an error other than the documented one. What each property says is in
-`tests/properties.py`.
+A violation is an image or gradient outside the tolerance policy (`tests/support/closeness.py`), a value that is not
+finite, a bit that differs where results must be bit-exact, or an error other than the documented one. The properties
+are defined in `tests/support/properties.py`.
 
-| property | where | tried | violations | largest error over its bound | seed | machine | date |
+| property | platform | tried | violations | largest error over its bound | seed | machine | date |
 | --- | --- | ---: | ---: | ---: | ---: | --- | --- |
 """
 
 FOOT = """
-An error over its bound of 0 stands for a comparison of bits. The Triton kernels run in Triton's interpreter where the
-machine has no GPU, which shows their arithmetic but not the compiler's nor races.
+The largest error over its bound is 0 for properties that compare bits. On machines without a GPU, the Triton kernels
+run in Triton's interpreter, which tests their arithmetic but neither the compiled code nor races.
 """
 
 
 def page(records: dict[str, Any]) -> str:
-    """The page's text for the figures by name."""
-    rows = []
+    """Formats the page from the saved results, by name."""
+    lines = []
     for name in PROPERTIES:
-        for backend, where in (*BACKENDS.items(), ("gpu", "on a GPU")):
-            record = records.get(f"{name} ({backend})")
+        for platform, label in PLATFORMS.items():
+            record = records.get(f"{name} ({platform})")
             if record is None:
-                if backend == "gpu":
-                    rows.append(f"| {name} | {where} | not run | | | | | |")
+                if platform == "gpu":
+                    lines.append(f"| {name} | {label} | not run | | | | | |")
                 continue
-            rows.append(
-                f"| {name} | {where} | {record['tried']:,} | {record['violations']} | {record['worst']:.2f} | "
+            lines.append(
+                f"| {name} | {label} | {record['tried']:,} | {record['violations']} | {record['worst']:.2f} | "
                 f"{record['seed']} | {record['machine']} | {record['date']} |"
             )
-    text = HEAD + "\n".join(rows) + "\n" + FOOT
+    text = HEAD + "\n".join(lines) + "\n" + FOOT
     mutants = records.get("mutants")
     if mutants:
         text += f"""
 ## Mutants
 
-Small bugs seeded one by one into copies of the package (`tests/mutants.py`): a factor, a sign, a cross term, a dropped
-camera, an off-by-one. {mutants["caught"]} of {mutants["tried"]} were caught by the tests ({mutants["machine"]},
-{mutants["date"]}).
+Small bugs are seeded one by one into copies of the package (`tests/tools/mutants.py`): a wrong factor or sign, a
+missing cross term, a dropped camera, an off-by-one error. The tests caught {mutants["caught"]} of {mutants["tried"]}
+({mutants["machine"]}, {mutants["date"]}).
 """
         text += "".join(f"- survived: {survivor}\n" for survivor in mutants["survivors"])
     return text

@@ -305,7 +305,7 @@ def test_values_that_are_activated_already_are_refused_and_forced_end_in_the_gua
     assert torch.equal(forced.log_scales, twice.log_scales)
     # Each Gaussian covers every tile of a large picture, for which there is no memory here.
     monkeypatch.setattr("tsplat.stages.memory.free_memory", lambda device: 2**16)
-    monkeypatch.setattr("tsplat.stages.memory.UNQUESTIONED", 0)
+    monkeypatch.setattr("tsplat.stages.memory.UNCHECKED_BYTES", 0)
     view = capture.train[0]
     image = torch.zeros(600, 800, 3, dtype=torch.uint8)
     K = view.K * torch.tensor([[20.0], [20.0], [1.0]])

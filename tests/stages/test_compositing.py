@@ -1,0 +1,126 @@
+"""rasterize_to_pixels: images and gradients against the reference, channels, image sizes, masks, absgrad."""
+
+import pytest
+import torch
+
+import tsplat
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tests.support.closeness import assert_exact, assert_run_exact
+from tsplat import reference
+
+pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 8, 9, 17])
+def test_numbers_of_channels_match_reference(backend, channels):
+    scene = scenes.make(scenes.Structure(n=8, cameras=1, channels=channels, width=10, height=9, seed=channels))
+    assert_run_exact(scene, backend=backend, tile_size=8, channel_chunk=5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [(1, 1), (1, 17), (16, 16), (17, 15), (33, 4)])
+@pytest.mark.parametrize("tile_size", [4, 16])
+def test_image_sizes_off_the_tile_grid_match_reference(backend, size, tile_size):
+    structure = scenes.Structure(n=5, cameras=1, width=size[0], height=size[1], size=2.0, seed=1)
+    assert_run_exact(scenes.make(structure), backend=backend, tile_size=tile_size)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_saturated_pixels_match_reference(backend):
+    """Many opaque Gaussians in one tile: alpha is clamped, and pixels stop before the end of the list."""
+    scene = scenes.make(scenes.Structure(n=70, cameras=1, width=8, height=8, size=12.0, seed=2))
+    scene["opacities"] = 0.6 + 0.4 * scene["opacities"]
+    truth = reference.rasterize(**scene)
+    assert (truth.alphas > 0.999).any()
+    assert (truth.margins.clamp < 1).any()
+    assert_run_exact(scene, backend=backend, tile_size=8)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_intersections", [0, 1, 15, 16, 17, 33])
+def test_numbers_of_intersections_around_the_step_match_reference(backend, n_intersections, monkeypatch):
+    """M in {0, 1, step - 1, step, step + 1, 2 step + 1} intersections in one tile."""
+    if backend == "torch":
+        from tsplat.kernels_torch import compositing
+
+        monkeypatch.setattr(compositing, "BLOCK", 16)
+    generator = torch.Generator().manual_seed(n_intersections)
+
+    def uniform(*shape, low, high):
+        return low + (high - low) * torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    n = max(n_intersections, 1)
+    inputs = dict(
+        means2d=uniform(1, n, 2, low=-2.0, high=10.0),
+        conics=torch.cat([uniform(1, n, 1, low=0.02, high=0.4), uniform(1, n, 1, low=-0.01, high=0.01),
+                          uniform(1, n, 1, low=0.02, high=0.4)], -1),
+        colors=uniform(1, n, 3, low=0.0, high=1.0),
+        opacities=uniform(1, n, low=0.01, high=0.6),
+        backgrounds=uniform(1, 3, low=0.0, high=1.0),
+    )  # fmt: skip
+    flatten_ids = torch.arange(n_intersections, dtype=torch.int32)
+    offsets = torch.zeros(1, 1, 1, dtype=torch.int32)
+    results = []
+    for which in (backend, "reference"):
+        leaves = {name: t.clone().requires_grad_() for name, t in inputs.items()}
+        if which == "reference":
+            contributes = torch.arange(n)[None] < n_intersections
+            truth = reference.composite(
+                leaves["means2d"], leaves["conics"], leaves["opacities"], leaves["colors"], leaves["backgrounds"],
+                torch.arange(n)[None], contributes, 8, 7,
+            )  # fmt: skip
+            images = (truth.colors, truth.alphas[..., None])
+        else:
+            images = tsplat.rasterize_to_pixels(
+                image_width=8, image_height=7, tile_size=8, isect_offsets=offsets, flatten_ids=flatten_ids,
+                backend=backend, **leaves,
+            )  # fmt: skip
+        gradients = torch.autograd.grad(images, list(leaves.values()), scenes.random_like(images, 0))
+        results.append((*images, *gradients))
+    for name, found, expected in zip(("colors", "alphas", *inputs), *results):
+        assert_exact(name, found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_absgrad_sums_absolute_gradients_over_pixels(backend):
+    """Against one backward pass of the reference per pixel."""
+    for channels in (3, 11):
+        structure = scenes.Structure(n=4, cameras=1, channels=channels, width=6, height=5, size=1.5, seed=channels)
+        scene = scenes.make(structure)
+        for packed in (True, False):
+            inputs = scenes.leaves(scene)
+            colors, alphas, meta = tsplat.rasterization(
+                **inputs, absgrad=True, packed=packed, backend=backend, tile_size=4
+            )
+            v_colors, v_alphas = scenes.random_like((colors, alphas), 0)
+            torch.autograd.backward((colors, alphas), (v_colors, v_alphas))
+            truth = reference.rasterize(**scenes.leaves(scene))
+            loss = (truth.colors * v_colors).sum(-1) + (truth.alphas * v_alphas).sum(-1)
+            expected = torch.zeros_like(truth.projection.means2d)
+            for pixel in loss.flatten():
+                (gradient,) = torch.autograd.grad(pixel, truth.projection.means2d, retain_graph=True)
+                expected += gradient.abs()
+            if packed:
+                expected = expected[truth.projection.visible]
+            assert_exact("absgrad", meta["means2d"].absgrad, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masked_tiles_have_background_and_no_gradient(backend):
+    scene = scenes.make(scenes.Structure(n=20, cameras=1, seed=6), torch.float64)
+    _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=8, backend=backend)
+    masks = torch.ones(1, 3, 3, dtype=torch.bool)
+    masks[0, 0, 1] = False
+    inputs = {name: meta[name].clone().requires_grad_() for name in ("means2d", "conics", "opacities")}
+    colors = scene["colors"][None].clone().requires_grad_()
+    rendered, alphas = tsplat.rasterize_to_pixels(
+        image_width=21, image_height=19, tile_size=8, isect_offsets=meta["isect_offsets"], colors=colors,
+        flatten_ids=meta["flatten_ids"], backgrounds=scene["backgrounds"], masks=masks, backend=backend, **inputs,
+    )  # fmt: skip
+    assert torch.equal(rendered[0, :8, 8:16], scene["backgrounds"].expand(8, 8, 3))
+    assert not alphas[0, :8, 8:16].any()
+    assert alphas[0, :8, :8].any()
+    gradients = torch.autograd.grad(rendered[0, :8, 8:16].sum(), [*inputs.values(), colors])
+    assert not any(gradient.any() for gradient in gradients)

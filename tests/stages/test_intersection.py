@@ -1,0 +1,100 @@
+"""isect_tiles and isect_offset_encode: the tiles that each Gaussian intersects, their order and ids."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tsplat
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tsplat import reference
+
+pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_intersections_match_brute_force(backend):
+    """Every tile lists the Gaussians whose alpha is at least 1/255 at one of its pixel centers, and few others."""
+
+    @settings(max_examples=12 if backend == "triton" else 20)
+    @given(scenes.structures(max_n=12), st.sampled_from([4, 8, 16]), st.booleans())
+    def check(structure, tile_size, opaque):
+        assert_intersections_match_brute_force(structure, tile_size, opaque, backend)
+
+    check()
+
+
+def assert_intersections_match_brute_force(structure, tile_size, opaque, backend):
+    scene = scenes.make(structure)
+    if opaque:
+        scene["opacities"] = scene["opacities"] + 0.5  # above 1, where the rectangle would be too small
+    _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=tile_size, backend=backend)
+    truth = reference.project(
+        scene["means"], reference.covariances(scene["quats"], scene["scales"]) if scene["covars"] is None
+        else scene["covars"], scene["opacities"], scene["viewmats"], scene["Ks"], scene["width"], scene["height"],
+    )  # fmt: skip
+    rows, columns = -(-structure.height // tile_size), -(-structure.width // tile_size)
+    x = torch.arange(columns * tile_size, dtype=torch.float64) + 0.5
+    y = torch.arange(rows * tile_size, dtype=torch.float64) + 0.5
+    dx = x - truth.means2d[..., 0, None]
+    dy = y - truth.means2d[..., 1, None]
+    a, b, c = (t[..., None, None] for t in truth.conics.unbind(-1))
+    sigma = 0.5 * (a * dx[..., None, :] ** 2 + c * dy[..., :, None] ** 2) + b * dx[..., None, :] * dy[..., :, None]
+    alpha = truth.opacities[..., None, None] * torch.exp(-sigma) * truth.visible[..., None, None]
+    tiles = alpha.unflatten(-1, (columns, tile_size)).unflatten(-3, (rows, tile_size)).amax((-1, -3))
+    n_images = math.prod(structure.batch) * structure.cameras
+    tiles = tiles.reshape(n_images, structure.n, rows * columns).transpose(1, 2)  # [I, tiles, N]
+    listed = torch.zeros_like(tiles, dtype=torch.bool)
+    offsets = torch.cat([meta["isect_offsets"].flatten().long(), torch.tensor([meta["flatten_ids"].numel()])])
+    for image in range(n_images):
+        for tile in range(rows * columns):
+            at = image * rows * columns + tile
+            ids = meta["flatten_ids"][offsets[at] : offsets[at + 1]].long()
+            assert (ids // max(structure.n, 1) == image).all()
+            listed[image, tile, ids % max(structure.n, 1)] = True
+            depths = meta["depths"].flatten()[ids]
+            assert (depths.diff() >= 0).all()
+    needed = tiles >= 1 / 255
+    assert (listed | ~needed).all(), f"{int((needed & ~listed).sum())} intersections are missing"
+    # Other Gaussians are listed because of the margin for rounding, or reach 1/255 only between pixel centers.
+    assert int((listed & ~needed).sum()) <= 0.25 * int(needed.sum()) + 4
+    assert int(meta["tiles_per_gauss"].sum()) == meta["flatten_ids"].numel()
+
+
+def test_rectangles_match_gsplat():
+    """Tiles of mean +- radii, with edges that just touch, against counts made by hand."""
+    means2d = torch.tensor([[[8.0, 8.0], [15.9, 8.0], [40.0, 8.0], [8.0, 8.0]]])
+    radii = torch.tensor([[[8, 8], [1, 1], [3, 3], [0, 0]]], dtype=torch.int32)
+    tiles, ids, flatten_ids = tsplat.isect_tiles(means2d, radii, torch.tensor([[3.0, 2.0, 1.0, 1.0]]), 16, 2, 1)
+    assert tiles.tolist() == [[1, 2, 0, 0]]
+    assert flatten_ids.tolist() == [1, 0, 1]
+    assert (ids >> 32).tolist() == [0, 0, 1]
+    assert tsplat.isect_offset_encode(ids, 1, 2, 1).tolist() == [[[0, 2]]]
+    _, _, unsorted = tsplat.isect_tiles(means2d, radii, torch.tensor([[3.0, 2.0, 1.0, 1.0]]), 16, 2, 1, sort=False)
+    assert unsorted.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tile_height", [3, 250, 300])
+def test_ids_with_16_and_32_bit_keys(backend, tile_height):
+    """Sort keys are int16 for up to 65,536 tiles."""
+    generator = torch.Generator().manual_seed(0)
+    size = torch.tensor([250.0, tile_height]) * 4
+    means2d = torch.rand(1, 40, 2, generator=generator) * size
+    means2d[0, 0] = size - 1
+    radii = torch.full((1, 40, 2), 3, dtype=torch.int32)
+    depths = 1 + torch.rand(1, 40, generator=generator)
+    _, ids, flatten_ids = tsplat.isect_tiles(means2d, radii, depths, 4, 250, tile_height, backend=backend)
+    assert torch.equal(ids, ids.sort().values)
+    indices = flatten_ids.long()
+    assert torch.equal((ids & 0xFFFFFFFF).int().view(torch.float32), depths[0, indices])
+    tiles = ids >> 32
+    x, y = tiles % 250, tiles // 250
+    reach = (torch.stack([x, y], -1) * 4 + 2 - means2d[0, indices]).abs()
+    assert (reach < 3 + 2).all()
+    assert len(set(zip(tiles.tolist(), indices.tolist()))) == len(indices)
+    offsets = tsplat.isect_offset_encode(ids, 1, 250, tile_height)
+    assert offsets.flatten()[int(tiles[-1])] <= len(indices) - 1

@@ -1,0 +1,92 @@
+"""fully_fused_projection and quat_scale_to_covar_preci: outputs and gradients against the reference, overflow."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tsplat
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tests.support.closeness import assert_exact
+from tsplat import reference
+
+pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**31), compensate=st.booleans(), covars=st.booleans(), packed=st.booleans())
+def test_outputs_and_gradients_match_reference(backend, seed, compensate, covars, packed):
+    """The loss is on every output: means2d, depths, conics and compensations."""
+    scene = scenes.make(scenes.Structure(n=9, batch=(2,), seed=seed, covars=covars))
+    triangle = ((0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2))
+    results = []
+    for use_reference in (False, True):
+        leaves = scenes.leaves(scene)
+        upper = leaves["covars"][..., triangle[0], triangle[1]] if covars else None
+        shape = (leaves["viewmats"], leaves["Ks"], leaves["width"], leaves["height"])
+        if use_reference:
+            full = reference.covariances(leaves["quats"], leaves["scales"]) if not covars else leaves["covars"]
+            full = full.triu() + full.triu(1).transpose(-1, -2)
+            p = reference.project(leaves["means"], full, None, *shape, compensate=compensate)
+            outputs = [p.means2d, p.depths, p.conics, p.compensations]
+            radii = p.radii
+            if packed:
+                outputs, radii = [t[p.visible] for t in outputs], radii[p.visible]
+        else:
+            *ids, radii, means2d, depths, conics, compensations = tsplat.fully_fused_projection(
+                leaves["means"], upper, leaves["quats"], leaves["scales"], *shape,
+                packed=packed, calc_compensations=compensate, backend=backend,
+            )  # fmt: skip
+            assert len(ids) == (3 if packed else 0)
+            outputs = [means2d, depths, conics, compensations]
+        outputs = outputs[: 4 if compensate else 3]
+        wanted = [
+            leaves[name] for name in ("means", "quats", "scales", "covars", "viewmats") if leaves[name] is not None
+        ]
+        gradients = torch.autograd.grad(outputs, wanted, scenes.random_like(tuple(outputs), seed), allow_unused=True)
+        results.append((radii, *outputs, *gradients))
+    assert torch.equal(results[0][0], results[1][0])
+    for i, (found, expected) in enumerate(zip(results[0][1:], results[1][1:])):
+        assert_exact(f"output or gradient {i}", found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_overflowing_gradient_is_zeroed_and_infinite_gradient_kept(backend):
+    scene = scenes.make(scenes.Structure(n=4, cameras=2, width=20, height=20, size=0.01, seed=1), torch.float32)
+
+    def gradients(*v_depths_of_first):
+        """Of means, quats, scales and viewmats, given a huge gradient of the first conic, and one of its depth."""
+        inputs = {name: scene[name].clone().requires_grad_() for name in ("means", "quats", "scales", "viewmats")}
+        _, _, depths, conics, _ = tsplat.fully_fused_projection(
+            covars=None, Ks=scene["Ks"], width=20, height=20, eps2d=1e-3, backend=backend, **inputs
+        )
+        v_conics, v_depths = torch.ones_like(conics), torch.ones_like(depths)
+        if v_depths_of_first:
+            v_conics[:, 0] = 1e38
+            v_depths[:, 0] = v_depths_of_first[0]
+        return torch.autograd.grad((depths, conics), tuple(inputs.values()), (v_depths, v_conics))
+
+    clean, overflown, infinite = gradients(), gradients(1.0), gradients(math.inf)
+    for name, one, other in zip(("means", "quats", "scales"), clean, overflown):
+        assert not other[0].any(), name
+        assert torch.equal(one[1:], other[1:]), name
+    assert all(gradient.isfinite().all() for gradient in overflown)
+    assert not infinite[0][0].isfinite().all()
+
+
+def test_quat_scale_to_covar_preci():
+    generator = torch.Generator().manual_seed(0)
+    quats = torch.randn(4, 5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    scales = torch.rand(4, 5, 3, generator=generator, dtype=torch.float64) + 0.1
+    covars, precis = tsplat.quat_scale_to_covar_preci(quats, scales)
+    eye = torch.eye(3, dtype=torch.float64).expand(4, 5, 3, 3)
+    torch.testing.assert_close(covars @ precis, eye, rtol=0, atol=1e-11)
+    torch.testing.assert_close(torch.linalg.eigvalsh(covars).sqrt(), scales.sort(-1).values, rtol=1e-10, atol=0)
+    upper, none = tsplat.quat_scale_to_covar_preci(quats, scales, compute_preci=False, triu=True)
+    assert none is None
+    assert torch.equal(upper, covars[..., (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)])
+    assert torch.autograd.gradcheck(lambda q: tsplat.quat_scale_to_covar_preci(q, scales)[0], quats)

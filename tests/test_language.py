@@ -1,0 +1,167 @@
+"""The vocabulary of the project: one word for one concept, in code, documentation and tests.
+
+`RULES` lists expressions that are not used, each with the word to use instead. Names are searched word by word: neither
+`n_pairs` nor `PairList` passes. Exceptions are listed with their reason.
+"""
+
+import io
+import re
+import tokenize
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.paths import ROOT
+
+EVERYWHERE = ("tsplat/", "docs/", "tests/", "README.md", "CHANGELOG.md")
+KERNELS = ("tsplat/kernels/", "tsplat/kernels_torch/", "tsplat/triton_cpu/")
+SUFFIXES = {".py", ".md", ".sh"}
+THIS = "tests/test_language.py"
+
+
+class Rule(NamedTuple):
+    """A regular expression that is not used, and the word to use instead."""
+
+    pattern: str
+    instead: str
+    where: tuple[str, ...] = EVERYWHERE
+
+
+RULES = [
+    Rule(r"pairs?", "intersection, or reword"),
+    Rule(r"(?<!\.)items?", "intersection, or reword"),
+    Rule(r"tile row groups?", "band"),
+    Rule(r"(un)?sound(ness|ly)?", "valid, invalid"),
+    Rule(r"bad(ly)?", "invalid"),
+    Rule(r"(not|no|are no) (a )?numbers?", "not finite"),
+    Rule(r"cannot be drawn", "invalid"),
+    Rule(r"complain(s|ed|ing|ts?)?", "raise_if_invalid, check"),
+    Rule(r"hosts?", "torch backend"),
+    Rule(r"truths?", "reference; target for a ground truth image", ("tsplat/", "docs/", "README.md", "CHANGELOG.md")),
+    Rule(r"whole or not( at all)?", "atomic write"),
+    Rule(r"(go(es|ing|ne)?|went) on", "resume, continue"),
+    Rule(r"to the bit", "bit-exact, the same bits"),
+    Rule(r"(gives?|gave|given|giving|sends?|sent) (a |no |any )?signs?", "heartbeat"),
+    Rule(r"signs? of life|silen(ce|t)", "heartbeat, timeout"),
+    Rule(r"until all are here", "barrier"),
+    Rule(r"shar(e|ed|es|ing) out", "shard"),
+    Rule(r"anew", "again; reshard"),
+    Rule(r"teams?", "rank group, world_size"),
+    Rule(r"never (saw|seen)|has not seen", "held-out views, test views"),
+    Rule(r"seeds? of (everything|what|whatever)", "seed"),
+    Rule(r"for programs", "print JSON"),
+    Rule(r"owners?", "program", KERNELS),
+    Rule(r"pictures?", "image"),
+    Rule(r"films?", "video"),
+    Rule(r"ways|the way of", "reword"),
+    Rule(r"however many|as (many|much|often) as one likes", "any number of"),
+    Rule(r"(said|says?) so", "reword: what is raised or printed"),
+    Rule(r"not there yet", "not implemented"),
+    Rule(r"\w*(colour|favour|behaviour|neighbour)\w*", "American spelling: color, favor, behavior, neighbor"),
+    Rule(r"grey\w*|cent(re|res|red|ring)|metres?|analyse[sd]?", "American spelling: gray, center, meter, analyze"),
+    Rule(
+        r"\w*(normal|initial|quant|optim|organ|serial|visual|summar|minim|maxim|synchron|parallel|special|general|util|"
+        r"raster|local|linear|random|recogn|character|real)is(e|ed|es|er|ers|ing|ations?)",
+        "American spelling: -ize, -ization",
+    ),
+]
+
+
+class Allowed(NamedTuple):
+    """A place where an expression is allowed: a file, a pattern of its line, and the reason."""
+
+    path: str
+    line: str
+    reason: str
+
+
+EXCEPTIONS = [
+    Allowed("tests/kernels/test_compile.py", r"per_32_pairs", "key of saved benchmark records"),
+    Allowed("tests/conftest.py", r"\bitems?\b", "parameter of pytest's hook"),
+    Allowed("CHANGELOG.md", r"renamed|formerly|->|→", "the old name of something that was renamed"),
+]
+
+
+def files():
+    for path in sorted(ROOT.rglob("*")):
+        relative = path.relative_to(ROOT).as_posix()
+        if path.suffix in SUFFIXES and relative.startswith(EVERYWHERE) and relative != THIS:
+            yield path, relative
+
+
+def words(line):
+    """Separates the words of identifiers: n_pairs, nPairs -> n pairs."""
+    return re.sub(r"_+|(?<=[a-z0-9])(?=[A-Z])", " ", line)
+
+
+def find(pattern, lines):
+    expression = re.compile(rf"(?<![\w-])(?:{pattern})\b", re.IGNORECASE)
+    for number, line in enumerate(lines, 1):
+        match = expression.search(words(line))
+        if match:
+            yield number, line, match[0]
+
+
+def is_allowed(relative, line):
+    return any(relative == allowed.path and re.search(allowed.line, line) for allowed in EXCEPTIONS)
+
+
+TEXTS = {relative: path.read_text().splitlines() for path, relative in files()}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.instead)
+def test_word_is_not_used(rule):
+    problems = [
+        f"{relative}:{number}: {match!r}: use {rule.instead}"
+        for relative, lines in TEXTS.items()
+        if relative.startswith(rule.where)
+        for number, line, match in find(rule.pattern, lines)
+        if not is_allowed(relative, line)
+    ]
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
+def test_names_of_files():
+    patterns = [rule.pattern for rule in RULES if rule.where == EVERYWHERE]
+    problems = [
+        f"{relative}:1: {match!r} in the file's name"
+        for relative in TEXTS
+        for pattern in patterns
+        for _, _, match in find(pattern, [relative.rpartition("/")[2].removesuffix(".py")])
+    ]
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
+def test_truth_in_tests_is_only_a_local_variable():
+    problems = []
+    for relative, lines in TEXTS.items():
+        if not (relative.startswith("tests/") and relative.endswith(".py")):
+            continue
+        previous = ""
+        for token in tokenize.generate_tokens(io.StringIO("\n".join(lines) + "\n").readline):
+            is_text = token.type == tokenize.COMMENT or (
+                token.type == tokenize.STRING and not token.string.lower().startswith(("f", "rf"))
+            )
+            is_definition = previous in ("def", "class")
+            if (is_text or is_definition) and re.search(r"\btruths?\b", words(token.string), re.IGNORECASE):
+                problems.append(f"{relative}:{token.start[0]}: 'truth': use reference")
+            previous = token.string
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("n_pairs = 3", True),
+        ("class PairList:", True),
+        ("itertools.pairwise(x)", False),
+        ("loss.item()", False),
+        ("for item in gaussians:", True),
+        ("for k, v in state.items():", False),
+    ],
+)
+def test_identifiers_are_searched_word_by_word(line, found):
+    assert any(list(find(rule.pattern, [line])) for rule in RULES) == found
