@@ -14,7 +14,7 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
-from .config import Backend, Numerics
+from .config import DEFAULT_NUMERICS, Backend, Numerics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +33,14 @@ class ProjectionSettings:
 
     width: int
     height: int
-    eps2d: float
-    near_plane: float
-    far_plane: float
-    radius_clip: float
-    antialiased: bool
-    packed: bool
-    numerics: Numerics
-    backend: Backend
+    eps2d: float = 0.3
+    near_plane: float = 0.01
+    far_plane: float = 1e10
+    radius_clip: float = 0.0
+    antialiased: bool = False
+    packed: bool = False
+    numerics: Numerics = DEFAULT_NUMERICS
+    backend: Backend = "auto"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tsplat import reference
+from tsplat.data import ProjectionSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 
@@ -34,7 +35,8 @@ def assert_intersections_match_brute_force(structure, tile_size, opaque, backend
     _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=tile_size, backend=backend)
     truth = reference.project(
         scene["means"], reference.covariances(scene["quats"], scene["scales"]) if scene["covars"] is None
-        else scene["covars"], scene["opacities"], scene["viewmats"], scene["Ks"], scene["width"], scene["height"],
+        else scene["covars"], scene["opacities"], scene["viewmats"], scene["Ks"],
+        ProjectionSettings(scene["width"], scene["height"]),
     )  # fmt: skip
     rows, columns = -(-structure.height // tile_size), -(-structure.width // tile_size)
     x = torch.arange(columns * tile_size, dtype=torch.float64) + 0.5

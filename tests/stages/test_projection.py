@@ -12,6 +12,7 @@ from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import reference
+from tsplat.data import ProjectionSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 
@@ -31,7 +32,8 @@ def test_outputs_and_gradients_match_reference(backend, seed, compensate, covars
         if use_reference:
             full = reference.covariances(leaves["quats"], leaves["scales"]) if not covars else leaves["covars"]
             full = full.triu() + full.triu(1).transpose(-1, -2)
-            p = reference.project(leaves["means"], full, None, *shape, compensate=compensate)
+            settings = ProjectionSettings(leaves["width"], leaves["height"], antialiased=compensate)
+            p = reference.project(leaves["means"], full, None, leaves["viewmats"], leaves["Ks"], settings)
             outputs = [p.means2d, p.depths, p.conics, p.compensations]
             radii = p.radii
             if packed:
