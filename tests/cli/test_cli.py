@@ -112,7 +112,7 @@ def test_info_counts(model, capsys):
     assert re.search(r"^lowest +-1 0 0$", out, re.MULTILINE)
     assert cli.main(["info", str(model), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["count"], found["sh_degree"], found["antialiased"], found["unsound"]) == (3, 3, False, 0)
+    assert (found["count"], found["sh_degree"], found["antialiased"], found["n_invalid"]) == (3, 3, False, 0)
 
 
 def test_a_checkpoint_that_looks_activated_can_be_forced(tmp_path, capsys):
@@ -158,7 +158,7 @@ BAD = [
     (["render", "missing.ply", "--out", "a.png"], "missing.ply: No such file"),
     (["render", ".", "--out", "a.png"], r"\.: the folder has neither meta\.json"),
     (["render", "a.ksplat", "--out", "a.png"], "ksplat is not implemented"),
-    (["render", "unknown.bin", "--out", "a.png"], "not a model that is known"),
+    (["render", "unknown.bin", "--out", "a.png"], "unknown model format"),
     (["convert", "{model}"], "OUT"),
     (["convert", "{model}", "a.obj"], "cannot tell the format"),
     (["convert", "{model}", "a.spz"], "not implemented"),

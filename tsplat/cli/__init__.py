@@ -209,14 +209,14 @@ def _prepare(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             on_progress=show,
         )
-    total = len(found.registered) + len(found.left_out)
+    total = len(found.registered) + len(found.unregistered)
     print(
         f"registered {len(found.registered)} of {total} photographs; {found.n_points} points, "
         f"mean reprojection error {found.error:.2f} px"
     )
-    if found.left_out:
-        more = f" and {len(found.left_out) - 5} more" if len(found.left_out) > 5 else ""
-        print(f"left out {', '.join(found.left_out[:5])}{more}")
+    if found.unregistered:
+        more = f" and {len(found.unregistered) - 5} more" if len(found.unregistered) > 5 else ""
+        print(f"left out {', '.join(found.unregistered[:5])}{more}")
     if found.n_models > 1:
         print(f"{found.n_models} models that do not connect were found; the largest is kept")
     print(f"written to {arguments.out}: images/, sparse/0/")
@@ -264,14 +264,15 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    from ..scene import guess_up, intrinsics, look_at, look_at_all, orbit_around, read_cameras, spiral_at
+    from ..scene import intrinsics, look_at
     from ..scene.images import write_png
     from ..support.extras import require
     from ..support.files import output_folder
     from ..training import open_model, pick_device
     from ..training.display import track
     from ..viewing.films import check_film, frames_of, write_frames
-    from ..viewing.trajectories import Camera
+    from ..viewing.framing import guess_up, look_at_all
+    from ..viewing.trajectories import Camera, orbit_around, read_cameras, spiral_at
 
     require("PIL")
     trajectory, out = arguments.trajectory, arguments.out
@@ -282,10 +283,10 @@ def _render(arguments: argparse.Namespace) -> int:
     device, _ = pick_device(arguments.backend)
     width, height = arguments.width, arguments.height
     gaussians = open_model(arguments.model, force=arguments.force)
-    unsound = int((~gaussians.sound).sum())
+    unsound = int((~gaussians.valid).sum())
     if unsound:
         print(f"left out {unsound} of {len(gaussians)} Gaussians, whose values are not numbers")
-        gaussians = gaussians.map(lambda tensor, sound=gaussians.sound: tensor[sound])  # type: ignore[misc]
+        gaussians = gaussians.map(lambda tensor, valid=gaussians.valid: tensor[valid])  # type: ignore[misc]
     if trajectory not in (None, "orbit", "spiral"):
         cameras = read_cameras(trajectory)
     else:
@@ -319,12 +320,12 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from ..scene import lost_in, write_model
+    from ..scene import lost_on_write, write_model
     from ..training import open_model
 
     gaussians = open_model(arguments.model, force=arguments.force)
     write_model(arguments.out, gaussians)
-    lost = lost_in(arguments.out, gaussians)
+    lost = lost_on_write(arguments.out, gaussians)
     print(f"wrote {len(gaussians)} Gaussians to {arguments.out}" + (f"; lost: {', '.join(lost)}" if lost else ""))
     return 0
 

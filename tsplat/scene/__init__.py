@@ -1,46 +1,57 @@
-"""Scenes: the parameters of Gaussians, photographs with cameras, and the files that both come from."""
+"""Scenes: Gaussians, cameras and images in memory, and reading and writing them.
+
+- :mod:`~tsplat.scene.gaussians`, :mod:`~tsplat.scene.cameras`, :mod:`~tsplat.scene.images`: the data itself.
+- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, SPZ, SOG, checkpoints).
+- :mod:`~tsplat.scene.capture`: posed photographs on disk (COLMAP, ``transforms.json``) and how to make them.
+- :mod:`~tsplat.scene.summary`: counts, bounds and quantiles of a model.
+"""
 
 from ..errors import FileError, MissingExtraError
-from ..viewing.framing import guess_up, look_at_all
-from ..viewing.trajectories import Camera, orbit_around, read_cameras, spiral_at
 from .cameras import intrinsics, look_at, orbit
-from .capture.captures import Capture, View
-from .capture.colmap import read_colmap
-from .capture.normalization import normalize_capture
-from .capture.prepare import Prepared, prepare
-from .capture.procedural import procedural_capture
-from .capture.reading import read_capture
-from .capture.transforms import read_transforms
-from .formats.models import lost_in, read_model, write_model
-from .formats.ply import read_ply, write_ply
-from .formats.sog import read_sog
-from .formats.splat import read_splat, write_splat
-from .formats.spz import read_spz
-from .formats.torch_checkpoints import read_torch_checkpoint
-from .gaussians import ActivatedError, Gaussians
+from .capture import (
+    Capture,
+    Color,
+    Prepared,
+    View,
+    normalize_capture,
+    prepare,
+    procedural_capture,
+    read_capture,
+    read_colmap,
+    read_transforms,
+)
+from .formats import (
+    lost_on_write,
+    read_model,
+    read_ply,
+    read_sog,
+    read_splat,
+    read_spz,
+    read_torch_checkpoint,
+    write_model,
+    write_ply,
+    write_splat,
+)
+from .gaussians import AlreadyActivatedError, Gaussians
 from .summary import Summary, summarize
 
 __all__ = [
-    "ActivatedError",
-    "Camera",
+    "AlreadyActivatedError",
     "Capture",
+    "Color",
     "FileError",
     "Gaussians",
     "MissingExtraError",
     "Prepared",
     "Summary",
     "View",
-    "guess_up",
     "intrinsics",
     "look_at",
-    "look_at_all",
-    "lost_in",
+    "lost_on_write",
     "normalize_capture",
     "orbit",
-    "orbit_around",
     "prepare",
     "procedural_capture",
-    "read_cameras",
     "read_capture",
     "read_colmap",
     "read_model",
@@ -50,7 +61,6 @@ __all__ = [
     "read_spz",
     "read_torch_checkpoint",
     "read_transforms",
-    "spiral_at",
     "summarize",
     "write_model",
     "write_ply",

@@ -1,4 +1,4 @@
-"""What one sees while something goes on in stages: a bar for each in a terminal, a few lines elsewhere."""
+"""Progress displays: bars in a terminal, a few printed lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from collections.abc import Callable, Iterator
 
 from .extras import require
 
-LINES = 4
-"""Lines a stage prints where there is no terminal."""
+LINES_PER_STAGE = 4
+"""Lines printed per stage when stdout is not a terminal."""
 
-Show = Callable[[str, int, int], None]
+OnStage = Callable[[str, int, int], None]
+"""Called with the name of the stage, the amount done, and the total."""
 
 
 @contextlib.contextmanager
-def stage_display() -> Iterator[Show]:
-    """A callback that shows the stage it is given, how much of how much is done, and the time it took so far.
+def stage_display() -> Iterator[OnStage]:
+    """Displays the progress of work that runs in named stages.
+
+    Yields:
+        A callback ``(stage, done, total)`` that updates the display. A new stage name starts a new bar.
 
     Raises:
-        MissingExtraError: rich is not installed, and stdout is a terminal.
+        MissingExtraError: stdout is a terminal, and rich is not installed.
     """
     with _bars() if sys.stdout.isatty() else _lines() as show:
         yield show
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator[Show]:
+def _bars() -> Iterator[OnStage]:
     require("rich")
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -44,17 +48,19 @@ def _bars() -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines() -> Iterator[Show]:
-    start, shown, due = time.perf_counter(), "", 0.0
+def _lines() -> Iterator[OnStage]:
+    start, current, next_line = time.perf_counter(), "", 0.0
 
     def show(stage: str, done: int, total: int) -> None:
-        nonlocal start, shown, due
-        if stage != shown:
-            start, shown, due = time.perf_counter(), stage, total / LINES
-        if done < due:
+        nonlocal start, current, next_line
+        if stage != current:
+            start, current, next_line = time.perf_counter(), stage, total / LINES_PER_STAGE
+        if done < next_line:
             return
-        # Past what is done; past the end once that is shown.
-        due = (done * LINES // max(total, 1) + 1) * total / LINES if done < total else total + 1
+        # The next line is due at the next multiple of total / LINES_PER_STAGE; after the last one, never.
+        next_line = (done * LINES_PER_STAGE // max(total, 1) + 1) * total / LINES_PER_STAGE
+        if done >= total:
+            next_line = total + 1
         print(f"{stage:9} {done}/{total}  {time.perf_counter() - start:.0f} s", flush=True)
 
     yield show

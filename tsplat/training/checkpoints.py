@@ -165,7 +165,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
 
     Raises:
         CheckpointError: A file is missing, cut short or changed, or holds what it should not.
-        ActivatedError: Values that look as if they had been through their activation already.
+        AlreadyActivatedError: Values that look as if they had been through their activation already.
         MissingExtraError: safetensors is not installed.
     """
     require("safetensors")
@@ -191,7 +191,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
         config = from_json(manifest["config"], str(path / MANIFEST))
         checkpoint = Checkpoint(manifest["step"], gaussians, tensors, manifest["figures"], config)
     if not force:
-        gaussians.check_raw(str(path))
+        gaussians.check_not_activated(str(path))
     return checkpoint
 
 
@@ -207,7 +207,7 @@ def read_newest(folder: str | os.PathLike[str], *, force: bool = False) -> tuple
 
     Raises:
         CheckpointError: None is whole.
-        ActivatedError: As :func:`read_checkpoint`.
+        AlreadyActivatedError: As :func:`read_checkpoint`.
     """
     folder = Path(folder)
     if (folder / MANIFEST).is_file() or NAME.fullmatch(folder.name):

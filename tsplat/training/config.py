@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from ..arguments import check_choice, check_size
 from ..errors import ArgumentError, FileError
-from ..scene.capture.captures import Color
+from ..scene.capture.views import Color
 from ..stages.backend import Backend
 from ..strategies import DefaultStrategy, MCMCStrategy
 

@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..arguments import check_choice
-from ..scene.capture.captures import Color, View
+from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
 from ..stages.backend import Backend
 from ..support.extras import require

@@ -91,7 +91,7 @@ def weighted_quantile(values: Tensor, weights: Tensor, q: float) -> Tensor:
 
 def _visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     """Centers [M, 3] and what they count [M], fp64 on the CPU."""
-    seen = gaussians.map(lambda tensor: tensor.detach()[gaussians.sound].double().cpu())
+    seen = gaussians.map(lambda tensor: tensor.detach()[gaussians.valid].double().cpu())
     sizes = seen.scales.sort(-1).values[:, 1:].prod(-1).sqrt()
     # A backdrop of a few huge Gaussians shall not outweigh the model before it.
     most = weighted_quantile(sizes, torch.ones_like(sizes), 0.9) if len(seen) else sizes.sum()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..rasterization import rasterization
-from ..scene.capture.captures import Color
+from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 from ..stages.backend import Backend
 

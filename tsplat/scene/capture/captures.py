@@ -1,4 +1,4 @@
-"""Captures in whatever form a folder has them."""
+"""Reading a capture from a folder, whatever its format."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from ...errors import FileError
-from .captures import Capture, Color
 from .colmap import TEST_EVERY, read_colmap
 from .normalization import normalize_capture
-from .shots import OnProgress
+from .photographs import OnProgress
 from .transforms import has_transforms, read_transforms
+from .views import Capture, Color
 
 
 def read_capture(
@@ -23,17 +23,18 @@ def read_capture(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Capture:
-    """Reads a folder by what is in it: ``sparse/0/`` by :func:`read_colmap`, else by :func:`read_transforms`.
+    """Reads a capture: with :func:`read_colmap` if the folder has ``sparse/0/``, else with :func:`read_transforms`.
 
     Args:
-        folder: A folder in which, where it has both, COLMAP's model comes first; or a ``transforms.json`` itself.
-        downscale, test_every, background, on_progress: As for both.
-        normalize: Whether to apply :func:`normalize_capture`; ``world`` of the result leads from the files' frame.
-        seed: Of the points that :func:`read_transforms` draws where there are none; COLMAP's are not drawn.
+        folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP is preferred), or the path of a
+            ``transforms.json``.
+        downscale, test_every, background, on_progress: See :func:`read_colmap` and :func:`read_transforms`.
+        normalize: Whether to apply :func:`normalize_capture`.
+        seed: Random seed of the initial points that :func:`read_transforms` draws if the file has none.
 
     Raises:
-        FileError: There is nothing of that in the folder, or as both.
-        UnsupportedError, ArgumentError, MissingExtraError: As both.
+        FileError: The folder has neither format, or see the two functions.
+        UnsupportedError, ArgumentError, MissingExtraError: See the two functions.
     """
     folder = Path(folder)
     if (folder / "sparse" / "0").is_dir():
@@ -44,7 +45,7 @@ def read_capture(
         raise FileError(f"{folder}: no such folder")
     else:
         raise FileError(
-            f"{folder}: no cameras found; looked for sparse/0/ beside images/ (COLMAP), transforms_train.json and "
-            "transforms.json; from photographs alone, make them with: tsplat prepare PHOTOS --out SCENE"
+            f"{folder}: no cameras found; expected sparse/0/ and images/ (COLMAP), transforms_train.json or "
+            "transforms.json; to compute cameras from photographs, run: tsplat prepare PHOTOS --out SCENE"
         )
     return normalize_capture(capture)[0] if normalize else capture

@@ -1,4 +1,4 @@
-"""Photographs with their cameras, and the points that training starts from."""
+"""Views and captures: images with their cameras, and the points that training starts from."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ Color = tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """A picture and the pinhole camera that took it.
+    """An image and its pinhole camera.
 
     Attributes:
-        name: The picture's name, for people.
+        name: Name of the image.
         image: [H, W, 3] uint8 RGB.
-        viewmat: [4, 4] world to camera; cameras look along +z, x right, y down.
+        viewmat: [4, 4] world to camera; x right, y down, z forward.
         K: [3, 3] intrinsics in pixels of ``image``; pixel centers lie at +0.5.
-        mask: [H, W] bool, True where the picture counts; everywhere where None.
-        sparse: [P, 3] sparse points seen in the picture: pixel x and y as in ``K``, and depth z in the camera's frame.
-        camera_id: Index of the physical camera; pictures with the same one share lens and exposure.
+        mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
+        sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
+        camera_id: Index of the physical camera. Images of one camera share lens and exposure.
 
     Raises:
-        ArgumentError: Shapes or an element type that do not fit, values that are not finite, or a focal length that is
-            not positive.
+        ArgumentError: A shape or dtype does not match, a value is not finite, or a focal length is not positive.
     """
 
     name: str
@@ -42,24 +41,26 @@ class View:
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
             found = f"{self.image.dtype} {list(self.image.shape)}"
-            raise ShapeError(f"image: expected uint8 [H, W, 3], found {found} in view {self.name!r}")
+            raise ShapeError(f"image: expected torch.uint8 [H, W, 3], found {found} in view {self.name!r}")
         for name, tensor, size in (("viewmat", self.viewmat, 4), ("K", self.K, 3)):
             if tensor.shape != (size, size):
                 found = str(list(tensor.shape))
                 raise ShapeError(f"{name}: expected [{size}, {size}], found {found} in view {self.name!r}")
             if not tensor.isfinite().all():
-                raise ArgumentError(f"{name}: found values that are not finite in view {self.name!r}; check its camera")
+                raise ArgumentError(
+                    f"{name}: expected finite values, found NaN or infinity in view {self.name!r}; check its camera"
+                )
         if not (self.K[0, 0] > 0 and self.K[1, 1] > 0):
             raise ArgumentError(f"K: expected positive focal lengths, found {self.K.tolist()} in view {self.name!r}")
         if self.mask is not None and (self.mask.dtype != torch.bool or self.mask.shape != self.image.shape[:2]):
             found = f"{self.mask.dtype} {list(self.mask.shape)}"
             raise ShapeError(
-                f"mask: expected bool {list(self.image.shape[:2])} as image, found {found} in view {self.name!r}"
+                f"mask: expected torch.bool {list(self.image.shape[:2])} as image, found {found} in view {self.name!r}"
             )
         if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
             raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
         if self.camera_id < 0:
-            raise ArgumentError(f"camera_id: expected an index, found {self.camera_id} in view {self.name!r}")
+            raise ArgumentError(f"camera_id: expected a nonnegative int, found {self.camera_id} in view {self.name!r}")
 
     @property
     def width(self) -> int:
@@ -71,10 +72,11 @@ class View:
 
     @property
     def pixels(self) -> Tensor:
-        """The picture as fp32 in [0, 1], [H, W, 3]."""
+        """[H, W, 3] the image as fp32 in [0, 1]."""
         return self.image.float() / 255
 
     def to(self, device: torch.device | str) -> View:
+        """Returns a copy on another device."""
         return dataclasses.replace(
             self,
             image=self.image.to(device),
@@ -87,16 +89,16 @@ class View:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Capture:
-    """What a scene is trained from and judged by.
+    """Training views, test views and initial points of a scene.
 
     Attributes:
-        train: Views to fit.
-        test: Views held out.
-        points: [P, 3] surface points, world frame.
-        colors: [P, 3] their RGB in [0, 1].
-        background: RGB behind everything, in [0, 1].
-        world: [4, 4] fp64 on the CPU, from the frame of the files to that of the capture: a rotation times one scale,
-            and a translation. Its inverse takes what was made of the capture back to the files' frame.
+        train: Training views.
+        test: Held-out views.
+        points: [P, 3] initial points, world frame.
+        colors: [P, 3] colors of the points, RGB in [0, 1].
+        background: Background color, RGB in [0, 1].
+        world: [4, 4] fp64 on the CPU, the similarity transform from the world frame of the files to that of the
+            capture. Its inverse maps a trained model back to the frame of the files.
 
     Raises:
         ShapeError: ``world`` is not [4, 4].
@@ -114,6 +116,7 @@ class Capture:
             raise ShapeError(f"world: expected [4, 4], found {list(self.world.shape)}")
 
     def to(self, device: torch.device | str) -> Capture:
+        """Returns a copy on another device; ``world`` stays on the CPU."""
         return dataclasses.replace(
             self,
             train=tuple(view.to(device) for view in self.train),
