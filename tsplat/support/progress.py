@@ -1,37 +1,38 @@
-"""Progress displays: bars in a terminal, a few printed lines elsewhere."""
+"""Progress displays: bars in a terminal, a few lines of text elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from .extras import require
 
-LINES_PER_STAGE = 4
-"""Lines printed per stage when stdout is not a terminal."""
+STAGE_LINES = 4
+"""Lines printed per stage without a terminal."""
 
-OnStage = Callable[[str, int, int], None]
-"""Called with the name of the stage, the amount done, and the total."""
+TRACK_LINES = 10
+"""Lines that :func:`track` prints without a terminal."""
+
+Item = TypeVar("Item")
+Show = Callable[[str, int, int], None]
 
 
 @contextlib.contextmanager
-def stage_display() -> Iterator[OnStage]:
-    """Displays the progress of work that runs in named stages.
-
-    Yields:
-        A callback ``(stage, done, total)`` that updates the display. A new stage name starts a new bar.
+def stage_display() -> Iterator[Show]:
+    """Yields a callback `show(stage, done, total)` that displays the progress and elapsed time of each stage.
 
     Raises:
-        MissingExtraError: stdout is a terminal, and rich is not installed.
+        MissingExtraError: rich is not installed and stdout is a terminal.
     """
     with _bars() if sys.stdout.isatty() else _lines() as show:
         yield show
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator[OnStage]:
+def _bars() -> Iterator[Show]:
     require("rich")
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -48,19 +49,35 @@ def _bars() -> Iterator[OnStage]:
 
 
 @contextlib.contextmanager
-def _lines() -> Iterator[OnStage]:
-    start, current, next_line = time.perf_counter(), "", 0.0
+def _lines() -> Iterator[Show]:
+    start, shown, due = time.perf_counter(), "", 0.0
 
     def show(stage: str, done: int, total: int) -> None:
-        nonlocal start, current, next_line
-        if stage != current:
-            start, current, next_line = time.perf_counter(), stage, total / LINES_PER_STAGE
-        if done < next_line:
+        nonlocal start, shown, due
+        if stage != shown:
+            start, shown, due = time.perf_counter(), stage, total / STAGE_LINES
+        if done < due:
             return
-        # The next line is due at the next multiple of total / LINES_PER_STAGE; after the last one, never.
-        next_line = (done * LINES_PER_STAGE // max(total, 1) + 1) * total / LINES_PER_STAGE
-        if done >= total:
-            next_line = total + 1
+        # The next line; past the end once the last line is printed.
+        due = (done * STAGE_LINES // max(total, 1) + 1) * total / STAGE_LINES if done < total else total + 1
         print(f"{stage:9} {done}/{total}  {time.perf_counter() - start:.0f} s", flush=True)
 
     yield show
+
+
+def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
+    """Yields the items and displays how many of `total` are done.
+
+    Raises:
+        MissingExtraError: rich is not installed and stdout is a terminal.
+    """
+    if sys.stdout.isatty():
+        require("rich")
+        from rich.progress import track as bar
+
+        yield from bar(items, label, total)
+        return
+    for i, item in enumerate(items, 1):
+        yield item
+        if i * TRACK_LINES // total > (i - 1) * TRACK_LINES // total:
+            print(f"{label} {i}/{total}", flush=True)

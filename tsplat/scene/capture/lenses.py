@@ -17,7 +17,7 @@ from torch.nn.functional import grid_sample
 from ...errors import ArgumentError
 from ...support.extras import require
 
-BAND_PIXELS = 1 << 20
+CHUNK_PIXELS = 1 << 20
 """Pixels sampled at a time, which limits the memory that large images need."""
 
 
@@ -93,7 +93,7 @@ class Undistortion:
         self.has_source = torch.empty(height, width, dtype=torch.bool)
         scale = np.array([width / lens.width, height / lens.height])
         x = (np.arange(width) + 0.5 - float(self.K[0, 2])) / float(self.K[0, 0])
-        for rows in _bands(width, height):
+        for rows in _row_chunks(width, height):
             y = (np.arange(rows.start, rows.stop) + 0.5 - float(self.K[1, 2])) / float(self.K[1, 1])
             directions = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0), -1).reshape(-1, 3)
             near = directions[:, 0] ** 2 + directions[:, 1] ** 2 < _max_squared_radius(lens)
@@ -112,13 +112,13 @@ class Undistortion:
         if image.shape[:2] != self.has_source.shape:
             raise ArgumentError(f"image: expected {width}x{height} pixels, found {image.shape[1]}x{image.shape[0]}")
         result = torch.empty_like(image)
-        for rows in _bands(width, height):
+        for rows in _row_chunks(width, height):
             sources = self._sources[rows]
             source_y = sources[..., 1][self.has_source[rows]]
             if not len(source_y):
                 result[rows] = 0
                 continue
-            # Image rows that this band samples, and one more on each side for the interpolation.
+            # Image rows that this chunk samples, and one more on each side for the interpolation.
             first = max(int(source_y.min()) - 1, 0)
             last = min(int(source_y.max()) + 2, height)
             grid = torch.stack(
@@ -138,7 +138,7 @@ def _max_squared_radius(lens: Lens) -> float:
     return min((float(root.real) for root in roots if root.real > 0 and abs(root.imag) < 1e-12), default=math.inf)
 
 
-def _bands(width: int, height: int) -> list[slice]:
-    """Splits image rows into bands of about :data:`BAND_PIXELS` pixels."""
-    step = max(1, BAND_PIXELS // width)
+def _row_chunks(width: int, height: int) -> list[slice]:
+    """Splits image rows into chunks of about :data:`CHUNK_PIXELS` pixels."""
+    step = max(1, CHUNK_PIXELS // width)
     return [slice(start, min(start + step, height)) for start in range(0, height, step)]

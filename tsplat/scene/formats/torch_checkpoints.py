@@ -193,10 +193,10 @@ def _select_gsplat(path: Path, splats: dict[Any, Any]) -> dict[str, Tensor]:
 
 def _check_consistent(paths: Sequence[Path], steps: Sequence[int | None], parts: Sequence[dict[str, Tensor]]) -> None:
     """Checks that the files of several ranks belong to one checkpoint."""
-    shapes = [list(part["shN"].shape[1:]) for part in parts]
+    shapes = [", ".join(["N", *map(str, part["shN"].shape[1:])]) for part in parts]
     for path, step, shape in zip(paths, steps, shapes):
         if step != steps[0] or shape != shapes[0]:
             raise FileError(
-                f"{path}: expected step {steps[0]} and shN [N, {shapes[0]}] as in {paths[0]}, found step {step} and "
-                f"shN [N, {shape}]; the files belong to different checkpoints"
+                f"{path}: expected step {steps[0]} and shN [{shapes[0]}] as in {paths[0]}, found step {step} and "
+                f"shN [{shape}]; the files belong to different checkpoints"
             )
