@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.scene.capture.test_colmap import write_scene
+from tests.support.captures import write_scene
 from tests.support.paths import MODELS
 from tsplat import cli
 from tsplat.scene import Gaussians, read_ply, write_ply
