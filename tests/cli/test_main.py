@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.scene.capture.test_colmap import write_scene
+from tests.support.captures import write_scene
 from tsplat import cli
 
 
@@ -29,7 +29,7 @@ INVALID = [
     (["render", "missing.ply", "--out", "a.png"], "missing.ply: No such file"),
     (["render", ".", "--out", "a.png"], r"\.: the folder has neither meta\.json"),
     (["render", "a.ksplat", "--out", "a.png"], "ksplat is not implemented"),
-    (["render", "unknown.bin", "--out", "a.png"], "not a model that is known"),
+    (["render", "unknown.bin", "--out", "a.png"], "unknown model format"),
     (["convert", "{model}"], "OUT"),
     (["convert", "{model}", "a.obj"], "cannot tell the format"),
     (["convert", "{model}", "a.spz"], "not implemented"),

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 from PIL import Image
 
-from tests.scene.capture.test_colmap import write_scene
+from tests.support.captures import write_scene
 from tsplat import cli
 from tsplat.scene import read_ply
 

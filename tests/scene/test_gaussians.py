@@ -1,4 +1,4 @@
-"""The parameters of a scene: from points to what the rasterizer takes."""
+"""Tests of Gaussians: checks, activations, and initialization from points."""
 
 import dataclasses
 import math
@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import tsplat
+from tests.support.model_files import random_gaussians
 from tsplat import ArgumentError, DtypeError, ShapeError
-from tsplat.scene import Gaussians, MissingExtraError
+from tsplat.scene import AlreadyActivatedError, Gaussians, MissingExtraError
 
 
 def lattice(n=4, spacing=0.5):
@@ -17,68 +18,59 @@ def lattice(n=4, spacing=0.5):
     return torch.cartesian_prod(axis, axis, axis)
 
 
-def some(n=5, degree=1):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*size):
-        return torch.randn(n, *size, generator=generator)
-
-    return Gaussians(draw(3), draw(3), draw(4), draw(), draw(1, 3), draw((degree + 1) ** 2 - 1, 3))
-
-
-def test_points_on_a_lattice_become_round_gaussians_as_wide_as_its_spacing():
+def test_from_points_creates_isotropic_gaussians():
     points = lattice()
     gaussians = Gaussians.from_points(points, torch.rand(len(points), 3), sh_degree=2)
     assert gaussians.sh_degree == 2
     assert torch.equal(gaussians.means, points)
-    # Every point of the lattice has three neighbors at the spacing.
+    # Every point of the lattice has three neighbors at distance 0.5.
     torch.testing.assert_close(gaussians.scales, torch.full((64, 3), 0.5))
     torch.testing.assert_close(gaussians.opacities, torch.full((64,), 0.1))
     assert gaussians.quats.tolist() == [[1, 0, 0, 0]] * 64
     assert not gaussians.shN.any()
 
 
-def test_spacing_is_the_mean_of_three_distances():
+def test_from_points_scales_are_mean_neighbor_distances():
     points = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 2, 0], [0, 0, 6], [0, 0, 100]])
     gaussians = Gaussians.from_points(points, torch.zeros(5, 3))
     assert float(gaussians.scales[0, 0]) == pytest.approx((1 + 2 + 6) / 3)
 
 
-def test_points_in_one_place_have_finite_scales():
+def test_from_points_scales_of_coincident_points_are_finite():
     gaussians = Gaussians.from_points(torch.zeros(6, 3), torch.zeros(6, 3))
     assert gaussians.log_scales.isfinite().all()
     assert (gaussians.scales > 0).all()
 
 
-def test_degree_zero_shows_the_color():
+def test_from_points_reproduces_colors():
     colors = torch.tensor([[0.0, 0.25, 1.0], [0.9, 0.5, 0.1]])
     gaussians = Gaussians.from_points(torch.tensor([[0.0, 0, 0], [1, 2, 3]]), colors)
-    shown = 0.5 + tsplat.spherical_harmonics(0, torch.ones(2, 3), gaussians.sh_coeffs(0))
-    torch.testing.assert_close(shown, colors)
+    found = 0.5 + tsplat.spherical_harmonics(0, torch.ones(2, 3), gaussians.sh_coeffs(0))
+    torch.testing.assert_close(found, colors)
 
 
-def test_coefficients_up_to_a_degree():
-    gaussians = some(degree=3)
+def test_sh_coeffs_up_to_a_degree():
+    gaussians = random_gaussians(5, degree=3)
     assert gaussians.sh_coeffs(2).shape == (5, 9, 3)
     assert torch.equal(gaussians.sh_coeffs(2)[:, 1:], gaussians.shN[:, :8])
 
 
-def test_what_is_not_a_number_is_not_sound():
-    gaussians = some(6)
+def test_valid_is_false_for_nan_and_infinite_values():
+    gaussians = random_gaussians(6, degree=1)
     gaussians.means[0, 1] = math.nan
     gaussians.shN[1, 2, 0] = math.inf
-    gaussians.opacity_logits[2] = math.inf  # fully opaque, as converters write it
+    gaussians.opacity_logits[2] = math.inf  # written by converters for opacity 1
     gaussians.opacity_logits[3] = math.nan
     gaussians.log_scales[4, 0] = -math.inf
-    assert gaussians.sound.tolist() == [False, False, True, False, True, True]
+    assert gaussians.valid.tolist() == [False, False, True, False, True, True]
 
 
-def test_the_mark_of_antialiased_gaussians_goes_along():
-    gaussians = dataclasses.replace(some(), antialiased=True)
+def test_antialiased_flag_is_kept():
+    gaussians = dataclasses.replace(random_gaussians(5), antialiased=True)
     assert gaussians.to("cpu").antialiased
     assert gaussians.map(lambda tensor: tensor[:2]).antialiased
     assert "antialiased" not in gaussians.tensors()
-    assert not some().map(torch.clone).antialiased
+    assert not random_gaussians(5).map(torch.clone).antialiased
 
 
 @pytest.mark.parametrize(
@@ -91,9 +83,9 @@ def test_the_mark_of_antialiased_gaussians_goes_along():
         ("sh0", torch.zeros(5, 1, 3, dtype=torch.int64), DtypeError),
     ],
 )
-def test_parameters_that_do_not_go_together_are_named(name, value, error):
+def test_inconsistent_parameters_are_rejected(name, value, error):
     with pytest.raises(error, match=name):
-        Gaussians(**{**some().tensors(), name: value})
+        Gaussians(**{**random_gaussians(5, degree=1).tensors(), name: value})
 
 
 @pytest.mark.parametrize(
@@ -105,12 +97,35 @@ def test_parameters_that_do_not_go_together_are_named(name, value, error):
         (torch.zeros(3, 3), torch.zeros(3, 3), 5, "sh_degree"),
     ],
 )
-def test_points_that_make_no_scene(points, colors, degree, words):
+def test_from_points_rejects_invalid_arguments(points, colors, degree, words):
     with pytest.raises(ArgumentError, match=words):
         Gaussians.from_points(points, colors, degree)
 
 
-def test_without_scipy_there_is_a_line_that_says_what_to_install(monkeypatch):
+def test_missing_scipy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(MissingExtraError, match=r"scipy .*pip install 'tsplat\[train\]'"):
         Gaussians.from_points(torch.rand(5, 3), torch.rand(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("log_scales", "opacity_logits", "activated"),
+    [
+        ((0.01, 0.4), (0.0, 1.0), True),  # scales and opacities
+        ((0.01, 0.4), (-3.0, 3.0), True),  # scales, by their number
+        ((0.01, 3.0), (0.0, 1.0), True),  # large scales and opacities
+        ((1.0, 3.0), (-3.0, 3.0), False),  # log scales of large Gaussians
+        ((-5.0, 0.4), (0.0, 1.0), False),
+    ],
+)
+def test_check_not_activated(log_scales, opacity_logits, activated):
+    values = random_gaussians(40).tensors()
+    values["log_scales"] = torch.linspace(*log_scales, 120).view(40, 3)
+    values["opacity_logits"] = torch.linspace(*opacity_logits, 40)
+    gaussians = Gaussians(**values)
+    if activated:
+        with pytest.raises(AlreadyActivatedError, match=r"a\.ply: expected log scales.*force=True"):
+            gaussians.check_not_activated("a.ply")
+    else:
+        gaussians.check_not_activated("a.ply")
+    gaussians.map(lambda tensor: tensor[:0]).check_not_activated("empty.ply")

@@ -1,4 +1,4 @@
-"""What is shown of work in stages."""
+"""Tests of progress displays."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ import pytest
 from tsplat.support.progress import stage_display, track
 
 
-def run(stages=(("features", 9), ("matches", 400), ("nothing", 0))):
+def run_stages(stages=(("features", 9), ("matches", 400), ("nothing", 0))):
     with stage_display() as show:
         for stage, total in stages:
             for done in range(total + 1):
@@ -16,8 +16,8 @@ def run(stages=(("features", 9), ("matches", 400), ("nothing", 0))):
                 show(stage, done, total)
 
 
-def test_a_few_lines_for_each_stage_where_there_is_no_terminal(capsys):
-    run()
+def test_stage_display_prints_lines_without_a_terminal(capsys):
+    run_stages()
     lines = capsys.readouterr().out.splitlines()
     assert [re.sub(r"  \d+ s$", "", line) for line in lines] == [
         *(f"features  {done}/9" for done in (3, 5, 7, 9)),
@@ -26,18 +26,18 @@ def test_a_few_lines_for_each_stage_where_there_is_no_terminal(capsys):
     ]
 
 
-def test_a_bar_for_each_stage_in_a_terminal(capsys, monkeypatch):
+def test_stage_display_shows_bars_in_a_terminal(capsys, monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
-    run()
-    said = capsys.readouterr().out
+    run_stages()
+    printed = capsys.readouterr().out
     for words in ("features", "9/9", "matches", "400/400"):
-        assert words in said
-    assert len(said.splitlines()) < 100
+        assert words in printed
+    assert len(printed.splitlines()) < 100
 
 
-def test_track_yields_values_and_prints_progress(capsys):
+def test_track_yields_items_and_prints_progress(capsys):
     assert list(track(iter("abc"), 3, "rendering")) == ["a", "b", "c"]
     assert capsys.readouterr().out.splitlines() == ["rendering 1/3", "rendering 2/3", "rendering 3/3"]

@@ -1,7 +1,7 @@
-"""Files damaged at random, and what reading them may come to: `python -m tests.tools.corruption --count 1000`.
+"""Reads randomly damaged model files: `python -m tests.tools.corruption --count 1000`.
 
-A damaged file is read as what it still says or refused with a typed error, and while it is read there is no more memory
-taken than twice its size and 64 MiB.
+A damaged file has to be read as what it still contains or be rejected with a typed error, and reading it may allocate
+at most twice its size plus 64 MiB.
 """
 
 from __future__ import annotations
@@ -18,53 +18,35 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.support.model_files import PLY_ENCODINGS, compressed_ply_bytes, ply_bytes, ply_names
 from tsplat.errors import ArgumentError, UnsupportedError
 from tsplat.scene import Gaussians, read_ply, read_torch_checkpoint
 
-SPARE = 64 << 20
-GEOMETRY = ["opacity", "scale_0", "scale_1", "scale_2", "rot_0", "rot_1", "rot_2", "rot_3"]
-CODES = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": "<"}
+SPARE_BYTES = 64 << 20
 ABSURD = (b"4294967296", b"18446744073709551617", b"9" * 31, b"9" * 400, b"-1", b"1e9", b"", b"0x10", b"1000003")
 
 Rng = np.random.Generator
 
 
 class ViolationError(AssertionError):
-    """A damaged file came to something that it should not."""
-
-
-def names_of(degree: int, normals: bool = False) -> list[str]:
-    """The properties of Inria's layout."""
-    rest = [f"f_rest_{i}" for i in range(3 * ((degree + 1) ** 2 - 1))]
-    return ["x", "y", "z", *(["nx", "ny", "nz"] if normals else []), "f_dc_0", "f_dc_1", "f_dc_2", *rest, *GEOMETRY]
-
-
-def ply_bytes(names: list[str], values: np.ndarray, encoding: str = "binary_little_endian", comments=()) -> bytes:
-    """A PLY of float32 values [N, len(names)]."""
-    lines = ["ply", f"format {encoding} 1.0", *(f"comment {comment}" for comment in comments)]
-    lines += [f"element vertex {len(values)}", *(f"property float {name}" for name in names), "end_header", ""]
-    if encoding == "ascii":
-        body = "".join(" ".join(f"{value:.9g}" for value in row) + "\n" for row in values.tolist()).encode()
-    else:
-        body = values.astype(CODES[encoding] + "f4").tobytes()
-    return "\n".join(lines).encode() + body
+    """Reading a damaged file violated a guarantee."""
 
 
 class Ply:
-    """A sound PLY drawn at random."""
+    """A valid random PLY."""
 
     def __init__(self, rng: Rng) -> None:
-        self.names = names_of(int(rng.integers(4)), bool(rng.integers(2)))
+        self.names = ply_names(int(rng.integers(4)), bool(rng.integers(2)))
         self.values = rng.normal(size=(int(rng.integers(1, 40)), len(self.names))).astype(np.float32)
-        self.encoding = str(rng.choice(list(CODES)))
-        self.bytes = ply_bytes(self.names, self.values, self.encoding, ["drawn at random"])
+        self.encoding = str(rng.choice(list(PLY_ENCODINGS)))
+        self.bytes = ply_bytes(self.names, self.values, self.encoding, ["random"])
 
 
 Damage = Callable[[Rng, Ply], tuple[bytes, Callable[[Gaussians | None], bool]]]
-"""Damaged bytes, and whether an outcome, None for a typed error, is right."""
+"""Returns the damaged bytes, and a function that checks the outcome: the Gaussians read, or None for a typed error."""
 
 
-def _refused(found: Gaussians | None) -> bool:
+def _rejected(found: Gaussians | None) -> bool:
     return found is None
 
 
@@ -74,8 +56,8 @@ def _at_most(count: int) -> Callable[[Gaussians | None], bool]:
 
 def truncated(rng, ply):
     cut = int(rng.integers(len(ply.bytes)))
-    # Of a text the end of the last number may be missing without a trace.
-    return ply.bytes[:cut], _at_most(len(ply.values)) if ply.encoding == "ascii" else _refused
+    # In ASCII, the last digits of the last number may be missing unnoticed.
+    return ply.bytes[:cut], _at_most(len(ply.values)) if ply.encoding == "ascii" else _rejected
 
 
 def flipped(rng, ply):
@@ -94,25 +76,25 @@ def flipped_in_header(rng, ply):
 
 def absurd_count(rng, ply):
     number = ABSURD[int(rng.integers(len(ABSURD)))]
-    return ply.bytes.replace(b"vertex %d" % len(ply.values), b"vertex " + number), _refused
+    return ply.bytes.replace(b"vertex %d" % len(ply.values), b"vertex " + number), _rejected
 
 
 def absurd_elements(rng, ply):
     number = ABSURD[int(rng.integers(3))]
     kind = (b"property float a\n", b"property list uchar int a\n", b"")[int(rng.integers(3))]
     content = ply.bytes.replace(b"element vertex", b"element other " + number + b"\n" + kind + b"element vertex")
-    return content, _refused if kind or ply.encoding == "ascii" else _at_most(len(ply.values))
+    return content, _rejected if kind or ply.encoding == "ascii" else _at_most(len(ply.values))
 
 
 def missing_property(rng, ply):
     needed = [name for name in ply.names if name not in ("nx", "ny", "nz")]
     name = str(rng.choice(needed)).encode()
-    return ply.bytes.replace(b"property float %s\n" % name, b""), _refused
+    return ply.bytes.replace(b"property float %s\n" % name, b""), _rejected
 
 
 def doubled_property(rng, ply):
     line = f"property float {rng.choice(ply.names)}\n".encode()
-    return ply.bytes.replace(line, line + line), _refused
+    return ply.bytes.replace(line, line + line), _rejected
 
 
 def reordered(rng, ply):
@@ -127,18 +109,18 @@ def reordered(rng, ply):
     return content, right
 
 
-def nan_rows(rng, ply):
+def nan_values(rng, ply):
     values = ply.values.copy()
-    bad = rng.random(len(values)) < 0.3
-    places = [ply.names.index(name) for name in ("x", "f_dc_1", "opacity", "scale_2", "rot_0")]
-    for row in bad.nonzero()[0]:
-        values[row, places[int(rng.integers(len(places)))]] = np.nan
+    invalid = rng.random(len(values)) < 0.3
+    columns = [ply.names.index(name) for name in ("x", "f_dc_1", "opacity", "scale_2", "rot_0")]
+    for vertex in invalid.nonzero()[0]:
+        values[vertex, columns[int(rng.integers(len(columns)))]] = np.nan
     content = ply_bytes(ply.names, values, ply.encoding)
-    return content, lambda found: found is not None and (~found.sound).tolist() == bad.tolist()
+    return content, lambda found: found is not None and (~found.valid).tolist() == invalid.tolist()
 
 
 def other_encoding(rng, ply):
-    other = str(rng.choice([name for name in CODES if name != ply.encoding]))
+    other = str(rng.choice([name for name in PLY_ENCODINGS if name != ply.encoding]))
     return ply.bytes.replace(ply.encoding.encode(), other.encode()), _at_most(len(ply.bytes))
 
 
@@ -148,11 +130,11 @@ def cut_out(rng, ply):
 
 
 def noise(rng, ply):
-    return b"ply\n" + rng.bytes(int(rng.integers(5000))), _refused
+    return b"ply\n" + rng.bytes(int(rng.integers(5000))), _rejected
 
 
-def packed(rng, ply):
-    content = bytearray(packed_ply(rng, int(rng.integers(1, 600)), int(rng.integers(4))))
+def compressed(rng, ply):
+    content = bytearray(compressed_ply_bytes(rng, int(rng.integers(1, 600)), int(rng.integers(4))))
     for _ in range(int(rng.integers(1, 9))):
         content[int(rng.integers(len(content)))] ^= 1 << int(rng.integers(8))
     return bytes(content[: int(rng.integers(len(content)))] if rng.integers(2) else content), _at_most(len(content))
@@ -162,32 +144,16 @@ DAMAGES: dict[str, Damage] = {
     function.__name__: function
     for function in (
         *(truncated, flipped, flipped_in_header, absurd_count, absurd_elements, missing_property, doubled_property),
-        *(reordered, nan_rows, other_encoding, cut_out, noise, packed),
+        *(reordered, nan_values, other_encoding, cut_out, noise, compressed),
     )
 }
 
 
-def packed_ply(rng: Rng, count: int, degree: int, colors: bool = True) -> bytes:
-    """A compressed PLY of random words."""
-    chunks = -(-count // 256)
-    bounds = ["x", "y", "z", "scale_x", "scale_y", "scale_z", *(["r", "g", "b"] if colors else [])]
-    packs = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
-    size = 3 * ((degree + 1) ** 2 - 1)
-    lines = ["ply", "format binary_little_endian 1.0", f"element chunk {chunks}"]
-    lines += [f"property float {end}_{bound}" for bound in bounds for end in ("min", "max")]
-    lines += [f"element vertex {count}", *(f"property uint {name}" for name in packs)]
-    lines += [f"element sh {count}", *(f"property uchar f_rest_{i}" for i in range(size))] if size else []
-    low = rng.normal(size=(chunks, len(bounds)))
-    high = low + rng.random(low.shape)
-    body = np.stack([low, high], 2).astype("<f4").tobytes() + rng.bytes(16 * count) + rng.bytes(size * count)
-    return "\n".join([*lines, "end_header", ""]).encode() + body
-
-
 def check_ply(path: Path, kind: str, seed: int) -> str:
-    """Reads one damaged PLY; returns "read" or the name of the typed error.
+    """Reads one damaged PLY. Returns "read" or the name of the typed error.
 
     Raises:
-        ViolationError: It came to anything else.
+        ViolationError: A guarantee was violated.
     """
     rng = np.random.default_rng([seed, list(DAMAGES).index(kind)])
     content, is_right = DAMAGES[kind](rng, Ply(rng))
@@ -208,10 +174,10 @@ def _check(path, content, read, is_right, what) -> str:
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    if peak > 2 * len(content) + SPARE:
-        raise ViolationError(f"{what}: took {peak} bytes for a file of {len(content)}")
+    if peak > 2 * len(content) + SPARE_BYTES:
+        raise ViolationError(f"{what}: allocated {peak} bytes for a file of {len(content)} bytes")
     if not is_right(found):
-        raise ViolationError(f"{what}: {outcome} is not what this damage should come to")
+        raise ViolationError(f"{what}: unexpected outcome {outcome!r}")
     return outcome
 
 
@@ -225,7 +191,7 @@ def checkpoint_bytes(rng: Rng, count: int = 50, zipped: bool = True) -> bytes:
 
 
 def check_checkpoint(path: Path, seed: int) -> str:
-    """Reads one damaged checkpoint, as :func:`check_ply`."""
+    """Reads one damaged checkpoint; see :func:`check_ply`."""
     rng = np.random.default_rng([seed, 1000])
     content = bytearray(checkpoint_bytes(rng, zipped=bool(rng.integers(4))))
     match int(rng.integers(4)):
@@ -234,7 +200,7 @@ def check_checkpoint(path: Path, seed: int) -> str:
         case 1:
             for _ in range(int(rng.integers(1, 20))):
                 content[int(rng.integers(len(content)))] ^= 1 << int(rng.integers(8))
-        case 2:  # in the pickle and in the directory, where it matters most
+        case 2:  # in the pickle or the ZIP directory, where damage matters most
             start = int(rng.choice([0, max(len(content) - 1500, 0)]))
             for _ in range(int(rng.integers(1, 6))):
                 content[start + int(rng.integers(1500))] = int(rng.integers(256))
@@ -248,8 +214,13 @@ def check_checkpoint(path: Path, seed: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000, help="of damaged PLYs; a tenth as many checkpoints (1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first (0)")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=1000,
+        help="number of PLY files; a tenth as many checkpoints (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the first file (default: %(default)s)")
     arguments = parser.parse_args()
     kinds, violations = list(DAMAGES), []
     tallies: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)

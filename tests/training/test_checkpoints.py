@@ -16,7 +16,7 @@ import torch
 
 from tests.support.paths import ROOT
 from tsplat import ArgumentError, MemoryBudgetError
-from tsplat.scene import ActivatedError, FileError, Gaussians, procedural_capture
+from tsplat.scene import AlreadyActivatedError, FileError, Gaussians, procedural_capture
 from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import (
@@ -298,8 +298,8 @@ def test_values_that_are_activated_already_are_refused_and_forced_end_in_the_gua
     if opacities:
         twice = dataclasses.replace(twice, opacity_logits=raw.opacity_logits.sigmoid())
     path = write_checkpoint(tmp_path, dataclasses.replace(checkpoint, gaussians=twice))
-    words = "all above 0 and its opacities" if opacities else "all above 0, as after exp, which.*force"
-    with pytest.raises(ActivatedError, match=words):
+    words = "all above 0 and opacities" if opacities else "all above 0, as if after exp;.*force"
+    with pytest.raises(AlreadyActivatedError, match=words):
         read_checkpoint(path)
     forced = read_checkpoint(path, force=True).gaussians
     assert torch.equal(forced.log_scales, twice.log_scales)

@@ -58,7 +58,7 @@ def test_a_demo_leaves_files_that_can_be_read(result):
     assert json.loads((out / "metrics.json").read_text()) == metrics
     gaussians = read_ply(out / "point_cloud.ply")
     assert len(gaussians) == 500
-    assert gaussians.sound.all()
+    assert gaussians.valid.all()
     with Image.open(out / "turntable.gif") as turntable:
         assert turntable.n_frames == 3
     for name in ("contact_sheet.png", "curve.png"):

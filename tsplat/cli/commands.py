@@ -41,15 +41,15 @@ def prepare(arguments: Namespace) -> int:
             seed=arguments.seed,
             on_progress=show,
         )
-    left_out = prepared.left_out
-    total = len(prepared.registered) + len(left_out)
+    unregistered = prepared.unregistered
+    total = len(prepared.registered) + len(unregistered)
     print(
         f"registered {len(prepared.registered)} of {total} photographs; {prepared.n_points} points, "
         f"mean reprojection error {prepared.error:.2f} px"
     )
-    if left_out:
-        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
-        print(f"not registered: {', '.join(left_out[:5])}{more}")
+    if unregistered:
+        more = f" and {len(unregistered) - 5} more" if len(unregistered) > 5 else ""
+        print(f"not registered: {', '.join(unregistered[:5])}{more}")
     if prepared.n_models > 1:
         print(f"found {prepared.n_models} models that do not connect; kept the largest")
     print(f"wrote {arguments.out}: images/, sparse/0/")
@@ -141,11 +141,11 @@ def evaluate(arguments: Namespace) -> int:
 
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
-    from ..scene import lost_in, open_model, write_model
+    from ..scene import lost_on_write, open_model, write_model
 
     gaussians = open_model(arguments.model, force=arguments.force)
     write_model(arguments.out, gaussians)
-    lost = lost_in(arguments.out, gaussians)
+    lost = lost_on_write(arguments.out, gaussians)
     print(f"wrote {len(gaussians)} Gaussians to {arguments.out}" + (f"; lost: {', '.join(lost)}" if lost else ""))
     return 0
 
@@ -161,7 +161,7 @@ def info(arguments: Namespace) -> int:
 
 def _drop_invalid(gaussians: Gaussians) -> Gaussians:
     """Returns the valid Gaussians, and prints how many are left out."""
-    valid = gaussians.sound
+    valid = gaussians.valid
     if bool(valid.all()):
         return gaussians
     print(f"left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")

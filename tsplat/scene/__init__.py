@@ -1,28 +1,47 @@
-"""Scenes: the parameters of Gaussians, photographs with cameras, and the files that both come from."""
+"""Scenes: Gaussians, cameras and images in memory, and reading and writing them.
+
+- :mod:`~tsplat.scene.gaussians`, :mod:`~tsplat.scene.cameras`, :mod:`~tsplat.scene.images`: the data itself.
+- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, SPZ, SOG, checkpoints).
+- :mod:`~tsplat.scene.capture`: posed photographs on disk (COLMAP, ``transforms.json``) and how to make them.
+- :mod:`~tsplat.scene.summary`: counts, bounds and quantiles of a model.
+"""
 
 from ..errors import FileError, MissingExtraError
 from .cameras import intrinsics, look_at, orbit
-from .capture.captures import Capture, View
-from .capture.colmap import read_colmap
-from .capture.normalization import normalize_capture
-from .capture.prepare import Prepared, prepare
-from .capture.procedural import procedural_capture
-from .capture.reading import read_capture
-from .capture.transforms import read_transforms
-from .formats.checkpoints import CheckpointError, open_model
-from .formats.models import lost_in, read_model, write_model
-from .formats.ply import read_ply, write_ply
-from .formats.sog import read_sog
-from .formats.splat import read_splat, write_splat
-from .formats.spz import read_spz
-from .formats.torch_checkpoints import read_torch_checkpoint
-from .gaussians import ActivatedError, Gaussians
+from .capture import (
+    Capture,
+    Color,
+    Prepared,
+    View,
+    normalize_capture,
+    prepare,
+    procedural_capture,
+    read_capture,
+    read_colmap,
+    read_transforms,
+)
+from .formats import (
+    CheckpointError,
+    lost_on_write,
+    open_model,
+    read_model,
+    read_ply,
+    read_sog,
+    read_splat,
+    read_spz,
+    read_torch_checkpoint,
+    write_model,
+    write_ply,
+    write_splat,
+)
+from .gaussians import AlreadyActivatedError, Gaussians
 from .summary import Summary, summarize
 
 __all__ = [
-    "ActivatedError",
+    "AlreadyActivatedError",
     "Capture",
     "CheckpointError",
+    "Color",
     "FileError",
     "Gaussians",
     "MissingExtraError",
@@ -31,7 +50,7 @@ __all__ = [
     "View",
     "intrinsics",
     "look_at",
-    "lost_in",
+    "lost_on_write",
     "normalize_capture",
     "open_model",
     "orbit",

@@ -1,4 +1,7 @@
-"""Cameras: world to camera [4, 4] and intrinsics [3, 3], x right, y down, looking along +z (OpenCV's frame)."""
+"""Cameras: world-to-camera matrices [4, 4] and intrinsics [3, 3].
+
+Camera frame as in OpenCV and COLMAP: x right, y down, z forward. Pixel centers lie at +0.5.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,21 @@ from torch import Tensor
 from ..errors import ArgumentError
 
 UP = (0.0, -1.0, 0.0)
-"""Up in the world where nothing says otherwise: structure-from-motion tends to leave y pointing down."""
+"""Default up direction in the world frame: structure-from-motion usually produces scenes with y down."""
 
 
 def intrinsics(width: int, height: int, fov: float) -> Tensor:
-    """K [3, 3] in pixels, square pixels, principal point in the middle.
+    """Returns the intrinsics of a pinhole camera with square pixels and a centered principal point.
 
     Args:
         width, height: Image size in pixels.
         fov: Vertical field of view in degrees, between 0 and 180.
 
+    Returns:
+        K [3, 3] in pixels.
+
     Raises:
-        ArgumentError: A field of view outside that range.
+        ArgumentError: `fov` is out of range.
     """
     if not 0 < fov < 180:
         raise ArgumentError(f"fov: expected degrees between 0 and 180, found {fov}")
@@ -31,10 +37,17 @@ def intrinsics(width: int, height: int, fov: float) -> Tensor:
 
 
 def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] = UP) -> Tensor:
-    """World-to-camera matrix [4, 4] of a camera at ``eye`` that sees ``target`` in its middle and ``up`` upwards.
+    """Returns the pose of a camera at `eye` with `target` at its image center and `up` pointing up in the image.
+
+    Args:
+        eye, target: Positions in the world frame.
+        up: Direction in the world frame, of any length.
+
+    Returns:
+        World-to-camera matrix [4, 4].
 
     Raises:
-        ArgumentError: Values that are not finite, ``eye`` at ``target``, or ``up`` along the line of sight.
+        ArgumentError: A value is not finite, `eye` equals `target`, or `up` is parallel to the viewing direction.
     """
     points = {name: torch.tensor(p, dtype=torch.float64) for name, p in (("eye", eye), ("target", target), ("up", up))}
     for name, point in points.items():
@@ -42,11 +55,11 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
             raise ArgumentError(f"{name}: expected three finite numbers, found {list(point.tolist())}")
     forward = points["target"] - points["eye"]
     if forward.norm() <= 1e-9 * max(points["eye"].norm(), points["target"].norm()):
-        raise ArgumentError(f"eye: {list(eye)} is the very point to look at; move one of them")
+        raise ArgumentError(f"eye: {list(eye)} equals the point to look at; move one of them")
     z = forward / forward.norm()
     x = z.cross(points["up"], -1)
     if x.norm() <= 1e-6 * points["up"].norm():
-        raise ArgumentError(f"up: {list(up)} is zero or lies along the line of sight; choose another direction")
+        raise ArgumentError(f"up: {list(up)} is zero or parallel to the viewing direction; choose another direction")
     x = x / x.norm()
     matrix = torch.eye(4, dtype=torch.float64)
     matrix[:3, :3] = torch.stack([x, z.cross(x, -1), z])
@@ -55,7 +68,7 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
 
 
 def centers(viewmats: Tensor) -> Tensor:
-    """Where cameras stand, world frame: [C, 4, 4] world to camera -> [C, 3]."""
+    """Returns the camera centers [C, 3] in the world frame, given world-to-camera matrices [C, 4, 4]."""
     return -(viewmats[:, :3, :3].mT @ viewmats[:, :3, 3:]).squeeze(-1)
 
 
@@ -66,18 +79,24 @@ def orbit(
     elevations: Sequence[float],
     up: Sequence[float] = UP,
 ) -> Tensor:
-    """Cameras [C, 4, 4] on a sphere around ``target``, looking at it.
+    """Places cameras on a sphere around `target`, looking at it.
 
     Args:
-        radius: Distance from ``target``, world units.
-        azimuths, elevations: C angles each in degrees: around ``up``, and above the plane across it.
+        target: Center of the sphere, world frame.
+        radius: Distance from `target`, world units.
+        azimuths: C angles around `up`, degrees.
+        elevations: C angles above the plane through `target` that is perpendicular to `up`, degrees.
+        up: Direction in the world frame.
+
+    Returns:
+        World-to-camera matrices [C, 4, 4].
 
     Raises:
-        ArgumentError: As :func:`look_at`.
+        ArgumentError: See :func:`look_at`.
     """
     axis = torch.tensor(up, dtype=torch.float64)
     axis = axis / axis.norm()
-    # Where azimuth is zero: along -z, or along -x where up is z.
+    # Azimuth zero is -z, or -x if up is close to the z axis.
     front = torch.tensor([0.0, 0.0, -1.0] if abs(float(axis[2])) < 0.9 else [-1.0, 0.0, 0.0], dtype=torch.float64)
     front = front - (front @ axis) * axis
     front = front / front.norm()

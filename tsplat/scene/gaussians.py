@@ -1,4 +1,4 @@
-"""The parameters of a scene, before their activations."""
+"""Gaussians: the parameters of a scene before activation."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ from ..errors import ArgumentError, FileError, ShapeError
 from ..support.extras import require
 
 PARAMETERS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
-"""The fields of :class:`Gaussians` that are tensors."""
+"""Names of the tensors of :class:`Gaussians`."""
 
-START_OPACITY = 0.1
-NEIGHBOURS = 3
-ALIKE = 0.5
-"""Standard deviations have larger logarithms than this, or negative ones, if there are many of them."""
-MANY = 16
+INITIAL_OPACITY = 0.1
+NEIGHBORS = 3
+
+ACTIVATED_SCALE_MAX = 0.5
+"""Values in (0, this] in nearly all of ``log_scales`` suggest that they are scales and not their logarithms."""
+
+ACTIVATED_COUNT_MIN = 16
+"""With fewer Gaussians than this, the values of ``log_scales`` alone suggest nothing."""
 
 
-class ActivatedError(FileError):
-    """Parameters look as if they had been through exp or the sigmoid, which would be taken a second time."""
+class AlreadyActivatedError(FileError):
+    """Stored parameters look as if exp or sigmoid had already been applied to them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussians:
-    """N Gaussians as they are optimized and stored, every value before its activation.
+    """The parameters of N Gaussians as they are optimized and stored: before activation.
 
     Attributes:
         means: [N, 3] centers, world frame.
         log_scales: [N, 3] logarithms of the standard deviations along the rotated axes, world units.
-        quats: [N, 4] rotations wxyz, any norm but zero.
+        quats: [N, 4] rotations wxyz, of any nonzero norm.
         opacity_logits: [N] opacities before the sigmoid.
-        sh0: [N, 1, 3] spherical harmonics coefficients of degree 0, RGB; the color is 0.5 plus the sum.
-        shN: [N, K - 1, 3] those of the degrees above, K = (degree + 1)^2; K = 1 for no view dependence.
-        antialiased: Whether they were trained with ``rasterize_mode="antialiased"``, and want to be rendered so.
+        sh0: [N, 1, 3] spherical harmonics coefficients of degree 0, RGB. The color is 0.5 plus the weighted sum of all
+            coefficients.
+        shN: [N, K - 1, 3] coefficients of the higher degrees, K = (degree + 1)^2. K = 1 means no view dependence.
+        antialiased: Whether the model was trained with ``rasterize_mode="antialiased"``, and should be rendered with
+            it.
 
     Raises:
-        ArgumentError: Shapes that do not go together, integer tensors, or several devices.
+        ArgumentError: The shapes do not match, a tensor has an integer dtype, or the tensors are on several devices.
     """
 
     means: Tensor
@@ -50,7 +55,7 @@ class Gaussians:
     quats: Tensor
     opacity_logits: Tensor
     sh0: Tensor
-    shN: Tensor  # noqa: N815 - the field's name
+    shN: Tensor  # noqa: N815 - the usual name
     antialiased: bool = False
 
     def __post_init__(self) -> None:
@@ -70,39 +75,40 @@ class Gaussians:
         return self.means.shape[0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The parameters by name."""
+        """Returns the parameters by name."""
         return {name: getattr(self, name) for name in PARAMETERS}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Gaussians:
-        """The same with a function applied to every parameter, such as a move or a choice of rows."""
-        moved = {name: function(tensor) for name, tensor in self.tensors().items()}
-        return Gaussians(**moved, antialiased=self.antialiased)
+        """Returns a copy with `function` applied to every tensor, for example to select Gaussians by a mask."""
+        mapped = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return Gaussians(**mapped, antialiased=self.antialiased)
 
     def to(self, device: torch.device | str) -> Gaussians:
+        """Returns a copy on another device."""
         return self.map(lambda tensor: tensor.to(device))
 
     @property
     def scales(self) -> Tensor:
-        """[N, 3] standard deviations."""
+        """[N, 3] standard deviations along the rotated axes, world units."""
         return self.log_scales.exp()
 
     @property
     def opacities(self) -> Tensor:
-        """[N] in [0, 1]."""
+        """[N] opacities in [0, 1]."""
         return self.opacity_logits.sigmoid()
 
     @property
     def sh_degree(self) -> int:
-        """The highest degree that there are coefficients for."""
+        """Degree of the spherical harmonics."""
         return math.isqrt(self.shN.shape[1] + 1) - 1
 
     def sh_coeffs(self, degree: int) -> Tensor:
-        """[N, (degree + 1)^2, 3] coefficients up to a degree."""
+        """Returns the coefficients up to a degree, [N, (degree + 1)^2, 3]."""
         return torch.cat([self.sh0, self.shN[:, : (degree + 1) ** 2 - 1]], 1)
 
     @property
-    def sound(self) -> Tensor:
-        """[N] bool: where every parameter is a number; infinite logits and log scales have a meaning."""
+    def valid(self) -> Tensor:
+        """[N] bool: True for Gaussians whose parameters are all finite. Logits and log scales may also be infinite."""
         return (
             self.means.isfinite().all(-1)
             & self.quats.isfinite().all(-1)
@@ -112,20 +118,27 @@ class Gaussians:
             & self.shN.isfinite().all(-1).all(-1)
         )
 
-    def check_raw(self, where: str) -> None:
-        """Raises :class:`ActivatedError`, which begins with `where`, if values look as after their activation.
+    def check_not_activated(self, where: str) -> None:
+        """Checks that the values do not look as if exp or sigmoid had already been applied to them.
 
-        That is if there are many Gaussians and all logarithms of scales lie above 0, nearly all of them close to it,
-        or if all lie above 0 and all logits in [0, 1].
+        They do if all log scales are positive, and either all opacity logits are in [0, 1], or there are many Gaussians
+        and nearly all log scales are small.
+
+        Args:
+            where: The file or folder, with which the message begins.
+
+        Raises:
+            AlreadyActivatedError: The values look activated.
         """
         positive = bool((self.log_scales > 0).all())
-        likely = bool(((self.opacity_logits >= 0) & (self.opacity_logits <= 1)).all())
-        close = float((self.log_scales < ALIKE).float().mean()) > 0.95 and len(self) >= MANY
-        if len(self) and positive and (likely or close):
-            raise ActivatedError(
-                f"{where}: its scales are all above 0{' and its opacities all in [0, 1]' if likely else ''}, as after "
-                f"exp{' and sigmoid' if likely else ''}, which would be taken a second time; save what they were "
-                "before, or take them as they are with force=True (--force)"
+        in_unit_range = bool(((self.opacity_logits >= 0) & (self.opacity_logits <= 1)).all())
+        small = float((self.log_scales < ACTIVATED_SCALE_MAX).float().mean()) > 0.95
+        if len(self) and positive and (in_unit_range or (small and len(self) >= ACTIVATED_COUNT_MIN)):
+            raise AlreadyActivatedError(
+                f"{where}: expected log scales and opacity logits, found scales all above 0"
+                f"{' and opacities all in [0, 1]' if in_unit_range else ''}, as if after exp"
+                f"{' and sigmoid' if in_unit_range else ''}; save the values before activation, or read them as they "
+                "are with force=True (--force)"
             )
 
     @classmethod
@@ -135,27 +148,28 @@ class Gaussians:
         colors: Tensor,
         sh_degree: int = 3,
         *,
-        opacity: float = START_OPACITY,
+        opacity: float = INITIAL_OPACITY,
         scale: float = 1.0,
     ) -> Gaussians:
-        """Round Gaussians at points, each as wide as the mean distance to its three nearest neighbors.
+        """Creates isotropic Gaussians at points, with the mean distance to the three nearest neighbors as their scale.
 
         Args:
             points: [N, 3] world frame, N >= 2.
-            colors: [N, 3] RGB in [0, 1]; they become the coefficients of degree 0.
-            sh_degree: Highest degree of spherical harmonics to have coefficients for, 0 to 4.
-            opacity: Of each, between 0 and 1.
-            scale: How many times as wide they are.
+            colors: [N, 3] RGB in [0, 1], which become the coefficients of degree 0.
+            sh_degree: Degree of the spherical harmonics, 0 to 4. Coefficients above degree 0 are zero.
+            opacity: Opacity of every Gaussian, between 0 and 1.
+            scale: Factor applied to the scales.
 
         Raises:
-            ArgumentError: Shapes, fewer than two points, a degree out of range, or values that are not numbers.
+            ArgumentError: A shape does not match, there are fewer than two points, a number is out of range, or points
+                or colors are not finite.
             MissingExtraError: SciPy is not installed.
         """
         check_tensor("points", points, [None, 3], "[N, 3]")
         n = points.shape[0]
         check_tensor("colors", colors, [n, 3], "[N, 3] as points")
         if n < 2:
-            raise ShapeError(f"points: expected at least two to tell their spacing, found {n}")
+            raise ShapeError(f"points: expected at least two, to estimate their spacing, found {n}")
         if not 0 <= sh_degree <= SH_DEGREE_MAX:
             raise ArgumentError(f"sh_degree: expected an int from 0 to {SH_DEGREE_MAX}, found {sh_degree!r}")
         if not 0 < opacity < 1:
@@ -164,10 +178,10 @@ class Gaussians:
             raise ArgumentError(f"scale: expected a positive number, found {scale}")
         for name, tensor in (("points", points), ("colors", colors)):
             if not tensor.isfinite().all():
-                raise ArgumentError(f"{name}: found values that are not finite; remove those points")
+                raise ArgumentError(f"{name}: expected finite values, found NaN or infinity; remove those points")
         means = points.float()
         spacing = _neighbor_distances(means)
-        # Points in one place have no spacing; a millionth of the cloud keeps the logarithm finite.
+        # Coincident points have zero spacing; a minimum of a millionth of the extent keeps the logarithm finite.
         spacing = spacing.clamp_min(1e-6 * max(float((means.amax(0) - means.amin(0)).max()), 1e-6))
         quats = means.new_zeros(n, 4)
         quats[:, 0] = 1
@@ -182,10 +196,10 @@ class Gaussians:
 
 
 def _neighbor_distances(points: Tensor) -> Tensor:
-    """Mean distance of each point to its nearest three others. [N]"""
+    """Returns the mean distance of each point to its three nearest neighbors, [N]."""
     require("scipy")
     from scipy.spatial import cKDTree
 
     array = points.detach().double().cpu().numpy()
-    distances, _ = cKDTree(array).query(array, k=min(NEIGHBOURS + 1, len(array)))
+    distances, _ = cKDTree(array).query(array, k=min(NEIGHBORS + 1, len(array)))
     return torch.from_numpy(distances[:, 1:].mean(-1)).to(points)

@@ -1,4 +1,4 @@
-"""Pictures: [H, W, 3] uint8 in memory, sRGB as in the file; PNG on disk."""
+"""Images: [H, W, 3] uint8 sRGB in memory, PNG on disk."""
 
 from __future__ import annotations
 
@@ -18,52 +18,61 @@ from ..support.files import atomic_write
 
 
 @dataclasses.dataclass(frozen=True)
-class PictureInfo:
-    """What a picture's header says: its size in pixels, and whether it may be transparent."""
+class ImageInfo:
+    """The header of an image file.
+
+    Attributes:
+        width, height: Size in pixels.
+        transparent: Whether the image has transparency data.
+    """
 
     width: int
     height: int
     transparent: bool
 
 
-def picture_info(path: str | os.PathLike[str]) -> PictureInfo:
-    """Reads no more than the header of a picture.
+def read_image_info(path: str | os.PathLike[str]) -> ImageInfo:
+    """Reads the header of an image file, but not its pixels.
 
     Raises:
-        FileError: The file is missing or not a picture.
+        FileError: The file is missing or is not an image.
         MissingExtraError: Pillow is not installed.
     """
-    with _opened(path) as picture:
-        return PictureInfo(picture.width, picture.height, picture.has_transparency_data)
+    with _opened(path) as image:
+        return ImageInfo(image.width, image.height, image.has_transparency_data)
 
 
 def read_image(path: str | os.PathLike[str], background: tuple[float, float, float] | None = None) -> Tensor:
-    """Reads a picture as RGB [H, W, 3] uint8; its orientation tag is not followed, as COLMAP does not.
+    """Reads an image as RGB. The EXIF orientation is ignored, as in COLMAP.
 
     Args:
-        background: RGB in [0, 1] behind what is transparent; where None, colors are taken as if they were opaque.
+        path: An image file.
+        background: RGB in [0, 1] that transparent images are composited over. None ignores their alpha channel.
+
+    Returns:
+        [H, W, 3] uint8.
 
     Raises:
-        FileError: The file is missing or not a picture.
+        FileError: The file is missing or is not an image.
         MissingExtraError: Pillow is not installed.
     """
-    with _opened(path) as picture:
-        if background is None or not picture.has_transparency_data:
-            return torch.from_numpy(np.array(picture.convert("RGB")))
-        pixels = torch.from_numpy(np.array(picture.convert("RGBA"))).float() / 255
+    with _opened(path) as image:
+        if background is None or not image.has_transparency_data:
+            return torch.from_numpy(np.array(image.convert("RGB")))
+        pixels = torch.from_numpy(np.array(image.convert("RGBA"))).float() / 255
     color, alpha = pixels[..., :3], pixels[..., 3:]
     return to_bytes(color * alpha + (1 - alpha) * torch.tensor(background))
 
 
 def read_mask(path: str | os.PathLike[str]) -> Tensor:
-    """Reads a picture's brightness, [H, W] uint8.
+    """Reads the brightness of an image, [H, W] uint8.
 
     Raises:
-        FileError: The file is missing or not a picture.
+        FileError: The file is missing or is not an image.
         MissingExtraError: Pillow is not installed.
     """
-    with _opened(path) as picture:
-        return torch.from_numpy(np.array(picture.convert("L")))
+    with _opened(path) as image:
+        return torch.from_numpy(np.array(image.convert("L")))
 
 
 @contextlib.contextmanager
@@ -72,14 +81,18 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     from PIL import Image
 
     try:
-        with Image.open(path) as picture:
-            yield picture
+        with Image.open(path) as image:
+            yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise FileError(f"{path}: cannot be read as a picture ({error})") from error
+        raise FileError(f"{path}: cannot be read as an image ({error})") from error
 
 
 def write_png(path: str | os.PathLike[str], image: Tensor) -> None:
-    """Writes [H, W, 3], uint8 or floats in [0, 1]; the file is there whole or not at all.
+    """Writes a PNG file atomically.
+
+    Args:
+        path: Where to write.
+        image: [H, W, 3], uint8 or floats in [0, 1].
 
     Raises:
         MissingExtraError: Pillow is not installed.
@@ -94,19 +107,27 @@ def write_png(path: str | os.PathLike[str], image: Tensor) -> None:
 
 
 def to_bytes(image: Tensor) -> Tensor:
-    """Floats to uint8, rounded; values outside [0, 1] are clamped."""
+    """Converts floats in [0, 1] to uint8 with rounding. Values outside the range are clamped."""
     return (image.detach().clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def shrink(image: Tensor, width: int, height: int) -> Tensor:
-    """Area average of a picture [H, W, D] uint8 to [height, width, D]: each new pixel is the mean of what it covers."""
-    rows, columns = _coverage(image.shape[0], height), _coverage(image.shape[1], width)
-    mean = torch.einsum("yh,hwc,xw->yxc", rows, image.float(), columns)
+def downscale(image: Tensor, width: int, height: int) -> Tensor:
+    """Downscales an image by area averaging: each new pixel is the mean of the area it covers.
+
+    Args:
+        image: [H, W, D] uint8.
+        width, height: New size in pixels, at most the old one.
+
+    Returns:
+        [height, width, D] uint8.
+    """
+    vertical, horizontal = _coverage(image.shape[0], height), _coverage(image.shape[1], width)
+    mean = torch.einsum("yh,hwc,xw->yxc", vertical, image.float(), horizontal)
     return mean.round().clamp(0, 255).to(torch.uint8)
 
 
 def _coverage(old: int, new: int) -> Tensor:
-    """Row i holds the share of each old pixel in new pixel i. [new, old]"""
+    """Weights [new, old] of each old pixel in each new pixel, along one axis."""
     edges = torch.arange(new + 1, dtype=torch.float64) * old / new
     pixels = torch.arange(old, dtype=torch.float64)
     overlap = torch.minimum(edges[1:, None], pixels + 1) - torch.maximum(edges[:-1, None], pixels)

@@ -1,4 +1,4 @@
-"""What there is to say about Gaussians in a few numbers."""
+"""Model summaries: counts, bounds and quantiles."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ Numbers = list[float]
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Gaussians in a few numbers.
+    """Statistics of a model.
 
     Attributes:
-        count: How many there are.
-        sh_degree: Of their spherical harmonics.
-        antialiased: Whether they are marked so.
-        unsound: How many have values that are not numbers; the figures below leave them out.
-        lowest, highest: [3] bounds of the centers, world units; None if there are no sound Gaussians, as those below.
-        opacities: After the sigmoid, at :data:`QUANTILES`.
-        scales: Of all axes after exp, world units, at :data:`QUANTILES`.
+        count: Number of Gaussians.
+        sh_degree: Degree of the spherical harmonics.
+        antialiased: Whether the model is marked as antialiased.
+        n_invalid: Number of Gaussians with invalid values; the statistics below exclude them.
+        lowest, highest: [3] bounds of the means, world units. These and those below are None without valid Gaussians.
+        opacities: Opacities (after the sigmoid) at :data:`QUANTILES`.
+        scales: Scales of all axes (after exp) at :data:`QUANTILES`, world units.
     """
 
     count: int
     sh_degree: int
     antialiased: bool
-    unsound: int
+    n_invalid: int
     lowest: Numbers | None
     highest: Numbers | None
     opacities: Numbers | None
     scales: Numbers | None
 
     def json(self) -> str:
-        """For programs: the attributes and the quantiles' shares; numbers that are infinite become null."""
+        """Returns the attributes and :data:`QUANTILES` as a JSON object; infinite numbers become null."""
 
-        def plain(value: object) -> object:
+        def finite(value: object) -> object:
             if isinstance(value, list):
-                return [plain(number) for number in value]
+                return [finite(number) for number in value]
             return value if not isinstance(value, float) or math.isfinite(value) else None
 
         values = {**dataclasses.asdict(self), "quantiles": list(QUANTILES)}
-        return json.dumps({name: plain(value) for name, value in values.items()}, allow_nan=False)
+        return json.dumps({name: finite(value) for name, value in values.items()}, allow_nan=False)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the summary as lines of text."""
 
-        def row(numbers: Numbers | None) -> str:
+        def text(numbers: Numbers | None) -> str:
             return "none" if numbers is None else " ".join(f"{number:.4g}" for number in numbers)
 
         quantiles = ", ".join(f"{100 * q:g}%" for q in QUANTILES)
@@ -61,32 +61,32 @@ class Summary:
             f"Gaussians    {self.count}",
             f"SH degree    {self.sh_degree}",
             f"antialiased  {'yes' if self.antialiased else 'no'}",
-            f"unsound      {self.unsound}",
-            f"lowest       {row(self.lowest)}",
-            f"highest      {row(self.highest)}",
-            f"opacities    {row(self.opacities)}  ({quantiles})",
-            f"scales       {row(self.scales)}  ({quantiles})",
+            f"invalid      {self.n_invalid}",
+            f"lowest       {text(self.lowest)}",
+            f"highest      {text(self.highest)}",
+            f"opacities    {text(self.opacities)}  ({quantiles})",
+            f"scales       {text(self.scales)}  ({quantiles})",
         ]
 
 
 def summarize(gaussians: Gaussians) -> Summary:
-    """Counts and quantiles of Gaussians on any device."""
-    sound = gaussians.sound
-    kept = gaussians.map(lambda tensor: tensor.detach()[sound])
-    some = len(kept) > 0
+    """Computes the statistics of a model on any device."""
+    valid_mask = gaussians.valid
+    valid = gaussians.map(lambda tensor: tensor.detach()[valid_mask])
+    has_valid = len(valid) > 0
     return Summary(
         count=len(gaussians),
         sh_degree=gaussians.sh_degree,
         antialiased=gaussians.antialiased,
-        unsound=len(gaussians) - len(kept),
-        lowest=kept.means.amin(0).tolist() if some else None,
-        highest=kept.means.amax(0).tolist() if some else None,
-        opacities=_quantiles(kept.opacities) if some else None,
-        scales=_quantiles(kept.scales) if some else None,
+        n_invalid=len(gaussians) - len(valid),
+        lowest=valid.means.amin(0).tolist() if has_valid else None,
+        highest=valid.means.amax(0).tolist() if has_valid else None,
+        opacities=_quantiles(valid.opacities) if has_valid else None,
+        scales=_quantiles(valid.scales) if has_valid else None,
     )
 
 
 def _quantiles(values: Tensor) -> Numbers:
-    # Of values that are there, as between two infinite ones there is nothing; torch.quantile ends at 16 million.
+    # NumPy, because torch.quantile is limited to 16 million values; "nearest" avoids interpolating infinities.
     found = np.quantile(values.flatten().double().cpu().numpy(), QUANTILES, method="nearest")
     return [float(number) for number in found]

@@ -1,4 +1,4 @@
-"""Packages that `import tsplat` does without."""
+"""Optional dependencies: checked where they are needed, never imported by ``import tsplat``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import importlib
 from ..errors import MissingExtraError
 
 PACKAGES = {"PIL": "pillow", "imageio_ffmpeg": "imageio-ffmpeg"}
-"""Module -> the package that brings it, where they differ."""
+"""Module name -> package name on PyPI, where the two differ."""
 
 EXTRAS = {"imageio_ffmpeg": "video", "zstandard": "io", "torchmetrics": "lpips", "torchvision": "lpips"}
-"""Module -> the extra that it comes with; train for all others."""
+"""Module name -> extra of tsplat that installs it; ``train`` for all others."""
 
 
 def require(*modules: str) -> None:
-    """Raises :class:`MissingExtraError` for the first module that cannot be imported."""
+    """Checks that optional dependencies can be imported.
+
+    Args:
+        modules: Module names, such as ``"PIL"``.
+
+    Raises:
+        MissingExtraError: For the first module that cannot be imported.
+    """
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
             package = PACKAGES.get(module, module)
             extra = EXTRAS.get(module, "train")
-            found = "is not installed" if getattr(error, "name", None) == module else f"does not import ({error})"
-            raise MissingExtraError(f"the package {package} {found}; run: pip install 'tsplat[{extra}]'") from error
+            missing = getattr(error, "name", None) == module
+            problem = "is not installed" if missing else f"cannot be imported ({error})"
+            raise MissingExtraError(f"the package {package} {problem}; run: pip install 'tsplat[{extra}]'") from error

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the folders they go to."""
+"""Atomic writes and output folders."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from typing import Any, BinaryIO
 from ..errors import FileError
 
 ZIP = b"PK\x03\x04"
-"""How a ZIP archive begins."""
+"""The first four bytes of a ZIP archive."""
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A binary file that appears under its name when the block ends well; until then, and otherwise, nothing changes.
+    """Opens a binary file for an atomic write: it replaces `path` when the block succeeds.
+
+    If the block raises, `path` is left as it was and no temporary file remains.
 
     Raises:
-        OSError: The file cannot be written there.
+        OSError: The file cannot be written.
     """
     path = Path(path)
-    # Beside the target, as a rename is atomic within a file system only.
+    # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as file:
@@ -39,7 +41,12 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes JSON that others can read: UTF-8, and an error rather than a NaN."""
+    """Writes strict JSON in UTF-8, atomically.
+
+    Raises:
+        ValueError: The value contains NaN or infinity, which JSON cannot represent.
+        OSError: The file cannot be written.
+    """
     text = json.dumps(value, indent=2, allow_nan=False)
     with atomic_write(path) as file:
         file.write(text.encode() + b"\n")
@@ -47,13 +54,15 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 @contextlib.contextmanager
 def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder that files can be written to, made if need be; if the block fails, empty folders it made go again.
+    """Creates a folder if it does not exist and checks that it is writable.
+
+    If the block raises, the folders created here are removed again, unless they contain files.
 
     Raises:
-        FileError: The folder cannot be made or written to.
+        FileError: The folder cannot be created or is not writable.
     """
     path = Path(path)
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    created = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -62,7 +71,7 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise FileError(f"{path}: cannot write there ({error.strerror}); choose another folder") from error
         yield path
     except BaseException:
-        for folder in made:
+        for folder in created:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise

@@ -16,7 +16,7 @@ STAGE_LINES = 4
 TRACK_LINES = 10
 """Lines that :func:`track` prints without a terminal."""
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 Show = Callable[[str, int, int], None]
 
 
@@ -65,8 +65,8 @@ def _lines() -> Iterator[Show]:
     yield show
 
 
-def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
-    """Yields the items and displays how many of `total` are done.
+def track(values: Iterable[T], total: int, label: str) -> Iterator[T]:
+    """Yields the values and displays how many of `total` are done.
 
     Raises:
         MissingExtraError: rich is not installed and stdout is a terminal.
@@ -75,9 +75,9 @@ def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
         require("rich")
         from rich.progress import track as bar
 
-        yield from bar(items, label, total)
+        yield from bar(values, label, total)
         return
-    for i, item in enumerate(items, 1):
-        yield item
+    for i, value in enumerate(values, 1):
+        yield value
         if i * TRACK_LINES // total > (i - 1) * TRACK_LINES // total:
             print(f"{label} {i}/{total}", flush=True)

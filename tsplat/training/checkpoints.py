@@ -184,7 +184,7 @@ def read_newest(folder: str | os.PathLike[str], *, force: bool = False) -> tuple
 
     Raises:
         CheckpointError: None is valid.
-        ActivatedError: The parameters look activated already.
+        AlreadyActivatedError: The parameters look activated already.
     """
     return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force))
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from ..arguments import check_choice, check_size
 from ..config import Backend
 from ..errors import ArgumentError, FileError
-from ..scene.capture.captures import Color
+from ..scene.capture.views import Color
 from ..strategies import DefaultStrategy, MCMCStrategy
 
 Preset = Literal["fixed", "default", "mcmc"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..arguments import check_choice
 from ..config import Backend
-from ..scene.capture.captures import Color, View
+from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
 from ..support.extras import require
 from ..viewing.rendering import render

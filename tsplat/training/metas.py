@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..scene.capture.captures import View
+from ..scene.capture.views import View
 
 
 def joined(

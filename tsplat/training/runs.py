@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..arguments import check_size
 from ..errors import FileError
-from ..scene.capture.captures import Capture, View
-from ..scene.capture.reading import read_capture
+from ..scene.capture.captures import read_capture
+from ..scene.capture.views import Capture, View
 from ..scene.formats.ply import write_ply
 from ..scene.gaussians import Gaussians
 from ..stages.backend import choose

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
 from ..ops.adam import Adam
-from ..scene.capture.captures import Color, View
+from ..scene.capture.views import Color, View
 from ..scene.gaussians import PARAMETERS, Gaussians
 from ..stages.backend import full_precision
 from ..stages.memory import FREE_SHARE, free_memory
@@ -157,7 +157,7 @@ class Trainer:
         error, fidelity = (self.team.sum(torch.stack(figures).sum(0)) / config.views_per_step).unbind()
         if self.step % CHECKED_EVERY == 0:
             # Gaussians that are not finite are not drawn, so that the loss alone would not tell.
-            unsound = int(self.team.sum((~still.sound).sum()))
+            unsound = int(self.team.sum((~still.valid).sum()))
             if unsound or not math.isfinite(float(error)):
                 raise DivergedError(
                     f"training: at step {self.step} the loss is {float(error):.4g} and {unsound} of {self.n_gaussians} "

@@ -136,7 +136,7 @@ def weighted_quantile(values: Tensor, weights: Tensor, q: float) -> Tensor:
 
 def _visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     """Centers [M, 3] and weights [M] of the valid Gaussians, fp64 on the CPU."""
-    valid = gaussians.map(lambda tensor: tensor.detach()[gaussians.sound].double().cpu())
+    valid = gaussians.map(lambda tensor: tensor.detach()[gaussians.valid].double().cpu())
     sizes = valid.scales.sort(-1).values[:, 1:].prod(-1).sqrt()
     # Clamped, so that a backdrop of a few huge Gaussians does not outweigh the model in front of it.
     largest = weighted_quantile(sizes, torch.ones_like(sizes), 0.9) if len(valid) else sizes.sum()

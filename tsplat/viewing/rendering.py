@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..config import Backend, RenderMode
 from ..rasterization import rasterization
-from ..scene.capture.captures import Color
+from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 
 if TYPE_CHECKING:

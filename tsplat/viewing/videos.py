@@ -14,7 +14,7 @@ from torch import Tensor
 from ..arguments import check_choice
 from ..config import Backend
 from ..errors import ArgumentError
-from ..scene.capture.captures import Color
+from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..support.extras import require

@@ -1,4 +1,4 @@
-"""COLMAP folders, written here as text by hand, and binary by pycolmap."""
+"""Tests of COLMAP scenes: text models written by hand, and binary models by pycolmap."""
 
 import math
 import struct
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import torch
-from PIL import Image
 
+from tests.support.captures import write_scene
 from tests.support.paths import SCENES
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, MissingExtraError, read_colmap
@@ -15,57 +15,37 @@ from tsplat.scene import FileError, MissingExtraError, read_colmap
 pytest.importorskip("pycolmap")
 
 BANANA = SCENES / "banana"
-WIDTH, HEIGHT = 43, 30
 
 
-def write_scene(folder, n=10, camera="1 PINHOLE 43 30 50 52 21 14.5", size=(WIDTH, HEIGHT), pose=None, points=5):
-    """Cameras on a line along x, looking along z; image i is a ramp that starts at i."""
-    (folder / "images").mkdir(parents=True)
-    sparse = folder / "sparse" / "0"
-    sparse.mkdir(parents=True)
-    lines = []
-    for i in range(n):
-        # Not in the order of names.
-        name = f"{(7 * i) % n:02d}.png"
-        lines += [f"{i + 1} {pose or '1 0 0 0'} {-0.5 * i} 0 2 1 {name}", ""]
-        ramp = Image.new("RGB", size)
-        ramp.putdata([(i, x, y) for y in range(size[1]) for x in range(size[0])])
-        ramp.save(folder / "images" / name)
-    (sparse / "cameras.txt").write_text(camera + "\n")
-    (sparse / "images.txt").write_text("\n".join(lines) + "\n")
-    (sparse / "points3D.txt").write_text("".join(f"{i + 1} {i} 0.5 3 255 {i} 51 0.1\n" for i in range(points)))
-    return folder
-
-
-def test_images_are_sorted_by_name_and_every_eighth_is_held_out(tmp_path):
+def test_every_eighth_image_by_name_is_held_out(tmp_path):
     capture = read_colmap(write_scene(tmp_path))
     assert [view.name for view in capture.test] == ["00.png", "08.png"]
     assert [view.name for view in capture.train] == [f"{i:02d}.png" for i in (1, 2, 3, 4, 5, 6, 7, 9)]
 
 
-def test_cameras_pictures_and_points_are_what_was_written(tmp_path):
+def test_cameras_images_and_points_are_read(tmp_path):
     capture = read_colmap(write_scene(tmp_path))
-    view = capture.train[2]  # 03.png is image 9 of 0 to 9
+    view = capture.train[2]  # 03.png is image 9
     expected = torch.eye(4)
     expected[:3, 3] = torch.tensor([-4.5, 0, 2])
     assert torch.equal(view.viewmat, expected)
     assert torch.equal(view.K, torch.tensor([[50, 0, 21], [0, 52, 14.5], [0, 0, 1]]))
     assert view.image[20, 30].tolist() == [9, 30, 20]
-    assert (view.width, view.height) == (WIDTH, HEIGHT)
+    assert (view.width, view.height) == (43, 30)
     order = capture.points[:, 0].argsort()
     assert capture.points[order].tolist() == [[i, 0.5, 3] for i in range(5)]
     torch.testing.assert_close(capture.colors[order[3]], torch.tensor([1.0, 3 / 255, 0.2]))
 
 
 def test_rotations_are_world_to_camera(tmp_path):
-    # A quarter turn about y: the camera looks along -x.
+    # A rotation by 90 degrees about y: the camera looks along -x.
     half = math.sqrt(0.5)
     capture = read_colmap(write_scene(tmp_path, pose=f"{half} 0 {half} 0"))
     point = capture.train[0].viewmat[:3, :3] @ torch.tensor([-3.0, 0, 0])
     torch.testing.assert_close(point, torch.tensor([0.0, 0, 3]))
 
 
-def test_text_and_binary_are_the_same(tmp_path):
+def test_text_and_binary_models_are_equivalent(tmp_path):
     import pycolmap
 
     text = read_colmap(write_scene(tmp_path))
@@ -85,19 +65,19 @@ def test_simple_pinhole_has_one_focal_length(tmp_path):
     assert torch.equal(capture.train[0].K, torch.tensor([[50, 0, 21], [0, 50, 14.5], [0, 0, 1]]))
 
 
-def test_downscaled_pictures_keep_the_geometry_axis_by_axis(tmp_path):
+def test_downscale_scales_intrinsics_per_axis(tmp_path):
     full = read_colmap(write_scene(tmp_path))
     small = read_colmap(tmp_path, downscale=4)
     view = small.train[0]
     assert (view.width, view.height) == (11, 8)  # 10.75 x 7.5, rounded
     expected = full.train[0].K * torch.tensor([[11 / 43], [8 / 30], [1]])
     torch.testing.assert_close(view.K, expected)
-    # The ramp along x: pixel i covers full-size columns from 43 i / 11 on.
+    # Pixel i of the downscaled ramp covers full-size columns from 43 i / 11 on.
     centers = (torch.arange(11) + 0.5) * 43 / 11 - 0.5
     assert (view.image[3, :, 1] - centers).abs().max() <= 0.51
 
 
-def test_pictures_smaller_than_their_camera_are_taken_as_such(tmp_path):
+def test_intrinsics_are_scaled_to_smaller_images(tmp_path):
     capture = read_colmap(write_scene(tmp_path, camera="1 PINHOLE 172 120 200 208 84 58"))
     torch.testing.assert_close(capture.train[0].K, torch.tensor([[50, 0, 21], [0, 52, 14.5], [0, 0, 1]]))
 
@@ -106,26 +86,26 @@ def test_pictures_smaller_than_their_camera_are_taken_as_such(tmp_path):
     ("scene", "error", "words"),
     [
         (dict(camera="1 OPENCV_FISHEYE 43 30 50 52 21 14 0.1 0 0 0"), UnsupportedError, "OPENCV.*undistort"),
-        (dict(camera="1 PINHOLE 43 30 nan 52 21 14"), FileError, "not a COLMAP model"),
+        (dict(camera="1 PINHOLE 43 30 nan 52 21 14"), FileError, "not a readable COLMAP model"),
         (dict(camera="1 PINHOLE 43 30 -50 52 21 14"), ArgumentError, r"K: .*00\.png"),
-        (dict(pose="nan nan nan nan"), FileError, "not a COLMAP model"),
-        (dict(size=(30, 43)), FileError, r"30x43.*43x30"),
+        (dict(pose="nan nan nan nan"), FileError, "not a readable COLMAP model"),
+        (dict(size=(30, 43)), FileError, r"43x30, found 30x43"),
         (dict(points=0), ArgumentError, "points"),
         (dict(n=1), ArgumentError, "two images"),
     ],
 )
-def test_scenes_that_cannot_be_used(tmp_path, scene, error, words):
+def test_invalid_scene_is_rejected(tmp_path, scene, error, words):
     write_scene(tmp_path, **scene)
     with pytest.raises(error, match=words):
         read_colmap(tmp_path)
 
 
-def test_a_binary_pose_that_is_no_number_is_named(tmp_path):
+def test_nan_pose_is_rejected(tmp_path):
     import pycolmap
 
     sparse = write_scene(tmp_path) / "sparse" / "0"
     pycolmap.Reconstruction(str(sparse)).write_binary(str(sparse))
-    # images.bin: a count, then each image's id, rotation and translation; frames.bin, where there is one, has the pose.
+    # images.bin: count; id, rotation and translation of each image. frames.bin: the same with a rig id.
     for name, start in (("images.bin", 12), ("frames.bin", 16)):
         content = bytearray((sparse / name).read_bytes())
         content[start : start + 56] = struct.pack("<7d", *[math.nan] * 7)
@@ -135,7 +115,7 @@ def test_a_binary_pose_that_is_no_number_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["images", "sparse", "sparse/0", "sparse/0/cameras.txt", "images/03.png"])
-def test_what_is_missing_is_named(tmp_path, missing):
+def test_missing_file_is_named(tmp_path, missing):
     write_scene(tmp_path)
     (tmp_path / missing).rename(tmp_path / "elsewhere")
     with pytest.raises(FileError, match=missing.removesuffix("/cameras.txt")):
@@ -143,7 +123,7 @@ def test_what_is_missing_is_named(tmp_path, missing):
 
 
 @pytest.mark.parametrize("name", ["cameras", "images", "points3D"])
-def test_a_model_cut_short(tmp_path, name):
+def test_truncated_model_is_rejected(tmp_path, name):
     import pycolmap
 
     sparse = write_scene(tmp_path) / "sparse" / "0"
@@ -155,21 +135,21 @@ def test_a_model_cut_short(tmp_path, name):
 
 
 @pytest.mark.parametrize("downscale", [0, -1, 1.5])
-def test_downscales_without_a_meaning(tmp_path, downscale):
+def test_invalid_downscale_is_rejected(tmp_path, downscale):
     with pytest.raises(ArgumentError, match="downscale"):
         read_colmap(tmp_path, downscale)
 
 
 @pytest.mark.parametrize("module", ["pycolmap", "PIL"])
-def test_missing_extras_are_named(tmp_path, monkeypatch, module):
+def test_missing_extra_is_named(tmp_path, monkeypatch, module):
     write_scene(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[train\]'"):
         read_colmap(tmp_path)
 
 
-@pytest.mark.skipif(not BANANA.is_dir(), reason="the shared scenes are not beside this checkout")
-def test_sparse_points_of_a_real_scene_fall_on_pixels_of_their_color():
+@pytest.mark.skipif(not BANANA.is_dir(), reason="needs the test scenes")
+def test_points_of_a_real_scene_project_to_pixels_of_their_color():
     capture = read_colmap(BANANA, downscale=4)
     assert (len(capture.train), len(capture.test), len(capture.points)) == (13, 2, 8150)
     view = capture.test[0]
@@ -180,6 +160,6 @@ def test_sparse_points_of_a_real_scene_fall_on_pixels_of_their_color():
     inside = (camera[:, 2] > 0) & (x >= 0) & (x < 200) & (y >= 0) & (y < 133)
     assert inside.float().mean() > 0.5
     yellow = inside & (capture.colors[:, 0] - capture.colors[:, 2] > 0.3)
-    there = view.pixels[y[yellow], x[yellow]]
-    assert (there[:, 0] - there[:, 2] > 0.2).float().mean() > 0.9
+    found = view.pixels[y[yellow], x[yellow]]
+    assert (found[:, 0] - found[:, 2] > 0.2).float().mean() > 0.9
     assert (view.pixels[..., 0] - view.pixels[..., 2] > 0.2).float().mean() < 0.2

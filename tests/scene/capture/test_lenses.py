@@ -1,4 +1,4 @@
-"""Distorted pictures of dots, which undistorted have to be where a pinhole camera sees them."""
+"""Tests of undistortion: dots in distorted images have to move to their pinhole projections."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ LENSES = [
 
 
 def distort(x, y, k1, k2, p1, p2):
-    """OpenCV's formula, on the plane at depth one."""
+    """OpenCV's distortion of points at depth 1."""
     r2 = x * x + y * y
     radial = 1 + k1 * r2 + k2 * r2 * r2
     return (
@@ -31,25 +31,25 @@ def distort(x, y, k1, k2, p1, p2):
 
 
 def dots(pixels, width, height, sigma=1.5):
-    """White blobs on black at pixels [P, 2]. [H, W, 3] uint8"""
+    """Renders white blobs on black at pixels [P, 2]. [H, W, 3] uint8"""
     x, y = torch.arange(width) + 0.5, torch.arange(height) + 0.5
-    picture = torch.zeros(height, width)
+    image = torch.zeros(height, width)
     for px, py in pixels.tolist():
         blob = torch.exp(-(((x - px)[None] / sigma) ** 2 + ((y - py)[:, None] / sigma) ** 2) / 2)
-        picture = picture.maximum(blob)
-    return (255 * picture).round().to(torch.uint8)[..., None].expand(-1, -1, 3).contiguous()
+        image = image.maximum(blob)
+    return (255 * image).round().to(torch.uint8)[..., None].expand(-1, -1, 3).contiguous()
 
 
 def centroid(image, x, y, reach=5):
-    """The middle of what is bright near a pixel."""
+    """Center of brightness around a pixel."""
     left, top = int(x) - reach, int(y) - reach
     part = image[top : top + 2 * reach + 1, left : left + 2 * reach + 1, 0].double()
-    rows, columns = torch.arange(part.shape[0]) + top + 0.5, torch.arange(part.shape[1]) + left + 0.5
-    return float((part.sum(0) * columns).sum() / part.sum()), float((part.sum(1) * rows).sum() / part.sum())
+    ys, xs = torch.arange(part.shape[0]) + top + 0.5, torch.arange(part.shape[1]) + left + 0.5
+    return float((part.sum(0) * xs).sum() / part.sum()), float((part.sum(1) * ys).sum() / part.sum())
 
 
 def grid_points():
-    """Points before the camera, seen well inside the picture."""
+    """Twelve points in front of the camera that project to the inside of the image."""
     x, y = torch.meshgrid(torch.linspace(-0.36, 0.38, 4), torch.linspace(-0.26, 0.24, 3), indexing="xy")
     depths = torch.linspace(2, 5, 12).double()
     return torch.stack([x.flatten(), y.flatten(), torch.ones(12)], -1).double() * depths[:, None]
@@ -68,22 +68,22 @@ def assert_dots_at_sparse(view, count):
 
 
 @pytest.mark.parametrize(("model", "params", "coefficients"), LENSES)
-def test_dots_of_a_colmap_scene_are_where_its_points_project_to(tmp_path, model, params, coefficients):
+def test_dots_are_at_their_pinhole_projections(tmp_path, model, params, coefficients):
     points = grid_points()
-    picture = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
-    views = [View(f"{i}.png", picture, torch.eye(4), torch.eye(3)) for i in range(2)]
+    image = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
+    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
     camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
     capture = read_colmap(write_colmap(tmp_path, views, points, camera))
     view = capture.train[0]
     assert (view.width, view.height) == (WIDTH, HEIGHT)
-    assert view.mask is None, "there is a border without a source"
+    assert view.mask is None, "some pixels have no source"
     assert_dots_at_sparse(view, 12)
     torch.testing.assert_close(view.sparse[:, 2].sort().values, points[:, 2].float())
-    # They are not where they were: the test would notice if nothing was done.
+    # The distortion is large enough for the test to fail without undistortion.
     assert (view.sparse[:, :2] - distorted_pixels(points, params, coefficients)).norm(dim=-1).max() > 0.5
 
 
-def test_shrunk_pictures_of_a_distorted_camera_are_undistorted_too(tmp_path):
+def test_downscaled_images_are_undistorted(tmp_path):
     model, params, coefficients = LENSES[3]
     points = grid_points()
     camera = f"{model} {2 * WIDTH} {2 * HEIGHT} {' '.join(str(2 * p) for p in params[:4])} -0.12 0.03 0.01 -0.02"
@@ -100,11 +100,11 @@ def test_shrunk_pictures_of_a_distorted_camera_are_undistorted_too(tmp_path):
     torch.testing.assert_close(from_folder.K, by_averaging.K)
 
 
-def test_transforms_with_distortion_are_undistorted_the_same_way(tmp_path):
+def test_transforms_and_colmap_are_undistorted_equally(tmp_path):
     _, params, coefficients = LENSES[3]
     points = grid_points()
-    picture = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
-    views = [View(f"{i}.png", picture, torch.eye(4), torch.eye(3)) for i in range(2)]
+    image = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
+    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
     keys = dict(zip(("fl_x", "fl_y", "cx", "cy", "k1", "k2", "p1", "p2"), params), w=WIDTH, h=HEIGHT)
     write_transforms(tmp_path / "json", views, **keys)
     one = read_transforms(tmp_path / "json").train[0]
@@ -114,25 +114,25 @@ def test_transforms_with_distortion_are_undistorted_the_same_way(tmp_path):
 
 
 @pytest.mark.parametrize(("model", "params", "coefficients"), LENSES)
-def test_no_more_is_cut_off_than_needs_to_be(model, params, coefficients):
+def test_pinhole_camera_has_the_largest_field_of_view(model, params, coefficients):
     fx, fy, cx, cy = params[:4] if len(params) == 8 else (params[0], *params[:3])
-    straight = Undistortion(Lens(WIDTH, HEIGHT, fx, fy, cx, cy, coefficients), WIDTH, HEIGHT)
-    assert straight.sees.all()
-    # A white frame of three pixels around black: some of it is still to be seen.
-    picture = torch.full((HEIGHT, WIDTH, 1), 255, dtype=torch.uint8)
-    picture[3:-3, 3:-3] = 0
-    seen = straight(picture)
-    assert seen.max() == 255
-    assert (seen > 0).float().mean() < 0.2
+    undistortion = Undistortion(Lens(WIDTH, HEIGHT, fx, fy, cx, cy, coefficients), WIDTH, HEIGHT)
+    assert undistortion.has_source.all()
+    # Some of a white border of three pixels remains visible.
+    image = torch.full((HEIGHT, WIDTH, 1), 255, dtype=torch.uint8)
+    image[3:-3, 3:-3] = 0
+    result = undistortion(image)
+    assert result.max() == 255
+    assert (result > 0).float().mean() < 0.2
 
 
 def test_pixels_without_a_source_are_masked_out(tmp_path):
-    # The formula folds over at a radius of sqrt(1 / 1.5) = 0.82, 49 pixels from the middle.
+    # The distortion is monotonic up to a radius of sqrt(1 / 1.5) = 0.82, 49 pixels from the center.
     params = (60.0, 60.0, 60.0, 45.0, -0.5, 0.0, 0.0, 0.0)
     points = torch.tensor([[0.0, 0, 2], [0.1, 0.1, 2]])
-    picture = torch.full((HEIGHT, WIDTH, 3), 200, dtype=torch.uint8)
-    picture[:, :60] = 100
-    views = [View(f"{i}.png", picture, torch.eye(4), torch.eye(3)) for i in range(2)]
+    image = torch.full((HEIGHT, WIDTH, 3), 200, dtype=torch.uint8)
+    image[:, :60] = 100
+    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
     view = read_colmap(write_colmap(tmp_path, views, points, f"OPENCV 120 90 {' '.join(map(str, params))}")).train[0]
     x = (torch.arange(WIDTH) + 0.5 - view.K[0, 2]) / view.K[0, 0]
     y = (torch.arange(HEIGHT) + 0.5 - view.K[1, 2]) / view.K[1, 1]
@@ -144,18 +144,18 @@ def test_pixels_without_a_source_are_masked_out(tmp_path):
     assert (view.image[~view.mask] == 0).all()
 
 
-def test_large_pictures_are_sampled_band_by_band_to_the_same_result(monkeypatch):
+def test_sampling_in_chunks_gives_the_same_result(monkeypatch):
     lens = Lens(WIDTH, HEIGHT, *F, (-0.12, 0.03, 0.01, -0.02))
-    picture = torch.randint(0, 256, (HEIGHT, WIDTH, 4), dtype=torch.uint8)
-    whole = Undistortion(lens, WIDTH, HEIGHT)(picture)
-    monkeypatch.setattr("tsplat.scene.capture.lenses.BAND", 7 * WIDTH)
-    banded = Undistortion(lens, WIDTH, HEIGHT)(picture)
-    assert (whole.int() - banded.int()).abs().max() <= 1
-    assert (whole != banded).float().mean() < 1e-3
+    image = torch.randint(0, 256, (HEIGHT, WIDTH, 4), dtype=torch.uint8)
+    at_once = Undistortion(lens, WIDTH, HEIGHT)(image)
+    monkeypatch.setattr("tsplat.scene.capture.lenses.CHUNK_PIXELS", 7 * WIDTH)
+    in_chunks = Undistortion(lens, WIDTH, HEIGHT)(image)
+    assert (at_once.int() - in_chunks.int()).abs().max() <= 1
+    assert (at_once != in_chunks).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("values", [(-100, 100, 60, 45), (100, float("nan"), 60, 45)])
-def test_lenses_without_a_meaning(values):
+def test_invalid_lens_is_rejected(values):
     with pytest.raises(ArgumentError, match="K: "):
         Undistortion(Lens(WIDTH, HEIGHT, *values, (0.1, 0, 0, 0)), WIDTH, HEIGHT)
     with pytest.raises(ArgumentError, match="distortion"):

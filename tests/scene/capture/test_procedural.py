@@ -1,4 +1,4 @@
-"""The procedural scene: what rays hit, and whether pictures and cameras agree."""
+"""Tests of the procedural scene: ray hits, and the consistency of images and cameras."""
 
 import math
 
@@ -10,46 +10,46 @@ from tsplat.scene import intrinsics, look_at, procedural_capture
 from tsplat.scene.capture.procedural import SKY, SOLIDS, distance, trace
 
 
-def test_rays_hit_a_ball_where_they_should():
+def test_rays_hit_a_ball_at_its_radius():
     ball = SOLIDS[1]
     radius = float(-ball.distance(torch.tensor([ball.center])))
     eye = (ball.center[0], ball.center[1], -6.0)
     viewmat, K = look_at(eye, ball.center), intrinsics(64, 48, 5)
-    picture, points, _ = trace(viewmat, K, 64, 48)
-    # Nothing else is in sight, and the ball is larger than the picture.
+    image, points, _ = trace(viewmat, K, 64, 48)
+    # The ball fills the image.
     assert len(points) == 64 * 48
     torch.testing.assert_close(
         (points - torch.tensor(ball.center)).norm(dim=-1), torch.full((64 * 48,), radius), atol=1e-3, rtol=0
     )
     nearest = points.view(48, 64, 3)[24, 32]
     assert float(nearest[2]) == pytest.approx(ball.center[2] - radius, abs=1e-2)
-    assert picture.shape == (48, 64, 3)
+    assert image.shape == (48, 64, 3)
 
 
-def test_rays_that_miss_see_the_sky():
+def test_rays_without_a_hit_have_the_color_of_the_sky():
     viewmat = look_at((0.0, -2.0, -6.0), (0.0, -20.0, 0.0))
-    picture, points, _ = trace(viewmat, intrinsics(16, 12, 30), 16, 12)
+    image, points, _ = trace(viewmat, intrinsics(16, 12, 30), 16, 12)
     assert len(points) == 0
-    torch.testing.assert_close(picture, torch.tensor(SKY).expand(12, 16, 3))
+    torch.testing.assert_close(image, torch.tensor(SKY).expand(12, 16, 3))
 
 
 @pytest.mark.parametrize("index", range(len(SOLIDS)))
-def test_distances_are_distances(index):
-    """The gradient of a distance has norm 1, and the ball around a solid holds it."""
+def test_solids_are_signed_distance_functions(index):
+    """The gradient has norm 1, and the bounding sphere contains the solid."""
     solid = SOLIDS[index]
     torch.manual_seed(index)
     directions = torch.nn.functional.normalize(torch.randn(500, 3, dtype=torch.float64), dim=-1)
-    places = (torch.tensor(solid.center) + 1.3 * solid.reach * directions).requires_grad_()
-    found = solid.distance(places)
+    points = (torch.tensor(solid.center) + 1.3 * solid.radius * directions).requires_grad_()
+    found = solid.distance(points)
     assert (found > 0).all()
-    (slope,) = torch.autograd.grad(found.sum(), places)
-    torch.testing.assert_close(slope.norm(dim=-1), torch.ones(500, dtype=torch.float64))
-    around = torch.tensor(solid.center) + 1.001 * solid.reach * directions
+    (gradient,) = torch.autograd.grad(found.sum(), points)
+    torch.testing.assert_close(gradient.norm(dim=-1), torch.ones(500, dtype=torch.float64))
+    around = torch.tensor(solid.center) + 1.001 * solid.radius * directions
     assert (solid.distance(around) >= 0).all()
 
 
-def test_what_one_camera_sees_another_sees_in_its_place():
-    """Surface points of one picture fall on pixels of their color in another, unless something is before them."""
+def test_images_are_multi_view_consistent():
+    """Surface points of one image project to pixels of their color in another one, unless they are occluded."""
     capture = procedural_capture(192, 144, n_train=2, n_test=1, n_points=4000, position_noise=0.0, color_noise=0.0)
     assert distance(capture.points).abs().max() < 1e-3
     view = capture.test[0]
@@ -58,17 +58,17 @@ def test_what_one_camera_sees_another_sees_in_its_place():
     pixels = (camera @ view.K.T)[:, :2] / camera[:, 2:]
     x, y = pixels.floor().long().unbind(-1)
     inside = (x >= 0) & (x < 192) & (y >= 0) & (y < 144)
-    # Seen if nothing lies within the first nine tenths of the way from the camera.
+    # Visible if there is no surface on the way from the camera.
     ts = torch.linspace(0, 0.97, 200)[:, None, None]
-    way = center + ts * (capture.points - center)
-    seen = inside & (distance(way.view(-1, 3)).view(200, -1) > 0.01).all(0)
-    assert seen.sum() > 500
-    error = (view.pixels[y[seen], x[seen]] - capture.colors[seen]).abs().amax(-1)
+    samples = center + ts * (capture.points - center)
+    visible = inside & (distance(samples.view(-1, 3)).view(200, -1) > 0.01).all(0)
+    assert visible.sum() > 500
+    error = (view.pixels[y[visible], x[visible]] - capture.colors[visible]).abs().amax(-1)
     assert error.median() < 0.03
     assert (error < 0.15).float().mean() > 0.8
 
 
-def test_a_seed_decides_the_cloud_and_nothing_else():
+def test_seed_determines_only_the_points():
     size = dict(width=24, height=18, n_train=3, n_test=2, n_points=200, supersampling=1)
     a, b, c = (procedural_capture(**size, seed=seed) for seed in (3, 3, 4))
     assert torch.equal(a.points, b.points)
@@ -83,21 +83,21 @@ def test_a_seed_decides_the_cloud_and_nothing_else():
     )
 
 
-def test_noise_is_as_large_as_asked():
+def test_position_noise_has_the_given_standard_deviation():
     size = dict(width=48, height=36, n_train=4, n_test=1, n_points=2000, supersampling=1)
     clean, noisy = (procedural_capture(**size, position_noise=noise, color_noise=0.0) for noise in (0.0, 0.05))
     assert float((noisy.points - clean.points).std()) == pytest.approx(0.05, rel=0.1)
     assert torch.equal(noisy.colors, clean.colors)
 
 
-def test_supersampling_smooths_edges():
+def test_supersampling_reduces_aliasing():
     viewmat, K = look_at((0.0, -1.5, -4.0), (0.0, -0.3, 0.0)), intrinsics(40, 30, 45)
     fine = trace(viewmat, K, 40, 30, 8)[0]
-    rough, smooth = (math.sqrt(float((trace(viewmat, K, 40, 30, n)[0] - fine).square().mean())) for n in (1, 3))
-    assert smooth < 0.5 * rough
+    aliased, smooth = (math.sqrt(float((trace(viewmat, K, 40, 30, n)[0] - fine).square().mean())) for n in (1, 3))
+    assert smooth < 0.5 * aliased
 
 
 @pytest.mark.parametrize("name", ["width", "n_train", "n_test", "n_points", "supersampling"])
-def test_sizes_without_a_meaning(name):
+def test_invalid_size_is_rejected(name):
     with pytest.raises(ArgumentError, match=name):
         procedural_capture(**{name: 0})

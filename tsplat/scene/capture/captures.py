@@ -1,123 +1,51 @@
-"""Photographs with their cameras, and the points that training starts from."""
+"""Reading a capture from a folder, whatever its format."""
 
 from __future__ import annotations
 
-import dataclasses
+import os
+from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from ...errors import ArgumentError, ShapeError
-
-Color = tuple[float, float, float]
-"""RGB in [0, 1]."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class View:
-    """A picture and the pinhole camera that took it.
-
-    Attributes:
-        name: The picture's name, for people.
-        image: [H, W, 3] uint8 RGB.
-        viewmat: [4, 4] world to camera; cameras look along +z, x right, y down.
-        K: [3, 3] intrinsics in pixels of ``image``; pixel centers lie at +0.5.
-        mask: [H, W] bool, True where the picture counts; everywhere where None.
-        sparse: [P, 3] sparse points seen in the picture: pixel x and y as in ``K``, and depth z in the camera's frame.
-        camera_id: Index of the physical camera; pictures with the same one share lens and exposure.
-
-    Raises:
-        ArgumentError: Shapes or an element type that do not fit, values that are not finite, or a focal length that is
-            not positive.
-    """
-
-    name: str
-    image: Tensor
-    viewmat: Tensor
-    K: Tensor
-    mask: Tensor | None = None
-    sparse: Tensor | None = None
-    camera_id: int = 0
-
-    def __post_init__(self) -> None:
-        if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
-            found = f"{self.image.dtype} {list(self.image.shape)}"
-            raise ShapeError(f"image: expected uint8 [H, W, 3], found {found} in view {self.name!r}")
-        for name, tensor, size in (("viewmat", self.viewmat, 4), ("K", self.K, 3)):
-            if tensor.shape != (size, size):
-                found = str(list(tensor.shape))
-                raise ShapeError(f"{name}: expected [{size}, {size}], found {found} in view {self.name!r}")
-            if not tensor.isfinite().all():
-                raise ArgumentError(f"{name}: found values that are not finite in view {self.name!r}; check its camera")
-        if not (self.K[0, 0] > 0 and self.K[1, 1] > 0):
-            raise ArgumentError(f"K: expected positive focal lengths, found {self.K.tolist()} in view {self.name!r}")
-        if self.mask is not None and (self.mask.dtype != torch.bool or self.mask.shape != self.image.shape[:2]):
-            found = f"{self.mask.dtype} {list(self.mask.shape)}"
-            raise ShapeError(
-                f"mask: expected bool {list(self.image.shape[:2])} as image, found {found} in view {self.name!r}"
-            )
-        if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
-            raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
-        if self.camera_id < 0:
-            raise ArgumentError(f"camera_id: expected an index, found {self.camera_id} in view {self.name!r}")
-
-    @property
-    def width(self) -> int:
-        return self.image.shape[1]
-
-    @property
-    def height(self) -> int:
-        return self.image.shape[0]
-
-    @property
-    def pixels(self) -> Tensor:
-        """The picture as fp32 in [0, 1], [H, W, 3]."""
-        return self.image.float() / 255
-
-    def to(self, device: torch.device | str) -> View:
-        return dataclasses.replace(
-            self,
-            image=self.image.to(device),
-            viewmat=self.viewmat.to(device),
-            K=self.K.to(device),
-            mask=None if self.mask is None else self.mask.to(device),
-            sparse=None if self.sparse is None else self.sparse.to(device),
-        )
+from ...errors import FileError
+from .colmap import TEST_EVERY, read_colmap
+from .normalization import normalize_capture
+from .photographs import OnProgress
+from .transforms import has_transforms, read_transforms
+from .views import Capture, Color
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Capture:
-    """What a scene is trained from and judged by.
+def read_capture(
+    folder: str | os.PathLike[str],
+    *,
+    downscale: int = 1,
+    test_every: int = TEST_EVERY,
+    background: Color | None = None,
+    normalize: bool = False,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+) -> Capture:
+    """Reads a capture: with :func:`read_colmap` if the folder has ``sparse/0/``, else with :func:`read_transforms`.
 
-    Attributes:
-        train: Views to fit.
-        test: Views held out.
-        points: [P, 3] surface points, world frame.
-        colors: [P, 3] their RGB in [0, 1].
-        background: RGB behind everything, in [0, 1].
-        world: [4, 4] fp64 on the CPU, from the frame of the files to that of the capture: a rotation times one scale,
-            and a translation. Its inverse takes what was made of the capture back to the files' frame.
+    Args:
+        folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP is preferred), or the path of a
+            ``transforms.json``.
+        downscale, test_every, background, on_progress: See :func:`read_colmap` and :func:`read_transforms`.
+        normalize: Whether to apply :func:`normalize_capture`.
+        seed: Random seed of the initial points that :func:`read_transforms` draws if the file has none.
 
     Raises:
-        ShapeError: ``world`` is not [4, 4].
+        FileError: The folder has neither format, or see the two functions.
+        UnsupportedError, ArgumentError, MissingExtraError: See the two functions.
     """
-
-    train: tuple[View, ...]
-    test: tuple[View, ...]
-    points: Tensor
-    colors: Tensor
-    background: Color = (0.0, 0.0, 0.0)
-    world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64))
-
-    def __post_init__(self) -> None:
-        if self.world.shape != (4, 4):
-            raise ShapeError(f"world: expected [4, 4], found {list(self.world.shape)}")
-
-    def to(self, device: torch.device | str) -> Capture:
-        return dataclasses.replace(
-            self,
-            train=tuple(view.to(device) for view in self.train),
-            test=tuple(view.to(device) for view in self.test),
-            points=self.points.to(device),
-            colors=self.colors.to(device),
+    folder = Path(folder)
+    if (folder / "sparse" / "0").is_dir():
+        capture = read_colmap(folder, downscale, test_every, background=background, on_progress=on_progress)
+    elif folder.suffix == ".json" or has_transforms(folder):
+        capture = read_transforms(folder, downscale, test_every, background, seed=seed, on_progress=on_progress)
+    elif not folder.exists():
+        raise FileError(f"{folder}: no such folder")
+    else:
+        raise FileError(
+            f"{folder}: no cameras found; expected sparse/0/ and images/ (COLMAP), transforms_train.json or "
+            "transforms.json; to compute cameras from photographs, run: tsplat prepare PHOTOS --out SCENE"
         )
+    return normalize_capture(capture)[0] if normalize else capture

@@ -1,4 +1,4 @@
-"""Photographs with cameras by COLMAP: ``images/`` beside ``sparse/0/``, binary or text."""
+"""COLMAP scenes: ``images/`` and a binary or text model in ``sparse/0/``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.extras import require
-from .captures import Capture, Color
 from .lenses import Lens
-from .shots import OnProgress, Shot, read_views
+from .photographs import OnProgress, Photograph, read_views
+from .views import Capture, Color
 
 CAMERA_MODELS = {
     "SIMPLE_PINHOLE": (0, 0, 1, 2),
@@ -24,10 +24,13 @@ CAMERA_MODELS = {
     "RADIAL": (0, 0, 1, 2, 3, 4),
     "OPENCV": (0, 1, 2, 3, 4, 5, 6, 7),
 }
-"""Where in a model's parameters fx, fy, cx, cy, k1, k2, p1, p2 are; those left out are zero."""
+"""Camera model -> indices of fx, fy, cx, cy, k1, k2, p1, p2 in its parameters; missing ones are zero."""
 
-SHRUNK_FOLDERS = (2, 4, 8)
+DOWNSCALED_FOLDERS = (2, 4, 8)
+"""Values of `downscale` for which ``images_<downscale>/`` is used if it exists."""
+
 TEST_EVERY = 8
+"""Every so many images, one is held out."""
 
 
 def read_colmap(
@@ -38,26 +41,26 @@ def read_colmap(
     background: Color | None = None,
     on_progress: OnProgress | None = None,
 ) -> Capture:
-    """Reads registered images, their cameras and the sparse points; the frame stays COLMAP's.
+    """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
-    Pictures by SIMPLE_RADIAL, RADIAL and OPENCV cameras are undistorted to pinhole pictures of the same size. Masks,
-    white where a picture counts, are ``masks/a.png`` or ``masks/a.jpg.png`` for ``images/a.jpg``; pictures without one
-    count everywhere. Each view knows the sparse points that COLMAP found in it.
+    Images of SIMPLE_RADIAL, RADIAL and OPENCV cameras are undistorted to pinhole images of the same size. The mask of
+    ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Each view has
+    the sparse points that COLMAP observed in it.
 
     Args:
-        folder: Holds ``images/`` and ``sparse/0/``.
-        downscale: Pictures are made so many times smaller by area averaging, and K with them, by the ratio of the sizes
-            in whole pixels, axis by axis. Pictures that already are smaller than their camera says are taken as such.
-            For 2, 4 and 8 the pictures of ``images_2/``, ``images_4/`` or ``images_8/`` are taken as they are where
-            there is such a folder; they are named as in ``images/`` but for the suffix.
-        test_every: Of the images sorted by name, the first and every so many after it are held out.
-        background: RGB in [0, 1] behind pictures that are transparent, and behind the scene; black where None.
-        on_progress: Told how many of how many pictures have been read.
+        folder: The scene, with ``images/`` and ``sparse/0/``.
+        downscale: Factor to downscale images by, with area averaging. K is scaled per axis by the ratio of the sizes in
+            pixels, which also applies to images that are smaller than their camera. For 2, 4 and 8, images of
+            ``images_2/``, ``images_4/`` or ``images_8/`` are used as they are if that folder exists; they have the
+            names of ``images/``, with any suffix.
+        test_every: The first of every so many images, sorted by name, is held out.
+        background: RGB in [0, 1] behind the scene and behind transparent images; None for black.
+        on_progress: Called with the number of images read and their total.
 
     Raises:
         FileError: A file or folder is missing or cannot be read.
-        UnsupportedError: A fisheye camera, or another model that is not among the above.
-        ArgumentError: Fewer than two images or points, values that are not finite, or an argument without meaning.
+        UnsupportedError: A fisheye camera or another unsupported camera model.
+        ArgumentError: An invalid argument, fewer than two images or points, or values that are not finite.
         MissingExtraError: pycolmap or Pillow is not installed.
     """
     check_size("downscale", downscale)
@@ -65,7 +68,7 @@ def read_colmap(
     folder = Path(folder)
     for path in (folder, folder / "images", folder / "sparse" / "0"):
         if not path.is_dir():
-            raise FileError(f"{path}: no such folder; a COLMAP scene is a folder with images/ and sparse/0/")
+            raise FileError(f"{path}: no such folder; expected a COLMAP scene with images/ and sparse/0/")
     model = _read_model(folder / "sparse" / "0")
     images = sorted((i for i in model.images.values() if i.has_pose), key=lambda image: image.name)
     if len(images) < 2:
@@ -74,29 +77,31 @@ def read_colmap(
         _check_camera(folder, model.cameras[image.camera_id])
     points = np.array([point.xyz for point in model.points3D.values()]).reshape(-1, 3)
     colors = np.array([point.color for point in model.points3D.values()], np.float32).reshape(-1, 3)
-    if len(points) < 2 or not np.isfinite(points).all():
-        raise ArgumentError(f"{folder}: expected at least two sparse points, all finite, found {len(points)}")
+    if len(points) < 2:
+        raise ArgumentError(f"{folder}: expected at least two sparse points, found {len(points)}")
+    if not np.isfinite(points).all():
+        raise ArgumentError(f"{folder}: sparse points: expected finite positions, found NaN or infinity")
 
-    rows = {identity: i for i, identity in enumerate(model.points3D)}
+    point_indices = {point_id: i for i, point_id in enumerate(model.points3D)}
     cameras = sorted({image.camera_id for image in images})
-    shrunk = shrunk_folder(folder / "images", downscale)
-    shots = []
+    downscaled = downscaled_folder(folder / "images", downscale)
+    photographs = []
     for image in images:
-        seen = [rows[point.point3D_id] for point in image.get_observation_points2D()]
-        shots.append(
-            Shot(
+        observed = [point_indices[point.point3D_id] for point in image.get_observation_points2D()]
+        photographs.append(
+            Photograph(
                 name=image.name,
-                path=same_name(shrunk, image.name) if shrunk else folder / "images" / image.name,
+                path=find_by_stem(downscaled, image.name) if downscaled else folder / "images" / image.name,
                 lens=_lens(model.cameras[image.camera_id]),
                 viewmat=_viewmat(image),
                 camera_id=cameras.index(image.camera_id),
-                downscale=1 if shrunk else downscale,
-                mask=_mask_of(folder / "masks", image.name),
-                points=torch.from_numpy(points[seen]),
+                downscale=1 if downscaled else downscale,
+                mask=_find_mask(folder / "masks", image.name),
+                points=torch.from_numpy(points[observed]),
             )
         )
     background = background or (0.0, 0.0, 0.0)
-    views = read_views(shots, background, on_progress)
+    views = read_views(photographs, background, on_progress)
     return Capture(
         train=tuple(view for i, view in enumerate(views) if i % test_every),
         test=tuple(views[::test_every]),
@@ -106,14 +111,14 @@ def read_colmap(
     )
 
 
-def shrunk_folder(folder: Path, downscale: int) -> Path | None:
-    """``images_2/`` beside ``images/``, for 2, 4 and 8 and where it is there."""
-    shrunk = folder.with_name(f"{folder.name}_{downscale}")
-    return shrunk if downscale in SHRUNK_FOLDERS and shrunk.is_dir() else None
+def downscaled_folder(folder: Path, downscale: int) -> Path | None:
+    """Returns the folder of downscaled images next to `folder`, such as ``images_2/``, or None if there is none."""
+    downscaled = folder.with_name(f"{folder.name}_{downscale}")
+    return downscaled if downscale in DOWNSCALED_FOLDERS and downscaled.is_dir() else None
 
 
-def same_name(folder: Path, name: str) -> Path:
-    """A picture in a folder by its name, or with another suffix where that is not there."""
+def find_by_stem(folder: Path, name: str) -> Path:
+    """Returns the image of that name in a folder, or the one that differs only in its suffix."""
     path = folder / name
     if path.is_file():
         return path
@@ -127,16 +132,16 @@ def _read_model(folder: Path) -> Any:
 
     try:
         return pycolmap.Reconstruction(str(folder))
-    # pycolmap hands on whatever C++ throws at a file that is missing, cut short or no model at all.
+    # pycolmap passes on the C++ exceptions for missing, truncated and invalid files.
     except (ValueError, LookupError, RuntimeError, MemoryError, OSError) as error:
-        raise FileError(f"{folder}: not a COLMAP model that can be read ({str(error)[:120]})") from error
+        raise FileError(f"{folder}: not a readable COLMAP model ({str(error)[:120]})") from error
 
 
 def _check_camera(folder: Path, camera: Any) -> None:
     if camera.model.name not in CAMERA_MODELS:
         raise UnsupportedError(
-            f"{folder}: camera {camera.camera_id} is {camera.model.name}, only {', '.join(CAMERA_MODELS)} are "
-            "implemented; undistort the images first (colmap image_undistorter)"
+            f"{folder}: camera {camera.camera_id}: expected {', '.join(CAMERA_MODELS)}, found {camera.model.name}; "
+            "undistort the images first (colmap image_undistorter)"
         )
 
 
@@ -152,8 +157,8 @@ def _viewmat(image: Any) -> Tensor:
     return viewmat
 
 
-def _mask_of(folder: Path, name: str) -> Path | None:
-    """The mask of a picture, by its name with .png in place of its suffix or after it."""
+def _find_mask(folder: Path, name: str) -> Path | None:
+    """Returns the mask of an image: its name with the suffix .png, replaced or appended."""
     path = folder / name
     return next(
         (mask for mask in (path.with_suffix(".png"), path.with_name(f"{path.name}.png")) if mask.is_file()), None

@@ -1,4 +1,4 @@
-"""Captures in a frame of their own: upright, around the origin, of size one."""
+"""Normalization of captures: centered at the origin, upright, with the farthest camera at distance 1."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ from torch.nn.functional import normalize
 
 from ...errors import ArgumentError
 from ..cameras import UP, centers
-from .captures import Capture, View
+from .views import Capture, View
 
-EVEN = 1e-6
-"""Below this share of a unit the cameras' upward directions cancel each other out."""
+UP_NORM_MIN = 1e-6
+"""If the mean of the cameras' up directions is shorter than this, they have no common up direction."""
 
 
 def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
-    """Moves the cameras' mean to the origin, turns the mean of what is up in their pictures to -y, scales to size one.
+    """Moves the mean camera center to the origin, rotates the mean up direction to -y, and scales to unit size.
 
-    Every camera is then at most 1 away from the origin, the farthest exactly so. Pictures, K and where points fall in
-    pictures stay; depths are scaled. Where the cameras have no common upward direction nothing is turned.
+    Afterwards the farthest camera is at distance 1 from the origin. Images, intrinsics and the projections of points do
+    not change; depths are scaled. The capture is not rotated if the cameras have no common up direction.
 
     Returns:
-        The new capture, whose ``world`` includes the change; and the change itself [4, 4] fp64, from the frame before
-        to the one after.
+        The normalized capture, whose ``world`` includes the transform; and the transform [4, 4] in fp64, from the old
+        to the new world frame.
 
     Raises:
-        ArgumentError: All cameras are in one place.
+        ArgumentError: All cameras are at the same position.
     """
     views = (*capture.train, *capture.test)
     viewmats = torch.stack([view.viewmat for view in views]).double().cpu()
     rotations = viewmats[:, :3, :3]
-    places = centers(viewmats)
-    middle = places.mean(0)
-    farthest = float((places - middle).norm(dim=-1).max())
-    if not farthest > 1e-9 * max(1.0, float(middle.norm())):
-        raise ArgumentError(f"capture: all {len(views)} cameras are in one place, so it has no size to normalize")
+    positions = centers(viewmats)
+    center = positions.mean(0)
+    farthest = float((positions - center).norm(dim=-1).max())
+    if not farthest > 1e-9 * max(1.0, float(center.norm())):
+        raise ArgumentError(f"capture: expected cameras at different positions, found all {len(views)} at one position")
     scale = 1 / farthest
-    # The second row of a rotation is the picture's downward direction.
-    rotation = _turn(-rotations[:, 1].mean(0), torch.tensor(UP, dtype=torch.float64))
-    change = torch.eye(4, dtype=torch.float64)
-    change[:3, :3] = scale * rotation
-    change[:3, 3] = -scale * rotation @ middle
+    # The second row of a world-to-camera rotation is the camera's down direction in the world frame.
+    rotation = _rotation_between(-rotations[:, 1].mean(0), torch.tensor(UP, dtype=torch.float64))
+    transform = torch.eye(4, dtype=torch.float64)
+    transform[:3, :3] = scale * rotation
+    transform[:3, 3] = -scale * rotation @ center
 
-    def moved(view: View) -> View:
+    def transformed(view: View) -> View:
         old = view.viewmat.double().cpu()
         new = torch.eye(4, dtype=torch.float64)
         new[:3, :3] = old[:3, :3] @ rotation.T
-        new[:3, 3] = scale * (old[:3, :3] @ middle + old[:3, 3])
+        new[:3, 3] = scale * (old[:3, :3] @ center + old[:3, 3])
         sparse = view.sparse
         if sparse is not None:
             sparse = sparse * sparse.new_tensor([1.0, 1.0, scale])
         return dataclasses.replace(view, viewmat=new.to(view.viewmat), sparse=sparse)
 
-    points = capture.points.double().cpu() @ change[:3, :3].T + change[:3, 3]
-    result = dataclasses.replace(
+    points = capture.points.double().cpu() @ transform[:3, :3].T + transform[:3, 3]
+    normalized = dataclasses.replace(
         capture,
-        train=tuple(moved(view) for view in capture.train),
-        test=tuple(moved(view) for view in capture.test),
+        train=tuple(transformed(view) for view in capture.train),
+        test=tuple(transformed(view) for view in capture.test),
         points=points.to(capture.points),
-        world=change @ capture.world,
+        world=transform @ capture.world,
     )
-    return result, change
+    return normalized, transform
 
 
-def _turn(start: Tensor, end: Tensor) -> Tensor:
-    """The rotation [3, 3] by the shortest way from one direction to another [3] (Rodrigues)."""
-    if start.norm() < EVEN:
+def _rotation_between(start: Tensor, end: Tensor) -> Tensor:
+    """Returns the smallest rotation [3, 3] from one direction [3] to another (Rodrigues' formula)."""
+    if start.norm() < UP_NORM_MIN:
         return torch.eye(3, dtype=torch.float64)
     a, b = normalize(start, dim=0), normalize(end, dim=0)
     if float(a @ b) < -1 + 1e-12:
-        # Half a turn about any axis across.
+        # Opposite directions: a rotation by 180 degrees about any perpendicular axis.
         axis = normalize(torch.linalg.cross(a, torch.eye(3, dtype=torch.float64)[a.abs().argmin()]), dim=0)
         return 2 * torch.outer(axis, axis) - torch.eye(3, dtype=torch.float64)
     x, y, z = torch.linalg.cross(a, b).tolist()

@@ -1,8 +1,8 @@
-"""A small scene that needs no data: textured solids on a round table, traced ray by ray.
+"""A procedural scene that needs no data: ray-traced textured solids on a round table.
 
-Rays march along the distance to a solid (Hart, "Sphere tracing", 1996), solid by solid, within the ball around it. The
-shading depends on the place alone, not on the camera: a sun with shadows, sky light, darker corners. World frame with
-y down, as structure-from-motion leaves it; the table's top is at y = 0.
+Solids are signed distance functions, intersected by sphere tracing (Hart, "Sphere tracing", 1996) within their bounding
+spheres. The shading does not depend on the view: a sun with shadows, sky light and ambient occlusion. The world frame
+has y down, as usual for structure-from-motion; the table top is at y = 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from ...arguments import check_size
 from ..cameras import intrinsics, orbit
 from ..images import to_bytes
-from .captures import Capture, View
+from .views import Capture, View
 
 SKY = (0.80, 0.88, 0.96)
 TABLE_RADIUS = 1.75
@@ -27,15 +27,15 @@ TARGET = (0.0, -0.18, 0.0)
 ORBIT_RADIUS = 4.3
 FOV = 40.0
 SUN = (-0.45, -0.8, -0.4)
-"""Direction to the sun, before it is normalized."""
+"""Direction to the sun, not normalized."""
 
 SUNLIGHT, SKYLIGHT = (0.72, 0.66, 0.58), (0.24, 0.28, 0.34)
 
 NEAREST = 3e-4
-"""A ray this close to a surface has hit it."""
+"""Distance to a surface below which a ray has hit it."""
 
 STEPS = 64
-"""A ray that has not hit by then has missed."""
+"""Maximum number of sphere tracing steps; a ray that needs more misses."""
 
 Point = tuple[float, float, float]
 Field = Callable[[Tensor], Tensor]
@@ -43,22 +43,22 @@ Field = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Solid:
-    """A shape given by its distance.
+    """A shape given by a signed distance function.
 
     Attributes:
         center: World frame.
-        reach: Radius of a ball around the center that holds the solid.
+        radius: Radius of a bounding sphere around the center.
         field: Signed distance [R] of points [R, 3], relative to the center.
         color: RGB [R, 3] of surface points [R, 3], relative to the center.
     """
 
     center: Point
-    reach: float
+    radius: float
     field: Field
     color: Field
 
     def distance(self, points: Tensor) -> Tensor:
-        """Signed distance [R] of points [R, 3], world frame."""
+        """Returns the signed distance [R] of points [R, 3], world frame."""
         return self.field(points - points.new_tensor(self.center))
 
 
@@ -75,20 +75,20 @@ def procedural_capture(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Capture:
-    """Pictures of the scene from a low and a high orbit, and a coarse, noisy point cloud of what they see.
+    """Renders the scene from a low and a high orbit, and samples a noisy point cloud of the visible surfaces.
 
     Args:
-        width, height: Picture size in pixels.
-        n_train, n_test: Views to fit, and views held out, which lie between those.
-        n_points: Points of the cloud.
-        supersampling: Rays along each edge of a pixel.
-        position_noise: Standard deviation of each coordinate of the points, world units; the table is 3.5 wide.
-        color_noise: Standard deviation of each channel of the points' colors, which are in [0, 1].
-        seed: Of the choice of points and the noise.
-        device: Where to compute, and where the result lies.
+        width, height: Image size in pixels.
+        n_train, n_test: Number of training views, and of held-out views between them.
+        n_points: Number of points.
+        supersampling: The square root of the number of rays per pixel.
+        position_noise: Standard deviation of the noise added to point coordinates, world units. The table is 3.5 wide.
+        color_noise: Standard deviation of the noise added to the color channels of points, which are in [0, 1].
+        seed: Random seed of the selected points and the noise.
+        device: Device of the computation and of the result.
 
     Raises:
-        ArgumentError: A size or number that is not positive.
+        ArgumentError: A size or number is not a positive int.
     """
     sizes = dict(width=width, height=height, n_train=n_train, n_test=n_test, n_points=n_points)
     for argument, value in (sizes | dict(supersampling=supersampling)).items():
@@ -99,16 +99,16 @@ def procedural_capture(
     views, hits, colors = [], [], []
     for i, viewmat in enumerate([*train, *test]):
         name = f"train_{i:03d}" if i < n_train else f"test_{i - n_train:03d}"
-        picture, points, shades = trace(viewmat.to(device), K.to(device), width, height, supersampling)
-        views.append(View(name, to_bytes(picture), viewmat.to(device), K.to(device)))
+        image, points, shades = trace(viewmat.to(device), K.to(device), width, height, supersampling)
+        views.append(View(name, to_bytes(image), viewmat.to(device), K.to(device)))
         if i < n_train:
             hits.append(points[:: supersampling**2])
             colors.append(shades[:: supersampling**2])
     generator = torch.Generator().manual_seed(seed)
-    seen, shown = torch.cat(hits).cpu(), torch.cat(colors).cpu()
-    chosen = torch.randperm(len(seen), generator=generator)[:n_points]
-    points = seen[chosen] + position_noise * torch.randn(len(chosen), 3, generator=generator)
-    shades = shown[chosen] + color_noise * torch.randn(len(chosen), 3, generator=generator)
+    all_points, all_colors = torch.cat(hits).cpu(), torch.cat(colors).cpu()
+    chosen = torch.randperm(len(all_points), generator=generator)[:n_points]
+    points = all_points[chosen] + position_noise * torch.randn(len(chosen), 3, generator=generator)
+    shades = all_colors[chosen] + color_noise * torch.randn(len(chosen), 3, generator=generator)
     return Capture(
         train=tuple(views[:n_train]),
         test=tuple(views[n_train:]),
@@ -119,10 +119,10 @@ def procedural_capture(
 
 
 def trace(viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """A picture of the scene, each pixel the mean of a grid of rays.
+    """Renders the scene; each pixel is the mean of ``supersampling``^2 rays.
 
     Returns:
-        The picture [height, width, 3] in [0, 1]; where rays hit a surface, [R, 3]; and the colors there, [R, 3].
+        The image [height, width, 3] in [0, 1]; the R surface points hit by rays, [R, 3]; and their colors, [R, 3].
     """
     xs, ys = (
         (torch.arange(size * supersampling, device=viewmat.device) + 0.5) / supersampling for size in (width, height)
@@ -132,74 +132,75 @@ def trace(viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: in
     directions = normalize(directions, dim=-1) @ viewmat[:3, :3]
     eye = -viewmat[:3, :3].T @ viewmat[:3, 3]
     depths = torch.stack([_march(solid, eye.expand_as(directions), directions) for solid in SOLIDS])
-    nearest, owners = depths.min(0)
+    nearest, solid_ids = depths.min(0)
     hit = nearest < torch.inf
     points = eye + nearest[hit, None] * directions[hit]
-    shades = _shade(points, owners[hit])
+    shades = _shade(points, solid_ids[hit])
     colors = directions.new_tensor(SKY).repeat(len(directions), 1)
     colors[hit] = shades
-    picture = reduce(colors, "(y sy x sx) c -> y x c", "mean", sy=supersampling, sx=supersampling, x=width)
-    return picture, points, shades
+    image = reduce(colors, "(y sy x sx) c -> y x c", "mean", sy=supersampling, sx=supersampling, x=width)
+    return image, points, shades
 
 
 def distance(points: Tensor) -> Tensor:
-    """Signed distance of points [R, 3] to the nearest surface. [R]"""
+    """Returns the signed distance of points [R, 3] to the nearest surface, [R]."""
     return torch.stack([solid.distance(points) for solid in SOLIDS]).amin(0)
 
 
 def _ring(n: int, low: float, high: float, turn: float) -> Tensor:
-    """Cameras around the table, low and high by turns."""
+    """Places cameras around the table, at alternating elevations. The first one is at azimuth `turn`."""
     azimuths = [turn + 360.0 * i / n for i in range(n)]
     return orbit(TARGET, ORBIT_RADIUS, azimuths, [high if i % 2 else low for i in range(n)])
 
 
 def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
-    """How far along each ray the solid is, infinity where it is missed. [R]"""
+    """Returns the distance along each ray to the solid, infinity for a miss. [R]"""
     offsets = origins - origins.new_tensor(solid.center)
     along = -(offsets * directions).sum(-1)
-    within = solid.reach**2 - (offsets * offsets).sum(-1) + along * along
+    within = solid.radius**2 - (offsets * offsets).sum(-1) + along * along
     half = within.clamp_min(0).sqrt()
     active = ((within > 0) & (along + half > 0)).nonzero().squeeze(1)
     depths = torch.full_like(along, torch.inf)
-    start, way, t, end = (
+    start, direction, t, end = (
         offsets[active],
         directions[active],
         (along - half)[active].clamp_min(0),
         (along + half)[active],
     )
     for _ in range(STEPS):
-        step = solid.field(start + t[:, None] * way)
+        step = solid.field(start + t[:, None] * direction)
         t = t + step
         hit = step < NEAREST
         depths[active[hit]] = t[hit]
-        going = ~hit & (t < end)
-        active, start, way, t, end = active[going], start[going], way[going], t[going], end[going]
+        left = ~hit & (t < end)
+        active, start, direction, t, end = active[left], start[left], direction[left], t[left], end[left]
         if not len(active):
             break
     return depths
 
 
-def _shade(points: Tensor, owners: Tensor) -> Tensor:
-    """Colors in [0, 1] of surface points, given the index of the solid they lie on. [R, 3]"""
+def _shade(points: Tensor, solid_ids: Tensor) -> Tensor:
+    """Returns the colors in [0, 1] of surface points [R, 3], given the index [R] of their solids. [R, 3]"""
     albedo, normals = torch.empty_like(points), torch.empty_like(points)
     for i, solid in enumerate(SOLIDS):
-        mine = owners == i
-        local = points[mine] - points.new_tensor(solid.center)
-        albedo[mine] = solid.color(local)
+        on_solid = solid_ids == i
+        local = points[on_solid] - points.new_tensor(solid.center)
+        albedo[on_solid] = solid.color(local)
         with torch.enable_grad():
             local.requires_grad_()
-            (slope,) = torch.autograd.grad(solid.field(local).sum(), local)
-        normals[mine] = normalize(slope, dim=-1)
+            (gradient,) = torch.autograd.grad(solid.field(local).sum(), local)
+        normals[on_solid] = normalize(gradient, dim=-1)
     sun = normalize(points.new_tensor(SUN), dim=0)
     sunlight = (normals @ sun).clamp_min(0)
     facing = sunlight.nonzero().squeeze(1)
-    # A little off the surface, so that it does not shade itself.
-    origins, way = points[facing] + 5e-3 * normals[facing], sun.expand(len(facing), 3)
+    # Offset from the surface to avoid self-shadowing.
+    origins, directions = points[facing] + 5e-3 * normals[facing], sun.expand(len(facing), 3)
     for solid in SOLIDS:
-        sunlight[facing[_march(solid, origins, way) < torch.inf]] = 0
+        sunlight[facing[_march(solid, origins, directions) < torch.inf]] = 0
     skylight = 0.5 - 0.5 * normals[:, 1]
-    for reach in (0.06, 0.18):
-        skylight = skylight * (0.5 + 0.5 * (distance(points + reach * normals) / reach).clamp(0, 1))
+    # Ambient occlusion.
+    for radius in (0.06, 0.18):
+        skylight = skylight * (0.5 + 0.5 * (distance(points + radius * normals) / radius).clamp(0, 1))
     light = 0.2 + skylight[:, None] * points.new_tensor(SKYLIGHT) + sunlight[:, None] * points.new_tensor(SUNLIGHT)
     return (albedo * light).clamp(0, 1)
 
@@ -207,14 +208,14 @@ def _shade(points: Tensor, owners: Tensor) -> Tensor:
 def _ball(center: Point, radius: float, color: Field) -> Solid:
     return Solid(
         center,
-        reach=1.01 * radius,
+        radius=1.01 * radius,
         field=lambda points: points.norm(dim=-1) - radius,
         color=lambda points: color(points / radius),
     )
 
 
 def _box(center: Point, half: float, turn: float, color: Field) -> Solid:
-    """A cube with rounded edges, turned by degrees about the vertical."""
+    """A cube with rounded edges, rotated by `turn` degrees about the vertical axis."""
     edge = 0.04
 
     def field(points: Tensor) -> Tensor:
@@ -224,7 +225,7 @@ def _box(center: Point, half: float, turn: float, color: Field) -> Solid:
 
 
 def _torus(center: Point, radius: float, thickness: float, turn: float, color: Field) -> Solid:
-    """An upright ring, turned by degrees about the vertical."""
+    """An upright ring, rotated by `turn` degrees about the vertical axis."""
 
     def field(points: Tensor) -> Tensor:
         x, y, z = _turned(points, turn).unbind(-1)
@@ -245,20 +246,21 @@ def _cylinder(center: Point, radius: float, half: float, color: Field) -> Solid:
 
 
 def _rounded(beyond: Tensor, edge: float) -> Tensor:
-    """Signed distance [R] to a box with rounded edges, given how far beyond its faces points are, [R, D]."""
+    """Returns the signed distance [R] to a box with rounded edges, given the distances [R, D] beyond its faces."""
     q = beyond + edge
     outside: Tensor = q.clamp_min(0).norm(dim=-1)
     return outside + q.amax(-1).clamp_max(0) - edge
 
 
 def _turned(points: Tensor, degrees: float) -> Tensor:
+    """Rotates points [R, 3] about the vertical axis."""
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     x, y, z = points.unbind(-1)
     return torch.stack([c * x - s * z, y, s * x + c * z], -1)
 
 
 def _mix(choice: Tensor, *colors: tuple[float, float, float]) -> Tensor:
-    """Colors by index. [R] -> [R, 3]"""
+    """Selects colors by index, modulo their number. [R] -> [R, 3]"""
     return torch.tensor(colors, device=choice.device)[choice.long() % len(colors)]
 
 

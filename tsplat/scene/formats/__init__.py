@@ -1,0 +1,28 @@
+"""Models of Gaussians on disk: one module per format, and :mod:`~tsplat.scene.formats.models`, which picks the format.
+
+Every reader returns :class:`~tsplat.scene.Gaussians` in float32 on the CPU, and raises
+:class:`~tsplat.errors.FileError` for a damaged file.
+"""
+
+from .checkpoints import CheckpointError, open_model
+from .models import lost_on_write, read_model, write_model
+from .ply import read_ply, write_ply
+from .sog import read_sog
+from .splat import read_splat, write_splat
+from .spz import read_spz
+from .torch_checkpoints import read_torch_checkpoint
+
+__all__ = [
+    "CheckpointError",
+    "lost_on_write",
+    "open_model",
+    "read_model",
+    "read_ply",
+    "read_sog",
+    "read_splat",
+    "read_spz",
+    "read_torch_checkpoint",
+    "write_model",
+    "write_ply",
+    "write_splat",
+]

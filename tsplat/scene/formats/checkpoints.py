@@ -77,7 +77,7 @@ def open_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
 
     Raises:
         CheckpointError: The run has no valid checkpoint.
-        ActivatedError: See :func:`read_raw_checkpoint`.
+        AlreadyActivatedError: See :func:`read_raw_checkpoint`.
         FileError, UnsupportedError, MissingExtraError, OSError: See :func:`read_model`.
     """
     if not is_run(path):
@@ -146,7 +146,7 @@ def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) ->
 
     Raises:
         CheckpointError: A file is missing, truncated, modified or invalid.
-        ActivatedError: The parameters look activated already.
+        AlreadyActivatedError: The parameters look activated already.
         MissingExtraError: safetensors is not installed.
     """
     require("safetensors")
@@ -174,7 +174,7 @@ def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) ->
             )
         checkpoint = RawCheckpoint(manifest["step"], gaussians, tensors, manifest["figures"], manifest["config"])
     if not force:
-        gaussians.check_raw(str(path))
+        gaussians.check_not_activated(str(path))
     return checkpoint
 
 

@@ -1,4 +1,4 @@
-"""Models of Gaussians in any format that is known, told by content first and by name where that says nothing."""
+"""Reading and writing models in any supported format, detected by content first, then by file name."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ READ_ONLY = (".spz", ".sog", ".pt", ".pth", ".json")
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
-    """Reads Gaussians: PLY (plain or compressed), .splat, SPZ, SOG, gsplat's and Inria's checkpoints.
+    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or a checkpoint of gsplat or Inria.
 
     Args:
         path: A file, a folder with SOG's ``meta.json``, or a folder with the checkpoints of gsplat's ranks.
-        force: As in :func:`read_torch_checkpoint`; without meaning for other formats.
+        force: See :func:`read_torch_checkpoint`. Ignored for other formats.
+
+    Returns:
+        Gaussians in float32 on the CPU.
 
     Raises:
-        FileError: It is none of these, or damaged.
-        UnsupportedError: A format or version that is known but not implemented.
-        MissingExtraError: A package is missing that the format needs.
+        FileError: The format is unknown, or the file is damaged.
+        UnsupportedError: The format or its version is known, but not implemented.
+        MissingExtraError: An optional dependency of the format is not installed.
         OSError: The file cannot be read.
     """
     path = Path(path)
@@ -37,12 +40,12 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
             return read_sog(path)
         if any(path.glob("*.pt")):
             return read_torch_checkpoint(path, force=force)
-        raise FileError(f"{path}: the folder has neither {META} of a SOG nor a .pt of gsplat; name a file: {KNOWN}")
+        raise FileError(f"{path}: the folder has neither {META} (SOG) nor .pt files (gsplat); expected {KNOWN}")
     with open(path, "rb") as file:
         start = file.read(4)
     suffix = path.suffix.lower()
     if suffix == ".ksplat":
-        raise UnsupportedError(f"{path}: .ksplat is not implemented; convert it with splat-transform to .ply")
+        raise UnsupportedError(f"{path}: .ksplat is not implemented; convert it to .ply with splat-transform")
     if suffix in CHECKPOINTS:
         return read_torch_checkpoint(path, force=force)
     if suffix == ".splat":
@@ -53,16 +56,18 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
         return read_spz(path)
     if path.name == META or suffix == ".sog" or start == ZIP:
         return read_sog(path)
-    raise FileError(f"{path}: not a model that is known, by content or by name; expected {KNOWN}")
+    raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 
 def write_model(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
-    """Writes ``.ply`` or ``.splat``, by the name; :func:`write_ply` and :func:`write_splat` say what is lost.
+    """Writes a model as ``.ply`` or ``.splat``, depending on the file name.
+
+    :func:`lost_on_write` lists what the format cannot represent.
 
     Raises:
-        UnsupportedError: A format that is read but not written, or spherical harmonics that it has no place for.
-        FileError: Another name.
-        ArgumentError: As :func:`write_splat`.
+        UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
+        FileError: The file name has neither suffix.
+        ArgumentError: See :func:`write_splat`.
         OSError: The file cannot be written.
     """
     name = Path(path).name.lower()
@@ -70,17 +75,21 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
     if suffix in READ_ONLY or name.endswith((".ksplat", ".compressed.ply")):
         raise UnsupportedError(f"{path}: writing this format is not implemented; write .ply or .splat")
     if suffix not in (".ply", ".splat"):
-        raise FileError(f"{path}: cannot tell the format from the name; end it in .ply or .splat")
+        raise FileError(f"{path}: cannot tell the format from the file name; expected .ply or .splat")
     (write_ply if suffix == ".ply" else write_splat)(path, gaussians)
 
 
-def lost_in(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
-    """What of Gaussians a file of this name has no place for, in words."""
+def lost_on_write(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
+    """Describes what :func:`write_model` loses by writing these Gaussians to a file of this name.
+
+    Returns:
+        Phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
+    """
     if Path(path).suffix.lower() == ".ply":
         return []
     lost = {
         f"view dependence (SH degree {gaussians.sh_degree})": gaussians.sh_degree > 0,
-        "the mark of antialiased Gaussians": gaussians.antialiased,
+        "the antialiased flag": gaussians.antialiased,
         "all but 8 bits of colors, opacities and rotations": True,
     }
-    return [words for words, holds in lost.items() if holds]
+    return [description for description, is_lost in lost.items() if is_lost]

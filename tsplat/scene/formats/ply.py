@@ -1,10 +1,10 @@
-"""Gaussians in PLY files, in the layout of Inria's 3D Gaussian Splatting (Kerbl et al., 2023).
+"""PLY files in the layout of Inria's 3D Gaussian Splatting (Kerbl et al., 2023).
 
-One record a Gaussian: x y z, nx ny nz (unused), f_dc_0..2 (degree 0), f_rest_* (the degrees above, channel by channel),
-opacity (logit), scale_0..2 (logarithms), rot_0..3 (wxyz). All values are before their activation.
+One vertex per Gaussian: x y z, nx ny nz (unused), f_dc_0..2 (SH degree 0), f_rest_* (higher degrees, channel by
+channel), opacity (logit), scale_0..2 (logarithms), rot_0..3 (wxyz). All values are before activation.
 
-Gaussians trained for ``rasterize_mode="antialiased"`` are marked by the header line ``comment SplatRenderMode: mip``,
-as Brush and splat-transform do; Postshot's ``comment antialiased 1`` is read as well.
+Models trained with ``rasterize_mode="antialiased"`` are marked with the header line ``comment SplatRenderMode: mip``,
+as Brush and splat-transform do. Postshot's ``comment antialiased 1`` is read as well.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from einops import rearrange
 from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
-from .compressed_ply import unpack
-from .ply_tables import PlyFile
+from .compressed_ply import decode_compressed_ply
+from .ply_file import PlyFile
 
 REST_SIZES = (0, 9, 24, 45)
-"""How many f_rest there are for degrees 0 to 3."""
+"""Number of f_rest properties for SH degrees 0 to 3."""
 
 GROUPS = {
     "means": ("x", "y", "z"),
@@ -31,40 +31,42 @@ GROUPS = {
     "log_scales": ("scale_0", "scale_1", "scale_2"),
     "quats": ("rot_0", "rot_1", "rot_2", "rot_3"),
 }
-MARK = "SplatRenderMode: mip"
+"""Parameter -> its PLY properties."""
+
+ANTIALIASED_COMMENT = "SplatRenderMode: mip"
 
 
 def read_ply(path: str | os.PathLike[str]) -> Gaussians:
-    """Reads Gaussians: properties in any order, 0, 9, 24 or 45 f_rest, whatever else there is left aside.
+    """Reads Gaussians from a PLY file in ASCII, little-endian or big-endian, or from PlayCanvas's compressed PLY.
 
-    ASCII, little-endian and big-endian files, and the compressed ones of PlayCanvas. Nothing is allocated before the
-    header's sizes are known to fit the file; beside the Gaussians a few megabytes are held.
+    The properties may be in any order; unknown ones are ignored. Memory is allocated only after the sizes in the header
+    have been checked against the size of the file. Apart from the Gaussians, reading needs a few megabytes.
 
     Raises:
-        FileError: The file is not a PLY of Gaussians, or shorter than its header says.
-        UnsupportedError: A PLY of Gaussians in a form that is not implemented.
+        FileError: The file is not a PLY of Gaussians, or it is cut short.
+        UnsupportedError: A variant of the format that is not implemented.
         OSError: The file cannot be read.
     """
     with open(path, "rb") as file:
         ply = PlyFile(file, str(path))
         antialiased = is_antialiased(ply)
         if "vertex" not in ply.elements:
-            raise FileError(f"{path}: the PLY has no element 'vertex', so there are no Gaussians in it")
+            raise FileError(f"{path}: not a PLY of Gaussians; expected an element 'vertex'")
         vertex = ply.elements["vertex"]
         if "packed_position" in vertex.names:
-            return unpack(ply, antialiased)
+            return decode_compressed_ply(ply, antialiased)
         n_rest = _check_names(ply.path, vertex.names)
         groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
         blocks = ply.blocks("vertex")
         values = {group: np.empty((vertex.count, len(names)), np.float32) for group, names in groups.items()}
         first = 0
-        # A number beyond float32 becomes infinite, which is not sound.
+        # A double beyond the range of float32 becomes infinite, which makes the Gaussian invalid.
         with np.errstate(over="ignore", invalid="ignore"):
             for block in blocks:
                 for group, names in groups.items():
-                    rows = values[group][first : first + len(block)]
-                    for place, name in zip(_places(group, len(names)), names):
-                        rows[:, place] = block[name]
+                    target = values[group][first : first + len(block)]
+                    for column, name in zip(_columns(group, len(names)), names):
+                        target[:, column] = block[name]
                 first += len(block)
     tensors = {group: torch.from_numpy(array) for group, array in values.items()}
     tensors["opacity_logits"] = tensors["opacity_logits"][:, 0]
@@ -74,14 +76,14 @@ def read_ply(path: str | os.PathLike[str]) -> Gaussians:
 
 
 def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
-    """Writes 62 little-endian floats a Gaussian, normals and unused degrees zero; the file appears when it is whole.
+    """Writes a little-endian PLY file atomically: 62 floats per Gaussian, with zeros for normals and unused degrees.
 
     Raises:
-        UnsupportedError: Spherical harmonics above degree 3.
+        UnsupportedError: The SH degree is above 3.
         OSError: The file cannot be written.
     """
     if gaussians.sh_degree > 3:
-        raise UnsupportedError(f"sh_degree: {gaussians.sh_degree} has no place in a PLY of Gaussians; 3 is the highest")
+        raise UnsupportedError(f"sh_degree: expected at most 3 for a PLY of Gaussians, found {gaussians.sh_degree}")
     tensors = {name: tensor.detach().cpu().numpy() for name, tensor in gaussians.tensors().items()}
     count = len(gaussians)
     rest = np.zeros((count, REST_SIZES[-1] // 3, 3), "<f4")
@@ -106,7 +108,7 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
         *(*GROUPS["opacity_logits"], *GROUPS["log_scales"], *GROUPS["quats"]),
     )
     lines = ["ply", "format binary_little_endian 1.0"]
-    lines += [f"comment {MARK}"] if gaussians.antialiased else []
+    lines += [f"comment {ANTIALIASED_COMMENT}"] if gaussians.antialiased else []
     lines += [f"element vertex {count}", *(f"property float {name}" for name in names), "end_header", ""]
     with atomic_write(path) as file:
         file.write("\n".join(lines).encode())
@@ -114,10 +116,10 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
 
 
 def is_antialiased(ply: PlyFile) -> bool:
-    """Whether the header's comments mark Gaussians as trained for antialiased rendering; the last one counts.
+    """Returns whether the header's comments mark the model as antialiased. The last such comment decides.
 
     Raises:
-        UnsupportedError: They are marked as flat (2DGS).
+        UnsupportedError: The model is marked as 2DGS.
     """
     mode = "default"
     for comment in ply.comments:
@@ -127,25 +129,25 @@ def is_antialiased(ply: PlyFile) -> bool:
             case ["antialiased", flag] if flag in ("0", "1"):
                 mode = "mip" if flag == "1" else "default"
     if mode == "2dgs":
-        raise UnsupportedError(f"{ply.path}: these are flat Gaussians (2DGS), whose rendering is not implemented")
+        raise UnsupportedError(f"{ply.path}: rendering 2D Gaussians (2DGS) is not implemented")
     return mode == "mip"
 
 
-def _places(group: str, size: int) -> list[int]:
-    """Where the values of a group go: f_rest come channel by channel, shN is [coefficients, channels]."""
+def _columns(group: str, size: int) -> list[int]:
+    """Column of each property in its array. f_rest is stored [channel, coefficient], shN is [coefficient, channel]."""
     return [3 * (i % (size // 3)) + i // (size // 3) for i in range(size)] if group == "shN" else list(range(size))
 
 
 def _check_names(path: str, names: list[str]) -> int:
-    """How many f_rest there are."""
+    """Checks the property names of the vertices and returns the number of f_rest properties."""
     missing = [name for group in GROUPS.values() for name in group if name not in names]
     if missing == ["scale_2"]:
-        raise UnsupportedError(f"{path}: flat Gaussians without scale_2 (2DGS), whose rendering is not implemented")
+        raise UnsupportedError(f"{path}: rendering 2D Gaussians (2DGS, no scale_2) is not implemented")
     if missing:
-        raise FileError(f"{path}: not a PLY of Gaussians, its vertices lack {', '.join(missing)}")
+        raise FileError(f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}")
     rest = {name for name in names if name.startswith("f_rest_")}
     if len(rest) not in REST_SIZES or rest != {f"f_rest_{i}" for i in range(len(rest))}:
         raise FileError(
-            f"{path}: expected f_rest_0 up to {REST_SIZES} of them for SH degrees 0 to 3, found {len(rest)}"
+            f"{path}: expected {REST_SIZES} properties f_rest_0, f_rest_1, ... for SH degrees 0 to 3, found {len(rest)}"
         )
     return len(rest)

@@ -1,4 +1,4 @@
-"""Steps that several compressed formats share, from bytes to parameters before their activation."""
+"""Dequantization shared by the compressed formats: from stored integers to parameters before activation."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from ...config import SH_NORMS
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-OPACITY_EDGE = 1e-6
-"""Opacities of 0 and 1 are read as this far from them, so that their logits stay finite."""
+OPACITY_MARGIN = 1e-6
+"""Opacities are clamped to [this, 1 - this], so that their logits are finite."""
 
 OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
-"""[largest] The three other components of a quaternion, in order."""
+"""Indices of a quaternion's other three components, by the index of the largest one."""
 
 
-def logits(opacities: NDArray[Any]) -> Floats:
-    """Opacities in [0, 1], any shape, as logits."""
-    inside = np.clip(opacities.astype(np.float64), OPACITY_EDGE, 1 - OPACITY_EDGE)
+def logits_from_opacities(opacities: NDArray[Any]) -> Floats:
+    """Converts opacities in [0, 1], of any shape, to finite logits."""
+    inside = np.clip(opacities.astype(np.float64), OPACITY_MARGIN, 1 - OPACITY_MARGIN)
     return np.log(inside / (1 - inside)).astype(np.float32)
 
 
-def color_coefficients(colors: NDArray[Any]) -> Floats:
-    """RGB around [0, 1] as spherical harmonics coefficients of degree 0, same shape."""
+def sh0_from_colors(colors: NDArray[Any]) -> Floats:
+    """Converts RGB colors, of any shape, to spherical harmonics coefficients of degree 0."""
     return ((colors - 0.5) / SH_NORMS[0][0]).astype(np.float32)
 
 
-def whole_quaternions(others: NDArray[Any], largest: NDArray[Any]) -> Floats:
-    """Unit quaternions of which the largest component was left out, being positive.
+def quats_from_smallest_three(others: NDArray[Any], largest: NDArray[Any]) -> Floats:
+    """Reconstructs unit quaternions stored by their three smallest components; the largest one is positive.
 
     Args:
-        others: [N, 3] the other components, in order.
-        largest: [N] which of the four is left out.
+        others: [N, 3] the stored components, in the order of the quaternion.
+        largest: [N] index (0 to 3) of the omitted component.
 
     Returns:
-        [N, 4] in the components' own order.
+        [N, 4], components in the order of the format.
     """
     quats = np.empty((len(others), 4), np.float32)
     np.put_along_axis(quats, OTHERS[largest], others.astype(np.float32), 1)
-    left = np.sqrt(np.maximum(1 - np.square(others, dtype=np.float64).sum(1), 0)).astype(np.float32)
-    np.put_along_axis(quats, largest[:, None].astype(np.intp), left[:, None], 1)
+    omitted = np.sqrt(np.maximum(1 - np.square(others, dtype=np.float64).sum(1), 0)).astype(np.float32)
+    np.put_along_axis(quats, largest[:, None].astype(np.intp), omitted[:, None], 1)
     return quats

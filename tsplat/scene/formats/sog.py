@@ -1,8 +1,8 @@
-"""SOG datasets of PlayCanvas, version 2: ``meta.json`` and lossless WebP pictures, in a folder or a ZIP ``.sog``.
+"""PlayCanvas's SOG, version 2: ``meta.json`` and lossless WebP images, in a folder or a ZIP archive ``.sog``.
 
-A pixel is a Gaussian: positions as 16 bits in two pictures (sign(x) log(1 + |x|) between bounds), scales and colors as
-indices of codebooks, opacity as a byte, rotations by their three smaller components and the index of the largest in
-alpha, and the coefficients above degree 0 as the number of a row in a palette.
+One pixel per Gaussian: positions as 16 bits in two images (sign(x) log(1 + |x|) between bounds), scales and colors as
+indices into codebooks, opacity as a byte, rotations as their three smallest components with the index of the largest
+one in the alpha channel, and SH coefficients above degree 0 as an index into a palette.
 """
 
 from __future__ import annotations
@@ -25,31 +25,40 @@ from numpy.typing import NDArray
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
 from ..gaussians import Gaussians
-from .quantization import Bytes, Floats, logits, whole_quaternions
+from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
 
 META = "meta.json"
 META_MAX = 1 << 22
-FILE_RATIO = 1032
-"""How much deflate can compress at most."""
-TAGS = 252
-"""Alpha of a rotation whose largest component is w; x, y and z follow."""
-SPARE_PIXELS = 1 << 20
-"""Of pictures of few Gaussians, and enough for any palette."""
-PALETTE_WIDTH = 64
-"""Palette rows side by side in the picture of centroids."""
+"""Maximum size of ``meta.json`` in bytes."""
 
-DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, RuntimeError)
-"""What zipfile raises where bytes do not make sense."""
+DEFLATE_RATIO_MAX = 1032
+"""Maximum compression ratio of deflate."""
+
+LARGEST_IS_W = 252
+"""Alpha of a rotation whose largest component is w; 253 to 255 stand for x, y and z."""
+
+SPARE_PIXELS = 1 << 20
+"""Pixels that an image may have in addition to four per Gaussian; enough for any palette."""
+
+PALETTE_WIDTH = 64
+"""Palette entries side by side in the image of centroids."""
+
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, RuntimeError)
+"""Exceptions that zipfile raises for damaged archives."""
 
 Load = Callable[[str], bytes]
+"""Returns the content of a file of the dataset by its name."""
 
 
 def read_sog(path: str | os.PathLike[str]) -> Gaussians:
-    """Reads a ``.sog`` file, a folder with ``meta.json``, or that file.
+    """Reads a SOG dataset.
+
+    Args:
+        path: A ``.sog`` file, a folder with ``meta.json``, or that ``meta.json``.
 
     Raises:
-        FileError: Something is missing, damaged, or does not go together.
-        UnsupportedError: Another version, or flat Gaussians.
+        FileError: A file or value is missing, damaged or inconsistent with the others.
+        UnsupportedError: Another version of the format, or 2D Gaussians.
         MissingExtraError: Pillow is not installed.
         OSError: A file cannot be read.
     """
@@ -62,37 +71,40 @@ def read_sog(path: str | os.PathLike[str]) -> Gaussians:
 
 
 def _archive(path: Path) -> Load:
-    """What reads a member of a ZIP archive, from memory, where no size in it can ask for more than there is."""
+    """Returns a function that reads a member of a ZIP archive."""
+    # Read from memory, so that the sizes stored in the archive are checked against the actual content.
     content = path.read_bytes()
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
-    except DAMAGED_ZIP as error:
+    except ZIP_ERRORS as error:
         raise FileError(f"{path}: the ZIP archive is damaged or cut short ({error})") from error
 
     def load(name: str) -> bytes:
         if name not in archive.NameToInfo:
-            raise FileError(f"{path}: there is no {name} in it; it is not a SOG file, or damaged")
+            raise FileError(f"{path}: the archive has no {name}; it is not a SOG file or it is damaged")
         info = archive.getinfo(name)
         plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not info.flag_bits & 1
-        if not plain or info.file_size > min(info.compress_size, len(content)) * FILE_RATIO:
-            raise FileError(f"{path}: {name} is encrypted, of another compression or larger than it can be")
+        if not plain or info.file_size > min(info.compress_size, len(content)) * DEFLATE_RATIO_MAX:
+            raise FileError(
+                f"{path}: {name} is encrypted, uses another compression than deflate, or has an invalid size"
+            )
         try:
             return archive.read(info)
-        except DAMAGED_ZIP as error:
+        except ZIP_ERRORS as error:
             raise FileError(f"{path}: {name} is damaged or cut short in the ZIP archive ({error})") from error
 
     return load
 
 
 class _Meta:
-    """What ``meta.json`` says, checked as it is asked for."""
+    """An object in ``meta.json``; every access checks the type of the value."""
 
     def __init__(self, path: str, values: Any) -> None:
         self.path = path
         self.values = values if isinstance(values, dict) else {}
 
     def fail(self, name: str, expected: str) -> FileError:
-        return FileError(f"{self.path}: {META} should have {name} as {expected}; the file is damaged")
+        return FileError(f"{self.path}: {META}: expected {name} to be {expected}; the file is damaged")
 
     def part(self, name: str) -> _Meta:
         return _Meta(self.path, self.values.get(name))
@@ -100,25 +112,25 @@ class _Meta:
     def count(self, name: str) -> int:
         value = self.values.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.fail(name, "a whole number")
+            raise self.fail(name, "a nonnegative integer")
         return value
 
     def floats(self, name: str, size: int | None = None) -> Floats:
-        """Numbers, of any count if no size is given."""
+        """Returns a list of numbers, of any length if no size is given."""
         value = self.values.get(name)
-        sound = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
-        if not isinstance(value, list) or not sound or size not in (None, len(value)):
-            raise self.fail(name, "numbers" if size is None else f"{size} numbers")
+        numeric = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
+        if not isinstance(value, list) or not numeric or size not in (None, len(value)):
+            raise self.fail(name, "a list of numbers" if size is None else f"a list of {size} numbers")
         with np.errstate(over="ignore"), contextlib.suppress(OverflowError):
             return np.array(value, np.float64).astype(np.float32)
-        raise self.fail(name, "numbers that fit a float")
+        raise self.fail(name, "a list of numbers in the range of a float")
 
     def files(self, size: int) -> list[str]:
         value = self.values.get("files")
         if not isinstance(value, list) or len(value) < size or not all(isinstance(x, str) for x in value):
-            raise self.fail("files", f"{size} names")
+            raise self.fail("files", f"a list of {size} file names")
         if not all(x and x == os.path.basename(x) for x in value):
-            raise self.fail("files", "plain names")
+            raise self.fail("files", "file names without a folder")
         return value
 
 
@@ -130,18 +142,19 @@ def _read(path: str, load: Load) -> Gaussians:
         raise FileError(f"{path}: {META} is not JSON ({error})") from error
     version = meta.values.get("version")
     if version != 2:
-        found = "none, as of before version 2" if version is None else repr(version)
-        raise UnsupportedError(f"{path}: found SOG version {found}; 2 is implemented, splat-transform converts others")
+        found = "none (a file from before version 2)" if version is None else repr(version)
+        raise UnsupportedError(f"{path}: expected SOG version 2, found {found}; convert it with splat-transform")
     if meta.values.get("model") == "2dgs":
-        raise UnsupportedError(f"{path}: these are flat Gaussians (2DGS), whose rendering is not implemented")
+        raise UnsupportedError(f"{path}: rendering 2D Gaussians (2DGS) is not implemented")
     count = meta.count("count")
 
     def pixels(name: str) -> Bytes:
-        """[count, 4] the first pixels of a picture."""
-        picture = _picture(path, name, load(name), count)
-        flat = picture.reshape(-1, 4)
+        """Returns the first pixels of an image, [count, 4]."""
+        flat = _decode_image(path, name, load(name), count).reshape(-1, 4)
         if len(flat) < count:
-            raise FileError(f"{path}: {name} has {len(flat)} pixels for {count} Gaussians; the file is damaged")
+            raise FileError(
+                f"{path}: {name}: expected {count} pixels, one per Gaussian, found {len(flat)}; the file is damaged"
+            )
         return flat[:count]
 
     part = meta.part("means")
@@ -152,64 +165,64 @@ def _read(path: str, load: Load) -> Gaussians:
         means = np.copysign(np.expm1(np.abs(logs)), logs).astype(np.float32)
 
     part = meta.part("scales")
-    log_scales = _looked_up(part, pixels(part.files(1)[0])[:, :3])
+    log_scales = _look_up(part, pixels(part.files(1)[0])[:, :3])
     part = meta.part("sh0")
     rgba = pixels(part.files(1)[0])
-    sh0 = _looked_up(part, rgba[:, :3])
-    quats = _quats(path, pixels(meta.part("quats").files(1)[0]))
-    rest = np.zeros((count, 0, 3), np.float32)
+    sh0 = _look_up(part, rgba[:, :3])
+    quats = _decode_quats(path, pixels(meta.part("quats").files(1)[0]))
+    shN = np.zeros((count, 0, 3), np.float32)
     if meta.values.get("shN") is not None:
         part = meta.part("shN")
         centroids, labels = part.files(2)[:2]
-        rest = _rest(part, _picture(path, centroids, load(centroids), count), pixels(labels))
+        shN = _decode_sh(part, _decode_image(path, centroids, load(centroids), count), pixels(labels))
     return Gaussians(
         means=torch.from_numpy(means),
         log_scales=torch.from_numpy(log_scales),
         quats=torch.from_numpy(quats),
-        opacity_logits=torch.from_numpy(logits(rgba[:, 3] / 255)),
+        opacity_logits=torch.from_numpy(logits_from_opacities(rgba[:, 3] / 255)),
         sh0=torch.from_numpy(sh0)[:, None],
-        shN=torch.from_numpy(rest),
+        shN=torch.from_numpy(shN),
         antialiased=meta.values.get("model") == "antialiased",
     )
 
 
-def _picture(path: str, name: str, content: bytes, count: int) -> Bytes:
-    """[H, W, 4], of no more pixels than `count` Gaussians may have."""
+def _decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:
+    """Decodes an image, [H, W, 4], unless it has far more pixels than `count` Gaussians need."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.width * image.height > 4 * count + SPARE_PIXELS:
                 raise FileError(
-                    f"{path}: {name} is {image.width} x {image.height} for {count} Gaussians; it is damaged"
+                    f"{path}: {name} has {image.width} x {image.height} pixels for {count} Gaussians; it is damaged"
                 )
             return np.asarray(image.convert("RGBA"))
     except FileError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise FileError(f"{path}: {name} is not a picture that can be read ({error})") from error
+        raise FileError(f"{path}: {name} cannot be read as an image ({error})") from error
 
 
-def _looked_up(part: _Meta, indices: NDArray[Any]) -> Floats:
-    """Entries of the codebook, in the indices' shape."""
+def _look_up(part: _Meta, indices: NDArray[Any]) -> Floats:
+    """Returns the entries of the codebook at `indices`, in the shape of `indices`."""
     codebook = part.floats("codebook")
     if indices.size and int(indices.max()) >= len(codebook):
-        raise part.fail("codebook", f"at least {int(indices.max()) + 1} numbers")
+        raise part.fail("codebook", f"a list of at least {int(indices.max()) + 1} numbers")
     return codebook[indices] if indices.size else np.zeros(indices.shape, np.float32)
 
 
-def _quats(path: str, pixels: Bytes) -> Floats:
-    """[N, 4] wxyz"""
-    if (pixels[:, 3] < TAGS).any():
+def _decode_quats(path: str, pixels: Bytes) -> Floats:
+    """Decodes rotations, [N, 4] wxyz."""
+    if (pixels[:, 3] < LARGEST_IS_W).any():
         raise FileError(
-            f"{path}: a rotation has no valid tag in alpha; the picture is damaged or was saved with losses"
+            f"{path}: rotations: expected alpha of at least {LARGEST_IS_W}; the image is damaged or was saved lossily"
         )
     others = (pixels[:, :3] / 255 * 2 - 1) / math.sqrt(2)
-    return whole_quaternions(others, pixels[:, 3] - TAGS)
+    return quats_from_smallest_three(others, pixels[:, 3] - LARGEST_IS_W)
 
 
-def _rest(part: _Meta, centroids: Bytes, pixels: Bytes) -> Floats:
-    """[N, K - 1, 3] rows of the palette."""
+def _decode_sh(part: _Meta, centroids: Bytes, pixels: Bytes) -> Floats:
+    """Decodes the SH coefficients above degree 0, [N, K - 1, 3], from the palette and its indices."""
     bands = part.count("bands")
     if bands not in (1, 2, 3):
         raise part.fail("shN.bands", "1, 2 or 3")
@@ -217,12 +230,14 @@ def _rest(part: _Meta, centroids: Bytes, pixels: Bytes) -> Floats:
     height, width, _ = centroids.shape
     if width != PALETTE_WIDTH * size:
         raise FileError(
-            f"{part.path}: the picture of centroids is {width} pixels wide, not the {PALETTE_WIDTH * size} of "
-            f"{bands} bands; the file is damaged"
+            f"{part.path}: image of centroids: expected a width of {PALETTE_WIDTH * size} pixels for {bands} bands, "
+            f"found {width}; the file is damaged"
         )
     labels = pixels[:, 0].astype(np.intp) + 256 * pixels[:, 1].astype(np.intp)
-    rows = min(part.count("count"), height * PALETTE_WIDTH)
-    if labels.size and int(labels.max()) >= rows:
-        raise FileError(f"{part.path}: a label is {int(labels.max())} of a palette of {rows}; the file is damaged")
-    palette = _looked_up(part, centroids.reshape(-1, size, 4)[..., :3])
+    n_entries = min(part.count("count"), height * PALETTE_WIDTH)
+    if labels.size and int(labels.max()) >= n_entries:
+        raise FileError(
+            f"{part.path}: expected palette indices below {n_entries}, found {int(labels.max())}; the file is damaged"
+        )
+    palette = _look_up(part, centroids.reshape(-1, size, 4)[..., :3])
     return np.ascontiguousarray(palette[labels])

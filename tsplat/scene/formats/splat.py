@@ -1,7 +1,7 @@
-"""``.splat`` files (antimatter15/splat): 32 bytes a Gaussian and no header.
+"""``.splat`` files (antimatter15/splat): 32 bytes per Gaussian, without a header.
 
-Position 3 float32, scales 3 float32 (after exp), RGBA 4 bytes (opacity after the sigmoid), quaternion 4 bytes, wxyz as
-(byte - 128) / 128.
+One record: position as 3 float32, scales (after exp) as 3 float32, RGBA as 4 bytes (opacity after the sigmoid), and the
+quaternion wxyz as 4 bytes, each component (byte - 128) / 128.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ...config import SH_NORMS
 from ...errors import ArgumentError, FileError
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
-from .quantization import color_coefficients, logits
+from .quantization import logits_from_opacities, sh0_from_colors
 
 RECORD = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
 
 
 def read_splat(path: str | os.PathLike[str]) -> Gaussians:
-    """Reads Gaussians without view dependence.
+    """Reads a ``.splat`` file. The Gaussians have SH degree 0.
 
     Raises:
-        FileError: The size is not a whole number of records.
+        FileError: The file size is not a multiple of the record size.
         OSError: The file cannot be read.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size % RECORD.itemsize:
             raise FileError(
-                f"{path}: {size} bytes are no whole number of Gaussians of {RECORD.itemsize}; "
-                "the file is cut short or not a .splat"
+                f"{path}: expected a multiple of {RECORD.itemsize} bytes, found {size} bytes; "
+                "the file is cut short or not a .splat file"
             )
         records = np.fromfile(file, RECORD)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -42,27 +42,27 @@ def read_splat(path: str | os.PathLike[str]) -> Gaussians:
         means=torch.from_numpy(records["means"].astype(np.float32)),
         log_scales=torch.from_numpy(log_scales.astype(np.float32)),
         quats=torch.from_numpy((records["quats"].astype(np.float32) - 128) / 128),
-        opacity_logits=torch.from_numpy(logits(rgba[:, 3])),
-        sh0=torch.from_numpy(color_coefficients(rgba[:, :3]))[:, None],
+        opacity_logits=torch.from_numpy(logits_from_opacities(rgba[:, 3])),
+        sh0=torch.from_numpy(sh0_from_colors(rgba[:, :3]))[:, None],
         shN=torch.zeros(len(records), 0, 3),
     )
 
 
 def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
-    """Writes Gaussians by falling volume times opacity, which viewers that load bit by bit expect.
+    """Writes a ``.splat`` file atomically, sorted by decreasing volume times opacity for progressive viewers.
 
-    Lost are view dependence (spherical harmonics above degree 0), colors outside [0, 1], whether Gaussians are
-    antialiased, and all but 8 bits of colors, opacities and rotations.
+    The format has no view dependence (spherical harmonics above degree 0), no colors outside [0, 1], no antialiased
+    flag, and 8 bits per component of colors, opacities and rotations.
 
     Raises:
-        ArgumentError: A Gaussian is not sound, which bytes cannot say.
+        ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
         OSError: The file cannot be written.
     """
-    unsound = int((~gaussians.sound).sum())
-    if unsound:
+    n_invalid = int((~gaussians.valid).sum())
+    if n_invalid:
         raise ArgumentError(
-            f"gaussians: {unsound} of {len(gaussians)} have values that are not numbers; leave them out with "
-            "gaussians.map(lambda tensor: tensor[gaussians.sound])"
+            f"gaussians: {n_invalid} of {len(gaussians)} have values that are not finite; remove them with "
+            "gaussians.map(lambda tensor: tensor[gaussians.valid])"
         )
     tensors = {name: tensor.detach().double().cpu() for name, tensor in gaussians.tensors().items()}
     logits = tensors["opacity_logits"]

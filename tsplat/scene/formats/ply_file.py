@@ -1,7 +1,7 @@
-"""PLY files as tables: the header, and the records of an element a block at a time.
+"""The PLY container: parses the header, and reads the records of an element block by block.
 
-ASCII, little-endian and big-endian (Turk, The PLY Polygon File Format, 1994). Nothing is allocated before the sizes in
-the header are known to fit the file.
+ASCII, little-endian and big-endian (Turk, The PLY Polygon File Format, 1994). Memory is allocated only after the sizes
+in the header have been checked against the size of the file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import numpy as np
 from ...errors import FileError, UnsupportedError
 
 HEADER_MAX = 1 << 20
+"""Maximum size of a header in bytes."""
+
 LINE_MAX = 1 << 20
-"""Bytes of a line of numbers in ASCII."""
-BLOCK = 1 << 23
-"""Bytes of records that are held at once."""
-ASCII_ROWS = 1024
-"""Lines of numbers that are held at once."""
+"""Maximum size of a line of ASCII numbers in bytes."""
+
+BLOCK_BYTES = 1 << 23
+"""Size of a block of binary records."""
+
+BLOCK_LINES = 1024
+"""Number of records in a block of ASCII records."""
 
 ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": "="}
 LIST = "list"
@@ -35,7 +39,13 @@ Table = np.ndarray[Any, np.dtype[np.void]]
 
 @dataclasses.dataclass
 class Element:
-    """What the header says of one kind of record."""
+    """One element of the header: a table of `count` records.
+
+    Attributes:
+        name: Name of the element, such as ``vertex``.
+        count: Number of records.
+        properties: (name, NumPy type code or :data:`LIST`) of each property.
+    """
 
     name: str
     count: int
@@ -47,15 +57,19 @@ class Element:
 
 
 class PlyFile:
-    """An open PLY.
+    """An open PLY file.
+
+    Args:
+        file: Opened for reading, at its beginning.
+        path: Its path, for messages.
 
     Attributes:
-        comments: What follows ``comment`` in the header, line by line.
-        elements: By name, in the order of the file.
+        comments: The header's comments, one per line.
+        elements: Elements by name, in the order of the file.
 
     Raises:
-        FileError: The header is not one of a PLY.
-        UnsupportedError: A format of numbers that is not known.
+        FileError: The header is invalid.
+        UnsupportedError: The encoding is unknown.
     """
 
     def __init__(self, file: BinaryIO, path: str) -> None:
@@ -68,11 +82,11 @@ class PlyFile:
         self._start = file.tell()
         self._size = os.fstat(file.fileno()).st_size - self._start
         if self._encoding not in ORDERS:
-            raise UnsupportedError(f"{path}: found PLY format {self._encoding!r}; known are {', '.join(ORDERS)}")
+            raise UnsupportedError(f"{path}: expected a PLY format of {', '.join(ORDERS)}, found {self._encoding!r}")
 
     def _read_header(self) -> None:
         if self._file.readline(8).strip() != b"ply":
-            raise FileError(f"{self.path}: not a PLY file (its first line is not 'ply')")
+            raise FileError(f"{self.path}: not a PLY file; expected 'ply' as its first line")
         last: Element | None = None
         while True:
             line = self._file.readline(HEADER_MAX)
@@ -90,7 +104,7 @@ class PlyFile:
                     self._encoding = encoding
                 case ["element", name, number] if number.isascii() and number.isdecimal() and len(number) < 32:
                     if name in self.elements:
-                        raise FileError(f"{self.path}: the PLY header has element {name!r} twice; rewrite the file")
+                        raise FileError(f"{self.path}: the PLY header declares element {name!r} twice")
                     last = self.elements[name] = Element(name, int(number))
                 case ["property", kind, name] if kind in TYPES and last:
                     last.properties.append((name, TYPES[kind]))
@@ -98,14 +112,14 @@ class PlyFile:
                     last.properties.append((name, LIST))
                 case words:
                     found = " ".join(words)[:80]
-                    raise FileError(f"{self.path}: the PLY header has a line that is not understood: {found!r}")
+                    raise FileError(f"{self.path}: invalid line in the PLY header: {found!r}")
 
     def blocks(self, name: str) -> Iterator[Table]:
-        """The records of an element as structured arrays, whose fields are in ASCII all of float64.
+        """Yields the records of an element as structured arrays. Fields of ASCII files are float64.
 
         Raises:
-            FileError: The element or one before it has lists or two properties of one name, or does not fit the file;
-                when a block is asked for, also: a line of numbers that is none.
+            FileError: The element or one before it has a list property, a property name is declared twice, or the file
+                is too short for the header. While iterating: a line does not contain the expected numbers.
         """
         before = []
         for element in self.elements.values():
@@ -114,7 +128,7 @@ class PlyFile:
             before.append(element)
         element = self.elements[name]
         if len(set(element.names)) < len(element.names):
-            raise FileError(f"{self.path}: element {name!r} has two properties of one name; rewrite the file")
+            raise FileError(f"{self.path}: element {name!r} declares a property twice")
         return self._ascii(element, before) if self._encoding == "ascii" else self._binary(element, before)
 
     def _binary(self, element: Element, before: list[Element]) -> Iterator[Table]:
@@ -122,40 +136,40 @@ class PlyFile:
         skipped = sum(other.count * self._record(other).itemsize for other in before)
         if skipped + element.count * record.itemsize > self._size:
             raise FileError(
-                f"{self.path}: the header asks for {element.count} records {element.name!r} of "
-                f"{record.itemsize} bytes, but only {max(self._size - skipped, 0)} bytes follow; the file is cut short "
-                "or not what it says"
+                f"{self.path}: expected {element.count} records {element.name!r} of {record.itemsize} bytes, found "
+                f"{max(self._size - skipped, 0)} bytes; the file is cut short or its header is damaged"
             )
         return self._binary_blocks(element.count, record, self._start + skipped)
 
     def _record(self, element: Element) -> np.dtype[np.void]:
         if LIST in (kind for _, kind in element.properties):
-            raise FileError(f"{self.path}: element {element.name!r} has a list property; rewrite the file without it")
+            raise FileError(f"{self.path}: element {element.name!r} has a list property; save the file without it")
         order = ORDERS[self._encoding]
-        # An element that is passed over may have two properties of one name; numbers never clash.
+        # Skipped elements may declare a name twice, which NumPy rejects; their fields are numbered instead.
         clash = len(set(element.names)) < len(element.names)
         return np.dtype(
             [(str(i) if clash else name, order + kind) for i, (name, kind) in enumerate(element.properties)]
         )
 
     def _binary_blocks(self, count: int, record: np.dtype[np.void], start: int) -> Iterator[Table]:
-        rows = max(BLOCK // max(record.itemsize, 1), 1)
+        per_block = max(BLOCK_BYTES // max(record.itemsize, 1), 1)
         self._file.seek(start)
-        for first in range(0, count, rows):
-            block = np.fromfile(self._file, record, min(rows, count - first))
-            if len(block) < min(rows, count - first):
-                raise FileError(f"{self.path}: the file became shorter while it was read")
+        for first in range(0, count, per_block):
+            size = min(per_block, count - first)
+            block = np.fromfile(self._file, record, size)
+            if len(block) < size:
+                raise FileError(f"{self.path}: the file was truncated while it was read")
             yield block
 
     def _ascii(self, element: Element, before: list[Element]) -> Iterator[Table]:
         if LIST in (kind for _, kind in element.properties):
-            raise FileError(f"{self.path}: element {element.name!r} has a list property; rewrite the file without it")
-        # A digit and what parts it from the next, a number; the last line may end without.
+            raise FileError(f"{self.path}: element {element.name!r} has a list property; save the file without it")
+        # At least one digit and one separator per number, except after the last number.
         least = sum(2 * max(len(e.properties), 1) * e.count for e in [*before, element]) - 1
         if least > self._size:
             raise FileError(
-                f"{self.path}: the header asks for {element.count} records {element.name!r}, at least {least} bytes, "
-                f"but only {self._size} bytes follow; the file is cut short or not what it says"
+                f"{self.path}: expected {element.count} records {element.name!r} of at least {least} bytes in all, "
+                f"found {self._size} bytes; the file is cut short or its header is damaged"
             )
         return self._ascii_blocks(element, sum(e.count for e in before))
 
@@ -165,10 +179,9 @@ class PlyFile:
             self._line(element)
         record = np.dtype([(name, "f8") for name in element.names])
         width = len(element.names)
-        for first in range(0, element.count, ASCII_ROWS):
-            rows = range(first, min(first + ASCII_ROWS, element.count))
+        for first in range(0, element.count, BLOCK_LINES):
             numbers: list[float] = []
-            for row in rows:
+            for index in range(first, min(first + BLOCK_LINES, element.count)):
                 words = self._line(element)
                 try:
                     found = [float(word) for word in words]
@@ -176,17 +189,17 @@ class PlyFile:
                     found = []
                 if len(found) != width:
                     raise FileError(
-                        f"{self.path}: record {row} of {element.name!r} is not {width} numbers: "
+                        f"{self.path}: record {index} of {element.name!r}: expected {width} numbers, found "
                         f"{b' '.join(words[:8])[:80].decode('latin-1')!r}"
                     )
                 numbers += found
             yield np.array(numbers, np.float64).view(record)
 
     def _line(self, element: Element) -> list[bytes]:
-        """The words of the next line that has any."""
+        """Returns the words of the next line that is not blank."""
         while line := self._file.readline(LINE_MAX):
             if len(line) == LINE_MAX:
-                raise FileError(f"{self.path}: a line of element {element.name!r} is over {LINE_MAX} bytes long")
+                raise FileError(f"{self.path}: a line of element {element.name!r} is longer than {LINE_MAX} bytes")
             if words := line.split():
                 return words
         raise FileError(f"{self.path}: the file ends within element {element.name!r}; it is cut short")

@@ -1,0 +1,100 @@
+"""Tests of loading photographs: masks, downscaled images, transparency, sparse points; through read_colmap."""
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.captures import POINTS, project, sample_views, write_colmap, write_image
+from tsplat.scene import FileError, read_colmap
+
+pytest.importorskip("pycolmap")
+
+
+@pytest.fixture(scope="module")
+def views():
+    return sample_views()
+
+
+def test_views_have_sparse_points_and_camera_ids(tmp_path, views):
+    read = read_colmap(write_colmap(tmp_path, views, POINTS), downscale=2)
+    view = read.train[0]
+    assert (view.width, view.height) == (20, 15)
+    pixels, depths = project(POINTS, view.viewmat, view.K)
+    torch.testing.assert_close(view.sparse, torch.cat([pixels, depths[:, None]], -1).float())
+    assert sorted(v.camera_id for v in (*read.train, *read.test)) == list(range(9))
+
+
+def test_points_outside_the_image_are_dropped(tmp_path, views):
+    view = views[0]
+    eye = -view.viewmat[:3, :3].T @ view.viewmat[:3, 3]
+    behind, beside = 2 * eye, eye + view.viewmat[2, :3] + 5 * view.viewmat[0, :3]
+    points = torch.stack([POINTS[0], behind, beside])
+    read = read_colmap(write_colmap(tmp_path, views[:2], points))
+    assert len(read.test[0].sparse) == 1
+    expected = project(points[:1], view.viewmat, view.K)[0][0]
+    torch.testing.assert_close(read.test[0].sparse[0, :2].double(), expected, atol=1e-4, rtol=0)
+
+
+def test_masks_are_found_by_name_and_downscaled(tmp_path, views):
+    write_colmap(tmp_path, views, POINTS)
+    mask = Image.new("L", (40, 30), 255)
+    mask.paste(0, (0, 0, 8, 30))
+    (tmp_path / "masks").mkdir()
+    mask.save(tmp_path / "masks" / views[1].name)
+    mask.save(tmp_path / "masks" / f"{views[2].name}.png")
+    expected = torch.ones(30, 40, dtype=torch.bool)
+    expected[:, :8] = False
+    full = read_colmap(tmp_path)
+    assert torch.equal(full.train[0].mask, expected)
+    assert torch.equal(full.train[1].mask, expected)
+    assert full.train[2].mask is None
+    assert torch.equal(full.train[0].image, views[1].image)
+    assert torch.equal(read_colmap(tmp_path, downscale=2).train[0].mask, expected[::2, ::2])
+    mask.resize((20, 15)).save(tmp_path / "masks" / views[1].name)
+    assert torch.equal(read_colmap(tmp_path).train[0].mask, expected)
+    mask.resize((20, 20)).save(tmp_path / "masks" / views[1].name)
+    with pytest.raises(FileError, match=r"test_001.png: .* its image, 40x30, found 20x20"):
+        read_colmap(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_folder_of_downscaled_images_is_used(tmp_path, views, suffix):
+    write_colmap(tmp_path, views, POINTS)
+    for i, view in enumerate(views):
+        path = tmp_path / "images_4" / view.name
+        write_image(path, torch.full((8, 10, 3), 20 * i, dtype=torch.uint8))
+        path.rename(path.with_suffix(suffix))
+    read = read_colmap(tmp_path, downscale=4)
+    assert [int(v.image.float().mean()) for v in read.train] == [20 * i for i in range(9) if i % 8]
+    torch.testing.assert_close(read.train[0].K, views[1].K * torch.tensor([[10 / 40], [8 / 30], [1]]))
+    # Other factors downscale the full images.
+    assert (read_colmap(tmp_path, downscale=2).train[0].image.float().std()) > 1
+    (tmp_path / "images_4" / views[3].name).with_suffix(suffix).unlink()
+    with pytest.raises(FileError, match=r"images_4/train_001\.png"):
+        read_colmap(tmp_path, downscale=4)
+
+
+def test_missing_images_are_counted_before_any_is_read(tmp_path, views):
+    write_colmap(tmp_path, views, POINTS)
+    for view in views[3:]:
+        (tmp_path / "images" / view.name).unlink()
+    with pytest.raises(FileError, match=rf"{views[3].name}: no such file, and 5 more of 9 images are missing"):
+        read_colmap(tmp_path)
+
+
+def test_progress_is_reported_per_image(tmp_path, views):
+    calls = []
+    read_colmap(write_colmap(tmp_path, views, POINTS), on_progress=lambda *numbers: calls.append(numbers))
+    assert calls == [(i, 9) for i in range(1, 10)]
+
+
+def test_transparent_images_are_composited_over_the_background(tmp_path, views):
+    write_colmap(tmp_path, views[:2], POINTS)
+    image = Image.new("RGBA", (40, 30), (200, 100, 0, 0))
+    image.putpixel((5, 6), (200, 100, 0, 255))
+    image.save(tmp_path / "images" / views[0].name)
+    read = read_colmap(tmp_path, background=(0.2, 0.4, 1.0))
+    assert read.background == (0.2, 0.4, 1.0)
+    assert read.test[0].image[0, 0].tolist() == [51, 102, 255]
+    assert read.test[0].image[6, 5].tolist() == [200, 100, 0]
+    assert read_colmap(tmp_path).test[0].image[0, 0].tolist() == [0, 0, 0]

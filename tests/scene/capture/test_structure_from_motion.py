@@ -1,0 +1,131 @@
+"""Tests of structure-from-motion: synthetic photographs with known cameras, and real ones."""
+
+import os
+import shutil
+import sys
+
+import pytest
+import torch
+
+from tests.support.captures import PHOTO_EYES, PHOTO_FOV, PHOTO_HEIGHT, PHOTO_WIDTH, write_image, write_photos
+from tests.support.paths import SCENES
+from tsplat import ArgumentError
+from tsplat.scene import FileError, MissingExtraError, intrinsics, prepare, read_colmap
+from tsplat.scene.images import to_bytes
+
+pytest.importorskip("pycolmap")
+
+PHOTOS = SCENES / "banana/images"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return write_photos(tmp_path_factory.mktemp("photos"))
+
+
+def test_prepare_recovers_the_cameras(photos, tmp_path):
+    calls = []
+    out = tmp_path / "new" / "scene"
+    found = prepare(photos, out, on_progress=lambda *values: calls.append(values))
+    assert found.registered == tuple(f"{i}.png" for i in range(5))
+    assert found.unregistered == ()
+    assert found.n_points > 100
+    assert 0 < found.error < 1
+    assert sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file() and p.suffix == ".png") == [
+        f"images/{i}.png" for i in range(5)
+    ]
+    assert [path.name for path in out.parent.iterdir()] == ["scene"]
+    assert sorted(path.name for path in out.iterdir()) == ["images", "sparse"]
+    for stage, total in (("features", 5), ("matches", 10), ("cameras", 5)):
+        done = [values[1:] for values in calls if values[0] == stage]
+        assert done == sorted(done)
+        assert done[-1] == (total, total)
+
+    capture = read_colmap(out, test_every=2)
+    views = sorted((*capture.train, *capture.test), key=lambda view: view.name)
+    assert {view.camera_id for view in views} == {0}
+    assert float(views[0].K[0, 0]) == pytest.approx(
+        float(intrinsics(PHOTO_WIDTH, PHOTO_HEIGHT, PHOTO_FOV)[0, 0]), rel=0.03
+    )
+    # Distances between cameras are recovered up to scale.
+    centers = torch.stack([-view.viewmat[:3, :3].T @ view.viewmat[:3, 3] for view in views])
+    ratios = torch.pdist(centers) / torch.pdist(torch.tensor(PHOTO_EYES))
+    assert ratios.max() / ratios.min() < 1.06
+    assert len(views[0].sparse) > 50
+
+
+def test_interrupt_leaves_no_files(photos, tmp_path):
+    for stage in ("features", "matches", "cameras"):
+
+        def interrupt(current, _done, _total, stage=stage):
+            if current == stage:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            prepare(photos, tmp_path / "new" / "scene", max_size=160, on_progress=interrupt)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_output_is_not_overwritten(photos, tmp_path):
+    (tmp_path / "old.txt").write_text("keep")
+    for out in (tmp_path, tmp_path / "old.txt"):
+        with pytest.raises(FileError, match="already exists"):
+            prepare(photos, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
+
+
+def test_photographs_without_overlap_are_rejected(photos, tmp_path):
+    folder = tmp_path / "noise"
+    for i in range(3):
+        noise = torch.rand(96, 128, 3, generator=torch.Generator().manual_seed(i))
+        write_image(folder / f"{i}.png", to_bytes(noise))
+    (tmp_path / "scene").mkdir()
+    with pytest.raises(ArgumentError, match="no two of the 3 photographs overlap"):
+        prepare(folder, tmp_path / "scene")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["noise", "scene"]
+    assert list((tmp_path / "scene").iterdir()) == []
+
+
+def test_unusable_photographs_are_rejected(photos, tmp_path):
+    with pytest.raises(FileError, match="lost: no such folder"):
+        prepare(tmp_path / "lost", tmp_path / "scene")
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    shutil.copy(photos / "0.png", folder)
+    with pytest.raises(FileError, match=r"at least two photographs .*found 1"):
+        prepare(folder, tmp_path / "scene")
+    write_image(folder / "b.png", torch.zeros(240, 200, 3))
+    with pytest.raises(ArgumentError, match=r"1 of 320x240, 1 of 200x240.*single_camera=False"):
+        prepare(folder, tmp_path / "scene")
+    (folder / "b.png").write_bytes(b"not an image")
+    with pytest.raises(FileError, match=r"b\.png: cannot be read"):
+        prepare(folder, tmp_path / "scene")
+    assert not (tmp_path / "scene").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [(dict(max_size=0), "max_size"), (dict(camera_model="FISHEYE"), "camera_model"), (dict(seed=-1), "seed")],
+)
+def test_invalid_argument_is_rejected(photos, tmp_path, values, words):
+    with pytest.raises(ArgumentError, match=words):
+        prepare(photos, tmp_path / "scene", **values)
+
+
+@pytest.mark.parametrize("module", ["pycolmap", "PIL"])
+def test_missing_extra_is_named(photos, tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[train\]'"):
+        prepare(photos, tmp_path / "new" / "scene")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs the test scenes")
+@pytest.mark.skipif("TSPLAT_SLOW" not in os.environ, reason="slow; set TSPLAT_SLOW=1")
+def test_prepare_registers_real_photographs(tmp_path):
+    found = prepare(PHOTOS, tmp_path / "scene", max_size=800)
+    assert len(found.registered) >= 13
+    assert len(found.registered) + len(found.unregistered) == 15
+    assert found.error < 0.5
+    capture = read_colmap(tmp_path / "scene", downscale=4)
+    assert sum(len(view.sparse) for view in (*capture.train, *capture.test)) > 10_000

@@ -1,0 +1,126 @@
+"""Views and captures: images with their cameras, and the points that training starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ...errors import ArgumentError, ShapeError
+
+Color = tuple[float, float, float]
+"""RGB in [0, 1]."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """An image and its pinhole camera.
+
+    Attributes:
+        name: Name of the image.
+        image: [H, W, 3] uint8 RGB.
+        viewmat: [4, 4] world to camera; x right, y down, z forward.
+        K: [3, 3] intrinsics in pixels of ``image``; pixel centers lie at +0.5.
+        mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
+        sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
+        camera_id: Index of the physical camera. Images of one camera share lens and exposure.
+
+    Raises:
+        ArgumentError: A shape or dtype does not match, a value is not finite, or a focal length is not positive.
+    """
+
+    name: str
+    image: Tensor
+    viewmat: Tensor
+    K: Tensor
+    mask: Tensor | None = None
+    sparse: Tensor | None = None
+    camera_id: int = 0
+
+    def __post_init__(self) -> None:
+        if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
+            found = f"{self.image.dtype} {list(self.image.shape)}"
+            raise ShapeError(f"image: expected torch.uint8 [H, W, 3], found {found} in view {self.name!r}")
+        for name, tensor, size in (("viewmat", self.viewmat, 4), ("K", self.K, 3)):
+            if tensor.shape != (size, size):
+                found = str(list(tensor.shape))
+                raise ShapeError(f"{name}: expected [{size}, {size}], found {found} in view {self.name!r}")
+            if not tensor.isfinite().all():
+                raise ArgumentError(
+                    f"{name}: expected finite values, found NaN or infinity in view {self.name!r}; check its camera"
+                )
+        if not (self.K[0, 0] > 0 and self.K[1, 1] > 0):
+            raise ArgumentError(f"K: expected positive focal lengths, found {self.K.tolist()} in view {self.name!r}")
+        if self.mask is not None and (self.mask.dtype != torch.bool or self.mask.shape != self.image.shape[:2]):
+            found = f"{self.mask.dtype} {list(self.mask.shape)}"
+            raise ShapeError(
+                f"mask: expected torch.bool {list(self.image.shape[:2])} as image, found {found} in view {self.name!r}"
+            )
+        if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
+            raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
+        if self.camera_id < 0:
+            raise ArgumentError(f"camera_id: expected a nonnegative int, found {self.camera_id} in view {self.name!r}")
+
+    @property
+    def width(self) -> int:
+        return self.image.shape[1]
+
+    @property
+    def height(self) -> int:
+        return self.image.shape[0]
+
+    @property
+    def pixels(self) -> Tensor:
+        """[H, W, 3] the image as fp32 in [0, 1]."""
+        return self.image.float() / 255
+
+    def to(self, device: torch.device | str) -> View:
+        """Returns a copy on another device."""
+        return dataclasses.replace(
+            self,
+            image=self.image.to(device),
+            viewmat=self.viewmat.to(device),
+            K=self.K.to(device),
+            mask=None if self.mask is None else self.mask.to(device),
+            sparse=None if self.sparse is None else self.sparse.to(device),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Capture:
+    """Training views, test views and initial points of a scene.
+
+    Attributes:
+        train: Training views.
+        test: Held-out views.
+        points: [P, 3] initial points, world frame.
+        colors: [P, 3] colors of the points, RGB in [0, 1].
+        background: Background color, RGB in [0, 1].
+        world: [4, 4] fp64 on the CPU, the similarity transform from the world frame of the files to that of the
+            capture. Its inverse maps a trained model back to the frame of the files.
+
+    Raises:
+        ShapeError: ``world`` is not [4, 4].
+    """
+
+    train: tuple[View, ...]
+    test: tuple[View, ...]
+    points: Tensor
+    colors: Tensor
+    background: Color = (0.0, 0.0, 0.0)
+    world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64))
+
+    def __post_init__(self) -> None:
+        if self.world.shape != (4, 4):
+            raise ShapeError(f"world: expected [4, 4], found {list(self.world.shape)}")
+
+    def to(self, device: torch.device | str) -> Capture:
+        """Returns a copy on another device; ``world`` stays on the CPU."""
+        return dataclasses.replace(
+            self,
+            train=tuple(view.to(device) for view in self.train),
+            test=tuple(view.to(device) for view in self.test),
+            points=self.points.to(device),
+            colors=self.colors.to(device),
+        )
