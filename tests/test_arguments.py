@@ -43,8 +43,8 @@ INVALID = [
     (dict(numerics="gsplat"), ArgumentError, "numerics: expected one of 'gsplat-1.5', 'gsplat-1.6', 'inria'"),
     (dict(backend="cuda"), ArgumentError, "backend: expected one of 'auto', 'triton', 'torch', 'reference'"),
     (dict(distributed=True), ArgumentError, "distributed: there is no process group; .* call torch.distributed.init"),
-    (dict(opacities=torch.zeros(12, device="meta")), DeviceError, "opacities: lies on meta, but means on cpu"),
-    (dict(colors=torch.zeros(12, 3, device="meta")), DeviceError, "colors: lies on meta, but means on cpu"),
+    (dict(opacities=torch.zeros(12, device="meta")), DeviceError, "opacities: is on meta, but means is on cpu"),
+    (dict(colors=torch.zeros(12, 3, device="meta")), DeviceError, "colors: is on meta, but means is on cpu"),
 ]
 
 UNSUPPORTED = [
@@ -95,9 +95,9 @@ def test_invalid_arguments_of_stages_raise():
         tsplat.quat_scale_to_covar_preci(f(5, 4), f(5, 4))
     with pytest.raises(ShapeError, match="radii: expected"):
         tsplat.isect_tiles(f(1, 5, 2), torch.zeros(1, 5, dtype=torch.int32), f(1, 5), 16, 2, 2)
-    with pytest.raises(ArgumentError, match="image_ids: needed with n_images"):
+    with pytest.raises(ArgumentError, match="image_ids: required with n_images"):
         tsplat.isect_tiles(f(5, 2), torch.zeros(5, 2, dtype=torch.int32), f(5), 16, 2, 2, packed=True)
-    with pytest.raises(ArgumentError, match="conics: give conics and opacities together"):
+    with pytest.raises(ArgumentError, match="conics: pass conics and opacities together"):
         tsplat.isect_tiles(f(1, 5, 2), torch.zeros(1, 5, 2, dtype=torch.int32), f(1, 5), 16, 2, 2, opacities=f(1, 5))
     with pytest.raises(ShapeError, match=r"isect_offsets: expected \[..., 2, 3\] tiles of 8"):
         tsplat.rasterize_to_pixels(

@@ -100,7 +100,7 @@ def test_loss_is_weighted_sum_of_l1_and_ssim():
 
 def test_invalid_arguments_raise():
     x = torch.rand(12, 12, 3)
-    with pytest.raises(ShapeError, match=r"truth: expected \[12, 12, 3\] as image, found \[12, 3\]"):
+    with pytest.raises(ShapeError, match=r"target: expected \[12, 12, 3\] as image, found \[12, 3\]"):
         l1_and_ssim(x, x[0])
     with pytest.raises(ShapeError, match="SSIM needs at least 11 pixels along each edge"):
         l1_and_ssim(x[:5], x[:5], padding="valid")

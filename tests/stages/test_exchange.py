@@ -78,7 +78,7 @@ def test_missing_process_group_raises():
     scene = scenes.make(scenes.Structure(), torch.float32)
     with pytest.raises(tsplat.ArgumentError, match=r"distributed: there is no process group; start .* with torchrun"):
         tsplat.rasterization(**scene, distributed=True)
-    with pytest.raises(tsplat.ArgumentError, match="group: given, but distributed is False"):
+    with pytest.raises(tsplat.ArgumentError, match="group: passed, but distributed is False"):
         tsplat.rasterization(**scene, group=object())
 
 

@@ -13,7 +13,7 @@ from tests.support.closeness import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 STRUCTURE = scenes.Structure(n=12, cameras=2, channels=3, width=20, height=18, seed=5)
-STEPPED = "did an optimizer step with a gradient that was not finite?"
+STEPPED = "did an optimizer step with a non-finite gradient?"
 
 
 def scene(sh_degree=None, **changes):
@@ -122,23 +122,23 @@ def test_infinite_gradients_are_kept_for_gradient_scaling():
 MESSAGES = {
     "viewmats: 1 of 2 cameras are not finite (first: camera 1); check the poses": dict(viewmats=put(math.nan, 1, 0, 3)),
     "Ks: 1 of 2 cameras exceed 1e+12 in magnitude (first: camera 0); check the intrinsics": dict(Ks=put(1e13, 0, 0, 0)),
-    f"means: 2 of 12 rows are not finite (first: row 2); {STEPPED}": dict(means=put(math.nan, [2, 7], 0)),
-    f"colors: 1 of 12 rows exceed 1e+12 in magnitude (first: row 5); {STEPPED}": dict(colors=put(1e20, 5)),
-    f"opacities: 1 of 12 rows are not finite (first: row 1); {STEPPED}": dict(opacities=put(math.inf, 1)),
-    "Ks: 1 of 2 cameras see nothing, as a focal length is zero (first: camera 0); check the intrinsics": dict(
+    f"means: 2 of 12 Gaussians are not finite (first: Gaussian 2); {STEPPED}": dict(means=put(math.nan, [2, 7], 0)),
+    f"colors: 1 of 12 Gaussians exceed 1e+12 in magnitude (first: Gaussian 5); {STEPPED}": dict(colors=put(1e20, 5)),
+    f"opacities: 1 of 12 Gaussians are not finite (first: Gaussian 1); {STEPPED}": dict(opacities=put(math.inf, 1)),
+    "Ks: 1 of 2 cameras have a focal length of zero (first: camera 0); check the intrinsics": dict(
         Ks=put(0.0, 0, 0, 0)
     ),
-    "viewmats: 1 of 2 cameras see nothing, as their rotation is singular (first: camera 0); check the poses": dict(
+    "viewmats: 1 of 2 cameras have a singular rotation (first: camera 0); check the poses": dict(
         viewmats=put(0.0, 0, slice(3), slice(3))
     ),
-    "quats: 3 of 12 rows have zero norm (first: row 0); remove them, or set them to 1 0 0 0": dict(
+    "quats: 3 of 12 Gaussians have zero norm (first: Gaussian 0); remove them, or set them to 1 0 0 0": dict(
         quats=put(0.0, slice(3))
     ),
-    "scales: 2 of 12 rows are negative (first: row 9); they are standard deviations: was exp() left out?": dict(
+    "scales: 2 of 12 Gaussians are negative (first: Gaussian 9); is exp() missing?": dict(
         scales=put(-1.0, slice(9, 11), 1)
     ),
-    "opacities: 1 of 12 rows lie outside [0, 1] (first: row 8); was sigmoid() left out?": dict(opacities=put(1.5, 8)),
-    "were the scales exponentiated twice?": dict(scales=lambda scales: (scales + 4).exp()),
+    "opacities: 1 of 12 Gaussians are outside [0, 1] (first: Gaussian 8); is sigmoid() missing?": dict(opacities=put(1.5, 8)),
+    "was exp() applied twice?": dict(scales=lambda scales: (scales + 4).exp()),
 }
 
 
@@ -147,7 +147,7 @@ MESSAGES = {
 def test_error_messages(message, backend):
     with pytest.raises(tsplat.InvalidValueError) as caught:
         tsplat.rasterization(**scene(**MESSAGES[message]), validate="error", backend=backend)
-    assert str(caught.value).endswith(message) if message.startswith("were") else str(caught.value) == message
+    assert str(caught.value).endswith(message) if message.startswith("was") else str(caught.value) == message
 
 
 def test_error_mode_accepts_valid_scenes():
@@ -161,7 +161,7 @@ def test_error_mode_with_covariances_and_colors_per_camera():
     made = scenes.make(structure, torch.float32)
     tsplat.rasterization(**made, validate="error")
     made["colors"][1, 0, 4, 2, 1] = math.nan
-    with pytest.raises(tsplat.InvalidValueError, match=r"colors: 1 of 12 rows are not finite \(first: row 10\)"):
+    with pytest.raises(tsplat.InvalidValueError, match=r"colors: 1 of 12 Gaussians are not finite \(first: Gaussian 10\)"):
         tsplat.rasterization(**made, validate="error")
 
 
