@@ -1,16 +1,16 @@
-"""Training: fit Gaussians to pictures, judge them, and show what came of it."""
+"""Training: configurations, the trainer, evaluation, checkpoints, and whole runs."""
 
 from ..scene.formats.checkpoints import CheckpointError, open_model
 from ..viewing.rendering import render
 from .checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
-from .config import Config, RunConfig, preset, read_config
+from .configuration import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
 from .losses import loss, psnr, ssim
-from .progress import DivergedError, Progress
 from .runs import evaluate_run, pick_device, resume, train
 from .trainer import Trainer, fit, scene_extent
+from .training_progress import DivergedError, Progress
 
 __all__ = [
     "Checkpoint",

@@ -15,7 +15,7 @@ from ..stages.backend import Backend, choose
 from ..support.extras import require
 from ..support.files import output_folder
 from ..viewing.rendering import render
-from .config import Config
+from .configuration import Config
 from .pictures import animation
 from .runs import fit_and_report, pick_device
 from .trainer import Trainer
