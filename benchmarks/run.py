@@ -153,7 +153,8 @@ def _garden(path: Path, times: int, seed: int = 0) -> dict[str, Any]:
 
 
 def _model(path: Path, case: Case) -> dict[str, Any]:
-    from tsplat.scene import intrinsics, look_at_all, read_ply
+    from tsplat.scene import intrinsics, read_ply
+    from tsplat.viewing import look_at_all
 
     gaussians = read_ply(path)
     viewmat, _ = look_at_all(gaussians, case.width, case.height, 50.0)

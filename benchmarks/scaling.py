@@ -21,7 +21,8 @@ from torch import Tensor
 import tsplat
 from benchmarks.run import KETTLE
 from tsplat.ops.morton import morton_order
-from tsplat.scene import Gaussians, guess_up, intrinsics, look_at, look_at_all, orbit, procedural_capture, read_ply
+from tsplat.scene import Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
+from tsplat.viewing import guess_up, look_at_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"

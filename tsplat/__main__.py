@@ -1,4 +1,4 @@
-"""``python -m tsplat`` is the command ``tsplat``."""
+"""``python -m tsplat`` runs the ``tsplat`` command."""
 
 import sys
 

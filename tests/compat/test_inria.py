@@ -1,4 +1,4 @@
-"""Code written for Inria's rasterizer, with its import changed, against the reference."""
+"""The drop-in replacement for Inria's rasterizer, called as its users do, against the reference."""
 
 import math
 
@@ -15,7 +15,7 @@ STRUCTURE = scenes.Structure(n=25, cameras=1, sh_degree=2, width=40, height=30, 
 
 
 def camera(scene):
-    """What Inria's camera class holds: transposed matrices and tangents of half the fields of view."""
+    """The attributes of Inria's camera class: transposed matrices and tangents of half the fields of view."""
     width, height = scene["width"], scene["height"]
     (fx, _, cx), (_, fy, cy), _ = scene["Ks"][0].tolist()
     near, far = 0.01, 100.0
@@ -36,7 +36,7 @@ def camera(scene):
 
 
 def render(scene, *, antialiasing=False, scale_modifier=1.0, colors=None, covariances=None, debug=False):
-    """The renderer as its users write it, with all tensors of the model as leaves."""
+    """Renders as in Inria's training code; the tensors of the model are leaves."""
     model = {name: scene[name].clone().requires_grad_() for name in ("means", "quats", "scales", "opacities", "colors")}
     screenspace_points = torch.zeros_like(model["means"], requires_grad=True) + 0
     screenspace_points.retain_grad()
@@ -64,19 +64,19 @@ def render(scene, *, antialiasing=False, scale_modifier=1.0, colors=None, covari
     return model, screenspace_points, image, radii, invdepths
 
 
-def truth(scene, **settings):
+def render_reference(scene, **settings):
     model = {name: scene[name].clone().requires_grad_() for name in ("means", "quats", "scales", "opacities", "colors")}
     result = reference.rasterize(**{**scene, **model}, numerics=PRESETS["inria"], **settings)
-    # Inverse depth by the same weights.
+    # Inverse depth with the same weights.
     inverse = torch.where(result.projection.visible, 1 / result.projection.depths, 0.0)
     return model, result, (result.weights * inverse[..., None, None, :]).sum(-1)
 
 
 @pytest.mark.parametrize("mode", ["classic", "antialiased"])
-def test_picture_and_gradients_are_the_references(mode):
+def test_image_and_gradients_match_reference(mode):
     scene = scenes.make(STRUCTURE)
     model, points, image, radii, invdepths = render(scene, antialiasing=mode == "antialiased")
-    own, expected, inverse = truth(scene, rasterize_mode=mode)
+    own, expected, inverse = render_reference(scene, rasterize_mode=mode)
     assert_exact("color", image, expected.colors[0].movedim(-1, 0))
     assert_exact("invdepths", invdepths, inverse)
     assert torch.equal(radii, expected.projection.radii[0, :, 0])
@@ -89,21 +89,21 @@ def test_picture_and_gradients_are_the_references(mode):
     *gradients, v_means2d = torch.autograd.grad(outputs, [*own.values(), expected.projection.means2d], v)
     for name, gradient in zip(names, gradients):
         assert_exact(name, model[name].grad, gradient)
-    # Densification reads the gradient with the screen from -1 to 1.
+    # Densification reads this gradient in units where the image spans -1 to 1.
     assert_exact("means2D", points.grad[:, :2], v_means2d[0] * torch.tensor([20.0, 15.0]))
     assert not points.grad[:, 2].any()
 
 
-def test_scale_modifier_and_precomputed_values():
+def test_scale_modifier_and_precomputed_values_match_reference():
     scene = scenes.make(STRUCTURE)
     _, _, image, _, _ = render(scene, scale_modifier=0.5)
-    _, expected, _ = truth(scene | {"scales": 0.5 * scene["scales"]})
+    _, expected, _ = render_reference(scene | {"scales": 0.5 * scene["scales"]})
     assert_exact("color", image, expected.colors[0].movedim(-1, 0))
     colors = torch.rand(25, 3, dtype=torch.float64)
     full = reference.covariances(scene["quats"], scene["scales"])
     upper = full[:, (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)]
     _, _, image, _, _ = render(scene, colors=colors, covariances=upper)
-    _, expected, _ = truth(scene)
+    _, expected, _ = render_reference(scene)
     plain = reference.rasterize(
         **{**scene, "colors": colors, "sh_degree": None, "quats": None, "scales": None, "covars": full},
         numerics=PRESETS["inria"],
@@ -111,7 +111,7 @@ def test_scale_modifier_and_precomputed_values():
     assert_exact("color", image, plain.colors[0].movedim(-1, 0))
 
 
-def test_mark_visible():
+def test_mark_visible_uses_the_near_plane():
     scene = scenes.make(STRUCTURE)
     settings = GaussianRasterizationSettings(**camera(scene), bg=torch.zeros(3), scale_modifier=1.0, sh_degree=0)
     view = scene["viewmats"][0]
@@ -120,7 +120,7 @@ def test_mark_visible():
     assert GaussianRasterizer(settings).markVisible(world).tolist() == [False, True, False]
 
 
-def test_errors_name_the_argument():
+def test_invalid_arguments_are_named():
     scene = scenes.make(STRUCTURE)
     settings = GaussianRasterizationSettings(
         **camera(scene), bg=scene["backgrounds"][0], scale_modifier=1.0, sh_degree=2

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tsplat.support.progress import stage_display
+from tsplat.support.progress import stage_display, track
 
 
 def run(stages=(("features", 9), ("matches", 400), ("nothing", 0))):
@@ -36,3 +36,8 @@ def test_a_bar_for_each_stage_in_a_terminal(capsys, monkeypatch):
     for words in ("features", "9/9", "matches", "400/400"):
         assert words in said
     assert len(said.splitlines()) < 100
+
+
+def test_track_yields_items_and_prints_progress(capsys):
+    assert list(track(iter("abc"), 3, "rendering")) == ["a", "b", "c"]
+    assert capsys.readouterr().out.splitlines() == ["rendering 1/3", "rendering 2/3", "rendering 3/3"]

@@ -1,1 +1,1 @@
-"""Other rasterizers' names for what tsplat does."""
+"""Drop-in replacements for the interfaces of other rasterizers."""

@@ -1,7 +1,7 @@
-"""The names of Inria's `diff_gaussian_rasterization`: code written for it runs with this import in place of that.
+"""Drop-in replacement for Inria's `diff_gaussian_rasterization`: change the import, keep the code.
 
-Same arguments, same returned `(color, radii, invdepths)`, same gradient of `means2D` that its densification reads,
-under the constants of `numerics="inria"`.
+The arguments, the returned `(color, radii, invdepths)` and the gradient of `means2D`, which densification reads, are
+the same. The constants are those of `numerics="inria"`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ..stages.validation import raise_if_invalid
 
 NUMERICS = "inria"
 NEAR = 0.2
-TILE = 16
+TILE_SIZE = 16
 
 
 class GaussianRasterizationSettings(NamedTuple):
-    """A camera and what goes with it.
+    """The camera and the rendering settings.
 
     Attributes:
-        image_height, image_width: Pixels.
-        tanfovx, tanfovy: Tangents of half the fields of view, which give the focal lengths.
-        bg: [C] background.
-        scale_modifier: Factor of every scale; not of `cov3D_precomp`.
-        viewmatrix: [4, 4] world to camera, transposed: points are rows.
-        projmatrix: [4, 4] world to clip space, transposed; gives the principal point.
-        sh_degree: Highest degree of spherical harmonics in use.
-        campos: [3] camera center in the world, which `shs` are seen from.
+        image_height, image_width: Image size in pixels.
+        tanfovx, tanfovy: Tangents of half the fields of view; they determine the focal lengths.
+        bg: [C] background color.
+        scale_modifier: Factor applied to `scales`; not to `cov3D_precomp`.
+        viewmatrix: [4, 4] world to camera, transposed, to multiply row vectors.
+        projmatrix: [4, 4] world to clip space, transposed; it determines the principal point.
+        sh_degree: Highest degree of spherical harmonics to use.
+        campos: [3] camera center, world frame, for the view directions of `shs`.
         prefiltered: Only False is implemented.
-        debug: Whether to raise for values that cannot be drawn, or are likely to be a mistake.
-        antialiasing: Whether opacities are scaled by what the blur added to the screen area.
+        debug: Whether to raise for invalid values and for those that are probably mistakes.
+        antialiasing: Whether to scale opacities by how much the blur enlarges the projected area.
     """
 
     image_height: int
@@ -58,7 +58,11 @@ class GaussianRasterizationSettings(NamedTuple):
 
 
 class GaussianRasterizer(torch.nn.Module):
-    """Renders Gaussians as seen by a camera."""
+    """Renders Gaussians as seen by a camera.
+
+    Raises:
+        UnsupportedError: `prefiltered` is set.
+    """
 
     def __init__(self, raster_settings: GaussianRasterizationSettings) -> None:
         super().__init__()
@@ -67,7 +71,7 @@ class GaussianRasterizer(torch.nn.Module):
 
     @torch.no_grad()
     def markVisible(self, positions: Tensor) -> Tensor:  # noqa: N802 - Inria's name
-        """Which positions [N, 3] lie more than 0.2 in front of the camera, [N] bool."""
+        """Returns which positions [N, 3] lie more than 0.2 in front of the camera, as [N] bool."""
         check_tensor("positions", positions, [None, 3], "[N, 3]")
         return _depths(positions, self.raster_settings.viewmatrix) > NEAR
 
@@ -82,24 +86,25 @@ class GaussianRasterizer(torch.nn.Module):
         rotations: Tensor | None = None,
         cov3D_precomp: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Renders.
+        """Renders an image.
 
         Args:
             means3D: [N, 3] centers, world frame.
-            means2D: [N, 3] of any value; gets the gradient of the projected means, the screen going from -1 to 1.
+            means2D: [N, 3], values are ignored; receives the gradient of the projected means, in units where the image
+                spans -1 to 1.
             opacities: [N, 1] after sigmoid.
-            shs: [N, K, 3] spherical harmonics coefficients; or
+            shs: [N, K, 3] spherical harmonics coefficients. Pass either these or `colors_precomp`.
             colors_precomp: [N, C] colors.
-            scales, rotations: [N, 3] after exp, and [N, 4] wxyz; or
-            cov3D_precomp: [N, 6] upper triangles of covariances.
+            scales, rotations: [N, 3] after exp, and [N, 4] wxyz. Pass either these or `cov3D_precomp`.
+            cov3D_precomp: [N, 6] upper triangles of the covariances.
 
         Returns:
-            ``color`` [C, H, W], ``radii`` [N] int32 in pixels, 0 where not seen, and ``invdepths`` [1, H, W], the sum
-            of w / z. Differentiable with respect to every argument.
+            ``color`` [C, H, W]; ``radii`` [N] int32 in pixels, 0 for Gaussians that are not visible; ``invdepths``
+            [1, H, W], the sum of weight / depth. Differentiable with respect to all arguments.
 
         Raises:
-            ArgumentError: Both or neither of two alternatives, or a shape that has no meaning.
-            InvalidValueError: ``debug``, and there are values that cannot be drawn.
+            ArgumentError: Both or neither of two alternatives, or an invalid shape.
+            InvalidValueError: ``debug`` is set and there are invalid values.
         """
         if (shs is None) == (colors_precomp is None):
             raise ArgumentError("shs: pass either shs or colors_precomp")
@@ -133,28 +138,28 @@ class GaussianRasterizer(torch.nn.Module):
             alphas = opacities[None, :, 0]
             if compensations is not None:
                 alphas = alphas * compensations
-            # Adds nothing; what flows back to it are pixels, of which half the picture is one unit of the screen.
+            # Adds zero, and scales the gradient from pixels to units where the image spans -1 to 1.
             half = pixels.new_tensor([0.5 * width, 0.5 * height])
             pixels = pixels + ((means2D - means2D.detach())[:, :2] * half)[None]
-            tiles = (-(-width // TILE), -(-height // TILE))
+            tiles = (-(-width // TILE_SIZE), -(-height // TILE_SIZE))
             _, ids, flatten_ids = isect_tiles(
-                pixels.detach(), radii, depths.detach(), TILE, *tiles,
+                pixels.detach(), radii, depths.detach(), TILE_SIZE, *tiles,
                 conics=conics.detach(), opacities=alphas.detach(), numerics=NUMERICS,
             )  # fmt: skip
-            seen = depths > 0
-            inverse = torch.where(seen, 1 / torch.where(seen, depths, 1.0), 0.0)[..., None]
+            visible = depths > 0
+            inverse = torch.where(visible, 1 / torch.where(visible, depths, 1.0), 0.0)[..., None]
             image, _ = rasterize_to_pixels(
-                pixels, conics, torch.cat([colors[None].to(inverse), inverse], -1), alphas, width, height, TILE,
+                pixels, conics, torch.cat([colors[None].to(inverse), inverse], -1), alphas, width, height, TILE_SIZE,
                 isect_offset_encode(ids, 1, *tiles), flatten_ids,
                 backgrounds=torch.cat([s.bg.to(inverse), inverse.new_zeros(1)])[None], numerics=NUMERICS,
             )  # fmt: skip
-        picture = image[0].movedim(-1, 0)
-        return picture[:-1], radii[0, :, 0], picture[-1:]
+        channels = image[0].movedim(-1, 0)
+        return channels[:-1], radii[0, :, 0], channels[-1:]
 
     def _intrinsics(self, like: Tensor) -> Tensor:
-        """[1, 3, 3] in pixels: focal lengths from the fields of view, the principal point from the projection."""
+        """Intrinsics [1, 3, 3] in pixels: focal lengths from the fields of view, principal point from `projmatrix`."""
         s = self.raster_settings
-        # Row vectors: clip = (world viewmatrix) projection, whose third row holds what depth adds to x and y.
+        # With row vectors, clip = world @ viewmatrix @ projection; row 2 of the projection is what depth contributes.
         projection = torch.linalg.solve(s.viewmatrix.double(), s.projmatrix.double()).to(like.dtype)
         Ks = torch.zeros(1, 3, 3, dtype=like.dtype, device=like.device)
         for axis, (size, tangent) in enumerate(((s.image_width, s.tanfovx), (s.image_height, s.tanfovy))):

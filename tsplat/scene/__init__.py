@@ -1,8 +1,6 @@
 """Scenes: the parameters of Gaussians, photographs with cameras, and the files that both come from."""
 
 from ..errors import FileError, MissingExtraError
-from ..viewing.framing import guess_up, look_at_all
-from ..viewing.trajectories import Camera, orbit_around, read_cameras, spiral_at
 from .cameras import intrinsics, look_at, orbit
 from .capture.captures import Capture, View
 from .capture.colmap import read_colmap
@@ -23,7 +21,6 @@ from .summary import Summary, summarize
 
 __all__ = [
     "ActivatedError",
-    "Camera",
     "Capture",
     "CheckpointError",
     "FileError",
@@ -32,18 +29,14 @@ __all__ = [
     "Prepared",
     "Summary",
     "View",
-    "guess_up",
     "intrinsics",
     "look_at",
-    "look_at_all",
     "lost_in",
     "normalize_capture",
     "open_model",
     "orbit",
-    "orbit_around",
     "prepare",
     "procedural_capture",
-    "read_cameras",
     "read_capture",
     "read_colmap",
     "read_model",
@@ -53,7 +46,6 @@ __all__ = [
     "read_spz",
     "read_torch_checkpoint",
     "read_transforms",
-    "spiral_at",
     "summarize",
     "write_model",
     "write_ply",

@@ -1,26 +1,31 @@
-"""What one sees while something goes on in stages: a bar for each in a terminal, a few lines elsewhere."""
+"""Progress displays: bars in a terminal, a few lines of text elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from .extras import require
 
-LINES = 4
-"""Lines a stage prints where there is no terminal."""
+STAGE_LINES = 4
+"""Lines printed per stage without a terminal."""
 
+TRACK_LINES = 10
+"""Lines that :func:`track` prints without a terminal."""
+
+Item = TypeVar("Item")
 Show = Callable[[str, int, int], None]
 
 
 @contextlib.contextmanager
 def stage_display() -> Iterator[Show]:
-    """A callback that shows the stage it is given, how much of how much is done, and the time it took so far.
+    """Yields a callback `show(stage, done, total)` that displays the progress and elapsed time of each stage.
 
     Raises:
-        MissingExtraError: rich is not installed, and stdout is a terminal.
+        MissingExtraError: rich is not installed and stdout is a terminal.
     """
     with _bars() if sys.stdout.isatty() else _lines() as show:
         yield show
@@ -50,11 +55,29 @@ def _lines() -> Iterator[Show]:
     def show(stage: str, done: int, total: int) -> None:
         nonlocal start, shown, due
         if stage != shown:
-            start, shown, due = time.perf_counter(), stage, total / LINES
+            start, shown, due = time.perf_counter(), stage, total / STAGE_LINES
         if done < due:
             return
-        # Past what is done; past the end once that is shown.
-        due = (done * LINES // max(total, 1) + 1) * total / LINES if done < total else total + 1
+        # The next line; past the end once the last line is printed.
+        due = (done * STAGE_LINES // max(total, 1) + 1) * total / STAGE_LINES if done < total else total + 1
         print(f"{stage:9} {done}/{total}  {time.perf_counter() - start:.0f} s", flush=True)
 
     yield show
+
+
+def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
+    """Yields the items and displays how many of `total` are done.
+
+    Raises:
+        MissingExtraError: rich is not installed and stdout is a terminal.
+    """
+    if sys.stdout.isatty():
+        require("rich")
+        from rich.progress import track as bar
+
+        yield from bar(items, label, total)
+        return
+    for i, item in enumerate(items, 1):
+        yield item
+        if i * TRACK_LINES // total > (i - 1) * TRACK_LINES // total:
+            print(f"{label} {i}/{total}", flush=True)

@@ -1,14 +1,13 @@
 """Training: configurations, the trainer, evaluation, checkpoints, and whole runs."""
 
-from ..scene.formats.checkpoints import CheckpointError, open_model
-from ..viewing.rendering import render
+from ..scene.formats.checkpoints import CheckpointError
 from .checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
 from .configuration import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
 from .losses import loss, psnr, ssim
-from .runs import evaluate_run, pick_device, resume, train
+from .runs import evaluate_run, resume, train
 from .trainer import Trainer, fit, scene_extent
 from .training_progress import DivergedError, Progress
 
@@ -30,14 +29,11 @@ __all__ = [
     "loss",
     "mean_psnr",
     "mean_ssim",
-    "open_model",
-    "pick_device",
     "preset",
     "psnr",
     "read_checkpoint",
     "read_config",
     "read_newest",
-    "render",
     "resume",
     "scene_extent",
     "ssim",

@@ -1,4 +1,4 @@
-"""The demo: a procedural scene that needs no data, fitted in a few minutes."""
+"""The demo: trains on a procedural scene, which needs no data, in a few minutes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from ..scene.gaussians import Gaussians
 from ..stages.backend import Backend, choose
 from ..support.extras import require
 from ..support.files import output_folder
+from ..viewing.devices import pick_device
 from ..viewing.rendering import render
+from ..viewing.videos import write_gif
 from .configuration import Config
-from .pictures import animation
-from .runs import fit_and_report, pick_device
+from .runs import fit_and_report
 from .trainer import Trainer
 
 SHORT_RUN = Config(means_rate=6.4e-4, scales_rate=1e-2, quats_rate=4e-3, sh0_rate=1e-2, shN_rate=1e-3)
-"""For about a thousand steps: the rates of :class:`Config` are meant for thirty times as many."""
+"""Learning rates for about a thousand steps; the defaults of :class:`Config` are meant for 30,000."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoSize:
-    """How big the demo is.
+    """Size of the demo.
 
     Attributes:
-        width, height: Picture size in pixels.
-        n_train, n_test: Views to fit, and views held out.
-        n_points: Gaussians.
+        width, height: Image size in pixels.
+        n_train, n_test: Number of training views and of held-out views.
+        n_points: Number of Gaussians.
         sh_degree: Highest degree of spherical harmonics.
-        steps: Optimiser steps.
-        frames: Of the turntable.
-        frame_scale: How many times larger than the pictures the turntable is.
+        steps: Optimizer steps.
+        frames: Number of frames of the turntable.
+        frame_scale: Width of the turntable over the width of the images.
     """
 
     width: int
@@ -61,26 +62,26 @@ def demo(
     seed: int = 0,
     size: DemoSize | None = None,
 ) -> dict[str, Any]:
-    """Fits a procedural scene from a noisy coarse point cloud; needs no data.
+    """Trains on a procedural scene, from a noisy and coarse point cloud; needs no data.
 
     Writes ``contact_sheet.png``, ``curve.png``, ``turntable.gif``, ``metrics.json`` and ``point_cloud.ply``.
 
     Args:
-        out: The folder to write to; made if it is not there.
-        steps: In place of those of ``size``.
-        seed: Of the point cloud and of the order of views.
-        size: By default what a CPU, or a GPU with Triton, does in a few minutes.
+        out: Folder to write to; created if it does not exist.
+        steps: Optimizer steps; those of ``size`` where None.
+        seed: Random seed of the point cloud and of the order of views.
+        size: Where None, a size that takes a few minutes: `ON_GPU` on a GPU with Triton, else `ON_CPU`.
 
     Returns:
-        What is in ``metrics.json``.
+        The contents of ``metrics.json``.
 
     Raises:
-        ArgumentError: A size or number without meaning, or a folder that cannot be written to.
-        BackendError: The backend cannot run here.
+        ArgumentError: Invalid size, or a folder that cannot be written to.
+        BackendError: The backend cannot run on this machine.
         MissingExtraError: A package of the extra ``train`` is not installed.
     """
     require("PIL", "matplotlib", "rich", "scipy")
-    device, words = pick_device(backend)
+    device, description = pick_device(backend)
     size = size or (ON_GPU if choose(device, backend)[0] == "triton" and device.type == "cuda" else ON_CPU)
     config = dataclasses.replace(
         SHORT_RUN, steps=size.steps if steps is None else steps, seed=seed, sh_interval=300, backend=backend
@@ -89,7 +90,7 @@ def demo(
         capture = procedural_capture(
             size.width, size.height, size.n_train, size.n_test, size.n_points, seed=seed, device=device
         )
-        print(words)
+        print(description)
         config = dataclasses.replace(config, background=capture.background)
         start = Gaussians.from_points(capture.points, capture.colors, size.sh_degree)
         trainer = Trainer(start, capture.train, config)
@@ -102,11 +103,11 @@ def demo(
                 render(trainer.gaussians, viewmat, K, width, height, background=capture.background, backend=backend)
                 for viewmat in viewmats
             ]
-        animation(folder / "turntable.gif", frames)
+        write_gif(folder / "turntable.gif", frames)
     print(f"written to {folder}: contact_sheet.png, curve.png, turntable.gif, metrics.json, point_cloud.ply")
     return metrics
 
 
 def _turntable(frames: int) -> torch.Tensor:
-    """Cameras once around the demo's scene. [frames, 4, 4]"""
+    """Returns the cameras of one turn around the demo's scene, [frames, 4, 4] world to camera."""
     return orbit(TARGET, ORBIT_RADIUS, [360 * i / frames for i in range(frames)], [28.0] * frames)

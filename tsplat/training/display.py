@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
 
 from ..stages.memory import used_memory
 from ..support.extras import require
 from .history import History
 from .training_progress import Progress
-
-Item = TypeVar("Item")
 
 LINES = 10
 """Number of lines that a run prints without a terminal."""
@@ -95,21 +92,3 @@ def _lines(steps: int, first: int) -> Iterator[Show]:
         print(f"step {step}/{steps}  {figures}  {speed:.1f} steps/s  {memory}  {left:.0f} s left", flush=True)
 
     yield show
-
-
-def track(items: Iterable[Item], total: int, words: str) -> Iterator[Item]:
-    """The items, with a bar in a terminal and a few lines elsewhere.
-
-    Raises:
-        MissingExtraError: rich is not installed, and stdout is a terminal.
-    """
-    if sys.stdout.isatty():
-        require("rich")
-        from rich.progress import track as bar
-
-        yield from bar(items, words, total)
-        return
-    for i, item in enumerate(items, 1):
-        yield item
-        if i * LINES // total > (i - 1) * LINES // total:
-            print(f"{words} {i}/{total}", flush=True)

@@ -16,7 +16,7 @@ from ..stages.memory import used_memory
 from ..stages.process_group import RankGroup
 from ..support.files import write_json
 from .evaluation import Score, finite_or_none, mean_psnr, mean_ssim, report
-from .pictures import contact_sheet, curve, sheet_views, side_by_side
+from .plots import contact_sheet, curve, sheet_views, side_by_side
 from .run_loop import RunLoop, score_views
 
 

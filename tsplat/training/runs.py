@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from ..arguments import check_size
-from ..errors import BackendError, FileError
+from ..errors import FileError
 from ..scene.capture.captures import Capture
 from ..scene.capture.reading import read_capture
 from ..scene.gaussians import Gaussians
-from ..stages.backend import Backend, choose
 from ..stages.process_group import RankGroup
 from ..support.extras import require
 from ..support.files import output_folder, write_json
 from ..support.progress import stage_display
+from ..viewing.devices import pick_device
 from .checkpoints import delete_incomplete, read_newest
-from .configuration import DeviceType, RunConfig, to_json
+from .configuration import RunConfig, to_json
 from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
 from .processes.group import join_group
@@ -36,24 +36,6 @@ from .run_report import write_held_out, write_report
 from .trainer import Trainer
 
 CONFIG, WORLD = "config.json", "world.json"
-
-
-def pick_device(backend: Backend = "auto", device_type: DeviceType = "auto") -> tuple[torch.device, str]:
-    """The device to run on, by default a GPU if there is one, and in words what runs there and why.
-
-    Of several ranks on one machine, each has the GPU of its number there.
-
-    Raises:
-        BackendError: The backend cannot run there, or there is no such device.
-    """
-    if device_type == "cuda" and not torch.cuda.is_available():
-        raise BackendError("device: there is no GPU that this PyTorch can use; take cpu, or see tsplat doctor")
-    device = torch.device("cuda" if torch.cuda.is_available() and device_type != "cpu" else "cpu")
-    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    name, reason = choose(device, backend)
-    return device, f"backend {name} on {device}: {reason}"
 
 
 def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | None = None) -> dict[str, Any]:

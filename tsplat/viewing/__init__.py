@@ -1,0 +1,19 @@
+"""Viewing: images, videos, camera trajectories and framing of a model. Imports nothing of `tsplat.training`."""
+
+from .framing import guess_up, look_at_all
+from .rendering import render, render_views
+from .trajectories import Camera, orbit_around, read_cameras, spiral_at
+from .videos import render_frames, write_frames
+
+__all__ = [
+    "Camera",
+    "guess_up",
+    "look_at_all",
+    "orbit_around",
+    "read_cameras",
+    "render",
+    "render_frames",
+    "render_views",
+    "spiral_at",
+    "write_frames",
+]

@@ -1,9 +1,10 @@
-"""Where to stand to see a model of which nothing is known but its Gaussians."""
+"""Framing: camera placement for a model about which only its Gaussians are known."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,42 +12,85 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..scene.cameras import UP, intrinsics, look_at
 from ..scene.gaussians import Gaussians
+from .trajectories import Camera, orbit_around, spiral_at
 
-VIEW_FROM = (-0.35, -0.45, -1.0)
-"""Where the camera stands as seen from the model, in a frame with y down."""
+VIEW_DIRECTION = (-0.35, -0.45, -1.0)
+"""Direction from the model to the camera, in a frame with y down."""
 
 TRIMMED = 0.0025
-"""The share of the visible mass that may fall outside the frame on each side."""
+"""Share of the visible mass that may lie outside the image at each edge."""
 
 MARGIN = 1.12
-"""How much wider than the rest the frame is."""
+"""Size of the image over the size of the mass that is not trimmed."""
 
-SHEET_SHARE, SHEET_THICKNESS, SHEET_SPREAD = 0.1, 0.1, 1.5
-"""Ground at an end of the height: a tenth of the mass, thinner than a tenth, and this much wider than the other end."""
+GROUND_MASS, GROUND_THICKNESS, GROUND_SPREAD = 0.1, 0.1, 1.5
+"""Ground holds a tenth of the mass at one end of the height, is thinner than a tenth of the height, and is wider than
+the other end by this factor."""
+
+
+def place_cameras(
+    gaussians: Gaussians,
+    width: int,
+    height: int,
+    fov: float,
+    *,
+    eye: Sequence[float] | None = None,
+    target: Sequence[float] | None = None,
+    up: Sequence[float] | None = None,
+    trajectory: Literal["orbit", "spiral"] | None = None,
+    frames: int = 120,
+) -> list[Camera]:
+    """Places one camera, or the cameras of a trajectory, to view a model.
+
+    Args:
+        width, height, fov: As for :func:`tsplat.scene.intrinsics`.
+        eye: [3] camera position, world frame; where None, one from which the whole model is visible.
+        target: [3] point at the image center, world frame; where None, the center of the model.
+        up: [3] world direction that points up in the image; guessed where None, see :func:`guess_up`.
+        trajectory: An orbit around the target or a spiral at the eye; None for a single camera.
+        frames: Number of cameras of a trajectory.
+
+    Raises:
+        ArgumentError: No Gaussian is visible; or as :func:`tsplat.scene.look_at` and :func:`tsplat.scene.intrinsics`.
+    """
+    up = guess_up(gaussians) if up is None else up
+    if eye is None or target is None:
+        framed, center = look_at_all(gaussians, width, height, fov, up)
+        target = center.tolist() if target is None else target
+        if eye is None:
+            # The same direction and distance, whatever the target.
+            eye = (torch.tensor(target) - center - framed[:3, :3].T @ framed[:3, 3]).tolist()
+    if trajectory is None:
+        viewmats = look_at(eye, target, up)[None]
+    else:
+        follow = orbit_around if trajectory == "orbit" else spiral_at
+        viewmats = follow(eye, target, up, frames)
+    K = intrinsics(width, height, fov)
+    return [Camera(viewmat, K, width, height) for viewmat in viewmats]
 
 
 def look_at_all(
     gaussians: Gaussians, width: int, height: int, fov: float, up: Sequence[float] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A view of a whole model from slightly above that fills the frame; floaters are left outside.
+    """Places a camera slightly above a model so that the model fills the image; floaters are ignored.
 
-    Gaussians count by opacity times size, so that faint or tiny ones far away move neither the center nor the
-    distance; size is the root of the area of their two wider axes, so that a broad ground does not outvote detail.
+    Gaussians are weighted by opacity times size, so that faint or tiny ones far away affect neither the center nor the
+    distance. The size is the root of the area of the two longest axes, so that a broad ground does not dominate.
 
     Args:
-        width, height, fov: Of the picture, as for :func:`tsplat.scene.intrinsics`.
-        up: World direction that shall point upwards; guessed where None, see :func:`guess_up`.
+        width, height, fov: As for :func:`tsplat.scene.intrinsics`.
+        up: [3] world direction that points up in the image; guessed where None, see :func:`guess_up`.
 
     Returns:
-        World-to-camera matrix [4, 4], and the point in its middle [3], world frame.
+        World-to-camera matrix [4, 4], and the point at the image center [3], world frame.
 
     Raises:
-        ArgumentError: There is no Gaussian to see; or as :func:`look_at`.
+        ArgumentError: No Gaussian is visible; or as :func:`tsplat.scene.look_at`.
     """
     means, weights = _visible_mass(gaussians)
     up = _guess_up(means, weights) if up is None else up
     upright = look_at((0.0, 0.0, 0.0), (0.0, 0.0, 1.0) if up[0] or up[1] else (1.0, 0.0, 0.0), up).double()[:3, :3]
-    direction = torch.tensor(VIEW_FROM, dtype=torch.float64) @ upright
+    direction = torch.tensor(VIEW_DIRECTION, dtype=torch.float64) @ upright
     direction = direction / direction.norm()
     rotation = look_at(direction.tolist(), (0.0, 0.0, 0.0), up).double()[:3, :3]
     K = intrinsics(width, height, fov).double()
@@ -59,9 +103,10 @@ def look_at_all(
     size = float(local.abs().amax())
     distance = 10 * max(size, 1e-6)
     shift = torch.zeros(3, dtype=torch.float64)
+    # A fixed-point iteration, as the extent on the image depends on the distance.
     for _ in range(8):
         x, y, z = (local - shift).unbind(-1)
-        # Nothing is nearer than this, so that what is behind the camera on the way there does no harm.
+        # Depths are clamped, since intermediate steps may place points behind the camera.
         screen = torch.stack([x, y]) / (z + distance).clamp_min(0.1 * distance)
         low, high = (torch.stack([weighted_quantile(s, weights, q) for s in screen]) for q in (TRIMMED, 1 - TRIMMED))
         shift[:2] += 0.5 * (low + high) * distance
@@ -72,37 +117,37 @@ def look_at_all(
 
 
 def guess_up(gaussians: Gaussians) -> tuple[float, float, float]:
-    """Which way is up, -y or +y: structure-from-motion leaves y pointing down, most other software up.
+    """Guesses the up direction of a model: -y, as structure-from-motion leaves it, or +y, as most other software does.
 
-    It is -y unless the model stands on ground at its -y end: a thin sheet, clearly wider than what is at the other end.
+    Returns +y only if the model stands on ground at its -y end: a thin sheet, clearly wider than the other end.
 
     Raises:
-        ArgumentError: There is no Gaussian to see.
+        ArgumentError: No Gaussian is visible.
     """
     return _guess_up(*_visible_mass(gaussians))
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, q: float) -> Tensor:
-    """The smallest of values [N] up to which there is a share ``q`` of the weights [N]."""
+    """Returns the smallest of values [N] at which the cumulative share of weights [N] reaches ``q``."""
     values, order = values.sort()
     cumulative = weights[order].cumsum(0)
     return values[torch.searchsorted(cumulative, q * cumulative[-1]).clamp_max(len(values) - 1)]
 
 
 def _visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
-    """Centers [M, 3] and what they count [M], fp64 on the CPU."""
-    seen = gaussians.map(lambda tensor: tensor.detach()[gaussians.sound].double().cpu())
-    sizes = seen.scales.sort(-1).values[:, 1:].prod(-1).sqrt()
-    # A backdrop of a few huge Gaussians shall not outweigh the model before it.
-    most = weighted_quantile(sizes, torch.ones_like(sizes), 0.9) if len(seen) else sizes.sum()
-    weights = seen.opacities * sizes.clamp_max(most)
+    """Centers [M, 3] and weights [M] of the valid Gaussians, fp64 on the CPU."""
+    valid = gaussians.map(lambda tensor: tensor.detach()[gaussians.sound].double().cpu())
+    sizes = valid.scales.sort(-1).values[:, 1:].prod(-1).sqrt()
+    # Clamped, so that a backdrop of a few huge Gaussians does not outweigh the model in front of it.
+    largest = weighted_quantile(sizes, torch.ones_like(sizes), 0.9) if len(valid) else sizes.sum()
+    weights = valid.opacities * sizes.clamp_max(largest)
     if not weights.sum() > 0:
-        raise ArgumentError("model: there is no Gaussian to look at; every one is transparent, empty or not a number")
-    return seen.means, weights
+        raise ArgumentError("model: no Gaussian is visible; all are transparent, of zero size or invalid")
+    return valid.means, weights
 
 
 def _near(means: Tensor, weights: Tensor, center: Tensor) -> Tensor:
-    """[M] bool: within three times the reach of nine tenths of the mass, axis by axis."""
+    """[M] bool: per axis within three times the distance that covers nine tenths of the mass."""
     offsets = (means - center).abs()
     reach = torch.stack([weighted_quantile(axis, weights, 0.9) for axis in offsets.unbind(-1)])
     return (offsets <= 3 * reach).all(-1)
@@ -111,16 +156,17 @@ def _near(means: Tensor, weights: Tensor, center: Tensor) -> Tensor:
 def _guess_up(means: Tensor, weights: Tensor) -> tuple[float, float, float]:
     x, y, z = means.unbind(-1)
     lowest, sheet, other, highest = (
-        weighted_quantile(y, weights, q) for q in (0.01, SHEET_SHARE, 1 - SHEET_SHARE, 0.99)
+        weighted_quantile(y, weights, q) for q in (0.01, GROUND_MASS, 1 - GROUND_MASS, 0.99)
     )
 
-    def spread(rows: Tensor) -> float:
+    def spread(chosen: Tensor) -> float:
         a, b = (
-            weighted_quantile(axis[rows], weights[rows], 0.9) - weighted_quantile(axis[rows], weights[rows], 0.1)
+            weighted_quantile(axis[chosen], weights[chosen], 0.9)
+            - weighted_quantile(axis[chosen], weights[chosen], 0.1)
             for axis in (x, z)
         )
         return math.sqrt(float(a * b))
 
-    is_thin = sheet - lowest < SHEET_THICKNESS * (highest - lowest)
-    is_wide = spread(y <= sheet) > SHEET_SPREAD * spread(y >= other)
+    is_thin = sheet - lowest < GROUND_THICKNESS * (highest - lowest)
+    is_wide = spread(y <= sheet) > GROUND_SPREAD * spread(y >= other)
     return (0.0, 1.0, 0.0) if is_thin and is_wide else UP

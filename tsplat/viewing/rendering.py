@@ -1,8 +1,8 @@
-"""Pictures of Gaussians."""
+"""Rendering of a model: `rasterization` applied to :class:`Gaussians`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -14,6 +14,8 @@ from ..stages.backend import Backend
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
+
 
 def render_views(
     gaussians: Gaussians,
@@ -24,25 +26,28 @@ def render_views(
     *,
     background: Color = (0.0, 0.0, 0.0),
     sh_degree: int | None = None,
-    render_mode: str = "RGB",
+    render_mode: RenderMode = "RGB",
     absgrad: bool = False,
     group: ProcessGroup | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Renders views, not clamped, differentiable with respect to the Gaussians' raw parameters.
+    """Renders views of a model, without clamping.
 
-    Antialiased where the Gaussians are marked so.
+    Differentiable with respect to the raw parameters of the Gaussians and `viewmats`. Rendering is antialiased if
+    `gaussians.antialiased` is set.
 
     Args:
-        viewmats, Ks: [C, 4, 4] world to camera and [C, 3, 3] intrinsics, on the Gaussians' device.
-        background: RGB behind everything.
-        sh_degree: Highest degree of spherical harmonics to use; all there are where None.
+        viewmats: [C, 4, 4] world to camera, on the device of the Gaussians.
+        Ks: [C, 3, 3] intrinsics in pixels, on the same device.
+        width, height: Image size in pixels.
+        background: RGB in [0, 1]; used by render modes with RGB.
+        sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' where None.
         render_mode, absgrad: As in :func:`tsplat.rasterization`.
-        group: Ranks that have a part of the Gaussians and of the cameras each; None for one that has all.
+        group: Process group over which Gaussians and cameras are distributed; None for a single process.
 
     Returns:
-        Channels [C, height, width, D] as `render_mode` says, alphas [C, height, width, 1], and ``meta`` of
-        :func:`tsplat.rasterization`, of rows that are not packed.
+        Images [C, height, width, D] with the channels of `render_mode`, alphas [C, height, width, 1], and the `meta`
+        of :func:`tsplat.rasterization` with `packed=False`.
 
     Raises:
         ArgumentError, BackendError: As :func:`tsplat.rasterization`.
@@ -84,7 +89,12 @@ def render(
     sh_degree: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """As :func:`render_views`, of one view RGB [height, width, 3] alone."""
+    """Renders one view in RGB, [height, width, 3], without clamping; see :func:`render_views`.
+
+    Args:
+        viewmat: [4, 4] world to camera.
+        K: [3, 3] intrinsics in pixels.
+    """
     return render_views(
         gaussians,
         viewmat[None],

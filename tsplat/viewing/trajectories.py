@@ -1,4 +1,4 @@
-"""Ways for a camera to go."""
+"""Camera trajectories: orbits, spirals, and cameras read from a file."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..errors import FileError
 from ..scene.cameras import look_at
 
 TURNS, SWING, DIVE = 2, 0.2, 0.1
-"""Of a spiral: how often it goes round, how far to the side and how far ahead, in distances to what is looked at."""
+"""Spirals: number of turns, and the amplitudes sideways and forward relative to the distance of the target."""
 
 FILE_BYTES_MAX = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Camera:
-    """A pinhole camera of a trajectory.
+    """A pinhole camera.
 
     Attributes:
         viewmat: [4, 4] world to camera.
         K: [3, 3] intrinsics in pixels.
-        width, height: Of the picture.
+        width, height: Image size in pixels.
     """
 
     viewmat: Tensor
@@ -40,10 +40,19 @@ class Camera:
 
 
 def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int) -> Tensor:
-    """Cameras [frames, 4, 4] once around `target`, from `eye` on, about the direction `up`.
+    """Returns the cameras of one turn around a target, starting at `eye`.
+
+    Args:
+        eye: [3] first camera position, world frame.
+        target: [3] point at the image center, world frame.
+        up: [3] axis of the turn, world frame; up in the images.
+        frames: Number of cameras.
+
+    Returns:
+        World-to-camera matrices [frames, 4, 4].
 
     Raises:
-        ArgumentError: As :func:`tsplat.scene.look_at`, or no frames.
+        ArgumentError: As :func:`tsplat.scene.look_at`, or `frames` is not positive.
     """
     check_size("frames", frames)
     axis, middle = (torch.tensor(v, dtype=torch.float64) for v in (up, target))
@@ -59,12 +68,19 @@ def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[flo
 
 
 def spiral_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int) -> Tensor:
-    """Cameras [frames, 4, 4] that swing around `eye` and look at `target`, and end where they began.
+    """Returns the cameras of a closed spiral around `eye` that looks at `target`.
 
-    As is usual for scenes taken from one side (Mildenhall et al., 2019, "Local light field fusion").
+    The usual trajectory for forward-facing scenes (Mildenhall et al., 2019, "Local light field fusion").
+
+    Args:
+        eye: [3] center of the spiral, world frame.
+        target, up, frames: As for :func:`orbit_around`.
+
+    Returns:
+        World-to-camera matrices [frames, 4, 4].
 
     Raises:
-        ArgumentError: As :func:`tsplat.scene.look_at`, or no frames.
+        ArgumentError: As :func:`tsplat.scene.look_at`, or `frames` is not positive.
     """
     check_size("frames", frames)
     viewmat = look_at(eye, target, up).double()
@@ -80,12 +96,12 @@ def spiral_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float]
 
 
 def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
-    """Reads the `cameras.json` of Inria's code: a list of width, height, position, rotation, fx and fy each.
+    """Reads the `cameras.json` of Inria's code: a list of cameras with width, height, position, rotation, fx and fy.
 
-    Positions and rotations are camera to world, rows of the rotation one by one; cameras look along +z, y down.
+    Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down.
 
     Raises:
-        FileError: The file cannot be read, or holds something else.
+        FileError: The file cannot be read, or does not have this form.
     """
     path = Path(path)
     try:
@@ -96,10 +112,10 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError, TypeError, RuntimeError, RecursionError) as error:
         raise FileError(
-            f"{path}: not a list of cameras with width, height, position, rotation, fx and fy ({str(error)[:120]})"
+            f"{path}: expected a list of cameras with width, height, position, rotation, fx and fy ({str(error)[:120]})"
         ) from error
     if not cameras:
-        raise FileError(f"{path}: there are no cameras in it")
+        raise FileError(f"{path}: contains no cameras")
     return cameras
 
 
@@ -111,7 +127,7 @@ def _camera(camera: dict[str, Any]) -> Camera:
     position = torch.tensor(camera["position"], dtype=torch.float64).reshape(3)
     fx, fy = float(camera["fx"]), float(camera["fy"])
     if not (fx > 0 and fy > 0 and math.isfinite(fx * fy) and rotation.isfinite().all() and position.isfinite().all()):
-        raise ValueError("focal lengths are not positive or numbers not finite")
+        raise ValueError("expected positive focal lengths and finite numbers")
     viewmat = torch.eye(4, dtype=torch.float64)
     viewmat[:3, :3] = rotation.T
     viewmat[:3, 3] = -rotation.T @ position

@@ -20,7 +20,7 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def gpus_of(text: str) -> list[int]:
+def parse_gpus(text: str) -> list[int]:
     """Parses a list of GPU indices such as "0,1".
 
     Raises:

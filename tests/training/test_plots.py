@@ -15,7 +15,7 @@ from tsplat import ArgumentError
 from tsplat.scene import Gaussians, MissingExtraError, View
 from tsplat.training import History, Progress, Score
 from tsplat.training.display import progress_display, stop_on_interrupt
-from tsplat.training.pictures import CAPTION_HEIGHT, CELL_WIDTH, GAP, animation, contact_sheet, curve, side_by_side
+from tsplat.training.plots import CAPTION_HEIGHT, CELL_WIDTH, GAP, contact_sheet, curve, side_by_side
 
 
 def score(value, width=30, height=20, name="view"):
@@ -84,20 +84,6 @@ def test_a_history_takes_down_every_tenth_step_and_the_last():
         history.record(Progress(step, 25, torch.tensor(0.5), torch.tensor(20.0 + step), GAUSSIANS, len(GAUSSIANS)))
     assert history.train_steps == [10, 20, 25]
     assert history.train_psnr == [30, 40, 45]
-
-
-def test_an_animation_has_its_frames_and_never_ends(tmp_path):
-    frames = [torch.tensor([1.0, i / 4, 0.0]).expand(12, 16, 3) for i in range(5)]
-    animation(tmp_path / "a.gif", iter(frames), milliseconds=50)
-    with Image.open(tmp_path / "a.gif") as found:
-        assert (found.n_frames, found.size, found.info["loop"], found.info["duration"]) == (5, (16, 12), 0, 50)
-        for i in range(5):
-            found.seek(i)
-            mean = np.asarray(found.convert("RGB"), dtype=float).mean((0, 1))
-            assert mean == pytest.approx([255, 255 * i / 4, 0], abs=6)
-    with pytest.raises(ArgumentError, match="no frames"):
-        animation(tmp_path / "b.gif", [])
-    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
 
 
 @pytest.mark.parametrize("module", ["PIL", "matplotlib"])

@@ -1,0 +1,221 @@
+"""The command line: errors in one line, exit codes, entry points, and what it imports."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.scene.capture.test_colmap import write_scene
+from tsplat import cli
+
+
+def run(*arguments, code="import sys; from tsplat.cli import main; sys.exit(main())", **options):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+INVALID = [
+    ([], "required"),
+    (["frobnicate"], "frobnicate"),
+    (["--frobnicate"], "required|unrecognized"),
+    (["doctor", "--frobnicate"], "--frobnicate"),
+    (["render", "{model}"], "--out"),
+    (["render", "{model}", "--out", "a.jpg"], r"\.png"),
+    (["render", "missing.ply", "--out", "a.png"], "missing.ply: No such file"),
+    (["render", ".", "--out", "a.png"], r"\.: the folder has neither meta\.json"),
+    (["render", "a.ksplat", "--out", "a.png"], "ksplat is not implemented"),
+    (["render", "unknown.bin", "--out", "a.png"], "not a model that is known"),
+    (["convert", "{model}"], "OUT"),
+    (["convert", "{model}", "a.obj"], "cannot tell the format"),
+    (["convert", "{model}", "a.spz"], "not implemented"),
+    (["convert", "missing.ply", "a.splat"], "missing.ply: No such file"),
+    (["convert", "{model}", "text.ply/a.ply"], "text.ply"),
+    (["info", "text.ply"], "not a PLY"),
+    (["info", "{model}", "--frobnicate"], "--frobnicate"),
+    (["render", "text.ply", "--out", "a.png"], "not a PLY"),
+    (["render", "cut.ply", "--out", "a.png"], "cut short"),
+    (["render", "empty.ply", "--out", "a.png"], "no Gaussian"),
+    (["render", "{model}", "--out", "text.ply/a.png"], "cannot write there"),
+    (["render", "{model}", "--out", "folder.png"], "folder.png"),
+    (["render", "{model}", "--out", "a.png", "--width", "-4"], "--width"),
+    (["render", "{model}", "--out", "a.png", "--width", "1e3"], "--width"),
+    (["render", "{model}", "--out", "a.png", "--height", "0"], "--height"),
+    (["render", "{model}", "--out", "a.png", "--height", "99999999999"], "--height"),
+    (["render", "{model}", "--out", "a.png", "--fov", "180"], "fov"),
+    (["render", "{model}", "--out", "a.png", "--fov", "nan"], "--fov"),
+    (["render", "{model}", "--out", "a.png", "--eye", "1", "2"], "--eye"),
+    (["render", "{model}", "--out", "a.png", "--eye", "nan", "0", "0"], "--eye"),
+    (["render", "{model}", "--out", "a.png", "--eye", "0", "0", "0", "--look-at", "0", "0", "0"], "eye"),
+    (["render", "{model}", "--out", "a.png", "--up", "0", "0", "0"], "up"),
+    (["render", "{model}", "--out", "a.png", "--background", "0", "2", "0"], "--background"),
+    (["render", "{model}", "--out", "a.png", "--backend", "opengl"], "--backend"),
+    (["train", "missing", "--out", "new/run"], "missing: no such folder"),
+    (["train", ".", "--out", "new/run"], "no cameras found"),
+    (["train", "scene", "--out", "text.ply"], "cannot write there"),
+    (["train", "scene", "--out", "new/run", "--downscale", "0"], "--downscale"),
+    (["train", "scene", "--out", "new/run", "--downscale", "20"], "11 pixels"),
+    (["train", "scene", "--out", "new/run", "--steps", "-1"], "--steps"),
+    (["train", "distorted", "--out", "new/run"], "OPENCV.*undistort"),
+    (["demo", "--steps", "0"], "--steps"),
+    (["demo", "--seed", "-1"], "--seed"),
+    (["demo", "--out", "text.ply/run"], "cannot write there"),
+    (["render", "{model}", "--out", "a.gif"], "videos need --trajectory"),
+    (["render", "{model}", "--out", "a.gif", "--trajectory", "missing.json"], r"missing\.json: cannot be read"),
+    (["render", "{model}", "--out", "a.avi", "--trajectory", "orbit"], r"ending in \.mp4"),
+]
+if os.environ.get("TRITON_INTERPRET") != "1":
+    INVALID += [
+        (["render", "{model}", "--out", "a.png", "--backend", "triton"], "triton"),
+        (["demo", "--out", "new/run", "--backend", "triton"], "triton"),
+        (["train", "scene", "--out", "new/run", "--backend", "triton"], "triton"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), INVALID, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    content = model.read_bytes()
+    (tmp_path / "text.ply").write_text("hello\n")
+    (tmp_path / "cut.ply").write_bytes(content[:-1])
+    (tmp_path / "unknown.bin").write_bytes(content[4:])
+    (tmp_path / "a.ksplat").write_bytes(content)
+    (tmp_path / "empty.ply").write_bytes(content[: -3 * 62 * 4].replace(b"vertex 3", b"vertex 0"))
+    (tmp_path / "folder.png").mkdir()
+    if "scene" in arguments:
+        write_scene(tmp_path / "scene", n=3)
+    if "distorted" in arguments:
+        write_scene(tmp_path / "distorted", n=3, camera="1 OPENCV_FISHEYE 43 30 50 52 21 14 0.1 0 0 0")
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main([a.format(model=model) for a in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("tsplat: error: ")
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith("\n")
+    assert re.search(words, captured.err), captured.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "package"),
+    [
+        (["demo", "--out", "run"], "matplotlib", "matplotlib"),
+        (["demo", "--out", "run"], "rich", "rich"),
+        (["train", "scene", "--out", "run"], "pycolmap", "pycolmap"),
+        (["train", "scene", "--out", "run"], "scipy", "scipy"),
+        (["render", "{model}", "--out", "a.png"], "PIL", "pillow"),
+    ],
+)
+def test_missing_optional_package_is_reported_before_any_work(
+    arguments, module, package, model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main([a.format(model=model) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error == f"tsplat: error: the package {package} is not installed; run: pip install 'tsplat[train]'\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
+
+
+def test_out_of_memory_prints_one_line(model, tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
+
+    monkeypatch.setattr("tsplat.viewing.videos.render_views", fail)
+    assert cli.main(["render", str(model), "--out", str(tmp_path / "new" / "a.png")]) == 2
+    assert capsys.readouterr().err == "tsplat: error: out of memory; use smaller images\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
+
+
+def test_internal_errors_propagate(model, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("an internal error")
+
+    monkeypatch.setattr("tsplat.viewing.videos.render_views", fail)
+    with pytest.raises(RuntimeError, match="an internal error"):
+        cli.main(["render", str(model), "--out", str(tmp_path / "a.png")])
+
+
+def test_help_and_version(capsys):
+    for arguments in (["--help"], ["render", "--help"], ["--version"]):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(arguments)
+    assert "tsplat 0." in capsys.readouterr().out
+
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("PIL", "rich", "scipy", "matplotlib", "pycolmap"):
+    sys.modules[name] = None
+import tsplat
+loaded = [name for name in sys.modules if name.startswith(("tsplat.scene", "tsplat.training", "tsplat.cli"))]
+assert not loaded, loaded
+from tsplat.scene import read_ply
+assert len(read_ply(sys.argv[1])) == 3
+from tsplat.cli import main
+sys.exit(main(["doctor"]))
+"""
+
+
+def test_doctor_and_reading_a_ply_need_no_optional_packages(model):
+    found = run(model, code=WITHOUT_EXTRAS)
+    assert found.returncode == 0, found.stderr
+    assert found.stderr == ""
+
+
+WITHOUT_TRAINING = """
+import json, sys
+from tsplat.cli import main
+for command in json.loads(sys.argv[1]):
+    assert main(command) == (2 if "missing.ply" in command else 0)
+    loaded = [name for name in sys.modules if name.startswith("tsplat.training")]
+    assert not loaded, (command, loaded)
+"""
+
+
+def test_commands_on_models_import_nothing_of_training(model, tmp_path):
+    # A process of its own, as other tests import tsplat.training.
+    size = ["--width", "16", "--height", "12"]
+    commands = [
+        ["render", str(model), "--out", "a.png", *size],
+        ["render", str(model), "--out", "a.gif", "--trajectory", "orbit", "--frames", "2", *size],
+        ["info", str(model)],
+        ["convert", str(model), "a.splat"],
+        ["export", str(model), "--out", "a.ply"],
+        ["info", "missing.ply"],
+    ]
+    found = run(json.dumps(commands), code=WITHOUT_TRAINING, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert {"a.png", "a.gif", "a.splat", "a.ply"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_python_m_tsplat_runs_the_command():
+    command = [sys.executable, "-m", "tsplat", "render", "missing.ply", "--out", "a.png"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == "tsplat: error: missing.ply: No such file or directory\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_outside_training_prints_one_line(tmp_path):
+    code = (
+        "import sys, tsplat.scene.capture.procedural as p; p.STEPS = 10**9; p.NEAREST = -1; print('up', flush=True)\n"
+    )
+    code += "from tsplat.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "tsplat: interrupted\n")
+    assert not list(tmp_path.iterdir())

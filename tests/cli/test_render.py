@@ -1,0 +1,116 @@
+"""`tsplat render`: images and videos of models."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.paths import MODELS
+from tsplat import cli
+from tsplat.scene import read_ply, write_ply
+
+
+def read_pixels(path):
+    return np.asarray(Image.open(path), dtype=int)
+
+
+def test_render_uses_eye_look_at_up_and_background(model, tmp_path):
+    out = tmp_path / "images" / "a.png"
+    eye = ["--eye", 0, 0, -4, "--look-at", 0, 0, 0]
+    arguments = ["render", model, "--out", out, "--width", 90, "--height", 60, "--fov", 40, *eye]
+    assert cli.main([str(a) for a in arguments]) == 0
+    image = read_pixels(out)
+    assert image.shape == (60, 90, 3)
+    # A meter at this distance is 60 / 2 / tan(20 degrees) / 4 = 20.6 pixels.
+    red, green, blue = (image[30, 45 + x] for x in (-21, 0, 21))
+    assert red[0] > 100 > max(red[1:])
+    assert green[1] > 100 > max(green[0], green[2])
+    assert blue[2] > 100 > max(blue[:2])
+    assert image[2, 2].max() == 0
+    assert cli.main([str(a) for a in [*arguments, "--up", 0, 1, 0, "--background", 1, 0.5, 0]]) == 0
+    upside_down = read_pixels(out)
+    assert upside_down[30, 45 - 21, 2] > 100
+    assert upside_down[2, 2].tolist() == [255, 128, 0]
+
+
+def test_render_frames_the_model_by_default(model, tmp_path):
+    assert cli.main(["render", str(model), "--out", str(tmp_path / "a.png"), "--width", "90", "--height", "60"]) == 0
+    lit = read_pixels(tmp_path / "a.png").max(-1) > 60
+    assert 0.1 < lit.mean() < 0.9
+    columns = lit.any(0).nonzero()[0]
+    assert columns.max() - columns.min() > 45
+
+
+def test_render_completes_a_missing_eye_or_look_at(model, tmp_path):
+    base = ["render", str(model), "--out", str(tmp_path / "a.png"), "--width", "90", "--height", "60"]
+    assert cli.main([*base, "--look-at", "1", "0", "0"]) == 0
+    blue = read_pixels(tmp_path / "a.png")[30, 45]
+    assert blue[2] > 100 > max(blue[:2])
+    assert cli.main([*base, "--eye", "0", "0.5", "-9"]) == 0
+    green = read_pixels(tmp_path / "a.png")[30, 45]
+    assert green[1] > 100 > max(green[0], green[2])
+
+
+def test_render_leaves_out_invalid_gaussians(model, tmp_path, capsys):
+    content = bytearray(model.read_bytes())
+    content[-62 * 4 : -61 * 4] = b"\xff" * 4  # x of the blue ball
+    model.write_bytes(content)
+    assert cli.main(["render", str(model), "--out", str(tmp_path / "a.png"), "--width", "40", "--height", "30"]) == 0
+    assert capsys.readouterr().out == "left out 1 of 3 Gaussians that have invalid values\n"
+    assert read_pixels(tmp_path / "a.png").max() > 60
+
+
+def test_render_antialiases_models_marked_so(model, tmp_path):
+    # Balls of a hundredth of a pixel, which antialiasing makes faint.
+    small = read_ply(model).map(lambda tensor: tensor)
+    small.log_scales.fill_(-8)
+    brightness = {}
+    for antialiased in (False, True):
+        write_ply(tmp_path / "a.ply", dataclasses.replace(small, antialiased=antialiased))
+        out = tmp_path / "a.png"
+        command = ["render", str(tmp_path / "a.ply"), "--out", str(out), "--width", "90", "--height", "60"]
+        assert cli.main([*command, "--eye", "0", "0", "-4"]) == 0
+        brightness[antialiased] = read_pixels(out).max()
+    assert brightness[False] > 100
+    assert brightness[True] < 20
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "show", "n_colors"), [("orbit", "rgb", 2), ("spiral", "depth", 2), ("orbit", "alpha", 1)]
+)
+def test_render_writes_the_frames_of_a_trajectory(trajectory, show, n_colors, model, tmp_path, capsys):
+    out = tmp_path / "frames"
+    size = ["--width", "32", "--height", "24", "--frames", "4"]
+    assert cli.main(["render", str(model), *size, "--trajectory", trajectory, "--show", show, "--out", str(out)]) == 0
+    assert "rendering 4/4" in capsys.readouterr().out
+    frames = [read_pixels(path) for path in sorted(out.iterdir())]
+    assert [frame.shape for frame in frames] == [(24, 32, 3)] * 4
+    assert all(frame.max() > 150 for frame in frames)
+    assert (frames[0] != frames[1]).any()
+    # Alpha is gray; colors and the colormap of depth are not.
+    assert (np.ptp(frames[0], axis=-1).max() > 20) == (n_colors > 1)
+
+
+def test_render_writes_a_gif(model, tmp_path):
+    out = tmp_path / "a.gif"
+    size = ["--width", "32", "--height", "24", "--frames", "3", "--fps", "10"]
+    assert cli.main(["render", str(model), *size, "--trajectory", "orbit", "--out", str(out)]) == 0
+    with Image.open(out) as video:
+        assert (video.n_frames, video.size, video.info["duration"]) == (3, (32, 24), 100)
+
+
+@pytest.mark.skipif(not MODELS.is_dir(), reason="the shared models are not beside this checkout")
+@pytest.mark.parametrize("name", ["kettle.from_spz.ply", "playbot_3.from_sog.ply", "luma-seal.from_splat.ply"])
+def test_render_frames_real_models(name, tmp_path):
+    out = tmp_path / "a.png"
+    assert cli.main(["render", str(MODELS / name), "--out", str(out), "--width", "120", "--height", "90"]) == 0
+    image = read_pixels(out)
+    lit = image.max(-1) > 40
+    assert 0.15 < lit.mean() < 0.85
+    rows, columns = lit.any(1).nonzero()[0], lit.any(0).nonzero()[0]
+    assert (np.ptp(rows) / 90 > 0.7) or (np.ptp(columns) / 120 > 0.7)
+    if name.startswith("kettle"):
+        # The kettle stands on a blue cloth, which is at the bottom of an upright image.
+        blue = (image[..., 2] - image[..., 0] > 60).nonzero()[0]
+        assert blue.mean() > 60

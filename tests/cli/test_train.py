@@ -1,0 +1,33 @@
+"""`tsplat train`, and the other commands on the run it writes."""
+
+import subprocess
+import sys
+
+import numpy as np
+from PIL import Image
+
+from tests.scene.capture.test_colmap import write_scene
+from tsplat import cli
+from tsplat.scene import read_ply
+
+INFO = """
+import sys
+from tsplat.cli import main
+assert main(["info", sys.argv[1]]) == 0
+loaded = [name for name in sys.modules if name.startswith("tsplat.training")]
+assert not loaded, loaded
+"""
+
+
+def test_train_writes_a_run_that_renders_and_exports(tmp_path):
+    scene, run = write_scene(tmp_path / "scene"), tmp_path / "run"
+    assert cli.main(["train", str(scene), "--out", str(run), "--steps", "3", "--backend", "torch"]) == 0
+    out = tmp_path / "a.png"
+    for model in (run, run / "point_cloud.ply"):
+        assert cli.main(["render", str(model), "--out", str(out), "--width", "32", "--height", "24"]) == 0
+        assert np.asarray(Image.open(out)).shape == (24, 32, 3)
+        out.unlink()
+    assert cli.main(["export", str(run), "--out", str(tmp_path / "a.ply")]) == 0
+    assert len(read_ply(tmp_path / "a.ply")) == len(read_ply(run / "point_cloud.ply"))
+    # Opening a run, too, imports nothing of training.
+    subprocess.run([sys.executable, "-c", INFO, str(run)], check=True)

@@ -1,0 +1,79 @@
+"""Orbits, spirals, and cameras read from a file."""
+
+import json
+
+import pytest
+import torch
+
+from tsplat import ArgumentError
+from tsplat.scene import FileError, look_at
+from tsplat.viewing import orbit_around, read_cameras, spiral_at
+
+UP = (0.0, -1.0, 0.0)
+
+
+def center(viewmat):
+    return -viewmat[:3, :3].T @ viewmat[:3, 3]
+
+
+def test_orbit_around_keeps_height_distance_and_target():
+    eye = (0.3, -1.0, -3.0)
+    viewmats = orbit_around(eye, (0.0, 0.5, 0.0), UP, 8)
+    centers = torch.stack([center(viewmat) for viewmat in viewmats])
+    assert torch.allclose(centers[0], torch.tensor(eye), atol=1e-5)
+    assert torch.allclose(centers[:, 1], torch.full((8,), -1.0), atol=1e-5)
+    distances = (centers - torch.tensor([0.0, 0.5, 0.0])).norm(dim=-1)
+    assert torch.allclose(distances, distances[:1].expand(8), atol=1e-5)
+    targets = viewmats[:, :3, :3] @ torch.tensor([0.0, 0.5, 0.0]) + viewmats[:, :3, 3]
+    assert torch.allclose(targets[:, :2], torch.zeros(8, 2), atol=1e-5)
+    steps = (centers - centers.roll(1, 0)).norm(dim=-1)
+    assert torch.allclose(steps, steps[:1].expand(8), atol=1e-5)
+
+
+def test_spiral_at_stays_near_the_eye_and_looks_at_the_target():
+    viewmats = spiral_at((0.0, 0.0, -4.0), (0.0, 0.0, 0.0), UP, 60)
+    centers = torch.stack([center(viewmat) for viewmat in viewmats])
+    offsets = centers - torch.tensor([0.0, 0.0, -4.0])
+    assert 0.7 < float(offsets.norm(dim=-1).max()) < 1.0
+    assert float(offsets[:, 0].min()) < -0.7 < 0.7 < float(offsets[:, 0].max())
+    assert torch.allclose(viewmats[:, :2, 3], torch.zeros(60, 2), atol=1e-5)
+
+
+@pytest.mark.parametrize("trajectory", [orbit_around, spiral_at])
+def test_trajectories_need_at_least_one_frame(trajectory):
+    with pytest.raises(ArgumentError, match="frames"):
+        trajectory((0.0, 0.0, -4.0), (0.0, 0.0, 0.0), UP, 0)
+
+
+CAMERA = {"id": 0, "img_name": "a", "width": 40, "height": 30, "fx": 50.0, "fy": 51.0}
+
+
+def test_read_cameras_reads_the_format_of_inria(tmp_path):
+    viewmat = look_at((1, -2, -3), (0, 0, 0.5))
+    pose = {"position": center(viewmat).tolist(), "rotation": viewmat[:3, :3].T.tolist()}
+    path = tmp_path / "cameras.json"
+    path.write_text(json.dumps([CAMERA | pose]))
+    (camera,) = read_cameras(path)
+    assert torch.allclose(camera.viewmat, viewmat, atol=1e-5)
+    assert camera.K.tolist() == [[50, 0, 20], [0, 51, 15], [0, 0, 1]]
+    assert (camera.width, camera.height) == (40, 30)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], {}, [{}], 3, [{"fx": -1}], [{"rotation": [1]}], [{"width": "4"}], [{"position": [0, 0, float("inf")]}]],
+    ids=json.dumps,
+)
+def test_read_cameras_rejects_other_content(content, tmp_path):
+    pose = {"position": [0, 0, 0], "rotation": [[1, 0, 0], [0, 1, 0], [0, 0, 1]]}
+    path = tmp_path / "cameras.json"
+    if content and isinstance(content, list) and content[0]:
+        content = [CAMERA | pose | content[0]]
+    path.write_text(json.dumps(content))
+    with pytest.raises(FileError, match=r"cameras\.json: "):
+        read_cameras(path)
+
+
+def test_read_cameras_names_a_missing_file(tmp_path):
+    with pytest.raises(FileError, match=r"cameras\.json: cannot be read"):
+        read_cameras(tmp_path / "cameras.json")

@@ -1,0 +1,103 @@
+"""Frames of color, depth and alpha, and the videos written from them."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tsplat import ArgumentError
+from tsplat.scene import Gaussians, MissingExtraError, intrinsics, look_at
+from tsplat.viewing import Camera, render_frames, write_frames
+from tsplat.viewing.videos import write_gif
+
+
+def balls():
+    """A white ball at the origin, and a red one behind it to the right."""
+    gaussians = Gaussians.from_points(torch.tensor([[0.0, 0, 0], [1, 0, 2]]), torch.tensor([[1.0, 1, 1], [1, 0, 0]]), 0)
+    values = gaussians.tensors() | dict(
+        log_scales=torch.full((2, 3), math.log(0.3)), opacity_logits=torch.full((2,), 6.0)
+    )
+    return Gaussians(**values)
+
+
+def camera(eye=(0.0, 0.0, -4.0)):
+    return Camera(look_at(eye, (0, 0, 0)), intrinsics(48, 36, 50), 48, 36)
+
+
+def test_render_frames_shows_color_depth_or_alpha():
+    rgb, depth, alpha = (next(render_frames(balls(), [camera()], show=show)) for show in ("rgb", "depth", "alpha"))
+    white = (18, 24)
+    red = divmod(int((rgb[..., 0] - rgb[..., 1]).argmax()), 48)
+    assert rgb[white].min() > 0.9
+    assert rgb[red][0] > 0.5 > rgb[red][1]
+    assert depth[white].mean() > depth[red].mean() > depth[2, 2].mean()
+    assert alpha[white].min() > 0.9 > 0.1 > alpha[2, 2].max()
+
+
+def test_render_frames_of_an_empty_view_is_finite():
+    away = Camera(look_at((0, 0, 40.0), (0, 0, 80.0)), intrinsics(48, 36, 50), 48, 36)
+    for show in ("rgb", "depth", "alpha"):
+        frame = next(render_frames(balls(), [away], show=show))
+        assert frame.isfinite().all()
+        assert frame.max() < 0.05
+
+
+def test_render_frames_uses_the_same_depth_limits_for_all_frames():
+    first, second = render_frames(balls(), [camera(), camera((0.0, 0.0, -8.0))], show="depth")
+    # The white ball is farther away in the second frame, and so less bright.
+    assert second[18, 24].mean() < first[18, 24].mean()
+
+
+def test_render_frames_rejects_an_unknown_show():
+    with pytest.raises(ArgumentError, match="show"):
+        next(render_frames(balls(), [camera()], show="normals"))
+
+
+def test_write_frames_writes_pngs_or_a_gif(tmp_path):
+    frames = list(render_frames(balls(), [camera(), camera((0.5, 0.0, -4.0))]))
+    write_frames(tmp_path / "folder", frames)
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["00000.png", "00001.png"]
+    with Image.open(tmp_path / "folder" / "00001.png") as image:
+        assert np.abs(np.asarray(image) / 255 - frames[1].numpy()).max() <= 0.5 / 255 + 1e-6
+    write_frames(tmp_path / "a.gif", frames, fps=20)
+    with Image.open(tmp_path / "a.gif") as video:
+        assert (video.n_frames, video.size, video.info["duration"]) == (2, (48, 36), 50)
+
+
+def test_write_frames_rejects_other_suffixes(tmp_path):
+    with pytest.raises(ArgumentError, match=r"ending in \.mp4"):
+        write_frames(tmp_path / "a.avi", [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_write_frames_names_the_missing_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(MissingExtraError, match=r"imageio-ffmpeg .* pip install 'tsplat\[video\]'"):
+        write_frames(tmp_path / "a.mp4", [])
+
+
+def test_write_frames_writes_every_frame_of_an_mp4(tmp_path):
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
+    frames = render_frames(balls(), [camera((x, 0.0, -4.0)) for x in (0.0, 0.3, 0.6)])
+    write_frames(tmp_path / "a.mp4", frames, fps=10)
+    assert ffmpeg.count_frames_and_secs(str(tmp_path / "a.mp4"))[0] == 3
+    with pytest.raises(ArgumentError, match="found none"):
+        write_frames(tmp_path / "b.mp4", [])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_write_gif_writes_an_endless_animation(tmp_path):
+    frames = [torch.tensor([1.0, i / 4, 0.0]).expand(12, 16, 3) for i in range(5)]
+    write_gif(tmp_path / "a.gif", iter(frames), milliseconds=50)
+    with Image.open(tmp_path / "a.gif") as video:
+        assert (video.n_frames, video.size, video.info["loop"], video.info["duration"]) == (5, (16, 12), 0, 50)
+        for i in range(5):
+            video.seek(i)
+            mean = np.asarray(video.convert("RGB"), dtype=float).mean((0, 1))
+            assert mean == pytest.approx([255, 255 * i / 4, 0], abs=6)
+    with pytest.raises(ArgumentError, match="found none"):
+        write_gif(tmp_path / "b.gif", [])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]

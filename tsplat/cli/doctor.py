@@ -1,0 +1,100 @@
+"""``tsplat doctor``: reports installed packages and usable devices, and how to fix what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from argparse import Namespace
+
+import torch
+
+from .. import __version__
+from ..rasterization import rasterization
+from ..stages.backend import choose, has_triton, triton_is_interpreted
+
+CORE = ("torch", "triton", "numpy", "einops")
+OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
+
+
+def doctor(_arguments: Namespace) -> int:
+    """Prints the report.
+
+    Returns:
+        0 if rendering works on at least one device, else 1.
+    """
+    print(f"tsplat {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    missing = _print_packages()
+    devices = [torch.device("cpu")]
+    devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    devices += [torch.device("mps")] if torch.backends.mps.is_available() else []
+    works = _print_devices(devices)
+    advice = _advice(missing, has_gpu=len(devices) > 1)
+    print("what to do" if advice else "nothing is missing")
+    for line in advice:
+        print(f"  {line}")
+    return 0 if works else 1
+
+
+def _print_packages() -> list[str]:
+    """Prints the versions of packages; returns those that are not installed."""
+    missing = []
+    for package in (*CORE, *OPTIONAL):
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            version = "missing"
+            missing.append(package)
+        print(f"  {package:11} {version}")
+    return missing
+
+
+def _print_devices(devices: list[torch.device]) -> bool:
+    """Prints the backend of each device and whether it works; returns whether any does."""
+    print("devices")
+    problems = []
+    for device in devices:
+        name, reason = choose(device)
+        problem = _find_problem(device)
+        problems.append(problem)
+        title = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        print(f"  {device}{title}: backend {name} ({reason}); {'works' if problem is None else f'FAILS: {problem}'}")
+    return None in problems
+
+
+def _advice(missing: list[str], has_gpu: bool) -> list[str]:
+    """Returns what to install or change, one line each."""
+    advice = []
+    if not has_gpu:
+        advice.append(
+            "no GPU: PyTorch finds none; check the driver (nvidia-smi or rocminfo)"
+            if torch.version.cuda or torch.version.hip
+            else "no GPU: this PyTorch has no CUDA or ROCm; on a machine with a GPU, install one from pytorch.org"
+        )
+    if not has_triton():
+        advice.append("no triton: pip install triton (Linux); without it GPUs use the slower torch backend")
+    elif triton_is_interpreted():
+        advice.append("TRITON_INTERPRET is set: kernels run in Python, which is meant for tests; unset it")
+    optional = [package for package in missing if package in OPTIONAL]
+    if optional:
+        advice.append(f"no {', '.join(optional)}: demo, render and train need pip install 'tsplat[train]'")
+    return advice
+
+
+def _find_problem(device: torch.device) -> str | None:
+    """Renders one Gaussian on a device; returns what goes wrong, or None if it shows."""
+    try:
+        colors, _, _ = rasterization(
+            means=torch.tensor([[0.0, 0.0, 1.0]], device=device),
+            quats=torch.tensor([[1.0, 0.0, 0.0, 0.0]], device=device),
+            scales=torch.full((1, 3), 0.1, device=device),
+            opacities=torch.ones(1, device=device),
+            colors=torch.ones(1, 3, device=device),
+            viewmats=torch.eye(4, device=device)[None],
+            Ks=torch.tensor([[[16.0, 0.0, 8.0], [0.0, 16.0, 8.0], [0.0, 0.0, 1.0]]], device=device),
+            width=16,
+            height=16,
+        )
+        is_visible = float(colors[0, 8, 8, 0]) > 0.5
+    except Exception as error:  # any error is a finding
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return None if is_visible else "the image stays black"

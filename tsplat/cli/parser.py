@@ -1,0 +1,196 @@
+"""The arguments of the subcommands; :mod:`tsplat.training.options` has those of ``tsplat train``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import NoReturn
+
+from .. import __version__
+from ..errors import ArgumentError
+from . import commands
+from .doctor import doctor
+
+SIZE_MAX = 16384
+BACKENDS = ("auto", "triton", "torch")
+CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises :class:`ArgumentError` where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(f"{message}; see {self.prog} --help")
+
+
+def build_parser() -> Parser:
+    """Returns the parser of ``tsplat``; `run` of the parsed arguments is the function of the subcommand."""
+    parser = Parser(prog="tsplat", description="3D Gaussian Splatting in Triton.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"tsplat {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    _add_demo(subparsers.add_parser("demo", help="train on a small scene that needs no data", allow_abbrev=False))
+    _add_prepare(subparsers.add_parser("prepare", help="make a scene from photographs (COLMAP)", allow_abbrev=False))
+    _add_render(subparsers.add_parser("render", help="render an image or a video of a model", allow_abbrev=False))
+    train = subparsers.add_parser("train", help="train on photographs with cameras, or resume a run", add_help=False)
+    train.set_defaults(run=commands.train)
+    _add_eval(subparsers.add_parser("eval", help="metrics and images of a run", allow_abbrev=False))
+    _add_convert(subparsers.add_parser("convert", help="convert a model to another format", allow_abbrev=False))
+    _add_export(subparsers.add_parser("export", help="write the model of a run to a file", allow_abbrev=False))
+    _add_info(subparsers.add_parser("info", help="print a summary of a model", allow_abbrev=False))
+    check = subparsers.add_parser("doctor", help="check the installation and the devices", allow_abbrev=False)
+    check.set_defaults(run=doctor)
+    subparsers.metavar = "{" + ",".join(subparsers.choices) + "}"
+    return parser
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.demo)
+    parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="output folder (demo)")
+    parser.add_argument("--steps", type=_count, metavar="N", help="optimizer steps (depends on the device)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="random seed (0)")
+    _add_backend(parser)
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.prepare)
+    parser.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of overlapping photographs")
+    parser.add_argument("--out", type=Path, required=True, metavar="SCENE", help="scene folder to create")
+    parser.add_argument(
+        "--max-size", type=_size, default=1600, metavar="N", help="longest image side for feature detection (1600)"
+    )
+    parser.add_argument(
+        "--single-camera",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether all photographs share one camera and focal length (yes)",
+    )
+    parser.add_argument(
+        "--camera-model", choices=CAMERA_MODELS, default="SIMPLE_RADIAL", help="lens model to fit (SIMPLE_RADIAL)"
+    )
+    parser.add_argument("--seed", type=_small_seed, default=0, metavar="S", help="random seed (0)")
+
+
+def _add_render(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.render)
+    _add_model(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="IMAGE.png",
+        help="output file; with --trajectory a .mp4, .webm or .gif, or a folder for PNGs",
+    )
+    parser.add_argument("--show", choices=("rgb", "depth", "alpha"), default="rgb", help="what to render (rgb)")
+    parser.add_argument(
+        "--trajectory",
+        metavar="orbit|spiral|CAMERAS.json",
+        help="render a video: an orbit, a spiral, or the cameras of a file",
+    )
+    parser.add_argument("--frames", type=_count, default=120, metavar="N", help="frames of an orbit or spiral (120)")
+    parser.add_argument("--fps", type=_count, default=30, metavar="N", help="frames per second (30)")
+    parser.add_argument("--width", type=_size, default=800, metavar="N", help="image width in pixels (800)")
+    parser.add_argument("--height", type=_size, default=600, metavar="N", help="image height in pixels (600)")
+    parser.add_argument(
+        "--fov", type=_number, default=50.0, metavar="DEG", help="vertical field of view in degrees (50)"
+    )
+    vector = ("X", "Y", "Z")
+    parser.add_argument(
+        "--eye", type=_number, nargs=3, metavar=vector, help="camera position (chosen to show the whole model)"
+    )
+    parser.add_argument(
+        "--look-at", type=_number, nargs=3, metavar=vector, help="point at the image center (center of the model)"
+    )
+    parser.add_argument(
+        "--up", type=_number, nargs=3, metavar=vector, help="up direction (0 -1 0, or 0 1 0 if the ground is at -y)"
+    )
+    parser.add_argument(
+        "--background",
+        type=_channel,
+        nargs=3,
+        default=(0.0, 0.0, 0.0),
+        metavar=("R", "G", "B"),
+        help="background color, each from 0 to 1 (0 0 0)",
+    )
+    _add_backend(parser)
+
+
+def _add_eval(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.evaluate)
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (RUN/eval)")
+    parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
+    parser.add_argument("--lpips", choices=("alex", "vgg", "squeeze"), help="also compute LPIPS with this network")
+    parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="number of processes (1)")
+    parser.add_argument("--force", action="store_true", help="accept parameters that look already activated")
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.convert)
+    _add_model(parser)
+    parser.add_argument("out", type=Path, metavar="OUT", help="output file, .ply or .splat")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.convert)
+    _add_model(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="OUT", help="output file, .ply or .splat")
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.info)
+    _add_model(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        type=Path,
+        metavar="MODEL",
+        help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint",
+    )
+    parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="rasterizer backend (auto: the fastest)")
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a finite number, found {text!r}")
+    return value
+
+
+def _channel(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
+    return value
+
+
+def _integer(text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
+        raise argparse.ArgumentTypeError(f"expected an integer from {least} to {most}, found {text!r}")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    return _integer(text, 1, SIZE_MAX)
+
+
+def _count(text: str) -> int:
+    return _integer(text, 1, 10**9)
+
+
+def _seed(text: str) -> int:
+    return _integer(text, 0, 2**63 - 1)
+
+
+def _small_seed(text: str) -> int:
+    return _integer(text, 0, 2**31 - 1)
