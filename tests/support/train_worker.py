@@ -1,4 +1,7 @@
-"""One of several processes that train together: `python -m tests.support.team_worker RANK SIZE FOLDER`."""
+"""A rank of several that train together: ``python -m tests.support.train_worker RANK WORLD_SIZE FOLDER JOB...``.
+
+Each job is a function of this module; every rank writes its result as ``JOB_WORLDSIZE_RANK.json`` into the folder.
+"""
 
 import dataclasses
 import json
@@ -13,15 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tsplat.scene import Gaussians, procedural_capture
+from tsplat.stages.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, mean_psnr, mean_ssim, read_newest
 from tsplat.training import write_checkpoint as write
-from tsplat.training.processes.group import Team
-from tsplat.training.trainer import scene_state
+from tsplat.training.parameters import scene_tensors
 
-STEPS = int(os.environ.get("TSPLAT_TEAM_STEPS", "40"))
+STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "40"))
 SAVED_AT = 13
-"""In the middle of what the strategy gathers."""
+"""Between refinements, so that the strategies have accumulated statistics."""
 
 
 def capture():
@@ -37,7 +40,7 @@ def configuration(kind, parallel, steps=STEPS):
     }
     return RunConfig(
         steps=steps,
-        # Three and five are not even shares of two or four ranks, some of which have no view in the last turn.
+        # Not multiples of two or four ranks, so that some ranks have no view in the last turn.
         views_per_step={"default": 3, "absgrad": 5, "mcmc": 4}[kind],
         seed=5,
         strategy=strategies[kind],
@@ -55,8 +58,8 @@ def configuration(kind, parallel, steps=STEPS):
 
 
 def start(scene):
-    # In fp64, as single bits would decide about single Gaussians, and those about all that follow; and not round, as
-    # gradients of rotations that change nothing are rounding alone, which Adam makes as large as any.
+    # In fp64, because a single bit can decide whether a Gaussian is split. Anisotropic, because the gradients of
+    # rotations of spheres are rounding errors, which Adam would amplify.
     gaussians = Gaussians.from_points(scene.points, scene.colors, 1).map(Tensor.double)
     generator = torch.Generator().manual_seed(7)
     log_scales = gaussians.log_scales + 0.3 * torch.randn(gaussians.log_scales.shape, generator=generator)
@@ -64,73 +67,84 @@ def start(scene):
     return dataclasses.replace(gaussians, log_scales=log_scales, quats=quats)
 
 
-def train(team, folder):
-    """Whole runs of every kind."""
+def train(ranks, folder):
+    """Trains with every strategy, sharded and replicated."""
     scene = capture()
-    found = {}
+    results = {}
     for kind in ("default", "absgrad", "mcmc"):
-        for parallel in ("shard", "replicate") if team.size > 1 else ("shard",):
+        for parallel in ("shard", "replicate") if ranks.world_size > 1 else ("shard",):
             config = configuration(kind, parallel)
-            trainer = Trainer(start(scene), scene.train, config, team)
+            trainer = Trainer(start(scene), scene.train, config, ranks)
             counts = [trainer.advance().n_gaussians for _ in range(STEPS)]
-            whole = trainer.whole()
-            psnr = mean_psnr(evaluate(whole, scene.test, background=config.background))
-            found[f"{kind} {parallel}"] = {"counts": counts, "psnr": psnr, "own": len(trainer.gaussians)}
-    # Of the ranks only one has a view, and nothing but views has gradients.
+            gaussians = trainer.gather_gaussians()
+            psnr = mean_psnr(evaluate(gaussians, scene.test, background=config.background))
+            results[f"{kind} {parallel}"] = {"counts": counts, "psnr": psnr, "own": len(trainer.gaussians)}
+    # Only one rank has a view, and there is no regularization.
     config = RunConfig(steps=3, views_per_step=1, precision="fp16", parallel="replicate", strategy=DefaultStrategy())
-    trainer = Trainer(start(scene), scene.train, config, team)
-    found["fp16"] = [float(trainer.advance().loss) for _ in range(3)]
-    return found
+    trainer = Trainer(start(scene), scene.train, config, ranks)
+    results["fp16"] = [float(trainer.advance().loss) for _ in range(3)]
+    return results
 
 
-def whole_state(trainer, team):
-    """Every tensor of all ranks, and what is not a tensor."""
+def train_degree_zero(ranks, folder):
+    """Trains a sharded scene whose tensor of higher degrees has no columns, and refines it."""
+    scene = capture()
+    strategy = MCMCStrategy(cap_max=230, refine_start_iter=1, refine_every=2, refine_stop_iter=10)
+    initial = Gaussians.from_points(scene.points, scene.colors, 0)
+    trainer = Trainer(initial, scene.train, RunConfig(steps=4, sh_degree=0, strategy=strategy), ranks)
+    for _ in range(4):
+        trainer.advance()
+    return len(trainer.gather_gaussians())
+
+
+def gathered_state(trainer, ranks):
+    """The trainer's state with the rows of all ranks, as JSON values."""
     tensors, figures = trainer.state()
-    rows = trainer.row_names
-    tensors = {name: team.gather(tensor) if name in rows else tensor for name, tensor in tensors.items()}
+    names = trainer.per_gaussian_names
+    tensors = {name: ranks.all_gather(tensor) if name in names else tensor for name, tensor in tensors.items()}
     return {name: tensor.double().numpy().tobytes().hex() for name, tensor in tensors.items()}, figures
 
 
-def save(team, folder):
-    """Checkpoints of four ranks, which other numbers of ranks load."""
+def save(ranks, folder):
+    """Writes sharded checkpoints."""
     scene = capture()
-    found = {}
+    results = {}
     for kind in ("default", "mcmc"):
         config = configuration(kind, "shard", 40)
-        trainer = Trainer(start(scene).map(Tensor.float), scene.train, config, team)
+        trainer = Trainer(start(scene).map(Tensor.float), scene.train, config, ranks)
         for _ in range(SAVED_AT):
             trainer.advance()
         tensors, figures = trainer.state()
-        raw = scene_state(trainer.gaussians)
+        raw = scene_tensors(trainer.gaussians)
         checkpoint = Checkpoint(
             trainer.step,
             trainer.gaussians,
             {name: tensor for name, tensor in tensors.items() if name not in raw},
             {"trainer": figures},
             config,
-            trainer.row_names,
+            trainer.per_gaussian_names,
         )
-        write(folder / kind, checkpoint, None, team, sharded=True)
-        state, figures = whole_state(trainer, team)
-        if team.leads:
+        write(folder / kind, checkpoint, None, ranks, sharded=True)
+        state, figures = gathered_state(trainer, ranks)
+        if ranks.is_main:
             (folder / f"{kind}.json").write_text(json.dumps([state, figures]))
-        found[kind] = team.collect(len(trainer.gaussians))
-    return found
+        results[kind] = ranks.all_gather_object(len(trainer.gaussians))
+    return results
 
 
-def load(team, folder):
-    """Whether what four ranks saved is the same, to the bit, on as many as are here; and what it is worth."""
+def load(ranks, folder):
+    """Restores the checkpoints of :func:`save`, compares the state bit by bit, and evaluates it."""
     scene = capture()
-    found = {}
+    results = {}
     for kind in ("default", "mcmc"):
         checkpoint = read_newest(folder / kind)[1]
         config = configuration(kind, "shard", 40)
-        trainer = Trainer(checkpoint.gaussians, scene.train, config, team)
-        trainer.restore(checkpoint.tensors | scene_state(checkpoint.gaussians), checkpoint.figures["trainer"])
-        state, figures = whole_state(trainer, team)
+        trainer = Trainer(checkpoint.gaussians, scene.train, config, ranks)
+        trainer.restore(checkpoint.tensors | scene_tensors(checkpoint.gaussians), checkpoint.figures["trainer"])
+        state, figures = gathered_state(trainer, ranks)
         expected = json.loads((folder / f"{kind}.json").read_text())
-        scores = evaluate(checkpoint.gaussians, scene.test, background=(0.2, 0.3, 0.4), team=team)
-        found[kind] = {
+        scores = evaluate(checkpoint.gaussians, scene.test, background=(0.2, 0.3, 0.4), ranks=ranks)
+        results[kind] = {
             "differ": [name for name in {*state, *expected[0]} if state.get(name) != expected[0].get(name)],
             "figures": json.loads(json.dumps(figures)) == expected[1],
             "own": len(trainer.gaussians),
@@ -139,21 +153,24 @@ def load(team, folder):
             "count": len(scores),
         }
         trainer.advance()
-    return found
+    return results
+
+
+JOBS = {job.__name__: job for job in (train, train_degree_zero, save, load)}
 
 
 def main():
-    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     for job in sys.argv[4:]:
-        report = folder / f"{job}_{size}_{rank}.json"
+        report = folder / f"{job}_{world_size}_{rank}.json"
         try:
             if not dist.is_initialized():
-                store = f"file://{folder}/{job}_{size}"
+                store = f"file://{folder}/{job}_{world_size}"
                 timeout = timedelta(seconds=120)
-                dist.init_process_group("gloo", store, timeout=timeout, rank=rank, world_size=size)
-            team = Team(dist.group.WORLD) if size > 1 else Team()
-            report.write_text(json.dumps({"train": train, "save": save, "load": load}[job](team, folder)))
+                dist.init_process_group("gloo", store, timeout=timeout, rank=rank, world_size=world_size)
+            ranks = RankGroup(dist.group.WORLD) if world_size > 1 else RankGroup()
+            report.write_text(json.dumps(JOBS[job](ranks, folder)))
         except BaseException:
             report.write_text(json.dumps({"error": traceback.format_exc()}))
             raise
