@@ -16,7 +16,7 @@ CHECK_INTERVAL = 100
 """Number of steps between checks for non-finite values, each of which synchronizes with a GPU."""
 
 SKIPPED_MAX = 10
-"""Training has diverged when so many consecutive steps have non-finite gradients."""
+"""Number of consecutive steps with non-finite gradients after which training has diverged."""
 
 
 class GradientStep:

@@ -26,7 +26,7 @@ class Options(RunConfig):
         out: Folder to write the run to.
         preset: Settings to start from: a fixed number of Gaussians, or one of the densification strategies.
         config: Settings to start from, as the config.json of another run; replaces the preset.
-        stop_after: Stop after so many steps, with the schedules of the full run.
+        stop_after: Stop after this number of steps, with the schedules of the full run.
         ranks: Number of processes on this machine that train together.
         gpus: GPUs to use, one rank each, such as 0,1.
     """
@@ -45,7 +45,7 @@ class Resume:
 
     Attributes:
         run: The run's folder, or one of its checkpoints.
-        stop_after: Stop after so many steps in total.
+        stop_after: Stop after this number of steps in total.
         force: Accept parameters that look activated already.
         ranks, gpus: As in :class:`Options`.
     """

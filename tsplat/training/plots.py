@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,22 +23,20 @@ VIEWS_MAX = 6
 ERROR_GAIN = 4
 PAPER, INK = (250, 250, 248), (40, 40, 44)
 
-Item = TypeVar("Item")
-
 
 def side_by_side(path: str | os.PathLike[str], score: Score) -> None:
-    """Writes a PNG with a view's ground truth image on the left and its rendering on the right, at full size."""
+    """Writes a PNG with a view's photograph on the left and its rendering on the right, at full size."""
     write_png(path, torch.cat([score.view.image, to_bytes(score.image)], 1))
 
 
-def sheet_views(items: Sequence[Item]) -> list[Item]:
-    """Selects the items shown on a contact sheet: at most six, evenly spaced from the first to the last."""
-    chosen = np.linspace(0, len(items) - 1, min(VIEWS_MAX, len(items))).round().astype(int)
-    return [items[i] for i in chosen]
+def sheet_views(scores: Sequence[Score]) -> list[Score]:
+    """Selects the scores shown on a contact sheet: at most six, evenly spaced from the first to the last."""
+    chosen = np.linspace(0, len(scores) - 1, min(VIEWS_MAX, len(scores))).round().astype(int)
+    return [scores[i] for i in chosen]
 
 
 def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
-    """Writes a labeled PNG with a row per view: ground truth, start, result, and the result's absolute error times 4.
+    """Writes a labeled PNG with a row per view: photograph, start, result, and the result's absolute error times 4.
 
     The error is averaged over RGB. Of more than six views, six are shown.
 

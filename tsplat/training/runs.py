@@ -47,7 +47,7 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
     Args:
         config: Settings of the run; ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
         out: The run's folder; created if it does not exist.
-        stop_after: Stop after so many steps, with the schedules of the full run.
+        stop_after: Stop after this number of steps, with the schedules of the full run.
 
     Returns:
         The contents of ``metrics.json``.
@@ -84,7 +84,7 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
 
     Args:
         run: The run's folder, or one of its checkpoints.
-        stop_after: Stop after so many steps in total, with the schedules of the full run.
+        stop_after: Stop after this number of steps in total, with the schedules of the full run.
         force: Accept parameters that look activated already.
 
     Returns:
@@ -193,7 +193,7 @@ def fit_and_report(
         capture: Training and held-out views.
         folder: The run's folder.
         run: Configuration of a run with checkpoints; None for no checkpoints.
-        stop_after: Stop after so many steps in total.
+        stop_after: Stop after this number of steps in total.
         resumed: Figures of the checkpoint that the trainer was restored from.
 
     Returns:

@@ -82,8 +82,8 @@ def _monitor(store: Any, ranks: RankGroup, done: threading.Event, on_timeout: Ca
 def _kill(store: Any, rank: int) -> None:
     """Kills a rank on this machine by SIGKILL, since a stopped process ignores other signals."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        pid, _, host = store.get(f"process {rank}").decode().partition("@")
-        if host == socket.gethostname():
+        pid, _, machine = store.get(f"process {rank}").decode().partition("@")
+        if machine == socket.gethostname():
             os.kill(int(pid), signal.SIGKILL)
 
 
