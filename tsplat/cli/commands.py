@@ -175,7 +175,7 @@ def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
         The exit status; None if this process is itself a rank, or the only one, and is to run the command.
     """
     from ..arguments import check_size
-    from ..training.processes.launcher import parse_gpus, is_launched, launch
+    from ..training.processes.launcher import is_launched, launch, parse_gpus
 
     if is_launched():
         return None
