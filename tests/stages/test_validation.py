@@ -137,7 +137,9 @@ MESSAGES = {
     "scales: 2 of 12 Gaussians are negative (first: Gaussian 9); is exp() missing?": dict(
         scales=put(-1.0, slice(9, 11), 1)
     ),
-    "opacities: 1 of 12 Gaussians are outside [0, 1] (first: Gaussian 8); is sigmoid() missing?": dict(opacities=put(1.5, 8)),
+    "opacities: 1 of 12 Gaussians are outside [0, 1] (first: Gaussian 8); is sigmoid() missing?": dict(
+        opacities=put(1.5, 8)
+    ),
     "was exp() applied twice?": dict(scales=lambda scales: (scales + 4).exp()),
 }
 
@@ -161,7 +163,9 @@ def test_error_mode_with_covariances_and_colors_per_camera():
     made = scenes.make(structure, torch.float32)
     tsplat.rasterization(**made, validate="error")
     made["colors"][1, 0, 4, 2, 1] = math.nan
-    with pytest.raises(tsplat.InvalidValueError, match=r"colors: 1 of 12 Gaussians are not finite \(first: Gaussian 10\)"):
+    with pytest.raises(
+        tsplat.InvalidValueError, match=r"colors: 1 of 12 Gaussians are not finite \(first: Gaussian 10\)"
+    ):
         tsplat.rasterization(**made, validate="error")
 
 

@@ -1,4 +1,4 @@
-"""A rank of a run in which one goes wrong: `python -m tests.support.fault_worker RUN KIND VICTIM STEP SILENCE`."""
+"""A rank of a run in which one rank fails: ``python -m tests.support.fault_worker RUN KIND VICTIM STEP TIMEOUT``."""
 
 import os
 import resource
@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 
-from tests.support.team_worker import capture
+from tests.support.train_worker import capture
 from tsplat import cli
 from tsplat.strategies import MCMCStrategy
-from tsplat.training import RunConfig, Trainer, runs, train
+from tsplat.support.files import write_json
+from tsplat.training import RunConfig, Trainer, runs
+from tsplat.training.configuration import to_json
 from tsplat.training.processes import heartbeat
 
 STEPS = 60
@@ -23,13 +25,13 @@ def configuration():
     return RunConfig(steps=STEPS, seed=5, strategy=strategy, sh_degree=1, save_every=3, keep=2)
 
 
-def inject(kind, step, struck):
-    """Has this rank do something wrong before it takes that step, and write down when."""
+def inject(kind, step, time_file):
+    """Makes this rank fail before it takes a step, and writes down the time."""
     advance = Trainer.advance
 
-    def wrong(trainer):
+    def failing(trainer):
         if trainer.step == step:
-            struck.write_text(str(time.time()))
+            time_file.write_text(str(time.time()))
             match kind:
                 case "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -38,30 +40,31 @@ def inject(kind, step, struck):
                 case "interrupted":
                     os.kill(os.getppid(), signal.SIGINT)  # the launcher
                 case "raises":
-                    raise ValueError("a mistake in a callback")
+                    raise ValueError("an error in a callback")
                 case "shape":
-                    trainer._params["shN"].data = trainer._params["shN"].data[:, :0]
+                    shN = trainer._parameters.params["shN"]
+                    shN.data = shN.data[:, :0]
                 case "setting":
-                    trainer._antialiased = True
+                    trainer._parameters._antialiased = True
                 case "disk":
                     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                     resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
         return advance(trainer)
 
-    Trainer.advance = wrong
+    Trainer.advance = failing
 
 
 def main():
-    run, kind, victim, step, silence = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+    run, kind, victim, step, timeout = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
     torch.set_num_threads(1)
-    heartbeat.SILENCE_MAX = silence
-    heartbeat.INTERVAL = min(heartbeat.INTERVAL, silence / 4)
-    runs._read = lambda config, device: capture()
+    heartbeat.TIMEOUT = timeout
+    heartbeat.INTERVAL = min(heartbeat.INTERVAL, timeout / 4)
+    runs._read_capture = lambda config, device: capture()
     if int(os.environ.get("RANK", "0")) == victim:
-        inject(kind, step, Path(f"{run}.struck"))
-    # As the command does, errors end in a line.
-    cli._train = lambda *_: train(configuration(), run) and 0
-    return cli.main(["train"])
+        inject(kind, step, Path(f"{run}.failed"))
+    config = f"{run}.{os.environ.get('RANK', '0')}.json"
+    write_json(config, to_json(configuration()))
+    return cli.main(["train", "scene", "--out", run, "--config", config])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Losses and measures against closed forms and a formula written out plainly."""
+"""Losses and image metrics, compared with closed forms and with SSIM computed window by window."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,13 +8,15 @@ import pytest
 import torch
 
 from tsplat import ArgumentError, ShapeError
-from tsplat.training import loss, psnr, ssim
+from tsplat.training import Config, fit, loss, psnr, ssim
+from tsplat.training.losses import depth_error
+from tsplat.viewing.rendering import render_views
 
 
-def plain_ssim(x, y, pad=0):
-    """Wang et al. 2004, window by window in NumPy's fp64, one channel after another."""
-    taps = np.exp(-0.5 * ((np.arange(11) - 5) / 1.5) ** 2)
-    window = np.outer(taps, taps) / np.outer(taps, taps).sum()
+def ssim_by_windows(x, y, pad=0):
+    """SSIM (Wang et al., 2004) in NumPy and fp64, one window and channel at a time."""
+    weights = np.exp(-0.5 * ((np.arange(11) - 5) / 1.5) ** 2)
+    window = np.outer(weights, weights) / np.outer(weights, weights).sum()
     values = []
     for channel in range(x.shape[-1]):
         a, b = (np.pad(i[..., channel].double().numpy(), pad) for i in (x, y))
@@ -30,25 +33,25 @@ def plain_ssim(x, y, pad=0):
 
 
 @pytest.fixture
-def pair():
+def images():
     torch.manual_seed(1)
     x = torch.rand(17, 23, 3)
     return x, (x + 0.2 * torch.randn(17, 23, 3)).clamp(0, 1)
 
 
 @pytest.mark.parametrize(("padding", "pad"), [("valid", 0), ("same", 5)])
-def test_ssim_is_the_formula(pair, padding, pad):
-    assert float(ssim(*pair, padding=padding)) == pytest.approx(plain_ssim(*pair, pad), abs=1e-5)
+def test_ssim_matches_the_definition(images, padding, pad):
+    assert float(ssim(*images, padding=padding)) == pytest.approx(ssim_by_windows(*images, pad), abs=1e-5)
 
 
-def test_ssim_of_flat_pictures_has_a_closed_form():
+def test_ssim_of_uniform_images():
     a, b = torch.full((20, 20, 3), 0.4), torch.full((20, 20, 3), 0.7)
     expected = (2 * 0.4 * 0.7 + 1e-4) / (0.4**2 + 0.7**2 + 1e-4)
     assert float(ssim(a, b)) == pytest.approx(expected, abs=1e-4)
 
 
-def test_equal_pictures(pair):
-    x, _ = pair
+def test_equal_images(images):
+    x, _ = images
     for padding in ("valid", "same"):
         assert float(ssim(x, x, padding=padding)) == pytest.approx(1, abs=1e-6)
     assert float(loss(x, x)) == pytest.approx(0, abs=1e-6)
@@ -60,38 +63,38 @@ def test_psnr_of_a_constant_error():
     assert float(psnr(x, x + 0.1)) == pytest.approx(20, abs=1e-4)
 
 
-def test_the_loss_is_four_parts_l1_and_one_part_ssim(pair):
-    expected = 0.8 * float((pair[0] - pair[1]).abs().mean()) + 0.2 * (1 - plain_ssim(*pair, 5))
-    assert float(loss(*pair)) == pytest.approx(expected, abs=1e-5)
+def test_loss_is_the_sum_of_l1_and_ssim(images):
+    expected = 0.8 * float((images[0] - images[1]).abs().mean()) + 0.2 * (1 - ssim_by_windows(*images, 5))
+    assert float(loss(*images)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_every_pixel_has_a_gradient(pair):
-    x = pair[0].requires_grad_()
-    (1 - ssim(x, pair[1], padding="same")).backward()
+def test_ssim_gradient_reaches_every_pixel(images):
+    x = images[0].requires_grad_()
+    (1 - ssim(x, images[1], padding="same")).backward()
     assert (x.grad != 0).float().mean() > 0.99
 
 
-def test_gradients_are_slopes(pair):
+def test_ssim_gradient_matches_finite_differences(images):
     torch.manual_seed(2)
-    x, y = pair
+    x, y = images
     x.requires_grad_()
     ssim(x, y, padding="same").backward()
-    way = torch.randn_like(x)
+    direction = torch.randn_like(x)
     step = 1e-3
     with torch.no_grad():
-        ahead, behind = (ssim(x + s * way, y, padding="same") for s in (step, -step))
-        slope = float(ahead - behind) / (2 * step)
-    assert float((x.grad * way).sum()) == pytest.approx(slope, rel=0.02)
+        forward, backward = (ssim(x + s * direction, y, padding="same") for s in (step, -step))
+        slope = float(forward - backward) / (2 * step)
+    assert float((x.grad * direction).sum()) == pytest.approx(slope, rel=0.02)
 
 
-def test_batches_are_means_over_pictures(pair):
-    x, y = pair
+def test_ssim_of_a_batch_is_the_mean(images):
+    x, y = images
     both = ssim(torch.stack([x, x]), torch.stack([x, y]))
     assert float(both) == pytest.approx(0.5 + 0.5 * float(ssim(x, y)), abs=1e-6)
 
 
-def test_half_precision_and_autocast_change_nothing_but_the_input(pair):
-    x, y = (i.bfloat16() for i in pair)
+def test_ssim_is_computed_in_fp32_for_half_precision_and_under_autocast(images):
+    x, y = (i.bfloat16() for i in images)
     expected = ssim(x.float(), y.float())
     assert ssim(x, y).dtype == torch.float32
     assert torch.equal(ssim(x, y), expected)
@@ -99,11 +102,44 @@ def test_half_precision_and_autocast_change_nothing_but_the_input(pair):
         assert torch.equal(ssim(x, y), expected)
 
 
-def test_pictures_that_do_not_go_together(pair):
+def test_invalid_images(images):
     for measure in (psnr, ssim, loss):
-        with pytest.raises(ShapeError, match="truth"):
-            measure(pair[0], pair[1][:-1])
+        with pytest.raises(ShapeError, match=r"truth|target"):
+            measure(images[0], images[1][:-1])
     with pytest.raises(ShapeError, match="11 pixels"):
         ssim(torch.zeros(10, 40, 3), torch.zeros(10, 40, 3))
     with pytest.raises(ArgumentError, match="padding"):
-        ssim(*pair, padding="full")
+        ssim(*images, padding="full")
+
+
+def render_depth(gaussians, view):
+    """Expected depth [H, W], and sparse points [P, 3] at the centers of opaque pixels."""
+    with torch.no_grad():
+        images, alphas, _ = render_views(
+            gaussians, view.viewmat[None], view.K[None], view.width, view.height, render_mode="ED"
+        )
+    depth = images[0, ..., 0]
+    ys, xs = (alphas[0, ..., 0] > 0.9).nonzero().unbind(-1)
+    return depth, torch.stack([xs + 0.5, ys + 0.5, depth[ys, xs]], -1)
+
+
+def test_depth_error_uses_pixel_centers_at_one_half(scene):
+    gaussians, views = scene
+    view = views[0]
+    depth, sparse = render_depth(gaussians, view)
+    assert len(sparse) > 50
+    assert float(depth_error(depth, sparse)) < 1e-6
+    assert float(depth_error(torch.zeros(view.height, view.width), sparse)) == pytest.approx(
+        float((1 / sparse[:, 2]).mean())
+    )
+
+
+def test_depth_weight_moves_gaussians_to_sparse_depths(scene):
+    gaussians, views = scene
+    view = views[0]
+    _, sparse = render_depth(gaussians, view)
+    start = dataclasses.replace(gaussians, means=gaussians.means + 0.3 * view.viewmat[2, :3])
+    config = Config(steps=120, means_rate=5e-3, depth_weight=1.0)
+    result = fit(start, [dataclasses.replace(view, sparse=sparse), *views[1:]], config)
+    before, after = (float(depth_error(render_depth(g, view)[0], sparse)) for g in (start, result))
+    assert after < 0.3 * before

@@ -1,10 +1,6 @@
-"""What a run leaves to look at, and what it shows while it runs."""
+"""Contact sheets, plots and held-out views."""
 
-import io
-import os
-import signal
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -12,24 +8,22 @@ import torch
 from PIL import Image
 
 from tsplat import ArgumentError
-from tsplat.scene import Gaussians, MissingExtraError, View
-from tsplat.training import History, Progress, Score
-from tsplat.training.display import progress_display, stop_on_interrupt
+from tsplat.scene import MissingExtraError, View
+from tsplat.training import History, Score
 from tsplat.training.plots import CAPTION_HEIGHT, CELL_WIDTH, GAP, contact_sheet, curve, side_by_side
 
 
-def score(value, width=30, height=20, name="view"):
-    image = torch.full((height, width, 3), 51, dtype=torch.uint8)
-    return Score(View(name, image, torch.eye(4), torch.eye(3)), torch.full((height, width, 3), value), 20.0, 0.5)
+def make_scores(n=1):
+    """Scores of n uniform views: of equal images, and of images with an error of 0.25."""
+    image = torch.full((20, 30, 3), 51, dtype=torch.uint8)
+    views = [View("view", image, torch.eye(4), torch.eye(3)) for _ in range(n)]
+    before = [Score(view, torch.full((20, 30, 3), 0.2), 20.0, 0.5) for view in views]
+    after = [Score(view, torch.full((20, 30, 3), 0.45), 30.0, 0.9) for view in views]
+    return before, after
 
 
-def start_and_result(n=1, **options):
-    views = [score(0.2 + 0.0 * i, **options) for i in range(n)]
-    return views, [Score(s.view, torch.full_like(s.image, 0.45), 30.0, 0.9) for s in views]
-
-
-def test_contact_sheet_shows_target_start_result_and_error(tmp_path):
-    start, result = start_and_result(2)
+def test_contact_sheet_layout(tmp_path):
+    start, result = make_scores(2)
     contact_sheet(tmp_path / "a.png", start, result)
     sheet = np.asarray(Image.open(tmp_path / "a.png"))
     height = round(CELL_WIDTH * 20 / 30)
@@ -39,119 +33,48 @@ def test_contact_sheet_shows_target_start_result_and_error(tmp_path):
     columns = [GAP + i * (CELL_WIDTH + GAP) + CELL_WIDTH // 2 for i in range(4)]
     target, before, after, error = (sheet[middle, x].tolist() for x in columns)
     assert (target, before, after) == ([51] * 3, [51] * 3, [115] * 3)
-    assert error == pytest.approx([252, 253, 191], abs=2)  # four times 0.25 is the brightest of the scale
+    assert error == pytest.approx([252, 253, 191], abs=2)  # four times 0.25 is the brightest color
     assert (sheet[GAP : GAP + CAPTION_HEIGHT - 4] < 100).any()  # captions
 
 
 def test_contact_sheet_shows_at_most_six_views(tmp_path):
-    for n, shown in ((6, 6), (9, 6)):
-        contact_sheet(tmp_path / "a.png", *start_and_result(n))
+    for n, rows in ((6, 6), (9, 6)):
+        contact_sheet(tmp_path / "a.png", *make_scores(n))
         with Image.open(tmp_path / "a.png") as sheet:
-            assert sheet.height == GAP + shown * (CAPTION_HEIGHT + round(CELL_WIDTH * 20 / 30) + GAP)
+            assert sheet.height == GAP + rows * (CAPTION_HEIGHT + round(CELL_WIDTH * 20 / 30) + GAP)
 
 
 def test_contact_sheet_needs_scores_of_the_same_views(tmp_path):
-    for start, result in (([], []), (start_and_result(2)[0], start_and_result(2)[1])):
+    for start, result in (([], []), (make_scores(2)[0], make_scores(2)[1])):
         with pytest.raises(ArgumentError, match="same views"):
             contact_sheet(tmp_path / "a.png", start, result)
     assert not list(tmp_path.iterdir())
 
 
 def test_side_by_side_shows_target_and_rendering(tmp_path):
-    side_by_side(tmp_path / "a.png", start_and_result()[1][0])
+    side_by_side(tmp_path / "a.png", make_scores()[1][0])
     image = np.asarray(Image.open(tmp_path / "a.png"))
     assert image.shape == (20, 60, 3)
     assert (image[:, :30] == 51).all()
     assert (image[:, 30:] == 115).all()
 
 
-def test_curve_plots_the_held_out_psnr(tmp_path):
+def test_curve_shows_the_history(tmp_path):
     empty, full = History(), History([10, 20], [20.0, 25.0], [0.1, 0.05], [0, 20], [15.0, 24.0])
     for name, history in (("a.png", empty), ("b.png", full)):
         curve(tmp_path / name, history)
     plain, drawn = (np.asarray(Image.open(tmp_path / name).convert("RGB"), dtype=int) for name in ("a.png", "b.png"))
     assert min(drawn.shape[:2]) > 400
 
-    def orange(image):
+    def count_orange(image):
         return (image[..., 0] - image[..., 2] > 120).sum()
 
-    assert orange(drawn) > orange(plain) + 100
-
-
-def test_a_history_takes_down_every_tenth_step_and_the_last():
-    history = History()
-    for step in range(1, 26):
-        history.record(Progress(step, 25, torch.tensor(0.5), torch.tensor(20.0 + step), GAUSSIANS, len(GAUSSIANS)))
-    assert history.train_steps == [10, 20, 25]
-    assert history.train_psnr == [30, 40, 45]
+    assert count_orange(drawn) > count_orange(plain) + 100
 
 
 @pytest.mark.parametrize("module", ["PIL", "matplotlib"])
-def test_missing_packages_are_named(tmp_path, monkeypatch, module):
+def test_missing_package_is_named(tmp_path, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[train\]'"):
-        contact_sheet(tmp_path / "a.png", *start_and_result())
+        contact_sheet(tmp_path / "a.png", *make_scores())
     assert not list(tmp_path.iterdir())
-
-
-GAUSSIANS = Gaussians.from_points(torch.eye(3), torch.ones(3, 3), 0)
-
-
-def steps_of(n, after=0):
-    for step in range(after + 1, n + 1):
-        yield Progress(step, n, torch.tensor(0.125), torch.tensor(20.0), GAUSSIANS, len(GAUSSIANS))
-
-
-def test_without_a_terminal_there_are_a_few_lines(capsys):
-    with progress_display(200) as show:
-        for progress in steps_of(200):
-            show(progress)
-    lines = capsys.readouterr().out.splitlines()
-    assert 8 <= len(lines) <= 12
-    assert lines[-1].startswith("step 200/200  loss 0.1250  PSNR 20.00 dB")
-    assert "3 Gaussians" in lines[0]
-    assert "steps/s" in lines[0]
-    assert "GiB" in lines[0]
-
-
-def test_in_a_terminal_there_is_a_bar(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    with progress_display(30_000, start=29_970) as show:
-        for progress in steps_of(30_000, after=29_970):
-            show(progress)
-    for figure in ("30000/30000", "0:00:00", "loss 0.1250  PSNR 20.00 dB  3 Gaussians", "steps/s", "GiB"):
-        assert figure in terminal.getvalue()
-    monkeypatch.setitem(sys.modules, "rich", None)
-    with pytest.raises(MissingExtraError, match="rich"), progress_display(30):
-        pass
-
-
-def test_ctrl_c_asks_to_stop_and_pressed_again_interrupts():
-    before = signal.getsignal(signal.SIGINT)
-    with stop_on_interrupt() as stopped:
-        assert not stopped()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stopped()
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_in_another_thread_nothing_is_caught():
-    found = []
-
-    def run():
-        with stop_on_interrupt() as stopped:
-            found.append(stopped())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [False]

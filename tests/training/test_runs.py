@@ -1,135 +1,151 @@
-"""Whole runs, small enough to be quick, through the Python API."""
+"""Training runs: resuming, checkpoints to keep, and the files that a run writes."""
 
+import dataclasses
 import json
-import math
 import os
-import signal
+import random
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tests.support.paths import SCENES
-from tsplat import ArgumentError, BackendError
-from tsplat.scene import FileError, read_ply
-from tsplat.training import DemoSize, RunConfig, Trainer, demo, train
+from tests.support.training_scenes import image_sizes
+from tsplat import ArgumentError
+from tsplat.scene import procedural_capture
+from tsplat.scene.formats.checkpoints import find_checkpoints
+from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.training import RunConfig, evaluate_run, read_newest, resume, runs, train
+
+pytest.importorskip("safetensors")
 
 BANANA = SCENES / "banana"
-
-TINY = DemoSize(40, 30, n_train=6, n_test=2, n_points=500, sh_degree=1, steps=60, frames=3)
-DEMO_FILES = {"contact_sheet.png", "curve.png", "held_out", "metrics.json", "point_cloud.ply", "turntable.gif"}
-
-
-def sizes(folder):
-    found = {}
-    for path in sorted(folder.iterdir()):
-        with Image.open(path) as picture:
-            found[path.name] = picture.size
-    return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _on_the_cpu():
-    """Results are compared to the bit, which sums in no fixed order are not."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        yield
+N_INTERRUPTIONS = int(os.environ.get("TSPLAT_INTERRUPTIONS", "3"))
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    out = tmp_path_factory.mktemp("demo") / "not" / "yet"
-    return out, demo(out, size=TINY)
+def capture():
+    return procedural_capture(40, 30, 6, 2, 200, seed=3)
 
 
-def test_a_demo_gets_better_on_views_it_has_not_seen(result):
-    _, metrics = result
-    assert metrics["psnr"] > metrics["psnr_initial"] + 2
-    assert metrics["ssim"] > metrics["ssim_initial"] + 0.1
-    assert (metrics["num_gaussians"], metrics["steps"], metrics["backend"]) == (500, 60, "torch")
-    assert len(metrics["views"]) == 2
-    assert metrics["psnr"] == pytest.approx(sum(view["psnr"] for view in metrics["views"]) / 2)
+@pytest.fixture(autouse=True)
+def _procedural_scene(capture, request, monkeypatch):
+    """Runs read a procedural scene instead of photographs, and use the CPU."""
+    if "photographs" not in request.node.name:
+        monkeypatch.setattr(runs, "_read_capture", lambda config, device: capture.to(device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_a_demo_leaves_files_that_can_be_read(result):
-    out, metrics = result
-    assert {path.name for path in out.iterdir()} == DEMO_FILES
-    assert json.loads((out / "metrics.json").read_text()) == metrics
-    gaussians = read_ply(out / "point_cloud.ply")
-    assert len(gaussians) == 500
-    assert gaussians.valid.all()
-    with Image.open(out / "turntable.gif") as turntable:
-        assert turntable.n_frames == 3
-    for name in ("contact_sheet.png", "curve.png"):
-        assert np.asarray(Image.open(out / name)).std() > 10
-    assert sizes(out / "held_out") == {"000_test_000.png": (80, 30), "001_test_001.png": (80, 30)}
+def configuration(kind):
+    schedule = dict(refine_start_iter=2, refine_every=5, refine_stop_iter=STEPS)
+    strategies = {
+        "default": DefaultStrategy(grow_grad2d=1e-6, reset_every=9, **schedule),
+        "mcmc": MCMCStrategy(cap_max=240, **schedule),
+        "fixed": None,
+    }
+    return RunConfig(
+        strategy=strategies[kind],
+        steps=STEPS,
+        seed=5,
+        sh_degree=1,
+        save_every=7,
+        eval_every=6,
+        deterministic=True,
+        random_background=True,
+        pose_refinement=True,
+        exposure=True,
+        views_per_step=2 if kind == "default" else 1,
+        precision="bf16" if kind == "mcmc" else "fp32",
+        opacity_weight=0.01,
+        scale_weight=0.01,
+        keep=10,
+    )
 
 
-def test_the_picture_beside_the_truth_has_the_psnr_that_is_said(result):
-    out, metrics = result
-    for view, path in zip(metrics["views"], sorted((out / "held_out").iterdir())):
-        picture = np.asarray(Image.open(path), dtype=float) / 255
-        mse = np.square(picture[:, :40] - picture[:, 40:]).mean()
-        assert -10 * math.log10(mse) == pytest.approx(view["psnr"], abs=0.05)
+def results(run):
+    """The newest checkpoint and the metrics of a run, without times."""
+    checkpoint = read_newest(run)[1]
+    tensors = {**checkpoint.gaussians.tensors(), **checkpoint.tensors}
+    metrics = json.loads((run / "metrics.json").read_text())
+    for entry in (metrics, *metrics["views"]):
+        for name in ("seconds", "seconds_per_image", "images_per_second"):
+            entry.pop(name, None)
+    figures = {name: value for name, value in checkpoint.figures.items() if name != "seconds"}
+    return tensors, figures, metrics
 
 
-def test_ctrl_c_ends_training_and_writes_what_there_is(tmp_path, monkeypatch, capsys):
-    advance = Trainer.advance
-
-    def interrupted(trainer):
-        progress = advance(trainer)
-        if progress.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return progress
-
-    monkeypatch.setattr(Trainer, "advance", interrupted)
-    metrics = demo(tmp_path, size=TINY, steps=10**6)
-    assert metrics["steps"] == 3
-    assert {path.name for path in tmp_path.iterdir()} == DEMO_FILES
-    assert "ended after 3 of 1000000 steps" in capsys.readouterr().out
-
-
-def test_a_run_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    def fail(*_):
-        raise ArithmeticError
-
-    monkeypatch.setattr(Trainer, "advance", fail)
-    with pytest.raises(ArithmeticError):
-        demo(tmp_path / "a" / "b", size=TINY)
-    assert not list(tmp_path.iterdir())
-
-
-def test_bad_arguments_are_found_before_anything_is_done(tmp_path):
-    (tmp_path / "file").write_text("a file")
-    for arguments, error, words in (
-        (dict(out=tmp_path / "file"), FileError, "cannot write"),
-        (dict(out=tmp_path / "a", steps=0), ArgumentError, "steps"),
-        (dict(out=tmp_path / "a", backend="cuda"), ArgumentError, "backend"),
-    ):
-        with pytest.raises(error, match=words):
-            demo(**arguments, size=TINY)
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        with pytest.raises(BackendError, match="triton"):
-            demo(tmp_path / "a", backend="triton", size=TINY)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+@pytest.mark.parametrize("kind", ["fixed", "default", "mcmc"])
+def test_resume_is_bit_exact(kind, tmp_path):
+    config = configuration(kind)
+    torch.manual_seed(1)
+    np.random.seed(2)
+    random.seed(3)
+    state = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    train(config, tmp_path / "uninterrupted")
+    tensors, figures, metrics = results(tmp_path / "uninterrupted")
+    assert figures["trainer"]["step"] == STEPS
+    for step in random.Random(7).sample(range(1, STEPS), N_INTERRUPTIONS):
+        run = tmp_path / f"{step}"
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])
+        random.setstate(state[2])
+        train(config, run, stop_after=step)
+        # Other code may draw random numbers in between.
+        torch.rand(3), np.random.rand(3), random.random()
+        resume(run)
+        found = results(run)
+        assert found[0].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(found[0][name], tensor), name
+        assert found[1:] == (figures, metrics)
 
 
-def test_equal_seeds_give_equal_models(tmp_path):
-    contents = []
-    for i, seed in enumerate((7, 7, 8)):
-        demo(tmp_path / f"{i}", size=TINY, steps=5, seed=seed)
-        contents.append((tmp_path / f"{i}" / "point_cloud.ply").read_bytes())
-    assert contents[0] == contents[1]
-    assert contents[0] != contents[2]
+def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
+    config = dataclasses.replace(configuration("fixed"), keep=2, save_every=5)
+    train(config, tmp_path / "run")
+    names = [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")]
+    assert names == ["step_00000020", "step_00000024"]
+    with pytest.raises(ArgumentError, match="another run; resume it"):
+        train(config, tmp_path / "run")
+    resume(tmp_path / "run")
+    assert [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")] == names
 
 
-@pytest.mark.skipif(not BANANA.is_dir(), reason="the shared scenes are not beside this checkout")
-def test_photographs_are_fitted(tmp_path):
+def test_resume_rejects_other_views(tmp_path, capture, monkeypatch):
+    train(configuration("fixed"), tmp_path / "run", stop_after=2)
+    monkeypatch.setattr(runs, "_read_capture", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))
+    with pytest.raises(ArgumentError, match="made with 6 training views, found 5"):
+        resume(tmp_path / "run")
+
+
+def test_resume_skips_an_invalid_checkpoint(tmp_path, capsys):
+    train(configuration("fixed"), tmp_path / "run", stop_after=9)
+    newest = read_newest(tmp_path / "run")[0]
+    assert newest.name == "step_00000009"
+    (newest / "training.safetensors").write_bytes(b"")
+    resume(tmp_path / "run", stop_after=10)
+    output = capsys.readouterr().out
+    assert "skipped an invalid checkpoint: " in output
+    assert "resumed from step_00000007: step 7 of 24" in output
+
+
+def test_evaluate_run_writes_the_metrics_of_the_checkpoint(tmp_path):
+    metrics = train(configuration("fixed"), tmp_path / "run", stop_after=2)
+    evaluated = evaluate_run(tmp_path / "run")
+    assert [view["psnr"] for view in evaluated["views"]] == [view["psnr"] for view in metrics["views"]]
+    folder = tmp_path / "run" / "eval" / "step_00000002"
+    assert json.loads((folder / "metrics.json").read_text()) == evaluated
+    assert len(list((folder / "held_out").iterdir())) == 2
+
+
+@pytest.mark.skipif(not BANANA.is_dir(), reason="needs the shared scenes")
+def test_training_on_photographs(tmp_path):
     metrics = train(RunConfig(scene=str(BANANA), steps=60, downscale=16), tmp_path / "run")
     assert metrics["psnr"] > metrics["psnr_initial"] + 3
     assert (metrics["num_gaussians"], metrics["steps"]) == (8150, 60)
     assert [view["name"] for view in metrics["views"]] == ["DSC_0423.JPG", "DSC_0431.JPG"]
-    found = {path.name for path in (tmp_path / "run").iterdir()}
-    assert found == DEMO_FILES - {"turntable.gif"} | {"checkpoints", "config.json"}
-    assert sizes(tmp_path / "run" / "held_out") == {"000_DSC_0423.png": (100, 33), "001_DSC_0431.png": (100, 33)}
+    files = {"checkpoints", "config.json", "contact_sheet.png", "curve.png", "held_out", "metrics.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == files | {"point_cloud.ply"}
+    sizes = image_sizes(tmp_path / "run" / "held_out")
+    assert sizes == {"000_DSC_0423.png": (100, 33), "001_DSC_0431.png": (100, 33)}

@@ -6,52 +6,61 @@ import math
 import pytest
 import torch
 
-from tsplat import ArgumentError
+from tests.support.training_scenes import gray, make_gaussians, make_views
+from tsplat import ArgumentError, MemoryBudgetError
+from tsplat.ops.adam import Adam
 from tsplat.scene import Gaussians, View, intrinsics, look_at
-from tsplat.scene.images import to_bytes
-from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import Config, DivergedError, evaluate, fit, mean_psnr, mean_ssim, render, scene_extent
+from tsplat.strategies import DefaultStrategy
+from tsplat.training import Config, DivergedError, Trainer, evaluate, fit, mean_psnr, mean_ssim, scene_extent
+from tsplat.training import parameters as parameters_module
 from tsplat.training import trainer as trainer_module
-from tsplat.viewing.rendering import render_views
+from tsplat.training.view_corrections import apply_exposure, move_camera
+from tsplat.viewing.rendering import render, render_views
 
 SKY = (0.2, 0.4, 0.7)
-
-
-def truth(n=60):
-    generator = torch.Generator().manual_seed(5)
-    points = 0.5 * torch.randn(n, 3, generator=generator)
-    gaussians = Gaussians.from_points(points, torch.rand(n, 3, generator=generator), 1)
-    return dataclasses.replace(
-        gaussians, log_scales=torch.full((n, 3), math.log(0.15)), opacity_logits=torch.full((n,), 1.0)
-    )
-
-
-def pictures(gaussians, n=6, width=40, height=30):
-    views = []
-    for i in range(n):
-        angle = 2 * math.pi * i / n
-        viewmat = look_at((3 * math.sin(angle), -1.0, -3 * math.cos(angle)), (0, 0, 0))
-        K = intrinsics(width, height, 45)
-        with torch.no_grad():
-            image = render(gaussians, viewmat, K, width, height, background=SKY)
-        views.append(View(f"{i}", to_bytes(image), viewmat, K))
-    return views
+FROZEN = dict.fromkeys(("means_rate", "scales_rate", "opacities_rate", "quats_rate", "sh0_rate"), 0.0)
 
 
 @pytest.fixture(scope="module")
-def scene():
-    gaussians = truth()
+def noisy():
+    """Gray, noisy Gaussians, and views of the original ones in front of a blue sky."""
+    gaussians = make_gaussians(sh_degree=1)
     generator = torch.Generator().manual_seed(6)
-    start = Gaussians.from_points(
-        gaussians.means + 0.05 * torch.randn(gaussians.means.shape, generator=generator),
-        torch.full_like(gaussians.means, 0.5),
-        1,
-    )
-    return start, pictures(gaussians)
+    means = gaussians.means + 0.05 * torch.randn(gaussians.means.shape, generator=generator)
+    return Gaussians.from_points(means, torch.full_like(means, 0.5), 1), make_views(gaussians, background=SKY)
 
 
-def test_pictures_of_gaussians_are_fitted_and_so_is_a_view_held_out(scene):
-    start, views = scene
+@pytest.fixture
+def adam_steps(monkeypatch):
+    """Records (parameter, its gradient, parameter group) of every step of an optimizer."""
+    steps = []
+
+    class Recording(Adam):
+        def step(self, *arguments):
+            group = dict(self.param_groups[0])
+            (parameter,) = group["params"]
+            steps.append((parameter, None if parameter.grad is None else parameter.grad.clone(), group))
+            return super().step(*arguments)
+
+    monkeypatch.setattr(parameters_module, "Adam", Recording)
+    return steps
+
+
+@pytest.fixture
+def renders(monkeypatch):
+    """Records the arguments of every rendering."""
+    calls = []
+
+    def recorded(gaussians, viewmats, *arguments, **options):
+        calls.append({"viewmats": viewmats, **options})
+        return render_views(gaussians, viewmats, *arguments, **options)
+
+    monkeypatch.setattr(trainer_module, "render_views", recorded)
+    return calls
+
+
+def test_training_improves_a_held_out_view(noisy):
+    start, views = noisy
     config = Config(steps=250, background=SKY, means_rate=2e-3, scales_rate=2e-2, sh0_rate=5e-2)
     result = fit(start, views[1:], config)
     before, after = (evaluate(g, views[:1], background=SKY) for g in (start, result))
@@ -60,8 +69,8 @@ def test_pictures_of_gaussians_are_fitted_and_so_is_a_view_held_out(scene):
     assert not any(tensor.requires_grad for tensor in result.tensors().values())
 
 
-def test_the_start_is_not_changed_and_every_parameter_moves(scene):
-    start, views = scene
+def test_fit_changes_every_parameter_but_not_its_argument(noisy):
+    start, views = noisy
     copy = start.map(torch.clone)
     result = fit(start, views, Config(steps=8, background=SKY))
     for name, tensor in start.tensors().items():
@@ -69,83 +78,63 @@ def test_the_start_is_not_changed_and_every_parameter_moves(scene):
         assert not torch.equal(tensor, result.tensors()[name]), name
 
 
-def test_antialiased_gaussians_stay_so_and_are_rendered_so(scene):
-    start, views = scene
-    marked = dataclasses.replace(start, antialiased=True)
-    results = [fit(gaussians, views, Config(steps=2)) for gaussians in (start, marked)]
-    assert [result.antialiased for result in results] == [False, True]
-    assert not torch.equal(results[0].means, results[1].means)
-
-
-def test_a_seed_decides_everything(scene):
-    start, views = scene
+def test_seed_determines_the_result(noisy):
+    start, views = noisy
     a, b, c = (fit(start, views, Config(steps=6, seed=seed, background=SKY)) for seed in (1, 1, 2))
     assert all(torch.equal(x, y) for x, y in zip(a.tensors().values(), b.tensors().values()))
     assert not torch.equal(a.means, c.means)
 
 
-def test_adam_moves_each_parameter_by_its_rate_in_the_first_step(scene):
-    start, views = scene
-    # Round ones have no gradient with respect to their rotation.
+def test_first_step_of_each_parameter_is_its_learning_rate(noisy):
+    start, views = noisy
+    # Rotations of spheres have no gradient.
     start = dataclasses.replace(start, log_scales=start.log_scales + torch.tensor([0.3, 0.0, -0.3]))
-    config = Config(steps=1, background=SKY, means_rate=2e-4)
-    result = fit(start, views[:3], config)
+    result = fit(start, views[:3], Config(steps=1, background=SKY, means_rate=2e-4))
     extent = scene_extent(views[:3])
     rates = dict(means=2e-4 * extent, log_scales=5e-3, quats=1e-3, opacity_logits=5e-2, sh0=2.5e-3)
     for name, rate in rates.items():
-        moved = (result.tensors()[name] - start.tensors()[name]).abs()
-        # Adam's first step is the rate, whatever the gradient.
-        assert float(moved.max()) == pytest.approx(rate, rel=1e-2), name
-    assert torch.equal(result.shN, start.shN)  # degree 0 is in use
+        change = (result.tensors()[name] - start.tensors()[name]).abs()
+        # The first step of Adam is the learning rate, for any gradient.
+        assert float(change.max()) == pytest.approx(rate, rel=1e-2), name
+    assert torch.equal(result.shN, start.shN)  # only degree 0 is used
 
 
-def test_the_rate_of_means_decays_to_a_hundredth(scene, monkeypatch):
-    start, views = scene
-    rates = []
-
-    class Recording(trainer_module.Adam):
-        def step(self, *arguments):
-            if self.param_groups[0]["params"][0].shape[1:] == (3,):
-                rates.append(self.param_groups[0]["lr"])
-            return super().step(*arguments)
-
-    monkeypatch.setattr(trainer_module, "Adam", Recording)
+def test_learning_rate_of_means_decays(noisy, adam_steps):
+    start, views = noisy
     fit(start, views, Config(steps=5, background=SKY))
+    # Means and scales are the parameters of this shape.
+    rates = [group["lr"] for parameter, _, group in adam_steps if parameter.shape[1:] == (3,)]
     first = 1.6e-4 * scene_extent(views)
     assert rates[::2] == pytest.approx([first * 0.01 ** (i / 5) for i in range(5)])
     assert set(rates[1::2]) == {Config.scales_rate}
 
 
-def test_degrees_come_into_use_one_by_one(scene, monkeypatch):
-    start, views = scene
-    degrees = []
-
-    def recorded(*arguments, sh_degree, **options):
-        degrees.append(sh_degree)
-        return render_views(*arguments, sh_degree=sh_degree, **options)
-
-    monkeypatch.setattr(trainer_module, "render_views", recorded)
+def test_sh_degree_increases_during_training(noisy, renders):
+    start, views = noisy
     fit(start, views, Config(steps=7, background=SKY))
     fit(start, views, Config(steps=7, background=SKY, sh_interval=2))
+    degrees = [call["sh_degree"] for call in renders]
     assert degrees == [0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1]
 
 
-def test_every_view_comes_once_before_any_comes_again(scene, monkeypatch):
-    start, views = scene
-    seen = []
-
-    def recorded(gaussians, viewmats, *arguments, **options):
-        seen.append(next(view.name for view in views if torch.equal(view.viewmat, viewmats[0])))
-        return render_views(gaussians, viewmats, *arguments, **options)
-
-    monkeypatch.setattr(trainer_module, "render_views", recorded)
+def test_each_view_comes_once_per_permutation(noisy, renders):
+    start, views = noisy
     fit(start, views, Config(steps=12, background=SKY))
-    assert sorted(seen[:6]) == sorted(seen[6:]) == [view.name for view in views]
-    assert seen[:6] != seen[6:]
+    order = [next(view.name for view in views if torch.equal(view.viewmat, call["viewmats"][0])) for call in renders]
+    assert sorted(order[:6]) == sorted(order[6:]) == [view.name for view in views]
+    assert order[:6] != order[6:]
 
 
-def test_a_callback_sees_every_step_and_can_end_it(scene):
-    start, views = scene
+def test_random_background(scene, renders):
+    gaussians, views = scene
+    fit(gaussians, views, Config(steps=3, random_background=True))
+    backgrounds = [call["background"] for call in renders]
+    assert len(set(backgrounds)) == 3
+    assert all(0 <= channel <= 1 for color in backgrounds for channel in color)
+
+
+def test_callback_is_called_after_each_step_and_can_stop(noisy):
+    start, views = noisy
     steps = []
 
     def on_step(progress):
@@ -161,68 +150,131 @@ def test_a_callback_sees_every_step_and_can_end_it(scene):
     assert not torch.equal(result.means, start.means)
 
 
-def test_gaussians_that_are_no_numbers_end_training(scene):
-    start, views = scene
+def test_non_finite_gaussians_end_training(noisy):
+    start, views = noisy
     broken = dataclasses.replace(start, sh0=start.sh0.index_fill(0, torch.tensor([1, 2]), math.nan))
-    with pytest.raises(
-        DivergedError, match=rf"at step 0 the loss is .* and 2 of {len(start)} Gaussians are not finite"
-    ):
+    message = rf"at step 0 the loss is .* and 2 of {len(start)} Gaussians are not finite"
+    with pytest.raises(DivergedError, match=message):
         fit(broken, views, Config(steps=3))
 
 
-def test_nothing_to_train(scene):
-    start, views = scene
+def test_empty_scene_is_an_error(noisy):
+    start, views = noisy
     with pytest.raises(ArgumentError, match="0 views"):
         fit(start, [])
     with pytest.raises(ArgumentError, match="0 Gaussians"):
         fit(start.map(lambda tensor: tensor[:0]), views)
-    with pytest.raises(ArgumentError, match="steps"):
-        Config(steps=0)
 
 
-def test_the_extent_of_a_scene_is_that_of_its_cameras():
+def test_too_large_gaussians_exceed_the_memory_budget(noisy, monkeypatch):
+    start, views = noisy
+    large = dataclasses.replace(start, log_scales=start.log_scales + 4)
+    monkeypatch.setattr("tsplat.stages.memory.free_memory", lambda device: 2**16)
+    monkeypatch.setattr("tsplat.stages.memory.UNQUESTIONED", 0)
+    image = torch.zeros(600, 800, 3, dtype=torch.uint8)
+    view = dataclasses.replace(views[0], image=image, K=intrinsics(800, 600, 45))
+    with pytest.raises(MemoryBudgetError, match="scale"):
+        Trainer(large, [view], Config(steps=2)).advance()
+
+
+def test_scene_extent_is_that_of_the_cameras():
     image, K = torch.zeros(2, 2, 3, dtype=torch.uint8), torch.eye(3)
     views = [View("a", image, look_at((x, 0, 0), (0, 0, 9)), K) for x in (-2.0, 2.0)]
     assert scene_extent(views) == pytest.approx(2.2)
     assert scene_extent(views[:1]) > 0
 
 
-def test_scores_are_of_the_picture_as_it_is_shown(scene):
-    start, views = scene
-    bright = dataclasses.replace(start, sh0=start.sh0 + 100)
-    (score,) = evaluate(bright, views[:1], background=SKY)
-    assert score.image.amax() == 1
-    mse = float((score.image - views[0].pixels).square().mean())
-    assert score.psnr == pytest.approx(-10 * math.log10(mse), abs=1e-3)
+def test_antialiased_mark_is_kept_and_used(noisy):
+    start, views = noisy
+    marked = dataclasses.replace(start, antialiased=True)
+    results = [fit(gaussians, views, Config(steps=2)) for gaussians in (start, marked)]
+    assert [result.antialiased for result in results] == [False, True]
+    assert not torch.equal(results[0].means, results[1].means)
 
 
-def test_views_that_cannot_be_trained_on():
-    image, K = torch.zeros(2, 2, 3, dtype=torch.uint8), torch.eye(3)
-    for arguments, words in (
-        ((image.float(), torch.eye(4), K), "uint8"),
-        ((image[..., :1], torch.eye(4), K), "image"),
-        ((image, torch.eye(3), K), "viewmat"),
-        ((image, torch.full((4, 4), math.nan), K), "viewmat.*'a'"),
-        ((image, torch.eye(4), -K), "focal"),
-    ):
-        with pytest.raises(ArgumentError, match=words):
-            View("a", *arguments)
+def test_antialiased_option_marks_the_result(scene):
+    gaussians, views = scene
+    assert fit(gaussians, views, Config(steps=1, antialiased=True)).antialiased
+    assert not fit(gaussians, views, Config(steps=1)).antialiased
 
 
-@pytest.mark.parametrize("name", ["default", "mcmc"])
-def test_a_strategy_changes_the_number_of_gaussians_alike_each_time(scene, name):
-    start, views = scene
+def test_pose_refinement_corrects_a_camera(scene):
+    gaussians, views = scene
+    error = torch.tensor([0.02, -0.015, 0.01, 0.02, 0.03, -0.02])
+    wrong = [dataclasses.replace(views[0], viewmat=move_camera(views[0].viewmat, error)), *views[1:]]
+    trainer = Trainer(gaussians, wrong, Config(steps=240, pose_refinement=True, pose_rate=3e-3, **FROZEN))
+    for _ in range(240):
+        trainer.advance()
+    motion = trainer.state()[0]["params/motions"][0]
+    learned = move_camera(wrong[0].viewmat, torch.cat([motion[:3], scene_extent(wrong) * motion[3:]]))
+    before, after = (float((v - views[0].viewmat).abs().max()) for v in (wrong[0].viewmat, learned))
+    assert after < 0.4 * before
+    images = (render(gaussians, viewmat, wrong[0].K, 40, 30) for viewmat in (wrong[0].viewmat, learned))
+    before, after = (float((image - views[0].pixels).abs().mean()) for image in images)
+    assert after < 0.2 * before
+    assert all(torch.equal(a, b) for a, b in zip(trainer.gaussians.tensors().values(), gaussians.tensors().values()))
+
+
+def test_exposure_of_a_view_is_learned(scene):
+    gaussians, views = scene
+    dark = dataclasses.replace(views[0], image=(0.5 * views[0].image.float()).round().to(torch.uint8))
+    trainer = Trainer(gaussians, [dark, *views[1:]], Config(steps=300, exposure=True, exposure_rate=0.02, **FROZEN))
+    for _ in range(300):
+        trainer.advance()
+    exposures = trainer.state()[0]["params/exposures"]
+    image = render(gaussians, dark.viewmat, dark.K, 40, 30)
+    error = (apply_exposure(image, exposures[0]) - dark.pixels).abs().mean()
+    assert float(error) < 0.1 * float((image - dark.pixels).abs().mean())
+    assert float((exposures[1] - torch.eye(3, 4)).abs().max()) < 0.1
+
+
+def test_masked_pixels_do_not_count(scene):
+    gaussians, views = scene
+    mask = torch.ones(30, 40, dtype=torch.bool)
+    mask[:, 20:] = False
+    image = views[0].image.clone()
+    image[:, 20:] = 255
+    masked = dataclasses.replace(views[0], image=image, mask=mask)
+    assert float(Trainer(gaussians, [masked], Config(steps=10)).advance().loss) < 1e-3
+    unmasked = dataclasses.replace(masked, mask=None)
+    assert float(Trainer(gaussians, [unmasked], Config(steps=10)).advance().loss) > 0.1
+
+
+def test_views_per_step_averages_gradients(scene, adam_steps):
+    gaussians, views = scene
+    start = gray(gaussians)
+
+    def first_step_of_sh0(views, **options):
+        adam_steps.clear()
+        Trainer(start, views, Config(steps=4, **options)).advance()
+        return next((gradient, group) for p, gradient, group in adam_steps if p.shape == (60, 1, 3))
+
+    both, group = first_step_of_sh0(views[:2], views_per_step=2)
+    single = [first_step_of_sh0([view])[0] for view in views[:2]]
+    assert torch.allclose(both, (single[0] + single[1]) / 2, rtol=1e-4, atol=1e-8)
+    assert group["lr"] == pytest.approx(math.sqrt(2) * Config.sh0_rate)
+    assert group["betas"] == pytest.approx((0.9**2, 0.999**2))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_matches_fp32(scene, precision):
+    gaussians, views = scene
+    config = Config(steps=60, sh0_rate=2e-2, strategy=DefaultStrategy(grow_grad2d=1e-5, refine_start_iter=10))
     results = []
-    for _ in range(2):
-        generator = torch.Generator().manual_seed(5)
-        schedule = dict(refine_start_iter=2, refine_every=3, refine_stop_iter=20, generator=generator)
-        strategy = (
-            MCMCStrategy(cap_max=len(start) + 4, **schedule)
-            if name == "mcmc"
-            else DefaultStrategy(grow_grad2d=1e-9, **schedule)
-        )
-        results.append(fit(start, views, Config(steps=8, background=SKY, strategy=strategy)))
-    assert len(results[0]) == len(start) + 4 if name == "mcmc" else len(results[0]) > len(start)
-    for one, other in zip(*(result.tensors().values() for result in results)):
-        assert torch.equal(one, other)
-        assert one.isfinite().all()
+    for chosen in ("fp32", precision):
+        trainer = Trainer(gray(gaussians), views[1:], dataclasses.replace(config, precision=chosen))
+        assert not any([trainer.advance().warning for _ in range(60)])
+        results.append((mean_psnr(evaluate(trainer.gaussians, views[:1])), len(trainer.gaussians)))
+    assert results[0][0] == pytest.approx(results[1][0], abs=0.1)
+    assert results[0][1] == results[1][1]
+
+
+def test_restore_rejects_other_views_and_configurations(scene):
+    gaussians, views = scene
+    trainer = Trainer(gaussians, views, Config(steps=4, exposure=True))
+    tensors, figures = trainer.state()
+    with pytest.raises(ArgumentError, match="made with 6 training views, found 5"):
+        Trainer(gaussians, views[1:], trainer.config).restore(tensors, figures)
+    other = dataclasses.replace(trainer.config, exposure=False)
+    with pytest.raises(ArgumentError, match=r"'exposures'.*resume with the configuration"):
+        Trainer(gaussians, views, other).restore(tensors, figures)

@@ -175,12 +175,12 @@ def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
         The exit status; None if this process is itself a rank, or the only one, and is to run the command.
     """
     from ..arguments import check_size
-    from ..training.processes.launcher import gpus_of, is_launched, launch
+    from ..training.processes.launcher import is_launched, launch, parse_gpus
 
     if is_launched():
         return None
     check_size("ranks", ranks)
-    chosen = gpus_of(gpus) if gpus else []
+    chosen = parse_gpus(gpus) if gpus else []
     if chosen and ranks not in (1, len(chosen)):
         raise ArgumentError(f"--ranks: expected one rank for each of {len(chosen)} GPUs, found {ranks}")
     ranks = len(chosen) or ranks

@@ -1,4 +1,4 @@
-"""When Gaussians are added, moved and removed while training; usable with any loop, under gsplat's names."""
+"""Densification strategies: add, move and remove Gaussians during training. They follow gsplat's interface."""
 
 from .default import DefaultStrategy
 from .mcmc import MCMCStrategy

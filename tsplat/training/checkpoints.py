@@ -1,9 +1,7 @@
-"""Checkpoints: a folder a step, safetensors and JSON with hashes, there whole or not at all.
+"""Writes checkpoints atomically, and reads them with the configuration of their run.
 
-`step_00007000/` holds `scene.safetensors`, the raw parameters under names that say what their activation is (means,
-log_scales, quats, opacity_logits, sh0, shN), `training.safetensors`, the rest of what training goes on from, and
-`checkpoint.json` with figures, configuration, versions and the hashes of all three. `latest` beside it has the name of
-the newest. A folder is written aside, flushed and renamed before `latest` names it.
+:mod:`tsplat.scene.formats.checkpoints` describes the files. A checkpoint is written to a temporary folder, flushed to
+disk and renamed, before ``latest`` names it.
 """
 
 from __future__ import annotations
@@ -40,23 +38,24 @@ from ..scene.formats.checkpoints import (
     read_raw_checkpoint,
 )
 from ..scene.gaussians import Gaussians
+from ..stages.process_group import RankGroup
 from ..support.extras import require
 from ..support.files import atomic_write
-from .config import RunConfig, from_json, to_json
-from .processes.group import Team
-from .processes.shards import write_rows
+from .configuration import RunConfig, from_json, to_json
+from .processes.shards import write_shards
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A scene and where its training is.
+    """Everything that a run needs to resume.
 
     Attributes:
-        step: Steps taken.
-        gaussians: The scene's raw parameters.
-        tensors, figures: The rest of what :meth:`tsplat.training.Trainer.restore` takes, and what the run added.
-        config: Of the run.
-        row_names: Those of the tensors that have a row for each Gaussian.
+        step: Number of steps taken.
+        gaussians: The raw parameters of the scene.
+        tensors: The other tensors of :meth:`tsplat.training.Trainer.state`.
+        figures: JSON values, with those of :meth:`tsplat.training.Trainer.state` as ``trainer``.
+        config: The run's configuration.
+        per_gaussian_names: Names of the tensors that have a row per Gaussian.
     """
 
     step: int
@@ -64,106 +63,20 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     figures: dict[str, Any]
     config: RunConfig
-    row_names: frozenset[str] = frozenset()
-
-
-def write_checkpoint(
-    folder: Path, checkpoint: Checkpoint, keep: int | None = None, team: Team | None = None, *, sharded: bool = False
-) -> Path:
-    """Writes a checkpoint into `folder`; older ones than the newest `keep` go once it is there.
-
-    Args:
-        team: The ranks that call this together, all with the same checkpoint, which one writes.
-        sharded: Whether each has its rows of it instead, as :meth:`Team.rows` shares them out; then all write.
-
-    Returns:
-        The checkpoint's own folder.
-
-    Raises:
-        FileError: It cannot be written; what was there before is as it was. On every rank.
-        MissingExtraError: safetensors is not installed.
-    """
-    require("safetensors")
-    team = team or Team()
-    path, trouble = None, None
-    try:
-        aside = _begin(folder, checkpoint.step) if team.leads else None
-    except OSError as error:
-        aside, trouble = None, error.strerror or str(error)
-    aside, trouble = team.collect((aside, trouble))[0]
-    try:
-        if aside is not None:
-            trouble = _contents(aside, checkpoint, team, sharded)
-            if team.leads and trouble is None:
-                path = _finish(folder, aside)
-    except OSError as error:
-        trouble = error.strerror or str(error)
-    finally:
-        if aside is not None and team.leads and path is None:
-            shutil.rmtree(aside, ignore_errors=True)
-    told = team.collect((path, trouble))
-    for rank, (_, words) in enumerate(told):
-        if words is not None:
-            where = f" on rank {rank}" if team.size > 1 and not words.startswith("rank ") else ""
-            raise FileError(
-                f"{folder}: the checkpoint of step {checkpoint.step} cannot be written{where} ({words}); those before "
-                "it are intact: make room or choose another folder, then resume"
-            )
-    path = told[0][0]
-    assert path is not None
-    if keep is not None and team.leads:
-        for old in find_checkpoints(folder)[:-keep]:
-            if old != path:
-                _remove(old)
-    return path
-
-
-def _begin(folder: Path, step: int) -> Path:
-    """A folder to write to, beside where the checkpoint will be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{_free_name(folder, step).name}.{secrets.token_hex(4)}"
-    aside.mkdir()
-    return aside
-
-
-def _finish(folder: Path, aside: Path) -> Path:
-    """Gives what is written its name, and has `latest` say so."""
-    path = folder / aside.name[1:].rpartition(".")[0]
-    _flush(aside)
-    os.rename(aside, path)
-    _flush(folder)
-    with atomic_write(folder / LATEST) as file:
-        file.write(path.name.encode() + b"\n")
-    _flush(folder)
-    return path
-
-
-def _contents(aside: Path, checkpoint: Checkpoint, team: Team, sharded: bool) -> str | None:
-    """Writes all files. Returns what goes wrong where all ranks write, alike on all."""
-    tensors, n = checkpoint.tensors, len(checkpoint.gaussians)
-    if sharded:
-        rows = {SCENE_PREFIX + name: tensor for name, tensor in checkpoint.gaussians.tensors().items()}
-        of_rows = {name: tensor for name, tensor in tensors.items() if name in checkpoint.row_names}
-        total = sum(team.collect(n))
-        try:
-            if team.leads:
-                (aside / ROWS).mkdir()
-            team.wait()
-            write_rows(aside / ROWS, rows | of_rows, total, team)
-        except OSError as error:
-            return error.strerror or str(error)
-        tensors, n = {name: tensor for name, tensor in tensors.items() if name not in of_rows}, total
-    if team.leads:
-        _write_files(aside, checkpoint, tensors, n, sharded)
-    return None
+    per_gaussian_names: frozenset[str] = frozenset()
 
 
 def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Checkpoint:
     """Verifies the hashes of a checkpoint and reads it.
 
-    Args, Raises:
-        As :func:`tsplat.scene.formats.checkpoints.read_raw_checkpoint`; also CheckpointError for an invalid
-        configuration.
+    Args:
+        path: The folder ``step_...``.
+        force: Accept parameters that look activated already.
+
+    Raises:
+        CheckpointError: A file is missing, truncated, modified or invalid.
+        AlreadyActivatedError: The parameters look activated already.
+        MissingExtraError: safetensors is not installed.
     """
     path = Path(path)
     raw = read_raw_checkpoint(path, force=force)
@@ -189,17 +102,126 @@ def read_newest(folder: str | os.PathLike[str], *, force: bool = False) -> tuple
     return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force))
 
 
-def clean(folder: Path) -> None:
-    """Removes what interrupted writes left; not while another process writes there."""
+def write_checkpoint(
+    folder: Path,
+    checkpoint: Checkpoint,
+    keep: int | None = None,
+    ranks: RankGroup | None = None,
+    *,
+    sharded: bool = False,
+) -> Path:
+    """Writes a checkpoint into a folder, then deletes old checkpoints.
+
+    Args:
+        folder: The run's folder of checkpoints.
+        checkpoint: What to write; on every rank the same or, if `sharded`, with this rank's rows.
+        keep: Number of newest checkpoints to keep; None to keep all.
+        ranks: The ranks that call this together.
+        sharded: Whether each rank writes its shard, as cut by :meth:`RankGroup.shard_rows`. Otherwise rank 0 writes.
+
+    Returns:
+        The checkpoint's own folder.
+
+    Raises:
+        FileError: The checkpoint cannot be written; existing ones are unchanged. Raised on every rank.
+        MissingExtraError: safetensors is not installed.
+    """
+    require("safetensors")
+    ranks = ranks or RankGroup()
+    path, problem = None, None
+    try:
+        temporary = _create_temporary(folder, checkpoint.step) if ranks.is_main else None
+    except OSError as error:
+        temporary, problem = None, error.strerror or str(error)
+    temporary, problem = ranks.all_gather_object((temporary, problem))[0]
+    try:
+        if temporary is not None:
+            problem = _write_contents(temporary, checkpoint, ranks, sharded)
+            if ranks.is_main and problem is None:
+                path = _publish(folder, temporary)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    finally:
+        if temporary is not None and ranks.is_main and path is None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    results = ranks.all_gather_object((path, problem))
+    for rank, (_, problem) in enumerate(results):
+        if problem is not None:
+            where = f" on rank {rank}" if ranks.world_size > 1 and not problem.startswith("rank ") else ""
+            raise FileError(
+                f"{folder}: the checkpoint of step {checkpoint.step} cannot be written{where} ({problem}); earlier "
+                "checkpoints are intact: free disk space or choose another folder, then resume"
+            )
+    path = results[0][0]
+    assert path is not None
+    if keep is not None and ranks.is_main:
+        for old in find_checkpoints(folder)[:-keep]:
+            if old != path:
+                _delete(old)
+    return path
+
+
+def delete_incomplete(folder: Path) -> None:
+    """Deletes what interrupted writes and deletions left. No other process may be writing checkpoints there."""
     if folder.is_dir():
         for path in folder.iterdir():
             if path.name.startswith((".step_", ".gone_")) and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def _create_temporary(folder: Path, step: int) -> Path:
+    """Creates a temporary folder, whose name contains that of the checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{_unused_path(folder, step).name}.{secrets.token_hex(4)}"
+    temporary.mkdir()
+    return temporary
+
+
+def _unused_path(folder: Path, step: int) -> Path:
+    """A path that no checkpoint of this step has, as none is ever overwritten."""
+    path, n = folder / f"step_{step:08d}", 1
+    while path.exists():
+        n += 1
+        path = folder / f"step_{step:08d}_{n}"
+    return path
+
+
+def _publish(folder: Path, temporary: Path) -> Path:
+    """Renames the temporary folder to the checkpoint's name and updates ``latest``."""
+    path = folder / temporary.name[1:].rpartition(".")[0]
+    _flush(temporary)
+    os.rename(temporary, path)
+    _flush(folder)
+    with atomic_write(folder / LATEST) as file:
+        file.write(path.name.encode() + b"\n")
+    _flush(folder)
+    return path
+
+
+def _write_contents(folder: Path, checkpoint: Checkpoint, ranks: RankGroup, sharded: bool) -> str | None:
+    """Writes all files. Returns the problem if writing shards fails, which all ranks then know."""
+    tensors, n = checkpoint.tensors, len(checkpoint.gaussians)
+    if sharded:
+        rows = {SCENE_PREFIX + name: tensor for name, tensor in checkpoint.gaussians.tensors().items()}
+        rows |= {name: tensor for name, tensor in tensors.items() if name in checkpoint.per_gaussian_names}
+        n = sum(ranks.all_gather_object(n))
+        try:
+            if ranks.is_main:
+                (folder / ROWS).mkdir()
+            ranks.barrier()
+            write_shards(folder / ROWS, rows, n, ranks)
+        except OSError as error:
+            return error.strerror or str(error)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in rows}
+    if ranks.is_main:
+        _write_files(folder, checkpoint, tensors, n, sharded)
+    return None
+
+
 def _write_files(
     folder: Path, checkpoint: Checkpoint, tensors: dict[str, Tensor], n_gaussians: int, sharded: bool
 ) -> None:
+    """Writes the safetensors files that are not sharded, and the manifest with the hashes of all files."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -233,25 +255,16 @@ def _write_files(
         out.write(json.dumps(manifest, indent=1, allow_nan=False).encode())
 
 
-def _free_name(folder: Path, step: int) -> Path:
-    """A name that no other checkpoint of this step has, as none is ever overwritten."""
-    path, n = folder / f"step_{step:08d}", 1
-    while path.exists():
-        n += 1
-        path = folder / f"step_{step:08d}_{n}"
-    return path
-
-
-def _remove(path: Path) -> None:
-    """Removes a checkpoint so that no half of it is ever found under its name."""
-    gone = path.with_name(f".gone_{secrets.token_hex(4)}")
+def _delete(path: Path) -> None:
+    """Deletes a checkpoint; it is renamed first, so that an incomplete one is never found under its name."""
+    renamed = path.with_name(f".gone_{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):
-        os.rename(path, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        os.rename(path, renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def _flush(folder: Path) -> None:
-    """Makes sure that names in a folder last; nothing to do where folders cannot be opened (Windows)."""
+    """Flushes a folder's entries to disk, where the platform can open folders (not on Windows)."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -18,7 +18,7 @@ from ..support.files import output_folder
 from ..viewing.devices import pick_device
 from ..viewing.rendering import render
 from ..viewing.videos import write_gif
-from .config import Config
+from .configuration import Config
 from .runs import fit_and_report
 from .trainer import Trainer
 

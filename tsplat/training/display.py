@@ -1,34 +1,31 @@
-"""What one sees of training while it runs, and how one ends it."""
+"""The live progress display of training: a bar in a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 from ..stages.memory import used_memory
 from ..support.extras import require
 from .history import History
-from .progress import Progress
+from .training_progress import Progress
 
 LINES = 10
-"""Lines a run prints where there is no terminal."""
+"""Number of lines that a run prints without a terminal."""
 
 SMOOTHING = 0.8
-"""How much of the PSNR shown is carried over from what was shown before."""
+"""Weight of the previously shown PSNR in the next one."""
 
 
 @contextlib.contextmanager
 def progress_display(steps: int, start: int = 0) -> Iterator[Callable[[Progress], None]]:
-    """A callback that shows loss, PSNR, Gaussians, speed, memory and time left: a bar in a terminal, lines elsewhere.
+    """Yields a callback that shows loss, PSNR, number of Gaussians, speed, memory and remaining time.
 
     Args:
-        steps: Of the whole run.
-        start: Those taken before.
+        steps: Number of steps of the whole run.
+        start: Number of steps already taken.
 
     Raises:
         MissingExtraError: rich is not installed, and stdout is a terminal.
@@ -52,28 +49,6 @@ def progress_display(steps: int, start: int = 0) -> Iterator[Callable[[Progress]
         yield on_step
 
 
-@contextlib.contextmanager
-def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed since, as a function; pressed again it interrupts as usual.
-
-    Outside the main thread, where signals do not arrive, it is always false.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    stopped = threading.Event()
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        stopped.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
-        yield stopped.is_set
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
 Show = Callable[[int, str, str], None]
 
 
@@ -91,7 +66,7 @@ def _bar(steps: int, first: int) -> Iterator[Show]:
         TextColumn("training"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), expand=True
     )
     task = bar.add_task("training", total=steps, completed=first)
-    # A line of their own, since beside the bar they leave no room for it in 80 columns.
+    # On a line of their own, as the bar would not fit beside them in 80 columns.
     below = Text(no_wrap=True, overflow="ellipsis")
     with Live(Group(bar, below), console=Console()):
 

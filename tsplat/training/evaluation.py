@@ -1,4 +1,4 @@
-"""How good Gaussians are on views, by the usual measures."""
+"""Evaluation: renders views and measures PSNR, SSIM and LPIPS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from einops import rearrange
@@ -16,24 +16,24 @@ from ..arguments import check_choice
 from ..config import Backend
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
+from ..stages.process_group import RankGroup
 from ..support.extras import require
 from ..viewing.rendering import render
 from .losses import psnr, ssim
-from .processes.group import Team
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A view rendered and compared with its picture.
+    """Metrics of a rendered view.
 
     Attributes:
-        view: The view.
-        image: [H, W, 3] as rendered, clamped to [0, 1]; where the view has a mask, its own picture outside. Empty where
-            another rank rendered it.
-        psnr: In dB.
-        ssim: Over windows inside the picture.
-        seconds: To render it.
-        lpips: By the network asked for.
+        view: The view, with its photograph.
+        image: [H, W, 3] the rendered image, clamped to [0, 1], with the photograph's pixels where the view is masked
+            out. Empty if another rank rendered it.
+        psnr: Peak signal-to-noise ratio in dB.
+        ssim: Structural similarity, over windows inside the image.
+        seconds: Time to render the image.
+        lpips: Perceptual distance, if requested.
     """
 
     view: View
@@ -44,33 +44,43 @@ class Score:
     lpips: float | None = None
 
 
+Network = Literal["alex", "vgg", "squeeze"]
+"""Networks of LPIPS."""
+
+
 @torch.no_grad()
 def evaluate(
     gaussians: Gaussians,
     views: Sequence[View],
     *,
     background: Color = (0.0, 0.0, 0.0),
-    lpips: str | None = None,
+    lpips: Network | None = None,
     backend: Backend = "auto",
-    team: Team | None = None,
+    ranks: RankGroup | None = None,
 ) -> list[Score]:
-    """Renders each view with all degrees there are, and measures.
+    """Renders views with all degrees of spherical harmonics and compares them with their photographs.
 
     Args:
-        lpips: The network of the perceptual distance (Zhang et al., 2018), "alex", "vgg" or "squeeze", if it is wanted.
-        team: Ranks that call this together, all with all Gaussians and views, of which each renders its share. The
-            scores are of all views on every rank, the pictures its own.
+        gaussians: All Gaussians.
+        views: All views, on the Gaussians' device.
+        background: RGB from 0 to 1.
+        lpips: Network of the perceptual distance LPIPS (Zhang et al., 2018); None to leave it out.
+        backend: As in :func:`tsplat.rasterization`.
+        ranks: The ranks that call this together with equal arguments. Each renders its shard of the views.
+
+    Returns:
+        The scores of all views, in order, on every rank; those of other ranks' views without images.
 
     Raises:
-        ArgumentError: A picture is smaller than the window of SSIM; or as :func:`tsplat.rasterization`.
-        MissingExtraError: torchmetrics or torchvision is not installed, which LPIPS needs.
+        ArgumentError: An image is smaller than the window of SSIM; see also :func:`tsplat.rasterization`.
+        MissingExtraError: torchmetrics or torchvision, which LPIPS needs, is not installed.
     """
-    distance = None if lpips is None else _perceptual(lpips, gaussians.means.device)
-    team = team or Team()
+    distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
+    ranks = ranks or RankGroup()
     scores = []
-    for view in team.share(views):
-        _wait(gaussians.means.device)
-        began = time.perf_counter()
+    for view in ranks.shard(views):
+        _synchronize(gaussians.means.device)
+        start = time.perf_counter()
         image = render(
             gaussians,
             view.viewmat,
@@ -80,8 +90,8 @@ def evaluate(
             background=background,
             backend=backend,
         ).clamp(0, 1)
-        _wait(gaussians.means.device)
-        seconds = time.perf_counter() - began
+        _synchronize(gaussians.means.device)
+        seconds = time.perf_counter() - start
         if view.mask is not None:
             image = torch.where(view.mask[..., None], image, view.pixels)
         scores.append(
@@ -94,63 +104,63 @@ def evaluate(
                 None if distance is None else distance(image, view.pixels),
             )
         )
-    figures = team.collect([(score.psnr, score.ssim, score.seconds, score.lpips) for score in scores])
-    elsewhere = torch.empty(0)
+    metrics = ranks.all_gather_object([(score.psnr, score.ssim, score.seconds, score.lpips) for score in scores])
+    no_image = torch.empty(0)
+    n = ranks.world_size
     return [
-        scores[i // team.size]
-        if i % team.size == team.rank
-        else Score(view, elsewhere, *figures[i % team.size][i // team.size])
+        scores[i // n] if i % n == ranks.rank else Score(view, no_image, *metrics[i % n][i // n])
         for i, view in enumerate(views)
     ]
 
 
 def report(scores: Sequence[Score]) -> dict[str, Any]:
-    """Figures of views for JSON: means, and one by one."""
+    """Metrics as JSON values: means over the views, and those of each view."""
     views = [
         {
             "name": score.view.name,
-            "psnr": shown(score.psnr),
+            "psnr": finite_or_none(score.psnr),
             "ssim": score.ssim,
             "seconds": round(score.seconds, 6),
             **({} if score.lpips is None else {"lpips": score.lpips}),
         }
         for score in scores
     ]
-    means = {"psnr": shown(mean_psnr(scores)), "ssim": mean_ssim(scores)}
+    means = {"psnr": finite_or_none(mean_psnr(scores)), "ssim": mean_ssim(scores)}
     distances = [score.lpips for score in scores if score.lpips is not None]
     if distances:
         means["lpips"] = sum(distances) / len(distances)
     return {**means, "seconds_per_image": sum(score.seconds for score in scores) / len(scores), "views": views}
 
 
-def shown(value: float) -> float | None:
-    """JSON has no infinity, which is the PSNR of equal pictures."""
+def finite_or_none(value: float) -> float | None:
+    """The value, or None if it is infinite, as JSON has no infinity and the PSNR of equal images is infinite."""
     return value if math.isfinite(value) else None
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _perceptual(network: str, device: torch.device) -> Callable[[Tensor, Tensor], float]:
-    """LPIPS of two pictures [H, W, 3] in [0, 1]."""
+def _lpips_metric(network: Network, device: torch.device) -> Callable[[Tensor, Tensor], float]:
+    """Returns a function that measures LPIPS between two images [H, W, 3] in [0, 1]."""
     check_choice("lpips", network, ("alex", "vgg", "squeeze"))
     require("torchmetrics", "torchvision")
     from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
     metric = LearnedPerceptualImagePatchSimilarity(network, normalize=True).to(device)
 
-    def distance(image: Tensor, truth: Tensor) -> float:
-        return float(metric(*(rearrange(picture, "h w c -> 1 c h w") for picture in (image, truth))))
+    def distance(image: Tensor, target: Tensor) -> float:
+        return float(metric(*(rearrange(x, "h w c -> 1 c h w") for x in (image, target))))
 
     return distance
 
 
 def mean_psnr(scores: Sequence[Score]) -> float:
-    """The mean of the views' PSNR, not the PSNR of their mean error."""
+    """Mean PSNR of the views in dB; not the PSNR of their mean squared error."""
     return sum(score.psnr for score in scores) / len(scores)
 
 
 def mean_ssim(scores: Sequence[Score]) -> float:
+    """Mean SSIM of the views."""
     return sum(score.ssim for score in scores) / len(scores)

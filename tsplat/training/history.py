@@ -1,33 +1,33 @@
-"""Figures over steps, and what they warn of."""
+"""Metrics over the steps of a run, and a warning when the PSNR drops for long."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, ClassVar
 
-from .progress import Progress
+from .training_progress import Progress
 
 SMOOTHING = 0.98
-"""How much of the smoothed PSNR is carried over from step to step."""
+"""Weight of the past, per step, in the smoothed PSNR."""
 
-FALL_MIN = 2.0
-"""How many dB below its best the smoothed PSNR counts as fallen."""
+DROP_MIN = 2.0
+"""Number of dB below its best from which the smoothed PSNR counts as low."""
 
 PATIENCE = 0.05
-"""Share of all steps for which it may stay there."""
+"""Fraction of the run for which the smoothed PSNR may be low without a warning."""
 
 PSNR_MAX = 120.0
-"""Equal pictures have an infinite one, which neither curves nor JSON have room for."""
+"""Limit for the PSNR of nearly equal images, as neither plots nor JSON can hold infinity."""
 
 
 @dataclasses.dataclass
 class History:
-    """Figures gathered while training.
+    """Metrics recorded during training.
 
     Attributes:
-        train_steps, train_psnr, train_loss: Every tenth step's views.
-        test_steps, test_psnr: The mean over the views held out, as often as they were rendered.
-        test_gaussians: How many Gaussians there were then.
+        train_steps, train_psnr, train_loss: Metrics of the training views of every tenth step.
+        test_steps, test_psnr: Mean PSNR over the held-out views, whenever they were evaluated.
+        test_gaussians: Number of Gaussians at that time.
     """
 
     EVERY: ClassVar[int] = 10
@@ -40,55 +40,58 @@ class History:
     test_gaussians: list[int] = dataclasses.field(default_factory=list)
 
     def record(self, progress: Progress) -> None:
-        """Takes down a step."""
-        # Reading waits for a GPU, so not every step is read.
+        """Records a training step, if it is one of every tenth or the last."""
+        # Reading a loss synchronizes with the GPU, so most steps are not read.
         if progress.step % self.EVERY == 0 or progress.step == progress.steps:
             self.train_steps.append(progress.step)
             self.train_psnr.append(min(float(progress.psnr), PSNR_MAX))
             self.train_loss.append(float(progress.loss))
 
     def record_test(self, step: int, psnr: float, n_gaussians: int) -> None:
+        """Records an evaluation on the held-out views."""
         self.test_steps.append(step)
         self.test_psnr.append(min(psnr, PSNR_MAX))
         self.test_gaussians.append(n_gaussians)
 
 
-class Watch:
-    """Says when the PSNR has been low for long, once each time that it falls.
+class PsnrMonitor:
+    """Warns when the training PSNR has been low for long, once per drop.
 
     Args:
-        steps: Of the whole run.
+        steps: Number of steps of the whole run.
     """
 
     def __init__(self, steps: int) -> None:
         self._patience = max(History.EVERY, PATIENCE * steps)
         self._smoothed: float | None = None
         self._best = 0.0
-        self._since: int | None = None
-        self._said = False
+        self._low_since: int | None = None
+        self._warned = False
 
-    def look(self, progress: Progress) -> str | None:
-        """Takes down a step. Returns a warning, if it is time for one."""
+    def check(self, progress: Progress) -> str | None:
+        """Takes a training step into account. Returns a warning if one is due."""
         if progress.step % History.EVERY:
             return None
-        psnr, kept = min(float(progress.psnr), PSNR_MAX), SMOOTHING**History.EVERY
-        self._smoothed = psnr if self._smoothed is None else kept * self._smoothed + (1 - kept) * psnr
+        psnr, past = min(float(progress.psnr), PSNR_MAX), SMOOTHING**History.EVERY
+        self._smoothed = psnr if self._smoothed is None else past * self._smoothed + (1 - past) * psnr
         self._best = max(self._best, self._smoothed)
-        if self._smoothed > self._best - FALL_MIN:
-            self._since, self._said = None, False
+        if self._smoothed > self._best - DROP_MIN:
+            self._low_since, self._warned = None, False
             return None
-        self._since = progress.step if self._since is None else self._since
-        if self._said or progress.step - self._since < self._patience:
+        self._low_since = progress.step if self._low_since is None else self._low_since
+        if self._warned or progress.step - self._low_since < self._patience:
             return None
-        self._said = True
+        self._warned = True
         return (
-            f"the PSNR of fitted views is {self._smoothed:.1f} dB at step {progress.step}, and has been well below its "
-            f"best of {self._best:.1f} dB since step {self._since}"
+            f"the PSNR of training views is {self._smoothed:.1f} dB at step {progress.step}; since step "
+            f"{self._low_since} it has been well below its best of {self._best:.1f} dB"
         )
 
     def state(self) -> dict[str, Any]:
-        return {"smoothed": self._smoothed, "best": self._best, "since": self._since, "said": self._said}
+        """What :meth:`restore` takes, as JSON values."""
+        return {"smoothed": self._smoothed, "best": self._best, "since": self._low_since, "said": self._warned}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Continues from a state."""
         self._smoothed, self._best = state["smoothed"], state["best"]
-        self._since, self._said = state["since"], state["said"]
+        self._low_since, self._warned = state["since"], state["said"]

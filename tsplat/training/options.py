@@ -1,4 +1,4 @@
-"""The options of `tsplat train`: a preset or a configuration file, and every field of it by name."""
+"""Command-line options of `tsplat train`: a preset or configuration file, and an option for every setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 from ..errors import ArgumentError
 from ..support.extras import require
-from .config import PRESETS, Preset, RunConfig, preset, read_config
+from .configuration import PRESETS, Preset, RunConfig, preset, read_config
 
 PROGRAM = "tsplat train"
 HELP = f"see {PROGRAM} --help"
@@ -20,15 +20,15 @@ HELP = f"see {PROGRAM} --help"
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunConfig):
-    """Fits photographs with cameras. To go on with a run: tsplat train --resume RUN [--stop-after N] [--force].
+    """Train on photographs with cameras. To resume a run: tsplat train --resume RUN [--stop-after N] [--force].
 
     Attributes:
-        out: Folder to write to.
-        preset: How Gaussians come and go, and what else goes with it.
-        config: The config.json of another run, in place of a preset.
-        stop_after: Steps after which to end early, with schedules as if not.
-        ranks: How many processes train together on this machine.
-        gpus: Which GPUs, such as 0,1, a rank each.
+        out: Folder to write the run to.
+        preset: Settings to start from: a fixed number of Gaussians, or one of the densification strategies.
+        config: Settings to start from, as the config.json of another run; replaces the preset.
+        stop_after: Stop after this number of steps, with the schedules of the full run.
+        ranks: Number of processes on this machine that train together.
+        gpus: GPUs to use, one rank each, such as 0,1.
     """
 
     out: str = ""
@@ -41,13 +41,13 @@ class Options(RunConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """Go on with a run.
+    """Options of `tsplat train --resume`.
 
     Attributes:
-        run: Its folder, or one of its checkpoints.
-        stop_after: Steps after which to end early.
-        force: Whether to take parameters that look activated.
-        ranks, gpus: As of :class:`Options`.
+        run: The run's folder, or one of its checkpoints.
+        stop_after: Stop after this number of steps in total.
+        force: Accept parameters that look activated already.
+        ranks, gpus: As in :class:`Options`.
     """
 
     run: Path
@@ -63,11 +63,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> Options | Resume:
-    """What a command line after `tsplat train` asks for; prints help and raises SystemExit(0) where it asks for that.
+    """Parses the arguments of `tsplat train`.
 
     Raises:
-        ArgumentError: An option that does not exist, or a value that is none.
+        ArgumentError: An unknown option or an invalid value.
         MissingExtraError: tyro is not installed.
+        SystemExit: With status 0, after printing help.
     """
     first = _Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
     first.add_argument("--preset", choices=PRESETS, default="fixed")
@@ -80,21 +81,21 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     require("tyro")
     import tyro
 
-    steps = int(known.steps) if known.steps.isdecimal() and int(known.steps) else 1  # what is wrong is said below
+    steps = int(known.steps) if known.steps.isdecimal() and int(known.steps) else 1  # tyro rejects it below
     base = read_config(known.config) if known.config else preset(known.preset, steps)
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     values |= dict(preset=known.preset, config=str(known.config or ""))
     if values["strategy"] is None:
-        refused = next((word for word in rest if word.startswith("--strategy.")), None)
-        if refused:
-            raise ArgumentError(f"{refused}: the preset {known.preset} has no strategy; use default or mcmc; {HELP}")
-    # The scene is an argument without a name, which is said in tyro's own words.
+        option = next((word for word in rest if word.startswith("--strategy.")), None)
+        if option:
+            raise ArgumentError(f"{option}: the preset {known.preset} has no strategy; use default or mcmc; {HELP}")
+    # The scene is a positional argument.
     scene = ("scene", Annotated[str, tyro.conf.Positional], base.scene)
     command = dataclasses.make_dataclass("Options", [scene], bases=(Options,), frozen=True)
     command.__doc__ = Options.__doc__
-    said = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(errors):
             options: Options = tyro.cli(
                 command,
                 default=command(**values),
@@ -105,38 +106,38 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     except SystemExit as error:
         if not error.code:
             raise
-        words = _plain(said.getvalue())
-        # A field that is wrong as such is named as it was written.
-        if words.startswith("Error parsing Options: "):
-            words = "--" + words.removeprefix("Error parsing Options: ").replace("_", "-", 1)
-        raise ArgumentError(f"{words}; {HELP}") from error
+        message = _plain_text(errors.getvalue())
+        # Invalid values that the configuration itself rejects are named as options.
+        if message.startswith("Error parsing Options: "):
+            message = "--" + message.removeprefix("Error parsing Options: ").replace("_", "-", 1)
+        raise ArgumentError(f"{message}; {HELP}") from error
     if not options.scene:
-        raise ArgumentError(f"SCENE: say which folder of photographs to fit; {HELP}")
+        raise ArgumentError(f"SCENE: expected a folder of photographs; {HELP}")
     if not options.out:
-        raise ArgumentError(f"--out: say which folder to write to; {HELP}")
+        raise ArgumentError(f"--out: expected a folder to write to; {HELP}")
     return options
 
 
 def run_config(options: Options) -> RunConfig:
-    """The configuration that options ask for."""
+    """The configuration of a run with these options."""
     return RunConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(RunConfig)})
 
 
 def _resume(arguments: Sequence[str]) -> Resume:
     parser = _Parser(prog=PROGRAM, allow_abbrev=False)
     parser.add_argument(
-        "--resume", type=Path, required=True, metavar="RUN", help="its folder or one of its checkpoints"
+        "--resume", type=Path, required=True, metavar="RUN", help="the run's folder or one of its checkpoints"
     )
-    parser.add_argument("--stop-after", type=int, metavar="N", help="steps after which to end early")
-    parser.add_argument("--force", action="store_true", help="take parameters that look activated")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes that train together (1)")
-    parser.add_argument("--gpus", default="", metavar="0,1", help="which GPUs, a rank each")
+    parser.add_argument("--stop-after", type=int, metavar="N", help="stop after N steps in total")
+    parser.add_argument("--force", action="store_true", help="accept parameters that look activated already")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
+    parser.add_argument("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")
     found = parser.parse_args(arguments)
     return Resume(found.resume, found.stop_after, found.force, found.ranks, found.gpus)
 
 
-def _plain(text: str) -> str:
-    """The words of an error without its title and the box around them, up to where it repeats the usage."""
+def _plain_text(text: str) -> str:
+    """The message in tyro's error box, without the title and the usage."""
     lines = [line.strip(" │╭╮╰╯|+") for line in text.splitlines()[1:]]
     is_rule = [set(line) <= set("─-") for line in lines]
     first = is_rule.index(False)

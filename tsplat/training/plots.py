@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,22 +23,20 @@ VIEWS_MAX = 6
 ERROR_GAIN = 4
 PAPER, INK = (250, 250, 248), (40, 40, 44)
 
-T = TypeVar("T")
-
 
 def side_by_side(path: str | os.PathLike[str], score: Score) -> None:
-    """Writes a PNG with a view's target image on the left and its rendering on the right, at full size."""
+    """Writes a PNG with a view's photograph on the left and its rendering on the right, at full size."""
     write_png(path, torch.cat([score.view.image, to_bytes(score.image)], 1))
 
 
-def sheet_views(values: Sequence[T]) -> list[T]:
-    """Selects which of the values per view a contact sheet shows: at most six, evenly spaced from first to last."""
-    chosen = np.linspace(0, len(values) - 1, min(VIEWS_MAX, len(values))).round().astype(int)
-    return [values[i] for i in chosen]
+def sheet_views(scores: Sequence[Score]) -> list[Score]:
+    """Selects the scores shown on a contact sheet: at most six, evenly spaced from the first to the last."""
+    chosen = np.linspace(0, len(scores) - 1, min(VIEWS_MAX, len(scores))).round().astype(int)
+    return [scores[i] for i in chosen]
 
 
 def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
-    """Writes a labeled PNG with one view per line: target image, start, result, and four times the absolute error.
+    """Writes a labeled PNG with a row per view: photograph, start, result, and the result's absolute error times 4.
 
     The error is averaged over RGB. Of more than six views, six are shown.
 
@@ -56,7 +53,7 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
 
     if not result or [score.view for score in start] != [score.view for score in result]:
         raise ArgumentError("contact sheet: expected start and result to be scores of the same views, at least one")
-    lines = []
+    rows = []
     for before, after in zip(sheet_views(start), sheet_views(result)):
         target = after.view.image
         cells = {
@@ -66,13 +63,13 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
             f"error x {ERROR_GAIN}": apply_colormap(ERROR_GAIN * (after.image - after.view.pixels).abs().mean(-1)),
         }
         size = (CELL_WIDTH, max(1, round(CELL_WIDTH * target.shape[0] / target.shape[1])))
-        lines.append([(name, Image.fromarray(cell.cpu().numpy()).resize(size)) for name, cell in cells.items()])
-    heights = [CAPTION_HEIGHT + line[0][1].height + GAP for line in lines]
+        rows.append([(name, Image.fromarray(cell.cpu().numpy()).resize(size)) for name, cell in cells.items()])
+    heights = [CAPTION_HEIGHT + row[0][1].height + GAP for row in rows]
     sheet = Image.new("RGB", (GAP + 4 * (CELL_WIDTH + GAP), sum(heights) + GAP), PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(15)
     top = GAP // 2
-    for line, height in zip(lines, heights):
-        for column, (name, cell) in enumerate(line):
+    for row, height in zip(rows, heights):
+        for column, (name, cell) in enumerate(row):
             left = GAP + column * (CELL_WIDTH + GAP)
             draw.text((left, top + CAPTION_HEIGHT / 2), name, INK, font, anchor="lm")
             sheet.paste(cell, (left, top + CAPTION_HEIGHT))

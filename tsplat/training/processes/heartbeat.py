@@ -1,4 +1,4 @@
-"""Notices ranks that have died or stand still, and ends this process with a message that says which."""
+"""Heartbeats between ranks: a rank that stops sending them ends the run on all ranks, with a message that names it."""
 
 from __future__ import annotations
 
@@ -15,72 +15,78 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .group import Team
+from ...stages.process_group import RankGroup
 
 INTERVAL = 2.0
-SILENCE_MAX = 20.0
-"""Seconds between heartbeats, and without one after which a rank counts as dead."""
+"""Seconds between heartbeats."""
+
+TIMEOUT = 20.0
+"""Seconds without a heartbeat after which a rank counts as dead."""
 
 EXIT_PEER = 13
+"""Exit status of a rank that ends because another one died."""
 
 
 @contextlib.contextmanager
-def heartbeat(team: Team, end: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Beats while the block runs and listens to the others; a process of its own needs neither.
+def heartbeat(ranks: RankGroup, on_timeout: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Sends heartbeats and monitors those of the other ranks while the block runs. Does nothing for a single process.
 
     Args:
-        end: What to do with the message about a silent rank; by default it is printed and the process ends at once, as
-            it may be waiting for that rank in the middle of an operation.
+        ranks: The ranks to monitor.
+        on_timeout: Called with a message when another rank's heartbeats stop. By default the message is printed and
+            the process exits immediately, because it may be blocked in a collective with the dead rank.
     """
-    if team.size == 1:
+    if ranks.world_size == 1:
         yield
         return
     # Typed as Any: PyTorch's stubs lack both.
-    own: Any = dist.distributed_c10d._get_default_store()
-    store = torch._C._distributed_c10d.PrefixStore("tsplat-heartbeat", own.clone())
-    store.set(f"process {team.rank}", f"{os.getpid()}@{socket.gethostname()}")
+    default_store: Any = dist.distributed_c10d._get_default_store()
+    store = torch._C._distributed_c10d.PrefixStore("tsplat-heartbeat", default_store.clone())
+    store.set(f"process {ranks.rank}", f"{os.getpid()}@{socket.gethostname()}")
     done = threading.Event()
-    thread = threading.Thread(target=_listen, args=(store, team, done, end or _end), daemon=True)
+    thread = threading.Thread(target=_monitor, args=(store, ranks, done, on_timeout or _exit), daemon=True)
     thread.start()
     try:
         yield
-        # None leaves while another may still listen for it.
-        team.wait()
+        # A rank that stopped its heartbeats before the others finish would look dead to them.
+        ranks.barrier()
     finally:
         done.set()
         thread.join()
 
 
-def _listen(store: Any, team: Team, done: threading.Event, end: Callable[[str], None]) -> None:
-    others = [rank for rank in range(team.size) if rank != team.rank]
-    seen = {rank: (0, time.monotonic()) for rank in others}
+def _monitor(store: Any, ranks: RankGroup, done: threading.Event, on_timeout: Callable[[str], None]) -> None:
+    others = [rank for rank in range(ranks.world_size) if rank != ranks.rank]
+    last_change = {rank: (0, time.monotonic()) for rank in others}
     while not done.wait(INTERVAL):
         try:
-            store.add(f"{team.rank}", 1)
-            beats = {rank: store.add(f"{rank}", 0) for rank in others}
+            store.add(f"{ranks.rank}", 1)
+            counts = {rank: store.add(f"{rank}", 0) for rank in others}
         except (RuntimeError, ValueError) as error:
             if not done.is_set():
-                end(f"the ranks' meeting point does not answer any more ({str(error).splitlines()[0][:120]})")
+                on_timeout(f"the rendezvous store no longer answers ({str(error).splitlines()[0][:120]})")
             return
         now = time.monotonic()
-        seen = {rank: (beats[rank], now) if beats[rank] != seen[rank][0] else seen[rank] for rank in others}
-        silent = [rank for rank in others if now - seen[rank][1] > SILENCE_MAX]
-        if silent and not done.is_set():
-            names = ", ".join(map(str, silent))
-            for rank in silent:
+        for rank in others:
+            if counts[rank] != last_change[rank][0]:
+                last_change[rank] = (counts[rank], now)
+        dead = [rank for rank in others if now - last_change[rank][1] > TIMEOUT]
+        if dead and not done.is_set():
+            for rank in dead:
                 _kill(store, rank)
-            end(f"rank {names} has given no sign for {SILENCE_MAX:.0f} s; it has died, was stopped or hangs")
+            names = ", ".join(map(str, dead))
+            on_timeout(f"no heartbeat from rank {names} for {TIMEOUT:.0f} s; it was killed, is stopped or hangs")
             return
 
 
 def _kill(store: Any, rank: int) -> None:
-    """Ends a silent process of this machine, which may be stopped and deaf to gentler words."""
+    """Kills a rank on this machine by SIGKILL, since a stopped process ignores other signals."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        pid, _, host = store.get(f"process {rank}").decode().partition("@")
-        if host == socket.gethostname():
+        pid, _, machine = store.get(f"process {rank}").decode().partition("@")
+        if machine == socket.gethostname():
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _end(message: str) -> None:
-    print(f"tsplat: error: rank {os.environ.get('RANK', '?')} ends: {message}", file=sys.stderr, flush=True)
+def _exit(message: str) -> None:
+    print(f"tsplat: error: rank {os.environ.get('RANK', '?')} exits: {message}", file=sys.stderr, flush=True)
     os._exit(EXIT_PEER)

@@ -1,4 +1,4 @@
-"""Rows of a scene that several ranks hold, written and read by torch.distributed.checkpoint as safetensors."""
+"""Writes the shards of several ranks as one set of safetensors files, with ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from ...scene.formats.checkpoints import quiet_torch_checkpoint
-from .group import Team
+from ...stages.process_group import RankGroup
 
 
-def write_rows(folder: Path, tensors: dict[str, Tensor], total: int, team: Team) -> None:
-    """Writes the rows of all ranks, each its own, into a folder that is there; called by all ranks.
+def write_shards(folder: Path, tensors: dict[str, Tensor], n_rows: int, ranks: RankGroup) -> None:
+    """Writes tensors whose rows are sharded over the ranks; every rank calls this and writes its own rows.
 
     Args:
-        tensors: This rank's rows, those of :meth:`Team.rows`, under the same names on every rank.
-        total: How many rows all ranks have.
+        folder: An existing folder.
+        tensors: This rank's rows, cut as by :meth:`RankGroup.shard_rows`, under the same names on every rank.
+        n_rows: Number of rows of all ranks together.
+        ranks: More than one rank.
 
     Raises:
         OSError: A rank cannot write.
@@ -28,21 +30,21 @@ def write_rows(folder: Path, tensors: dict[str, Tensor], total: int, team: Team)
     from torch.distributed.tensor import DTensor, Shard
 
     device = next(iter(tensors.values())).device
-    assert team.group is not None
-    mesh = DeviceMesh.from_group(team.group, device.type)
-    whole = {}
+    assert ranks.group is not None
+    mesh = DeviceMesh.from_group(ranks.group, device.type)
+    distributed = {}
     for name, tensor in tensors.items():
-        shape = torch.Size([total, *tensor.shape[1:]])
+        shape = torch.Size([n_rows, *tensor.shape[1:]])
         stride = torch.empty(shape, device="meta").stride()
         rows = tensor.detach().contiguous()
-        whole[name] = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        distributed[name] = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
     with quiet_torch_checkpoint():
         try:
             save(
-                whole,
+                distributed,
                 storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
-                process_group=team.group,
+                process_group=ranks.group,
             )
         except CheckpointException as error:
             causes = [f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())]
-            raise OSError("; ".join(" ".join(words.split())[:200] for words in causes)) from error
+            raise OSError("; ".join(" ".join(cause.split())[:200] for cause in causes)) from error

@@ -1,0 +1,131 @@
+"""Reading training checkpoints: damaged ones are rejected, and the newest valid one is found."""
+
+import dataclasses
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.support.paths import ROOT
+from tests.support.training_scenes import make_checkpoint
+from tsplat.scene import AlreadyActivatedError, open_model, write_ply
+from tsplat.scene.formats.checkpoints import CheckpointError, is_run, read_newest_valid, read_raw_checkpoint
+from tsplat.training import read_checkpoint, write_checkpoint
+
+pytest.importorskip("safetensors")
+
+N_DAMAGED = int(os.environ.get("TSPLAT_DAMAGED_CHECKPOINTS", "150"))
+
+
+def damage(rng, folder):
+    """Damages a file of a checkpoint; returns its name."""
+    files = sorted(folder.iterdir())
+    path = rng.choice(files)
+    content = bytearray(path.read_bytes())
+    match rng.randrange(6):
+        case 0:
+            del content[rng.randrange(len(content)) :]
+        case 1:
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        case 2:
+            path.unlink()
+            return f"{path.name} missing"
+        case 3:
+            content += bytes(rng.randrange(1, 100))
+        case 4:
+            start = rng.randrange(len(content))
+            content[start : start + 8] = (2**62).to_bytes(8, "little")
+        case 5:
+            other = rng.choice(files)
+            content = bytearray(other.read_bytes()) if other != path else content[::-1]
+    path.write_bytes(content)
+    return path.name
+
+
+def test_damaged_checkpoints_are_rejected(tmp_path):
+    intact = write_checkpoint(tmp_path / "intact", make_checkpoint(3, 60))
+    expected = read_checkpoint(intact)
+    rng, folder = random.Random(11), tmp_path / "step_00000003"
+    n_rejected = n_accepted = 0
+    for _ in range(N_DAMAGED):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(intact, folder)
+        name = damage(rng, folder)
+        try:
+            found = read_checkpoint(folder)
+        except CheckpointError as error:
+            n_rejected += str(folder) in str(error)
+            continue
+        n_accepted += 1
+        # Whitespace in JSON has no meaning.
+        assert name == "checkpoint.json"
+        assert found.figures == expected.figures
+        for name, tensor in expected.gaussians.tensors().items():
+            assert torch.equal(found.gaussians.tensors()[name], tensor)
+    assert n_rejected + n_accepted == N_DAMAGED
+    assert n_rejected > 0.9 * N_DAMAGED
+
+
+def test_newest_valid_checkpoint_is_read(tmp_path):
+    old, new = (write_checkpoint(tmp_path, make_checkpoint(step)) for step in (1, 2))
+    assert read_newest_valid(tmp_path, read_raw_checkpoint)[0] == new
+    (new / "training.safetensors").write_bytes(b"")
+    path, checkpoint, errors = read_newest_valid(tmp_path, read_raw_checkpoint)
+    assert (path, checkpoint.step) == (old, 1)
+    assert len(errors) == 1
+    assert "step_00000002/training.safetensors: modified or truncated" in errors[0]
+    (tmp_path / "latest").unlink()
+    assert read_newest_valid(tmp_path, read_raw_checkpoint)[0] == old
+    (old / "checkpoint.json").unlink()
+    with pytest.raises(CheckpointError, match="no valid checkpoint found"):
+        read_newest_valid(tmp_path, read_raw_checkpoint)
+
+
+@pytest.mark.parametrize("opacities", [False, True])
+def test_activated_parameters_are_rejected_unless_forced(opacities, tmp_path):
+    checkpoint = make_checkpoint(1, 300)
+    raw = checkpoint.gaussians
+    activated = dataclasses.replace(raw, log_scales=(raw.log_scales - 3).exp())
+    if opacities:
+        activated = dataclasses.replace(activated, opacity_logits=raw.opacity_logits.sigmoid())
+    path = write_checkpoint(tmp_path, dataclasses.replace(checkpoint, gaussians=activated))
+    message = "all above 0 and .*opacities" if opacities else "all above 0, as .*force"
+    for read in (read_raw_checkpoint, open_model):
+        with pytest.raises(AlreadyActivatedError, match=message):
+            read(path)
+    assert torch.equal(open_model(path, force=True).log_scales, activated.log_scales)
+
+
+def test_open_model_reads_runs_checkpoints_and_files(tmp_path):
+    path = write_checkpoint(tmp_path / "run" / "checkpoints", make_checkpoint(1))
+    expected = read_checkpoint(path).gaussians
+    write_ply(tmp_path / "model.ply", expected)
+    for model in (tmp_path / "run", tmp_path / "run" / "checkpoints", path, tmp_path / "model.ply"):
+        assert is_run(model) == (model.suffix != ".ply")
+        assert torch.equal(open_model(model).means, expected.means)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        read_newest_valid(tmp_path / "missing", read_raw_checkpoint)
+
+
+def test_open_model_does_not_interpret_the_configuration(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsplat.training.checkpoints.to_json", lambda config: {"unknown": 3})
+    path = write_checkpoint(tmp_path, make_checkpoint(1))
+    assert read_raw_checkpoint(path).config == {"unknown": 3}
+    assert len(open_model(path)) == 500
+
+
+IMPORTS = """
+import sys
+from tsplat.scene import open_model
+open_model(sys.argv[1])
+assert not [name for name in sys.modules if name.startswith("tsplat.training")]
+"""
+
+
+def test_open_model_does_not_import_training(tmp_path):
+    path = write_checkpoint(tmp_path, make_checkpoint(1))
+    subprocess.run([sys.executable, "-c", IMPORTS, str(path)], check=True, cwd=ROOT)

@@ -1,0 +1,78 @@
+"""The MCMC strategy."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.strategy_models import check_moments, make_model
+from tsplat.strategies import MCMCStrategy
+from tsplat.strategies.mcmc import share_appearance
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 51))
+def test_copies_share_the_appearance_of_the_original(opacity, copies):
+    o, s = torch.tensor([opacity], dtype=torch.float64), torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+    new, scales = share_appearance(o, s, torch.tensor([copies]))
+    assert float(1 - (1 - new) ** copies) == pytest.approx(opacity, rel=1e-9)
+    # Equation 9 of the paper, term by term.
+    total = sum(
+        math.comb(i - 1, j) * (-1) ** j / math.sqrt(j + 1) * float(new) ** (j + 1)
+        for i in range(1, copies + 1)
+        for j in range(i)
+    )
+    torch.testing.assert_close(scales, s * opacity / total, rtol=1e-7, atol=0)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 60), st.integers(0, 2**31), st.integers(1, 70))
+def test_cap_moments_and_determinism(n, seed, cap):
+    params, optimizers = make_model(n, seed)
+    strategy = MCMCStrategy(cap_max=cap, generator=torch.Generator().manual_seed(seed))
+    strategy.check_sanity(params, optimizers)
+    state = strategy.initialize_state()
+    initial = copy.deepcopy(params)
+    for step in (600, 700):
+        strategy.step_post_backward(params, optimizers, state, step, {}, lr=1e-4)
+        check_moments(params, optimizers)
+    grown = min(cap, int(1.05 * min(max(cap, n), int(1.05 * n)))) if cap > n else n
+    assert len(params["means"]) == max(n, grown)
+    dead = params["opacities"].detach().sigmoid() < 0.99 * strategy.min_opacity
+    assert not dead.any() or not (initial["opacities"].detach().sigmoid() > strategy.min_opacity).any()
+    repeated, others = make_model(n, seed)
+    strategy = MCMCStrategy(cap_max=cap, generator=torch.Generator().manual_seed(seed))
+    for step in (600, 700):
+        strategy.step_post_backward(repeated, others, state, step, {}, lr=1e-4)
+    assert all(torch.equal(params[name], repeated[name]) for name in params)
+
+
+def test_noise_has_the_covariance_of_transparent_gaussians_and_skips_opaque_ones():
+    params, optimizers = make_model(2000)
+    with torch.no_grad():
+        params["scales"][:] = torch.tensor([-2.0, -12.0, -12.0])
+        params["quats"][:] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+        params["opacities"][:1000] = -9.0
+        params["opacities"][1000:] = 4.0
+    before = params["means"].detach().clone()
+    strategy = MCMCStrategy(generator=torch.Generator().manual_seed(0))
+    strategy.step_post_backward(params, optimizers, {}, 1, {}, lr=1e-6)
+    moved = params["means"].detach() - before
+    assert not moved[1000:].abs().max() > 1e-6
+    gate = 1 / (1 + math.exp(-100 * (1 - 1 / (1 + math.exp(9.0)) - 0.995)))
+    assert float(moved[:1000, 0].std()) == pytest.approx(0.5 * gate * math.exp(-4), rel=0.1)
+    assert float(moved[:1000, 1:].abs().max()) < 1e-4
+
+
+def test_noise_of_shards_is_that_of_the_whole_scene():
+    params, optimizers = make_model(10)
+    strategy = MCMCStrategy(generator=torch.Generator().manual_seed(0))
+    strategy.step_post_backward(params, optimizers, {}, 1, {}, lr=1e-3)
+    for first, last in ((0, 4), (4, 10)):
+        shard, optimizers = make_model(10)
+        shard = {name: torch.nn.Parameter(parameter.detach()[first:last].clone()) for name, parameter in shard.items()}
+        strategy = MCMCStrategy(generator=torch.Generator().manual_seed(0))
+        strategy.step_post_backward(shard, optimizers, {}, 1, {}, lr=1e-3, shard=(first, 10))
+        torch.testing.assert_close(shard["means"], params["means"][first:last])

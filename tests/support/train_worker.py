@@ -1,0 +1,180 @@
+"""A rank of several that train together: ``python -m tests.support.train_worker RANK WORLD_SIZE FOLDER JOB...``.
+
+Each job is a function of this module; every rank writes its result as ``JOB_WORLDSIZE_RANK.json`` into the folder.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tsplat.scene import Gaussians, procedural_capture
+from tsplat.stages.process_group import RankGroup
+from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, mean_psnr, mean_ssim, read_newest
+from tsplat.training import write_checkpoint as write
+from tsplat.training.parameters import scene_tensors
+
+STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "40"))
+SAVED_AT = 13
+"""Between refinements, so that the strategies have accumulated statistics."""
+
+
+def capture():
+    return procedural_capture(40, 30, 8, 5, 203, seed=3)
+
+
+def configuration(kind, parallel, steps=STEPS):
+    schedule = dict(refine_start_iter=steps // 10, refine_every=steps // 8, refine_stop_iter=4 * steps // 5)
+    strategies = {
+        "default": DefaultStrategy(grow_grad2d=1.2e-3, prune_opa=0.02, reset_every=steps // 2, **schedule),
+        "absgrad": DefaultStrategy(grow_grad2d=5e-3, absgrad=True, **schedule),
+        "mcmc": MCMCStrategy(cap_max=250, **schedule),
+    }
+    return RunConfig(
+        steps=steps,
+        # Not multiples of two or four ranks, so that some ranks have no view in the last turn.
+        views_per_step={"default": 3, "absgrad": 5, "mcmc": 4}[kind],
+        seed=5,
+        strategy=strategies[kind],
+        parallel=parallel,
+        means_rate=1e-3,
+        sh0_rate=1e-2,
+        opacity_weight=0.01,
+        scale_weight=0.01,
+        pose_refinement=kind == "mcmc",
+        exposure=kind == "mcmc",
+        clip_gradients=0.5,
+        random_background=kind == "absgrad",
+        background=(0.2, 0.3, 0.4),
+    )
+
+
+def start(scene):
+    # In fp64, because a single bit can decide whether a Gaussian is split. Anisotropic, because the gradients of
+    # rotations of spheres are rounding errors, which Adam would amplify.
+    gaussians = Gaussians.from_points(scene.points, scene.colors, 1).map(Tensor.double)
+    generator = torch.Generator().manual_seed(7)
+    log_scales = gaussians.log_scales + 0.3 * torch.randn(gaussians.log_scales.shape, generator=generator)
+    quats = torch.randn(gaussians.quats.shape, generator=generator, dtype=torch.float64)
+    return dataclasses.replace(gaussians, log_scales=log_scales, quats=quats)
+
+
+def train(ranks, folder):
+    """Trains with every strategy, sharded and replicated."""
+    scene = capture()
+    results = {}
+    for kind in ("default", "absgrad", "mcmc"):
+        for parallel in ("shard", "replicate") if ranks.world_size > 1 else ("shard",):
+            config = configuration(kind, parallel)
+            trainer = Trainer(start(scene), scene.train, config, ranks)
+            counts = [trainer.advance().n_gaussians for _ in range(STEPS)]
+            gaussians = trainer.gather_gaussians()
+            psnr = mean_psnr(evaluate(gaussians, scene.test, background=config.background))
+            results[f"{kind} {parallel}"] = {"counts": counts, "psnr": psnr, "own": len(trainer.gaussians)}
+    # Only one rank has a view, and there is no regularization.
+    config = RunConfig(steps=3, views_per_step=1, precision="fp16", parallel="replicate", strategy=DefaultStrategy())
+    trainer = Trainer(start(scene), scene.train, config, ranks)
+    results["fp16"] = [float(trainer.advance().loss) for _ in range(3)]
+    return results
+
+
+def train_degree_zero(ranks, folder):
+    """Trains a sharded scene whose tensor of higher degrees has no columns, and refines it."""
+    scene = capture()
+    strategy = MCMCStrategy(cap_max=230, refine_start_iter=1, refine_every=2, refine_stop_iter=10)
+    initial = Gaussians.from_points(scene.points, scene.colors, 0)
+    trainer = Trainer(initial, scene.train, RunConfig(steps=4, sh_degree=0, strategy=strategy), ranks)
+    for _ in range(4):
+        trainer.advance()
+    return len(trainer.gather_gaussians())
+
+
+def gathered_state(trainer, ranks):
+    """The trainer's state with the rows of all ranks, as JSON values."""
+    tensors, figures = trainer.state()
+    names = trainer.per_gaussian_names
+    tensors = {name: ranks.all_gather(tensor) if name in names else tensor for name, tensor in tensors.items()}
+    return {name: tensor.double().numpy().tobytes().hex() for name, tensor in tensors.items()}, figures
+
+
+def save(ranks, folder):
+    """Writes sharded checkpoints."""
+    scene = capture()
+    results = {}
+    for kind in ("default", "mcmc"):
+        config = configuration(kind, "shard", 40)
+        trainer = Trainer(start(scene).map(Tensor.float), scene.train, config, ranks)
+        for _ in range(SAVED_AT):
+            trainer.advance()
+        tensors, figures = trainer.state()
+        raw = scene_tensors(trainer.gaussians)
+        checkpoint = Checkpoint(
+            trainer.step,
+            trainer.gaussians,
+            {name: tensor for name, tensor in tensors.items() if name not in raw},
+            {"trainer": figures},
+            config,
+            trainer.per_gaussian_names,
+        )
+        write(folder / kind, checkpoint, None, ranks, sharded=True)
+        state, figures = gathered_state(trainer, ranks)
+        if ranks.is_main:
+            (folder / f"{kind}.json").write_text(json.dumps([state, figures]))
+        results[kind] = ranks.all_gather_object(len(trainer.gaussians))
+    return results
+
+
+def load(ranks, folder):
+    """Restores the checkpoints of :func:`save`, compares the state bit by bit, and evaluates it."""
+    scene = capture()
+    results = {}
+    for kind in ("default", "mcmc"):
+        checkpoint = read_newest(folder / kind)[1]
+        config = configuration(kind, "shard", 40)
+        trainer = Trainer(checkpoint.gaussians, scene.train, config, ranks)
+        trainer.restore(checkpoint.tensors | scene_tensors(checkpoint.gaussians), checkpoint.figures["trainer"])
+        state, figures = gathered_state(trainer, ranks)
+        expected = json.loads((folder / f"{kind}.json").read_text())
+        scores = evaluate(checkpoint.gaussians, scene.test, background=(0.2, 0.3, 0.4), ranks=ranks)
+        results[kind] = {
+            "differ": [name for name in {*state, *expected[0]} if state.get(name) != expected[0].get(name)],
+            "figures": json.loads(json.dumps(figures)) == expected[1],
+            "own": len(trainer.gaussians),
+            "psnr": mean_psnr(scores),
+            "ssim": mean_ssim(scores),
+            "count": len(scores),
+        }
+        trainer.advance()
+    return results
+
+
+JOBS = {job.__name__: job for job in (train, train_degree_zero, save, load)}
+
+
+def main():
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    for job in sys.argv[4:]:
+        report = folder / f"{job}_{world_size}_{rank}.json"
+        try:
+            if not dist.is_initialized():
+                store = f"file://{folder}/{job}_{world_size}"
+                timeout = timedelta(seconds=120)
+                dist.init_process_group("gloo", store, timeout=timeout, rank=rank, world_size=world_size)
+            ranks = RankGroup(dist.group.WORLD) if world_size > 1 else RankGroup()
+            report.write_text(json.dumps(JOBS[job](ranks, folder)))
+        except BaseException:
+            report.write_text(json.dumps({"error": traceback.format_exc()}))
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A small scene for tests of training: random Gaussians, and views of them from around."""
+
+import dataclasses
+import math
+
+import torch
+from PIL import Image
+
+from tsplat.scene import Gaussians, View, intrinsics, look_at
+from tsplat.scene.images import to_bytes
+from tsplat.strategies import MCMCStrategy
+from tsplat.training import Checkpoint, RunConfig
+from tsplat.viewing.rendering import render
+
+WIDTH, HEIGHT = 40, 30
+
+
+def make_gaussians(n=60, sh_degree=0):
+    """Anisotropic Gaussians of random colors."""
+    generator = torch.Generator().manual_seed(5)
+    points = 0.5 * torch.randn(n, 3, generator=generator)
+    gaussians = Gaussians.from_points(points, torch.rand(n, 3, generator=generator), sh_degree)
+    log_scales = math.log(0.15) + 0.3 * torch.randn(n, 3, generator=generator)
+    return dataclasses.replace(gaussians, log_scales=log_scales, opacity_logits=torch.full((n,), 1.0))
+
+
+def make_views(gaussians, n=6, background=(0.0, 0.0, 0.0)):
+    """Views from a circle around the origin, named by their index."""
+    views = []
+    for i in range(n):
+        angle = 2 * math.pi * i / n
+        viewmat = look_at((3 * math.sin(angle), -1.0, -3 * math.cos(angle)), (0, 0, 0))
+        K = intrinsics(WIDTH, HEIGHT, 45)
+        with torch.no_grad():
+            image = render(gaussians, viewmat, K, WIDTH, HEIGHT, background=background)
+        views.append(View(f"{i}", to_bytes(image), viewmat, K))
+    return views
+
+
+def gray(gaussians):
+    """The Gaussians without their colors, as a start for training."""
+    return dataclasses.replace(gaussians, sh0=torch.zeros_like(gaussians.sh0))
+
+
+def image_sizes(folder):
+    """(width, height) of each image file of a folder, by name."""
+    sizes = {}
+    for path in sorted(folder.iterdir()):
+        with Image.open(path) as image:
+            sizes[path.name] = image.size
+    return sizes
+
+
+def make_checkpoint(step=1, n=500):
+    """A checkpoint of n random Gaussians."""
+    generator = torch.Generator().manual_seed(step)
+    points = torch.randn(n, 3, generator=generator)
+    gaussians = Gaussians.from_points(points, torch.rand(n, 3, generator=generator), 1)
+    tensors = {"adam/means/exp_avg": torch.rand(n, 3, generator=generator)}
+    return Checkpoint(step, gaussians, tensors, {"trainer": {"step": step}}, RunConfig(strategy=MCMCStrategy()))

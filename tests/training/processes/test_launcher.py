@@ -1,0 +1,144 @@
+"""Launched runs: ranks that fail or are interrupted, and resuming with another number of ranks."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.captures import write_colmap
+from tests.support.fault_worker import STEPS
+from tests.support.paths import ROOT
+from tests.support.train_worker import capture
+from tsplat import ArgumentError, cli
+from tsplat.training import read_checkpoint, read_newest, resume, runs
+from tsplat.training.processes.launcher import parse_gpus
+
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+N_FAULTS = int(os.environ.get("TSPLAT_FAULTS", "6"))
+HEARTBEAT_TIMEOUT = float(os.environ.get("TSPLAT_HEARTBEAT_TIMEOUT", "8"))
+WORKER = "tests.support.fault_worker"
+KINDS = ("killed", "disk", "stopped", "raises", "shape", "setting")
+LAUNCH = "import sys; from tsplat.training.processes.launcher import launch; sys.exit(launch({}, 3, module={!r}))"
+
+
+def faults():
+    """Kinds of faults, with the rank and the step at which they occur."""
+    rng = random.Random(3)
+    return [(KINDS[i % len(KINDS)], rng.randrange(3), rng.randrange(7, 40)) for i in range(N_FAULTS)]
+
+
+def launch_with_fault(run, kind, victim, step):
+    """Launches three ranks, one of which fails. Returns the exit status, the output and the seconds until the end."""
+    arguments = [str(run), kind, str(victim), str(step), str(HEARTBEAT_TIMEOUT)]
+    command = [sys.executable, "-c", LAUNCH.format(arguments, WORKER)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=150)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output = process.communicate()[0]
+            pytest.fail(f"the ranks did not end: {output[-3000:]}")
+    failed = Path(f"{run}.failed")
+    assert failed.exists(), output[-3000:]
+    return process.returncode, output, time.time() - float(failed.read_text())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.parametrize(("kind", "victim", "step"), faults())
+def test_failing_rank_ends_the_run_which_can_be_resumed(kind, victim, step, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    status, output, seconds = launch_with_fault(run, kind, victim, step)
+    assert status != 0, output
+    assert seconds < 60
+    expected = {
+        "killed": rf"rank {victim} of 3 failed first \(killed by signal 9\)|no heartbeat from rank {victim}",
+        "disk": rf"cannot be written .*rank {victim}\b.*intact",
+        "stopped": rf"no heartbeat from rank {victim}",
+        "raises": rf"rank{victim}\b.*: an error in a callback",
+        # At degree 0, only the optimizer notices it.
+        "shape": rf"rank {victim}: sh_degree: degree 1 needs 4 bases|rank{victim}\b.*: The size of tensor",
+        "setting": rf"rasterize_mode: classic on ranks .*, antialiased on rank {victim};",
+    }[kind]
+    assert re.search(expected, output), output[-3000:]
+    path, _, errors = read_newest(run)
+    assert errors == []
+    saved = read_checkpoint(path).step
+    assert saved == step // 3 * 3 or (saved == 3 and step < 6)
+    # A single process resumes the run of three ranks.
+    monkeypatch.setattr(runs, "_read_capture", lambda config, device: capture())
+    metrics = resume(run)
+    assert (metrics["steps"], metrics["ranks"]) == (STEPS, 1)
+    # With the same number of views per step: one for each of the three ranks.
+    assert json.loads((run / "config.json").read_text())["views_per_step"] == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_after_ctrl_c_all_ranks_save_and_exit(tmp_path):
+    status, output, _ = launch_with_fault(tmp_path / "run", "interrupted", 1, 10)
+    assert status == 128 + signal.SIGINT, output[-3000:]
+    assert "SIGINT was forwarded to all ranks" in output
+    match = re.search(rf"stopped after (\d+) of {STEPS} steps", output)
+    assert match, output[-3000:]
+    assert read_newest(tmp_path / "run")[1].step == int(match[1]) < STEPS
+    # Every rank writes the held-out views that it rendered, and rank 0 one contact sheet of all.
+    assert len(list((tmp_path / "run" / "held_out").iterdir())) == 5
+    assert {"contact_sheet.png", "metrics.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_command_resumes_with_another_number_of_ranks(tmp_path):
+    scene, run = capture(), tmp_path / "run"
+    folder = write_colmap(tmp_path / "scene", [*scene.train, *scene.test], scene.points)
+
+    def tsplat_train(*arguments):
+        process = subprocess.run(
+            [sys.executable, "-m", "tsplat", "train", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert process.returncode == 0, process.stdout
+        assert (run / "point_cloud.ply").exists()
+        return process.stdout, json.loads((run / "metrics.json").read_text()), read_newest(run)[1].config
+
+    output, metrics, config = tsplat_train(
+        str(folder), "--out", str(run), "--device", "cpu", "--ranks", "2", "--steps", "8", "--stop-after", "4"
+    )
+    assert "2 ranks with sharded Gaussians; 1 views per rank and step" in output
+    assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (2, 4, 2)
+    output, metrics, config = tsplat_train("--resume", str(run), "--ranks", "3")
+    assert "3 ranks with sharded Gaussians; 0 or 1 views per rank and step" in output
+    assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (3, 8, 2)
+
+
+def test_gpus_that_do_not_exist_are_an_error(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert cli.main(["train", "scene", "--out", str(tmp_path / "run"), "--gpus", "0,1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "PyTorch finds no GPU on this machine" in error
+    assert "--device cpu --ranks 2" in error
+
+
+def test_parse_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert parse_gpus("2,0") == [2, 0]
+    with pytest.raises(ArgumentError, match="expected indices separated by commas"):
+        parse_gpus("0;1")
+    for text in ("1,1", "0,4"):
+        with pytest.raises(ArgumentError, match="expected distinct indices below 4"):
+            parse_gpus(text)

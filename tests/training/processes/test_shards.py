@@ -1,0 +1,69 @@
+"""Sharded checkpoints: bit-exact on any number of ranks, and verified when they are read."""
+
+import shutil
+
+import pytest
+import torch.distributed as dist
+
+from tsplat.training import CheckpointError, read_checkpoint, read_newest
+
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+
+@pytest.fixture
+def sharded(rank_results):
+    """A checkpoint that four ranks wrote."""
+    rank_results.of("save", 4)
+    return read_newest(rank_results.folder / "mcmc")[0]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+def test_checkpoint_is_bit_exact_on_any_number_of_ranks(rank_results, world_size):
+    saved = rank_results.of("save", 4)[0]
+    (single,) = rank_results.of("load", 1)
+    for kind in ("default", "mcmc"):
+        assert len(set(saved[kind])) > 1  # the shards differ in size
+        ranks = [result[kind] for result in rank_results.of("load", world_size)]
+        assert sum(rank["own"] for rank in ranks) == sum(saved[kind])
+        for rank in ranks:
+            assert rank["differ"] == []
+            assert rank["figures"]
+            # Sharding the views does not change the metrics.
+            assert [rank[name] for name in ("psnr", "ssim", "count")] == [
+                single[kind][name] for name in ("psnr", "ssim", "count")
+            ]
+
+
+@pytest.mark.parametrize("damage", ["missing", "foreign", "extra", "truncated"])
+def test_damaged_shards_are_named(rank_results, sharded, tmp_path, damage):
+    copy = tmp_path / sharded.name
+    shutil.copytree(sharded, copy)
+    rows = copy / "rows"
+    names = sorted(path.name for path in rows.iterdir())
+    assert len(names) == 4
+    match damage:
+        case "missing":
+            (rows / names[1]).unlink()
+            expected = f"{names[1]}: missing"
+        case "foreign":
+            shutil.copy(read_newest(rank_results.folder / "default")[0] / "rows" / names[2], rows / names[2])
+            expected = f"{names[2]}: modified or truncated"
+        case "extra":
+            shutil.copy(rows / names[0], rows / "shard-00009.safetensors")
+            expected = "shard-00009.safetensors: not part of the checkpoint"
+        case "truncated":
+            (rows / names[0]).write_bytes((rows / names[0]).read_bytes()[:-8])
+            expected = f"{names[0]}: modified or truncated"
+    with pytest.raises(CheckpointError, match=expected):
+        read_checkpoint(copy)
+
+
+def test_shards_with_too_few_rows_are_rejected(sharded, tmp_path, monkeypatch):
+    # Also if the hashes match.
+    monkeypatch.setattr("tsplat.scene.formats.checkpoints._verify_files", lambda *_: None)
+    copy = tmp_path / sharded.name
+    shutil.copytree(sharded, copy)
+    next((copy / "rows").glob("shard-00004*")).unlink()
+    with pytest.raises(CheckpointError, match=r"hold \d+ rows of .*, expected \d+"):
+        read_checkpoint(copy)

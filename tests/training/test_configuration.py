@@ -1,0 +1,69 @@
+"""Configurations: presets, schedules and JSON files."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tsplat import ArgumentError
+from tsplat.scene import FileError
+from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.training import RunConfig, preset, read_config
+from tsplat.training.configuration import from_json, scale_schedule, to_json
+
+
+@pytest.mark.parametrize("name", ["fixed", "default", "mcmc"])
+def test_json_round_trip(name, tmp_path):
+    config = dataclasses.replace(preset(name), scene="a", steps=12, background=(0.5, 0.0, 1.0), depth_weight=0.25)
+    (tmp_path / "config.json").write_text(json.dumps(to_json(config)))
+    assert read_config(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stepz": 3}, "has no field 'stepz'"),
+        ({"steps": "3"}, "steps: expected a value like 7000, found '3'"),
+        ({"steps": True}, "steps"),
+        ({"steps": 0}, "steps"),
+        ({"background": [1, 2]}, "background"),
+        ({"means_rate": -1.0}, "means_rate"),
+        ({"precision": "fp8"}, "precision"),
+        ({"strategy": {"kind": "best"}}, "strategy: expected kind"),
+        ({"strategy": {"kind": "mcmc", "cap": 3}}, "strategy: MCMCStrategy has no field 'cap'"),
+        ({"strategy": 3}, "strategy"),
+        ([], "JSON object"),
+    ],
+)
+def test_invalid_values_are_rejected(values, message):
+    with pytest.raises(ArgumentError, match=message):
+        from_json(values, "file")
+
+
+def test_invalid_files_are_rejected(tmp_path):
+    (tmp_path / "a").write_text("{")
+    (tmp_path / "b").write_bytes(b"\xff\xfe")
+    for name, message in (("a", "not a valid"), ("b", "not a valid"), ("c", "cannot be read")):
+        with pytest.raises(FileError, match=message):
+            read_config(tmp_path / name)
+
+
+def test_fixed_preset_has_the_defaults():
+    assert preset("fixed") == RunConfig()
+
+
+def test_unknown_preset_is_rejected():
+    with pytest.raises(ArgumentError, match="preset"):
+        preset("best")
+
+
+def test_schedule_is_scaled_to_short_runs():
+    strategy = preset("default", 1000).strategy
+    assert isinstance(strategy, DefaultStrategy)
+    schedule = (strategy.refine_start_iter, strategy.refine_stop_iter, strategy.refine_every, strategy.reset_every)
+    assert schedule == (17, 500, 21, 100)
+    assert (strategy.pause_refine_after_reset, strategy.refine_scale2d_stop_iter) == (0, 0)
+    for steps in (30_000, 50_000):
+        assert preset("mcmc", steps).strategy == MCMCStrategy()
+    assert sum(scale_schedule(MCMCStrategy(), 1500).refines(step) for step in range(1500)) == 24
+    assert scale_schedule(MCMCStrategy(), 1).refine_every == 1

@@ -1,0 +1,76 @@
+"""Densification during training: determinism, limits, and what strategies receive."""
+
+import pytest
+import torch
+
+from tests.support.training_scenes import gray
+from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.training import Config, Trainer, fit
+from tsplat.training import densification as densification_module
+
+
+@pytest.mark.parametrize("name", ["default", "mcmc"])
+def test_densification_is_deterministic(scene, name):
+    gaussians, views = scene
+    start = gray(gaussians)
+    results = []
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(5)
+        schedule = dict(refine_start_iter=2, refine_every=3, refine_stop_iter=20, generator=generator)
+        strategy = (
+            MCMCStrategy(cap_max=len(start) + 4, **schedule)
+            if name == "mcmc"
+            else DefaultStrategy(grow_grad2d=1e-9, **schedule)
+        )
+        results.append(fit(start, views, Config(steps=8, strategy=strategy)))
+    assert len(results[0]) == len(start) + 4 if name == "mcmc" else len(results[0]) > len(start)
+    for one, other in zip(*(result.tensors().values() for result in results)):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["default", "mcmc"])
+def test_number_of_gaussians_is_limited_by_configuration_and_memory(scene, name, monkeypatch):
+    gaussians, views = scene
+    start = gray(gaussians)
+    schedule = dict(refine_start_iter=1, refine_every=2, refine_stop_iter=100)
+    strategy = MCMCStrategy(**schedule) if name == "mcmc" else DefaultStrategy(grow_grad2d=1e-9, **schedule)
+    assert len(fit(start, views, Config(steps=12, strategy=strategy, max_gaussians=66))) == 66
+    # Memory for four more Gaussians, which have 14 numbers of 4 bytes at degree 0.
+    free = densification_module.COPIES * 4 * 14 * 4 / densification_module.FREE_SHARE
+    monkeypatch.setattr(densification_module, "free_memory", lambda device: int(free) + 1)
+    assert len(fit(start, views, Config(steps=3, strategy=strategy))) <= 64
+    assert len(fit(start, views, Config(steps=4, strategy=strategy))) > 60
+
+
+def strategy_state(trainer):
+    return {name: tensor for name, tensor in trainer.state()[0].items() if name.startswith("strategy/")}
+
+
+def test_several_views_per_step_are_merged_into_one_info(scene):
+    gaussians, views = scene
+    rates = dict.fromkeys(("sh0_rate", "means_rate", "scales_rate", "opacities_rate", "quats_rate"), 0.0)
+    states = []
+    for views_per_step in (2, 1):
+        strategy = DefaultStrategy(refine_start_iter=100)
+        config = Config(steps=4, views_per_step=views_per_step, strategy=strategy, **rates)
+        trainer = Trainer(gaussians, views[:2], config)
+        for _ in range(2 // views_per_step):
+            trainer.advance()
+        states.append(strategy_state(trainer))
+    torch.testing.assert_close(*(state["strategy/grad2d"] for state in states), rtol=1e-4, atol=1e-9)
+    assert torch.equal(*(state["strategy/count"] for state in states))
+    assert torch.equal(*(state["strategy/radii"] for state in states))
+
+
+def test_loss_scale_is_divided_out(scene):
+    gaussians, views = scene
+    gradients = []
+    for precision in ("fp32", "fp16"):
+        trainer = Trainer(gaussians, views, Config(steps=9, precision=precision, strategy=DefaultStrategy()))
+        trainer._gradient_step.scaler._growth_interval = 1  # the scale grows with every step
+        for _ in range(3):
+            trainer.advance()
+        gradients.append(strategy_state(trainer)["strategy/grad2d"])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-9)
+    assert gradients[0].max() > 0

@@ -1,0 +1,53 @@
+"""Training on several ranks gives the results of a single process."""
+
+import pytest
+import torch.distributed as dist
+
+from tests.support.train_worker import capture, start
+from tsplat.errors import UnsupportedError
+from tsplat.stages.process_group import RankGroup
+from tsplat.training import Config, Trainer
+
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("parallel", ["shard", "replicate"])
+@pytest.mark.parametrize("kind", ["default", "absgrad", "mcmc"])
+def test_ranks_train_as_a_single_process(rank_results, kind, parallel, world_size):
+    (single,) = rank_results.of("train", 1)
+    expected = single[f"{kind} shard"]
+    assert expected["counts"][-1] > expected["counts"][0]
+    ranks = [result[f"{kind} {parallel}"] for result in rank_results.of("train", world_size)]
+    for rank in ranks:
+        assert rank["counts"] == expected["counts"]
+        # With MCMC, a single bit can change which Gaussian is sampled.
+        assert rank["psnr"] == pytest.approx(expected["psnr"], abs=0.05 if kind == "mcmc" else 1e-4)
+    sizes = [rank["own"] for rank in ranks]
+    n = expected["counts"][-1]
+    if parallel == "shard":
+        assert sum(sizes) == n
+        assert max(sizes) - min(sizes) <= world_size
+    else:
+        assert sizes == [n] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_fp16_with_ranks_that_have_no_view(rank_results, world_size):
+    (single,) = rank_results.of("train", 1)
+    for result in rank_results.of("train", world_size):
+        assert result["fp16"] == pytest.approx(single["fp16"], rel=1e-5)
+
+
+@pytest.mark.xfail(reason="RankGroup.all_gather loses rows of tensors without columns", strict=True)
+def test_sharded_scene_of_degree_zero_is_refined(rank_results):
+    assert rank_results.of("train_degree_zero", 2) == [223, 223]
+
+
+def test_fp16_is_not_implemented_for_sharded_scenes():
+    scene = capture()
+    ranks = RankGroup()
+    ranks.world_size = 3
+    with pytest.raises(UnsupportedError, match="fp16"):
+        Trainer(start(scene), scene.train, Config(precision="fp16"), ranks)

@@ -1,0 +1,293 @@
+"""Configurations of training runs: every setting with its default, presets, and JSON files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from ..arguments import check_choice, check_size
+from ..config import Backend
+from ..errors import ArgumentError, FileError
+from ..scene.capture.views import Color
+from ..strategies import DefaultStrategy, MCMCStrategy
+
+Preset = Literal["fixed", "default", "mcmc"]
+PRESETS = ("fixed", "default", "mcmc")
+
+Precision = Literal["fp32", "bf16", "fp16", "auto"]
+PRECISIONS = ("fp32", "bf16", "fp16", "auto")
+
+DeviceType = Literal["auto", "cpu", "cuda"]
+DEVICES = ("auto", "cpu", "cuda")
+
+Parallel = Literal["shard", "replicate"]
+PARALLELS = ("shard", "replicate")
+
+STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {"default": DefaultStrategy, "mcmc": MCMCStrategy}
+SCHEDULE_STEPS = 30_000
+"""Length of the runs that the strategies' default schedules are made for."""
+
+REFINEMENTS_MIN = 24
+"""Minimum number of refinements in a shorter run."""
+
+CONFIG_BYTES_MAX = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of training; the default learning rates are those of 3D Gaussian Splatting (Kerbl et al., 2023).
+
+    Attributes:
+        steps: Number of optimizer steps; the schedules end with the last one.
+        views_per_step: Number of views whose losses a step averages, rendered one at a time and sharded over the ranks;
+            zero means one view per rank. Learning rates grow with its square root, and Adam's betas are raised to its
+            power, following Malladi et al. (2022), "On the SDEs and scaling rules".
+        seed: Random seed of the order of views, the backgrounds and the strategy.
+        means_rate: Learning rate of the means, in units of the scene's extent; decays exponentially by `means_decay`.
+        means_decay: Final learning rate of the means over the initial one.
+        scales_rate: Learning rate of the logarithms of the scales.
+        opacities_rate: Learning rate of the logits of the opacities.
+        quats_rate: Learning rate of the quaternions.
+        sh0_rate: Learning rate of the spherical harmonics of degree 0.
+        shN_rate: Learning rate of the higher degrees.
+        sh_interval: Number of steps after which the next degree of spherical harmonics is added. If the run is too
+            short for all degrees, the steps are divided evenly among them.
+        background: Background color, RGB from 0 to 1; None for the capture's own, or black.
+        random_background: Draw a random background color in every step, so that surfaces become opaque.
+        antialiased: Compensate opacities for the blur of projection (Mip-Splatting). The result is marked as
+            antialiased and must be rendered so.
+        backend: Which implementation rasterizes; auto is the fastest that runs on the device.
+        precision: Mixed precision by autocast. The rasterizer, the loss and Adam always compute in fp32. fp16 uses
+            gradient scaling; auto is bf16 on GPUs that support it, and fp32 elsewhere.
+        opacity_weight: Weight of the mean opacity in the loss.
+        scale_weight: Weight of the mean scale in the loss.
+        depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
+            sparse points, in units of the scene's extent.
+        pose_refinement: Learn a small rotation and translation of each training camera.
+        pose_rate: Learning rate of the rotations, in radians, and of the translations, in units of the scene's extent.
+        exposure: Learn an affine map of the colors of each training view.
+        exposure_rate: Learning rate of the maps' entries.
+        clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
+        parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.
+        max_gaussians: Maximum number of Gaussians; scarce memory can lower it.
+        strategy: When Gaussians are added, moved and removed; None for never.
+    """
+
+    steps: int = 7000
+    views_per_step: int = 0
+    seed: int = 0
+    means_rate: float = 1.6e-4
+    means_decay: float = 0.01
+    scales_rate: float = 5e-3
+    opacities_rate: float = 5e-2
+    quats_rate: float = 1e-3
+    sh0_rate: float = 2.5e-3
+    shN_rate: float = 1.25e-4  # noqa: N815 - the field's name
+    sh_interval: int = 1000
+    background: Color | None = None
+    random_background: bool = False
+    antialiased: bool = False
+    backend: Backend = "auto"
+    precision: Precision = "fp32"
+    opacity_weight: float = 0.0
+    scale_weight: float = 0.0
+    depth_weight: float = 0.0
+    pose_refinement: bool = False
+    pose_rate: float = 1e-5
+    exposure: bool = False
+    exposure_rate: float = 1e-3
+    clip_gradients: float = 0.0
+    parallel: Parallel = "shard"
+    max_gaussians: int = 1_000_000
+    strategy: DefaultStrategy | MCMCStrategy | None = None
+
+    @property
+    def backdrop(self) -> Color:
+        """Background color, RGB from 0 to 1; black if `background` is None."""
+        return self.background or (0.0, 0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "sh_interval", "max_gaussians"):
+            check_size(name, getattr(self, name))
+        if self.views_per_step:
+            check_size("views_per_step", self.views_per_step)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("parallel", self.parallel, PARALLELS)
+        if not 0 <= self.seed < 2**63:
+            raise ArgumentError(f"seed: expected an integer from 0 to 2^63 - 1, found {self.seed}")
+        rates = [field.name for field in dataclasses.fields(self) if field.name.endswith(("_rate", "_weight"))]
+        for name in (*rates, "means_decay", "clip_gradients"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ArgumentError(f"{name}: expected a number of at least 0, found {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(Config):
+    """Settings of a run: the scene to read, how to train, and what to save.
+
+    Attributes:
+        scene: Folder of photographs with cameras.
+        downscale: Factor by which the photographs are made smaller.
+        normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
+            distance 1. The transform from the files' frame is saved as `world.json`.
+        test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first.
+        device: Device to train on; auto is a GPU if there is one.
+        sh_degree: Maximum degree of spherical harmonics, 0 to 4.
+        start_opacity: Initial opacity of the Gaussians.
+        start_scale: Initial scale of the Gaussians, in units of the mean distance to the three nearest points.
+        eval_every: Number of steps between evaluations on the held-out views; 0 for a twelfth of the run.
+        save_every: Number of steps between checkpoints; 0 for a quarter of the run. The last step is always saved.
+        keep: Number of checkpoints to keep.
+        tensorboard: Log to TensorBoard.
+        deterministic: Use only deterministic algorithms of PyTorch.
+    """
+
+    scene: str = ""
+    downscale: int = 1
+    test_every: int = 8
+    normalize: bool = False
+    device: DeviceType = "auto"
+    sh_degree: int = 3
+    start_opacity: float = 0.1
+    start_scale: float = 1.0
+    eval_every: int = 0
+    save_every: int = 0
+    keep: int = 2
+    tensorboard: bool = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("downscale", "test_every", "keep"):
+            check_size(name, getattr(self, name))
+        for name in ("eval_every", "save_every"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(f"{name}: expected a number of steps or 0, found {getattr(self, name)}")
+        if not 0 < self.start_opacity < 1:
+            raise ArgumentError(f"start_opacity: expected a number between 0 and 1, found {self.start_opacity}")
+        if not 0 < self.start_scale < math.inf:
+            raise ArgumentError(f"start_scale: expected a positive number, found {self.start_scale}")
+        check_choice("device", self.device, DEVICES)
+        check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
+
+
+def preset(name: Preset, steps: int = Config.steps) -> RunConfig:
+    """Returns the configuration of a preset.
+
+    Args:
+        name: "default" or "mcmc" for training with that strategy; "fixed" for a constant number of Gaussians, one per
+            sparse point.
+        steps: Number of steps. The strategies' schedules are meant for 30,000; see :func:`scale_schedule`.
+
+    Raises:
+        ArgumentError: An unknown preset, or an invalid number of steps.
+    """
+    check_choice("preset", name, PRESETS)
+    check_size("steps", steps)
+    if name == "default":
+        return RunConfig(steps=steps, strategy=scale_schedule(DefaultStrategy(), steps))
+    if name == "mcmc":
+        return RunConfig(
+            steps=steps, strategy=scale_schedule(MCMCStrategy(), steps), opacity_weight=0.01, scale_weight=0.01
+        )
+    return RunConfig(steps=steps)
+
+
+S = TypeVar("S", DefaultStrategy, MCMCStrategy)
+
+
+def scale_schedule(strategy: S, steps: int) -> S:
+    """Returns a strategy whose schedule, made for 30,000 steps, is compressed to a shorter run.
+
+    Start, end and resets are scaled in proportion. Refinements keep their interval if there are then at least 24 of
+    them, and otherwise come more often.
+    """
+    factor = min(1.0, steps / SCHEDULE_STEPS)
+    names = ("refine_start_iter", "refine_stop_iter", "reset_every", "pause_refine_after_reset")
+    scaled = {name: math.ceil(factor * getattr(strategy, name)) for name in names if hasattr(strategy, name)}
+    duration = scaled["refine_stop_iter"] - scaled["refine_start_iter"]
+    every = min(strategy.refine_every, max(1, math.ceil(duration / REFINEMENTS_MIN)))
+    return dataclasses.replace(strategy, **scaled, refine_every=every)
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    """The configuration as JSON values; the entry `kind` of a strategy is its name."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    strategy = config.strategy
+    if strategy is not None:
+        kind = next(name for name, cls in STRATEGIES.items() if type(strategy) is cls)
+        fields = (field.name for field in dataclasses.fields(strategy) if field.name != "generator")
+        values["strategy"] = {"kind": kind, **{name: getattr(strategy, name) for name in fields}}
+    values["background"] = None if config.background is None else list(config.background)
+    return values
+
+
+def from_json(values: Any, where: str) -> RunConfig:
+    """The inverse of :func:`to_json`. Missing fields get their defaults.
+
+    Args:
+        values: The JSON values.
+        where: Prefix of error messages, such as the file's name.
+
+    Raises:
+        ArgumentError: An unknown field, or a value of the wrong type or out of range.
+    """
+    values = _fields(values, RunConfig, where)
+    if values.get("strategy") is not None:
+        strategy = dict(values["strategy"]) if isinstance(values["strategy"], dict) else {}
+        kind = strategy.pop("kind", None)
+        if not isinstance(kind, str) or kind not in STRATEGIES:
+            raise ArgumentError(f"{where}: strategy: expected kind to be one of {sorted(STRATEGIES)}, found {kind!r}")
+        values["strategy"] = STRATEGIES[kind](**_fields(strategy, STRATEGIES[kind], f"{where}: strategy"))
+    return RunConfig(**values)
+
+
+def read_config(path: str | os.PathLike[str]) -> RunConfig:
+    """Reads the `config.json` of a run.
+
+    Raises:
+        FileError: The file cannot be read or is not JSON.
+        ArgumentError: See :func:`from_json`.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            return from_json(json.loads(file.read(CONFIG_BYTES_MAX)), str(path))
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise FileError(f"{path}: not a valid configuration ({str(error)[:120]})") from error
+
+
+def _fields(values: Any, cls: type, where: str) -> dict[str, Any]:
+    """The values, checked against the types of a dataclass's defaults."""
+    if not isinstance(values, dict):
+        raise ArgumentError(f"{where}: expected a JSON object, found {type(values).__name__}")
+    defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name != "generator"}
+    unknown = sorted(set(values) - set(defaults))
+    if unknown:
+        raise ArgumentError(f"{where}: {cls.__name__} has no field {', '.join(map(repr, unknown))}")
+    found = {}
+    for name, value in values.items():
+        default = defaults[name]
+        if name == "background":
+            valid = value is None or (isinstance(value, list) and len(value) == 3 and all(map(_is_number, value)))
+            value = tuple(value) if value and valid else value
+        elif isinstance(default, float):
+            valid = _is_number(value)
+        else:
+            valid = default is None or type(value) is type(default)
+        if not valid:
+            raise ArgumentError(f"{where}: {name}: expected a value like {default!r}, found {value!r}")
+        found[name] = value
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,137 @@
+"""Densification during training: applies a strategy to the Gaussians, within the memory of all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stages.memory import FREE_SHARE, free_memory
+from ..stages.process_group import RankGroup
+from ..strategies import MCMCStrategy
+from ..strategies.operations import update_parameters, update_state
+from .configuration import Config
+from .parameters import Parameters
+from .rng_state import generator_state, set_generator_state
+
+COPIES = 9
+"""Peak memory per Gaussian, in copies of its parameters: parameters, gradients, two moments, and their successors."""
+
+
+class Densification:
+    """Lets the configuration's strategy, if any, add, move and remove Gaussians.
+
+    When the scene is sharded, every rank gathers all Gaussians for a refinement, does the same to them, and keeps its
+    new shard.
+
+    Args:
+        parameters: The Gaussians, whose tensors and optimizers' states are replaced.
+        config: Its strategy is copied.
+        extent: Extent of the scene, in world units.
+        ranks: The ranks that train together.
+        sharded: Whether each rank holds a shard of the Gaussians.
+    """
+
+    def __init__(self, parameters: Parameters, config: Config, extent: float, ranks: RankGroup, sharded: bool) -> None:
+        self.strategy = None
+        self.strategy_state: dict[str, Any] = {}
+        self._parameters = parameters
+        self._config = config
+        self._ranks = ranks
+        self._sharded = sharded
+        self._generator = torch.Generator().manual_seed(config.seed)
+        if config.strategy is not None:
+            self._generator = config.strategy.generator or self._generator
+            self.strategy = dataclasses.replace(config.strategy, generator=self._generator)
+            self.strategy.check_sanity(*parameters.for_strategy())
+            self.strategy_state = self.strategy.initialize_state(extent)
+
+    def before_backward(self, step: int, meta: dict[str, Any]) -> None:
+        """To be called with the ``meta`` of each rendered view, before the backward pass."""
+        if self.strategy is not None:
+            self.strategy.step_pre_backward(*self._parameters.for_strategy(), self.strategy_state, step, meta)
+
+    def after_update(self, step: int, info: dict[str, Any], lr: float, n_gaussians: int) -> int:
+        """To be called after the optimizer step.
+
+        Args:
+            step: Number of the step.
+            info: The merged ``meta`` of the step's views.
+            lr: Learning rate of the means, in world units.
+            n_gaussians: Number of Gaussians of all ranks.
+
+        Returns:
+            The new number of Gaussians of all ranks.
+        """
+        strategy, ranks = self.strategy, self._ranks
+        assert strategy is not None
+        refines = strategy.refines(step)
+        if refines:
+            self._limit_by_memory(n_gaussians)
+        gathers = refines and self._sharded
+        if gathers:
+            self._map_rows(ranks.all_gather)
+            info = self._gather_info(info)
+        params, optimizers = self._parameters.for_strategy()
+        arguments = (params, optimizers, self.strategy_state, step, info)
+        if isinstance(strategy, MCMCStrategy):
+            first = ranks.shard_rows(n_gaussians).start if self._sharded else 0
+            strategy.step_post_backward(*arguments, lr=lr, shard=None if refines else (first, n_gaussians))
+        else:
+            strategy.step_post_backward(*arguments)
+        self._parameters.params.update(params)
+        if refines:
+            n_gaussians = len(params["means"])
+        if gathers:
+            self._map_rows(lambda tensor: tensor[ranks.shard_rows(n_gaussians)].clone())
+        return n_gaussians
+
+    def _map_rows(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Applies a function to every tensor with a row per Gaussian: parameters, moments and the strategy's state."""
+        params, optimizers = self._parameters.for_strategy()
+        n = len(params["means"])
+        update_parameters(params, optimizers, lambda _, parameter: function(parameter), function)
+        update_state(self.strategy_state, n, function)
+        self._parameters.params.update(params)
+
+    def _gather_info(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Concatenates what `info` has per Gaussian over all ranks, [C, N of this rank, ...] -> [C, N, ...]."""
+
+        def gather(tensor: Tensor) -> Tensor:
+            return self._ranks.all_gather(tensor.detach().transpose(0, 1).contiguous()).transpose(0, 1)
+
+        means2d = gather(info["means2d"])
+        for name in ("grad", "absgrad"):
+            gradient = getattr(info["means2d"], name, None)
+            if gradient is not None:
+                setattr(means2d, name, gather(gradient))
+        return {**info, "means2d": means2d, "radii": gather(info["radii"])}
+
+    def _limit_by_memory(self, n_gaussians: int) -> None:
+        """Limits the strategy to the number of Gaussians for which every rank has memory."""
+        assert self.strategy is not None and self._config.strategy is not None
+        rows = [self._parameters.params[name][0] for name in self._parameters.gaussian_names]
+        bytes_per_gaussian = COPIES * sum(row.numel() * row.element_size() for row in rows)
+        free = int(FREE_SHARE * free_memory(self._parameters.params["means"].device)) // bytes_per_gaussian
+        n_max = min(self._config.max_gaussians, n_gaussians + min(self._ranks.all_gather_object(free)))
+        self.strategy.cap_max = min(n_max, self._config.strategy.cap_max or n_max)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The strategy's tensors as ``strategy/NAME``, and the rest of what :meth:`restore` takes as JSON values."""
+        tensors = {name: value for name, value in self.strategy_state.items() if isinstance(value, Tensor)}
+        figures = {
+            "strategy": {name: value for name, value in self.strategy_state.items() if name not in tensors},
+            "strategy_generator": generator_state(self._generator),
+        }
+        return {f"strategy/{name}": tensor for name, tensor in tensors.items()}, figures
+
+    def restore(self, tensors: dict[str, Tensor], figures: dict[str, Any]) -> None:
+        """Continues from a state."""
+        self.strategy_state.update(figures["strategy"])
+        for name, tensor in tensors.items():
+            if name.startswith("strategy/"):
+                self.strategy_state[name.removeprefix("strategy/")] = tensor
+        set_generator_state(self._generator, figures["strategy_generator"])

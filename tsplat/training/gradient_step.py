@@ -1,0 +1,126 @@
+"""The optimizer step: sums gradients over ranks, unscales, checks and clips them, and updates the parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stages.process_group import RankGroup
+from .parameters import Parameters
+from .training_progress import DivergedError
+
+CHECK_INTERVAL = 100
+"""Number of steps between checks for non-finite values, each of which synchronizes with a GPU."""
+
+SKIPPED_MAX = 10
+"""Number of consecutive steps with non-finite gradients after which training has diverged."""
+
+
+class GradientStep:
+    """Updates parameters with the gradients that were accumulated on them.
+
+    Args:
+        parameters: What to update.
+        ranks: The ranks that train together.
+        sharded: Whether each rank holds other Gaussians; otherwise gradients of the Gaussians are summed over ranks.
+        clip: Maximum norm of each parameter's gradient; 0 for no limit.
+        autocast: The dtype of autocast; fp16 enables gradient scaling.
+        device: Device of the parameters.
+
+    Attributes:
+        scaler: Scales losses before the backward pass.
+        n_skipped: Number of consecutive steps that were skipped because gradients were not finite.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        ranks: RankGroup,
+        *,
+        sharded: bool,
+        clip: float,
+        autocast: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        self.scaler = torch.amp.GradScaler(device.type, enabled=autocast is torch.float16)
+        self.n_skipped = 0
+        self._parameters = parameters
+        self._ranks = ranks
+        self._sharded = sharded
+        self._clip = clip
+        self._device = device
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of a loss."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def take(self, step: int) -> str | None:
+        """Updates the parameters and clears their gradients; skips the update if a gradient is not finite.
+
+        Returns:
+            A warning if the update was skipped.
+
+        Raises:
+            DivergedError: Too many consecutive updates were skipped.
+        """
+        optimizers = self._parameters.optimizers
+        self._sum_over_ranks()
+        for optimizer in optimizers.values():
+            self.scaler.unscale_(optimizer)
+        # With gradient scaling, the scaler finds non-finite gradients and skips the update itself.
+        checked = not self.scaler.is_enabled() and (self._device.type == "cpu" or step % CHECK_INTERVAL == 0)
+        warning = self._check_finite(step) if checked else None
+        if warning is None:
+            for name, optimizer in optimizers.items():
+                if self._clip:
+                    self._clip_gradient(name)
+                self.scaler.step(optimizer)
+        self.scaler.update()
+        for optimizer in optimizers.values():
+            optimizer.zero_grad()
+        return warning
+
+    def _sum_over_ranks(self) -> None:
+        if self._ranks.world_size == 1:
+            return
+        for name, parameter in self._parameters.params.items():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if not self._is_sharded(name):
+                parameter.grad = self._ranks.all_reduce(parameter.grad)
+
+    def _is_sharded(self, name: str) -> bool:
+        return self._sharded and name in self._parameters.gaussian_names
+
+    def _check_finite(self, step: int) -> str | None:
+        gradients = {name: p.grad for name, p in self._parameters.params.items() if p.grad is not None}
+        flags = [not math.isfinite(float(gradient.norm())) for gradient in gradients.values()]
+        flags = self._ranks.any(flags, self._device)
+        names = ", ".join(name for name, flag in zip(gradients, flags, strict=True) if flag)
+        self.n_skipped = self.n_skipped + 1 if names else 0
+        if self.n_skipped >= SKIPPED_MAX:
+            raise DivergedError(
+                f"training: the gradients of {names} were not finite in {SKIPPED_MAX} consecutive steps, the last at "
+                f"step {step}; check the learning rates and the data"
+            )
+        return f"step {step} was skipped, as the gradients of {names} are not finite" if names else None
+
+    def _clip_gradient(self, name: str) -> None:
+        gradient = self._parameters.params[name].grad
+        if gradient is not None:
+            squared_norm = gradient.square().sum()
+            if self._is_sharded(name):
+                squared_norm = self._ranks.all_reduce(squared_norm)
+            gradient *= (self._clip / squared_norm.sqrt().clamp_min(1e-30)).clamp_max(1)
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`restore` takes, as JSON values."""
+        return {"scaler": self.scaler.state_dict(), "skipped": self.n_skipped}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from a state."""
+        self.scaler.load_state_dict(state["scaler"])
+        self.n_skipped = state["skipped"]

@@ -1,0 +1,146 @@
+"""The parameters that training optimizes: Gaussians and per-view corrections, each tensor with an optimizer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..ops.adam import Adam
+from ..scene.gaussians import PARAMETERS, Gaussians
+from .configuration import Config
+from .view_corrections import identity_exposures, identity_motions
+
+STRATEGY_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
+"""Names of Gaussian parameters where strategies, which follow gsplat, have other names than :class:`Gaussians`."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Parameters:
+    """Gaussian parameters and per-view corrections with an Adam optimizer each, under the names that strategies use.
+
+    Strategies replace the tensors when they add or remove Gaussians, so that tensors should not be kept.
+
+    Args:
+        gaussians: Initial values, copied: all Gaussians, or this rank's shard.
+        n_views: Number of training views.
+        extent: Extent of the scene, in world units: the unit of some learning rates.
+        config: Learning rates, and which corrections to learn.
+
+    Attributes:
+        params: The parameters by name.
+        optimizers: Their optimizers, under the same names.
+        gaussian_names: Names of the parameters that belong to Gaussians and have one row for each.
+    """
+
+    def __init__(self, gaussians: Gaussians, n_views: int, extent: float, config: Config) -> None:
+        self.params: dict[str, Tensor] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._config = config
+        self._extent = extent
+        self._antialiased = config.antialiased or gaussians.antialiased
+        for name, tensor in gaussians.tensors().items():
+            self._add(STRATEGY_NAMES.get(name, name), tensor)
+        self.gaussian_names = tuple(self.params)
+        if config.pose_refinement:
+            self._add("motions", identity_motions(n_views, gaussians.means))
+        if config.exposure:
+            self._add("exposures", identity_exposures(n_views, gaussians.means))
+
+    def _add(self, name: str, initial: Tensor) -> None:
+        n = self._config.views_per_step
+        parameter = torch.nn.Parameter(initial.detach().clone())
+        # Epsilon as is common in the field: gradients of single Gaussians are far below Adam's default of 1e-8.
+        self.optimizers[name] = Adam(
+            [parameter],
+            lr=0.0,
+            betas=(0.9**n, 0.999**n),
+            eps=1e-15 / math.sqrt(n),
+            backend=self._config.backend,
+        )
+        self.params[name] = parameter
+
+    def gaussians(self) -> Gaussians:
+        """The Gaussians, with gradients."""
+        return Gaussians(
+            **{name: self.params[STRATEGY_NAMES.get(name, name)] for name in PARAMETERS}, antialiased=self._antialiased
+        )
+
+    def for_strategy(self) -> tuple[dict[str, Any], dict[str, torch.optim.Optimizer]]:
+        """The Gaussians' parameters and their optimizers, as new dictionaries."""
+        names = self.gaussian_names
+        return {name: self.params[name] for name in names}, {name: self.optimizers[name] for name in names}
+
+    def camera_motion(self, view: int) -> Tensor:
+        """The learned motion of a view's camera, as :func:`move_camera` takes it. [6]"""
+        motion = self.params["motions"][view]
+        return torch.cat([motion[:3], self._extent * motion[3:]])
+
+    def set_rates(self, step: int) -> float:
+        """Sets all learning rates for a step and returns that of the means, in world units."""
+        config = self._config
+        decay: float = config.means_decay ** (step / config.steps)
+        rates = {
+            "means": config.means_rate * self._extent * decay,
+            "scales": config.scales_rate,
+            "quats": config.quats_rate,
+            "opacities": config.opacities_rate,
+            "sh0": config.sh0_rate,
+            "shN": config.shN_rate,
+            "motions": config.pose_rate * decay,
+            "exposures": config.exposure_rate * decay,
+        }
+        for name, optimizer in self.optimizers.items():
+            optimizer.param_groups[0]["lr"] = rates[name] * math.sqrt(config.views_per_step)
+        return rates["means"] * math.sqrt(config.views_per_step)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """The parameters and their moments as ``params/NAME`` and ``adam/NAME/MOMENT``, and Adam's step counts."""
+        tensors = {f"params/{name}": parameter.detach() for name, parameter in self.params.items()}
+        adam_steps = {}
+        for name, optimizer in self.optimizers.items():
+            state = optimizer.state.get(self.params[name])
+            if state:
+                tensors |= {f"adam/{name}/{moment}": state[moment] for moment in MOMENTS}
+                adam_steps[name] = int(state["step"])
+        return tensors, adam_steps
+
+    def restore(self, tensors: dict[str, Tensor], adam_steps: dict[str, int]) -> None:
+        """Continues from a state; takes ownership of its tensors.
+
+        Raises:
+            ArgumentError: The state belongs to another configuration, or its shapes are inconsistent.
+        """
+        for name, optimizer in self.optimizers.items():
+            parameter = torch.nn.Parameter(tensors[f"params/{name}"])
+            self.params[name] = parameter
+            optimizer.param_groups[0]["params"] = [parameter]
+            optimizer.state.clear()
+            if name not in adam_steps:
+                continue
+            moments = {moment: tensors[f"adam/{name}/{moment}"] for moment in MOMENTS}
+            for tensor in moments.values():
+                if tensor.shape != parameter.shape:
+                    raise ArgumentError(
+                        f"checkpoint: {name} has shape {list(parameter.shape)}, its moments {list(tensor.shape)}"
+                    )
+            optimizer.state[parameter] = {"step": torch.tensor(float(adam_steps[name])), **moments}
+        self.gaussians()  # checks that the shapes agree
+
+    def check_names(self, tensors: dict[str, Tensor]) -> None:
+        """Raises ArgumentError unless a state has exactly these parameters."""
+        found = {name.removeprefix("params/") for name in tensors if name.startswith("params/")}
+        if found != set(self.params):
+            raise ArgumentError(
+                f"checkpoint: it holds the parameters {sorted(found)}, but the configuration needs "
+                f"{sorted(self.params)}; resume with the configuration that it was made with"
+            )
+
+
+def scene_tensors(gaussians: Gaussians) -> dict[str, Tensor]:
+    """The parameters of Gaussians under the names that :meth:`Parameters.state` has for them."""
+    return {f"params/{STRATEGY_NAMES.get(name, name)}": tensor for name, tensor in gaussians.tensors().items()}

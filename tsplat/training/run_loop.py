@@ -1,0 +1,155 @@
+"""The loop of a run: training steps with progress display, evaluations, checkpoints and warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..scene.capture.views import View
+from ..scene.gaussians import Gaussians
+from .checkpoints import Checkpoint, write_checkpoint
+from .configuration import RunConfig
+from .display import progress_display
+from .evaluation import Score, evaluate, mean_psnr
+from .history import History, PsnrMonitor
+from .interruption import stop_on_interrupt
+from .parameters import scene_tensors
+from .rng_state import get_rng_state, set_rng_state
+from .tensorboard import tensorboard_log
+from .trainer import Trainer
+from .training_progress import DivergedError, Progress
+
+EVALUATIONS, CHECKPOINTS = 12, 4
+"""Default numbers of evaluations and checkpoints of a run."""
+
+
+class RunLoop:
+    """Trains for the steps of a run and keeps its history.
+
+    Args:
+        trainer: Takes the steps.
+        test_views: Held-out views for the evaluations.
+        folder: The run's folder.
+        run: The run's configuration; None for a run without checkpoints.
+
+    Attributes:
+        history: Metrics so far.
+        seconds: Duration of the training so far, including earlier parts of a resumed run.
+        first_step: The step at which this process started.
+    """
+
+    def __init__(self, trainer: Trainer, test_views: Sequence[View], folder: Path, run: RunConfig | None) -> None:
+        self.trainer = trainer
+        self.folder = folder
+        self.history = History()
+        self.seconds = 0.0
+        self.first_step = trainer.step
+        self._test_views = test_views
+        self._run_config = run
+        self._monitor = PsnrMonitor(trainer.config.steps)
+        self._saved_step = -1
+        steps = trainer.config.steps
+        self._eval_every = (run.eval_every if run else 0) or max(1, steps // EVALUATIONS)
+        self._save_every = (run.save_every if run else 0) or max(1, steps // CHECKPOINTS)
+
+    def restore(self, figures: dict[str, Any]) -> None:
+        """Continues from the figures of a checkpoint, from which the trainer was restored."""
+        self.history = History(**figures["history"])
+        self.seconds = figures["seconds"]
+        self._monitor.restore(figures["watch"])
+        self._saved_step = self.trainer.step
+        set_rng_state(figures["random"])
+
+    def run(self, last: int) -> None:
+        """Trains until a step, or until Ctrl-C, and saves the last step.
+
+        Raises:
+            DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
+                ``inspect/``.
+        """
+        trainer, steps = self.trainer, self.trainer.config.steps
+        seconds_before, start = self.seconds, time.perf_counter()
+        with (
+            stop_on_interrupt() as stopped,
+            progress_display(steps, trainer.step) as show,
+            self._tensorboard() as log,
+        ):
+            while trainer.step < last and not trainer.ranks.any([stopped()], trainer.device)[0]:
+                try:
+                    progress = trainer.advance()
+                except DivergedError as error:
+                    self._warn(str(error))
+                    raise
+                self.seconds = seconds_before + time.perf_counter() - start
+                show(progress)
+                log(progress)
+                self._after_step(progress)
+        if self._run_config is not None and self._saved_step != trainer.step:
+            self._save("checkpoints")
+        self.seconds = seconds_before + time.perf_counter() - start
+        if trainer.step < steps:
+            print(f"stopped after {trainer.step} of {steps} steps")
+
+    def _after_step(self, progress: Progress) -> None:
+        """Records the step, and warns, evaluates and saves where it is due."""
+        self.history.record(progress)
+        for warning in (progress.warning, self._monitor.check(progress)):
+            if warning is not None:
+                self._warn(warning)
+        if progress.step % self._eval_every == 0 and progress.step < progress.steps:
+            scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views)
+            self.history.record_test(progress.step, mean_psnr(scores), progress.n_gaussians)
+        if self._run_config is not None and progress.step % self._save_every == 0:
+            self._save("checkpoints")
+            self._saved_step = progress.step
+
+    def _warn(self, message: str) -> None:
+        """Prints a warning, and saves the state that it is about."""
+        saved = "" if self._run_config is None else f"; a checkpoint of this step is saved as {self._save('inspect')}"
+        print(f"warning: {message}{saved}", flush=True)
+
+    def _save(self, name: str) -> Path:
+        """Writes a checkpoint into a folder of this name."""
+        trainer, run = self.trainer, self._run_config
+        assert run is not None
+        tensors, figures = trainer.state()
+        scene = scene_tensors(trainer.gaussians)
+        checkpoint = Checkpoint(
+            step=trainer.step,
+            gaussians=trainer.gaussians,
+            tensors={name: tensor for name, tensor in tensors.items() if name not in scene},
+            figures={
+                "trainer": figures,
+                "history": dataclasses.asdict(self.history),
+                "watch": self._monitor.state(),
+                "random": get_rng_state(),
+                "seconds": self.seconds,
+            },
+            config=run,
+            per_gaussian_names=trainer.per_gaussian_names,
+        )
+        return write_checkpoint(self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded)
+
+    @contextlib.contextmanager
+    def _tensorboard(self) -> Iterator[Callable[[Progress], None]]:
+        run = self._run_config
+        if run is None or not run.tensorboard or not self.trainer.ranks.is_main:
+            yield lambda progress: None
+            return
+        with tensorboard_log(self.folder / "tensorboard") as log:
+            yield log
+
+
+def score_views(trainer: Trainer, gaussians: Gaussians, views: Sequence[View]) -> list[Score]:
+    """Evaluates Gaussians on views, with the trainer's background, backend and ranks."""
+    return evaluate(
+        gaussians,
+        views,
+        background=trainer.config.backdrop,
+        backend=trainer.config.backend,
+        ranks=trainer.ranks,
+    )

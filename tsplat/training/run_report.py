@@ -1,0 +1,96 @@
+"""The results of a run: metrics, rendered held-out views, plots and the final model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..scene.capture.views import Capture
+from ..scene.formats.ply import write_ply
+from ..stages.backend import choose
+from ..stages.memory import used_memory
+from ..stages.process_group import RankGroup
+from ..support.files import write_json
+from .evaluation import Score, finite_or_none, mean_psnr, mean_ssim, report
+from .plots import contact_sheet, curve, sheet_views, side_by_side
+from .run_loop import RunLoop, score_views
+
+
+def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> dict[str, Any]:
+    """Evaluates the trained Gaussians and writes all results into the run's folder. A collective call.
+
+    Args:
+        loop: The run, after its last step.
+        capture: Training and held-out views.
+        initial: Scores of the initial Gaussians on the held-out views.
+
+    Returns:
+        The contents of ``metrics.json``.
+    """
+    trainer, folder = loop.trainer, loop.folder
+    gaussians = trainer.gather_gaussians()
+    final = score_views(trainer, gaussians, capture.test)
+    loop.history.record_test(trainer.step, mean_psnr(final), len(gaussians))
+    metrics = {
+        **report(final),
+        "psnr_initial": finite_or_none(mean_psnr(initial)),
+        "ssim_initial": mean_ssim(initial),
+        "psnr_train": finite_or_none(mean_psnr(score_views(trainer, gaussians, capture.train))),
+        "num_gaussians": len(gaussians),
+        "steps": trainer.step,
+        "seconds": round(loop.seconds, 2),
+        "images_per_second": round(trainer.step * trainer.config.views_per_step / max(loop.seconds, 1e-9), 2),
+        "seed": trainer.config.seed,
+        "backend": choose(gaussians.means.device, trainer.config.backend)[0],
+        "device": str(gaussians.means.device),
+        "ranks": trainer.ranks.world_size,
+        **_metrics_of_ranks(loop),
+    }
+    print("held-out views    PSNR      SSIM")
+    for name, scores in (("before", initial), ("after", final)):
+        print(f"{name:14} {mean_psnr(scores):7.2f} dB  {mean_ssim(scores):.4f}")
+    write_held_out(folder / "held_out", final)
+    sheet = [_gather_images(sheet_views(scores), trainer.ranks) for scores in (initial, final)]
+    if trainer.ranks.is_main:
+        write_ply(folder / "point_cloud.ply", gaussians)
+        contact_sheet(folder / "contact_sheet.png", *sheet)
+        curve(folder / "curve.png", loop.history)
+        write_json(folder / "metrics.json", metrics)
+    trainer.ranks.barrier()
+    return metrics
+
+
+def write_held_out(folder: Path, scores: Sequence[Score]) -> None:
+    """Writes a PNG per view with the photograph and the rendered image side by side.
+
+    With several ranks, each writes the views that it rendered.
+    """
+    folder.mkdir(exist_ok=True)
+    for i, score in enumerate(scores):
+        if score.image.numel():
+            side_by_side(folder / f"{i:03d}_{Path(score.view.name).stem}.png", score)
+
+
+def _metrics_of_ranks(loop: RunLoop) -> dict[str, Any]:
+    """Number of Gaussians, peak memory and received rows per step of each rank; empty for a single process."""
+    trainer = loop.trainer
+    if trainer.ranks.world_size == 1:
+        return {}
+    steps = max(trainer.step - loop.first_step, 1)
+    own = (len(trainer.gaussians), used_memory(trainer.device), trainer.received_rows / steps)
+    n_gaussians, memory, rows = zip(*trainer.ranks.all_gather_object(own), strict=True)
+    return {"ranks_gaussians": n_gaussians, "ranks_bytes": memory, "ranks_rows_received_per_step": rows}
+
+
+def _gather_images(scores: Sequence[Score], ranks: RankGroup) -> list[Score]:
+    """Completes scores with the images that other ranks rendered."""
+    images_of_ranks = ranks.all_gather_object([score.image.cpu() for score in scores])
+    images = [next(filter(Tensor.numel, of_view)) for of_view in zip(*images_of_ranks, strict=True)]
+    return [
+        dataclasses.replace(score, image=image.to(score.view.image.device))
+        for score, image in zip(scores, images, strict=True)
+    ]
