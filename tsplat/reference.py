@@ -145,13 +145,9 @@ def project(
     slope_x = torch.clamp(x / safe_z, min=-(cx / fx + margin_x), max=(width - cx) / fx + margin_x)
     slope_y = torch.clamp(y / safe_z, min=-(cy / fy + margin_y), max=(height - cy) / fy + margin_y)
     zero = torch.zeros_like(z)
-    jacobian = torch.stack(
-        [
-            torch.stack([fx / safe_z, zero, -fx * slope_x / safe_z], -1),
-            torch.stack([zero, fy / safe_z, -fy * slope_y / safe_z], -1),
-        ],
-        -2,
-    )  # [..., C, N, 2, 3]
+    row_x = torch.stack([fx / safe_z, zero, -fx * slope_x / safe_z], -1)
+    row_y = torch.stack([zero, fy / safe_z, -fy * slope_y / safe_z], -1)
+    jacobian = torch.stack([row_x, row_y], -2)  # [..., C, N, 2, 3]
     means2d = torch.stack([fx * x / safe_z + cx, fy * y / safe_z + cy], -1)
 
     to_screen = jacobian @ rotation
@@ -328,14 +324,8 @@ def composite(
     if backgrounds is not None:
         image = image + left[..., None] * backgrounds[..., None, None, :]
     inverse = pixel_order.argsort(-1)
-    return Composite(
-        image,
-        1 - left,
-        weight.gather(-1, inverse),
-        alpha_margin.gather(-1, inverse).detach(),
-        stop_margin.gather(-1, inverse).detach(),
-        clamp_margin.gather(-1, inverse).detach(),
-    )
+    margins = (margin.gather(-1, inverse).detach() for margin in (alpha_margin, stop_margin, clamp_margin))
+    return Composite(image, 1 - left, weight.gather(-1, inverse), *margins)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,17 +397,9 @@ def rasterize(
         covars = covars.triu() + covars.triu(1).transpose(-1, -2)
 
     settings = ProjectionSettings(
-        width=width,
-        height=height,
-        eps2d=eps2d,
-        near_plane=near_plane,
-        far_plane=min(far_plane, MAGNITUDE_MAX),
-        radius_clip=radius_clip,
-        antialiased=rasterize_mode == "antialiased",
-        packed=False,
-        numerics=numerics,
-        backend="reference",
-    )
+        width, height, eps2d, near_plane, min(far_plane, MAGNITUDE_MAX), radius_clip,
+        antialiased=rasterize_mode == "antialiased", numerics=numerics,
+    )  # fmt: skip
     projection = project(means, covars, opacities, viewmats, Ks, settings, shown=shown, visible=decided.visible)
     visible, depths = projection.visible, projection.depths
 
@@ -433,18 +415,9 @@ def rasterize(
     own_order, order_margin = _depth_order(visible, depths)
     order = own_order if decided.order is None else decided.order
     image = composite(
-        projection.means2d,
-        projection.conics,
-        projection.opacities,
-        shaded,
-        backgrounds,
-        order,
-        visible,
-        width,
-        height,
-        numerics=numerics,
-        contributes=decided.contributes,
-    )
+        projection.means2d, projection.conics, projection.opacities, shaded, backgrounds, order, visible, width, height,
+        numerics=numerics, contributes=decided.contributes,
+    )  # fmt: skip
     render_colors = image.colors
     if render_mode in ("ED", "RGB+ED"):
         expected = render_colors[..., -1:] / image.alphas[..., None].clamp_min(DEPTH_ALPHA_MIN)
