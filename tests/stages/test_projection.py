@@ -13,8 +13,6 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import reference
 
-pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
-
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=15)
