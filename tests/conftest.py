@@ -31,11 +31,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 
+MASKED_LANES = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
+"""NumPy warns about lanes of the interpreter that kernels mask out."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.get_closest_marker("interpreter") and not INTERPRETED:
-            item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 in a process of its own"))
+        if item.get_closest_marker("interpreter"):
+            item.add_marker(MASKED_LANES)
+            if not INTERPRETED:
+                item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 in a process of its own"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         # Tests that share a fixture run in one process (with --dist loadgroup), so that it is set up once.

@@ -24,7 +24,6 @@ def test_property(name, part):
 
 
 @pytest.mark.interpreter
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns about the values of masked lanes
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_property_in_interpreter(name):
     rule = PROPERTIES[name]

@@ -6,8 +6,6 @@ import torch
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
 
-pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
-
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("banded", [False, True])

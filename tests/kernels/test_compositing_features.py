@@ -8,10 +8,7 @@ from tests.support import scenes
 from tests.support.closeness import assert_exact, assert_run_exact, assert_run_fp32, run
 from tsplat import reference
 
-pytestmark = [
-    pytest.mark.interpreter,
-    pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning"),
-]
+pytestmark = pytest.mark.interpreter
 
 
 @pytest.mark.parametrize(

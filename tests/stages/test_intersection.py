@@ -13,8 +13,6 @@ from tests.support.backends import BACKENDS
 from tsplat import reference
 from tsplat.data import ProjectionSettings
 
-pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
-
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_intersections_match_brute_force(backend):

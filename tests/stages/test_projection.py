@@ -14,8 +14,6 @@ from tests.support.closeness import assert_exact
 from tsplat import reference
 from tsplat.data import ProjectionSettings
 
-pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
-
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=15)

@@ -9,8 +9,6 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact, assert_run_exact
 from tsplat import reference
 
-pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
-
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("degree", range(5))

@@ -11,7 +11,6 @@ from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
 
-pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 STRUCTURE = scenes.Structure(n=12, cameras=2, channels=3, width=20, height=18, seed=5)
 STEPPED = "did an optimizer step with a non-finite gradient?"
 
