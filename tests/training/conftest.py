@@ -11,7 +11,8 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.training_scenes import make_gaussians, make_views
 
-TIMEOUT = 300
+TIMEOUT = 600
+"""Seconds after which ranks are killed; they take about a minute on an idle machine."""
 
 
 def run_ranks(folder, world_size, *jobs):

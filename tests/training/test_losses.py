@@ -104,7 +104,7 @@ def test_ssim_is_computed_in_fp32_for_half_precision_and_under_autocast(images):
 
 def test_invalid_images(images):
     for measure in (psnr, ssim, loss):
-        with pytest.raises(ShapeError, match=r"truth|target"):
+        with pytest.raises(ShapeError, match="target"):
             measure(images[0], images[1][:-1])
     with pytest.raises(ShapeError, match="11 pixels"):
         ssim(torch.zeros(10, 40, 3), torch.zeros(10, 40, 3))

@@ -1,12 +1,12 @@
 """Training: configurations, the trainer, evaluation, checkpoints, and whole runs."""
 
 from ..scene.formats.checkpoints import CheckpointError
-from .checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
 from .configuration import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
 from .losses import loss, psnr, ssim
+from .run_checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
 from .runs import evaluate_run, resume, train
 from .trainer import Trainer, fit, scene_extent
 from .training_progress import DivergedError, Progress

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
-from .checkpoints import Checkpoint, write_checkpoint
 from .configuration import RunConfig
 from .display import progress_display
 from .evaluation import Score, evaluate, mean_psnr
@@ -19,6 +18,7 @@ from .history import History, PsnrMonitor
 from .interruption import stop_on_interrupt
 from .parameters import scene_tensors
 from .rng_state import get_rng_state, set_rng_state
+from .run_checkpoints import Checkpoint, write_checkpoint
 from .tensorboard import tensorboard_log
 from .trainer import Trainer
 from .training_progress import DivergedError, Progress

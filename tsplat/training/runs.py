@@ -24,13 +24,13 @@ from ..support.extras import require
 from ..support.files import output_folder, write_json
 from ..support.progress import stage_display
 from ..viewing.devices import pick_device
-from .checkpoints import delete_incomplete, read_newest
 from .configuration import RunConfig, to_json
 from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
 from .processes.group import join_group
 from .processes.heartbeat import heartbeat
 from .processes.launcher import is_launched
+from .run_checkpoints import delete_incomplete, read_newest
 from .run_loop import RunLoop, score_views
 from .run_report import write_held_out, write_report
 from .trainer import Trainer

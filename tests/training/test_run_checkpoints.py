@@ -42,7 +42,7 @@ def test_round_trip(tmp_path):
 
 
 def test_invalid_configuration_is_a_checkpoint_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsplat.training.checkpoints.to_json", lambda config: {"stepz": 3})
+    monkeypatch.setattr("tsplat.training.run_checkpoints.to_json", lambda config: {"stepz": 3})
     path = write_checkpoint(tmp_path, make_checkpoint(9))
     with pytest.raises(CheckpointError, match="'stepz'"):
         read_checkpoint(path)
