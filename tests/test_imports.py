@@ -19,8 +19,8 @@ PACKAGE = ROOT / "tsplat"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 SCENE = {"__init__", "arguments", "config", "errors", "support"}
-VIEWING = {"arguments", "errors", "rasterization", "scene", "stages", "support"}
-TRAINING = VIEWING | {"ops", "strategies", "viewing"}
+VIEWING = {"arguments", "config", "errors", "rasterization", "scene", "stages", "support"}
+TRAINING = VIEWING | {"__init__", "ops", "strategies", "viewing"}
 MODULES = {
     "config": set(),
     "errors": set(),
@@ -39,8 +39,8 @@ MODULES = {
     "strategies": {"arguments", "data", "errors", "stages"},
     "viewing": VIEWING,
     "training": TRAINING,
-    "compat": {"arguments", "errors", "stages"},
-    "cli": TRAINING | {"__init__", "training"},
+    "compat": {"arguments", "data", "errors", "stages"},
+    "cli": TRAINING | {"training"},
     "__main__": {"cli"},
 }
 LOADED_BY_NAME = {("stages", "kernels"), ("stages", "kernels_torch")}
@@ -57,6 +57,7 @@ MAX_FILES, MAX_FOLDERS, MAX_MODULES, MAX_IMPORTS = 8, 12, 20, 70
 MAX_LINES, MAX_KERNEL_LINES, MAX_BODY, MAX_PARAMETERS = 400, 500, 80, 12
 DROP_IN = {
     "tsplat/rasterization.py": {"rasterization"},
+    "tsplat/reference.py": {"rasterize"},
     "tsplat/stages/projection.py": {"fully_fused_projection"},
     "tsplat/stages/intersection.py": {"isect_tiles"},
     "tsplat/stages/compositing.py": {"rasterize_to_pixels"},

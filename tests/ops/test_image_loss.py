@@ -108,5 +108,5 @@ def test_invalid_arguments_raise():
         l1_and_ssim(x[:0], x[:0])
     with pytest.raises(ArgumentError, match="padding: expected one of 'same', 'valid', found 'reflect'"):
         l1_and_ssim(x, x, padding="reflect")
-    with pytest.raises(UnsupportedError, match="truth: its gradient is not implemented"):
+    with pytest.raises(UnsupportedError, match="target: its gradient is not implemented"):
         l1_and_ssim(x, x.clone().requires_grad_())

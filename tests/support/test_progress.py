@@ -38,6 +38,6 @@ def test_stage_display_shows_bars_in_a_terminal(capsys, monkeypatch):
     assert len(printed.splitlines()) < 100
 
 
-def test_track_yields_items_and_prints_progress(capsys):
+def test_track_yields_values_and_prints_progress(capsys):
     assert list(track(iter("abc"), 3, "rendering")) == ["a", "b", "c"]
     assert capsys.readouterr().out.splitlines() == ["rendering 1/3", "rendering 2/3", "rendering 3/3"]

@@ -72,7 +72,7 @@ class BandedIntersections:
     """The intersections of a call, in as few bands of tile rows as fit into the memory budget.
 
     Iterate for the :class:`Intersections` of each band. A single band is kept in ``whole``. Several bands are listed
-    anew, with the same bits, on each iteration, as they do not fit together. A band that does not fit is halved.
+    again, with the same bits, on each iteration, as they do not fit together. A band that does not fit is halved.
 
     Attributes:
         whole: The intersections, if there is a single band.

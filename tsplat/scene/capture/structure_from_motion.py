@@ -190,7 +190,7 @@ class _Pipeline:
                 self.images,
                 self.models,
                 options=mapping,
-                initial_image_pair_callback=self._on_initial_pair,
+                initial_image_pair_callback=self._on_initial_image_pair,
                 next_image_callback=self._on_next_image,
                 cancellation_token=self.cancellation,
             )
@@ -204,7 +204,7 @@ class _Pipeline:
             models: dict[int, Any] = self._run_stage("cameras", reconstruct, lambda: self.n_registered, self.n_images)
             return models
 
-    def _on_initial_pair(self) -> None:
+    def _on_initial_image_pair(self) -> None:
         self.n_registered = 2
 
     def _on_next_image(self) -> None:
