@@ -133,5 +133,5 @@ def test_invalid_arguments_are_named():
     with pytest.raises(UnsupportedError, match="prefiltered: True is not implemented"):
         GaussianRasterizer(settings._replace(prefiltered=True))
     scene["scales"][3] = math.nan
-    with pytest.raises(InvalidValueError, match=r"scales: 1 of 25 rows are not finite \(first: row 3\)"):
+    with pytest.raises(InvalidValueError, match=r"scales: 1 of 25 Gaussians are not finite \(first: Gaussian 3\)"):
         render(scene, debug=True)
