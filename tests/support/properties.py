@@ -339,6 +339,8 @@ def repeated(case: Case, backend: str) -> float:
 def memory_error(case: Case, backend: str) -> float:
     """Scales that are far too large raise MemoryBudgetError, and do not change the bits of the next call."""
     structure = dataclasses.replace(case.structure, n=40, size=1.0, covars=False, width=32, height=32, batch=())
+    if _is_interpreted(backend):
+        structure = dataclasses.replace(structure, cameras=1)
     scene = _scene(structure, backend, torch.float32)
     wrong = scene | dict(scales=scene["scales"].exp().exp() if case.seed % 2 else scene["scales"] * 1e4)
     # Otherwise the wrong Gaussians might not be visible at all.
