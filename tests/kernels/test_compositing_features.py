@@ -46,9 +46,9 @@ def test_masks_and_absgrad_match_kernels_for_few_channels():
     masks = torch.ones(1, 3, 3, dtype=torch.bool)
     masks[0, 0, 1] = False
     results = []
-    for many in (16, 10**6):
+    for features_min in (16, 10**6):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compositing, "MANY", many)
+            patch.setattr(compositing, "FEATURES_MIN", features_min)
             inputs = {name: meta[name].detach().clone().requires_grad_() for name in ("means2d", "conics", "opacities")}
             inputs["colors"] = scene["colors"][None].clone().requires_grad_()
             images = tsplat.rasterize_to_pixels(
@@ -74,9 +74,9 @@ def tensor_cores(monkeypatch):
 
     multiply, options, products = interpreter.InterpreterBuilder.create_dot, features._options, []
 
-    def split(records, colors, depths, tile_size):
-        half = colors.dtype != torch.float32 and depths is None
-        return options(records, colors, depths, tile_size) | dict(SPLIT=True, EXACT=half)
+    def split(records, splats, tile_size):
+        half = splats.colors.dtype != torch.float32 and splats.depths is None
+        return options(records, splats, tile_size) | dict(SPLIT=True, EXACT=half)
 
     def truncating(self, a, b, *rest):
         for factor in (a, b):
