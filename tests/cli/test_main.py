@@ -204,9 +204,9 @@ def test_python_m_tsplat_runs_the_command():
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_outside_training_prints_one_line(tmp_path):
-    code = (
-        "import sys, tsplat.scene.capture.procedural as p; p.STEPS = 10**9; p.NEAREST = -1; print('up', flush=True)\n"
-    )
+    # Jobs in the background start with SIGINT ignored, and children inherit that.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "import tsplat.scene.capture.procedural as p; p.STEPS = 10**9; p.NEAREST = -1; print('up', flush=True)\n"
     code += "from tsplat.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -216,6 +216,9 @@ def test_ctrl_c_outside_training_prints_one_line(tmp_path):
             time.sleep(0.05)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        try:
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, error) == (130, "tsplat: interrupted\n")
     assert not list(tmp_path.iterdir())
