@@ -58,8 +58,8 @@ def test_losses_and_gradients_match_plain_pytorch(padding):
         st.sampled_from([(), (2,), (2, 1)]), st.integers(least, 75), st.integers(least, 40), st.integers(1, 4),
         st.integers(0, 2**31), st.booleans(),
     )  # fmt: skip
-    def check(*sizes):
-        assert_matches_plain_pytorch(*sizes, padding, "torch")
+    def check(batch, width, height, channels, seed, planar):
+        assert_matches_plain_pytorch(batch, width, height, channels, seed, planar, padding, "torch")
 
     check()
 

@@ -35,7 +35,7 @@ LAUNCH = "import sys; from tsplat.training.processes.launcher import launch; sys
 def faults():
     """Kinds of faults, with the rank and the step at which they occur."""
     rng = random.Random(3)
-    return [(KINDS[i % len(KINDS)], rng.randrange(3), rng.randrange(7, 40)) for i in range(N_FAULTS)]
+    return [(KINDS[i % len(KINDS)], rng.randrange(3), rng.randrange(7, 20)) for i in range(N_FAULTS)]
 
 
 def launch_with_fault(run, kind, victim, step):
