@@ -94,15 +94,25 @@ def map_float(e: Emitter, operation: Operation, function: Callable[..., str]) ->
     if type.element not in HALVES:
         return e.map(type, lambda *xs: function(type, *xs), *operands)
     wide = type.with_element("f32")
-    return e.map(type, lambda *xs: narrow(e.code, wide, type, function(wide, *(widen(e.code, type, x) for x in xs))), *operands)
+    return e.map(
+        type, lambda *xs: narrow(e.code, wide, type, function(wide, *(widen(e.code, type, x) for x in xs))), *operands
+    )
 
 
 @emits(*INTEGER_BINARY, *INTEGER_CALLS, attributes=FLAGS)
 def emit_integer_binary(e: Emitter, operation: Operation) -> Value:
-    name = INTEGER_BINARY.get(operation.name) or INTEGER_CALLS[operation.name]
     a, b = e.same_shape(e.operands(operation))
+    return integer_operation(e, INTEGER_BINARY.get(operation.name) or INTEGER_CALLS[operation.name], a, b)
+
+
+def integer_operation(e: Emitter, name: str, a: Value, b: Value) -> Value:
+    """An elementwise LLVM instruction or intrinsic on integers."""
     result = e.map(a.type, lambda x, y: integer_binary(e, a.type, name, x, y), a, b)
     result.steps = [_step(e, name, a, b, k) if step is None else step for k, step in enumerate(result.steps)]
+    if name in ("add", "sub", "mul"):
+        scalar = a.type.with_shape(None)
+        for k in a.firsts.keys() | b.firsts.keys():
+            result.firsts[k] = lambda k=k: integer_binary(e, scalar, name, a.first(e.code, k), b.first(e.code, k))
     return result
 
 
@@ -228,24 +238,34 @@ def emit_select(e: Emitter, operation: Operation) -> Value:
 @emits("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", attributes=FLAGS)
 def emit_integer_conversion(e: Emitter, operation: Operation) -> Value:
     (a,) = e.operands(operation)
-    source, type = a.type.element, a.type.with_element(operation.type.element)
-    instruction = {"arith.extsi": "sext", "arith.extui": "zext", "arith.trunci": "trunc"}.get(operation.name, "sext")
-    if BITS[type.element] == BITS[source]:
-        return Value(type, a.chunks, a.steps)
+    instruction = {"arith.extsi": "sext", "arith.extui": "zext", "arith.trunci": "trunc"}.get(operation.name, "")
+    element = operation.type.element
+    if not instruction:
+        instruction = "sext" if BITS[element] > BITS[a.type.element] else "trunc"
+    return convert_integers(e, instruction, a, element)
 
-    def convert(x: str) -> str:
+
+def convert_integers(e: Emitter, instruction: str, a: Value, element: str) -> Value:
+    """A sign extension, zero extension or truncation. Steps are kept, as addresses are taken not to overflow."""
+    source, type = a.type.element, a.type.with_element(element)
+    if BITS[element] == BITS[source]:
+        return Value(type, a.chunks, a.steps, firsts=a.firsts)
+
+    def convert(x: str, shape: tuple[int, ...] | None = a.type.shape) -> str:
         values = e.code.known(x)
         if values is None:
-            return e.code.pure(f"{instruction} {a.type.llvm} {x} to {type.llvm}")
+            return e.code.pure(f"{instruction} {a.type.with_shape(shape).llvm} {x} to {type.with_shape(shape).llvm}")
         if instruction == "zext":
             values = tuple(value & ((1 << BITS[source]) - 1) for value in values)
         elif instruction == "sext" and source == "i1":
             values = tuple(-value for value in values)
-        return e.code.integers(type.element, values, type.shape is None)
+        return e.code.integers(element, values, shape is None)
 
     result = e.map(type, convert, a)
     if source != "i1" and instruction != "zext":
         result.steps = a.steps
+    for k in a.firsts:
+        result.firsts[k] = lambda k=k: convert(a.first(e.code, k), None)
     return result
 
 
@@ -254,7 +274,9 @@ def emit_integer_to_float(e: Emitter, operation: Operation) -> Value:
     (a,) = e.operands(operation)
     type = a.type.with_element(operation.type.element)
     # 64-bit integers pass through fp64, so that only one rounding is inexact.
-    wide = type.with_element(("f64" if BITS[a.type.element] > 24 else "f32") if type.element in HALVES else type.element)
+    wide = type.with_element(
+        ("f64" if BITS[a.type.element] > 24 else "f32") if type.element in HALVES else type.element
+    )
     instruction = operation.name.removeprefix("arith.")
     return e.map(type, lambda x: narrow(
         e.code, wide, type, e.code.pure(f"{instruction} {a.type.llvm} {x} to {wide.llvm}")), a)  # fmt: skip

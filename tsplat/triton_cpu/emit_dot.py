@@ -91,7 +91,9 @@ def emit_dot(e: Emitter, operation: Operation) -> Value:
             return []
 
         counted_loop(code, ("0", str(rows), str(block)), "i64", [], over_rows)
-    chunks = [code.result(f"load {type.llvm}, ptr {at(stacks[2], k * type.lanes)}, align 4") for k in range(type.chunks)]
+    chunks = [
+        code.result(f"load {type.llvm}, ptr {at(stacks[2], k * type.lanes)}, align 4") for k in range(type.chunks)
+    ]
     return value_of(code, type, chunks)
 
 

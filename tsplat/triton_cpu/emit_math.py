@@ -51,8 +51,12 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "f32": Format("i32", 23, 127, -151.0, 0.693145751953125, 1.428606765330187e-06, 1.4426950216293335, 1.925963033500011e-08),
-    "f64": Format("i64", 52, 1023, -1076.0, 0.6931471803691238, 1.9082149292705877e-10, 1.4426950408889634, 2.0355273740931033e-17),
+    "f32": Format(
+        "i32", 23, 127, -151.0, 0.693145751953125, 1.428606765330187e-06, 1.4426950216293335, 1.925963033500011e-08
+    ),
+    "f64": Format(
+        "i64", 52, 1023, -1076.0, 0.6931471803691238, 1.9082149292705877e-10, 1.4426950408889634, 2.0355273740931033e-17
+    ),
 }
 
 
@@ -109,7 +113,9 @@ def log2(code: Code, type: Type, x: str) -> str:
     form = FORMATS[type.element]
     n, t = _exponent_and_rest(code, type, x)
     q = _polynomial(code, type, t, polynomials.LOG2[type.element])
-    small = _fma(code, type, t, constant(code, type, form.log2e_low), _multiply(code, type, _multiply(code, type, t, t), q))
+    small = _fma(
+        code, type, t, constant(code, type, form.log2e_low), _multiply(code, type, _multiply(code, type, t, t), q)
+    )
     whole = _fma(code, type, t, constant(code, type, form.log2e_high), small)
     return _logarithm_of_special(code, type, x, code.pure(f"fadd {type.llvm} {whole}, {n}"))
 
@@ -119,7 +125,9 @@ def log(code: Code, type: Type, x: str) -> str:
     form = FORMATS[type.element]
     n, t = _exponent_and_rest(code, type, x)
     q = _polynomial(code, type, t, polynomials.LOG[type.element])
-    small = _fma(code, type, _multiply(code, type, t, t), q, _multiply(code, type, n, constant(code, type, form.ln2_low)))
+    small = _fma(
+        code, type, _multiply(code, type, t, t), q, _multiply(code, type, n, constant(code, type, form.ln2_low))
+    )
     rest = code.pure(f"fadd {type.llvm} {t}, {small}")
     return _logarithm_of_special(code, type, x, _fma(code, type, n, constant(code, type, form.ln2_high), rest))
 
@@ -146,7 +154,9 @@ def _scale(e: Emitter, type: Type, x: str, n: str) -> str:
     half = shift(code, "ashr", integers, exponent, 1)
     for part in (half, code.pure(f"sub {integers.llvm} {exponent}, {half}")):
         biased = code.pure(f"add {integers.llvm} {part}, {constant(code, integers, form.bias)}")
-        power = code.pure(f"bitcast {integers.llvm} {shift(code, 'shl', integers, biased, form.mantissa)} to {type.llvm}")
+        power = code.pure(
+            f"bitcast {integers.llvm} {shift(code, 'shl', integers, biased, form.mantissa)} to {type.llvm}"
+        )
         x = _multiply(code, type, x, power)
     return x
 
@@ -160,7 +170,9 @@ def _exponent_and_rest(code: Code, type: Type, x: str) -> tuple[str, str]:
     scaled = _multiply(code, type, x, constant(code, type, 2.0**form.mantissa))
     normal = code.pure(f"select {booleans} {subnormal}, {type.llvm} {scaled}, {type.llvm} {x}")
     bits = code.pure(f"bitcast {type.llvm} {normal} to {integers.llvm}")
-    above_root = code.pure(f"sub {integers.llvm} {bits}, {constant(code, integers, _bits(math.sqrt(0.5), type.element))}")
+    above_root = code.pure(
+        f"sub {integers.llvm} {bits}, {constant(code, integers, _bits(math.sqrt(0.5), type.element))}"
+    )
     exponent = shift(code, "ashr", integers, above_root, form.mantissa)
     moved = code.pure(f"sub {integers.llvm} {bits}, {shift(code, 'shl', integers, exponent, form.mantissa)}")
     rest = code.pure(f"fsub {type.llvm} " + code.pure(f"bitcast {integers.llvm} {moved} to {type.llvm}")

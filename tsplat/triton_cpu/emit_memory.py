@@ -6,15 +6,14 @@ are gathers and scatters. Masks of scalar accesses become branches.
 
 from __future__ import annotations
 
+from .emit_arithmetic import convert_integers, integer_operation
 from .emitter import Emitter, emits
 from .errors import UnsupportedFormError
 from .ttir import Operation
 from .types import BITS, BYTES, llvm_type
 from .values import Value, value_of
 
-HINTS = (
-    r"(?:(?:cacheModifier|evictionPolicy) = \w+|\{isVolatile = false\}|\{?[, ]*(?:cache|evict|isVolatile) = [\w :]+\}?|\s)*"
-)
+HINTS = r"(?:(?:cacheModifier|evictionPolicy) = \w+|\{isVolatile = false\}|\{?[, ]*(?:cache|evict|isVolatile) = [\w :]+\}?|\s)*"
 """Attributes that change nothing here: hints to caches, and volatile accesses, which are never merged anyway."""
 
 
@@ -29,35 +28,26 @@ def emit_addptr(e: Emitter, operation: Operation) -> Value:
         address = f"getelementptr {element}, ptr {pointer.chunks[0]}, {offset.type.llvm} {offset.chunks[0]}"
         return Value(pointer.type, [code.pure(address)], [0])
     if all(not any(code.known(chunk) or (1,)) for chunk in pointer.chunks):
-        return Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element)
+        return Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
     # Sums of 32-bit offsets may need 64 bits.
     a = offsets_as(e, pointer, "i64")
-    b = offsets_as(e, Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element), "i64")
-    type = llvm_type("i64", pointer.type.lanes)
-    chunks, steps = [], []
-    for x, y, p, q in zip(a.chunks, b.chunks, a.steps, b.steps):
-        u, v = code.known(x), code.known(y)
-        if u is not None and v is not None:
-            chunks.append(code.integers("i64", [i + j for i, j in zip(u, v)]))
-        else:
-            chunks.append(code.pure(f"add {type} {x}, {y}"))
-        steps.append(None if p is None or q is None else p + q)
-    return Value(pointer.type, chunks, steps, pointer.base, "i64")
+    b = Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
+    total = integer_operation(e, "add", _as_integers(a), _as_integers(offsets_as(e, b, "i64")))
+    return Value(pointer.type, total.chunks, total.steps, pointer.base, "i64", total.firsts)
+
+
+def _as_integers(pointers: Value) -> Value:
+    """The offsets of a tensor of pointers."""
+    type = pointers.type._replace(element=pointers.offset, pointer=False)
+    return Value(type, pointers.chunks, pointers.steps, firsts=pointers.firsts)
 
 
 def offsets_as(e: Emitter, pointers: Value, element: str) -> Value:
     """A tensor of pointers with its offsets in a wider type."""
     if BITS[pointers.offset] == BITS[element]:
         return pointers
-    source, target = pointers.chunk_type, llvm_type(element, pointers.type.lanes)
-    chunks = []
-    for chunk in pointers.chunks:
-        known = e.code.known(chunk)
-        if known is not None:
-            chunks.append(e.code.integers(element, known))
-        else:
-            chunks.append(e.code.pure(f"sext {source} {chunk} to {target}"))
-    return Value(pointers.type, chunks, pointers.steps, pointers.base, element)
+    wide = convert_integers(e, "sext", _as_integers(pointers), element)
+    return Value(pointers.type, wide.chunks, wide.steps, pointers.base, element, wide.firsts)
 
 
 def _in_memory(pointer: Value) -> str:
@@ -87,7 +77,9 @@ def emit_load(e: Emitter, operation: Operation) -> Value:
                 scalar = code.result(f"load {element}, ptr {address}, align {BYTES[type.element]}")
                 loaded[key] = code.splat(scalar, type.element, lanes)
             elif step == 1 and chunk_mask is None:
-                loaded[key] = code.result(f"load {type.llvm}, ptr {_first_address(e, pointer, k)}, align {BYTES[type.element]}")
+                loaded[key] = code.result(
+                    f"load {type.llvm}, ptr {_first_address(e, pointer, k)}, align {BYTES[type.element]}"
+                )
             elif step == 1:
                 call = code.masked("load", type.element, lanes, _first_address(e, pointer, k), chunk_mask, default)
                 loaded[key] = code.result(call)
@@ -157,7 +149,7 @@ def _useful_mask(e: Emitter, mask: Value | None, k: int) -> str | None:
 
 
 def _first_address(e: Emitter, pointer: Value, k: int) -> str:
-    first = e.code.extract(pointer.chunk_type, pointer.chunks[k], 0)
+    first = pointer.first(e.code, k)
     element = llvm_type(_in_memory(pointer), None)
     return e.code.pure(f"getelementptr {element}, ptr {pointer.base}, {llvm_type(pointer.offset, None)} {first}")
 

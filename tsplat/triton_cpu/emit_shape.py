@@ -109,7 +109,9 @@ def emit_gather(e: Emitter, operation: Operation) -> Value:
     shape, axis = source.type.shape or (), operation.integer("axis")
     strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
     grid = np.indices(type.shape or ())
-    origin = np.asarray(sum(grid[i] * strides[i] for i in range(len(shape)) if i != axis)) + np.zeros(type.shape or (), int)
+    origin = np.asarray(sum(grid[i] * strides[i] for i in range(len(shape)) if i != axis)) + np.zeros(
+        type.shape or (), int
+    )
     known = [e.code.known(chunk) for chunk in places.chunks]
     if all(values is not None for values in known):
         index = np.concatenate([np.array(values) for values in known]) * strides[axis] + origin.reshape(-1)

@@ -10,7 +10,7 @@ from .errors import UnsupportedFormError, UnsupportedOperationError
 from .target import Target
 from .ttir import Block, Operation
 from .types import Type, mangled
-from .values import Value, value_of
+from .values import First, Value, value_of
 
 Emitted = Value | Sequence[Value] | None
 Handler = Callable[["Emitter", Operation], Emitted]
@@ -90,8 +90,10 @@ class Emitter:
         if value.type.shape is not None or like.shape is None:
             return value
         type = value.type.with_shape(like.shape)
-        chunk = self.code.splat(value.chunks[0], type.element, type.lanes)
-        return Value(type, [chunk] * type.chunks, [0] * type.chunks)
+        scalar = value.chunks[0]
+        chunk = self.code.splat(scalar, type.element, type.lanes)
+        firsts: dict[int, First] = dict.fromkeys(range(type.chunks), lambda: scalar)
+        return Value(type, [chunk] * type.chunks, [0] * type.chunks, firsts=firsts)
 
     def same_shape(self, values: Sequence[Value]) -> list[Value]:
         """Operands of an elementwise operation; scalars among tensors, as in the region of a reduction, are spread."""

@@ -174,7 +174,9 @@ class Launcher:
                 )
 
 
-def object_code(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]) -> tuple[bytes, str]:
+def object_code(
+    kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]
+) -> tuple[bytes, str]:
     """The object file of a specialization, and the name of its entry point."""
     target = host_target()
     key = cache.key_of(

@@ -73,20 +73,21 @@ def load(code: bytes, symbol: str, target: Target) -> EntryPoint:
     return entry
 
 
-@functools.cache
-def _target_machine(cpu: str) -> Any:
+def _create_target_machine(cpu: str) -> Any:
     llvm = import_llvm()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_triple(triple()).create_target_machine(cpu=cpu, opt=3, jit=True)
 
 
+_target_machine = functools.cache(_create_target_machine)
+
+
 @functools.cache
 def _engine(cpu: str) -> Any:
-    llvm = import_llvm()
-    machine = llvm.Target.from_triple(triple()).create_target_machine(cpu=cpu, opt=3, jit=True)
-    _target_machine(cpu)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    """Holds all loaded code; it takes over a target machine of its own."""
+    machine = _create_target_machine(cpu)
+    return import_llvm().create_mcjit_compiler(import_llvm().parse_assembly(""), machine)
 
 
 def _renew_lock() -> None:

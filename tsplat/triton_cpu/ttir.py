@@ -170,7 +170,8 @@ class _Parser:
     def branch(self, name: str, rest: str) -> Operation:
         condition, _, targets = rest.partition("^")
         successors = [
-            (match[1], _NAMES.findall(match[2] or "")) for match in re.finditer(r"(\^\w+)(?:\(([^)]*)\))?", "^" + targets)
+            (match[1], _NAMES.findall(match[2] or ""))
+            for match in re.finditer(r"(\^\w+)(?:\(([^)]*)\))?", "^" + targets)
         ]
         return Operation(name, [], _NAMES.findall(condition), "", [], [], successors)
 

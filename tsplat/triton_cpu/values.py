@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from .code import Code
 from .types import BYTES, Type, llvm_type
 
 Index = NDArray[np.int64]
+First = Callable[[], str]
 
 
 @dataclasses.dataclass
@@ -25,6 +27,9 @@ class Value:
     Attributes:
         chunks: One operand per chunk; a single one for scalars. Of a tensor of pointers, its offsets.
         steps: For each chunk of integers or offsets, the difference of neighboring lanes where it is known.
+        firsts: By chunk, a function that computes lane 0 by scalar instructions, where that is possible. Addresses are
+            found that way rather than as lanes of vectors, which is faster. It also avoids a bug of LLVM 22.1 for
+            AVX-512, which takes the wrong lane in some sums of which only lane 0 is used.
         base: The scalar pointer that `chunks` are offsets to; None for anything but tensors of pointers.
         offset: Integer type of the offsets.
     """
@@ -34,6 +39,11 @@ class Value:
     steps: list[int | None]
     base: str | None = None
     offset: str = "i32"
+    firsts: dict[int, First] = dataclasses.field(default_factory=dict)
+
+    def first(self, code: Code, k: int) -> str:
+        """Lane 0 of a chunk."""
+        return self.firsts[k]() if k in self.firsts else code.extract(self.chunk_type, self.chunks[k], 0)
 
     @property
     def chunk_element(self) -> str:
@@ -68,26 +78,34 @@ def rearrange(code: Code, value: Value, type: Type, index: Index) -> Value:
     """The tensor of a given type whose flat element i is flat element index[i] of `value`."""
     source_lanes, lanes = value.type.lanes, type.lanes
     sources, positions = np.divmod(index.reshape(-1, lanes), source_lanes)
-    whole = (sources == sources[:, :1]).all(1)
-    straight = whole & (positions == np.arange(lanes)).all(1) if lanes == source_lanes else np.zeros_like(whole)
-    chunks, steps = [], []
+    result = Value(type, [], [], value.base, value.offset)
     stack: str | None = None
-    for k in range(len(sources)):
-        first = int(sources[k, 0])
-        if straight[k]:
-            chunks.append(value.chunks[first])
-            steps.append(value.steps[first])
-            continue
-        used = np.unique(sources[k])
-        if len(used) > 4 and value.chunk_element != "i1":
+    for k, (chunk_sources, chunk_positions) in enumerate(zip(sources.tolist(), positions.tolist())):
+        source, position = chunk_sources[0], chunk_positions[0]
+        used = sorted(set(chunk_sources))
+        step = None
+        if len(used) == 1 and lanes == source_lanes and chunk_positions == list(range(lanes)):
+            chunk, step = value.chunks[source], value.steps[source]
+            if source in value.firsts:
+                result.firsts[k] = value.firsts[source]
+        elif len(used) > 4 and value.chunk_element != "i1":
             stack = stack or store_to_stack(code, value)
-            chunks.append(_gather_from_stack(code, value, stack, index.reshape(-1, lanes)[k]))
-            steps.append(None)
-            continue
-        chunk = _combine(code, value, used.tolist(), sources[k].tolist(), positions[k].tolist())
-        chunks.append(chunk)
-        steps.append(_rearranged_step(code, value, first, chunk, positions[k].tolist() if whole[k] else []))
-    return Value(type, chunks, steps, value.base, value.offset)
+            chunk = _gather_from_stack(code, value, stack, index.reshape(-1, lanes)[k])
+        else:
+            chunk = _combine(code, value, used, chunk_sources, chunk_positions)
+            step = _rearranged_step(code, value, source, chunk, chunk_positions if len(used) == 1 else [])
+            if not value.type.is_float:
+                result.firsts[k] = functools.partial(_lane, code, value, source, position)
+        result.chunks.append(chunk)
+        result.steps.append(step)
+    return result
+
+
+def _lane(code: Code, value: Value, chunk: int, lane: int) -> str:
+    """A lane of a chunk, as a scalar."""
+    if lane == 0:
+        return value.first(code, chunk)
+    return code.extract(value.chunk_type, value.chunks[chunk], lane)
 
 
 def _combine(code: Code, value: Value, used: list[int], sources: list[int], positions: list[int]) -> str:
@@ -97,13 +115,17 @@ def _combine(code: Code, value: Value, used: list[int], sources: list[int], posi
         table = dict(zip(used, known))
         return code.integers(value.chunk_element, [table[s][p] for s, p in zip(sources, positions)])  # type: ignore[index]
     vector, width, lanes = value.chunk_type, value.type.lanes, len(sources)
+    if len(set(positions)) == len(used) == 1 and not value.type.is_float:
+        return code.splat(code.extract(vector, value.chunks[used[0]], positions[0]), value.chunk_element, lanes)
     first = value.chunks[used[0]]
     second = value.chunks[used[1]] if len(used) > 1 else "poison"
     mask = [p + (width if s != used[0] else 0) if s in used[:2] else 0 for s, p in zip(sources, positions)]
     result = code.shuffle(vector, first, second, mask)
     for source in used[2:]:
         # Widen or narrow the next chunk to the result's width, then take its lanes from it.
-        part = code.shuffle(vector, value.chunks[source], "poison", [p if s == source else 0 for s, p in zip(sources, positions)])
+        part = code.shuffle(
+            vector, value.chunks[source], "poison", [p if s == source else 0 for s, p in zip(sources, positions)]
+        )
         blend = [i + lanes if s == source else i for i, s in enumerate(sources)]
         result = code.shuffle(llvm_type(value.chunk_element, lanes), result, part, blend)
     return result
