@@ -125,10 +125,8 @@ class Code:
         """An integer constant: a vector, or a scalar. Values wrap around as the type does."""
         values = tuple(wrap(element, int(value)) for value in values)
         texts = [("true" if v else "false") for v in values] if element == "i1" else [str(v) for v in values]
-        if scalar:
-            text = texts[0]
-        else:
-            text = "<" + ", ".join(f"{LLVM_NAMES[element]} {t}" for t in texts) + ">"
+        vector = "<" + ", ".join(f"{LLVM_NAMES[element]} {t}" for t in texts) + ">"
+        text = texts[0] if scalar else vector
         self._known[text] = values
         return text
 

@@ -1,4 +1,4 @@
-"""Emitters of elementwise arithmetic, comparisons and conversions.
+"""Emitters of elementwise arithmetic and comparisons.
 
 Integer operations on constants are folded, and those that change nothing are left out: masks by `tl.arange(...) == k`
 are common in kernels and would otherwise cost instructions for every lane.
@@ -11,15 +11,21 @@ from collections.abc import Callable
 
 from .emitter import Emitter, emits, intrinsic
 from .errors import UnsupportedFormError
-from .halves import constant, float_text, narrow, widen
+from .halves import constant, narrow, widen, widened
 from .ttir import Operation
 from .types import BITS, HALVES, Type, mangled
 from .values import Value
 
 FLAGS = r"(?:fastmath<\w+>|overflow<[\w, ]+>|to_nearest_even|exact|nneg)?"
 
-FLOAT_BINARY = {"arith.addf": "fadd", "arith.subf": "fsub", "arith.mulf": "fmul", "arith.divf": "fdiv", "arith.remf": "frem",
-                "tt.precise_divf": "fdiv"}  # fmt: skip
+FLOAT_BINARY = {
+    "arith.addf": "fadd",
+    "arith.subf": "fsub",
+    "arith.mulf": "fmul",
+    "arith.divf": "fdiv",
+    "tt.precise_divf": "fdiv",
+    "arith.remf": "frem",
+}
 FLOAT_CALLS = {
     "arith.minnumf": "minnum",
     "arith.maxnumf": "maxnum",
@@ -93,7 +99,7 @@ def map_float(e: Emitter, operation: Operation, function: Callable[..., str]) ->
     type = operands[0].type
     if type.element not in HALVES:
         return e.map(type, lambda *xs: function(type, *xs), *operands)
-    wide = type.with_element("f32")
+    wide = widened(type)
     return e.map(
         type, lambda *xs: narrow(e.code, wide, type, function(wide, *(widen(e.code, type, x) for x in xs))), *operands
     )
@@ -200,9 +206,9 @@ def emit_comparison(e: Emitter, operation: Operation) -> Value:
         raise UnsupportedFormError("comparison of pointers")
     type = a.type.with_element("i1")
     if a.type.is_float:
-        wide = a.type.with_element("f32") if a.type.element in HALVES else a.type
-        return e.map(type, lambda x, y: e.code.pure(
-            f"fcmp {predicate} {wide.llvm} {widen(e.code, a.type, x)}, {widen(e.code, a.type, y)}"), a, b)  # fmt: skip
+        wide = widened(a.type)
+        return e.map(type, lambda *xs: e.code.pure(
+            f"fcmp {predicate} {wide.llvm} " + ", ".join(widen(e.code, a.type, x) for x in xs)), a, b)  # fmt: skip
 
     def compare(x: str, y: str) -> str:
         p, q = e.code.known(x), e.code.known(y)
@@ -235,112 +241,8 @@ def emit_select(e: Emitter, operation: Operation) -> Value:
     return Value(a.type, chunks, [p if p == q == 0 and scalar else None for p, q in zip(a.steps, b.steps)])
 
 
-@emits("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", attributes=FLAGS)
-def emit_integer_conversion(e: Emitter, operation: Operation) -> Value:
-    (a,) = e.operands(operation)
-    instruction = {"arith.extsi": "sext", "arith.extui": "zext", "arith.trunci": "trunc"}.get(operation.name, "")
-    element = operation.type.element
-    if not instruction:
-        instruction = "sext" if BITS[element] > BITS[a.type.element] else "trunc"
-    return convert_integers(e, instruction, a, element)
-
-
-def convert_integers(e: Emitter, instruction: str, a: Value, element: str) -> Value:
-    """A sign extension, zero extension or truncation. Steps are kept, as addresses are taken not to overflow."""
-    source, type = a.type.element, a.type.with_element(element)
-    if BITS[element] == BITS[source]:
-        return Value(type, a.chunks, a.steps, firsts=a.firsts)
-
-    def convert(x: str, shape: tuple[int, ...] | None = a.type.shape) -> str:
-        values = e.code.known(x)
-        if values is None:
-            return e.code.pure(f"{instruction} {a.type.with_shape(shape).llvm} {x} to {type.with_shape(shape).llvm}")
-        if instruction == "zext":
-            values = tuple(value & ((1 << BITS[source]) - 1) for value in values)
-        elif instruction == "sext" and source == "i1":
-            values = tuple(-value for value in values)
-        return e.code.integers(element, values, shape is None)
-
-    result = e.map(type, convert, a)
-    if source != "i1" and instruction != "zext":
-        result.steps = a.steps
-    for k in a.firsts:
-        result.firsts[k] = lambda k=k: convert(a.first(e.code, k), None)
-    return result
-
-
-@emits("arith.sitofp", "arith.uitofp", attributes=FLAGS)
-def emit_integer_to_float(e: Emitter, operation: Operation) -> Value:
-    (a,) = e.operands(operation)
-    type = a.type.with_element(operation.type.element)
-    # 64-bit integers pass through fp64, so that only one rounding is inexact.
-    wide = type.with_element(
-        ("f64" if BITS[a.type.element] > 24 else "f32") if type.element in HALVES else type.element
-    )
-    instruction = operation.name.removeprefix("arith.")
-    return e.map(type, lambda x: narrow(
-        e.code, wide, type, e.code.pure(f"{instruction} {a.type.llvm} {x} to {wide.llvm}")), a)  # fmt: skip
-
-
-@emits("arith.fptosi", "arith.fptoui", attributes=FLAGS)
-def emit_float_to_integer(e: Emitter, operation: Operation) -> Value:
-    """Rounds toward zero; values out of range give the nearest integer, and NaN gives 0."""
-    (a,) = e.operands(operation)
-    type = a.type.with_element(operation.type.element)
-    wide = a.type.with_element("f32") if a.type.element in HALVES else a.type
-    lanes = None if type.shape is None else type.lanes
-    name = f"llvm.{operation.name.removeprefix('arith.')}.sat.{mangled(type.element, lanes)}.{mangled(wide.element, lanes)}"
-    return e.map(type, lambda x: e.code.pure(e.code.call(name, type.llvm, [(wide.llvm, widen(e.code, a.type, x))])), a)
-
-
-@emits("arith.extf", "arith.truncf", "tt.fp_to_fp", attributes=rf"{FLAGS}(?:rounding = rtne)?")
-def emit_float_conversion(e: Emitter, operation: Operation) -> Value:
-    (a,) = e.operands(operation)
-    type = a.type.with_element(operation.type.element)
-    if a.type.element in HALVES and type.element != "f32":
-        wide = a.type.with_element("f32")
-        double = type.with_element("f64")
-        if type.element != "f64":
-            return e.map(type, lambda x: narrow(e.code, wide, type, widen(e.code, a.type, x)), a)
-        return e.map(type, lambda x: e.code.pure(
-            f"fpext {wide.llvm} {widen(e.code, a.type, x)} to {double.llvm}"), a)  # fmt: skip
-    if a.type.element in HALVES:
-        return e.map(type, lambda x: widen(e.code, a.type, x), a)
-    if type.element in HALVES:
-        return e.map(type, lambda x: narrow(e.code, a.type, type, x), a)
-    instruction = "fpext" if type.element == "f64" else "fptrunc"
-    return e.map(type, lambda x: e.code.pure(f"{instruction} {a.type.llvm} {x} to {type.llvm}"), a)
-
-
-@emits("arith.bitcast", "tt.bitcast")
-def emit_bitcast(e: Emitter, operation: Operation) -> Value:
-    (a,) = e.operands(operation)
-    if a.type.pointer:
-        type = operation.type
-        if type.element != a.type.element and {type.element, a.type.element} != {"i1", "i8"}:
-            raise UnsupportedFormError("conversion to a pointer to another type")
-        return Value(type, a.chunks, a.steps, a.base, a.offset)
-    type = a.type.with_element(operation.type.element)
-    if type.llvm == a.type.llvm:
-        return Value(type, a.chunks, a.steps)
-    return e.map(type, lambda x: e.code.pure(f"bitcast {a.type.llvm} {x} to {type.llvm}"), a)
-
-
 @emits("math.absi")
 def emit_integer_abs(e: Emitter, operation: Operation) -> Value:
     (a,) = e.operands(operation)
     name = f"llvm.abs.{mangled(a.type.element, None if a.type.shape is None else a.type.lanes)}"
     return e.map(a.type, lambda x: e.code.pure(e.code.call(name, a.type.llvm, [(a.type.llvm, x), ("i1", "false")])), a)
-
-
-@emits("arith.constant", attributes=r"dense<[^<>,]*>|[^<>,]+")
-def emit_constant(e: Emitter, operation: Operation) -> Value:
-    text = operation.attributes.removeprefix("dense<").removesuffix(">")
-    type = operation.type if operation.types else Type("i1", None, e.target.lanes)
-    if type.is_float:
-        scalar = float_text(e.code, text, type.element)
-    elif text in ("true", "false"):
-        scalar = text
-    else:
-        scalar = e.code.integers(type.element, [int(text)], scalar=True)
-    return e.broadcast_scalar(Value(type.with_shape(None), [scalar], [0]), type)

@@ -6,15 +6,16 @@ are gathers and scatters. Masks of scalar accesses become branches.
 
 from __future__ import annotations
 
-from .emit_arithmetic import convert_integers, integer_operation
+from .emit_arithmetic import integer_operation
+from .emit_conversion import convert_integers
 from .emitter import Emitter, emits
 from .errors import UnsupportedFormError
 from .ttir import Operation
 from .types import BITS, BYTES, llvm_type
 from .values import Value, value_of
 
-HINTS = r"(?:(?:cacheModifier|evictionPolicy) = \w+|\{isVolatile = false\}|\{?[, ]*(?:cache|evict|isVolatile) = [\w :]+\}?|\s)*"
-"""Attributes that change nothing here: hints to caches, and volatile accesses, which are never merged anyway."""
+HINTS = r"(?:(?:cacheModifier|evictionPolicy) = \w+ ?)*(?:\{isVolatile = (?:true|false)\})?"
+"""Attributes that change nothing: hints to caches, and volatile accesses, as loads are never merged or left out."""
 
 
 @emits("tt.addptr")

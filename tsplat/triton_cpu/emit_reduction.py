@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from .emitter import Emitter, emits
@@ -43,7 +45,7 @@ def emit_scan(e: Emitter, operation: Operation) -> list[Value]:
     if "reverse = true" in operation.attributes:
         order.reverse()
     slices = {order[0]: [_take(e, value, index[:, order[0]]) for value in values]}
-    for before, k in zip(order, order[1:]):
+    for before, k in itertools.pairwise(order):
         current = [_take(e, value, index[:, k]) for value in values]
         slices[k] = e.call_region(operation.regions[0], [*slices[before], *current])
     results = []

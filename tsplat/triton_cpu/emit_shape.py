@@ -8,8 +8,9 @@ import numpy as np
 
 from .emitter import Emitter, emits
 from .errors import UnsupportedFormError
+from .halves import float_text
 from .ttir import Operation
-from .types import llvm_type
+from .types import Type, llvm_type
 from .values import Index, Value, rearrange, store_to_stack, value_of
 
 
@@ -17,6 +18,19 @@ from .values import Index, Value, rearrange, store_to_stack, value_of
 def emit_program_id(e: Emitter, operation: Operation) -> Value:
     name = "program" if operation.name == "tt.get_program_id" else "programs"
     return Value(operation.type, [f"%{name}_{operation.attributes}"], [0])
+
+
+@emits("arith.constant", attributes=r"dense<[^<>,]*>|[^<>,]+")
+def emit_constant(e: Emitter, operation: Operation) -> Value:
+    text = operation.attributes.removeprefix("dense<").removesuffix(">")
+    type = operation.type if operation.types else Type("i1", None, e.target.lanes)
+    if type.is_float:
+        scalar = float_text(e.code, text, type.element)
+    elif text in ("true", "false"):
+        scalar = text
+    else:
+        scalar = e.code.integers(type.element, [int(text)], scalar=True)
+    return e.broadcast_scalar(Value(type.with_shape(None), [scalar], [0]), type)
 
 
 @emits("tt.make_range", attributes=r"\{end = \d+ : i32, start = \d+ : i32\}")

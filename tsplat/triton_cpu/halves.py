@@ -28,6 +28,11 @@ def widen(code: Code, type: Type, x: str) -> str:
     return code.pure(f"bitcast {integers.llvm} {shift(code, 'shl', integers, bits, 16)} to {wide}")
 
 
+def widened(type: Type) -> Type:
+    """fp32 in place of half precision; other types as they are."""
+    return type.with_element("f32") if type.element in HALVES else type
+
+
 def narrow(code: Code, source: Type, type: Type, x: str) -> str:
     """A chunk of fp32 or fp64 rounded to half precision; unchanged where the type is not half precision."""
     if type.element not in HALVES:

@@ -159,7 +159,7 @@ class Launcher:
                 return self.compiled[key]
             types, constants = self.signature(values)
             code, symbol = object_code(self.kernel, types, constants)
-            formats = [SCALARS[kind] if kind in SCALARS else "Q" for kind in types.values() if kind != "constexpr"]
+            formats = [SCALARS.get(kind, "Q") for kind in types.values() if kind != "constexpr"]
             kernel = CompiledKernel(machine.load(code, symbol, host_target()), formats)
             self.compiled[key] = kernel
             return kernel

@@ -8,7 +8,7 @@ the threads, whose words `threads.State` describes.
 
 from __future__ import annotations
 
-from . import emit_arithmetic, emit_math, emit_memory, emit_reduction, emit_shape  # noqa: F401  # registered by import
+from . import emit_arithmetic, emit_conversion, emit_math, emit_memory, emit_reduction, emit_shape  # noqa: F401  # registered by import
 from .emit_control import run_blocks
 from .emit_dot import find_skippable
 from .emitter import Emitter
@@ -69,7 +69,7 @@ def _module(emitter: Emitter, function: Function, symbol: str, triple: str) -> s
 
 
 def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
-    """The function that threads call. Floating-point modes are the default ones while it runs, whatever the thread's."""
+    """The function that threads call. Floating-point modes are the default ones while it runs."""
     save = restore = declarations = ""
     clock = "llvm.readsteadycounter"
     if x86:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -71,7 +72,7 @@ def step_of(code: Code, chunk: str) -> int | None:
     if len(known) == 1:
         return 0
     step = known[1] - known[0]
-    return step if all(b - a == step for a, b in zip(known, known[1:])) else None
+    return step if all(b - a == step for a, b in itertools.pairwise(known)) else None
 
 
 def rearrange(code: Code, value: Value, type: Type, index: Index) -> Value:
@@ -138,7 +139,7 @@ def _rearranged_step(code: Code, value: Value, source: int, chunk: str, position
     if len(positions) < 2:
         return 0 if positions else None
     stride = positions[1] - positions[0]
-    if any(b - a != stride for a, b in zip(positions, positions[1:])):
+    if any(b - a != stride for a, b in itertools.pairwise(positions)):
         return None
     inner = value.steps[source]
     return 0 if stride == 0 else None if inner is None else inner * stride
