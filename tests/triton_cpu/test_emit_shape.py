@@ -131,5 +131,7 @@ def _full_kernel(out, f, n, N: tl.constexpr):
 def test_constants():
     out = torch.zeros(5, 16)
     launch(_full_kernel, (1,), (out, 0.5, 3, 16))
-    expected = torch.tensor([6.0, torch.inf, torch.nan, float(torch.tensor(-0.1).half()), float(torch.tensor(0.7).bfloat16())])
+    expected = torch.tensor(
+        [6.0, torch.inf, torch.nan, float(torch.tensor(-0.1).half()), float(torch.tensor(0.7).bfloat16())]
+    )
     torch.testing.assert_close(out, expected[:, None].expand(5, 16), rtol=0, atol=0, equal_nan=True)
