@@ -128,6 +128,7 @@ assert torch.equal(out, 7 * x)
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_fill_one_empty_cache_at_once(directory, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     processes = [

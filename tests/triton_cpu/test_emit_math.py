@@ -105,14 +105,6 @@ def test_fp32_where_results_are_hardest(name):
     assert largest_error(name, np.concatenate(parts)) <= BOUNDS[name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KERNELS)
-def test_fp32_exhaustively(name):
-    worst = max(largest_error(name, every_fp32(start, start + 2**24)) for start in range(0, 2**32, 2**24))
-    print(f"{name}: largest error {worst:.3f} ulp")
-    assert worst <= BOUNDS[name]
-
-
 @pytest.mark.parametrize("name", KERNELS)
 def test_fp64_to_the_last_places(name):
     generator = np.random.default_rng(0)

@@ -91,8 +91,8 @@ def test_options_for_gpus_are_ignored():
         ((torch.zeros(1),), {}, "no value for parameter 'C'"),
         ((torch.zeros(1), 1, 2), {}, "3 arguments for 2 parameters"),
         ((torch.zeros(1), 1), {"color": 2}, "no parameter or option 'color'"),
-        (("text", 1), {}, "arguments of type str"),
-        ((torch.zeros(1, dtype=torch.complex64), 1), {}, "tensors of torch.complex64"),
+        (("text", 1), {}, "arguments of type str are not supported"),
+        ((torch.zeros(1, dtype=torch.complex64), 1), {}, "tensors of torch.complex64 are"),
         ((torch.zeros(1, device="meta"), 1), {}, "expected tensors on the CPU, found one on meta"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_global_that_changes_is_an_error(monkeypatch):
     launch(_global_kernel, (1,), (out,))
     assert out[0] == 6
     monkeypatch.setitem(globals(), "FACTOR", tl.constexpr(4.0))
-    with pytest.raises(TritonCPUError, match="global FACTOR was .*3.0.* is .*4.0"):
+    with pytest.raises(TritonCPUError, match=r"global FACTOR was .*3\.0.* is .*4\.0"):
         launch(_global_kernel, (1,), (out,))
 
 

@@ -125,11 +125,13 @@ def _run(script, *arguments):
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_forked_child_launches_with_threads_of_its_own():
     process = _run(FORK)
     assert process.wait(timeout=600) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_threads", ["1", "2"])
 def test_ctrl_c_ends_a_long_launch(n_threads):
     process = _run(INTERRUPT, n_threads)
