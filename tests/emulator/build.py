@@ -19,6 +19,13 @@ FLAGS = (
 )  # fmt: skip
 
 
+def cache_folder() -> Path:
+    """Returns where compiled cores and disassembled kernels are kept."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tsplat-emulator"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def missing() -> str | None:
     """Returns why the emulator cannot be built here, or None."""
     return None if shutil.which("gcc") else "needs gcc"
@@ -62,10 +69,9 @@ def _library(source: str, generated: dict[str, str], flags: tuple[str, ...] = ()
     digest = hashlib.sha256(repr((source, generated, flags, FLAGS, _processor())).encode())
     for file in sorted(CORE.iterdir()):
         digest.update(file.read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tsplat-emulator"
+    cache = cache_folder()
     library = cache / f"{Path(source).stem}-{digest.hexdigest()[:16]}.so"
     if not library.exists():
-        cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             for name, text in generated.items():
                 (Path(folder) / name).write_text(text)

@@ -13,7 +13,7 @@ CLASSES = (
     "float", "special", "integer", "compare", "move", "shuffle", "matrix", "load", "store", "atomic", "barrier",
     "control", "parameter", "other",
 )  # fmt: skip
-"""Classes of instructions. `parameter` loads kernel arguments; AMD's scalar instructions are classed like the others."""
+"""Classes of instructions; `parameter` loads kernel arguments. AMD's scalar ones are classed like the others."""
 MEMORY = ("load", "store", "atomic")
 SHARED = ("shared load", "shared store", "shared atomic")
 
@@ -39,7 +39,7 @@ class Counts:
         """Returns totals.
 
         Returns:
-            `instructions`: warp instructions; one entry per class of `CLASSES`; `lanes`: active lanes summed over them;
+            `instructions`: warp instructions; one entry per class of `CLASSES`; `lanes`: sum of their active lanes;
             `divergent branches`; for global memory `load requests`, `load sectors`, `load first sectors` (first
             touched by a program), and the same for stores and atomics, `atomic addresses` (distinct ones of each
             instruction); for shared memory `bank passes` and `conflict-free passes`.
@@ -69,14 +69,16 @@ class Counts:
 
     def hottest(self, count: int = 10) -> list[tuple[int, str, str]]:
         """Returns the most issued instructions: how often, source line, text."""
-        rows = zip(self.arrays["issued"].tolist(), self.program.lines, self.program.statements)
+        rows = zip(self.arrays["issued"].tolist(), self.program.source_lines(), self.program.statements)
         return sorted((row for row in rows if row[2]), reverse=True)[:count]
 
 
 def by_line(counts: Counts) -> dict[str, int]:
     """Returns warp instructions by source line."""
     total: collections.Counter[str] = collections.Counter()
-    for issued, line, statement in zip(counts.arrays["issued"], counts.program.lines, counts.program.statements):
+    for issued, line, statement in zip(
+        counts.arrays["issued"], counts.program.source_lines(), counts.program.statements
+    ):
         if statement:
             total[line] += int(issued)
     return dict(total)

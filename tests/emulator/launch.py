@@ -45,7 +45,7 @@ class KernelSource:
         binary = self.files["cubin"].read_bytes()
         program = sass.translate(rewrite(sass_text.listing(binary)), name, self.metadata.target.arch)
         program.parameters = as_ptx.parameters
-        program.lines = sass_text.source_lines(binary, program)
+        program.cubin = binary
         return program
 
 

@@ -57,6 +57,10 @@ class Program(abc.ABC):
     static_shared_bytes: int = dataclasses.field(default=0, init=False)
     """Shared memory beside what Triton asks for."""
 
+    def source_lines(self) -> list[str]:
+        """Returns source file and line of each instruction, where known."""
+        return self.lines
+
     @property
     def argument_bytes(self) -> int:
         return max((offset + size for offset, size in self.parameters), default=0)

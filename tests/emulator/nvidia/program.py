@@ -11,6 +11,8 @@ import numpy as np
 from tests.emulator import build, machine
 from tests.emulator.program import Launch, Program
 
+from . import sass_text
+
 INSTRUCTION = np.dtype(
     [
         ("op", "u2"), ("guard_negated", "u1"), ("count", "u1"), ("size", "u1"), ("sign", "u1"), ("wide", "u1"),
@@ -92,6 +94,14 @@ class NvidiaProgram(Program):
     is_machine_code: bool = False
     addresses: list[int] = dataclasses.field(default_factory=list)
     """In SASS, the address of each instruction."""
+    cubin: bytes = b""
+    """In SASS, the binary, which tells source lines."""
+
+    def source_lines(self) -> list[str]:
+        if self.cubin and not any(self.lines):
+            by_address = sass_text.source_lines(self.cubin, self.name)
+            self.lines = [by_address.get(address, "") for address in self.addresses]
+        return self.lines
 
     @property
     def shared_granule(self) -> int:
@@ -151,11 +161,11 @@ _SASS = {
     "compare": "FSETP ISETP PLOP3 UISETP UPLOP3 DSETP",
     "move": "MOV CS2R S2R S2UR R2UR UMOV SEL USEL ULDC LDC LDCU P2R R2P HFMA2 B2R PRMT I2F F2I I2FP F2F",
     "shuffle": "SHFL VOTE VOTEU REDUX",
-    "matrix": "HMMA DMMA",
+    "matrix": "HMMA DMMA HGMMA",
     "load": "LDG LDS LDL LDSM",
     "store": "STG STS STL STSM",
     "atomic": "RED REDG ATOMG ATOMS",
-    "barrier": "BAR WARPSYNC",
+    "barrier": "BAR WARPSYNC WARPGROUP FENCE",
     "control": "BRA EXIT BSSY BSYNC BREAK CALL RET NOP YIELD",
 }
 _KIND_OF_PTX = {word: kind for kind, words in _PTX.items() for word in words.split()}

@@ -131,9 +131,10 @@ class Arithmetic(Operands):
             name = f"{relation}_{_signed(kind)}{bits}"
         results = values[0].split("|")
         combine = {"and": 1, "or": 2, "xor": 3}.get(modifiers[2], 0)
+        complement = self.use(results[1], 0) if len(results) > 1 else -1
         self.row(
             name, self.use(results[0], 0), self.use(values[1], width), self.use(values[2], width),
-            self.use(values[3], 0) if combine else -1, self.use(results[1], 0) if len(results) > 1 else -1, flag=combine,
+            self.use(values[3], 0) if combine else -1, complement, flag=combine,
         )  # fmt: skip
 
     def do_selp(self, modifiers: list[str], values: list[str]) -> None:
@@ -153,8 +154,7 @@ class Arithmetic(Operands):
         self.row("prmt_32", *(self.use(x, 4) for x in values))
 
     def do_popc(self, modifiers: list[str], values: list[str]) -> None:
-        self.row(
-            f"{modifiers[0]}_{modifiers[-1][1:]}", self.use(values[0], 4), self.use(values[1], BYTES[modifiers[-1]])
-        )
+        name = f"{modifiers[0]}_{modifiers[-1][1:]}"
+        self.row(name, self.use(values[0], 4), self.use(values[1], BYTES[modifiers[-1]]))
 
     do_clz = do_popc

@@ -18,11 +18,14 @@ from .sass_operands import ALL_LANES
 
 IDLE = {
     "NOP", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "ERRBAR", "CCTL", "BMOV", "NANOSLEEP", "WARPSYNC.ALL", "ACQBULK",
+    "FENCE", "WARPGROUP", "ENDCOLLECTIVE",
 }  # fmt: skip
 """Instructions without an effect where everything takes effect at once."""
 BANK_ARGUMENTS = {80: 0x160, 86: 0x160, 89: 0x160, 90: 0x210}
 """By compute capability: where arguments begin in the bank of constants."""
 BANK_STACK = 0x28
+RESERVED_SHARED_BYTES = 1024
+"""Of the system, before a kernel's own, from sm_90 on."""
 STACK_BYTES = 4096
 
 
@@ -34,7 +37,9 @@ def translate(text: str, name: str, capability: int) -> NvidiaProgram:
     """
     if capability not in BANK_ARGUMENTS:
         raise UnsupportedInstructionError(f"machine code of sm_{capability}")
-    return _Translator(text, name).finish(BANK_ARGUMENTS[capability])
+    program = _Translator(text, name).finish(BANK_ARGUMENTS[capability])
+    program.static_shared_bytes = RESERVED_SHARED_BYTES if capability >= 90 else 0
+    return program
 
 
 class _Translator(Arithmetic, Control):
@@ -68,7 +73,7 @@ class _Translator(Arithmetic, Control):
             self.is_uniform, base = True, base[1:]
         if base == "VOTEU":
             self.is_uniform, base = True, "VOTE"
-        method = getattr(self, "do_" + base, None)
+        method = getattr(self, "do_" + base.lower(), None)
         if method is None:
             raise UnsupportedInstructionError(opcode)
         method(modifiers, values)
@@ -89,9 +94,10 @@ class _Translator(Arithmetic, Control):
                 bank.append((SLOT * index, value))
             else:
                 constants[SLOT * index : SLOT * (index + 1)] = (value & ALL_LANES).to_bytes(4, "little") * LANES
+        registers = self.final_place(self.place(self.TEMPORARIES + self.most_temporaries + 2))
         program = NvidiaProgram(
             name=self.name, statements=self.statements, lines=[""] * len(code), code=code,
-            lists=np.array(lists, np.int32), register_bytes=self.final_place(self.place(self.TEMPORARIES + self.most_temporaries + 2)),
+            lists=np.array(lists, np.int32), register_bytes=registers,
             constants=bytes(constants[: SLOT * len(self.constants)]), local_bytes=STACK_BYTES, bank=bank,
             bank_arguments=bank_arguments, bank_stack=BANK_STACK, is_machine_code=True,
         )  # fmt: skip

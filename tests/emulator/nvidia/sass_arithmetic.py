@@ -31,54 +31,54 @@ class Arithmetic(Operands):
 
     # --- moves
 
-    def do_MOV(self, modifiers: list[str], values: list[str]) -> None:
+    def do_mov(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("mov_32", self.write(values[0]), self.read(values[1]))
 
-    def do_LDC(self, modifiers: list[str], values: list[str]) -> None:
+    def do_ldc(self, modifiers: list[str], values: list[str]) -> None:
         match = re.fullmatch(r"c\[0x0\]\[(0x[0-9a-f]+)\]", values[1])
         assert match, values
         for i in range(2 if "64" in modifiers else 1):
             add = self.help if i else self.emit
             add("mov_32", self.write(values[0], i), self.bank(int(match[1], 16) + 4 * i))
 
-    def do_CS2R(self, modifiers: list[str], values: list[str]) -> None:
+    def do_cs2r(self, modifiers: list[str], values: list[str]) -> None:
         if values[1] != "SRZ":
             raise UnsupportedInstructionError(values[1])
         for i in range(1 if "32" in modifiers else 2):
             add = self.help if i else self.emit
             add("mov_32", self.write(values[0], i), self.value(0))
 
-    def do_S2R(self, modifiers: list[str], values: list[str]) -> None:
+    def do_s2r(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("sreg", self.write(values[0]), immediate=SPECIAL[SPECIAL_REGISTERS[values[1]]])
 
-    def do_S2UR(self, modifiers: list[str], values: list[str]) -> None:
+    def do_s2ur(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("sreg", self.write(values[0]), immediate=SPECIAL[SPECIAL_REGISTERS[values[1]]], uniform=1)
 
-    def do_R2UR(self, modifiers: list[str], values: list[str]) -> None:
+    def do_r2ur(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("r2ur", self.write(values[0]), self.read(values[-1]))
 
-    def do_SEL(self, modifiers: list[str], values: list[str]) -> None:
+    def do_sel(self, modifiers: list[str], values: list[str]) -> None:
         kind = "f" if modifiers[0] == "FSEL" else "i"
         place, negated = self.predicate(values[3])
         chosen = self.read(values[1], kind), self.read(values[2], kind)
         self.emit("selp_32", self.write(values[0]), *(reversed(chosen) if negated else chosen), place)
 
-    do_FSEL = do_SEL
+    do_fsel = do_sel
 
-    def do_PRMT(self, modifiers: list[str], values: list[str]) -> None:
+    def do_prmt(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("prmt_32", self.write(values[0]), self.read(values[1]), self.read(values[3]), self.read(values[2]))
 
-    def do_P2R(self, modifiers: list[str], values: list[str]) -> None:
+    def do_p2r(self, modifiers: list[str], values: list[str]) -> None:
         predicates = self.listed(*(self.place(self.PREDICATES + i) for i in range(7)))
         self.emit("p2r", self.write(values[0]), self.read(values[2]), immediate=int(values[3], 0), list=predicates)
 
-    def do_R2P(self, modifiers: list[str], values: list[str]) -> None:
+    def do_r2p(self, modifiers: list[str], values: list[str]) -> None:
         predicates = self.listed(*(self.place(self.PREDICATES + i) for i in range(7)))
         self.emit("r2p", -1, self.read(values[1]), immediate=int(values[2], 0), list=predicates)
 
     # --- integers
 
-    def do_IADD3(self, modifiers: list[str], values: list[str]) -> None:
+    def do_iadd3(self, modifiers: list[str], values: list[str]) -> None:
         target, outs, rest = self.split(values, 2)
         extended = "X" in modifiers
         flag, places = 8 * extended, []
@@ -96,7 +96,7 @@ class Arithmetic(Operands):
         places_of_carries = self.listed(*carries, *(place for place, _ in ins), *(negated for _, negated in ins))
         self.emit("iadd3", self.write(target), *places, flag=flag, list=places_of_carries)
 
-    def do_IMAD(self, modifiers: list[str], values: list[str]) -> None:
+    def do_imad(self, modifiers: list[str], values: list[str]) -> None:
         target, outs, rest = self.split(values, 1)
         if "WIDE" in modifiers or "HI" in modifiers:
             self._wide_product(modifiers, target, outs, rest)
@@ -125,7 +125,7 @@ class Arithmetic(Operands):
             "imad64", self.write(target), high, *places, flag=("U32" not in modifiers) + 2 * (not wide), list=carry
         )
 
-    def do_LEA(self, modifiers: list[str], values: list[str]) -> None:
+    def do_lea(self, modifiers: list[str], values: list[str]) -> None:
         target, outs, rest = self.split(values, 1)
         hi, sign, carry = "HI" in modifiers, "SX32" in modifiers, "X" in modifiers
         negative = rest[1][0] == "-" and self.plain(rest[1][1:]) is not None
@@ -139,7 +139,7 @@ class Arithmetic(Operands):
             list=self.listed(self.predicate_out(outs[0]) if outs else -1, carry_in, negated),
         )  # fmt: skip
 
-    def do_SHF(self, modifiers: list[str], values: list[str]) -> None:
+    def do_shf(self, modifiers: list[str], values: list[str]) -> None:
         right, hi = modifiers[1] == "R", "HI" in modifiers
         kind = next(x for x in modifiers if x in INTEGERS)
         funnel = not right and kind == "U32" and not hi and values[3] not in ("RZ", "URZ")
@@ -148,7 +148,7 @@ class Arithmetic(Operands):
         flag = right + 2 * (kind[0] == "S") + 4 * hi + 8 * (kind[1:] == "32")
         self.emit("shf64", self.write(values[0]), *(self.read(x) for x in values[1:4]), flag=flag)
 
-    def do_LOP3(self, modifiers: list[str], values: list[str]) -> None:
+    def do_lop3(self, modifiers: list[str], values: list[str]) -> None:
         if self.is_predicate(values[0]):
             target, outs, rest = values[1], [values[0]], values[2:]
         else:
@@ -158,48 +158,63 @@ class Arithmetic(Operands):
         if outs and outs[0] not in ("PT", "UPT"):
             self.help("ne_32", self.predicate_out(outs[0]), out, self.value(0), -1, -1)
 
-    def do_IMNMX(self, modifiers: list[str], values: list[str]) -> None:
-        if values[3] not in ("PT", "!PT"):
-            raise UnsupportedInstructionError(values[3])
-        name = f"{'min' if values[3] == 'PT' else 'max'}_{'u32' if 'U32' in modifiers else 's32'}"
+    @staticmethod
+    def _minimum_or_maximum(modifiers: list[str], which: str) -> str:
+        if which not in ("PT", "!PT"):
+            raise UnsupportedInstructionError(which)
+        return f"{'min' if which == 'PT' else 'max'}_{'u32' if 'U32' in modifiers else 's32'}"
+
+    def do_imnmx(self, modifiers: list[str], values: list[str]) -> None:
+        name = self._minimum_or_maximum(modifiers, values[3])
         self.emit(name, self.write(values[0]), self.read(values[1]), self.read(values[2]))
 
-    do_VIMNMX = do_IMNMX
+    do_vimnmx = do_imnmx
 
-    def do_IABS(self, modifiers: list[str], values: list[str]) -> None:
+    def do_vimnmx3(self, modifiers: list[str], values: list[str]) -> None:
+        between = self.temporary()
+        name = self._minimum_or_maximum(modifiers, values[4])
+        self.help(name, between, self.read(values[1]), self.read(values[2]))
+        self.emit(name, self.write(values[0]), between, self.read(values[3]))
+
+    def do_viaddmnmx(self, modifiers: list[str], values: list[str]) -> None:
+        total = self.temporary()
+        self.help("add_32", total, self.read(values[1]), self.read(values[2]))
+        self.emit(self._minimum_or_maximum(modifiers, values[4]), self.write(values[0]), total, self.read(values[3]))
+
+    def do_viadd(self, modifiers: list[str], values: list[str]) -> None:
+        self.emit("add_32", self.write(values[0]), *(self.read(x) for x in values[1:]))
+
+    def do_iabs(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("abs_32", self.write(values[0]), self.read(values[1]))
 
-    def do_SGXT(self, modifiers: list[str], values: list[str]) -> None:
+    def do_sgxt(self, modifiers: list[str], values: list[str]) -> None:
         name = "bfe_u32" if "U32" in modifiers else "bfe_s32"
         self.emit(name, self.write(values[0]), self.read(values[1]), self.value(0), self.read(values[2]))
 
-    def do_POPC(self, modifiers: list[str], values: list[str]) -> None:
+    def do_popc(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("popc_32", self.write(values[0]), self.read(values[1]))
 
-    def do_BREV(self, modifiers: list[str], values: list[str]) -> None:
+    def do_brev(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("brev_32", self.write(values[0]), self.read(values[1]))
 
     # --- predicates
 
-    def do_PLOP3(self, modifiers: list[str], values: list[str]) -> None:
+    def do_plop3(self, modifiers: list[str], values: list[str]) -> None:
         ins = [self.predicate(x) for x in values[2:5]]
         outs = [self.predicate_out(x) for x in values[:2]]
         places = self.listed(*outs, *(place for place, _ in ins), *(negated for _, negated in ins))
         self.emit("plop3", immediate=int(values[5], 0) | int(values[6], 0) << 8, list=places)
 
-    def do_ISETP(self, modifiers: list[str], values: list[str]) -> None:
+    def do_isetp(self, modifiers: list[str], values: list[str]) -> None:
         self._compare(modifiers, values, "i", count=0 if "U32" in modifiers else 1)
 
-    def do_FSETP(self, modifiers: list[str], values: list[str]) -> None:
+    def do_fsetp(self, modifiers: list[str], values: list[str]) -> None:
         self._compare(modifiers, values, "f", count=3 if "FTZ" in modifiers else 2)
 
     def _compare(self, modifiers: list[str], values: list[str], kind: str, count: int) -> None:
         relation = modifiers[1]
         unordered = kind == "f" and (relation in ("NAN", "T") or (relation[-1] == "U" and relation[:-1] in RELATIONS))
-        if relation == "NAN":
-            flag = 0
-        else:
-            flag = RELATIONS[relation if relation in RELATIONS else relation[:-1]]
+        flag = 0 if relation == "NAN" else RELATIONS[relation if relation in RELATIONS else relation[:-1]]
         logic = next({"AND": 0, "OR": 1, "XOR": 2}[x] for x in modifiers if x in ("AND", "OR", "XOR"))
         combined, negated = self.predicate(values[4])
         lower = self.predicate(values[5]) if "EX" in modifiers else (-1, 0)
@@ -218,25 +233,25 @@ class Arithmetic(Operands):
         name = f"{name}_f32{'z' if 'FTZ' in modifiers else ''}"
         self.emit(name, self.write(target), *(self.read(x, "f") for x in operands))
 
-    def do_FADD(self, modifiers: list[str], values: list[str]) -> None:
+    def do_fadd(self, modifiers: list[str], values: list[str]) -> None:
         self._float("add", modifiers, values[0], values[1:])
 
-    def do_FMUL(self, modifiers: list[str], values: list[str]) -> None:
+    def do_fmul(self, modifiers: list[str], values: list[str]) -> None:
         self._float("mul", modifiers, values[0], values[1:])
 
-    def do_FFMA(self, modifiers: list[str], values: list[str]) -> None:
+    def do_ffma(self, modifiers: list[str], values: list[str]) -> None:
         self._float("fma", modifiers, values[0], values[1:])
 
-    def do_FMNMX(self, modifiers: list[str], values: list[str]) -> None:
+    def do_fmnmx(self, modifiers: list[str], values: list[str]) -> None:
         if values[3] not in ("PT", "!PT"):
             raise UnsupportedInstructionError(values[3])
         self._float("min" if values[3] == "PT" else "max", modifiers, values[0], values[1:3])
 
-    def do_MUFU(self, modifiers: list[str], values: list[str]) -> None:
+    def do_mufu(self, modifiers: list[str], values: list[str]) -> None:
         name = {"EX2": "ex2", "RCP": "rcp", "SQRT": "sqrt", "RSQ": "rsqrt", "LG2": "lg2"}[modifiers[1]]
         self.emit(f"{name}_f32z", self.write(values[0]), self.read(values[1], "f"))
 
-    def do_HFMA2(self, modifiers: list[str], values: list[str]) -> None:
+    def do_hfma2(self, modifiers: list[str], values: list[str]) -> None:
         if not {values[1], values[2]} <= {"-RZ", "RZ"}:
             raise UnsupportedInstructionError("half precision")
         self.emit("mov_32", self.write(values[0]), self.value(_half(values[3]) << 16 | _half(values[4])))
@@ -256,13 +271,13 @@ class Arithmetic(Operands):
         if wide_out:
             self.help("unpack_64", self.write(values[0]), self.write(values[0], 1), out)
 
-    def do_I2F(self, modifiers: list[str], values: list[str]) -> None:
+    def do_i2f(self, modifiers: list[str], values: list[str]) -> None:
         self._convert(modifiers, values, F32, next((INTEGERS[x] for x in modifiers if x in INTEGERS), 6))
 
-    do_I2FP = do_I2F
+    do_i2fp = do_i2f
 
-    def do_F2I(self, modifiers: list[str], values: list[str]) -> None:
+    def do_f2i(self, modifiers: list[str], values: list[str]) -> None:
         self._convert(modifiers, values, next((INTEGERS[x] for x in modifiers if x in INTEGERS), 6), F32)
 
-    def do_FRND(self, modifiers: list[str], values: list[str]) -> None:
+    def do_frnd(self, modifiers: list[str], values: list[str]) -> None:
         self._convert(modifiers, values, F32, F32, 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.emulator.program import UnsupportedInstructionError
 
 from .program import SPACES
@@ -24,7 +26,7 @@ class Control(Operands):
 
     # --- memory
 
-    def do_LDG(self, modifiers: list[str], values: list[str]) -> None:
+    def do_ldg(self, modifiers: list[str], values: list[str]) -> None:
         op, space = ACCESSES[modifiers[0]]
         value, address = values[:2] if op == "ld" else values[1::-1]
         size, count, sign = WIDTHS[next((x for x in modifiers if x in WIDTHS), "32")]
@@ -36,14 +38,14 @@ class Control(Operands):
             space=SPACES[space] + wide,
         )  # fmt: skip
 
-    do_LDS = do_LDL = do_STG = do_STS = do_STL = do_LDG
+    do_lds = do_ldl = do_stg = do_sts = do_stl = do_ldg
 
-    def do_RED(self, modifiers: list[str], values: list[str]) -> None:
+    def do_red(self, modifiers: list[str], values: list[str]) -> None:
         self._atomic(modifiers, -1, values[0], values[1])
 
-    do_REDG = do_RED
+    do_redg = do_red
 
-    def do_ATOMG(self, modifiers: list[str], values: list[str]) -> None:
+    def do_atomg(self, modifiers: list[str], values: list[str]) -> None:
         self._atomic(modifiers, self.write(values[1]), values[2], values[3])
 
     def _atomic(self, modifiers: list[str], target: int, address: str, value: str) -> None:
@@ -55,15 +57,17 @@ class Control(Operands):
         space = SPACES["global"] + wide
         self.emit("atom", target, base, self.read(value), flag=flag, size=4, count=kind, immediate=offset, space=space)
 
-    def do_LDSM(self, modifiers: list[str], values: list[str]) -> None:
+    def do_ldsm(self, modifiers: list[str], values: list[str]) -> None:
         count = int(modifiers[-1]) if modifiers[-1] in "124" else 1
-        base, offset, wide = self.address(values[1])
-        self.emit(
-            "ldmatrix", -1, base, immediate=offset, count=count, flag=int("MT88" in modifiers),
-            list=self.listed(*(self.write(values[0], i) for i in range(count))), space=SPACES["shared"] + wide,
-        )  # fmt: skip
+        op, registers, address = ("ldmatrix", *values) if modifiers[0] == "LDSM" else ("stmatrix", *values[::-1])
+        base, offset, wide = self.address(address)
+        places = self.listed(*(self.write(registers, i) for i in range(count)))
+        flag, space = int("MT88" in modifiers), SPACES["shared"] + wide
+        self.emit(op, -1, base, immediate=offset, count=count, flag=flag, list=places, space=space)
 
-    def do_HMMA(self, modifiers: list[str], values: list[str]) -> None:
+    do_stsm = do_ldsm
+
+    def do_hmma(self, modifiers: list[str], values: list[str]) -> None:
         if modifiers[1:] != ["1688", "F32", "TF32"]:
             raise UnsupportedInstructionError(".".join(modifiers))
         places = []
@@ -72,14 +76,37 @@ class Control(Operands):
             places += [self.value(0) if text == "RZ" else self.write(text, i) for i in range(count)]
         self.emit("mma", list=self.listed(*places), flag=0, count=4)
 
+    def do_hgmma(self, modifiers: list[str], values: list[str]) -> None:
+        shape = re.fullmatch(r"64x(\d+)x8", modifiers[1])
+        if shape is None or modifiers[2:] != ["F32", "TF32"]:
+            raise UnsupportedInstructionError(".".join(modifiers))
+        columns, in_registers = int(shape[1]), not values[1].startswith("gdesc")
+        described = re.fullmatch(r"gdesc\[UR(\d+)\]", values[2 if in_registers else 1])
+        assert described is not None, values
+        # The descriptor of a, where it is in shared memory, comes before that of b.
+        first = int(described[1])
+        descriptors = [self._uniform_pair(first + 2 * i) for i in range(1 if in_registers else 2)]
+        added = values[3 if in_registers else 2]
+        places = [self.write(values[0], i) for i in range(columns // 2)]
+        if in_registers:
+            places += [self.write(values[1], i) for i in range(4)]
+        operands = -1 if in_registers else descriptors[0], descriptors[-1], self.value(0) if added == "RZ" else -1
+        at = self.listed(*places)
+        self.emit("wgmma", -1, *operands, list=at, flag=int(in_registers), count=columns // 8)
+
+    def _uniform_pair(self, number: int) -> int:
+        pair = self.temporary(2)
+        self.help("pack_64", pair, self.write(f"UR{number}"), self.write(f"UR{number + 1}"))
+        return pair
+
     # --- exchange between lanes
 
-    def do_SHFL(self, modifiers: list[str], values: list[str]) -> None:
+    def do_shfl(self, modifiers: list[str], values: list[str]) -> None:
         flag = {"UP": 0, "DOWN": 1, "BFLY": 2, "IDX": 3}[modifiers[1]]
         places = self.write(values[1]), *(self.read(x) for x in values[2:5]), self.value(0)
         self.emit("shfl", *places, self.predicate_out(values[0]), flag=flag)
 
-    def do_VOTE(self, modifiers: list[str], values: list[str]) -> None:
+    def do_vote(self, modifiers: list[str], values: list[str]) -> None:
         if modifiers[1] != "ANY":
             raise UnsupportedInstructionError(".".join(modifiers))
         uniform, self.is_uniform = self.is_uniform, False
@@ -88,7 +115,7 @@ class Control(Operands):
         places = self.write(target), place, self.predicate_out(out)
         self.emit("ballot", *places, count=-negated, flag=int(uniform))
 
-    def do_REDUX(self, modifiers: list[str], values: list[str]) -> None:
+    def do_redux(self, modifiers: list[str], values: list[str]) -> None:
         flags = {"SUM": 0, "MIN": 1, "MAX": 2, "AND": 5, "OR": 6, "XOR": 7}
         flag = next((flags[x] for x in modifiers if x in flags), 0)
         if flag in (1, 2) and "S32" not in modifiers:
@@ -97,7 +124,7 @@ class Control(Operands):
 
     # --- barriers and branches
 
-    def do_BAR(self, modifiers: list[str], values: list[str]) -> None:
+    def do_bar(self, modifiers: list[str], values: list[str]) -> None:
         if modifiers[1] == "RED":
             place, negated = self.predicate(values[1])
             flag = {"POPC": 1, "AND": 2, "OR": 3}[modifiers[2]]
@@ -105,15 +132,14 @@ class Control(Operands):
         else:
             self.emit("bar")
 
-    def do_B2R(self, modifiers: list[str], values: list[str]) -> None:
+    def do_b2r(self, modifiers: list[str], values: list[str]) -> None:
         if values[0] == "RZ" or len(values) > 1:
             raise UnsupportedInstructionError("predicate result")
         self.emit("mov_32", self.write(values[0]), self.place(self.HIDDEN))
 
-    def do_BRA(self, modifiers: list[str], values: list[str]) -> None:
+    def do_bra(self, modifiers: list[str], values: list[str]) -> None:
         target = int(values[-1], 16)
         if modifiers[1:] in (["DIV"], ["CONV"]):
-            assert values[0] in ("~URZ", "UR4", "URZ"), values
             self.emit("bradiv", flag=int(modifiers[1] == "DIV"), target=target)
             return
         if len(values) > 1 and self.is_predicate(values[0]):
@@ -132,25 +158,25 @@ class Control(Operands):
         self.help("pred", both, first, other, flag=2)
         return both
 
-    def do_CALL(self, modifiers: list[str], values: list[str]) -> None:
+    def do_call(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("bra", target=int(values[-1], 16))
 
-    def do_RET(self, modifiers: list[str], values: list[str]) -> None:
+    def do_ret(self, modifiers: list[str], values: list[str]) -> None:
         register, base = values[0].split()
         assert int(base, 16) == 0, values
         self.emit("retreg", -1, self.read(register), list=-1)
 
-    def do_EXIT(self, modifiers: list[str], values: list[str]) -> None:
+    def do_exit(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("ret")
 
-    def do_BSSY(self, modifiers: list[str], values: list[str]) -> None:
+    def do_bssy(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("bssy", flag=int(values[0][1:]))
 
-    def do_BSYNC(self, modifiers: list[str], values: list[str]) -> None:
+    def do_bsync(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("bsync", flag=int(values[0][1:]))
 
-    def do_BREAK(self, modifiers: list[str], values: list[str]) -> None:
+    def do_break(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("break_", flag=int(values[0][1:]))
 
-    def do_WARPSYNC(self, modifiers: list[str], values: list[str]) -> None:
+    def do_warpsync(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("bsync", -1, self.read(values[0]), count=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import subprocess
 import tempfile
@@ -9,9 +11,8 @@ from pathlib import Path
 
 import triton
 
+from tests.emulator import build
 from tests.emulator.program import UnsupportedInstructionError
-
-from .program import NvidiaProgram
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -35,10 +36,9 @@ def function(text: str, name: str) -> list[tuple[int, str]]:
     raise UnsupportedInstructionError(f"no function {name}")
 
 
-def source_lines(cubin: bytes, program: NvidiaProgram) -> list[str]:
-    """Returns the source line of each instruction of a program, where the cubin tells it."""
-    text = _run(["nvdisasm", "-g", "-c"], cubin)
-    section = text.partition(f".text.{program.name}:")[2]
+def source_lines(cubin: bytes, name: str) -> dict[int, str]:
+    """Returns the source line of each address of a function, where the cubin tells it."""
+    section = _run(["nvdisasm", "-g", "-c"], cubin).partition(f".text.{name}:")[2]
     lines: dict[int, str] = {}
     current = ""
     for line in section.splitlines():
@@ -46,12 +46,20 @@ def source_lines(cubin: bytes, program: NvidiaProgram) -> list[str]:
             current = f"{Path(match[1]).name}:{match[2]}"
         elif match := re.search(r"/\*([0-9a-f]{4,6})\*/", line):
             lines.setdefault(int(match[1], 16), current)
-    return [lines.get(address, "") for address in program.addresses]
+    return lines
 
 
 def _run(command: list[str], cubin: bytes) -> str:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(TOOLS / command[0]), *command[1:], file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    """Returns what a tool prints of a cubin; kept on disk, as the tools take seconds."""
+    key = hashlib.sha256(cubin + repr((command, triton.__version__)).encode()).hexdigest()[:24]
+    kept = build.cache_folder() / f"{command[0]}-{key}.txt"
+    if not kept.exists():
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
+            full = [str(TOOLS / command[0]), *command[1:], file.name]
+            text = subprocess.run(full, capture_output=True, text=True, check=True).stdout
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.replace(kept)
+    return kept.read_text()
