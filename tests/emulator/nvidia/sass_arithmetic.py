@@ -80,6 +80,9 @@ class Arithmetic(Operands):
 
     def do_iadd3(self, modifiers: list[str], values: list[str]) -> None:
         target, outs, rest = self.split(values, 2)
+        if "64" in modifiers:
+            self._add_pairs(target, rest)
+            return
         extended = "X" in modifiers
         flag, places = 8 * extended, []
         for i, text in enumerate(rest[:3]):
@@ -95,6 +98,13 @@ class Arithmetic(Operands):
         carries = [*(self.predicate_out(x) for x in outs), -1, -1][:2]
         places_of_carries = self.listed(*carries, *(place for place, _ in ins), *(negated for _, negated in ins))
         self.emit("iadd3", self.write(target), *places, flag=flag, list=places_of_carries)
+
+    def _add_pairs(self, target: str, operands: list[str]) -> None:
+        total = self.temporary(2)
+        self.help("mov_64", total, self.pair(operands[0]))
+        for text in operands[1:]:
+            self.help("sub_64" if text[0] == "-" else "add_64", total, total, self.pair(text.lstrip("-")))
+        self.emit("unpack_64", self.write(target), self.write(target, 1), total)
 
     def do_imad(self, modifiers: list[str], values: list[str]) -> None:
         target, outs, rest = self.split(values, 1)

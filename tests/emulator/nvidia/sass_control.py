@@ -83,21 +83,16 @@ class Control(Operands):
         columns, in_registers = int(shape[1]), not values[1].startswith("gdesc")
         described = re.fullmatch(r"gdesc\[UR(\d+)\]", values[2 if in_registers else 1])
         assert described is not None, values
-        # The descriptor of a, where it is in shared memory, comes before that of b.
-        first = int(described[1])
-        descriptors = [self._uniform_pair(first + 2 * i) for i in range(1 if in_registers else 2)]
+        first = int(described[1])  # of two pairs: the descriptor of a, which may be absent, and that of b
+        descriptor_a = -1 if in_registers else self.pair(f"UR{first}")
+        descriptor_b = self.pair(f"UR{first + 2}")
         added = values[3 if in_registers else 2]
         places = [self.write(values[0], i) for i in range(columns // 2)]
         if in_registers:
             places += [self.write(values[1], i) for i in range(4)]
-        operands = -1 if in_registers else descriptors[0], descriptors[-1], self.value(0) if added == "RZ" else -1
+        operands = descriptor_a, descriptor_b, self.value(0) if added == "RZ" else -1
         at = self.listed(*places)
         self.emit("wgmma", -1, *operands, list=at, flag=int(in_registers), count=columns // 8)
-
-    def _uniform_pair(self, number: int) -> int:
-        pair = self.temporary(2)
-        self.help("pack_64", pair, self.write(f"UR{number}"), self.write(f"UR{number + 1}"))
-        return pair
 
     # --- exchange between lanes
 

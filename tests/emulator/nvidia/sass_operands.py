@@ -111,6 +111,12 @@ class Operands(Emitter):
         found = self.plain(text.replace(".reuse", "").strip(), 1)
         return self.value(0) if found is None else found
 
+    def pair(self, text: str) -> int:
+        """Returns the place of a pair of registers as one value of 64 bits."""
+        place = self.temporary(2)
+        self.help("pack_64", place, self.read(text), self.read_high(text))
+        return place
+
     def write(self, text: str, offset: int = 0) -> int:
         if text in ("RZ", "URZ"):
             return self.temporary()
@@ -159,9 +165,7 @@ class Operands(Emitter):
                 place, unscaled = self.temporary(), place
                 self.help("shl_32", place, unscaled, self.value(scale.bit_length() - 1))
             if "64" in kinds or (wide and name.startswith("UR")):  # a uniform offset beside a wide address is wide too
-                pair = self.temporary(2)
-                self.help("pack_64", pair, place, self.read_high(name))
-                place, wide = pair, WIDE_ADDRESS
+                place, wide = self.pair(name), WIDE_ADDRESS
             elif wide:
                 raise UnsupportedInstructionError(text)
             if base >= 0:
