@@ -183,6 +183,7 @@ def run_python(code):
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_import_without_triton_and_optional_packages():
     run_python(f"""
 import sys
@@ -197,6 +198,7 @@ assert float(colors.max()) > 0.5
 """)
 
 
+@pytest.mark.slow
 def test_imports_load_neither_triton_nor_optional_packages_nor_training():
     run_python(f"""
 import sys, torch
@@ -213,6 +215,7 @@ assert not loaded, f"tsplat.viewing: {{loaded}}"
 """)
 
 
+@pytest.mark.slow
 def test_rendering_a_model_loads_nothing_of_training(tmp_path):
     pytest.importorskip("PIL")
     run_python(f"""

@@ -15,6 +15,7 @@ IN_INTERPRETER = 2
 """Cases per property in the interpreter."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_property(name, part):

@@ -163,6 +163,7 @@ sys.exit(main(["doctor"]))
 """
 
 
+@pytest.mark.slow
 def test_doctor_and_reading_a_ply_need_no_optional_packages(model):
     found = run(model, code=WITHOUT_EXTRAS)
     assert found.returncode == 0, found.stderr
@@ -179,6 +180,7 @@ for command in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_commands_on_models_import_nothing_of_training(model, tmp_path):
     # A process of its own, as other tests import tsplat.training.
     size = ["--width", "16", "--height", "12"]
@@ -195,6 +197,7 @@ def test_commands_on_models_import_nothing_of_training(model, tmp_path):
     assert {"a.png", "a.gif", "a.splat", "a.ply"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
 def test_python_m_tsplat_runs_the_command():
     command = [sys.executable, "-m", "tsplat", "render", "missing.ply", "--out", "a.png"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -202,6 +205,7 @@ def test_python_m_tsplat_runs_the_command():
     assert found.stderr == "tsplat: error: missing.ply: No such file or directory\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_outside_training_prints_one_line(tmp_path):
     # Jobs in the background start with SIGINT ignored, and children inherit that.

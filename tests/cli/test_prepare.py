@@ -8,6 +8,8 @@ import pytest
 from tests.support.captures import write_photos
 from tsplat import cli
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pycolmap")
 
 

@@ -100,6 +100,7 @@ def test_render_writes_a_gif(model, tmp_path):
         assert (video.n_frames, video.size, video.info["duration"]) == (3, (32, 24), 100)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MODELS.is_dir(), reason="the shared models are not beside this checkout")
 @pytest.mark.parametrize("name", ["kettle.from_spz.ply", "playbot_3.from_sog.ply", "luma-seal.from_splat.ply"])
 def test_render_frames_real_models(name, tmp_path):

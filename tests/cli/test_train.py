@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.support.captures import write_scene
@@ -19,6 +20,7 @@ assert not loaded, loaded
 """
 
 
+@pytest.mark.slow
 def test_train_writes_a_run_that_renders_and_exports(tmp_path):
     scene, run = write_scene(tmp_path / "scene"), tmp_path / "run"
     assert cli.main(["train", str(scene), "--out", str(run), "--steps", "3", "--backend", "torch"]) == 0

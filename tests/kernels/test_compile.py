@@ -46,6 +46,8 @@ def compile_kernels(kernel, target, channels, tile_sizes):
     ["projection", "valid", "sh", "tile", "composite", "features", "pack", "segment", "moments", "ssim", "adam"],
 )
 def test_kernel_compiles_without_spills(target, kernel):
+    if kernel == "features" and target in ("cuda:80", "hip:gfx1100"):
+        pytest.skip("compiles for a minute; a newer and an AMD target are tested")
     n_budgets = compile_kernels(kernel, target, (1, 3, 4, 6, 8, 9, 16, 64), (16,))
     assert n_budgets or target.startswith("hip")
 

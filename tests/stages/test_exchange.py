@@ -82,6 +82,7 @@ def test_missing_process_group_raises():
         tsplat.rasterization(**scene, group=object())
 
 
+@pytest.mark.slow
 def test_without_torch_distributed():
     code = """
 import sys, types

@@ -9,6 +9,7 @@ from tests.support.paths import ROOT
 DOCS = ROOT / "docs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["default", "mcmc"])
 def test_documented_training_loop(strategy):
     names = runpy.run_path(str(DOCS / "custom_training_loop.py"))

@@ -22,7 +22,7 @@ from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, mean_psnr,
 from tsplat.training import write_checkpoint as write
 from tsplat.training.parameters import scene_tensors
 
-STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "40"))
+STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "24"))
 SAVED_AT = 13
 """Between refinements, so that the strategies have accumulated statistics."""
 

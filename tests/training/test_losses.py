@@ -134,6 +134,7 @@ def test_depth_error_uses_pixel_centers_at_one_half(scene):
     )
 
 
+@pytest.mark.slow
 def test_depth_weight_moves_gaussians_to_sparse_depths(scene):
     gaussians, views = scene
     view = views[0]

@@ -55,6 +55,7 @@ def test_checkpoints_are_never_overwritten(tmp_path):
     assert len(read_checkpoint(first).gaussians) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_processes_lose_no_checkpoint(tmp_path):
     command = [sys.executable, "-m", "tests.support.kill_saving", str(tmp_path), str(N_KILLS)]

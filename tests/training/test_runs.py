@@ -75,6 +75,7 @@ def results(run):
     return tensors, figures, metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fixed", "default", "mcmc"])
 def test_resume_is_bit_exact(kind, tmp_path):
     config = configuration(kind)
@@ -139,6 +140,7 @@ def test_evaluate_run_writes_the_metrics_of_the_checkpoint(tmp_path):
     assert len(list((folder / "held_out").iterdir())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BANANA.is_dir(), reason="needs the shared scenes")
 def test_training_on_photographs(tmp_path):
     metrics = train(RunConfig(scene=str(BANANA), steps=60, downscale=16), tmp_path / "run")

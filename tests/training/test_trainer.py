@@ -59,6 +59,7 @@ def renders(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_training_improves_a_held_out_view(noisy):
     start, views = noisy
     config = Config(steps=250, background=SKY, means_rate=2e-3, scales_rate=2e-2, sh0_rate=5e-2)
@@ -198,6 +199,7 @@ def test_antialiased_option_marks_the_result(scene):
     assert not fit(gaussians, views, Config(steps=1)).antialiased
 
 
+@pytest.mark.slow
 def test_pose_refinement_corrects_a_camera(scene):
     gaussians, views = scene
     error = torch.tensor([0.02, -0.015, 0.01, 0.02, 0.03, -0.02])
@@ -215,6 +217,7 @@ def test_pose_refinement_corrects_a_camera(scene):
     assert all(torch.equal(a, b) for a, b in zip(trainer.gaussians.tensors().values(), gaussians.tensors().values()))
 
 
+@pytest.mark.slow
 def test_exposure_of_a_view_is_learned(scene):
     gaussians, views = scene
     dark = dataclasses.replace(views[0], image=(0.5 * views[0].image.float()).round().to(torch.uint8))
@@ -256,6 +259,7 @@ def test_views_per_step_averages_gradients(scene, adam_steps):
     assert group["betas"] == pytest.approx((0.9**2, 0.999**2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_matches_fp32(scene, precision):
     gaussians, views = scene

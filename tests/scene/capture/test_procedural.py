@@ -48,6 +48,7 @@ def test_solids_are_signed_distance_functions(index):
     assert (solid.distance(around) >= 0).all()
 
 
+@pytest.mark.slow
 def test_images_are_multi_view_consistent():
     """Surface points of one image project to pixels of their color in another one, unless they are occluded."""
     capture = procedural_capture(192, 144, n_train=2, n_test=1, n_points=4000, position_noise=0.0, color_noise=0.0)

@@ -13,6 +13,8 @@ from tsplat import ArgumentError
 from tsplat.scene import FileError, MissingExtraError, intrinsics, prepare, read_colmap
 from tsplat.scene.images import to_bytes
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pycolmap")
 
 PHOTOS = SCENES / "banana/images"

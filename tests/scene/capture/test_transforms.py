@@ -260,6 +260,7 @@ def test_missing_and_invalid_files_are_named(tmp_path, views):
         read_transforms(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LEGO.is_dir(), reason="needs the test scenes")
 def test_silhouettes_of_a_real_scene_intersect_in_its_shape():
     capture = read_transforms(LEGO, downscale=4)

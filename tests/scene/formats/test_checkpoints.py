@@ -126,6 +126,7 @@ assert not [name for name in sys.modules if name.startswith("tsplat.training")]
 """
 
 
+@pytest.mark.slow
 def test_open_model_does_not_import_training(tmp_path):
     path = write_checkpoint(tmp_path, make_checkpoint(1))
     subprocess.run([sys.executable, "-c", IMPORTS, str(path)], check=True, cwd=ROOT)

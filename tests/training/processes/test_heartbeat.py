@@ -6,6 +6,7 @@ from tsplat.stages.process_group import RankGroup
 from tsplat.training.processes.heartbeat import heartbeat
 
 
+@pytest.mark.slow
 def test_single_process_needs_no_heartbeat():
     with heartbeat(RankGroup(), pytest.fail):
         pass

@@ -22,6 +22,8 @@ from tsplat import ArgumentError, cli
 from tsplat.training import read_checkpoint, read_newest, resume, runs
 from tsplat.training.processes.launcher import parse_gpus
 
+pytestmark = pytest.mark.slow
+
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 

@@ -7,6 +7,8 @@ import torch.distributed as dist
 
 from tsplat.training import CheckpointError, read_checkpoint, read_newest
 
+pytestmark = pytest.mark.slow
+
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("this PyTorch has no gloo", allow_module_level=True)
 
