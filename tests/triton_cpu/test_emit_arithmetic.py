@@ -37,6 +37,7 @@ def _float_kernel(a, b, c, out, BLOCK: tl.constexpr):
     tl.store(out + 13 * BLOCK + i, tl.where(x < y, x, y))
     tl.store(out + 14 * BLOCK + i, tl.fma(x, y, z))
     tl.store(out + 15 * BLOCK + i, x * y + z)
+    tl.store(out + 16 * BLOCK + i, x % y)
 
 
 FLOAT_EXPECTED = (
@@ -126,7 +127,7 @@ def _float_inputs(kind):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_float_arithmetic_matches_numpy(dtype):
     x, y, z = _float_inputs(FLOATS[dtype])
-    out = torch.full((16, BLOCK), 7.0, dtype=dtype)
+    out = torch.full((17, BLOCK), 7.0, dtype=dtype)
     launch(_float_kernel, (1,), (*map(torch.tensor, (x, y, z)), out, BLOCK))
     with np.errstate(all="ignore"):
         for row, function in zip(out.numpy(), FLOAT_EXPECTED):
@@ -135,12 +136,13 @@ def test_float_arithmetic_matches_numpy(dtype):
             expected = (x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)).astype(np.float32)
             np.testing.assert_array_equal(out[14].numpy(), expected)
         np.testing.assert_array_equal(out[15].numpy(), x * y + z)
+        np.testing.assert_array_equal(out[16].numpy(), np.fmod(x, y))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_arithmetic_rounds_after_each_operation(dtype):
     x, y, z = (torch.tensor(values).to(dtype) for values in _float_inputs(np.float32))
-    out = torch.full((16, BLOCK), 7.0, dtype=dtype)
+    out = torch.full((17, BLOCK), 7.0, dtype=dtype)
     launch(_float_kernel, (1,), (x, y, z, out, BLOCK))
     a, b = x.float().numpy(), y.float().numpy()
     with np.errstate(all="ignore"):

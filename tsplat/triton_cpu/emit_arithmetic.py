@@ -6,6 +6,7 @@ are common in kernels and would otherwise cost instructions for every lane.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 
@@ -42,8 +43,6 @@ INTEGER_BINARY = {
     "arith.addi": "add",
     "arith.subi": "sub",
     "arith.muli": "mul",
-    "arith.divui": "udiv",
-    "arith.remui": "urem",
     "arith.andi": "and",
     "arith.ori": "or",
     "arith.xori": "xor",
@@ -117,8 +116,12 @@ def integer_operation(e: Emitter, name: str, a: Value, b: Value) -> Value:
     result.steps = [_step(e, name, a, b, k) if step is None else step for k, step in enumerate(result.steps)]
     if name in ("add", "sub", "mul"):
         scalar = a.type.with_shape(None)
-        for k in a.firsts.keys() | b.firsts.keys():
-            result.firsts[k] = lambda k=k: integer_binary(e, scalar, name, a.first(e.code, k), b.first(e.code, k))
+
+        def first(k: int) -> str:
+            return integer_binary(e, scalar, name, a.first(e.code, k), b.first(e.code, k))
+
+        for k in sorted(a.firsts.keys() | b.firsts.keys()):
+            result.firsts[k] = functools.partial(first, k)
     return result
 
 
@@ -159,43 +162,42 @@ def _step(e: Emitter, name: str, a: Value, b: Value, k: int) -> int | None:
     return 0 if p == q == 0 else None
 
 
-@emits("arith.divsi", "arith.remsi", "arith.ceildivsi", "arith.floordivsi", attributes=FLAGS)
-def emit_signed_division(e: Emitter, operation: Operation) -> Value:
-    """Quotient or remainder; vectors of i32 are divided in fp64, which is exact for them."""
-    if operation.name not in ("arith.divsi", "arith.remsi"):
-        raise UnsupportedFormError("rounding of the quotient")
+@emits("arith.divsi", "arith.remsi", "arith.divui", "arith.remui", attributes=FLAGS)
+def emit_division(e: Emitter, operation: Operation) -> Value:
     a, b = e.same_shape(e.operands(operation))
-    type = a.type
-    steps = [0 if p == q == 0 else None for p, q in zip(a.steps, b.steps)]
+    type, signed = a.type, operation.name.endswith("si")
 
     def divide(x: str, y: str) -> str:
-        quotient = _quotient(e, type, x, y)
-        if operation.name == "arith.divsi":
+        quotient = _quotient(e, type, x, y, signed)
+        if operation.name.startswith("arith.div"):
             return quotient
         return e.code.pure(f"sub {type.llvm} {x}, " + e.code.pure(f"mul {type.llvm} {quotient}, {y}"))
 
     result = e.map(type, divide, a, b)
-    result.steps = steps
+    result.steps = [0 if p == q == 0 else None for p, q in zip(a.steps, b.steps)]
     return result
 
 
-def _quotient(e: Emitter, type: Type, x: str, y: str) -> str:
-    code = e.code
+def _quotient(e: Emitter, type: Type, x: str, y: str, signed: bool) -> str:
+    """x / y rounded toward zero. CPUs have no division of vectors of integers; fp64 is exact for 32 bits."""
+    code, instruction = e.code, "sdiv" if signed else "udiv"
     known = code.known(y)
     if known is not None and not {0, -1} & set(known):
-        return code.pure(f"sdiv {type.llvm} {x}, {y}")
-    if type.element == "i32" and type.shape is not None:
+        return code.pure(f"{instruction} {type.llvm} {x}, {y}")
+    if type.element == "i32" and type.shape is not None and signed:
         wide = type.with_element("f64").llvm
         dividend, divisor = (code.pure(f"sitofp {type.llvm} {z} to {wide}") for z in (x, y))
         return code.pure(f"fptosi {wide} {code.pure(f'fdiv {wide} {dividend}, {divisor}')} to {type.llvm}")
-    # The CPU traps on a division by zero and on an overflow, which may be in lanes that a mask leaves out.
-    booleans, zero, minus = type.with_element("i1").llvm, constant(code, type, 0), constant(code, type, -1)
-    least = constant(code, type, -(1 << (BITS[type.element] - 1)))
-    overflow = code.pure(f"and {booleans} " + code.pure(f"icmp eq {type.llvm} {y}, {minus}") + ", "
-                         + code.pure(f"icmp eq {type.llvm} {x}, {least}"))  # fmt: skip
-    traps = code.pure(f"or {booleans} {overflow}, " + code.pure(f"icmp eq {type.llvm} {y}, {zero}"))
+    # A division by zero, or of the least integer by -1, ends the process; masks may leave out lanes where it happens.
+    booleans = type.with_element("i1").llvm
+    traps = code.pure(f"icmp eq {type.llvm} {y}, {constant(code, type, 0)}")
+    if signed:
+        least = constant(code, type, -(1 << (BITS[type.element] - 1)))
+        of_least = code.pure(f"icmp eq {type.llvm} {x}, {least}")
+        by_minus_one = code.pure(f"icmp eq {type.llvm} {y}, {constant(code, type, -1)}")
+        traps = code.pure(f"or {booleans} {traps}, " + code.pure(f"and {booleans} {of_least}, {by_minus_one}"))
     safe = code.pure(f"select {booleans} {traps}, {type.llvm} {constant(code, type, 1)}, {type.llvm} {y}")
-    return code.pure(f"sdiv {type.llvm} {x}, {safe}")
+    return code.pure(f"{instruction} {type.llvm} {x}, {safe}")
 
 
 @emits("arith.cmpi", "arith.cmpf", attributes=rf"(?:{FLAGS} ?)?\w+(?: ?{FLAGS})?")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from .emit_arithmetic import FLAGS
 from .emitter import Emitter, emits
 from .errors import UnsupportedFormError
@@ -40,8 +42,12 @@ def convert_integers(e: Emitter, instruction: str, a: Value, element: str) -> Va
     result = e.map(type, convert, a)
     if source != "i1" and instruction != "zext":
         result.steps = a.steps
+
+    def first(k: int) -> str:
+        return convert(a.first(e.code, k), None)
+
     for k in a.firsts:
-        result.firsts[k] = lambda k=k: convert(a.first(e.code, k), None)
+        result.firsts[k] = functools.partial(first, k)
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import MissingDependencyError, UnsupportedMachineError
 
@@ -66,7 +66,7 @@ def host_features() -> frozenset[str]:
     return frozenset(name for name, present in import_llvm().get_host_cpu_features().items() if present)
 
 
-def import_llvm():  # type: ignore[no-untyped-def]  # llvmlite has no types
+def import_llvm() -> Any:
     """The module `llvmlite.binding`.
 
     Raises:
