@@ -194,8 +194,8 @@ class Machine:
         if kind.startswith("race"):
             detail += f", also accessed by program {found.other}"
         return Finding(
-            program.name, kind, found.count, program.statements[found.pc], program.source_lines()[found.pc], found.program,
-            found.warp, found.lane, found.address, detail,
+            program.name, kind, found.count, program.statements[found.pc], program.source_lines()[found.pc],
+            found.program, found.warp, found.lane, found.address, detail,
         )  # fmt: skip
 
 

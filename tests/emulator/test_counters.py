@@ -91,7 +91,8 @@ def test_loop_that_lanes_leave_one_by_one():
 
 
 def test_atomics():
-    body = "and.b32 %r1, %r0, 3; cvt.u64.u32 %d2, %r1; shl.b64 %d2, %d2, 2; add.u64 %d2, %d0, %d2; red.global.add.u32 [%d2], 1;"
+    body = "and.b32 %r1, %r0, 3; cvt.u64.u32 %d2, %r1; shl.b64 %d2, %d2, 2; add.u64 %d2, %d0, %d2; "
+    body += "red.global.add.u32 [%d2], 1;"
     found = summary(body, programs=2)
     assert (found["atomic"], found["atomic requests"], found["atomic addresses"], found["atomic sectors"]) == (
         2,

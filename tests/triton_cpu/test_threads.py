@@ -48,8 +48,8 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
     expected = work(1)
     assert expected.isfinite().all()
     for n_threads in (2, 3, 8):
-        for programs in (500, 7, 2, 1):
-            assert torch.equal(work(n_threads, programs), expected[:programs])
+        for n in (500, 7, 2, 1):
+            assert torch.equal(work(n_threads, n), expected[:n])
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("triton_cpu") == 7
 
@@ -70,7 +70,7 @@ def test_launches_from_several_threads_at_once():
     assert all(torch.equal(results[k], expected) for k in range(4))
 
 
-def test_calls_return_when_their_time_is_up_and_go_on(monkeypatch):
+def test_calls_return_when_their_time_is_up_and_continue(monkeypatch):
     """Every call of machine code ends after its first claim, as if programs were slow."""
     monkeypatch.setattr(threads, "TICKS", 0)
     calls = []

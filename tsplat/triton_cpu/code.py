@@ -163,7 +163,7 @@ def wrap(element: str, value: int) -> int:
 
 
 def float_constant(value: float, element: str) -> str:
-    """Text of a scalar of type f32 or f64, exact to the bit."""
+    """Text of a scalar of type f32 or f64, exact bit for bit."""
     if element == "f32":
         value = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
