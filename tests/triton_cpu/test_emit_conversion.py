@@ -59,7 +59,7 @@ def test_integers_to_floats(source):
     values = _integers(source)
     assert_same_bits(convert(values, torch.float64), values.double())
     assert_same_bits(convert(values, torch.float32), torch.tensor(values.numpy().astype(np.float32)))
-    small = values.clamp(-(2**20), 2**20)
+    small = values.long().clamp(-(2**20), 2**20).to(source)
     assert_same_bits(convert(small, torch.bfloat16), small.float().bfloat16())
     with np.errstate(over="ignore"):
         assert_same_bits(convert(small, torch.float16), torch.tensor(small.numpy().astype(np.float16)))

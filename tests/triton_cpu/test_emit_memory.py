@@ -90,7 +90,7 @@ def test_gathers_do_not_read_where_masked_out(dtype):
 def _sum_of_offsets_kernel(a, out, far, BLOCK: tl.constexpr):
     """Two offsets whose sum does not fit into 32 bits."""
     i = tl.arange(0, BLOCK)
-    tl.store(out + i, tl.load(a + far + i + far - far * 2))
+    tl.store(out + i, tl.load(a + far + i + far - far - far))
     tl.store(out + BLOCK + i, tl.load((a + i * 0 + far) + (i + far) - 2 * far.to(tl.int64)))
 
 
