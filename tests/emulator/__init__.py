@@ -1,0 +1,18 @@
+"""Executes the GPU code that Triton compiles, on CPU tensors, with checks and exact counters.
+
+    with emulated("cuda:80", code="ptx") as gpu:
+        kernel[grid](x, y, n, BLOCK=128)
+    print(gpu.counters)
+
+| module | subject |
+| --- | --- |
+| `emulation` | the entry point |
+| `driver`, `launch`, `shadow` | stands in for Triton's driver; arguments; which bytes of tensors were written |
+| `machine`, `program`, `counters` | one launch on the model of memory; parsed kernels; totals |
+| `nvidia`, `amd` | front ends: PTX and SASS; AMD's assembly and code objects |
+| `build`, `core/` | the C cores: `memory.h` is the one model of memory, races and counters |
+| `package`, `plugin`, `fuzz` | tsplat on the emulator; pytest; random scenes |
+
+It shows results, out-of-bounds accesses, reads of bytes never written, races, misalignment, and exact counts. It does
+not show time, caches, memory ordering finer than barriers, or approximate instructions to the last bit.
+"""

@@ -1,0 +1,90 @@
+"""Compiles the C cores with gcc at first use, into the user's cache directory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+CORE = Path(__file__).parent / "core"
+FLAGS = (
+    "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-strict-aliasing", "-shared", "-fPIC",
+)  # fmt: skip
+
+
+def cache_folder() -> Path:
+    """Returns where compiled cores and disassembled kernels are kept."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tsplat-emulator"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def missing() -> str | None:
+    """Returns why the emulator cannot be built here, or None."""
+    return None if shutil.which("gcc") else "needs gcc"
+
+
+@functools.cache
+def nvidia_operations() -> dict[str, int]:
+    """Returns the number of each instruction of the NVIDIA core, by name."""
+    main = (CORE / "nvidia.c").read_text()
+    files = re.findall(r'#include "(nvidia_(?!labels)\w+\.inc)"', main)
+    pattern = r"^(?:OP|UNARY|BINARY|TERNARY|COMPARE|SHIFT|PAIR)\((\w+)"
+    names = [name for file in files for name in re.findall(pattern, (CORE / file).read_text(), flags=re.M)]
+    return {name: number for number, name in enumerate(names)}
+
+
+@functools.cache
+def amd_operations() -> dict[str, int]:
+    """Returns the number of each instruction of the AMD core, by name; 0 is none."""
+    text = "".join((CORE / file).read_text() for file in sorted(os.listdir(CORE)) if file.startswith("amd"))
+    names = set(re.findall(r"\bcase OP_([a-z]\w+)", text)) - {"name", "s_"}
+    names |= set(re.findall(r"\b(?:FLOAT|BITS|CARRY|DOUBLE|SCALAR32|SCALAR64|PLAIN)\(([vs]_\w+)", text))
+    names |= {f"s_{name}_saveexec_b{bits}" for name in re.findall(r"\bSAVEEXEC\((\w+), ~?a", text) for bits in (32, 64)}
+    return {name: number for number, name in enumerate(sorted(names), start=1)}
+
+
+@functools.cache
+def nvidia_core() -> ctypes.CDLL:
+    """Returns the core for PTX and SASS."""
+    labels = "".join(f"&&L_{name},\n" for name in nvidia_operations())
+    return _library("nvidia.c", {"nvidia_labels.inc": labels})
+
+
+@functools.cache
+def amd_core(lanes: int) -> ctypes.CDLL:
+    """Returns the core for AMD code with 32 or 64 lanes per wave."""
+    names = "".join(f"OP_{name} = {number},\n" for name, number in amd_operations().items())
+    return _library("amd.c", {"amd_operations.h": f"enum {{\n{names}}};\n"}, (f"-DW={lanes}",))
+
+
+def _library(source: str, generated: dict[str, str], flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    digest = hashlib.sha256(repr((source, generated, flags, FLAGS, _processor())).encode())
+    for file in sorted(CORE.iterdir()):
+        digest.update(file.read_bytes())
+    cache = cache_folder()
+    library = cache / f"{Path(source).stem}-{digest.hexdigest()[:16]}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            for name, text in generated.items():
+                (Path(folder) / name).write_text(text)
+            built = Path(folder) / library.name
+            command = ["gcc", *FLAGS, *flags, f"-I{folder}", f"-I{CORE}", str(CORE / source), "-o", str(built), "-lm"]
+            subprocess.run(command, check=True)
+            built.replace(library)
+    return ctypes.CDLL(str(library))
+
+
+def _processor() -> str:
+    """Returns what -march=native depends on."""
+    info = Path("/proc/cpuinfo")
+    return (
+        next((line for line in info.read_text().splitlines() if line.startswith("flags")), "") if info.exists() else ""
+    )

@@ -1,0 +1,92 @@
+"""Entry point: `with emulated("cuda:80", code="ptx") as gpu: ...`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from . import build
+from .counters import Counts
+from .driver import Code, EmulatedDriver
+from .machine import EmulationError, Finding, Machine, Options
+from .shadow import Shadow
+
+TARGETS = {"cuda:80": "ptx", "cuda:90": "ptx", "cuda:120": "ptx", "hip:gfx942": "amdgcn", "hip:gfx1100": "amdgcn"}
+"""Targets that tests cover, with the code that is executed unless another is asked for."""
+
+
+def target_of(name: str) -> GPUTarget:
+    """Returns Triton's target for "cuda:80", "sm_80", "hip:gfx942" or "gfx942".
+
+    Raises:
+        ValueError: Another form.
+    """
+    if match := re.fullmatch(r"(?:cuda:|sm_)(\d+)", name):
+        return GPUTarget("cuda", int(match[1]), 32)
+    if match := re.fullmatch(r"(?:hip:)?(gfx\w+)", name):
+        return GPUTarget("hip", match[1], 64 if match[1].startswith("gfx9") else 32)
+    raise ValueError(f"target: expected cuda:CC, sm_CC or gfxN, found {name!r}")
+
+
+class Emulator:
+    """An emulated GPU: what its checks found and what its kernels cost."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    @property
+    def findings(self) -> list[Finding]:
+        return self.machine.findings
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """By kernel and constants, per instruction."""
+        return self.machine.counts
+
+    @property
+    def counters(self) -> dict[str, Counter[str]]:
+        """By kernel and constants; see :meth:`Counts.summary`."""
+        return {key: counts.summary() for key, counts in self.machine.counts.items()}
+
+    def check(self) -> None:
+        """Raises EmulationError if anything was found."""
+        if self.findings:
+            raise EmulationError("\n".join(map(str, self.findings)))
+
+
+@contextlib.contextmanager
+def emulated(
+    target: str = "cuda:80", code: Code | None = None, *, strict: bool = True, **options: Any
+) -> Iterator[Emulator]:
+    """Triton kernels on CPU tensors run compiled for a GPU, on an emulated one.
+
+    Args:
+        target: As :func:`target_of` takes it.
+        code: What is executed: "ptx" (unless said otherwise) or "sass" for NVIDIA, "amdgcn" for AMD.
+        strict: Raises at the end what the checks found.
+        options: See :class:`tests.emulator.machine.Options`.
+
+    Raises:
+        EmulationError: A check found something.
+    """
+    if reason := build.missing():
+        raise EmulationError(f"the emulator {reason}")
+    gpu_target = target_of(target)
+    default: Code = "amdgcn" if gpu_target.backend == "hip" else "ptx"
+    gpu, shadow = Emulator(Machine(Options(**options))), Shadow()
+    config = triton.runtime.driver
+    before = config._active
+    config.set_active(EmulatedDriver(gpu_target, code or default, gpu.machine, shadow))
+    try:
+        with shadow if gpu.machine.options.uninitialized else contextlib.nullcontext():
+            yield gpu
+    finally:
+        config._active = before
+    if strict:
+        gpu.check()

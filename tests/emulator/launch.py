@@ -1,0 +1,82 @@
+"""From a compiled kernel and Python values to a program and its launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .amd import assembly, code_object
+from .nvidia import ptx, sass, sass_text
+from .program import Launch, Memory, Program
+from .shadow import Shadow
+
+FORMATS = {
+    "i1": "?", "u1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
+    "fp16": "e", "fp32": "f", "f32": "f", "fp64": "d",
+}  # fmt: skip
+"""Of scalar arguments, for struct.pack."""
+GUARD_BYTES = 64
+"""Behind the last argument, as wide loads may read beyond it."""
+
+
+@dataclasses.dataclass
+class KernelSource:
+    """Triton's metadata of a compiled kernel, and its files by suffix."""
+
+    metadata: Any
+    files: dict[str, Path]
+
+    def program(self, code: str, rewrite: Callable[[str], str] | None) -> Program:
+        """Parses the kernel's code of a kind."""
+        name, rewrite = self.metadata.name, rewrite or (lambda text: text)
+        if code == "amdgcn":
+            descriptor = code_object.load(self.files["hsaco"].read_bytes(), name)
+            lanes = self.metadata.target.warp_size
+            return assembly.translate(rewrite(self.files["amdgcn"].read_text()), descriptor, lanes)
+        as_ptx = ptx.translate(rewrite(self.files["ptx"].read_text()), name)
+        if code == "ptx":
+            return as_ptx
+        binary = self.files["cubin"].read_bytes()
+        program = sass.translate(rewrite(sass_text.listing(binary)), name, self.metadata.target.arch)
+        program.parameters = as_ptx.parameters
+        program.cubin = binary
+        return program
+
+
+def arguments_of(source: KernelSource, program: Program, given: list[tuple[str, Any]], shadow: Shadow) -> Launch:
+    """Packs the values of a launch as the hardware gets them.
+
+    Args:
+        given: Triton's type and the value of each argument that is not a constant.
+    """
+    metadata = source.metadata
+    if getattr(metadata, "global_scratch_size", 0):
+        raise NotImplementedError("kernels with scratch in global memory")
+    slots = program.parameters
+    packed = bytearray(program.argument_bytes + GUARD_BYTES)
+    memories = []
+    for (kind, value), (offset, size) in zip(given, slots):
+        data = _pack(kind, value)
+        assert len(data) <= size, (kind, size)
+        packed[offset : offset + len(data)] = data
+        if kind.startswith("*") and isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            memories.append(Memory(storage.data_ptr(), storage.nbytes(), value.element_size(), shadow.of(value)))
+    launch = Launch(
+        grid=(0, 0, 0), threads=metadata.num_warps * program.lanes, arguments=np.frombuffer(bytes(packed), np.uint8),
+        memories=memories, shared_bytes=metadata.shared + program.static_shared_bytes, key="",
+    )  # fmt: skip
+    launch.memories += program.own_memories(launch)
+    return launch
+
+
+def _pack(kind: str, value: Any) -> bytes:
+    if kind.startswith("*"):
+        return struct.pack("<Q", 0 if value is None else value.data_ptr())
+    return struct.pack("<" + FORMATS[kind], value)

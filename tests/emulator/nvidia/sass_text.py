@@ -1,0 +1,65 @@
+"""SASS as text: what cuobjdump and nvdisasm of Triton's wheel print of a cubin."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+
+from tests.emulator import build
+from tests.emulator.program import UnsupportedInstructionError
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def listing(cubin: bytes) -> str:
+    """Returns the disassembly of all functions."""
+    return _run(["cuobjdump", "-sass"], cubin)
+
+
+def function(text: str, name: str) -> list[tuple[int, str]]:
+    """Returns address and text of each instruction of a function of a listing.
+
+    Raises:
+        UnsupportedInstructionError: No such function.
+    """
+    parts = re.split(r"Function : (\S+)", text)
+    for found, body in zip(parts[1::2], parts[2::2]):
+        if found == name:
+            pattern = r"/\*([0-9a-f]{4,6})\*/\s+(.*?);"
+            return [(int(address, 16), text.strip()) for address, text in re.findall(pattern, body)]
+    raise UnsupportedInstructionError(f"no function {name}")
+
+
+def source_lines(cubin: bytes, name: str) -> dict[int, str]:
+    """Returns the source line of each address of a function, where the cubin tells it."""
+    section = _run(["nvdisasm", "-g", "-c"], cubin).partition(f".text.{name}:")[2]
+    lines: dict[int, str] = {}
+    current = ""
+    for line in section.splitlines():
+        if match := re.search(r'//## File "([^"]+)", line (\d+)', line):
+            current = f"{Path(match[1]).name}:{match[2]}"
+        elif match := re.search(r"/\*([0-9a-f]{4,6})\*/", line):
+            lines.setdefault(int(match[1], 16), current)
+    return lines
+
+
+def _run(command: list[str], cubin: bytes) -> str:
+    """Returns what a tool prints of a cubin; kept on disk, as the tools take seconds."""
+    key = hashlib.sha256(cubin + repr((command, triton.__version__)).encode()).hexdigest()[:24]
+    kept = build.cache_folder() / f"{command[0]}-{key}.txt"
+    if not kept.exists():
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
+            full = [str(TOOLS / command[0]), *command[1:], file.name]
+            text = subprocess.run(full, capture_output=True, text=True, check=True).stdout
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.replace(kept)
+    return kept.read_text()

@@ -1,0 +1,83 @@
+"""What the front ends make of compiled code, and what a launch of it needs."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+class UnsupportedInstructionError(Exception):
+    """The emulator does not know an instruction, or a form of it."""
+
+
+@dataclasses.dataclass
+class Memory:
+    """A tensor's whole storage, which a launch may access."""
+
+    address: int
+    size: int
+    item_bytes: int = 4
+    written: np.ndarray | None = None
+    """[size] uint8, which bytes were ever written; None if all were."""
+    readonly: bool = False
+
+
+@dataclasses.dataclass
+class Launch:
+    """One kernel launch."""
+
+    grid: tuple[int, int, int]
+    threads: int
+    arguments: np.ndarray
+    """uint8, as the hardware gets them."""
+    memories: list[Memory]
+    shared_bytes: int
+    key: str
+    """Under which counters are kept: the kernel and its constants."""
+
+
+@dataclasses.dataclass
+class Program(abc.ABC):
+    """A kernel's instructions, parsed."""
+
+    name: str
+    statements: list[str]
+    """Text of each instruction; empty for helpers of the emulator, which are not counted."""
+    lines: list[str]
+    """Source file and line of each instruction, where known."""
+
+    lanes: int = dataclasses.field(default=32, init=False)
+    sector_bytes: int = dataclasses.field(default=32, init=False)
+
+    parameters: list[tuple[int, int]] = dataclasses.field(default_factory=list, init=False)
+    """Offset and size of each kernel argument."""
+    static_shared_bytes: int = dataclasses.field(default=0, init=False)
+    """Shared memory beside what Triton asks for."""
+
+    def source_lines(self) -> list[str]:
+        """Returns source file and line of each instruction, where known."""
+        return self.lines
+
+    @property
+    def argument_bytes(self) -> int:
+        return max((offset + size for offset, size in self.parameters), default=0)
+
+    @property
+    def shared_granule(self) -> int:
+        """log2 of the bytes of shared memory between which races are told apart."""
+        return 2
+
+    def own_memories(self, launch: Launch) -> list[Memory]:
+        """Returns what a launch may access beside its tensors."""
+        return []
+
+    @abc.abstractmethod
+    def kind(self, statement: str) -> str:
+        """Returns the class of an instruction; see counters.py."""
+
+    @abc.abstractmethod
+    def execute(self, model: Any, launch: Launch) -> bool:
+        """Runs a launch on a machine.Model; returns whether it had to be given up."""

@@ -1,0 +1,62 @@
+"""Which bytes of tensors were ever written."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
+POISON = 0xFF
+"""Of every byte that was not written: NaN, and the integer -1."""
+
+
+class Shadow(TorchDispatchMode):
+    """Poisons what `torch.empty` returns and follows which bytes PyTorch and kernels write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: dict[int, np.ndarray] = {}
+
+    def of(self, tensor: torch.Tensor) -> np.ndarray | None:
+        """Returns [bytes] uint8 of the tensor's storage, 1 where written; None if all bytes are."""
+        storage = tensor.untyped_storage()
+        found = self._written.get(storage.data_ptr())
+        return found if found is not None and len(found) == storage.nbytes() else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        fresh = func.overloadpacket.__name__ in EMPTY
+        given = {a.untyped_storage().data_ptr() for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
+        for out in tree_leaves(result):
+            if not isinstance(out, torch.Tensor) or out.device.type != "cpu":
+                continue
+            storage = out.untyped_storage()
+            if fresh:
+                self._poison(storage.data_ptr(), storage.nbytes())
+            elif storage.data_ptr() not in given:
+                self._written.pop(storage.data_ptr(), None)
+        for index, schema in enumerate(func._schema.arguments):
+            if schema.alias_info is not None and schema.alias_info.is_write:
+                for value in tree_leaves(args[index] if index < len(args) else kwargs.get(schema.name)):
+                    if isinstance(value, torch.Tensor):
+                        self._write(value)
+        return result
+
+    def _poison(self, address: int, size: int) -> None:
+        self._written[address] = np.zeros(size, np.uint8)
+        if size:
+            ctypes.memset(address, POISON, size)
+
+    def _write(self, tensor: torch.Tensor) -> None:
+        written = self.of(tensor)
+        if written is not None:
+            size = tensor.element_size()
+            strides = (*(stride * size for stride in tensor.stride()), 1)
+            start = written[tensor.storage_offset() * size :]
+            np.lib.stride_tricks.as_strided(start, (*tensor.shape, size), strides)[...] = 1

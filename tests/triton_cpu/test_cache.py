@@ -1,0 +1,139 @@
+"""The cache of machine code on disk."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tsplat.triton_cpu import cache, launcher, machine
+
+ROOT = Path(__file__).parents[2]
+
+
+@triton.jit
+def _scale_kernel(x, out, C: tl.constexpr):
+    i = tl.arange(0, 16)
+    tl.store(out + i, tl.load(x + i) * C)
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """Names of the kernels compiled since."""
+    compiled = []
+    compile_object = machine.compile_object
+
+    def noted(module, target):
+        compiled.append(target.cpu)
+        return compile_object(module, target)
+
+    monkeypatch.setattr(machine, "compile_object", noted)
+    return compiled
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def scale(factor=2.0, dtype=torch.float32):
+    """Launches with nothing in memory, as a new process would."""
+    x, out = torch.arange(16, dtype=dtype), torch.zeros(16, dtype=dtype)
+    launcher.Launcher(_scale_kernel).launch((1,), (x, out, factor), {})
+    assert torch.equal(out, x * factor)
+
+
+def test_the_second_process_does_not_compile(directory, compilations):
+    scale()
+    (entry,) = directory.rglob("*.o")
+    assert len(compilations) == 1
+    before = entry.stat()
+    scale()
+    assert len(compilations) == 1
+    assert entry.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_entries_differ_by_constants_types_and_cpu(directory, compilations, monkeypatch):
+    scale()
+    scale(3.0)
+    scale(dtype=torch.float64)
+    assert len(compilations) == 3
+    if compilations[0] == "x86-64-v4":
+        monkeypatch.setenv("TSPLAT_CPU", "x86-64-v3")
+        scale()
+        assert compilations[3:] == ["x86-64-v3"]
+    monkeypatch.setattr(cache, "package_hash", lambda: "another version")
+    n = len(compilations)
+    scale()
+    assert len(compilations) == n + 1
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "other"])
+def test_a_damaged_entry_is_rebuilt(damage, directory, compilations):
+    scale()
+    (entry,) = directory.rglob("*.o")
+    content = entry.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    damaged = {"empty": b"", "truncated": content[:-1], "flipped": bytes(flipped), "other": b"text\n" * 99}
+    entry.write_bytes(damaged[damage])
+    scale()
+    assert len(compilations) == 2
+    assert entry.read_bytes() == content
+
+
+def test_a_directory_that_cannot_be_written_leaves_code_in_memory(directory, compilations):
+    directory.write_text("a file where the directory should be")
+    scale()
+    scale()
+    assert len(compilations) == 2
+    assert directory.read_text() == "a file where the directory should be"
+
+
+def test_no_temporary_files_are_left(directory, monkeypatch):
+    scale()
+    assert [path.name for path in directory.rglob("*") if path.is_file()] == ["_scale_kernel.o"]
+
+    def fail(source, target):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    scale(5.0)
+    assert [path.name for path in directory.rglob("*") if path.is_file()] == ["_scale_kernel.o"]
+
+
+def test_directory_follows_triton(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "given"))
+    assert cache._path("kernel", "key").is_relative_to(tmp_path / "given")
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import torch
+from tests.triton_cpu.test_cache import _scale_kernel
+from tsplat.triton_cpu import launch
+folder, rank = Path(sys.argv[1]), sys.argv[2]
+(folder / f"ready{rank}").touch()
+while len(list(folder.glob("ready*"))) < 8:
+    time.sleep(0.01)
+x, out = torch.arange(16.0), torch.zeros(16)
+launch(_scale_kernel, (1,), (x, out, 7.0))
+assert torch.equal(out, 7 * x)
+"""
+
+
+@pytest.mark.slow
+def test_eight_processes_fill_one_empty_cache_at_once(directory, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), str(rank)], cwd=ROOT, env=environment)
+        for rank in range(8)
+    ]
+    assert [process.wait(timeout=600) for process in processes] == [0] * 8
+    assert [path.name for path in directory.rglob("*") if path.is_file()] == ["_scale_kernel.o"]

@@ -1,0 +1,112 @@
+"""What cannot be compiled is an error that names it, never a wrong number."""
+
+import builtins
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tsplat.triton_cpu import (
+    MissingDependencyError,
+    TritonCPUError,
+    UnsupportedMachineError,
+    UnsupportedOperationError,
+    launch,
+    target,
+)
+from tsplat.triton_cpu.translate import translate
+
+TTIR = """
+module {
+  tt.func public @kernel(%p: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %n: i32) attributes {noinline = false} {
+    %0 = tt.load %p : !tt.ptr<f32>
+    OPERATION
+    tt.store %p, %0 : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+
+
+@triton.jit
+def _atomic_kernel(out):
+    tl.atomic_add(out, 1.0)
+
+
+@triton.jit
+def _sine_kernel(out):
+    tl.store(out, tl.sin(tl.load(out)))
+
+
+@pytest.mark.parametrize(("kernel", "operation"), [(_atomic_kernel, "tt.atomic_rmw"), (_sine_kernel, "math.sin")])
+def test_unknown_operations(kernel, operation):
+    with pytest.raises(UnsupportedOperationError) as caught:
+        launch(kernel, (1,), (torch.zeros(1),))
+    assert caught.value.operation == operation
+    assert caught.value.kernel == kernel.__name__
+    assert caught.value.triton_version == triton.__version__
+    for part in (operation, kernel.__name__, triton.__version__):
+        assert part in str(caught.value)
+    assert isinstance(caught.value, TritonCPUError)
+
+
+@pytest.mark.parametrize(
+    ("line", "operation"),
+    [
+        ("%1 = tt.load %p cacheModifier = ca evictionPolicy = evict_last : !tt.ptr<f32>", None),
+        ("%1 = tt.load %p zeroOut = true : !tt.ptr<f32>", "tt.load"),
+        ("%1 = arith.addf %0, %0 fastmath<fast> : f32", None),
+        ("%1 = arith.addf %0, %0 towardzero : f32", "arith.addf"),
+        ("%1 = arith.newf %0, %0 : f32", "arith.newf"),
+        ("%1 = arith.addf %0, %unknown : f32", "arith.addf"),
+        ("%1 = tt.fp_to_fp %0, rounding = rtz : f32 -> f16", "tt.fp_to_fp"),
+        ("%1 = tt.fp_to_fp %0, rounding = rtne : f32 -> f8E5M2", "(parser)"),
+        ("%1, %2 = tt.pair %0 : f32", "(parser)"),
+        ("scf.for unsigned %i = %n to %n step %n : i32 {\n}", "scf.for"),
+        ("%1:2 = tt.load %p : !tt.ptr<f32>", "tt.load"),
+    ],
+)
+def test_unknown_forms_of_known_operations(line, operation):
+    text = TTIR.replace("OPERATION", line)
+    host = target.host_target()
+    if operation is None:
+        assert "define" in translate(text, "symbol", "kernel", "1.2", "x86_64", host)
+        return
+    with pytest.raises(UnsupportedOperationError, match=r"kernel kernel: .*Triton 1\.2") as caught:
+        translate(text, "symbol", "kernel", "1.2", "x86_64", host)
+    assert caught.value.operation == operation
+
+
+def test_missing_llvmlite(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("llvmlite"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    for name in [name for name in sys.modules if name.startswith("llvmlite")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'tsplat\[cpu\]'"):
+        target.import_llvm()
+
+
+def test_machines_that_are_not_supported(monkeypatch):
+    monkeypatch.setenv("TSPLAT_CPU", "pentium")
+    with pytest.raises(
+        UnsupportedMachineError, match="TSPLAT_CPU: expected one of x86-64-v4, x86-64-v3, found 'pentium'"
+    ):
+        target.host_target()
+    target._target.cache_clear()
+    monkeypatch.delenv("TSPLAT_CPU")
+    monkeypatch.setattr(target, "host_features", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    with pytest.raises(UnsupportedMachineError, match="needs bmi2, f16c, fma"):
+        target.host_target()
+    monkeypatch.setattr(target.platform, "machine", lambda: "riscv64")
+    with pytest.raises(UnsupportedMachineError, match="found riscv64"):
+        target.host_target()
+    target._target.cache_clear()

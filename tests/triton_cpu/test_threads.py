@@ -1,0 +1,152 @@
+"""Threads: the same bits for any number, fork, Ctrl-C, launches from several threads."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tsplat.triton_cpu import launch, threads
+
+ROOT = Path(__file__).parents[2]
+
+
+@triton.jit
+def _work_kernel(x, out, steps):
+    program = tl.program_id(0)
+    i = tl.arange(0, 16)
+    value = tl.load(x + i) + program
+    for _ in range(steps):
+        value = value * 0.999 + tl.sum(value) * 1e-3
+    tl.store(out + program * 16 + i, value)
+
+
+@pytest.fixture
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def work(n_threads, programs=500, steps=40):
+    torch.set_num_threads(n_threads)
+    x, out = torch.linspace(0, 1, 16), torch.full((programs, 16), torch.nan)
+    launch(_work_kernel, (programs,), (x, out, steps))
+    return out
+
+
+@pytest.mark.usefixtures("_threads")
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
+    monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 0.0 + 1e-12)
+    expected = work(1)
+    assert expected.isfinite().all()
+    for n_threads in (2, 3, 8):
+        for n in (500, 7, 2, 1):
+            assert torch.equal(work(n_threads, n), expected[:n])
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("triton_cpu") == 7
+
+
+@pytest.mark.usefixtures("_threads")
+def test_launches_from_several_threads_at_once():
+    expected = work(2)
+    results = {}
+
+    def run(k):
+        results[k] = work(2)
+
+    callers = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all(torch.equal(results[k], expected) for k in range(4))
+
+
+def test_calls_return_when_their_time_is_up_and_continue(monkeypatch):
+    """Every call of machine code ends after its first claim, as if programs were slow."""
+    monkeypatch.setattr(threads, "TICKS", 0)
+    calls = []
+    expected = work(1, 100)
+
+    def entry(arguments, state):
+        calls.append(list(state[:3]))
+        real(arguments, state)
+
+    def run(run_entry, arguments, grid, n_threads):
+        nonlocal real
+        real = run_entry
+        original(entry, arguments, grid, n_threads)
+
+    real, original = None, threads.run
+    monkeypatch.setattr(threads, "run", run)
+    assert torch.equal(work(1, 100), expected)
+    assert len(calls) > 10
+
+
+FORK = """
+import os, sys
+import torch
+from tests.triton_cpu.test_threads import work
+expected = work(2)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(work(2), expected) else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert torch.equal(work(2), expected)
+"""
+
+INTERRUPT = """
+import sys, time
+import torch
+from tests.triton_cpu.test_threads import work
+n = int(sys.argv[1])
+work(n, 8, 1)
+print("started", flush=True)
+try:
+    work(n, 400, 30_000_000)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    work(n, 8, 1)
+    sys.exit(7)
+"""
+
+
+def _run(script, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_forked_child_launches_with_threads_of_its_own():
+    process = _run(FORK)
+    assert process.wait(timeout=600) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_threads", ["1", "2"])
+def test_ctrl_c_ends_a_long_launch(n_threads):
+    process = _run(INTERRUPT, n_threads)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=300)
+    assert output == "interrupted\n"
+    assert process.returncode == 7
+
+
+@pytest.mark.usefixtures("_threads")
+def test_idle_threads_take_no_time():
+    work(4)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1

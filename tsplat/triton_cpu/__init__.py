@@ -1,0 +1,29 @@
+"""Runs Triton kernels on the CPU, as machine code with vector instructions. No GPU, driver or compiler is needed.
+
+    from tsplat.triton_cpu import launch
+
+    launch(kernel, (n_programs,), (x, y, n), {"BLOCK": 128})  # what kernel[(n_programs,)](x, y, n, BLOCK=128) does
+
+The path of a kernel, by module:
+
+    launcher    arguments to a specialization: types, and values of constants
+    frontend    Triton's own frontend: Python to TTIR, Triton's IR
+    ttir        text of TTIR to operations, blocks and regions
+    emitter     walks the operations; `emit_*` has the translation of each, by family
+    values      values as LLVM vectors: a tensor is a list of chunks of 8 or 16 lanes, in row-major order
+    code        text of LLVM IR: instructions, each written once, and constants
+    translate   the module around a kernel: its entry point, which runs programs of the grid
+    target      the CPU to compile for
+    machine     LLVM IR to machine code by llvmlite, and loading it
+    cache       machine code on disk
+    threads     programs of the grid on several threads
+
+The semantics are Triton's. Each operation is rounded once, as IEEE 754 says, without contraction; reductions combine
+halves, and matrix products run in order of the inner dimension. Results therefore do not depend on the number of
+threads or the features of the CPU. An operation that is not implemented is an `UnsupportedOperationError`.
+"""
+
+from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineError, UnsupportedOperationError
+from .launcher import launch
+
+__all__ = ["MissingDependencyError", "TritonCPUError", "UnsupportedMachineError", "UnsupportedOperationError", "launch"]

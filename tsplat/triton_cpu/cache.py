@@ -1,0 +1,64 @@
+"""Machine code on disk, by everything that it depends on.
+
+An entry is one file in Triton's cache directory (`TRITON_CACHE_DIR`, or `.triton/cache` in `TRITON_HOME` or the home
+directory): a header with a checksum, and the object file. Files are written under a temporary name and renamed, so that
+readers in other processes see complete ones only. An entry whose checksum is wrong counts as missing. Where the
+directory cannot be written, code stays in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import triton
+
+MAGIC = b"triton_cpu object\n"
+
+
+@functools.cache
+def package_hash() -> str:
+    """Hash of this package's source."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def key_of(*parts: object) -> str:
+    """Name of the entry for everything that machine code depends on."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
+
+
+def load(kernel: str, key: str) -> bytes | None:
+    """The object file of an entry; None where there is none, or a damaged one."""
+    try:
+        content = _path(kernel, key).read_bytes()
+    except OSError:
+        return None
+    header, code = content[: len(MAGIC) + 32], content[len(MAGIC) + 32 :]
+    return code if header == MAGIC + hashlib.sha256(code).digest() else None
+
+
+def store(kernel: str, key: str, code: bytes) -> None:
+    """Writes an entry atomically, if the directory can be written."""
+    path = _path(kernel, key)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with open(handle, "wb") as file:
+            file.write(MAGIC + hashlib.sha256(code).digest() + code)
+        os.replace(temporary, path)
+    except OSError:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _path(kernel: str, key: str) -> Path:
+    return Path(triton.knobs.cache.dir) / f"cpu_{key}" / f"{kernel}.o"

@@ -1,0 +1,219 @@
+"""Emitters of exp2, exp, log2, log and rsqrt.
+
+Largest errors, found by running every fp32 argument (`tests/triton_cpu/test_math.py` repeats a part of it):
+
+| function | fp32, ulp | fp64, ulp |
+| --- | --- | --- |
+| exp2 | TODO | TODO |
+| exp | TODO | TODO |
+| log2 | TODO | TODO |
+| log | TODO | TODO |
+| rsqrt | TODO | TODO |
+
+Subnormal arguments and results, infinities and NaN are as IEEE 754 says. exp2 of an integer and log2 of a power of two
+are exact. Results do not depend on the CPU's features.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from . import polynomials
+from .code import Code
+from .emit_arithmetic import FLAGS, map_float
+from .emitter import Emitter, emits, intrinsic
+from .halves import constant, shift
+from .ttir import Operation
+from .types import Type
+from .values import Value
+
+
+class Format(NamedTuple):
+    """A floating-point format, and numbers that argument reduction needs.
+
+    Attributes:
+        lowest: Exponent below which 2^x rounds to zero.
+        ln2_high, ln2_low: ln 2 in two parts, whose first is exact when multiplied by an exponent.
+        log2e_high, log2e_low: 1 / ln 2 in two parts.
+    """
+
+    integer: str
+    mantissa: int
+    bias: int
+    lowest: float
+    ln2_high: float
+    ln2_low: float
+    log2e_high: float
+    log2e_low: float
+
+
+FORMATS = {
+    "f32": Format(
+        "i32", 23, 127, -151.0, 0.693145751953125, 1.428606765330187e-06, 1.4426950216293335, 1.925963033500011e-08
+    ),
+    "f64": Format(
+        "i64", 52, 1023, -1076.0, 0.6931471803691238, 1.9082149292705877e-10, 1.4426950408889634, 2.0355273740931033e-17
+    ),
+}
+
+
+@emits("math.exp2", attributes=FLAGS)
+def emit_exp2(e: Emitter, operation: Operation) -> Value:
+    return map_float(e, operation, lambda t, x: exp2(e, t, x))
+
+
+@emits("math.exp", attributes=FLAGS)
+def emit_exp(e: Emitter, operation: Operation) -> Value:
+    return map_float(e, operation, lambda t, x: exp(e, t, x))
+
+
+@emits("math.log2", attributes=FLAGS)
+def emit_log2(e: Emitter, operation: Operation) -> Value:
+    return map_float(e, operation, lambda t, x: log2(e.code, t, x))
+
+
+@emits("math.log", attributes=FLAGS)
+def emit_log(e: Emitter, operation: Operation) -> Value:
+    return map_float(e, operation, lambda t, x: log(e.code, t, x))
+
+
+@emits("math.rsqrt", attributes=FLAGS)
+def emit_rsqrt(e: Emitter, operation: Operation) -> Value:
+    return map_float(e, operation, lambda t, x: e.code.pure(
+        f"fdiv {t.llvm} {constant(e.code, t, 1.0)}, {intrinsic(e.code, 'sqrt', t, x)}"))  # fmt: skip
+
+
+def exp2(e: Emitter, type: Type, x: str) -> str:
+    """2^x = 2^n (1 + f q(f)) with n the nearest integer to x, and f = x - n."""
+    code, form = e.code, FORMATS[type.element]
+    x = _clamp(code, type, x, form.lowest, form.bias + 2.0)
+    n = intrinsic(code, "nearbyint", type, x)
+    f = code.pure(f"fsub {type.llvm} {x}, {n}")
+    q = _polynomial(code, type, f, polynomials.EXP2[type.element])
+    return _scale(e, type, _fma(code, type, q, f, constant(code, type, 1.0)), n)
+
+
+def exp(e: Emitter, type: Type, x: str) -> str:
+    """e^x = 2^n (1 + r + r^2 q(r)) with n the nearest integer to x / ln 2, and r = x - n ln 2."""
+    code, form = e.code, FORMATS[type.element]
+    x = _clamp(code, type, x, form.lowest * math.log(2), (form.bias + 2.0) * math.log(2))
+    n = intrinsic(code, "nearbyint", type, _multiply(code, type, x, constant(code, type, form.log2e_high)))
+    r = _fma(code, type, n, constant(code, type, -form.ln2_high), x)
+    r = _fma(code, type, n, constant(code, type, -form.ln2_low), r)
+    q = _polynomial(code, type, r, polynomials.EXP[type.element])
+    expm1 = _fma(code, type, _multiply(code, type, r, r), q, r)
+    return _scale(e, type, code.pure(f"fadd {type.llvm} {expm1}, {constant(code, type, 1.0)}"), n)
+
+
+def log2(code: Code, type: Type, x: str) -> str:
+    """log2(x) = n + log2(1 + t) for x = 2^n (1 + t) with 1 + t between sqrt(1/2) and sqrt(2)."""
+    form = FORMATS[type.element]
+    n, t = _exponent_and_rest(code, type, x)
+    q = _polynomial(code, type, t, polynomials.LOG2[type.element])
+    small = _fma(
+        code, type, t, constant(code, type, form.log2e_low), _multiply(code, type, _multiply(code, type, t, t), q)
+    )
+    whole = _fma(code, type, t, constant(code, type, form.log2e_high), small)
+    return _logarithm_of_special(code, type, x, code.pure(f"fadd {type.llvm} {whole}, {n}"))
+
+
+def log(code: Code, type: Type, x: str) -> str:
+    """ln(x) = n ln 2 + ln(1 + t), with x reduced as for log2."""
+    form = FORMATS[type.element]
+    n, t = _exponent_and_rest(code, type, x)
+    q = _polynomial(code, type, t, polynomials.LOG[type.element])
+    small = _fma(
+        code, type, _multiply(code, type, t, t), q, _multiply(code, type, n, constant(code, type, form.ln2_low))
+    )
+    rest = code.pure(f"fadd {type.llvm} {t}, {small}")
+    return _logarithm_of_special(code, type, x, _fma(code, type, n, constant(code, type, form.ln2_high), rest))
+
+
+def _clamp(code: Code, type: Type, x: str, low: float, high: float) -> str:
+    """min(max(x, low), high), with NaN passed on."""
+    booleans = type.with_element("i1").llvm
+    for predicate, bound in (("ogt", constant(code, type, high)), ("olt", constant(code, type, low))):
+        beyond = code.pure(f"fcmp {predicate} {type.llvm} {x}, {bound}")
+        x = code.pure(f"select {booleans} {beyond}, {type.llvm} {bound}, {type.llvm} {x}")
+    return x
+
+
+def _scale(e: Emitter, type: Type, x: str, n: str) -> str:
+    """x 2^n, rounded once where it is subnormal; n is integral and in the range that `exp2` clamps to."""
+    code, form = e.code, FORMATS[type.element]
+    integers = type.with_element(form.integer)
+    exponent = code.pure(f"fptosi {type.llvm} {n} to {integers.llvm}")
+    if e.target.avx512 and type.shape is not None:
+        name = f"llvm.ldexp.v{type.lanes}{type.element}.v{type.lanes}{form.integer}"
+        if type.element == "f32":
+            return code.pure(code.call(name, type.llvm, [(type.llvm, x), (integers.llvm, exponent)]))
+    # In two steps, of which only the second can round.
+    half = shift(code, "ashr", integers, exponent, 1)
+    for part in (half, code.pure(f"sub {integers.llvm} {exponent}, {half}")):
+        biased = code.pure(f"add {integers.llvm} {part}, {constant(code, integers, form.bias)}")
+        power = code.pure(
+            f"bitcast {integers.llvm} {shift(code, 'shl', integers, biased, form.mantissa)} to {type.llvm}"
+        )
+        x = _multiply(code, type, x, power)
+    return x
+
+
+def _exponent_and_rest(code: Code, type: Type, x: str) -> tuple[str, str]:
+    """n and t with x = 2^n (1 + t) and 1 + t between sqrt(1/2) and sqrt(2), for positive finite x."""
+    form = FORMATS[type.element]
+    integers, booleans = type.with_element(form.integer), type.with_element("i1").llvm
+    smallest_normal = constant(code, type, 2.0 ** (1 - form.bias))
+    subnormal = code.pure(f"fcmp olt {type.llvm} {x}, {smallest_normal}")
+    scaled = _multiply(code, type, x, constant(code, type, 2.0**form.mantissa))
+    normal = code.pure(f"select {booleans} {subnormal}, {type.llvm} {scaled}, {type.llvm} {x}")
+    bits = code.pure(f"bitcast {type.llvm} {normal} to {integers.llvm}")
+    above_root = code.pure(
+        f"sub {integers.llvm} {bits}, {constant(code, integers, _bits(math.sqrt(0.5), type.element))}"
+    )
+    exponent = shift(code, "ashr", integers, above_root, form.mantissa)
+    moved = code.pure(f"sub {integers.llvm} {bits}, {shift(code, 'shl', integers, exponent, form.mantissa)}")
+    rest = code.pure(f"fsub {type.llvm} " + code.pure(f"bitcast {integers.llvm} {moved} to {type.llvm}")
+                     + f", {constant(code, type, 1.0)}")  # fmt: skip
+    n = code.pure(f"sitofp {integers.llvm} {exponent} to {type.llvm}")
+    less = code.pure(f"fsub {type.llvm} {n}, {constant(code, type, float(form.mantissa))}")
+    return code.pure(f"select {booleans} {subnormal}, {type.llvm} {less}, {type.llvm} {n}"), rest
+
+
+def _logarithm_of_special(code: Code, type: Type, x: str, result: str) -> str:
+    """The result for positive finite x; -inf for 0, NaN below 0, and x for infinity and NaN."""
+    booleans = type.with_element("i1").llvm
+    infinity, zero = constant(code, type, math.inf), constant(code, type, 0.0)
+    cases = (
+        ("oeq", zero, constant(code, type, -math.inf)),
+        ("olt", zero, constant(code, type, math.nan)),
+        ("ueq", infinity, x),
+    )
+    for predicate, bound, value in cases:
+        case = code.pure(f"fcmp {predicate} {type.llvm} {x}, {bound}")
+        result = code.pure(f"select {booleans} {case}, {type.llvm} {value}, {type.llvm} {result}")
+    return result
+
+
+def _polynomial(code: Code, type: Type, x: str, coefficients: Sequence[float]) -> str:
+    """Horner's scheme with fused multiply-adds."""
+    result = constant(code, type, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        result = _fma(code, type, result, x, constant(code, type, coefficient))
+    return result
+
+
+def _fma(code: Code, type: Type, a: str, b: str, c: str) -> str:
+    return intrinsic(code, "fma", type, a, b, c)
+
+
+def _multiply(code: Code, type: Type, a: str, b: str) -> str:
+    return code.pure(f"fmul {type.llvm} {a}, {b}")
+
+
+def _bits(value: float, element: str) -> int:
+    single = element == "f32"
+    bits: int = struct.unpack("<i" if single else "<q", struct.pack("<f" if single else "<d", value))[0]
+    return bits

@@ -1,0 +1,160 @@
+"""Emitters of addresses, loads and stores.
+
+A chunk of neighboring addresses is one vector load or store, a chunk of equal addresses one scalar load; all others
+are gathers and scatters. Masks of scalar accesses become branches.
+"""
+
+from __future__ import annotations
+
+from .emit_arithmetic import integer_operation
+from .emit_conversion import convert_integers
+from .emitter import Emitter, emits
+from .errors import UnsupportedFormError
+from .ttir import Operation
+from .types import BITS, BYTES, llvm_type
+from .values import Value, value_of
+
+HINTS = r"(?:(?:cacheModifier|evictionPolicy) = \w+ ?)*(?:\{isVolatile = (?:true|false)\})?"
+"""Attributes that change nothing: hints to caches, and volatile accesses, as loads are never merged or left out."""
+
+
+@emits("tt.addptr")
+def emit_addptr(e: Emitter, operation: Operation) -> Value:
+    pointer, offset = e.operands(operation)
+    code = e.code
+    if pointer.base is None:
+        if offset.type.shape is not None:
+            raise UnsupportedFormError("scalar pointer with a tensor of offsets")
+        element = llvm_type(_in_memory(pointer), None)
+        address = f"getelementptr {element}, ptr {pointer.chunks[0]}, {offset.type.llvm} {offset.chunks[0]}"
+        return Value(pointer.type, [code.pure(address)], [0])
+    if all(not any(code.known(chunk) or (1,)) for chunk in pointer.chunks):
+        return Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
+    # Sums of 32-bit offsets may need 64 bits.
+    a = offsets_as(e, pointer, "i64")
+    b = Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
+    total = integer_operation(e, "add", _as_integers(a), _as_integers(offsets_as(e, b, "i64")))
+    return Value(pointer.type, total.chunks, total.steps, pointer.base, "i64", total.firsts)
+
+
+def _as_integers(pointers: Value) -> Value:
+    """The offsets of a tensor of pointers."""
+    type = pointers.type._replace(element=pointers.offset, pointer=False)
+    return Value(type, pointers.chunks, pointers.steps, firsts=pointers.firsts)
+
+
+def offsets_as(e: Emitter, pointers: Value, element: str) -> Value:
+    """A tensor of pointers with its offsets in a wider type."""
+    if BITS[pointers.offset] == BITS[element]:
+        return pointers
+    wide = convert_integers(e, "sext", _as_integers(pointers), element)
+    return Value(pointers.type, wide.chunks, wide.steps, pointers.base, element, wide.firsts)
+
+
+def _in_memory(pointer: Value) -> str:
+    """Element type behind a pointer; a bool takes a byte."""
+    return "i8" if pointer.type.element == "i1" else pointer.type.element
+
+
+@emits("tt.load", attributes=HINTS)
+def emit_load(e: Emitter, operation: Operation) -> Value:
+    pointer, *rest = e.operands(operation)
+    mask, other = (*rest, None, None)[:2]
+    if pointer.type.element == "i1":
+        raise UnsupportedFormError("load of i1")
+    type = pointer.type._replace(pointer=False)
+    if pointer.base is None:
+        return Value(type, [_load_scalar(e, pointer, mask, other)], [0])
+    code, lanes, element = e.code, type.lanes, llvm_type(type.element, None)
+    chunks: list[str] = []
+    loaded: dict[tuple[str, str | None, str | None], str] = {}
+    for k, (offset, step) in enumerate(zip(pointer.chunks, pointer.steps)):
+        chunk_mask = _useful_mask(e, mask, k)
+        default = None if other is None or chunk_mask is None else other.chunks[k]
+        key = (offset, chunk_mask, default)
+        if key not in loaded:
+            if step == 0 and chunk_mask is None:
+                address = _first_address(e, pointer, k)
+                scalar = code.result(f"load {element}, ptr {address}, align {BYTES[type.element]}")
+                loaded[key] = code.splat(scalar, type.element, lanes)
+            elif step == 1 and chunk_mask is None:
+                loaded[key] = code.result(
+                    f"load {type.llvm}, ptr {_first_address(e, pointer, k)}, align {BYTES[type.element]}"
+                )
+            elif step == 1:
+                call = code.masked("load", type.element, lanes, _first_address(e, pointer, k), chunk_mask, default)
+                loaded[key] = code.result(call)
+            else:
+                call = code.masked("gather", type.element, lanes, _addresses(e, pointer, k), chunk_mask, default)
+                loaded[key] = code.result(call)
+        chunks.append(loaded[key])
+    return value_of(code, type, chunks)
+
+
+def _load_scalar(e: Emitter, pointer: Value, mask: Value | None, other: Value | None) -> str:
+    code = e.code
+    llvm = llvm_type(pointer.type.element, None)
+    load = f"load {llvm}, ptr {pointer.chunks[0]}, align {BYTES[pointer.type.element]}"
+    if mask is None:
+        return code.result(load)
+    then, end, before = code.label(), code.label(), code.block
+    code.branch_if(mask.chunks[0], then, end)
+    code.start(then)
+    loaded = code.result(load)
+    code.branch(end)
+    code.start(end)
+    default = "zeroinitializer" if other is None else other.chunks[0]
+    return code.result(f"phi {llvm} [ {loaded}, %{then} ], [ {default}, %{before} ]")
+
+
+@emits("tt.store", attributes=HINTS)
+def emit_store(e: Emitter, operation: Operation) -> None:
+    pointer, value, *rest = e.operands(operation)
+    mask = rest[0] if rest else None
+    if pointer.type.element == "i1":
+        raise UnsupportedFormError("store of i1")
+    if pointer.base is None:
+        _store_scalar(e, pointer, value, mask)
+        return
+    code, type, lanes = e.code, value.type, value.type.lanes
+    for k, (chunk, step) in enumerate(zip(value.chunks, pointer.steps)):
+        chunk_mask = _useful_mask(e, mask, k)
+        if step == 1 and chunk_mask is None:
+            code.effect(f"store {type.llvm} {chunk}, ptr {_first_address(e, pointer, k)}, align {BYTES[type.element]}")
+        elif step == 1:
+            code.effect(code.masked("store", type.element, lanes, _first_address(e, pointer, k), chunk_mask, chunk))
+        else:
+            code.effect(code.masked("scatter", type.element, lanes, _addresses(e, pointer, k), chunk_mask, chunk))
+
+
+def _store_scalar(e: Emitter, pointer: Value, value: Value, mask: Value | None) -> None:
+    code = e.code
+    store = f"store {value.type.llvm} {value.chunks[0]}, ptr {pointer.chunks[0]}, align {BYTES[value.type.element]}"
+    if mask is None:
+        code.effect(store)
+        return
+    then, end = code.label(), code.label()
+    code.branch_if(mask.chunks[0], then, end)
+    code.start(then)
+    code.effect(store)
+    code.branch(end)
+    code.start(end)
+
+
+def _useful_mask(e: Emitter, mask: Value | None, k: int) -> str | None:
+    """Chunk k of a mask; None where there is none or it is true in all lanes."""
+    if mask is None:
+        return None
+    known = e.code.known(mask.chunks[k])
+    return None if known is not None and all(known) else mask.chunks[k]
+
+
+def _first_address(e: Emitter, pointer: Value, k: int) -> str:
+    first = pointer.first(e.code, k)
+    element = llvm_type(_in_memory(pointer), None)
+    return e.code.pure(f"getelementptr {element}, ptr {pointer.base}, {llvm_type(pointer.offset, None)} {first}")
+
+
+def _addresses(e: Emitter, pointer: Value, k: int) -> str:
+    element = llvm_type(_in_memory(pointer), None)
+    return e.code.pure(f"getelementptr {element}, ptr {pointer.base}, {pointer.chunk_type} {pointer.chunks[k]}")

@@ -1,0 +1,115 @@
+"""Translates the operations of a kernel, one after the other, by the emitter registered for each name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from .code import Code
+from .errors import UnsupportedFormError, UnsupportedOperationError
+from .target import Target
+from .ttir import Block, Operation
+from .types import Type, mangled
+from .values import First, Value, value_of
+
+Emitted = Value | Sequence[Value] | None
+Handler = Callable[["Emitter", Operation], Emitted]
+
+HANDLERS: dict[str, tuple[Handler, re.Pattern[str]]] = {}
+"""By operation: its emitter, and the attributes that it understands or may ignore."""
+
+TERMINATORS = frozenset({"scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.return"})
+
+
+def emits(*names: str, attributes: str = "") -> Callable[[Handler], Handler]:
+    """Registers an emitter for operations whose attributes match a pattern; any other attribute is an error."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            HANDLERS[name] = (handler, re.compile(attributes))
+        return handler
+
+    return register
+
+
+class Emitter:
+    """State of a translation: the code written so far, and the values by name.
+
+    Attributes:
+        skipped: Results of `tt.trans` that only `tt.dot` reads, by name: their operand. The product reads that instead.
+    """
+
+    def __init__(self, kernel: str, triton_version: str, target: Target) -> None:
+        self.kernel = kernel
+        self.triton_version = triton_version
+        self.target = target
+        self.code = Code()
+        self.values: dict[str, Value] = {}
+        self.skipped: dict[str, str] = {}
+
+    def value(self, name: str) -> Value:
+        return self.values[name]
+
+    def operands(self, operation: Operation) -> list[Value]:
+        return [self.values[name] for name in operation.operands]
+
+    def run(self, block: Block) -> Operation:
+        """Translates a block and returns its terminator."""
+        for operation in block.operations:
+            if operation.name in TERMINATORS or operation.name.startswith("cf."):
+                return operation
+            try:
+                self.emit(operation)
+            except (UnsupportedFormError, KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+                reason = str(error) if isinstance(error, UnsupportedFormError) else f"unknown form ({error!r})"
+                raise UnsupportedOperationError(operation.name, self.kernel, self.triton_version, reason) from error
+        return Operation("scf.yield", [], [], "", [])  # MLIR does not print one without operands
+
+    def emit(self, operation: Operation) -> None:
+        if operation.name not in HANDLERS:
+            raise UnsupportedFormError("not implemented")
+        handler, attributes = HANDLERS[operation.name]
+        if not attributes.fullmatch(operation.attributes):
+            raise UnsupportedFormError(f"unknown attributes {operation.attributes!r}")
+        emitted = handler(self, operation)
+        results = [] if emitted is None else [emitted] if isinstance(emitted, Value) else list(emitted)
+        if len(results) != len(operation.results):
+            raise UnsupportedFormError(f"{len(results)} results instead of {len(operation.results)}")
+        self.values.update(zip(operation.results, results))
+
+    def call_region(self, blocks: list[Block], arguments: Sequence[Value]) -> list[Value]:
+        """Translates the region of a reduction or scan, written for scalars, on tensors of one shape."""
+        (block,) = blocks
+        for (name, _), argument in zip(block.arguments, arguments):
+            self.values[name] = argument
+        results = [self.values[name] for name in self.run(block).operands]
+        return [self.broadcast_scalar(result, arguments[0].type) for result in results]
+
+    def broadcast_scalar(self, value: Value, like: Type) -> Value:
+        """A scalar as a tensor of another type's shape; tensors as they are."""
+        if value.type.shape is not None or like.shape is None:
+            return value
+        type = value.type.with_shape(like.shape)
+        scalar = value.chunks[0]
+        chunk = self.code.splat(scalar, type.element, type.lanes)
+        firsts: dict[int, First] = dict.fromkeys(range(type.chunks), lambda: scalar)
+        return Value(type, [chunk] * type.chunks, [0] * type.chunks, firsts=firsts)
+
+    def same_shape(self, values: Sequence[Value]) -> list[Value]:
+        """Operands of an elementwise operation; scalars among tensors, as in the region of a reduction, are spread."""
+        shaped = next((value.type for value in values if value.type.shape is not None), values[0].type)
+        return [self.broadcast_scalar(value, shaped) for value in values]
+
+    def map(self, type: Type, function: Callable[..., str], *values: Value) -> Value:
+        """Applies a function of chunks; steps of integer results are those of constants only."""
+        chunks = [function(*chunks) for chunks in zip(*(value.chunks for value in values))]
+        return value_of(self.code, type, chunks)
+
+    def intrinsic(self, name: str, type: Type, *arguments: str) -> str:
+        """A pure LLVM intrinsic whose arguments and result have one type."""
+        return intrinsic(self.code, name, type, *arguments)
+
+
+def intrinsic(code: Code, name: str, type: Type, *arguments: str) -> str:
+    suffix = mangled(type.element, None if type.shape is None else type.lanes)
+    return code.pure(code.call(f"llvm.{name}.{suffix}", type.llvm, [(type.llvm, a) for a in arguments]))

@@ -1,0 +1,35 @@
+"""The errors of the CPU compiler. All derive from `TritonCPUError`, so that a caller can fall back to other code."""
+
+
+class TritonCPUError(RuntimeError):
+    """A kernel cannot be compiled for or run on this CPU."""
+
+
+class MissingDependencyError(TritonCPUError, ImportError):
+    """A package that the compiler needs is not installed."""
+
+
+class UnsupportedMachineError(TritonCPUError):
+    """The CPU, or the one requested by an environment variable, is not supported."""
+
+
+class UnsupportedOperationError(TritonCPUError):
+    """A kernel uses an operation, or a form of it, that the compiler does not translate.
+
+    Attributes:
+        operation: Name of the operation in Triton's IR, such as "tt.histogram".
+        kernel: Name of the kernel.
+        triton_version: Version of the Triton that produced the IR.
+    """
+
+    def __init__(self, operation: str, kernel: str, triton_version: str, reason: str) -> None:
+        super().__init__(
+            f"kernel {kernel}: cannot compile operation {operation} of Triton {triton_version} for the CPU: {reason}"
+        )
+        self.operation = operation
+        self.kernel = kernel
+        self.triton_version = triton_version
+
+
+class UnsupportedFormError(Exception):
+    """Raised while one operation is translated; becomes an `UnsupportedOperationError` with its name."""

@@ -1,0 +1,35 @@
+"""Triton's own frontend, up to TTIR. No GPU and no driver is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime.jit import JITFunction
+
+TARGET = GPUTarget("hip", "gfx942", 64)
+"""What the frontend compiles for. TTIR does not depend on it, and AMD's backend allows products of any size."""
+
+
+def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]) -> str:
+    """TTIR of a kernel, after Triton's passes on it (inlining, common subexpressions, loop-invariant code).
+
+    Args:
+        signature: By parameter, its type such as "*fp32" or "i32", or "constexpr".
+        constants: Values of the parameters that are "constexpr".
+    """
+    source = ASTSource(kernel, dict(signature), dict(constants))
+    backend = make_backend(TARGET)
+    context = triton._C.libtriton.ir.context()
+    triton._C.libtriton.ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options({})
+    module = source.make_ir(
+        TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
+    text: str = backend.make_ttir(module, {}, options).str_nodebug()
+    return text

@@ -1,0 +1,250 @@
+"""Launching kernels: arguments to a specialization, which is compiled once, and its programs to threads."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from . import cache, machine, threads
+from .errors import TritonCPUError
+from .frontend import make_ttir
+from .target import host_target
+from .translate import translate
+
+Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
+
+POINTERS = {
+    torch.float64: "*fp64",
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+}
+SCALARS = {"i1": "?7x", "i8": "q", "i16": "q", "i32": "q", "u8": "q", "u16": "q", "u32": "q", "i64": "q", "u64": "Q"}
+SCALARS |= {"fp32": "f4x", "f32": "f4x", "fp64": "d", "f64": "d"}
+"""How scalars are packed into a word, by their type in a signature."""
+
+OPTIONS = frozenset(
+    {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "waves_per_eu", "matrix_instr_nonkdim",
+     "kpack", "debug", "launch_cooperative_grid", "schedule_hint"}
+)  # fmt: skip
+"""Triton's options for GPUs, which are accepted and ignored."""
+
+HELPER_SECONDS = 50e-6
+"""Work that is worth waking up one more thread for."""
+
+
+class CompiledKernel:
+    """Machine code for one specialization of a kernel.
+
+    Attributes:
+        run: The entry point.
+        pack: Packs the arguments that are not compiled in.
+        seconds: Time that a program took in the last launch.
+    """
+
+    def __init__(self, run: machine.EntryPoint, formats: Sequence[str]) -> None:
+        self.run = run
+        self.pack = struct.Struct("<" + "".join(formats)).pack
+        self.seconds = 1.0
+
+
+class Launcher:
+    """A kernel with its compiled specializations."""
+
+    def __init__(self, kernel: JITFunction[Any]) -> None:
+        if not isinstance(kernel, JITFunction):
+            raise TypeError(
+                f"expected a function decorated with triton.jit, found {type(kernel).__name__}"
+                " (with TRITON_INTERPRET=1, Triton's interpreter runs kernels instead)"
+            )
+        self.kernel = kernel
+        self.names: list[str] = list(kernel.arg_names)
+        self.constants = [parameter.is_constexpr for parameter in kernel.params]
+        self.annotations = [parameter.annotation_type or None for parameter in kernel.params]
+        self.defaults = {
+            name: parameter.default for name, parameter in kernel.signature.parameters.items()
+            if parameter.default is not parameter.empty
+        }  # fmt: skip
+        self.compiled: dict[tuple[Any, ...], CompiledKernel] = {}
+        self.lock = threading.Lock()
+
+    def launch(self, grid: Grid, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        values = self.bind(args, kwargs)
+        key, packed = self.specialize(values)
+        kernel = self.compiled.get(key)
+        if kernel is None:
+            kernel = self.compile(key, values)
+        if self.kernel.used_global_vals:
+            self.check_globals()
+        if callable(grid):
+            grid = grid(dict(zip(self.names, values)))
+        x, y, z = (*grid, 1, 1)[:3]
+        programs = x * y * z
+        if programs <= 0:
+            return
+        n_threads = min(torch.get_num_threads(), 1 + int(programs * kernel.seconds / HELPER_SECONDS))
+        start = time.perf_counter()
+        threads.run(kernel.run, kernel.pack(*packed), (x, y, z), n_threads)
+        kernel.seconds = (time.perf_counter() - start) * min(n_threads, programs) / programs
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Values of all parameters, in order."""
+        if len(args) == len(self.names) and not kwargs:
+            return list(args)
+        values = dict(self.defaults)
+        values.update(zip(self.names, args))
+        if len(args) > len(self.names):
+            raise TypeError(f"{self.kernel.__name__}: {len(args)} arguments for {len(self.names)} parameters")
+        for name, value in kwargs.items():
+            if name not in self.names:
+                if name in OPTIONS:
+                    continue
+                raise TypeError(f"{self.kernel.__name__}: no parameter or option {name!r}")
+            values[name] = value
+        try:
+            return [values[name] for name in self.names]
+        except KeyError as error:
+            raise TypeError(f"{self.kernel.__name__}: no value for parameter {error.args[0]!r}") from None
+
+    def specialize(self, values: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+        """What is compiled in (types, and values of constants), and the other arguments."""
+        key: list[Any] = [os.environ.get("TSPLAT_CPU")]
+        packed = []
+        for value, constant, annotation in zip(values, self.constants, self.annotations):
+            if constant or value is None:
+                key.append(value if value is None or type(value) is int else _constant_key(value))
+            elif isinstance(value, Tensor):
+                if value.device.type != "cpu":
+                    raise TypeError(f"{self.kernel.__name__}: expected tensors on the CPU, found one on {value.device}")
+                key.append(value.dtype)
+                packed.append(value.data_ptr())
+            else:
+                key.append(annotation or _scalar_type(value, self.kernel.__name__))
+                packed.append(value)
+        return tuple(key), packed
+
+    def signature(self, values: list[Any]) -> tuple[dict[str, str], dict[str, Any]]:
+        """Triton's signature of a specialization, and its constants."""
+        types, constants = {}, {}
+        for name, value, constant, annotation in zip(self.names, values, self.constants, self.annotations):
+            if constant or value is None:
+                types[name], constants[name] = "constexpr", value
+            elif isinstance(value, Tensor):
+                if value.dtype not in POINTERS:
+                    raise TypeError(f"{self.kernel.__name__}: {name}: tensors of {value.dtype} are not supported")
+                types[name] = POINTERS[value.dtype]
+            else:
+                types[name] = annotation or _scalar_type(value, self.kernel.__name__)
+        return types, constants
+
+    def compile(self, key: tuple[Any, ...], values: list[Any]) -> CompiledKernel:
+        """Machine code from the cache on disk, or compiled and put there."""
+        with self.lock:
+            if key in self.compiled:
+                return self.compiled[key]
+            types, constants = self.signature(values)
+            code, symbol = object_code(self.kernel, types, constants)
+            formats = [SCALARS.get(kind, "Q") for kind in types.values() if kind != "constexpr"]
+            kernel = CompiledKernel(machine.load(code, symbol, host_target()), formats)
+            self.compiled[key] = kernel
+            return kernel
+
+    def check_globals(self) -> None:
+        """Raises if a global that the kernel was compiled with has changed, as Triton does."""
+        for (name, _), (value, scope) in self.kernel.used_global_vals.items():
+            if scope.get(name, value) is not value and scope.get(name) != value:
+                raise TritonCPUError(
+                    f"{self.kernel.__name__}: global {name} was {value} when the kernel was compiled, and is"
+                    f" {scope.get(name)} now"
+                )
+
+
+def object_code(
+    kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]
+) -> tuple[bytes, str]:
+    """The object file of a specialization, and the name of its entry point."""
+    target = host_target()
+    key = cache.key_of(
+        kernel.cache_key,
+        sorted(signature.items()),
+        sorted((name, _constant_key(value)) for name, value in constants.items()),
+        triton.__version__,
+        machine.version(),
+        machine.triple(),
+        cache.package_hash(),
+        target,
+    )
+    name = kernel.__name__
+    symbol = f"{name}_{key}"
+    code = cache.load(name, key)
+    if code is None:
+        code = machine.compile_object(llvm_ir(kernel, signature, constants, symbol), target)
+        cache.store(name, key, code)
+    return code, symbol
+
+
+def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any], symbol: str) -> str:
+    """LLVM IR of a specialization."""
+    ttir = make_ttir(kernel, signature, constants)
+    return translate(ttir, symbol, kernel.__name__, triton.__version__, machine.triple(), host_target())
+
+
+def _constant_key(value: Any) -> tuple[str, str]:
+    """Tells constants apart that compare equal, such as 1, 1.0 and True, or 0.0 and -0.0."""
+    return type(value).__name__, getattr(value, "cache_key", None) or repr(value)
+
+
+def _scalar_type(value: Any, kernel: str) -> str:
+    """Triton's type of a scalar argument."""
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        if -(2**31) <= value < 2**31:
+            return "i32"
+        if -(2**63) <= value < 2**63:
+            return "i64"
+        return "u64"
+    if isinstance(value, float):
+        return "fp32"
+    raise TypeError(f"{kernel}: arguments of type {type(value).__name__} are not supported")
+
+
+_launchers: dict[int, Launcher] = {}
+
+
+def launch(
+    kernel: JITFunction[Any], grid: Grid, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> None:
+    """Runs a kernel on CPU tensors, and returns when it is done.
+
+    Args:
+        kernel: A function decorated with `triton.jit`.
+        grid: Number of programs along up to three axes, or a function from the arguments to it.
+        args, kwargs: The kernel's arguments, as in `kernel[grid](*args, **kwargs)`. Options for GPUs, such as
+            `num_warps`, are ignored. Integers are never specialized on their values.
+
+    Raises:
+        UnsupportedOperationError: The kernel uses an operation that is not implemented.
+        MissingDependencyError: llvmlite is not installed.
+        UnsupportedMachineError: Machine code cannot be made for this CPU.
+        TypeError: An argument is missing or of a type that is not supported.
+    """
+    launcher = _launchers.get(id(kernel))
+    if launcher is None:
+        launcher = _launchers[id(kernel)] = Launcher(kernel)
+    launcher.launch(grid, args, kwargs or {})

@@ -1,0 +1,99 @@
+"""From LLVM IR to machine code, and loading it, by llvmlite."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .errors import TritonCPUError
+from .target import Target, import_llvm
+
+EntryPoint = Callable[[Any, Any], None]
+"""The machine code of a kernel: takes the addresses of the arguments and of the state of the launch."""
+
+_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_lock = threading.Lock()
+
+
+def triple() -> str:
+    """LLVM's name of this platform."""
+    name: str = import_llvm().get_process_triple()
+    return name
+
+
+def version() -> str:
+    """Versions of llvmlite and LLVM."""
+    llvm = import_llvm()
+    import llvmlite
+
+    return f"{llvmlite.__version__} {llvm.llvm_version_info}"
+
+
+def compile_object(module: str, target: Target) -> bytes:
+    """Machine code of a module, as an object file."""
+    llvm = import_llvm()
+    with _lock:
+        machine = _target_machine(target.cpu)
+        try:
+            parsed = llvm.parse_assembly(module)
+            parsed.verify()
+        except RuntimeError as error:
+            raise TritonCPUError(f"LLVM {llvm.llvm_version_info} rejects the generated code: {error}") from error
+        code: bytes = machine.emit_object(parsed)
+        return code
+
+
+def compile_assembly(module: str, target: Target) -> str:
+    """Assembly of a module, to look at."""
+    llvm = import_llvm()
+    with _lock:
+        text: str = _target_machine(target.cpu).emit_assembly(llvm.parse_assembly(module))
+        return text
+
+
+def load(code: bytes, symbol: str, target: Target) -> EntryPoint:
+    """Loads an object file into this process, where it stays. Calls release Python's global lock.
+
+    Raises:
+        TritonCPUError: The object file does not have the symbol.
+    """
+    llvm = import_llvm()
+    with _lock:
+        engine = _engine(target.cpu)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        address = engine.get_function_address(symbol)
+    if not address:
+        raise TritonCPUError(f"{symbol}: not in the object file")
+    entry: EntryPoint = _PROTOTYPE(address)
+    return entry
+
+
+def _create_target_machine(cpu: str) -> Any:
+    llvm = import_llvm()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_triple(triple()).create_target_machine(cpu=cpu, opt=3, jit=True)
+
+
+_target_machine = functools.cache(_create_target_machine)
+
+
+@functools.cache
+def _engine(cpu: str) -> Any:
+    """Holds all loaded code; it takes over a target machine of its own."""
+    machine = _create_target_machine(cpu)
+    return import_llvm().create_mcjit_compiler(import_llvm().parse_assembly(""), machine)
+
+
+def _renew_lock() -> None:
+    """Another thread of the parent may have held the lock when it forked."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

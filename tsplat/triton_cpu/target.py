@@ -1,0 +1,81 @@
+"""The CPU to compile for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from typing import Any, NamedTuple
+
+from .errors import MissingDependencyError, UnsupportedMachineError
+
+VARIABLE = "TSPLAT_CPU"
+"""Environment variable that overrides the CPU: a name that LLVM knows, such as x86-64-v3."""
+
+LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "f16c"},
+    "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
+}
+"""CPU names for x86-64, best first, and the features each needs."""
+
+
+class Target(NamedTuple):
+    """What machine code may use.
+
+    Attributes:
+        cpu: Name of the CPU for LLVM.
+        lanes: Lanes of the vectors in LLVM IR. Wider ones than registers are split by LLVM.
+        avx512: Whether AVX-512 is available.
+    """
+
+    cpu: str
+    lanes: int
+    avx512: bool
+
+
+def host_target() -> Target:
+    """The best target of this machine, or the one that `TSPLAT_CPU` names.
+
+    Raises:
+        MissingDependencyError: llvmlite is not installed.
+        UnsupportedMachineError: The CPU lacks AVX2, FMA or F16C, or `TSPLAT_CPU` names one that it is not.
+    """
+    return _target(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _target(requested: str) -> Target:
+    features = host_features()
+    machine = platform.machine()
+    if machine == "aarch64":
+        return Target(requested or import_llvm().get_host_cpu_name(), 8, False)
+    if machine not in ("x86_64", "AMD64"):
+        raise UnsupportedMachineError(f"Triton kernels are compiled for x86-64 and aarch64 only, found {machine}")
+    if requested and requested not in LEVELS:
+        raise UnsupportedMachineError(f"{VARIABLE}: expected one of {', '.join(LEVELS)}, found {requested!r}")
+    for cpu in (requested,) if requested else LEVELS:
+        if features >= LEVELS[cpu]:
+            avx512 = "avx512f" in LEVELS[cpu]
+            return Target(cpu, 16 if avx512 else 8, avx512)
+    missing = LEVELS[requested or "x86-64-v3"] - features
+    raise UnsupportedMachineError(f"{requested or 'the CPU'} needs {', '.join(sorted(missing))}, which this CPU lacks")
+
+
+def host_features() -> frozenset[str]:
+    """Names of the CPU features of this machine."""
+    return frozenset(name for name, present in import_llvm().get_host_cpu_features().items() if present)
+
+
+def import_llvm() -> Any:
+    """The module `llvmlite.binding`.
+
+    Raises:
+        MissingDependencyError: llvmlite is not installed.
+    """
+    try:
+        import llvmlite.binding
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Triton kernels on the CPU need llvmlite, which is not installed: pip install 'tsplat[cpu]'"
+        ) from error
+    return llvmlite.binding

@@ -1,0 +1,144 @@
+"""From TTIR to the text of an LLVM module with one entry point.
+
+The module has two functions. `body` is one program of the grid. The entry point, exported under a given name, runs
+programs until none is left or its time is up; any number of threads may call it for the same launch. It takes the
+addresses of two arrays of 64-bit words: the kernel's arguments, one word each, and the state of the launch, shared by
+the threads, whose words `threads.State` describes.
+"""
+
+from __future__ import annotations
+
+from . import emit_arithmetic, emit_conversion, emit_math, emit_memory, emit_reduction, emit_shape  # noqa: F401  # registered by import
+from .emit_control import run_blocks
+from .emit_dot import find_skippable
+from .emitter import Emitter
+from .errors import UnsupportedFormError, UnsupportedOperationError
+from .target import Target
+from .ttir import Function, parse
+from .types import llvm_type
+from .values import Value
+
+
+def translate(text: str, symbol: str, kernel: str, triton_version: str, triple: str, target: Target) -> str:
+    """Translates TTIR.
+
+    Args:
+        text: TTIR of a module with one public function.
+        symbol: Name of the entry point.
+        kernel, triton_version: For messages.
+        triple: LLVM's name of the platform.
+
+    Raises:
+        UnsupportedOperationError: The kernel uses an operation that is not implemented.
+    """
+    try:
+        function = parse(text, target.lanes)
+    except UnsupportedFormError as error:
+        raise UnsupportedOperationError("(parser)", kernel, triton_version, str(error)) from error
+    emitter = Emitter(kernel, triton_version, target)
+    emitter.skipped = find_skippable(function.blocks)
+    for k, (name, type) in enumerate(function.parameters):
+        emitter.values[name] = Value(type, [f"%arg{k}"], [0])
+    run_blocks(emitter, function.blocks)
+    return _module(emitter, function, symbol, triple)
+
+
+def _module(emitter: Emitter, function: Function, symbol: str, triple: str) -> str:
+    code = emitter.code
+    kinds = ["ptr" if type.pointer else llvm_type(type.element, None) for _, type in function.parameters]
+    grid = [f"i32 %{name}_{axis}" for name in ("program", "programs") for axis in "xyz"]
+    parameters = ", ".join([*(f"{kind} %arg{k}" for k, kind in enumerate(kinds)), *grid])
+    loads = []
+    for k, kind in enumerate(kinds):
+        loads.append(f"  %place{k} = getelementptr i64, ptr %arguments, i64 {k}")
+        loads.append(f"  %arg{k} = load {kind}, ptr %place{k}, align 8")
+    wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"' if emitter.target.avx512 else ""
+    lines = [
+        f'target triple = "{triple}"',
+        f"define internal void @body({parameters}) #0 {{",
+        "entry:",
+        *code.allocations,
+        *code.lines,
+        "}",
+        _entry_point(symbol, "\n".join(loads), parameters, triple.startswith("x86_64")),
+        *code.declarations,
+        f"attributes #0 = {{ nounwind {wide} }}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
+    """The function that threads call. Floating-point modes are the default ones while it runs."""
+    save = restore = declarations = ""
+    clock = "llvm.readsteadycounter"
+    if x86:
+        clock = "llvm.readcyclecounter"
+        declarations = "declare void @llvm.x86.sse.stmxcsr(ptr)\ndeclare void @llvm.x86.sse.ldmxcsr(ptr)"
+        save = """  %mode = alloca i32
+  %default = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %mode)
+  store i32 8064, ptr %default
+  call void @llvm.x86.sse.ldmxcsr(ptr %default)"""
+        restore = "  call void @llvm.x86.sse.ldmxcsr(ptr %mode)"
+    return f"""
+define void @{symbol}(ptr %arguments, ptr %state) #0 {{
+entry:
+{save}
+{loads}
+  %done_place = getelementptr i64, ptr %state, i64 1
+  %total_place = getelementptr i64, ptr %state, i64 2
+  %claim_place = getelementptr i64, ptr %state, i64 3
+  %ticks_place = getelementptr i64, ptr %state, i64 4
+  %x_place = getelementptr i64, ptr %state, i64 5
+  %y_place = getelementptr i64, ptr %state, i64 6
+  %z_place = getelementptr i64, ptr %state, i64 7
+  %active_place = getelementptr i64, ptr %state, i64 8
+  %total = load i64, ptr %total_place
+  %claim = load i64, ptr %claim_place
+  %ticks = load i64, ptr %ticks_place
+  %size_x = load i64, ptr %x_place
+  %size_y = load i64, ptr %y_place
+  %size_z = load i64, ptr %z_place
+  %programs_x = trunc i64 %size_x to i32
+  %programs_y = trunc i64 %size_y to i32
+  %programs_z = trunc i64 %size_z to i32
+  %begin = call i64 @{clock}()
+  %others = atomicrmw add ptr %active_place, i64 1 seq_cst
+  br label %next_claim
+next_claim:
+  %first = atomicrmw add ptr %state, i64 %claim seq_cst
+  %left = icmp slt i64 %first, %total
+  br i1 %left, label %claimed, label %exit
+claimed:
+  %limit = add i64 %first, %claim
+  %end = call i64 @llvm.smin.i64(i64 %limit, i64 %total)
+  br label %run
+run:
+  %program = phi i64 [ %first, %claimed ], [ %following, %run ]
+  %x = urem i64 %program, %size_x
+  %rest = udiv i64 %program, %size_x
+  %y = urem i64 %rest, %size_y
+  %z = udiv i64 %rest, %size_y
+  %program_x = trunc i64 %x to i32
+  %program_y = trunc i64 %y to i32
+  %program_z = trunc i64 %z to i32
+  call void @body({parameters})
+  %following = add i64 %program, 1
+  %more = icmp slt i64 %following, %end
+  br i1 %more, label %run, label %finished
+finished:
+  %count = sub i64 %end, %first
+  %before = atomicrmw add ptr %done_place, i64 %count acq_rel
+  %now = call i64 @{clock}()
+  %elapsed = sub i64 %now, %begin
+  %in_time = icmp ult i64 %elapsed, %ticks
+  br i1 %in_time, label %next_claim, label %exit
+exit:
+  %remaining = atomicrmw sub ptr %active_place, i64 1 seq_cst
+{restore}
+  ret void
+}}
+declare i64 @{clock}()
+declare i64 @llvm.smin.i64(i64, i64)
+{declarations}"""
