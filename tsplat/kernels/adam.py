@@ -4,17 +4,16 @@ One lane per value, which reads parameter, gradient and both moments and writes 
 1,652 bytes for the 59 values of a Gaussian with spherical harmonics of degree 3. Invisible Gaussians are not read.
 """
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from .device_math import load_tuple
-from .launch import guard, programs
+from .launch import Int, kernel, launch, programs
 
 BLOCK = 1024
 
 
-@triton.jit
+@kernel
 def _adam_kernel(
     parameter,  # [N, width], updated
     gradient,  # [N, width]
@@ -22,7 +21,7 @@ def _adam_kernel(
     exp_avg_sq,  # [N, width], updated
     constants,  # [6]
     visible,  # [N] bool or None
-    n, width,
+    n: "Int", width: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -58,15 +57,16 @@ def adam_step(
     """
     n = parameter.numel()
     if n > 0:
-        with guard(parameter):
-            _adam_kernel[(programs(n, BLOCK),)](
-                parameter=parameter,
-                gradient=gradient,
-                exp_avg=exp_avg,
-                exp_avg_sq=exp_avg_sq,
-                constants=constants,
-                visible=visible,
-                n=n,
-                width=n // parameter.shape[0],
-                BLOCK=BLOCK,
-            )
+        launch(
+            _adam_kernel,
+            programs(n, BLOCK),
+            parameter=parameter,
+            gradient=gradient,
+            exp_avg=exp_avg,
+            exp_avg_sq=exp_avg_sq,
+            constants=constants,
+            visible=visible,
+            n=n,
+            width=n // parameter.shape[0],
+            BLOCK=BLOCK,
+        )

@@ -7,7 +7,7 @@ Jacobian and its gradient here, and a case in ``to_screen``. Tuples are laid out
 import triton
 import triton.language as tl
 
-from .device_math import dot3, load_tuple, matvec3, symmetric_matvec3
+from .device_math import constant, dot3, load_tuple, matvec3, symmetric_matvec3
 
 
 @triton.jit
@@ -88,12 +88,12 @@ def load_camera(viewmats, Ks, image):
 
 
 @triton.jit
-def to_screen(mean, sigma, w, t, intrinsics, width, height, EPS2D: tl.constexpr, FOV_MARGIN: tl.constexpr):
+def to_screen(mean, sigma, w, t, intrinsics, width, height, eps2d, FOV_MARGIN: tl.constexpr):
     """Projects a Gaussian with mean and covariance sigma by the camera w, t, intrinsics.
 
     Returns:
         Mean in camera space; mean in pixels; the Jacobian J and what its gradient needs; the two rows of J W; screen
-        covariance without and with EPS2D on its diagonal.
+        covariance without and with eps2d on its diagonal.
     """
     fx, fy, cx, cy = intrinsics[0], intrinsics[1], intrinsics[2], intrinsics[3]
     rotated = matvec3(w, mean)
@@ -102,6 +102,7 @@ def to_screen(mean, sigma, w, t, intrinsics, width, height, EPS2D: tl.constexpr,
     j1, j12, inside_y = image_jacobian(p[1], p[2], fy, cy, height, FOV_MARGIN)
     t0, t1 = screen_rows(j0, j02, j1, j12, w)
     sharp = screen_covariance(t0, t1, sigma)
-    blurred = (sharp[0] + EPS2D, sharp[1], sharp[2] + EPS2D)
+    blur = constant(eps2d, sharp[0])
+    blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)
     mean2d = (fx * p[0] / p[2] + cx, fy * p[1] / p[2] + cy)
     return p, mean2d, (j0, j02, inside_x, j1, j12, inside_y), t0, t1, sharp, blurred

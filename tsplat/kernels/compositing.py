@@ -28,7 +28,7 @@ from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, Ti
 from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
 from .compositing_sums import sum_slots
 from .device_math import constant, dot_tuple, load_tuple
-from .launch import approximate, guard, longest_first, programs, walk_options
+from .launch import Int, approximate, kernel, launch, longest_first, programs, walk_options
 from .tile_math import (
     MOMENTS,
     RECORD,
@@ -56,13 +56,13 @@ BLOCK = 128
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-@triton.jit
+@kernel
 def _pack_kernel(
     means2d,  # [nnz, 2]
     conics,  # [nnz, 3]
     opacities,  # [nnz]
     records,  # [nnz, RECORD], output
-    n_rows,
+    n_rows: "Int",
     ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -93,7 +93,7 @@ def _load_features(colors, depths, row, stride, CHANNELS: tl.constexpr, dtype: t
     return features
 
 
-@triton.jit
+@kernel(strided=("colors", "backgrounds", "render_colors"))
 def _composite_fwd_kernel(
     records,  # [nnz, RECORD]
     colors,  # [nnz, stride], any float dtype, from the first channel of this pass on; or None
@@ -106,7 +106,7 @@ def _composite_fwd_kernel(
     transmittances,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
     tile_order,  # [tiles of the band] int64 or None
-    first_tile, width, height, tile_width, n_tiles, stride, out_stride,
+    first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", stride: "Int", out_stride: "Int",
     CHANNELS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
@@ -155,7 +155,7 @@ def _composite_fwd_kernel(
         tl.store(last_ids + pixel, last, mask=inside)
 
 
-@triton.jit
+@kernel(strided=("v_render_colors",))
 def _composite_bwd_kernel(
     records,  # [nnz, RECORD]
     colors,  # [nnz, n_colors], any float dtype, or None
@@ -170,7 +170,8 @@ def _composite_bwd_kernel(
     v_render_alphas,  # [I, height, width]
     v_slots,  # [M, MOMENTS + n_colors + depth + 2 ABSGRAD], output
     tile_order,  # [tiles of the band] int64 or None
-    first_tile, width, height, tile_width, n_tiles, n_colors, channel_stride, image_stride, pixel_stride,
+    first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_colors: "Int",
+    channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
     CHANNELS: tl.constexpr,  # n_colors if registers hold their gradients, otherwise -1
     TILE: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
@@ -250,7 +251,9 @@ def _pack(splats: Splats, numerics: Numerics) -> Tensor:
     n_rows = splats.opacities.numel()
     records = splats.means2d.new_empty(n_rows, RECORD.value)
     if n_rows > 0:
-        _pack_kernel[(programs(n_rows, BLOCK),)](
+        launch(
+            _pack_kernel,
+            programs(n_rows, BLOCK),
             means2d=splats.means2d,
             conics=splats.conics,
             opacities=splats.opacities,
@@ -284,42 +287,43 @@ def composite_fwd(
     n_features, n_colors = buffers.colors.shape[-1], splats.n_colors
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     pass_width = min(settings.channel_chunk, PASS)
-    with guard(splats.means2d):
-        records = _pack(splats, settings.numerics)
-        if min(n_features, settings.channel_chunk) >= FEATURES_MIN:
-            features_fwd(records, splats, backgrounds, masks, intersections, buffers, grid)
-            return
-        tile_order = longest_first(intersections.isect_offsets)
-        for first in range(0, n_features, pass_width):
-            end = min(first + pass_width, n_features)
-            part = slice(first, min(end, n_colors))
-            _composite_fwd_kernel[(programs(intersections.isect_offsets.numel() - 1, 1),)](
-                records=records,
-                colors=None if splats.colors is None else splats.colors[:, part],
-                depths=splats.depths if end > n_colors else None,
-                backgrounds=None if backgrounds is None else backgrounds[:, part],
-                masks=masks,
-                isect_offsets=intersections.isect_offsets,
-                flatten_ids=intersections.flatten_ids,
-                render_colors=buffers.colors[..., first:],
-                transmittances=buffers.transmittances if first == 0 else None,
-                last_ids=buffers.last_ids if first == 0 else None,
-                tile_order=tile_order,
-                first_tile=intersections.first_tile,
-                width=settings.width,
-                height=settings.height,
-                tile_width=grid.tile_width,
-                n_tiles=grid.tiles_per_image,
-                stride=n_colors,
-                out_stride=n_features,
-                CHANNELS=max(part.stop - part.start, 0),
-                TILE=settings.tile_size,
-                STEP=STEP,
-                LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-                TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-                APPROX=approximate(splats.means2d),
-                **walk_options(splats.means2d),
-            )
+    records = _pack(splats, settings.numerics)
+    if min(n_features, settings.channel_chunk) >= FEATURES_MIN:
+        features_fwd(records, splats, backgrounds, masks, intersections, buffers, grid)
+        return
+    tile_order = longest_first(intersections.isect_offsets)
+    for first in range(0, n_features, pass_width):
+        end = min(first + pass_width, n_features)
+        part = slice(first, min(end, n_colors))
+        launch(
+            _composite_fwd_kernel,
+            programs(intersections.isect_offsets.numel() - 1, 1),
+            records=records,
+            colors=None if splats.colors is None else splats.colors[:, part],
+            depths=splats.depths if end > n_colors else None,
+            backgrounds=None if backgrounds is None else backgrounds[:, part],
+            masks=masks,
+            isect_offsets=intersections.isect_offsets,
+            flatten_ids=intersections.flatten_ids,
+            render_colors=buffers.colors[..., first:],
+            transmittances=buffers.transmittances if first == 0 else None,
+            last_ids=buffers.last_ids if first == 0 else None,
+            tile_order=tile_order,
+            first_tile=intersections.first_tile,
+            width=settings.width,
+            height=settings.height,
+            tile_width=grid.tile_width,
+            n_tiles=grid.tiles_per_image,
+            stride=n_colors,
+            out_stride=n_features,
+            CHANNELS=max(part.stop - part.start, 0),
+            TILE=settings.tile_size,
+            STEP=STEP,
+            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+            TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+            APPROX=approximate(splats.means2d),
+            **walk_options(splats.means2d),
+        )
 
 
 def composite_bwd(
@@ -349,54 +353,55 @@ def composite_bwd(
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     n_features, n_colors = v_render_colors.shape[-1], splats.n_colors
     held = n_features <= HELD
-    with guard(splats.means2d):
-        v_slots = splats.means2d.new_empty(n_intersections, sums.shape[1])
-        records = _pack(splats, settings.numerics)
-        if n_features >= FEATURES_MIN:
-            features_bwd(
-                records,
-                splats,
-                backgrounds,
-                intersections,
-                transmittances,
-                last_ids,
-                v_render_colors,
-                v_render_alphas,
-                v_slots,
-                settings,
-            )
-        else:
-            v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-            _composite_bwd_kernel[(programs(intersections.isect_offsets.numel() - 1, 1),)](
-                records=records,
-                colors=splats.colors,
-                depths=splats.depths,
-                backgrounds=backgrounds,
-                isect_offsets=intersections.isect_offsets,
-                flatten_ids=intersections.flatten_ids,
-                slots=order.slots,
-                transmittances=transmittances,
-                last_ids=last_ids,
-                v_render_colors=v_image,
-                v_render_alphas=v_render_alphas,
-                v_slots=v_slots,
-                tile_order=longest_first(intersections.isect_offsets),
-                first_tile=intersections.first_tile,
-                width=settings.width,
-                height=settings.height,
-                tile_width=grid.tile_width,
-                n_tiles=grid.tiles_per_image,
-                n_colors=n_colors,
-                channel_stride=v_image.stride(3),
-                image_stride=v_image.stride(0),
-                pixel_stride=v_image.stride(2),
-                CHANNELS=n_colors if held else -1,
-                TILE=settings.tile_size,
-                ABSGRAD=settings.absgrad,
-                COLUMNS=triton.next_power_of_2(sums.shape[1]),
-                LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
-                LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-                APPROX=approximate(splats.means2d),
-                **walk_options(splats.means2d),
-            )
-        sum_slots(v_slots, order, sums)
+    v_slots = splats.means2d.new_empty(n_intersections, sums.shape[1])
+    records = _pack(splats, settings.numerics)
+    if n_features >= FEATURES_MIN:
+        features_bwd(
+            records,
+            splats,
+            backgrounds,
+            intersections,
+            transmittances,
+            last_ids,
+            v_render_colors,
+            v_render_alphas,
+            v_slots,
+            settings,
+        )
+    else:
+        v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+        launch(
+            _composite_bwd_kernel,
+            programs(intersections.isect_offsets.numel() - 1, 1),
+            records=records,
+            colors=splats.colors,
+            depths=splats.depths,
+            backgrounds=backgrounds,
+            isect_offsets=intersections.isect_offsets,
+            flatten_ids=intersections.flatten_ids,
+            slots=order.slots,
+            transmittances=transmittances,
+            last_ids=last_ids,
+            v_render_colors=v_image,
+            v_render_alphas=v_render_alphas,
+            v_slots=v_slots,
+            tile_order=longest_first(intersections.isect_offsets),
+            first_tile=intersections.first_tile,
+            width=settings.width,
+            height=settings.height,
+            tile_width=grid.tile_width,
+            n_tiles=grid.tiles_per_image,
+            n_colors=n_colors,
+            channel_stride=v_image.stride(3),
+            image_stride=v_image.stride(0),
+            pixel_stride=v_image.stride(2),
+            CHANNELS=n_colors if held else -1,
+            TILE=settings.tile_size,
+            ABSGRAD=settings.absgrad,
+            COLUMNS=triton.next_power_of_2(sums.shape[1]),
+            LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
+            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+            APPROX=approximate(splats.means2d),
+            **walk_options(splats.means2d),
+        )
+    sum_slots(v_slots, order, sums)

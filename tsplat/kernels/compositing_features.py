@@ -25,7 +25,7 @@ from torch import Tensor
 from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
 from .device_math import load_tuple
-from .launch import approximate, group_options, longest_first, programs
+from .launch import Int, approximate, group_options, kernel, launch, longest_first, programs
 from .tile_math import (
     MOMENTS,
     RECORD,
@@ -128,7 +128,7 @@ def _load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr)
     return values
 
 
-@triton.jit
+@kernel
 def _features_fwd_kernel(
     records,  # [nnz, RECORD]
     colors,  # [nnz, n_colors], any float dtype, or None
@@ -141,7 +141,7 @@ def _features_fwd_kernel(
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
     tile_order,  # [tiles of the band] int64 or None
-    first_tile, width, height, tile_width, n_tiles, n_colors, chunks,
+    first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_colors: "Int", chunks: "Int",
     TILE: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
@@ -194,7 +194,7 @@ def _features_fwd_kernel(
         tl.store(last_ids + pixel, last, mask=inside & (chunk == 0))
 
 
-@triton.jit
+@kernel
 def _features_bwd_kernel(
     records,  # [nnz, RECORD]
     colors,  # [nnz, n_colors], any float dtype, or None
@@ -209,7 +209,7 @@ def _features_bwd_kernel(
     v_render_alphas,  # [I, height, width]
     v_slots,  # [M, MOMENTS + n_colors + depth + 2 ABSGRAD], output
     tile_order,  # [tiles of the band] int64 or None
-    first_tile, width, height, tile_width, n_tiles, n_colors,
+    first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_colors: "Int",
     TILE: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
@@ -307,7 +307,9 @@ def features_fwd(
     chunk = CHUNK if splats.n_features > FEATURES_MIN else FEATURES_MIN
     chunks = triton.cdiv(splats.n_features, chunk)
     isect_offsets = intersections.isect_offsets
-    _features_fwd_kernel[(programs((isect_offsets.numel() - 1) * chunks, 1),)](
+    launch(
+        _features_fwd_kernel,
+        programs((isect_offsets.numel() - 1) * chunks, 1),
         records=records,
         colors=splats.colors,
         depths=splats.depths,
@@ -352,7 +354,9 @@ def features_bwd(
     n_tiles = isect_offsets.numel() - 1
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     options = _options(records, splats, grid.tile_size)
-    _features_bwd_kernel[(programs(n_tiles, 1),)](
+    launch(
+        _features_bwd_kernel,
+        programs(n_tiles, 1),
         records=records,
         colors=splats.colors,
         depths=splats.depths,

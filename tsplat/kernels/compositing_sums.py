@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data import CompositingSettings, GaussianMajor, SplatGradients
 from .device_math import load_tuple
-from .launch import guard, programs
+from .launch import Int, kernel, launch, programs
 from .tile_math import MOMENTS
 
 BLOCK = 128
@@ -24,14 +24,14 @@ GROUP, CHUNK = 4, 8
 LN_2 = tl.constexpr(math.log(2.0))
 
 
-@triton.jit
+@kernel
 def _segment_sum_kernel(
     v_slots,  # [M, width]
     slot_starts,  # [S + 1] int64
     span_starts,  # [nnz + 1] int64
     rows,  # [nnz] int64
     sums,  # [nnz, width], added to
-    n_segments, width, blocks,
+    n_segments: "Int", width: "Int", blocks: "Int",
     GROUP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """sums[rows[i]] += the slots of the i-th Gaussian's spans, COLUMNS columns of them.
@@ -62,7 +62,7 @@ def _segment_sum_kernel(
     tl.store(address, total, mask=kept)
 
 
-@triton.jit
+@kernel
 def _moments_kernel(
     sums,  # [nnz, width]
     conics,  # [nnz, 3]
@@ -71,7 +71,7 @@ def _moments_kernel(
     v_conics,  # [nnz, 3], output
     v_opacities,  # [nnz], output
     absgrad,  # [nnz, 2], output, or None
-    n_rows, width,
+    n_rows: "Int", width: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of mean, conic and opacity from the moments of g."""
@@ -97,7 +97,9 @@ def sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
     n_rows, width = order.rows.numel(), sums.shape[1]
     columns = min(triton.next_power_of_2(width), 32)
     blocks = triton.cdiv(width, columns)
-    _segment_sum_kernel[(programs(triton.cdiv(n_rows, GROUP) * blocks, 1),)](
+    launch(
+        _segment_sum_kernel,
+        programs(triton.cdiv(n_rows, GROUP) * blocks, 1),
         v_slots=v_slots,
         slot_starts=order.slot_starts,
         span_starts=order.span_starts,
@@ -130,18 +132,19 @@ def composite_gradients(
     v_means2d, v_conics, v_opacities = sums.new_empty(n_rows, 2), torch.empty_like(conics), torch.empty_like(opacities)
     absgrad = torch.empty_like(v_means2d) if settings.absgrad else None
     if n_rows > 0:
-        with guard(sums):
-            _moments_kernel[(programs(n_rows, BLOCK),)](
-                sums=sums,
-                conics=conics,
-                opacities=opacities,
-                v_means2d=v_means2d,
-                v_conics=v_conics,
-                v_opacities=v_opacities,
-                absgrad=absgrad,
-                n_rows=n_rows,
-                width=sums.shape[1],
-                BLOCK=BLOCK,
-            )
+        launch(
+            _moments_kernel,
+            programs(n_rows, BLOCK),
+            sums=sums,
+            conics=conics,
+            opacities=opacities,
+            v_means2d=v_means2d,
+            v_conics=v_conics,
+            v_opacities=v_opacities,
+            absgrad=absgrad,
+            n_rows=n_rows,
+            width=sums.shape[1],
+            BLOCK=BLOCK,
+        )
     v_features = sums[:, MOMENTS.value : MOMENTS.value + n_features]
     return SplatGradients(v_means2d, v_conics, v_opacities, v_features, absgrad)

@@ -34,8 +34,8 @@ def reciprocal(x, APPROX: tl.constexpr):
 
 
 @triton.jit
-def constant(value: tl.constexpr, like):
-    """A constant in the dtype and shape of a tensor; ``tl.minimum`` and the like would make it fp32."""
+def constant(value, like):
+    """A scalar in the dtype and shape of a tensor; ``tl.minimum`` and the like would make a constant fp32."""
     return tl.full(like.shape, value, like.dtype)
 
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import SSIM_K1, SSIM_K2, SSIM_TAPS
-from .launch import guard, programs
+from .launch import Int, kernel, launch, programs
 
 ROWS, COLUMNS = 16, 64
 RADIUS = tl.constexpr(len(SSIM_TAPS) // 2)
@@ -43,15 +43,16 @@ def _tap(taps, place):
     return tl.load(taps + place, mask=(place >= 0) & (place <= 2 * RADIUS), other=0.0)
 
 
-@triton.jit
+@kernel(strided=("image", "target"))
 def _l1_ssim_fwd_kernel(
     image,  # [B, height, width, n_channels], any float dtype and strides
     target,  # [B, height, width, n_channels], any float dtype and strides
     taps,  # [2 RADIUS + 1]
     sums,  # [programs, 2], output
     maps,  # [3, B, n_channels, height, width], output
-    n_channels, height, width, size,
-    x_image, x_row, x_column, x_channel, y_image, y_row, y_column, y_channel,
+    n_channels: "Int", height: "Int", width: "Int", size: "Int",
+    x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
+    y_image: "Int", y_row: "Int", y_column: "Int", y_channel: "Int",
     VALID: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     dtype = maps.dtype.element_ty
@@ -113,7 +114,7 @@ def _l1_ssim_fwd_kernel(
     tl.store(sums + tl.program_id(0) * 2 + 1, tl.sum(tl.where(whole, ssim, 0.0)))
 
 
-@triton.jit
+@kernel(strided=("image", "target"))
 def _l1_ssim_bwd_kernel(
     image,  # [B, height, width, n_channels], any float dtype and strides
     target,  # [B, height, width, n_channels], any float dtype and strides
@@ -121,8 +122,9 @@ def _l1_ssim_bwd_kernel(
     maps,  # [3, B, n_channels, height, width]
     scales,  # [2]
     v_image,  # [B, height, width, n_channels], output
-    n_channels, height, width, size,
-    x_image, x_row, x_column, x_channel, y_image, y_row, y_column, y_channel,
+    n_channels: "Int", height: "Int", width: "Int", size: "Int",
+    x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
+    y_image: "Int", y_row: "Int", y_column: "Int", y_channel: "Int",
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     dtype = maps.dtype.element_ty
@@ -180,10 +182,15 @@ def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtyp
     blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     sums = torch.empty(blocks, 2, dtype=dtype, device=image.device)
     if blocks > 0:
-        with guard(image):
-            _l1_ssim_fwd_kernel[(programs(blocks, 1),)](
-                sums=sums, VALID=valid, C1=SSIM_K1**2, C2=SSIM_K2**2, **_arguments(image, target, maps)
-            )
+        launch(
+            _l1_ssim_fwd_kernel,
+            programs(blocks, 1),
+            sums=sums,
+            VALID=valid,
+            C1=SSIM_K1**2,
+            C2=SSIM_K2**2,
+            **_arguments(image, target, maps),
+        )
     l1, ssim = sums.sum(0)
     return l1, ssim, maps
 
@@ -194,10 +201,9 @@ def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> 
     v_image = torch.empty(image.shape, dtype=maps.dtype, device=image.device)
     blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     if blocks > 0:
-        with guard(image):
-            _l1_ssim_bwd_kernel[(programs(blocks, 1),)](
-                scales=scales, v_image=v_image, **_arguments(image, target, maps)
-            )
+        launch(
+            _l1_ssim_bwd_kernel, programs(blocks, 1), scales=scales, v_image=v_image, **_arguments(image, target, maps)
+        )
     return v_image
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import det2, load_tuple
-from .launch import guard, programs
+from .launch import Int, kernel, launch, programs
 
 BLOCK = 128
 
@@ -86,7 +86,7 @@ def _search(starts, n, child, steps):
     return low
 
 
-@triton.jit
+@kernel
 def _tile_rows_kernel(
     means2d,  # [nnz, 2]
     radii,  # [nnz, 2] int32
@@ -96,7 +96,7 @@ def _tile_rows_kernel(
     image_ids,  # [nnz] int64 or None
     first_tile_rows,  # [nnz] int32, output
     n_tile_rows,  # [nnz] int32, output
-    n, n_per_image, tile_height, begin, end,
+    n: "Int", n_per_image: "Int", tile_height: "Int", begin: "Int", end: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -114,7 +114,7 @@ def _tile_rows_kernel(
     tl.store(n_tile_rows + position, tl.where(seen, tl.maximum(high - low, 0), 0).to(tl.int32), mask=mask)
 
 
-@triton.jit
+@kernel
 def _tile_columns_kernel(
     means2d,  # [nnz, 2]
     radii,  # [nnz, 2] int32
@@ -126,7 +126,7 @@ def _tile_columns_kernel(
     positions,  # [S] int32, output
     first_columns,  # [S] int32, output
     n_columns,  # [S] int32, output
-    n, n_spans, steps, tile_width,
+    n: "Int", n_spans: "Int", steps: "Int", tile_width: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -159,7 +159,7 @@ def _tile_columns_kernel(
     tl.store(n_columns + span, count, mask=mask)
 
 
-@triton.jit
+@kernel
 def _tile_intersections_kernel(
     order,  # [nnz] int64
     image_ids,  # [nnz] int64 or None
@@ -170,7 +170,8 @@ def _tile_intersections_kernel(
     slot_starts,  # [S + 1] int64
     keys,  # [M] int16 or int32, output
     flatten_ids,  # [M] int32, output
-    n_spans, n_intersections, steps, n_per_image, tile_width, n_tiles, key_bias,
+    n_spans: "Int", n_intersections: "Int", steps: "Int", n_per_image: "Int",
+    tile_width: "Int", n_tiles: "Int", key_bias: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -202,21 +203,22 @@ def tile_rows(
     first_tile_rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
     n_tile_rows = torch.empty_like(first_tile_rows)
     if n > 0:
-        with guard(screen.order):
-            _tile_rows_kernel[(programs(n, BLOCK),)](
-                **screen._asdict(),
-                first_tile_rows=first_tile_rows,
-                n_tile_rows=n_tile_rows,
-                n=n,
-                n_per_image=_rows_per_image(screen, grid),
-                tile_height=grid.tile_height,
-                begin=band[0],
-                end=band[1],
-                TILE=grid.tile_size,
-                ALPHA_MIN=ALPHA_MIN,
-                EXTEND=settings.numerics.extend,
-                BLOCK=BLOCK,
-            )
+        launch(
+            _tile_rows_kernel,
+            programs(n, BLOCK),
+            **screen._asdict(),
+            first_tile_rows=first_tile_rows,
+            n_tile_rows=n_tile_rows,
+            n=n,
+            n_per_image=_rows_per_image(screen, grid),
+            tile_height=grid.tile_height,
+            begin=band[0],
+            end=band[1],
+            TILE=grid.tile_size,
+            ALPHA_MIN=ALPHA_MIN,
+            EXTEND=settings.numerics.extend,
+            BLOCK=BLOCK,
+        )
     return first_tile_rows, n_tile_rows
 
 
@@ -238,27 +240,28 @@ def tile_columns(
     n_columns = torch.empty_like(positions)
     if n_spans > 0:
         n = screen.order.numel()
-        with guard(screen.order):
-            _tile_columns_kernel[(programs(n_spans, BLOCK),)](
-                means2d=screen.means2d,
-                radii=screen.radii,
-                conics=screen.conics,
-                opacities=screen.opacities,
-                order=screen.order,
-                first_tile_rows=first_tile_rows,
-                span_starts=span_starts,
-                positions=positions,
-                first_columns=first_columns,
-                n_columns=n_columns,
-                n=n,
-                n_spans=n_spans,
-                steps=n.bit_length(),
-                tile_width=grid.tile_width,
-                TILE=grid.tile_size,
-                ALPHA_MIN=ALPHA_MIN,
-                EXTEND=settings.numerics.extend,
-                BLOCK=BLOCK,
-            )
+        launch(
+            _tile_columns_kernel,
+            programs(n_spans, BLOCK),
+            means2d=screen.means2d,
+            radii=screen.radii,
+            conics=screen.conics,
+            opacities=screen.opacities,
+            order=screen.order,
+            first_tile_rows=first_tile_rows,
+            span_starts=span_starts,
+            positions=positions,
+            first_columns=first_columns,
+            n_columns=n_columns,
+            n=n,
+            n_spans=n_spans,
+            steps=n.bit_length(),
+            tile_width=grid.tile_width,
+            TILE=grid.tile_size,
+            ALPHA_MIN=ALPHA_MIN,
+            EXTEND=settings.numerics.extend,
+            BLOCK=BLOCK,
+        )
     return positions, first_columns, n_columns
 
 
@@ -274,22 +277,23 @@ def tile_intersections(
     flatten_ids = torch.empty(n_intersections, dtype=torch.int32, device=screen.order.device)
     if n_intersections > 0:
         n_spans = spans.positions.numel()
-        with guard(screen.order):
-            _tile_intersections_kernel[(programs(n_intersections, BLOCK),)](
-                order=screen.order,
-                image_ids=screen.image_ids,
-                **spans._asdict(),
-                keys=keys,
-                flatten_ids=flatten_ids,
-                n_spans=n_spans,
-                n_intersections=n_intersections,
-                steps=n_spans.bit_length(),
-                n_per_image=_rows_per_image(screen, grid),
-                tile_width=grid.tile_width,
-                n_tiles=grid.tiles_per_image,
-                key_bias=key_bias,
-                BLOCK=BLOCK,
-            )
+        launch(
+            _tile_intersections_kernel,
+            programs(n_intersections, BLOCK),
+            order=screen.order,
+            image_ids=screen.image_ids,
+            **spans._asdict(),
+            keys=keys,
+            flatten_ids=flatten_ids,
+            n_spans=n_spans,
+            n_intersections=n_intersections,
+            steps=n_spans.bit_length(),
+            n_per_image=_rows_per_image(screen, grid),
+            tile_width=grid.tile_width,
+            n_tiles=grid.tiles_per_image,
+            key_bias=key_bias,
+            BLOCK=BLOCK,
+        )
     return keys, flatten_ids
 
 

@@ -1,11 +1,15 @@
-"""What every launcher needs: the right device, a grid that fits, the order of tiles, and compiler options."""
+"""What every launcher needs: kernel launches on any device, grids that fit, the order of tiles, compiler options."""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+
+from .. import triton_cpu
 
 GRID_MAX = 2**31 - 1
 
@@ -16,9 +20,55 @@ GRAIN = 64
 """Granularity of list lengths when tiles are ordered: neighbors of similar length stay together and share caches."""
 
 
-def guard(tensor: Tensor) -> AbstractContextManager[object]:
-    """Returns a context in which the tensor's device is current, as Triton launches on the current device."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+class Int(int):
+    """Annotates integer arguments of kernels. Kernels are not recompiled for other values of them."""
+
+
+def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, ...] = ()) -> Any:
+    """Decorates a Triton kernel that :func:`launch` launches.
+
+    Arguments annotated with ``"Int"`` (quoted, as Triton would resolve the name) or ``tl.float64`` do not specialize on
+    their values.
+
+    Args:
+        strided: Names of tensor arguments that need not be contiguous, because the kernel is passed their strides.
+    """
+    if function is None:
+        return lambda decorated: kernel(decorated, strided=strided)
+    parameters = inspect.signature(function).parameters.values()
+    scalars = [parameter.name for parameter in parameters if parameter.annotation in ("Int", tl.float64)]
+    jitted = triton.jit(do_not_specialize=scalars)(function)
+    jitted.strided = frozenset(strided)
+    return jitted
+
+
+def launch(kernel: Any, n_programs: int, **arguments: Any) -> None:
+    """Launches a kernel on the device of its tensors: on a GPU by Triton, on the CPU compiled or interpreted.
+
+    Args:
+        kernel: Decorated with :func:`kernel`.
+        arguments: Arguments of the kernel, and compiler options. Contraction to fma is on unless ``enable_fp_fusion``
+            turns it off.
+
+    Raises:
+        ValueError: A tensor is not contiguous although the kernel needs it.
+    """
+    if n_programs == 0:
+        return
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous() and name not in kernel.strided:
+            raise ValueError(f"{kernel.__name__}: {name} {tuple(tensor.shape)} has strides {tensor.stride()}")
+    tensor = next(iter(tensors.values()))
+    if vendor(tensor) == "none" and isinstance(kernel, triton.JITFunction):
+        triton_cpu.launch(kernel, (n_programs,), (), arguments)
+        return
+    arguments.setdefault("enable_fp_fusion", True)
+    if tensor.is_cuda:
+        with torch.cuda.device(tensor.device):  # Triton launches on the current device
+            kernel[(n_programs,)](**arguments)
+    else:
+        kernel[(n_programs,)](**arguments)
 
 
 def programs(n: int, block: int) -> int:
@@ -59,7 +109,7 @@ def invert_ids(dense_ids: Tensor | None, n: int) -> Tensor | None:
 
 
 def vendor(tensor: Tensor) -> Literal["nvidia", "amd", "none"]:
-    """Returns the vendor of the tensor's device, or "none" for CPU tensors, which the interpreter runs."""
+    """Returns the vendor of the tensor's device, or "none" for CPU tensors."""
     if not tensor.is_cuda:
         return "none"
     return "nvidia" if torch.version.hip is None else "amd"

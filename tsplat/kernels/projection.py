@@ -39,7 +39,7 @@ from .device_math import (
     size_of,
     store_tuple,
 )
-from .launch import guard, invert_ids, programs
+from .launch import Int, invert_ids, kernel, launch, programs
 
 BLOCK = 128
 
@@ -71,7 +71,7 @@ def _bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr
 @triton.jit
 def _project(
     means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
-    EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
+    eps2d, near, far, radius_clip,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
     COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
 ):  # fmt: skip
@@ -86,10 +86,17 @@ def _project(
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
     sigma = _load_covariance(quats, scales, covars, gaussian, mask)
     w, t, intrinsics = load_camera(viewmats, Ks, image)
-    p, mean2d, _, _, _, sharp, blurred = to_screen(mean, sigma, w, t, intrinsics, width, height, EPS2D, FOV_MARGIN)
+    p, mean2d, _, _, _, sharp, blurred = to_screen(mean, sigma, w, t, intrinsics, width, height, eps2d, FOV_MARGIN)
     det = det2(blurred)
     inverse = conic(blurred, det)
-    visible = mask & (p[2] >= NEAR) & (p[2] <= FAR) & (det > 0.0) & finite(det) & finite(size_of(inverse))
+    visible = (
+        mask
+        & (p[2] >= constant(near, det))
+        & (p[2] <= constant(far, det))
+        & (det > 0.0)
+        & finite(det)
+        & finite(size_of(inverse))
+    )
     if valid is not None:
         visible = visible & (tl.load(valid + gaussian, mask=mask, other=0) != 0)
     rho = constant(1.0, det)
@@ -105,13 +112,14 @@ def _project(
         radius_x, radius_y = _bounds(blurred, det, None, ALPHA_MIN, EXTEND, OPACITY_AWARE)
     radius_x = tl.minimum(radius_x, RADIUS_MAX)
     radius_y = tl.minimum(radius_y, RADIUS_MAX)
-    visible = visible & ((radius_x > RADIUS_CLIP) | (radius_y > RADIUS_CLIP))
+    radius_min = constant(radius_clip, det)
+    visible = visible & ((radius_x > radius_min) | (radius_y > radius_min))
     visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
     visible = visible & (mean2d[1] + radius_y > 0.0) & (mean2d[1] - radius_y < height)
     return visible, radius_x, radius_y, mean2d, p[2], inverse, rho, opacity
 
 
-@triton.jit
+@kernel
 def _projection_visible_kernel(
     means,  # [B, N, 3]
     quats,  # [B, N, 4] or None
@@ -122,8 +130,8 @@ def _projection_visible_kernel(
     Ks,  # [B, C, 3, 3]
     valid,  # [B, N] bool or None
     visible_out,  # [B, C, N] int8, output
-    n_rows, n_gaussians, n_cameras, width, height,
-    EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
+    n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
+    eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
     COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -134,12 +142,12 @@ def _projection_visible_kernel(
     image = tl.where(mask, image, 0)
     visible, _, _, _, _, _, _, _ = _project(
         means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
-        EPS2D, NEAR, FAR, RADIUS_CLIP, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
+        eps2d, near, far, radius_clip, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
 
 
-@triton.jit
+@kernel
 def _projection_fwd_kernel(
     means,  # [B, N, 3]
     quats,  # [B, N, 4] or None
@@ -156,8 +164,8 @@ def _projection_fwd_kernel(
     conics,  # [nnz, 3], output
     compensations,  # [nnz], output, or None
     opacities_out,  # [nnz], output, or None
-    n_rows, n_gaussians, n_cameras, width, height,
-    EPS2D: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, RADIUS_CLIP: tl.constexpr,
+    n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
+    eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
     ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
     COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -171,7 +179,7 @@ def _projection_fwd_kernel(
     image = tl.where(mask, image, 0)
     visible, radius_x, radius_y, mean2d, depth, conic_, rho, opacity = _project(
         means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
-        EPS2D, NEAR, FAR, RADIUS_CLIP, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
+        eps2d, near, far, radius_clip, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
     tl.store(radii + row * 2 + 1, tl.where(visible, radius_y, 0.0).to(tl.int32), mask=mask)
@@ -184,7 +192,7 @@ def _projection_fwd_kernel(
         tl.store(opacities_out + row, tl.where(visible, opacity, 0.0), mask=mask)
 
 
-@triton.jit
+@kernel
 def _projection_bwd_kernel(
     means,  # [B, N, 3]
     quats,  # [B, N, 4] or None
@@ -206,8 +214,9 @@ def _projection_bwd_kernel(
     v_covars,  # [B, N, 6], output, or None
     v_opacities,  # [B, N], output, or None
     v_viewmats,  # [blocks, I, 12], output, or None
-    n_gaussians, n_cameras, n_images, width, height,
-    EPS2D: tl.constexpr, FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr,
+    n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
+    eps2d: tl.float64,
+    FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
@@ -238,7 +247,7 @@ def _projection_bwd_kernel(
         fx = intrinsics[0]
         fy = intrinsics[1]
         p, _, jacobian, t0, t1, sharp, blurred = to_screen(
-            mean, sigma, w, t, intrinsics, width, height, EPS2D, FOV_MARGIN
+            mean, sigma, w, t, intrinsics, width, height, eps2d, FOV_MARGIN
         )
         det = det2(blurred)
 
@@ -343,10 +352,10 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         n_cameras=n_cameras,
         width=settings.width,
         height=settings.height,
-        EPS2D=settings.eps2d,
-        NEAR=settings.near_plane,
-        FAR=settings.far_plane,
-        RADIUS_CLIP=settings.radius_clip,
+        eps2d=settings.eps2d,
+        near=settings.near_plane,
+        far=settings.far_plane,
+        radius_clip=settings.radius_clip,
         ALPHA_MIN=ALPHA_MIN,
         FOV_MARGIN=FOV_MARGIN,
         EXTEND=settings.numerics.extend,
@@ -357,36 +366,37 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         BLOCK=BLOCK,
     )
     dense_ids = None
-    with guard(means):
-        if settings.packed:
-            visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
-            if n_rows > 0:
-                _projection_visible_kernel[(programs(n_rows, BLOCK),)](visible_out=visible, n_rows=n_rows, **arguments)
-            dense_ids = visible.nonzero().squeeze(1)
-            n_rows = dense_ids.numel()
-        projected = ProjectedGaussians(
-            n_cameras=n_cameras,
-            n_gaussians=n_gaussians,
-            dense_ids=dense_ids,
-            radii=torch.empty(n_rows, 2, dtype=torch.int32, device=means.device),
-            means2d=means.new_empty(n_rows, 2),
-            depths=means.new_empty(n_rows),
-            conics=means.new_empty(n_rows, 3),
-            compensations=means.new_empty(n_rows) if settings.antialiased else None,
-            opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
-        )
+    if settings.packed:
+        visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         if n_rows > 0:
-            _projection_fwd_kernel[(programs(n_rows, BLOCK),)](
-                dense_ids=dense_ids,
-                radii=projected.radii,
-                means2d=projected.means2d,
-                depths=projected.depths,
-                conics=projected.conics,
-                compensations=projected.compensations,
-                opacities_out=projected.opacities,
-                n_rows=n_rows,
-                **arguments,
-            )
+            launch(_projection_visible_kernel, programs(n_rows, BLOCK), visible_out=visible, n_rows=n_rows, **arguments)
+        dense_ids = visible.nonzero().squeeze(1)
+        n_rows = dense_ids.numel()
+    projected = ProjectedGaussians(
+        n_cameras=n_cameras,
+        n_gaussians=n_gaussians,
+        dense_ids=dense_ids,
+        radii=torch.empty(n_rows, 2, dtype=torch.int32, device=means.device),
+        means2d=means.new_empty(n_rows, 2),
+        depths=means.new_empty(n_rows),
+        conics=means.new_empty(n_rows, 3),
+        compensations=means.new_empty(n_rows) if settings.antialiased else None,
+        opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
+    )
+    if n_rows > 0:
+        launch(
+            _projection_fwd_kernel,
+            programs(n_rows, BLOCK),
+            dense_ids=dense_ids,
+            radii=projected.radii,
+            means2d=projected.means2d,
+            depths=projected.depths,
+            conics=projected.conics,
+            compensations=projected.compensations,
+            opacities_out=projected.opacities,
+            n_rows=n_rows,
+            **arguments,
+        )
     return projected
 
 
@@ -414,39 +424,40 @@ def projection_bwd(
     blocks = triton.cdiv(n_gaussians, BLOCK)
     block_sums = means.new_empty(blocks, n_images, 12) if needs_viewmats else None
     if n_batches * n_gaussians > 0:
-        with guard(means):
-            _projection_bwd_kernel[(programs(n_batches * blocks, 1),)](
-                means=means,
-                quats=gaussians.quats,
-                scales=gaussians.scales,
-                covars=gaussians.covars,
-                opacities=gaussians.opacities,
-                viewmats=cameras.viewmats,
-                Ks=cameras.Ks,
-                row_of=invert_ids(dense_ids, n_images * n_gaussians),
-                radii=radii,
-                v_means2d=v_projected.v_means2d,
-                v_depths=v_projected.v_depths,
-                v_conics=v_projected.v_conics,
-                v_compensations=v_projected.v_compensations,
-                v_opacities_out=v_projected.v_opacities,
-                v_means=v_gaussians.means,
-                v_quats=v_gaussians.quats,
-                v_scales=v_gaussians.scales,
-                v_covars=v_gaussians.covars,
-                v_opacities=v_gaussians.opacities,
-                v_viewmats=block_sums,
-                n_gaussians=n_gaussians,
-                n_cameras=n_cameras,
-                n_images=n_images,
-                width=settings.width,
-                height=settings.height,
-                EPS2D=settings.eps2d,
-                FOV_MARGIN=FOV_MARGIN,
-                COMPENSATE=settings.antialiased,
-                FLOOR=settings.numerics.compensation_floor,
-                BLOCK=BLOCK,
-            )
+        launch(
+            _projection_bwd_kernel,
+            programs(n_batches * blocks, 1),
+            means=means,
+            quats=gaussians.quats,
+            scales=gaussians.scales,
+            covars=gaussians.covars,
+            opacities=gaussians.opacities,
+            viewmats=cameras.viewmats,
+            Ks=cameras.Ks,
+            row_of=invert_ids(dense_ids, n_images * n_gaussians),
+            radii=radii,
+            v_means2d=v_projected.v_means2d,
+            v_depths=v_projected.v_depths,
+            v_conics=v_projected.v_conics,
+            v_compensations=v_projected.v_compensations,
+            v_opacities_out=v_projected.v_opacities,
+            v_means=v_gaussians.means,
+            v_quats=v_gaussians.quats,
+            v_scales=v_gaussians.scales,
+            v_covars=v_gaussians.covars,
+            v_opacities=v_gaussians.opacities,
+            v_viewmats=block_sums,
+            n_gaussians=n_gaussians,
+            n_cameras=n_cameras,
+            n_images=n_images,
+            width=settings.width,
+            height=settings.height,
+            eps2d=settings.eps2d,
+            FOV_MARGIN=FOV_MARGIN,
+            COMPENSATE=settings.antialiased,
+            FLOOR=settings.numerics.compensation_floor,
+            BLOCK=BLOCK,
+        )
     v_viewmats = None
     if block_sums is not None:
         v_viewmats = torch.nn.functional.pad(block_sums.sum(0).view(n_batches, n_cameras, 3, 4), (0, 0, 0, 1))

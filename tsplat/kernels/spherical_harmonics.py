@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import guard, invert_ids, programs
+from .launch import Int, invert_ids, kernel, launch, programs
 
 BLOCK = 64
 
@@ -126,7 +126,7 @@ def _direction(means, centers, gaussian, image, mask):
     return normalize3((mean[0] - center[0], mean[1] - center[1], mean[2] - center[2]))
 
 
-@triton.jit
+@kernel
 def _sh_fwd_kernel(
     means,  # [B, N, 3]
     centers,  # [B, C, 3]
@@ -134,7 +134,7 @@ def _sh_fwd_kernel(
     dense_ids,  # [nnz] int64, or None if not packed
     radii,  # [nnz, 2] int32 or None
     colors,  # [nnz, 3], output
-    n_rows, n_gaussians, n_cameras, n_bases,
+    n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", n_bases: "Int",
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -157,7 +157,7 @@ def _sh_fwd_kernel(
         tl.store(colors + row * 3 + channel, tl.where(mask, total, 0.0), mask=inside)
 
 
-@triton.jit
+@kernel
 def _sh_bwd_kernel(
     means,  # [B, N, 3]
     centers,  # [B, C, 3]
@@ -168,7 +168,7 @@ def _sh_bwd_kernel(
     v_means,  # [B, N, 3], output
     v_centers,  # [blocks, I, 3], output, or None
     v_coeffs,  # [B, N, n_bases, 3], output
-    n_gaussians, n_cameras, n_images, n_bases,
+    n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int",
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
@@ -238,22 +238,23 @@ def spherical_harmonics_fwd(
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
     if n_rows > 0:
-        with guard(means):
-            _sh_fwd_kernel[(programs(n_rows, BLOCK),)](
-                means=means,
-                centers=centers,
-                coeffs=coeffs,
-                dense_ids=dense_ids,
-                radii=radii,
-                colors=colors,
-                n_rows=n_rows,
-                n_gaussians=n_gaussians,
-                n_cameras=n_cameras,
-                n_bases=n_bases,
-                DEGREE=degree,
-                BLOCK=BLOCK,
-                num_warps=2,
-            )
+        launch(
+            _sh_fwd_kernel,
+            programs(n_rows, BLOCK),
+            means=means,
+            centers=centers,
+            coeffs=coeffs,
+            dense_ids=dense_ids,
+            radii=radii,
+            colors=colors,
+            n_rows=n_rows,
+            n_gaussians=n_gaussians,
+            n_cameras=n_cameras,
+            n_bases=n_bases,
+            DEGREE=degree,
+            BLOCK=BLOCK,
+            num_warps=2,
+        )
     return colors
 
 
@@ -279,24 +280,25 @@ def spherical_harmonics_bwd(
     blocks = triton.cdiv(n_gaussians, BLOCK)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
     if n_batches * n_gaussians > 0:
-        with guard(means):
-            _sh_bwd_kernel[(programs(n_batches * blocks, 1),)](
-                means=means,
-                centers=centers,
-                coeffs=coeffs,
-                row_of=invert_ids(dense_ids, n_images * n_gaussians),
-                radii=radii,
-                v_colors=v_colors,
-                v_means=v_means,
-                v_centers=block_sums,
-                v_coeffs=v_coeffs,
-                n_gaussians=n_gaussians,
-                n_cameras=n_cameras,
-                n_images=n_images,
-                n_bases=n_bases,
-                DEGREE=degree,
-                BLOCK=BLOCK,
-                num_warps=2,
-            )
+        launch(
+            _sh_bwd_kernel,
+            programs(n_batches * blocks, 1),
+            means=means,
+            centers=centers,
+            coeffs=coeffs,
+            row_of=invert_ids(dense_ids, n_images * n_gaussians),
+            radii=radii,
+            v_colors=v_colors,
+            v_means=v_means,
+            v_centers=block_sums,
+            v_coeffs=v_coeffs,
+            n_gaussians=n_gaussians,
+            n_cameras=n_cameras,
+            n_images=n_images,
+            n_bases=n_bases,
+            DEGREE=degree,
+            BLOCK=BLOCK,
+            num_warps=2,
+        )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
     return v_means, v_centers, v_coeffs.to(coeffs.dtype)

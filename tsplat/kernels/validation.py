@@ -8,7 +8,7 @@ from torch import Tensor
 from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
 from ..data import Gaussians3D
 from .device_math import load_tuple
-from .launch import guard, programs
+from .launch import Int, kernel, launch, programs
 
 BLOCK = 128
 
@@ -23,7 +23,7 @@ def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr):
     return valid
 
 
-@triton.jit
+@kernel
 def _valid_kernel(
     means,  # [B, N, 3]
     quats,  # [B, N, 4] or None
@@ -32,7 +32,7 @@ def _valid_kernel(
     opacities,  # [B, N]
     colors,  # [B, N, COLOR_WIDTH] or [B, C, N, COLOR_WIDTH], any float dtype
     valid_out,  # [B, N] int8, output
-    n, n_gaussians, n_cameras,
+    n: "Int", n_gaussians: "Int", n_cameras: "Int",
     COLOR_WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr,
     QUAT_NORM_MIN: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -70,22 +70,23 @@ def valid_gaussians(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool)
     n = n_batches * n_gaussians
     valid = torch.empty(n_batches, n_gaussians, dtype=torch.int8, device=means.device)
     if n > 0:
-        with guard(means):
-            _valid_kernel[(programs(n, BLOCK),)](
-                means=means,
-                quats=gaussians.quats,
-                scales=gaussians.scales,
-                covars=gaussians.covars,
-                opacities=gaussians.opacities,
-                colors=colors,
-                valid_out=valid,
-                n=n,
-                n_gaussians=n_gaussians,
-                n_cameras=colors.shape[1] if per_camera else 1,
-                COLOR_WIDTH=colors[(0,) * (3 if per_camera else 2)].numel() if colors.numel() else 0,
-                PER_CAMERA=per_camera,
-                QUAT_NORM_MIN=QUAT_NORM_MIN,
-                MAGNITUDE_MAX=MAGNITUDE_MAX,
-                BLOCK=BLOCK,
-            )
+        launch(
+            _valid_kernel,
+            programs(n, BLOCK),
+            means=means,
+            quats=gaussians.quats,
+            scales=gaussians.scales,
+            covars=gaussians.covars,
+            opacities=gaussians.opacities,
+            colors=colors,
+            valid_out=valid,
+            n=n,
+            n_gaussians=n_gaussians,
+            n_cameras=colors.shape[1] if per_camera else 1,
+            COLOR_WIDTH=colors[(0,) * (3 if per_camera else 2)].numel() if colors.numel() else 0,
+            PER_CAMERA=per_camera,
+            QUAT_NORM_MIN=QUAT_NORM_MIN,
+            MAGNITUDE_MAX=MAGNITUDE_MAX,
+            BLOCK=BLOCK,
+        )
     return valid.bool()
