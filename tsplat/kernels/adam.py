@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device_math import load_tuple
-from .launch import Int, kernel, launch, programs
+from .launch import Int, kernel, launch_elementwise
 
 BLOCK = 1024
 
@@ -57,9 +57,10 @@ def adam_step(
     """
     n = parameter.numel()
     if n > 0:
-        launch(
+        launch_elementwise(
             _adam_kernel,
-            programs(n, BLOCK),
+            n,
+            BLOCK,
             parameter=parameter,
             gradient=gradient,
             exp_avg=exp_avg,
@@ -68,5 +69,4 @@ def adam_step(
             visible=visible,
             n=n,
             width=n // parameter.shape[0],
-            BLOCK=BLOCK,
         )

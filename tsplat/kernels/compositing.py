@@ -28,16 +28,26 @@ from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, Ti
 from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
 from .compositing_sums import sum_slots
 from .device_math import constant, dot_tuple, load_tuple
-from .launch import Int, approximate, kernel, launch, longest_first, programs, walk_options
+from .launch import (
+    Int,
+    approximate,
+    kernel,
+    launch,
+    launch_elementwise,
+    longest_first,
+    part_rows,
+    programs,
+    walk_options,
+)
 from .tile_math import (
     MOMENTS,
     RECORD,
     absorb,
     absorb_vjp,
     clamped_alpha,
-    count_intersections,
-    load_tile,
+    load_list,
     log2_alpha,
+    tile_pixels,
     zero_slots,
 )
 
@@ -107,52 +117,63 @@ def _composite_fwd_kernel(
     last_ids,  # [I, height, width] int32, output, or None
     tile_order,  # [tiles of the band] int64 or None
     first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", stride: "Int", out_stride: "Int",
-    CHANNELS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    CHANNELS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     dtype = records.dtype.element_ty
-    program, tile, start, image, center_x, center_y, inside, pixel = load_tile(
-        tl.program_id(0), tile_order, isect_offsets, first_tile, width, height, tile_width, n_tiles, TILE, dtype
-    )
-    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
     FEATURES: tl.constexpr = CHANNELS + (depths is not None)
-    color = ()
-    for _ in tl.static_range(FEATURES):
-        color = color + (tl.zeros([TILE, TILE], dtype),)
-    last = tl.zeros([TILE, TILE], tl.int32)
-    count = count_intersections(isect_offsets, program, start)
+    program, start, count = load_list(tl.program_id(0), tile_order, isect_offsets)
+    tile = first_tile + program
     ids = flatten_ids + start
-    alive = True
-    if masks is not None:
-        alive = tl.load(masks + tile) != 0
-    done = 0
-    while (done < count) & alive:
-        stop = tl.minimum(done + STEP, count)
-        for index in range(done, stop):
-            row = tl.load(ids + index).to(tl.int64)
-            record = load_tuple(records + row * RECORD, 1, 7)
-            feature = _load_features(colors, depths, row, stride, CHANNELS, dtype)
-            e = log2_alpha(record, center_x - record[0], center_y - record[1])
-            alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
-            weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
-            blended = ()
-            for k in tl.static_range(FEATURES):
-                blended = blended + (tl.where(added, tl.fma(weight, feature[k], color[k]), color[k]),)
-            color = blended
-            if last_ids is not None:
-                last = tl.where(added, index + 1, last)
-        done = stop
-        alive = tl.max(transmittance) > 0.0
-    transmittance = tl.abs(transmittance)
-    for k in tl.static_range(FEATURES):
-        value = color[k]
-        if (backgrounds is not None) and (k < CHANNELS):
-            value = tl.fma(transmittance, tl.load(backgrounds + image * stride + k), value)
-        tl.store(render_colors + pixel * out_stride + k, value, mask=inside)
-    if transmittances is not None:
-        tl.store(transmittances + pixel, transmittance, mask=inside)
-    if last_ids is not None:
-        tl.store(last_ids + pixel, last, mask=inside)
+    for part in range(TILE // ROWS):
+        image, center_x, center_y, inside, pixel = tile_pixels(
+            tile, part, width, height, tile_width, n_tiles, TILE, ROWS, dtype
+        )
+        transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+        color = ()
+        for _ in tl.static_range(FEATURES):
+            color = color + (tl.zeros([ROWS, TILE], dtype),)
+        last = tl.zeros([ROWS, TILE], tl.int32)
+        alive = True
+        if masks is not None:
+            alive = tl.load(masks + tile) != 0
+        done = 0
+        while (done < count) & alive:
+            stop = tl.minimum(done + STEP, count)
+            for index in range(done, stop):
+                row = tl.load(ids + index).to(tl.int64)
+                record = load_tuple(records + row * RECORD, 1, 7)
+                e = log2_alpha(record, center_x - record[0], center_y - record[1])
+                if (ROWS == TILE) or (tl.max(e) >= LOG2_ALPHA_MIN):
+                    feature = _load_features(colors, depths, row, stride, CHANNELS, dtype)
+                    alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
+                    weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
+                    blended = ()
+                    for k in tl.static_range(FEATURES):
+                        blended = blended + (tl.where(added, tl.fma(weight, feature[k], color[k]), color[k]),)
+                    color = blended
+                    if last_ids is not None:
+                        last = tl.where(added, index + 1, last)
+            done = stop
+            alive = tl.max(transmittance) > 0.0
+        transmittance = tl.abs(transmittance)
+        for k in tl.static_range(FEATURES):
+            value = color[k]
+            if (backgrounds is not None) and (k < CHANNELS):
+                value = tl.fma(transmittance, tl.load(backgrounds + image * stride + k), value)
+            tl.store(render_colors + pixel * out_stride + k, value, mask=inside)
+        if transmittances is not None:
+            tl.store(transmittances + pixel, transmittance, mask=inside)
+        if last_ids is not None:
+            tl.store(last_ids + pixel, last, mask=inside)
+
+
+@triton.jit
+def _add(slot, value, ADD: tl.constexpr):
+    """Stores a sum over pixels, or adds it to that of the parts of the tile before."""
+    if ADD:
+        value += tl.load(slot)
+    tl.store(slot, value)
 
 
 @kernel(strided=("v_render_colors",))
@@ -173,87 +194,95 @@ def _composite_bwd_kernel(
     first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_colors: "Int",
     channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
     CHANNELS: tl.constexpr,  # n_colors if registers hold their gradients, otherwise -1
-    TILE: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
+    TILE: tl.constexpr, ROWS: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     dtype = records.dtype.element_ty
-    program, _, start, image, center_x, center_y, inside, pixel = load_tile(
-        tl.program_id(0), tile_order, isect_offsets, first_tile, width, height, tile_width, n_tiles, TILE, dtype
-    )
-    v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
     DEPTHS: tl.constexpr = depths is not None
-    if CHANNELS >= 0:
-        v_color = load_tuple(v_image, channel_stride, CHANNELS + DEPTHS, inside)
-    elif DEPTHS:
-        v_depth = tl.load(v_image + n_colors * channel_stride, mask=inside, other=0.0)
-    rest = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
-    if backgrounds is not None:
-        for channel in range(n_colors):
-            background = tl.load(backgrounds + image * n_colors + channel)
-            rest = tl.fma(tl.load(v_image + channel * channel_stride, mask=inside, other=0.0), background, rest)
-    transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
-    rest = rest * transmittance
-    last = tl.load(last_ids + pixel, mask=inside, other=0)
-    end = tl.max(last)
     n_features = n_colors + DEPTHS
     slot_width = MOMENTS + n_features + 2 * ABSGRAD
+    program, start, count = load_list(tl.program_id(0), tile_order, isect_offsets)
     ids = flatten_ids + start
     slots += start
-    for step in range(end):
-        index = end - 1 - step
-        row = tl.load(ids + index).to(tl.int64)
-        out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
-        record = load_tuple(records + row * RECORD, 1, 7)
-        dx = center_x - record[0]
-        dy = center_y - record[1]
-        e = log2_alpha(record, dx, dy)
-        alpha = tl.where((e >= LOG2_ALPHA_MIN) & (index < last), clamped_alpha(record, e, APPROX), 0.0)
+    if ROWS < TILE:
+        zero_slots(v_slots, slots, 0, count, slot_width, COLUMNS)
+    for part in range(TILE // ROWS):
+        image, center_x, center_y, inside, pixel = tile_pixels(
+            first_tile + program, part, width, height, tile_width, n_tiles, TILE, ROWS, dtype
+        )
+        v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
         if CHANNELS >= 0:
-            v_dot_c = dot_tuple(v_color, _load_features(colors, depths, row, CHANNELS, CHANNELS, dtype))
-        else:
-            v_dot_c = tl.zeros([TILE, TILE], dtype)
+            v_color = load_tuple(v_image, channel_stride, CHANNELS + DEPTHS, inside)
+        elif DEPTHS:
+            v_depth = tl.load(v_image + n_colors * channel_stride, mask=inside, other=0.0)
+        rest = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+        if backgrounds is not None:
             for channel in range(n_colors):
-                feature = tl.load(colors + row * n_colors + channel).to(dtype)
-                v_dot_c = tl.fma(tl.load(v_image + channel * channel_stride, mask=inside, other=0.0), feature, v_dot_c)
-            if DEPTHS:
-                v_dot_c = tl.fma(v_depth, tl.load(depths + row), v_dot_c)
-        transmittance, rest, weight, g = absorb_vjp(transmittance, alpha, rest, v_dot_c, APPROX)
-        g = tl.where(e <= LOG2_ALPHA_MAX, g, 0.0)
-        # Columns first: dx is one value per column.
-        g_dy = g * dy
-        sum_g = tl.sum(g, 0, keep_dims=True)
-        sum_g_dy = tl.sum(g_dy, 0, keep_dims=True)
-        sum_g_dx = sum_g * dx
-        tl.store(out, tl.sum(sum_g))
-        tl.store(out + 1, tl.sum(sum_g_dx))
-        tl.store(out + 2, tl.sum(sum_g_dy))
-        tl.store(out + 3, tl.sum(sum_g_dx * dx))
-        tl.store(out + 4, tl.sum(sum_g_dy * dx))
-        tl.store(out + 5, tl.sum(g_dy * dy))
-        if CHANNELS >= 0:
-            for k in tl.static_range(CHANNELS + DEPTHS):
-                tl.store(out + MOMENTS + k, tl.sum(weight * v_color[k]))
-        else:
-            for channel in range(n_colors):
-                v = tl.load(v_image + channel * channel_stride, mask=inside, other=0.0)
-                tl.store(out + MOMENTS + channel, tl.sum(weight * v))
-            if DEPTHS:
-                tl.store(out + MOMENTS + n_colors, tl.sum(weight * v_depth))
-        if ABSGRAD:
-            slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
-            slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
-            tl.store(out + MOMENTS + n_features, tl.sum(tl.abs(g * slope_x)))
-            tl.store(out + MOMENTS + n_features + 1, tl.sum(tl.abs(g * slope_y)))
-    zero_slots(v_slots, slots, end, count_intersections(isect_offsets, program, start), slot_width, COLUMNS)
+                background = tl.load(backgrounds + image * n_colors + channel)
+                rest = tl.fma(tl.load(v_image + channel * channel_stride, mask=inside, other=0.0), background, rest)
+        transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+        rest = rest * transmittance
+        last = tl.load(last_ids + pixel, mask=inside, other=0)
+        end = tl.max(last)
+        for step in range(end):
+            index = end - 1 - step
+            row = tl.load(ids + index).to(tl.int64)
+            record = load_tuple(records + row * RECORD, 1, 7)
+            dx = center_x - record[0]
+            dy = center_y - record[1]
+            e = log2_alpha(record, dx, dy)
+            if (ROWS == TILE) or (tl.max(e) >= LOG2_ALPHA_MIN):
+                out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
+                alpha = tl.where((e >= LOG2_ALPHA_MIN) & (index < last), clamped_alpha(record, e, APPROX), 0.0)
+                if CHANNELS >= 0:
+                    v_dot_c = dot_tuple(v_color, _load_features(colors, depths, row, CHANNELS, CHANNELS, dtype))
+                else:
+                    v_dot_c = tl.zeros([ROWS, TILE], dtype)
+                    for channel in range(n_colors):
+                        feature = tl.load(colors + row * n_colors + channel).to(dtype)
+                        v = tl.load(v_image + channel * channel_stride, mask=inside, other=0.0)
+                        v_dot_c = tl.fma(v, feature, v_dot_c)
+                    if DEPTHS:
+                        v_dot_c = tl.fma(v_depth, tl.load(depths + row), v_dot_c)
+                transmittance, rest, weight, g = absorb_vjp(transmittance, alpha, rest, v_dot_c, APPROX)
+                g = tl.where(e <= LOG2_ALPHA_MAX, g, 0.0)
+                # Columns first: dx is one value per column.
+                g_dy = g * dy
+                sum_g = tl.sum(g, 0, keep_dims=True)
+                sum_g_dy = tl.sum(g_dy, 0, keep_dims=True)
+                sum_g_dx = sum_g * dx
+                _add(out, tl.sum(sum_g), ROWS < TILE)
+                _add(out + 1, tl.sum(sum_g_dx), ROWS < TILE)
+                _add(out + 2, tl.sum(sum_g_dy), ROWS < TILE)
+                _add(out + 3, tl.sum(sum_g_dx * dx), ROWS < TILE)
+                _add(out + 4, tl.sum(sum_g_dy * dx), ROWS < TILE)
+                _add(out + 5, tl.sum(g_dy * dy), ROWS < TILE)
+                if CHANNELS >= 0:
+                    for k in tl.static_range(CHANNELS + DEPTHS):
+                        _add(out + MOMENTS + k, tl.sum(weight * v_color[k]), ROWS < TILE)
+                else:
+                    for channel in range(n_colors):
+                        v = tl.load(v_image + channel * channel_stride, mask=inside, other=0.0)
+                        _add(out + MOMENTS + channel, tl.sum(weight * v), ROWS < TILE)
+                    if DEPTHS:
+                        _add(out + MOMENTS + n_colors, tl.sum(weight * v_depth), ROWS < TILE)
+                if ABSGRAD:
+                    slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
+                    slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
+                    _add(out + MOMENTS + n_features, tl.sum(tl.abs(g * slope_x)), ROWS < TILE)
+                    _add(out + MOMENTS + n_features + 1, tl.sum(tl.abs(g * slope_y)), ROWS < TILE)
+        if ROWS == TILE:
+            zero_slots(v_slots, slots, end, count, slot_width, COLUMNS)
 
 
 def _pack(splats: Splats, numerics: Numerics) -> Tensor:
     n_rows = splats.opacities.numel()
     records = splats.means2d.new_empty(n_rows, RECORD.value)
     if n_rows > 0:
-        launch(
+        launch_elementwise(
             _pack_kernel,
-            programs(n_rows, BLOCK),
+            n_rows,
+            BLOCK,
             means2d=splats.means2d,
             conics=splats.conics,
             opacities=splats.opacities,
@@ -261,7 +290,6 @@ def _pack(splats: Splats, numerics: Numerics) -> Tensor:
             n_rows=n_rows,
             ALPHA_MAX=numerics.alpha_max,
             ALPHA_MIN=ALPHA_MIN,
-            BLOCK=BLOCK,
         )
     return records
 
@@ -318,6 +346,7 @@ def composite_fwd(
             out_stride=n_features,
             CHANNELS=max(part.stop - part.start, 0),
             TILE=settings.tile_size,
+            ROWS=part_rows(splats.means2d, settings.tile_size),
             STEP=STEP,
             LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
@@ -397,6 +426,7 @@ def composite_bwd(
             pixel_stride=v_image.stride(2),
             CHANNELS=n_colors if held else -1,
             TILE=settings.tile_size,
+            ROWS=part_rows(splats.means2d, settings.tile_size),
             ABSGRAD=settings.absgrad,
             COLUMNS=triton.next_power_of_2(sums.shape[1]),
             LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),

@@ -32,8 +32,7 @@ from .tile_math import (
     absorb,
     absorb_vjp,
     clamped_alpha,
-    count_intersections,
-    load_tile,
+    load_list,
     log2_alpha,
     tile_pixels,
     zero_slots,
@@ -147,16 +146,16 @@ def _features_fwd_kernel(
 ):  # fmt: skip
     PIXELS: tl.constexpr = TILE * TILE
     dtype = records.dtype.element_ty
-    program = tl.program_id(0) // chunks
     chunk = tl.program_id(0) % chunks
-    program, tile, start, image, center_x, center_y, inside, pixel = load_tile(
-        program, tile_order, isect_offsets, first_tile, width, height, tile_width, n_tiles, TILE, dtype
+    program, start, count = load_list(tl.program_id(0) // chunks, tile_order, isect_offsets)
+    tile = first_tile + program
+    image, center_x, center_y, inside, pixel = tile_pixels(
+        tile, 0, width, height, tile_width, n_tiles, TILE, TILE, dtype
     )
     transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
     color = tl.zeros([PIXELS, CHUNK], dtype)
     last = tl.zeros([TILE, TILE], tl.int32)
     channel = chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
-    count = count_intersections(isect_offsets, program, start)
     ids = flatten_ids + start
     alive = True
     if masks is not None:
@@ -182,7 +181,7 @@ def _features_fwd_kernel(
     transmittance = tl.abs(transmittance)
     # Recomputed: addresses kept during the walk would occupy registers.
     tile += tl.minimum(done, 0)
-    image, _, _, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
+    image, _, _, inside, pixel = tile_pixels(tile, 0, width, height, tile_width, n_tiles, TILE, TILE, dtype)
     if backgrounds is not None:
         background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
         color = tl.fma(tl.reshape(transmittance, [PIXELS, 1]), background, color)
@@ -217,8 +216,9 @@ def _features_bwd_kernel(
     """PARTS of a tile's pixels are summed separately, one by each warp, before they are added."""
     PIXELS: tl.constexpr = TILE * TILE
     dtype = records.dtype.element_ty
-    program, _, start, image, center_x, center_y, inside, pixel = load_tile(
-        tl.program_id(0), tile_order, isect_offsets, first_tile, width, height, tile_width, n_tiles, TILE, dtype
+    program, start, count = load_list(tl.program_id(0), tile_order, isect_offsets)
+    image, center_x, center_y, inside, pixel = tile_pixels(
+        first_tile + program, 0, width, height, tile_width, n_tiles, TILE, TILE, dtype
     )
     DEPTHS: tl.constexpr = depths is not None
     n_features = n_colors + DEPTHS
@@ -291,7 +291,7 @@ def _features_bwd_kernel(
             v_features = _product(weights, tl.reshape(v, [PARTS, PIXELS // PARTS, CHUNK]), dtype, SPLIT, False)
             address = out[:, None] + MOMENTS + channel
             tl.store(address, tl.sum(v_features, 0), mask=listed[:, None] & (channel < n_features))
-    zero_slots(v_slots, slots, end, count_intersections(isect_offsets, program, start), slot_width, COLUMNS)
+    zero_slots(v_slots, slots, end, count, slot_width, COLUMNS)
 
 
 def features_fwd(

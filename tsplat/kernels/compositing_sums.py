@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data import CompositingSettings, GaussianMajor, SplatGradients
 from .device_math import load_tuple
-from .launch import Int, kernel, launch, programs
+from .launch import Int, kernel, launch, launch_elementwise, programs
 from .tile_math import MOMENTS
 
 BLOCK = 128
@@ -132,9 +132,10 @@ def composite_gradients(
     v_means2d, v_conics, v_opacities = sums.new_empty(n_rows, 2), torch.empty_like(conics), torch.empty_like(opacities)
     absgrad = torch.empty_like(v_means2d) if settings.absgrad else None
     if n_rows > 0:
-        launch(
+        launch_elementwise(
             _moments_kernel,
-            programs(n_rows, BLOCK),
+            n_rows,
+            BLOCK,
             sums=sums,
             conics=conics,
             opacities=opacities,
@@ -144,7 +145,6 @@ def composite_gradients(
             absgrad=absgrad,
             n_rows=n_rows,
             width=sums.shape[1],
-            BLOCK=BLOCK,
         )
     v_features = sums[:, MOMENTS.value : MOMENTS.value + n_features]
     return SplatGradients(v_means2d, v_conics, v_opacities, v_features, absgrad)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from .device_math import det2, load_tuple
-from .launch import Int, kernel, launch, programs
+from .launch import Int, kernel, launch_elementwise
 
 BLOCK = 128
 
@@ -203,9 +203,10 @@ def tile_rows(
     first_tile_rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
     n_tile_rows = torch.empty_like(first_tile_rows)
     if n > 0:
-        launch(
+        launch_elementwise(
             _tile_rows_kernel,
-            programs(n, BLOCK),
+            n,
+            BLOCK,
             **screen._asdict(),
             first_tile_rows=first_tile_rows,
             n_tile_rows=n_tile_rows,
@@ -217,7 +218,6 @@ def tile_rows(
             TILE=grid.tile_size,
             ALPHA_MIN=ALPHA_MIN,
             EXTEND=settings.numerics.extend,
-            BLOCK=BLOCK,
         )
     return first_tile_rows, n_tile_rows
 
@@ -240,9 +240,10 @@ def tile_columns(
     n_columns = torch.empty_like(positions)
     if n_spans > 0:
         n = screen.order.numel()
-        launch(
+        launch_elementwise(
             _tile_columns_kernel,
-            programs(n_spans, BLOCK),
+            n_spans,
+            BLOCK,
             means2d=screen.means2d,
             radii=screen.radii,
             conics=screen.conics,
@@ -260,7 +261,6 @@ def tile_columns(
             TILE=grid.tile_size,
             ALPHA_MIN=ALPHA_MIN,
             EXTEND=settings.numerics.extend,
-            BLOCK=BLOCK,
         )
     return positions, first_columns, n_columns
 
@@ -277,9 +277,10 @@ def tile_intersections(
     flatten_ids = torch.empty(n_intersections, dtype=torch.int32, device=screen.order.device)
     if n_intersections > 0:
         n_spans = spans.positions.numel()
-        launch(
+        launch_elementwise(
             _tile_intersections_kernel,
-            programs(n_intersections, BLOCK),
+            n_intersections,
+            BLOCK,
             order=screen.order,
             image_ids=screen.image_ids,
             **spans._asdict(),
@@ -292,7 +293,6 @@ def tile_intersections(
             tile_width=grid.tile_width,
             n_tiles=grid.tiles_per_image,
             key_bias=key_bias,
-            BLOCK=BLOCK,
         )
     return keys, flatten_ids
 

@@ -20,6 +20,16 @@ GRAIN = 64
 """Granularity of list lengths when tiles are ordered: neighbors of similar length stay together and share caches."""
 
 
+CPU_BLOCK = 16
+"""Elements of a program on a CPU: larger ones do not fit into registers and take longer to compile."""
+
+CPU_ROWS = 4
+"""Rows of pixels that a CPU composites at a time."""
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether Triton interprets kernels (TRITON_INTERPRET=1 when it was first imported)."""
+
+
 class Int(int):
     """Annotates integer arguments of kernels. Kernels are not recompiled for other values of them."""
 
@@ -42,7 +52,7 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
     return jitted
 
 
-def launch(kernel: Any, n_programs: int, **arguments: Any) -> None:
+def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
     """Launches a kernel on the device of its tensors: on a GPU by Triton, on the CPU compiled or interpreted.
 
     Args:
@@ -60,7 +70,7 @@ def launch(kernel: Any, n_programs: int, **arguments: Any) -> None:
         if not tensor.is_contiguous() and name not in kernel.strided:
             raise ValueError(f"{kernel.__name__}: {name} {tuple(tensor.shape)} has strides {tensor.stride()}")
     tensor = next(iter(tensors.values()))
-    if vendor(tensor) == "none" and isinstance(kernel, triton.JITFunction):
+    if is_compiled_for_cpu(tensor):
         triton_cpu.launch(kernel, (n_programs,), (), arguments)
         return
     arguments.setdefault("enable_fp_fusion", True)
@@ -69,6 +79,18 @@ def launch(kernel: Any, n_programs: int, **arguments: Any) -> None:
             kernel[(n_programs,)](**arguments)
     else:
         kernel[(n_programs,)](**arguments)
+
+
+def launch_elementwise(kernel: Any, n: int, block: int, /, **arguments: Any) -> None:
+    """Launches a kernel over n elements, with as many in a program as its argument BLOCK says.
+
+    Args:
+        block: BLOCK on a GPU.
+        arguments: Of the kernel, without BLOCK.
+    """
+    tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
+    block = block_size(tensor, block)
+    launch(kernel, programs(n, block), BLOCK=block, **arguments)
 
 
 def programs(n: int, block: int) -> int:
@@ -113,6 +135,24 @@ def vendor(tensor: Tensor) -> Literal["nvidia", "amd", "none"]:
     if not tensor.is_cuda:
         return "none"
     return "nvidia" if torch.version.hip is None else "amd"
+
+
+def is_compiled_for_cpu(tensor: Tensor) -> bool:
+    """Returns whether kernels on this tensor are compiled for the CPU, neither run on a GPU nor interpreted."""
+    return vendor(tensor) == "none" and not INTERPRETED
+
+
+def block_size(tensor: Tensor, gpu: int) -> int:
+    """Returns the elements of a program: ``gpu`` on GPUs and in the interpreter, one or two vectors on CPUs."""
+    return CPU_BLOCK if is_compiled_for_cpu(tensor) else gpu
+
+
+def part_rows(tensor: Tensor, tile_size: int) -> int:
+    """Returns the rows of pixels for which a program walks a tile's list at a time: all of the tile on a GPU.
+
+    On a CPU, state of a few rows stays in registers, and Gaussians that do not touch them are skipped.
+    """
+    return min(CPU_ROWS, tile_size) if is_compiled_for_cpu(tensor) else tile_size
 
 
 def approximate(tensor: Tensor) -> bool:

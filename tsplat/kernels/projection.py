@@ -39,7 +39,7 @@ from .device_math import (
     size_of,
     store_tuple,
 )
-from .launch import Int, invert_ids, kernel, launch, programs
+from .launch import Int, block_size, invert_ids, kernel, launch, launch_elementwise, programs
 
 BLOCK = 128
 
@@ -363,13 +363,14 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         COMPENSATE=settings.antialiased,
         FLOOR=settings.numerics.compensation_floor,
         RADIUS_MAX=float(RADIUS_MAX),
-        BLOCK=BLOCK,
     )
     dense_ids = None
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         if n_rows > 0:
-            launch(_projection_visible_kernel, programs(n_rows, BLOCK), visible_out=visible, n_rows=n_rows, **arguments)
+            launch_elementwise(
+                _projection_visible_kernel, n_rows, BLOCK, visible_out=visible, n_rows=n_rows, **arguments
+            )
         dense_ids = visible.nonzero().squeeze(1)
         n_rows = dense_ids.numel()
     projected = ProjectedGaussians(
@@ -384,9 +385,10 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
     )
     if n_rows > 0:
-        launch(
+        launch_elementwise(
             _projection_fwd_kernel,
-            programs(n_rows, BLOCK),
+            n_rows,
+            BLOCK,
             dense_ids=dense_ids,
             radii=projected.radii,
             means2d=projected.means2d,
@@ -421,7 +423,8 @@ def projection_bwd(
     n_cameras = cameras.viewmats.shape[1]
     n_images = n_batches * n_cameras
     v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in gaussians[:5]))
-    blocks = triton.cdiv(n_gaussians, BLOCK)
+    block = block_size(means, BLOCK)
+    blocks = triton.cdiv(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 12) if needs_viewmats else None
     if n_batches * n_gaussians > 0:
         launch(
@@ -456,7 +459,7 @@ def projection_bwd(
             FOV_MARGIN=FOV_MARGIN,
             COMPENSATE=settings.antialiased,
             FLOOR=settings.numerics.compensation_floor,
-            BLOCK=BLOCK,
+            BLOCK=block,
         )
     v_viewmats = None
     if block_sums is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import Int, invert_ids, kernel, launch, programs
+from .launch import Int, block_size, invert_ids, kernel, launch, launch_elementwise, programs
 
 BLOCK = 64
 
@@ -238,9 +238,10 @@ def spherical_harmonics_fwd(
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
     if n_rows > 0:
-        launch(
+        launch_elementwise(
             _sh_fwd_kernel,
-            programs(n_rows, BLOCK),
+            n_rows,
+            BLOCK,
             means=means,
             centers=centers,
             coeffs=coeffs,
@@ -252,7 +253,6 @@ def spherical_harmonics_fwd(
             n_cameras=n_cameras,
             n_bases=n_bases,
             DEGREE=degree,
-            BLOCK=BLOCK,
             num_warps=2,
         )
     return colors
@@ -277,7 +277,8 @@ def spherical_harmonics_bwd(
     # Bases above the degree in use have zero gradients.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
     v_coeffs = make(coeffs.shape)
-    blocks = triton.cdiv(n_gaussians, BLOCK)
+    block = block_size(means, BLOCK)
+    blocks = triton.cdiv(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
     if n_batches * n_gaussians > 0:
         launch(
@@ -297,7 +298,7 @@ def spherical_harmonics_bwd(
             n_images=n_images,
             n_bases=n_bases,
             DEGREE=degree,
-            BLOCK=BLOCK,
+            BLOCK=block,
             num_warps=2,
         )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)

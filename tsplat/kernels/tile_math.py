@@ -17,40 +17,32 @@ MOMENTS = tl.constexpr(6)
 
 
 @triton.jit
-def load_tile(
+def load_list(
     program,
     tile_order,  # [tiles of the band] int64, or None
     isect_offsets,  # [tiles of the band + 1] int64
-    first_tile, width, height, tile_width, n_tiles,
-    TILE: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """What every compositing program starts with.
-
-    Returns:
-        The program's tile in the band and in all images; its first intersection; its image; pixel centers in x [1,
-        TILE] and y [TILE, 1]; whether pixels are inside the image, and their flat index, [TILE, TILE].
-    """
+):
+    """The tile in the band that a program composites, its first intersection, and their number."""
     if tile_order is not None:
         program = tl.load(tile_order + program).to(tl.int32)
-    tile = first_tile + program
-    image, center_x, center_y, inside, pixel = tile_pixels(tile, width, height, tile_width, n_tiles, TILE, dtype)
     start = tl.load(isect_offsets + program).to(tl.int64)
-    return program, tile, start, image, center_x, center_y, inside, pixel
+    return program, start, (tl.load(isect_offsets + program + 1) - start).to(tl.int32)
 
 
 @triton.jit
-def count_intersections(isect_offsets, program, start):
-    """Number of intersections of a tile of the band."""
-    return (tl.load(isect_offsets + program + 1) - start).to(tl.int32)
+def tile_pixels(
+    tile, part, width, height, tile_width, n_tiles, TILE: tl.constexpr, ROWS: tl.constexpr, dtype: tl.constexpr
+):
+    """Pixels of a part of a tile, ROWS rows of it.
 
-
-@triton.jit
-def tile_pixels(tile, width, height, tile_width, n_tiles, TILE: tl.constexpr, dtype: tl.constexpr):
-    """Image of a tile, pixel centers in x and y, whether pixels are inside the image, and their flat index."""
+    Returns:
+        The tile's image; pixel centers in x [1, TILE] and y [ROWS, 1]; whether pixels are inside the image, and their
+        flat index, [ROWS, TILE].
+    """
     image = (tile // n_tiles).to(tl.int64)
     tile = tile % n_tiles
     x = tile % tile_width * TILE + tl.arange(0, TILE)[None, :]
-    y = tile // tile_width * TILE + tl.arange(0, TILE)[:, None]
+    y = tile // tile_width * TILE + part * ROWS + tl.arange(0, ROWS)[:, None]
     return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, (x < width) & (y < height), (image * height + y) * width + x
 
 

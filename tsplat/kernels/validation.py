@@ -8,7 +8,7 @@ from torch import Tensor
 from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
 from ..data import Gaussians3D
 from .device_math import load_tuple
-from .launch import Int, kernel, launch, programs
+from .launch import Int, kernel, launch_elementwise
 
 BLOCK = 128
 
@@ -70,9 +70,10 @@ def valid_gaussians(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool)
     n = n_batches * n_gaussians
     valid = torch.empty(n_batches, n_gaussians, dtype=torch.int8, device=means.device)
     if n > 0:
-        launch(
+        launch_elementwise(
             _valid_kernel,
-            programs(n, BLOCK),
+            n,
+            BLOCK,
             means=means,
             quats=gaussians.quats,
             scales=gaussians.scales,
@@ -87,6 +88,5 @@ def valid_gaussians(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool)
             PER_CAMERA=per_camera,
             QUAT_NORM_MIN=QUAT_NORM_MIN,
             MAGNITUDE_MAX=MAGNITUDE_MAX,
-            BLOCK=BLOCK,
         )
     return valid.bool()

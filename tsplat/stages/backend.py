@@ -1,4 +1,4 @@
-"""Backend selection: Triton kernels or vectorized PyTorch.
+"""Backend selection: Triton kernels, on a GPU or compiled for the CPU, or vectorized PyTorch.
 
 The packages ``kernels`` and ``kernels_torch`` offer the same launchers with the same signatures; :func:`launchers`
 returns one of them. They are imported on first use, so that ``import tsplat`` neither needs Triton nor compiles.
@@ -11,8 +11,8 @@ import functools
 import importlib
 import importlib.util
 import warnings
-from types import ModuleType
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 
@@ -36,6 +36,20 @@ def triton_is_interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+@functools.cache
+def cpu_compiler_problem() -> str | None:
+    """Returns why Triton kernels cannot be compiled for this machine's CPU, or None if they can."""
+    if not has_triton():
+        return "the triton package is not installed"
+    from ..triton_cpu import TritonCPUError, check_machine
+
+    try:
+        check_machine()
+    except TritonCPUError as error:
+        return str(error)
+    return None
+
+
 def choose(device: torch.device, backend: Backend = "auto") -> tuple[Literal["triton", "torch", "reference"], str]:
     """Returns the backend that runs tensors on a device, and the reason.
 
@@ -46,29 +60,64 @@ def choose(device: torch.device, backend: Backend = "auto") -> tuple[Literal["tr
     check_choice("backend", backend, BACKENDS)
     if backend == "torch" or backend == "reference":
         return backend, "requested"
+    problem = _triton_problem(device, backend)
     if backend == "triton":
-        if not has_triton():
-            raise BackendError(
-                "backend: 'triton' needs the triton package; pip install triton (Linux), or use backend='torch'"
-            )
-        if device.type != "cuda" and not triton_is_interpreted():
-            raise BackendError(
-                f"backend: 'triton' needs CUDA or ROCm tensors, found {device}; use .cuda() or backend='torch'"
-            )
+        if problem:
+            raise BackendError(f"backend: 'triton' cannot run on {device}: {problem}; or use backend='torch'")
         return "triton", "requested"
-    if device.type != "cuda":
-        return "torch", f"Triton kernels do not run on {device.type}"
+    if problem:
+        return "torch", f"{problem}, so rendering is much slower"
+    return "triton", "GPU and Triton found" if device.type == "cuda" else "Triton kernels are compiled for the CPU"
+
+
+def _triton_problem(device: torch.device, backend: Backend) -> str | None:
+    """Returns why Triton kernels do not run on a device, or None if they do."""
     if not has_triton():
-        return "torch", "the triton package is not installed, which is much slower"
-    return "triton", "GPU and Triton found"
+        return "the triton package is not installed: pip install triton (Linux)"
+    if device.type == "cuda":
+        return None
+    if device.type != "cpu":
+        return f"Triton kernels run on CUDA, ROCm and CPU tensors, not on {device.type}"
+    if triton_is_interpreted():
+        return None if backend == "triton" else "TRITON_INTERPRET=1 is set, and the interpreter is slower still"
+    return cpu_compiler_problem() or (_fallback_reason if backend == "auto" else None)
 
 
-def launchers(device: torch.device, backend: Backend = "auto") -> ModuleType:
-    """Returns the package whose launchers run tensors on a device."""
+def launchers(device: torch.device, backend: Backend = "auto") -> Any:
+    """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``."""
     chosen, reason = choose(device, backend)
     if chosen == "torch" and device.type == "cuda" and backend == "auto":
         warnings.warn(f"tsplat runs without Triton kernels on {device}: {reason}", stacklevel=3)
-    return importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
+    module = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
+    return _WithFallback(module) if chosen == "triton" and backend == "auto" and device.type == "cpu" else module
+
+
+_fallback_reason: str | None = None
+"""Why a kernel could not be compiled for the CPU in this process; None if all could."""
+
+
+class _WithFallback:
+    """Launchers of compiled kernels. Those whose kernels cannot be compiled for the CPU run in PyTorch instead."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        from ..triton_cpu import TritonCPUError
+
+        compiled = getattr(self._kernels, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            global _fallback_reason
+            try:
+                return compiled(*args, **kwargs)
+            except TritonCPUError as error:
+                if _fallback_reason is None:
+                    warnings.warn(f"tsplat falls back to backend='torch', which is slower: {error}", stacklevel=3)
+                    _fallback_reason = str(error)
+                return getattr(importlib.import_module("tsplat.kernels_torch"), name)(*args, **kwargs)
+
+        return run
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:

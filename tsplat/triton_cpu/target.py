@@ -43,6 +43,16 @@ def host_target() -> Target:
     return _target(os.environ.get(VARIABLE, ""))
 
 
+def check_machine() -> None:
+    """Raises if kernels cannot be compiled for this machine.
+
+    Raises:
+        MissingDependencyError: llvmlite is not installed.
+        UnsupportedMachineError: The CPU is not supported.
+    """
+    host_target()
+
+
 @functools.cache
 def _target(requested: str) -> Target:
     features = host_features()
