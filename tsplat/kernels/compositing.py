@@ -144,7 +144,7 @@ def _composite_fwd_kernel(
                 row = tl.load(ids + index).to(tl.int64)
                 record = load_tuple(records + row * RECORD, 1, 7)
                 e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                if (ROWS == TILE) or (tl.max(e) >= LOG2_ALPHA_MIN):
+                if (ROWS == TILE) or tl.reduce_or(e >= LOG2_ALPHA_MIN, None):
                     feature = _load_features(colors, depths, row, stride, CHANNELS, dtype)
                     alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
                     weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
@@ -231,7 +231,7 @@ def _composite_bwd_kernel(
             dx = center_x - record[0]
             dy = center_y - record[1]
             e = log2_alpha(record, dx, dy)
-            if (ROWS == TILE) or (tl.max(e) >= LOG2_ALPHA_MIN):
+            if (ROWS == TILE) or tl.reduce_or(e >= LOG2_ALPHA_MIN, None):
                 out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
                 alpha = tl.where((e >= LOG2_ALPHA_MIN) & (index < last), clamped_alpha(record, e, APPROX), 0.0)
                 if CHANNELS >= 0:
