@@ -75,7 +75,7 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr):
     A pixel that has stopped keeps its transmittance, with a negative sign.
     """
     weight = alpha * transmittance
-    after = transmittance - weight
+    after = tl.fma(-alpha, transmittance, transmittance)  # the difference to weight would lose digits near alpha = 1
     added = after > TRANSMITTANCE_MIN
     return weight, added, tl.where(added, after, -tl.abs(transmittance))
 
