@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.interpreter import vectorize_reductions
+from tsplat.stages.backend import cpu_compiler_problem
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
@@ -42,6 +43,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(MASKED_LANES)
             if not INTERPRETED:
                 item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 in a process of its own"))
+        if item.get_closest_marker("triton") and not INTERPRETED and (problem := cpu_compiler_problem()):
+            item.add_marker(pytest.mark.skip(reason=f"no compiled kernels: {problem}"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         # Tests that share a fixture run in one process (with --dist loadgroup), so that it is set up once.

@@ -11,25 +11,23 @@ SAVED = sorted(CASES.glob("*.json"))
 PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10))]
 """Parts of the cases of each property; the first runs in `make quick`."""
 
-IN_INTERPRETER = 2
-"""Cases per property in the interpreter."""
-
 
 @pytest.mark.slow
+@pytest.mark.triton
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_property(name, part):
     rule = PROPERTIES[name]
     for seed in range(part, rule.in_tests, len(PARTS)):
-        rule.check(draw(seed), "torch")
+        rule.check(draw(seed), "triton")
 
 
-@pytest.mark.interpreter
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_property_in_interpreter(name):
+def test_property_in_torch(name):
     rule = PROPERTIES[name]
-    for seed in range(10_000, 10_000 + IN_INTERPRETER):
-        rule.check(draw(seed, max_n=8, max_pixels=12), "triton")
+    for seed in range(10_000, 10_000 + rule.in_tests // 4):
+        rule.check(draw(seed), "torch")
 
 
 @pytest.mark.gpu

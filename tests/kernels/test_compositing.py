@@ -7,7 +7,7 @@ from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
 
 
-@pytest.mark.interpreter
+@pytest.mark.triton
 @pytest.mark.parametrize("banded", [False, True])
 def test_order_of_tiles_does_not_change_bits(banded, monkeypatch):
     from tsplat.kernels import compositing, launch

@@ -8,7 +8,7 @@ from tests.support import scenes
 from tests.support.closeness import assert_exact, assert_run_exact, assert_run_fp32, run
 from tsplat import reference
 
-pytestmark = pytest.mark.interpreter
+pytestmark = pytest.mark.triton
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,14 @@ def tensor_cores(monkeypatch):
     return products
 
 
+@pytest.mark.interpreter
 def test_split_products_have_fp32_precision(tensor_cores):
     scene = scenes.make(scenes.Structure(n=20, cameras=1, channels=20, width=9, height=8, seed=1), torch.float32)
     assert_run_fp32(scene, backend="triton", tile_size=4)
     assert tensor_cores
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_colors_give_the_bits_of_fp32(dtype, tensor_cores):
     """With two partial products instead of three."""

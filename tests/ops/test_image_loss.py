@@ -64,7 +64,7 @@ def test_losses_and_gradients_match_plain_pytorch(padding):
     check()
 
 
-@pytest.mark.interpreter
+@pytest.mark.triton
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize(
     ("batch", "width", "height", "channels", "planar"),
@@ -75,7 +75,7 @@ def test_kernels_match_plain_pytorch(batch, width, height, channels, planar, pad
     assert_matches_plain_pytorch(batch, width, height, channels, 0, planar, padding, "triton")
 
 
-@pytest.mark.interpreter
+@pytest.mark.triton
 def test_kernels_match_plain_pytorch_for_images_smaller_than_a_window():
     assert_matches_plain_pytorch((), 3, 1, 2, 0, False, "same", "triton")
 

@@ -65,7 +65,7 @@ def test_number_of_invalid_gaussians(backend):
     assert not found["v_quats"][1:4].any()
 
 
-@pytest.mark.interpreter
+@pytest.mark.triton
 @pytest.mark.parametrize("packed", [False, True])
 def test_invalid_colors_of_many_channels_are_culled(packed):
     structure = scenes.Structure(n=5, width=12, height=9, channels=16, seed=2)

@@ -1,5 +1,5 @@
-"""Parametrization of tests over the backends. Triton kernels run in Triton's interpreter, in a process of its own."""
+"""Parametrization of tests over the backends. Triton kernels are compiled for the CPU."""
 
 import pytest
 
-BACKENDS = [pytest.param("triton", marks=pytest.mark.interpreter), "torch"]
+BACKENDS = [pytest.param("triton", marks=pytest.mark.triton), "torch"]

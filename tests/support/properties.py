@@ -22,6 +22,7 @@ from tests.support import scenes
 from tests.support.closeness import LAYOUT, assert_exact, assert_run_exact, assert_run_fp32, assert_same_bits, run
 from tsplat import reference
 from tsplat.config import PRESETS
+from tsplat.stages.backend import triton_is_interpreted
 
 GEOMETRY = ("means", "quats", "scales", "opacities", "colors")
 
@@ -103,7 +104,8 @@ def _scene(structure: scenes.Structure, backend: str, dtype: torch.dtype = torch
 
 
 def _is_interpreted(backend: str) -> bool:
-    return backend == "triton" and not torch.cuda.is_available()
+    """Whether kernels run in the interpreter, or on an emulator, which are slow."""
+    return backend == "triton" and triton_is_interpreted()
 
 
 def random_scene(case: Case, backend: str) -> float:
@@ -320,7 +322,7 @@ def mixed_precision(case: Case, backend: str) -> float:
 
 def repeated(case: Case, backend: str) -> float:
     """Repeated calls give the same bits, forward and backward, whatever the order of threads."""
-    structure = dataclasses.replace(case.structure, n=max(case.structure.n, 12) * 40 if backend == "torch" else 20)
+    structure = dataclasses.replace(case.structure, n=20 if _is_interpreted(backend) else max(case.structure.n, 12) * 40)
     scene = _scene(structure, backend, torch.float32)
     settings = case.mode | case.layout | dict(backend=backend)
     repeats = 2 if _is_interpreted(backend) else 10  # the interpreter has no threads
