@@ -78,7 +78,7 @@ class Adam(torch.optim.Adam):
                     state["exp_avg"],
                     state["exp_avg_sq"],
                     torch.tensor(constants, dtype=parameter.dtype, device=parameter.device),
-                    visible,
+                    None if visible is None else visible.contiguous(),
                 )
         return loss
 

@@ -278,6 +278,7 @@ def isect_tiles(
     if packed:
         if n_images is None or image_ids is None:
             raise ArgumentError("image_ids: required with n_images if packed is True")
+        image_ids = image_ids.contiguous()
     else:
         n_images, image_ids = math.prod(depths.shape[:-1]), None
     radii, depths_flat = radii.reshape(-1, 2).contiguous(), depths.reshape(-1).contiguous()

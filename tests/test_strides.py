@@ -1,0 +1,125 @@
+"""Tensors of any strides give the bits of contiguous ones, in every public function and for every tensor argument."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tsplat
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tsplat.ops.adam import Adam
+
+LAYOUTS = ("contiguous", "every other", "transposed", "offset")
+
+
+def with_layout(tensor: Tensor, layout: str) -> Tensor:
+    """A tensor of equal values that is laid out differently in memory, and what is between them is different."""
+    if layout == "contiguous" or tensor.dim() == 0:
+        return tensor
+    if layout == "transposed":
+        axes = list(reversed(range(tensor.dim())))
+        return tensor.permute(axes).contiguous().permute(axes)
+    sizes = [2 * size + 1 for size in tensor.shape]
+    filler = torch.ones(sizes, dtype=tensor.dtype) if tensor.dtype != torch.bool else torch.rand(sizes) < 0.5
+    step = 2 if layout == "every other" else 1
+    part = filler[tuple(slice(1, 1 + step * size, step) for size in tensor.shape)]
+    part.copy_(tensor)
+    return part
+
+
+def _projected(n=14):
+    scene = scenes.make(scenes.Structure(n=n, cameras=2, width=19, height=13, channels=3, seed=2), torch.float32)
+    _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=4, backend="torch")
+    return scene, meta
+
+
+def _rasterization(backend, lay_out):
+    scene, _ = _projected()
+    inputs = {name: lay_out(value) if isinstance(value, Tensor) else value for name, value in scene.items()}
+    leaves = {name: inputs[name].requires_grad_() for name in ("means", "quats", "scales", "opacities", "colors")}
+    colors, alphas, meta = tsplat.rasterization(**(inputs | leaves), backend=backend, render_mode="RGB+D")
+    v = [lay_out(t) for t in scenes.random_like((colors, alphas), 1)]
+    return [colors, alphas, meta["radii"], *torch.autograd.grad((colors, alphas), list(leaves.values()), v)]
+
+
+def _projection(backend, lay_out):
+    scene, _ = _projected()
+    tensors = [scene[name] for name in ("means", "quats", "scales", "viewmats", "Ks")]
+    means, quats, scales, viewmats, Ks = map(lay_out, tensors)
+    opacities = lay_out(scene["opacities"])
+    return tsplat.fully_fused_projection(
+        means, None, quats, scales, viewmats, Ks, 19, 13, opacities=opacities, packed=True, backend=backend
+    )
+
+
+def _intersection(backend, lay_out):
+    _, meta = _projected()
+    seen = (meta["radii"] > 0).all(-1)
+    packed = {name: lay_out(meta[name][seen]) for name in ("means2d", "radii", "depths", "conics", "opacities")}
+    image_ids = lay_out(seen.nonzero()[:, 0])
+    return tsplat.isect_tiles(
+        packed["means2d"], packed["radii"], packed["depths"], 4, 5, 4, packed=True, n_images=2, image_ids=image_ids,
+        conics=packed["conics"], opacities=packed["opacities"], backend=backend,
+    )  # fmt: skip
+
+
+def _compositing(backend, lay_out):
+    scene, meta = _projected()
+    names = ("means2d", "conics", "opacities")
+    inputs = {name: lay_out(meta[name].detach()).requires_grad_() for name in names}
+    inputs["colors"] = lay_out(scene["colors"].expand(2, -1, -1)).requires_grad_()
+    masks = torch.ones(meta["isect_offsets"].shape, dtype=torch.bool)
+    masks[:, 1, 2] = False
+    images = tsplat.rasterize_to_pixels(
+        image_width=19, image_height=13, tile_size=4, isect_offsets=lay_out(meta["isect_offsets"]),
+        flatten_ids=lay_out(meta["flatten_ids"]), masks=lay_out(masks), backgrounds=lay_out(scene["backgrounds"]),
+        backend=backend, **inputs,
+    )  # fmt: skip
+    v = [lay_out(t) for t in scenes.random_like(images, 1)]
+    return [*images, *torch.autograd.grad(images, list(inputs.values()), v)]
+
+
+def _spherical_harmonics(backend, lay_out):
+    generator = torch.Generator().manual_seed(0)
+    dirs, coeffs = torch.randn(7, 3, generator=generator), torch.randn(7, 9, 3, generator=generator)
+    masks = torch.arange(7) % 3 > 0
+    inputs = [lay_out(dirs).requires_grad_(), lay_out(coeffs).requires_grad_()]
+    colors = tsplat.spherical_harmonics(2, *inputs, masks=lay_out(masks), backend=backend)
+    return [colors, *torch.autograd.grad(colors, inputs, lay_out(torch.ones(7, 3)))]
+
+
+def _loss(backend, lay_out):
+    x, y = torch.rand(2, 13, 12, 3, generator=torch.Generator().manual_seed(0))
+    image = lay_out(x).requires_grad_()
+    loss = tsplat.l1_ssim_loss(image, lay_out(y), backend=backend)
+    return [loss, torch.autograd.grad(loss, image)[0]]
+
+
+def _adam(backend, lay_out):
+    parameter = torch.linspace(-1, 1, 21).reshape(7, 3).requires_grad_()
+    optimizer = Adam([parameter], lr=0.1, backend=backend)
+    for _ in range(2):
+        parameter.grad = lay_out(parameter.detach() ** 2)
+        optimizer.step(visible=lay_out(torch.arange(7) % 3 > 0))
+    return [parameter.detach()]
+
+
+FUNCTIONS = (_rasterization, _projection, _intersection, _compositing, _spherical_harmonics, _loss, _adam)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__.removeprefix("_"))
+def test_strides_do_not_change_bits(function, backend):
+    expected = function(backend, lambda tensor: tensor)
+
+    @settings(max_examples=6)
+    @given(layouts=st.lists(st.sampled_from(LAYOUTS), min_size=14, max_size=14))
+    def check(layouts):
+        remaining = iter(layouts)
+        found = function(backend, lambda tensor: with_layout(tensor, next(remaining)))
+        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert (one is other is None) or torch.equal(one, other), f"result {i} differs"
+
+    check()
