@@ -225,6 +225,16 @@ def _scalar_type(value: Any, kernel: str) -> str:
 
 
 _launchers: dict[int, Launcher] = {}
+"""By id of the kernel."""
+
+
+def _renew_locks() -> None:
+    """Replaces locks that another thread may have held when the process forked."""
+    for launcher in _launchers.values():
+        launcher.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def launch(

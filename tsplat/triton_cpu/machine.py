@@ -90,10 +90,5 @@ def _engine(cpu: str) -> Any:
     return import_llvm().create_mcjit_compiler(import_llvm().parse_assembly(""), machine)
 
 
-def _renew_lock() -> None:
-    """Another thread of the parent may have held the lock when it forked."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+# A process forks when no thread is inside LLVM, whose state would be inconsistent in the child.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

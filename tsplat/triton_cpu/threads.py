@@ -52,13 +52,13 @@ class Pool:
         self._lock = threading.Lock()
 
     def help(self, job: Job, helpers: int) -> None:
-        """Asks a number of threads to work on a job."""
+        """Asks a number of threads to work on a job; fewer where the system starts no more threads."""
         if self._size < helpers:
-            with self._lock:
+            with self._lock, contextlib.suppress(RuntimeError):
                 while self._size < helpers:
                     threading.Thread(target=self._run, name="triton_cpu", daemon=True).start()
                     self._size += 1
-        for _ in range(helpers):
+        for _ in range(min(helpers, self._size)):
             self._jobs.put(job)
 
     def _run(self) -> None:
