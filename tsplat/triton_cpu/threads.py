@@ -1,7 +1,8 @@
 """A pool of threads that run the programs of a launch together with the thread that launches.
 
 Threads claim programs from a counter in machine code, without Python's global lock. Idle threads wait for a lock and
-take no CPU time. The launching thread returns to Python every 100 ms or so, which lets Ctrl-C interrupt a launch.
+take no CPU time. The launching thread returns to Python every 100 ms or so, or after a program that takes longer, which
+lets Ctrl-C interrupt a launch.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ TICKS = 1 << 28
 """Ticks of the CPU's clock, at 1 to 5 GHz on x86-64, after which a call returns although programs are left."""
 
 State = ctypes.c_int64 * 9
-"""State of a launch, which machine code reads and updates: next program, programs done, programs in all, programs
-claimed at a time, ticks, grid x, y, z, and threads in machine code."""
+"""State of a launch, which machine code reads and updates: next program, programs done, programs in all, the most
+programs to claim at a time, ticks, grid x, y, z, and threads in machine code."""
 
 
 class Job:
