@@ -14,7 +14,8 @@ from .types import Type, parse_type
 NAME = r"%[\w$.-]+(?:#\d+)?"
 _NAMES = re.compile(NAME)
 _TYPES = re.compile(r"tensor<(?:[^<>]|<[^<>]*>)*>|!tt\.\w+<[^<>]*(?:<[^<>]*>)?[^<>]*>|\b(?:bf\d+|[fi]\d+\w*|index)\b")
-_OPERATION = re.compile(r'(?:(%[\w$.-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)', re.DOTALL)
+_RESULT = re.compile(r"(%[\w$.-]+)(?::(\d+))?")
+_OPERATION = re.compile(r'(?:((?:%[\w$.-]+(?::\d+)?(?:, )?)+) = )?"?([a-z_]+\.[\w.]+)"?(.*)', re.DOTALL)
 _BLOCK = re.compile(r"(\^\w+)(?:\((.*)\))?:(?:\s*//.*)?")
 _FUNCTION = re.compile(r"tt\.func public @([\w$.]+)\((.*?)\)(?: attributes .*)? \{")
 
@@ -121,8 +122,7 @@ class _Parser:
         match = _OPERATION.fullmatch(line)
         if not match:
             raise UnsupportedFormError(f"form of {line}")
-        result, count, name, rest = match.groups()
-        results = [] if result is None else [f"{result}#{i}" for i in range(int(count))] if count else [result]
+        results, name, rest = _results(match[1] or ""), match[2], match[3]
         if name in ("scf.for", "scf.while", "scf.if"):
             return self.control(name, results, rest)
         if name in ("cf.br", "cf.cond_br"):
@@ -174,6 +174,14 @@ class _Parser:
             for match in re.finditer(r"(\^\w+)(?:\(([^)]*)\))?", "^" + targets)
         ]
         return Operation(name, [], _NAMES.findall(condition), "", [], [], successors)
+
+
+def _results(text: str) -> list[str]:
+    """Returns the names by which operands refer to the results `%a, %b:2`: %a, %b#0, %b#1."""
+    names = []
+    for name, count in _RESULT.findall(text):
+        names += [f"{name}#{i}" for i in range(int(count))] if count else [name]
+    return names
 
 
 def _split_signature(text: str) -> tuple[str, str]:
