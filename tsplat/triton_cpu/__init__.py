@@ -25,5 +25,13 @@ threads or the features of the CPU. An operation that is not implemented is an `
 
 from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineError, UnsupportedOperationError
 from .launcher import launch
+from .target import check_machine
 
-__all__ = ["MissingDependencyError", "TritonCPUError", "UnsupportedMachineError", "UnsupportedOperationError", "launch"]
+__all__ = [
+    "MissingDependencyError",
+    "TritonCPUError",
+    "UnsupportedMachineError",
+    "UnsupportedOperationError",
+    "check_machine",
+    "launch",
+]

@@ -26,7 +26,9 @@ class Code:
         self.block = "entry"
         self._available: list[dict[str, str]] = [{}]
         self._known: dict[str, Known] = {"true": (1,), "false": (0,)}
+        self._unused: str | None = None
         self._names = 0
+        self._stacks = 0
 
     # Instructions
 
@@ -58,9 +60,17 @@ class Code:
 
     def allocate(self, llvm_element: str, count: int) -> str:
         """A stack array, aligned for vectors."""
-        name = f"%stack{len(self.allocations)}"
+        name = f"%stack{self._stacks}"
+        self._stacks += 1
         self.allocations.append(f"  {name} = alloca [{count} x {llvm_element}], align 64")
         return name
+
+    def unused_word(self) -> str:
+        """Returns the address of 64 bits on the stack, which lanes whose mask is false load from and store to."""
+        if self._unused is None:
+            self._unused = self.allocate("i64", 1)
+            self.allocations.append(f"  store i64 0, ptr {self._unused}, align 8")
+        return self._unused
 
     def masked(
         self,

@@ -144,12 +144,11 @@ def _clamp(code: Code, type: Type, x: str, low: float, high: float) -> str:
 def _scale(e: Emitter, type: Type, x: str, n: str) -> str:
     """x 2^n, rounded once where it is subnormal; n is integral and in the range that `exp2` clamps to."""
     code, form = e.code, FORMATS[type.element]
+    if e.target.avx512 and type.element == "f32" and type.lanes == 16 and type.shape is not None:
+        arguments = [(type.llvm, x), (type.llvm, n), (type.llvm, "zeroinitializer"), ("i16", "-1"), ("i32", "4")]
+        return code.pure(code.call("llvm.x86.avx512.mask.scalef.ps.512", type.llvm, arguments))
     integers = type.with_element(form.integer)
     exponent = code.pure(f"fptosi {type.llvm} {n} to {integers.llvm}")
-    if e.target.avx512 and type.shape is not None:
-        name = f"llvm.ldexp.v{type.lanes}{type.element}.v{type.lanes}{form.integer}"
-        if type.element == "f32":
-            return code.pure(code.call(name, type.llvm, [(type.llvm, x), (integers.llvm, exponent)]))
     # In two steps, of which only the second can round.
     half = shift(code, "ashr", integers, exponent, 1)
     for part in (half, code.pure(f"sub {integers.llvm} {exponent}, {half}")):

@@ -18,6 +18,8 @@ def emit_reduce(e: Emitter, operation: Operation) -> list[Value]:
     shape = values[0].type.shape or ()
     axis = operation.integer("axis")
     outer, length, inner = int(np.prod(shape[:axis])), shape[axis], int(np.prod(shape[axis + 1 :]))
+    if values[0].type.element == "i1" and len(shape) == 1 and (bitwise := _bitwise(operation)):
+        return [_reduce_booleans(e, values[0], bitwise)]
     while length > 1:
         index = np.arange(outer * length * inner).reshape(outer, 2, length // 2, inner)
         halves = [_take(e, value, index[:, k]) for k in (0, 1) for value in values]
@@ -31,6 +33,23 @@ def emit_reduce(e: Emitter, operation: Operation) -> list[Value]:
         else:
             results.append(Value(type, value.chunks, value.steps))
     return results
+
+
+def _bitwise(operation: Operation) -> str | None:
+    """The LLVM name of a reduction whose region is one bitwise operation; None for others."""
+    (block,) = operation.regions[0]
+    names = [inner.name for inner in block.operations]
+    return {"arith.ori": "or", "arith.andi": "and"}.get(names[0]) if len(names) == 2 else None
+
+
+def _reduce_booleans(e: Emitter, value: Value, bitwise: str) -> Value:
+    """Combines chunks of booleans, which are mask registers on AVX-512, and then their lanes."""
+    vector = value.chunk_type
+    combined = value.chunks[0]
+    for chunk in value.chunks[1:]:
+        combined = e.code.pure(f"{bitwise} {vector} {combined}, {chunk}")
+    call = e.code.call(f"llvm.vector.reduce.{bitwise}.v{value.type.lanes}i1", "i1", [(vector, combined)])
+    return Value(value.type.with_shape(None), [e.code.pure(call)], [0])
 
 
 @emits("tt.scan", attributes=r"<\{axis = \d+ : i32, reverse = (?:true|false)\}>")
