@@ -38,13 +38,13 @@ def emit_addptr(e: Emitter, operation: Operation) -> Value:
 
 
 def _as_integers(pointers: Value) -> Value:
-    """The offsets of a tensor of pointers."""
+    """Returns the offsets of a tensor of pointers."""
     type = pointers.type._replace(element=pointers.offset, pointer=False)
     return Value(type, pointers.chunks, pointers.steps, firsts=pointers.firsts)
 
 
 def offsets_as(e: Emitter, pointers: Value, element: str) -> Value:
-    """A tensor of pointers with its offsets in a wider type."""
+    """Returns a tensor of pointers with its offsets in a wider type."""
     if BITS[pointers.offset] == BITS[element]:
         return pointers
     wide = convert_integers(e, "sext", _as_integers(pointers), element)
@@ -52,7 +52,7 @@ def offsets_as(e: Emitter, pointers: Value, element: str) -> Value:
 
 
 def _in_memory(pointer: Value) -> str:
-    """Element type behind a pointer; a bool takes a byte."""
+    """Returns the element type behind a pointer; a bool takes a byte."""
     return "i8" if pointer.type.element == "i1" else pointer.type.element
 
 
@@ -186,7 +186,7 @@ def _lane_addresses(e: Emitter, type: Type, addresses: str, mask: str | None) ->
 
 
 def _useful_mask(e: Emitter, mask: Value | None, k: int) -> str | None:
-    """Chunk k of a mask; None where there is none or it is true in all lanes."""
+    """Returns chunk k of a mask; None where there is none or it is true in all lanes."""
     if mask is None:
         return None
     known = e.code.known(mask.chunks[k])

@@ -16,7 +16,7 @@ TARGET = GPUTarget("hip", "gfx942", 64)
 
 
 def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]) -> str:
-    """TTIR of a kernel, after Triton's passes on it (inlining, common subexpressions, loop-invariant code).
+    """Returns the TTIR of a kernel after Triton's passes (inlining, common subexpressions, loop-invariant code).
 
     Args:
         signature: By parameter, its type such as "*fp32" or "i32", or "constexpr".

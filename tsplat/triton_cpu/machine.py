@@ -20,13 +20,13 @@ _lock = threading.Lock()
 
 
 def triple() -> str:
-    """LLVM's name of this platform."""
+    """Returns LLVM's name of this platform."""
     name: str = import_llvm().get_process_triple()
     return name
 
 
 def version() -> str:
-    """Versions of llvmlite and LLVM."""
+    """Returns the versions of llvmlite and LLVM."""
     llvm = import_llvm()
     import llvmlite
 
@@ -34,7 +34,7 @@ def version() -> str:
 
 
 def compile_object(module: str, target: Target) -> bytes:
-    """Machine code of a module, as an object file."""
+    """Returns the machine code of a module, as an object file."""
     llvm = import_llvm()
     with _lock:
         machine = _target_machine(target)
@@ -48,7 +48,7 @@ def compile_object(module: str, target: Target) -> bytes:
 
 
 def compile_assembly(module: str, target: Target) -> str:
-    """Assembly of a module, to look at."""
+    """Returns the assembly of a module, for inspection."""
     llvm = import_llvm()
     with _lock:
         text: str = _target_machine(target).emit_assembly(llvm.parse_assembly(module))

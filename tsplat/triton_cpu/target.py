@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
 
 def host_target() -> Target:
-    """The best target of this machine, or the one that `TSPLAT_CPU` names.
+    """Returns the best target of this machine, or the one that `TSPLAT_CPU` names.
 
     Raises:
         MissingDependencyError: llvmlite is not installed.
@@ -77,12 +77,12 @@ def _target(requested: str) -> Target:
 
 
 def host_features() -> frozenset[str]:
-    """Names of the CPU features of this machine."""
+    """Returns the names of the CPU features of this machine."""
     return frozenset(name for name, present in import_llvm().get_host_cpu_features().items() if present)
 
 
 def import_llvm() -> Any:
-    """The module `llvmlite.binding`.
+    """Returns the module `llvmlite.binding`.
 
     Raises:
         MissingDependencyError: llvmlite is not installed.

@@ -104,7 +104,7 @@ _pool = Pool()
 
 
 def _forget_threads() -> None:
-    """The threads of the parent do not exist in a forked child."""
+    """Starts over in a forked child, where the threads of the parent do not exist."""
     global _pool
     _pool = Pool()
 

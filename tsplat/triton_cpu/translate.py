@@ -20,7 +20,7 @@ from .values import Value
 
 
 def translate(text: str, symbol: str, kernel: str, triton_version: str, triple: str, target: Target) -> str:
-    """Translates TTIR.
+    """Translates TTIR and returns the text of an LLVM module.
 
     Args:
         text: TTIR of a module with one public function.
