@@ -27,7 +27,7 @@ def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants:
     context = triton._C.libtriton.ir.context()
     triton._C.libtriton.ir.load_dialects(context)
     backend.load_dialects(context)
-    options = backend.parse_options({})
+    options = backend.parse_options({"enable_fp_fusion": False})
     module = source.make_ir(
         TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
     )
