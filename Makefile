@@ -4,12 +4,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 MINUTES ?= 5
+VERSION ?= 3.9.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test lint fuzz mutants scoreboard clean
+.PHONY: help demo quick test test-triton lint fuzz mutants scoreboard clean
 
 help: ## list the targets (default)
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a turntable to demo/
 	$(BIN)/tsplat demo --out demo
@@ -21,6 +22,17 @@ quick: lint ## lint, types and the fast tests: about two minutes on two cores
 test: lint ## lint, types and all tests: about 20 minutes on two cores
 	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
 	$(PYTEST) -m "not interpreter"
+
+# The environment keeps its own Triton; the one in PYTHONPATH is found first.
+test-triton: export PYTHONPATH := $(abspath $(VENV)/triton-$(VERSION))
+test-triton: export TRITON_CACHE_DIR := $(abspath $(VENV)/triton-$(VERSION)-cache)
+test-triton: $(VENV)/triton-$(VERSION) ## run the tests that execute Triton kernels with Triton VERSION=3.9.0
+	$(BIN)/python -c "import triton; assert triton.__version__ == '$(VERSION)', triton.__version__"
+	$(PYTEST) tests/triton_cpu
+	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
+
+$(VENV)/triton-%: | $(INSTALLED)
+	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$*
 
 lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff check .

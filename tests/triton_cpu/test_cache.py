@@ -113,15 +113,36 @@ def test_directory_follows_triton(monkeypatch, tmp_path):
 
 
 SCRIPT = """
-import sys, time
-from pathlib import Path
+import os
 import torch
 from tests.triton_cpu.test_cache import _scale_kernel
 from tsplat.triton_cpu import launch
-folder, rank = Path(sys.argv[1]), sys.argv[2]
-(folder / f"ready{rank}").touch()
-while len(list(folder.glob("ready*"))) < 8:
-    time.sleep(0.01)
+ready, start = os.pipe()
+children = []
+for _ in range(8):
+    children.append(os.fork())
+    if children[-1] == 0:
+        os.close(start)
+        os.read(ready, 1)  # returns in all children when the parent closes the other end
+        x, out = torch.arange(16.0), torch.zeros(16)
+        launch(_scale_kernel, (1,), (x, out, 7.0))
+        os._exit(0 if torch.equal(out, 7 * x) else 3)
+os.close(start)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+assert codes == [0] * 8, codes
+"""
+
+
+@pytest.mark.slow
+def test_eight_processes_fill_one_empty_cache_at_once(directory):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=ROOT, env=_environment(), check=True, timeout=60)
+    assert [path.name for path in directory.rglob("*") if path.is_file()] == ["_scale_kernel.o"]
+
+
+READ_ONLY_HOME = """
+import torch
+from tests.triton_cpu.test_cache import _scale_kernel
+from tsplat.triton_cpu import launch
 x, out = torch.arange(16.0), torch.zeros(16)
 launch(_scale_kernel, (1,), (x, out, 7.0))
 assert torch.equal(out, 7 * x)
@@ -129,11 +150,14 @@ assert torch.equal(out, 7 * x)
 
 
 @pytest.mark.slow
-def test_eight_processes_fill_one_empty_cache_at_once(directory, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), str(rank)], cwd=ROOT, env=environment)
-        for rank in range(8)
-    ]
-    assert [process.wait(timeout=600) for process in processes] == [0] * 8
-    assert [path.name for path in directory.rglob("*") if path.is_file()] == ["_scale_kernel.o"]
+def test_a_home_that_cannot_be_written(tmp_path):
+    """As on a read-only file system, a file in place of the home directory refuses new files even to root."""
+    (tmp_path / "home").write_text("")
+    environment = {**_environment(), "HOME": str(tmp_path / "home")}
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        environment.pop(name, None)
+    subprocess.run([sys.executable, "-c", READ_ONLY_HOME], cwd=ROOT, env=environment, check=True, timeout=60)
+
+
+def _environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

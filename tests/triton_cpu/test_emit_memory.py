@@ -48,13 +48,14 @@ def test_copies_of_every_type(dtype):
     assert torch.equal(out, a[:96])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_strides_and_overlapping_strides(dtype):
     a = _values(dtype, 400)
     out = torch.zeros(300, dtype=dtype)
     launch(_copy_kernel, (4,), (a, out, 90, 4, 3, 0, 32))
     assert torch.equal(out[: 3 * 90 : 3], a[: 4 * 90 : 4])
     assert not out[1::3].any()
+    assert not out[3 * 90 :].any()
     launch(_copy_kernel, (4,), (a, out, 90, 0, 1, 0, 32))
     assert (out[:90] == a[0]).all()
 
@@ -75,14 +76,15 @@ def _gather_kernel(a, index, out, n, BLOCK: tl.constexpr):
     tl.store(out + (n - 1 - i), x, mask=i < n)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_gathers_do_not_read_where_masked_out(dtype):
-    a = torch.randn(1000)
-    index = torch.randint(0, 1000, (77,), dtype=dtype)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int8], ids=str)
+def test_gathers_do_not_read_where_masked_out(dtype, index_dtype):
+    a = _values(dtype, 1000)
+    index = torch.randint(0, 1000, (77,), dtype=index_dtype)
     index[::5] = -(2**30)
-    out = torch.zeros(77)
+    out = torch.zeros(77, dtype=dtype)
     launch(_gather_kernel, (3,), (a, index, out, 77, 32))
-    expected = torch.where(index >= 0, a[index.clamp_min(0).long()], -1.0).flip(0)
+    expected = torch.where(index >= 0, a[index.clamp_min(0).long()], -1).flip(0)
     assert torch.equal(out, expected)
 
 

@@ -63,7 +63,7 @@ def test_unknown_operations(kernel, operation):
         ("%1 = arith.addf %0, %unknown : f32", "arith.addf"),
         ("%1 = tt.fp_to_fp %0, rounding = rtz : f32 -> f16", "tt.fp_to_fp"),
         ("%1 = tt.fp_to_fp %0, rounding = rtne : f32 -> f8E5M2", "(parser)"),
-        ("%1, %2 = tt.pair %0 : f32", "(parser)"),
+        ("%1, %2 = tt.pair %0 : f32", "tt.pair"),
         ("scf.for unsigned %i = %n to %n step %n : i32 {\n}", "scf.for"),
         ("%1:2 = tt.load %p : !tt.ptr<f32>", "tt.load"),
     ],

@@ -78,3 +78,19 @@ def test_types():
     assert (scalar.shape, scalar.llvm, scalar.size) == (None, "double", 1)
     assert parse_type("tensor<4xi1>", 16).llvm == "<4 x i1>"
     assert parse_type("tensor<32x2xf32>", 16).llvm == "<16 x float>"
+
+
+def test_named_results():
+    text = """
+module {
+  tt.func public @kernel(%x: tensor<4x2xf32>) {
+    %outLHS, %outRHS_0 = tt.split %x : tensor<4x2xf32> -> tensor<4xf32>
+    %a, %b:2 = tt.triple %outLHS : tensor<4xf32>
+    tt.return
+  }
+}
+"""
+    split, triple, _ = parse(text, 8).blocks[0].operations
+    assert split.results == ["%outLHS", "%outRHS_0"]
+    assert triple.results == ["%a", "%b#0", "%b#1"]
+    assert triple.operands == ["%outLHS"]

@@ -22,7 +22,7 @@ MAGIC = b"triton_cpu object\n"
 
 @functools.cache
 def package_hash() -> str:
-    """Hash of this package's source."""
+    """Returns a hash of this package's source."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -30,12 +30,12 @@ def package_hash() -> str:
 
 
 def key_of(*parts: object) -> str:
-    """Name of the entry for everything that machine code depends on."""
+    """Returns the name of an entry, a hash of everything that its machine code depends on."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
 
 
 def load(kernel: str, key: str) -> bytes | None:
-    """The object file of an entry; None where there is none, or a damaged one."""
+    """Returns the object file of an entry; None where there is none, or a damaged one."""
     try:
         content = _path(kernel, key).read_bytes()
     except OSError:

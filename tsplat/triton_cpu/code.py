@@ -26,7 +26,9 @@ class Code:
         self.block = "entry"
         self._available: list[dict[str, str]] = [{}]
         self._known: dict[str, Known] = {"true": (1,), "false": (0,)}
+        self._unused: str | None = None
         self._names = 0
+        self._stacks = 0
 
     # Instructions
 
@@ -35,7 +37,7 @@ class Code:
         return f"%t{self._names}"
 
     def pure(self, instruction: str) -> str:
-        """Result of an instruction without side effects."""
+        """Writes an instruction without side effects, unless it is available already; returns its result."""
         for scope in self._available:
             if instruction in scope:
                 return scope[instruction]
@@ -43,7 +45,7 @@ class Code:
         return result
 
     def result(self, instruction: str) -> str:
-        """Result of an instruction that must not be merged with others."""
+        """Writes an instruction that must not be merged with equal ones; returns its result."""
         name = self.name()
         self.lines.append(f"  {name} = {instruction}")
         return name
@@ -52,15 +54,23 @@ class Code:
         self.lines.append(f"  {instruction}")
 
     def call(self, function: str, result: str, arguments: Sequence[tuple[str, str]]) -> str:
-        """The text of a call; arguments are types and values."""
+        """Returns the text of a call, and declares the function; arguments are types and values."""
         self.declarations[f"declare {result} @{function}({', '.join(kind for kind, _ in arguments)})"] = None
         return f"call {result} @{function}({', '.join(f'{kind} {value}' for kind, value in arguments)})"
 
     def allocate(self, llvm_element: str, count: int) -> str:
-        """A stack array, aligned for vectors."""
-        name = f"%stack{len(self.allocations)}"
+        """Allocates a stack array, aligned for vectors; returns its address."""
+        name = f"%stack{self._stacks}"
+        self._stacks += 1
         self.allocations.append(f"  {name} = alloca [{count} x {llvm_element}], align 64")
         return name
+
+    def unused_word(self) -> str:
+        """Returns the address of 64 bits on the stack, which lanes whose mask is false load from and store to."""
+        if self._unused is None:
+            self._unused = self.allocate("i64", 1)
+            self.allocations.append(f"  store i64 0, ptr {self._unused}, align 8")
+        return self._unused
 
     def masked(
         self,
@@ -71,7 +81,7 @@ class Code:
         mask: str | None,
         value: str | None = None,
     ) -> str:
-        """The text of a masked memory operation, or an unmasked gather or scatter.
+        """Returns the text of a masked memory operation, or of an unmasked gather or scatter.
 
         Args:
             pointer: Address of lane 0 for load and store, a vector of addresses for gather and scatter.
@@ -106,13 +116,13 @@ class Code:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """A region whose instructions do not dominate what follows it."""
+        """Delimits a region whose instructions do not dominate what follows it."""
         self._available.append({})
         yield
         self._available.pop()
 
     def placeholder(self) -> int:
-        """A place in the text to be filled in later, with `fill`."""
+        """Reserves a place in the text, to be filled in later with `fill`."""
         self.lines.append("")
         return len(self.lines) - 1
 
@@ -122,7 +132,7 @@ class Code:
     # Constants
 
     def integers(self, element: str, values: Sequence[int], scalar: bool = False) -> str:
-        """An integer constant: a vector, or a scalar. Values wrap around as the type does."""
+        """Returns the text of an integer constant, a vector or a scalar. Values wrap around as the type does."""
         values = tuple(wrap(element, int(value)) for value in values)
         texts = [("true" if v else "false") for v in values] if element == "i1" else [str(v) for v in values]
         vector = "<" + ", ".join(f"{LLVM_NAMES[element]} {t}" for t in texts) + ">"
@@ -131,11 +141,11 @@ class Code:
         return text
 
     def known(self, operand: str) -> Known | None:
-        """Values of an integer constant, one per lane; None for other operands."""
+        """Returns the values of an integer constant, one per lane; None for other operands."""
         return self._known.get(operand)
 
     def splat(self, scalar: str, element: str, lanes: int) -> str:
-        """A vector with a scalar in every lane."""
+        """Returns a vector with a scalar in every lane."""
         if (value := self.known(scalar)) is not None:
             return self.integers(element, value * lanes)
         name, vector = LLVM_NAMES[element], llvm_type(element, lanes)
@@ -156,14 +166,14 @@ class Code:
 
 
 def wrap(element: str, value: int) -> int:
-    """The value that an integer type holds after overflow; 0 or 1 for i1, else signed."""
+    """Returns the value that an integer type holds after overflow: 0 or 1 for i1, else signed."""
     bits = BITS[element]
     value &= (1 << bits) - 1
     return value - (1 << bits) if bits > 1 and value >> (bits - 1) else value
 
 
 def float_constant(value: float, element: str) -> str:
-    """Text of a scalar of type f32 or f64, exact bit for bit."""
+    """Returns the text of a scalar of type f32 or f64, exact bit for bit."""
     if element == "f32":
         value = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"

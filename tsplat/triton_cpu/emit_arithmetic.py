@@ -111,7 +111,7 @@ def emit_integer_binary(e: Emitter, operation: Operation) -> Value:
 
 
 def integer_operation(e: Emitter, name: str, a: Value, b: Value) -> Value:
-    """An elementwise LLVM instruction or intrinsic on integers."""
+    """Applies an LLVM instruction or intrinsic on integers elementwise."""
     result = e.map(a.type, lambda x, y: integer_binary(e, a.type, name, x, y), a, b)
     result.steps = [_step(e, name, a, b, k) if step is None else step for k, step in enumerate(result.steps)]
     if name in ("add", "sub", "mul"):
@@ -126,10 +126,11 @@ def integer_operation(e: Emitter, name: str, a: Value, b: Value) -> Value:
 
 
 def integer_binary(e: Emitter, type: Type, name: str, x: str, y: str) -> str:
-    """One chunk of an integer operation, folded where that is possible."""
+    """Returns a chunk of an integer operation, folded where that is possible."""
     code = e.code
     a, b = code.known(x), code.known(y)
-    if a is not None and b is not None and name in FOLDS:
+    # The constant true of i1 is 1 here, but -1 to signed instructions.
+    if a is not None and b is not None and name in FOLDS and not (type.element == "i1" and name in ("smax", "smin")):
         return code.integers(type.element, [FOLDS[name](p, q) for p, q in zip(a, b)], type.shape is None)
     if a is not None and name in ("add", "mul", "and", "or", "xor"):
         x, y, a, b = y, x, b, a
@@ -146,7 +147,7 @@ def integer_binary(e: Emitter, type: Type, name: str, x: str, y: str) -> str:
 
 
 def _step(e: Emitter, name: str, a: Value, b: Value, k: int) -> int | None:
-    """Step of chunk k of a result, for sums, differences, and products with a constant."""
+    """Returns the step of chunk k of a result, for sums, differences, and products with a constant."""
     p, q = a.steps[k], b.steps[k]
     if p is None or q is None:
         return None
@@ -179,7 +180,7 @@ def emit_division(e: Emitter, operation: Operation) -> Value:
 
 
 def _quotient(e: Emitter, type: Type, x: str, y: str, signed: bool) -> str:
-    """x / y rounded toward zero. CPUs have no division of vectors of integers; fp64 is exact for 32 bits."""
+    """Returns x / y rounded toward zero. CPUs do not divide vectors of integers; fp64 is exact for 32 bits."""
     code, instruction = e.code, "sdiv" if signed else "udiv"
     known = code.known(y)
     if known is not None and not {0, -1} & set(known):
@@ -214,7 +215,8 @@ def emit_comparison(e: Emitter, operation: Operation) -> Value:
 
     def compare(x: str, y: str) -> str:
         p, q = e.code.known(x), e.code.known(y)
-        if p is not None and q is not None and predicate in COMPARISONS:
+        foldable = ("eq", "ne") if a.type.element == "i1" else COMPARISONS
+        if p is not None and q is not None and predicate in foldable:
             return e.code.integers("i1", [COMPARISONS[predicate](u, v) for u, v in zip(p, q)], a.type.shape is None)
         return e.code.pure(f"icmp {predicate} {a.type.llvm} {x}, {y}")
 

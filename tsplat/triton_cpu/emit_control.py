@@ -166,7 +166,7 @@ def _block_arguments(e: Emitter, block: Block) -> list[Value]:
 
 
 def _carriable(e: Emitter, value: Value) -> Value:
-    """A value as it is carried through a loop: offsets of pointers may grow to 64 bits."""
+    """Returns a value as it is carried through a loop: offsets of pointers may grow to 64 bits."""
     return value if value.base is None else offsets_as(e, value, "i64")
 
 
@@ -179,7 +179,7 @@ def _flatten(values: Sequence[Value]) -> list[str]:
 
 
 def _unflatten(like: Sequence[Value], chunks: list[str]) -> list[Value]:
-    """Values of the same types with other chunks, of which nothing is known."""
+    """Returns values of the same types with other chunks, of which nothing is known."""
     remaining = iter(chunks)
     return [
         Value(value.type, [next(remaining) for _ in value.chunks], _carried_steps(value), value.base, value.offset)
@@ -192,7 +192,7 @@ def _carried_steps(value: Value) -> list[int | None]:
 
 
 def _yielded(e: Emitter, terminator: Operation, initial: Sequence[Value]) -> list[Value]:
-    """The values that an iteration passes to the next."""
+    """Returns the values that an iteration passes to the next."""
     results = [_carriable(e, e.values[name]) for name in terminator.operands]
     for first, result in zip(initial, results):
         if first.base != result.base:

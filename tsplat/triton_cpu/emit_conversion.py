@@ -24,7 +24,7 @@ def emit_integer_conversion(e: Emitter, operation: Operation) -> Value:
 
 
 def convert_integers(e: Emitter, instruction: str, a: Value, element: str) -> Value:
-    """A sign extension, zero extension or truncation. Steps are kept, as addresses are taken not to overflow."""
+    """Extends or truncates integers. Steps are kept, as the arithmetic of addresses does not overflow."""
     source, type = a.type.element, a.type.with_element(element)
     if BITS[element] == BITS[source]:
         return Value(type, a.chunks, a.steps, firsts=a.firsts)

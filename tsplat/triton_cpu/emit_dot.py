@@ -18,7 +18,7 @@ ACCUMULATORS = 12
 
 
 def find_skippable(blocks: list[Block]) -> dict[str, str]:
-    """Results of `tt.trans` that only `tt.dot` reads, as its first operand: name of each, and of its source."""
+    """Returns the results of `tt.trans` that only `tt.dot` reads, as its first operand, each with its source."""
     transposed: dict[str, str] = {}
     used: set[str] = set()
     pending = [operation for block in blocks for operation in block.operations]
@@ -34,7 +34,7 @@ def find_skippable(blocks: list[Block]) -> dict[str, str]:
 
 @emits("tt.dot", attributes=r"(?:inputPrecision = \w+ ?)?(?:\{maxNumImpreciseAcc = \d+ : i32\})?")
 def emit_dot(e: Emitter, operation: Operation) -> Value:
-    """C + A B, in order of the inner dimension, with fused multiply-adds in the type of C.
+    """Computes C + A B in order of the inner dimension, with fused multiply-adds in the type of C.
 
     `inputPrecision` and the like allow less precision, which is not used. The factors and the result pass through the
     stack, in loops over blocks of rows that fit into registers.
@@ -54,7 +54,7 @@ def emit_dot(e: Emitter, operation: Operation) -> Value:
     row_type = type.with_shape((lanes,))
 
     def at(stack: str, *terms: str | int) -> str:
-        """Address of the element at a sum of offsets."""
+        """Returns the address of the element at a sum of offsets."""
         for term in terms:
             if term != 0:
                 stack = code.pure(f"getelementptr {element}, ptr {stack}, i64 {term}")
@@ -105,7 +105,7 @@ def _multiply_add(e: Emitter, type: Type, a: str, b: str, c: str) -> str:
 
 
 def _as_type(e: Emitter, value: Value, like: Type) -> Value:
-    """A factor in the element type of the sum."""
+    """Converts a factor to the element type of the sum."""
     source, type = value.type, value.type.with_element(like.element)
     if source.element == type.element:
         return value

@@ -1,7 +1,7 @@
 """Emitters of addresses, loads and stores.
 
 A chunk of neighboring addresses is one vector load or store, a chunk of equal addresses one scalar load; all others
-are gathers and scatters. Masks of scalar accesses become branches.
+are gathers and scatters, or one access per lane where the CPU has none. Masks of scalar accesses become branches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .emit_conversion import convert_integers
 from .emitter import Emitter, emits
 from .errors import UnsupportedFormError
 from .ttir import Operation
-from .types import BITS, BYTES, llvm_type
+from .types import BITS, BYTES, Type, llvm_type
 from .values import Value, value_of
 
 HINTS = r"(?:(?:cacheModifier|evictionPolicy) = \w+ ?)*(?:\{isVolatile = (?:true|false)\})?"
@@ -38,13 +38,13 @@ def emit_addptr(e: Emitter, operation: Operation) -> Value:
 
 
 def _as_integers(pointers: Value) -> Value:
-    """The offsets of a tensor of pointers."""
+    """Returns the offsets of a tensor of pointers."""
     type = pointers.type._replace(element=pointers.offset, pointer=False)
     return Value(type, pointers.chunks, pointers.steps, firsts=pointers.firsts)
 
 
 def offsets_as(e: Emitter, pointers: Value, element: str) -> Value:
-    """A tensor of pointers with its offsets in a wider type."""
+    """Returns a tensor of pointers with its offsets in a wider type."""
     if BITS[pointers.offset] == BITS[element]:
         return pointers
     wide = convert_integers(e, "sext", _as_integers(pointers), element)
@@ -52,7 +52,7 @@ def offsets_as(e: Emitter, pointers: Value, element: str) -> Value:
 
 
 def _in_memory(pointer: Value) -> str:
-    """Element type behind a pointer; a bool takes a byte."""
+    """Returns the element type behind a pointer; a bool takes a byte."""
     return "i8" if pointer.type.element == "i1" else pointer.type.element
 
 
@@ -81,12 +81,11 @@ def emit_load(e: Emitter, operation: Operation) -> Value:
                 loaded[key] = code.result(
                     f"load {type.llvm}, ptr {_first_address(e, pointer, k)}, align {BYTES[type.element]}"
                 )
-            elif step == 1:
+            elif step == 1 and has_masked(e, type.element):
                 call = code.masked("load", type.element, lanes, _first_address(e, pointer, k), chunk_mask, default)
                 loaded[key] = code.result(call)
             else:
-                call = code.masked("gather", type.element, lanes, _addresses(e, pointer, k), chunk_mask, default)
-                loaded[key] = code.result(call)
+                loaded[key] = gather(e, type, _addresses(e, pointer, k), chunk_mask, default)
         chunks.append(loaded[key])
     return value_of(code, type, chunks)
 
@@ -121,10 +120,10 @@ def emit_store(e: Emitter, operation: Operation) -> None:
         chunk_mask = _useful_mask(e, mask, k)
         if step == 1 and chunk_mask is None:
             code.effect(f"store {type.llvm} {chunk}, ptr {_first_address(e, pointer, k)}, align {BYTES[type.element]}")
-        elif step == 1:
+        elif step == 1 and has_masked(e, type.element):
             code.effect(code.masked("store", type.element, lanes, _first_address(e, pointer, k), chunk_mask, chunk))
         else:
-            code.effect(code.masked("scatter", type.element, lanes, _addresses(e, pointer, k), chunk_mask, chunk))
+            _scatter(e, type, _addresses(e, pointer, k), chunk_mask, chunk)
 
 
 def _store_scalar(e: Emitter, pointer: Value, value: Value, mask: Value | None) -> None:
@@ -141,8 +140,53 @@ def _store_scalar(e: Emitter, pointer: Value, value: Value, mask: Value | None) 
     code.start(end)
 
 
+def has_masked(e: Emitter, element: str) -> bool:
+    """Returns whether the CPU has masked loads and stores, and gathers, of an element type."""
+    return e.target.avx512 or (e.target.avx2 and BYTES[element] >= 4)
+
+
+def gather(e: Emitter, type: Type, addresses: str, mask: str | None, default: str | None) -> str:
+    """Loads a chunk from a vector of addresses; `default`, or zero, where the mask is false."""
+    code, lanes = e.code, type.lanes
+    if has_masked(e, type.element):
+        return code.result(code.masked("gather", type.element, lanes, addresses, mask, default))
+    element = llvm_type(type.element, None)
+    result = "poison"
+    for lane, address in enumerate(_lane_addresses(e, type, addresses, mask)):
+        loaded = code.result(f"load {element}, ptr {address}, align {BYTES[type.element]}")
+        result = code.pure(f"insertelement {type.llvm} {result}, {element} {loaded}, i32 {lane}")
+    if mask is None:
+        return result
+    return code.pure(f"select <{lanes} x i1> {mask}, {type.llvm} {result}, {type.llvm} {default or 'zeroinitializer'}")
+
+
+def _scatter(e: Emitter, type: Type, addresses: str, mask: str | None, chunk: str) -> None:
+    """Stores a chunk to a vector of addresses where the mask is true."""
+    code = e.code
+    if e.target.avx512:
+        code.effect(code.masked("scatter", type.element, type.lanes, addresses, mask, chunk))
+        return
+    for lane, address in enumerate(_lane_addresses(e, type, addresses, mask)):
+        value = code.extract(type.llvm, chunk, lane)
+        code.effect(f"store {llvm_type(type.element, None)} {value}, ptr {address}, align {BYTES[type.element]}")
+
+
+def _lane_addresses(e: Emitter, type: Type, addresses: str, mask: str | None) -> list[str]:
+    """Returns the addresses of a vector one by one; the address of a word on the stack where the mask is false.
+
+    Without branches: LLVM's own code branches once per lane, which takes long to compile and to run.
+    """
+    code, lanes = e.code, type.lanes
+    pointers = f"<{lanes} x ptr>"
+    if mask is not None:
+        unused = code.pure(f"insertelement {pointers} poison, ptr {code.unused_word()}, i32 0")
+        unused = code.shuffle(pointers, unused, "poison", [0] * lanes)
+        addresses = code.pure(f"select <{lanes} x i1> {mask}, {pointers} {addresses}, {pointers} {unused}")
+    return [code.extract(pointers, addresses, lane) for lane in range(lanes)]
+
+
 def _useful_mask(e: Emitter, mask: Value | None, k: int) -> str | None:
-    """Chunk k of a mask; None where there is none or it is true in all lanes."""
+    """Returns chunk k of a mask; None where there is none or it is true in all lanes."""
     if mask is None:
         return None
     known = e.code.known(mask.chunks[k])

@@ -82,5 +82,5 @@ def emit_scan(e: Emitter, operation: Operation) -> list[Value]:
 
 
 def _take(e: Emitter, value: Value, index: Index) -> Value:
-    """A flat tensor of some elements."""
+    """Returns a flat tensor of some elements."""
     return rearrange(e.code, value, value.type.with_shape((index.size,)), index.reshape(-1))

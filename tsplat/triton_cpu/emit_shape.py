@@ -78,7 +78,7 @@ def emit_rearrangement(e: Emitter, operation: Operation) -> Value | None:
 
 
 def axes_of(operation: Operation) -> list[int]:
-    """Order of dimensions of a `tt.trans`."""
+    """Returns the order of dimensions of a `tt.trans`."""
     match = re.search(r"array<i32: ([\d, ]+)>", operation.attributes)
     if not match:
         raise UnsupportedFormError("no order")
@@ -100,7 +100,7 @@ def emit_cat(e: Emitter, operation: Operation) -> Value:
 
 
 def _concatenate(a: Value, b: Value) -> Value:
-    """The chunks of two tensors one after the other; short ones keep their lanes."""
+    """Returns the chunks of two tensors one after the other; short ones keep their lanes."""
     if a.base is not None:
         raise UnsupportedFormError("tensors of pointers")
     type = a.type.with_shape((2 * a.type.size,))._replace(max_lanes=a.type.lanes)
@@ -109,7 +109,7 @@ def _concatenate(a: Value, b: Value) -> Value:
 
 @emits("tt.split")
 def emit_split(e: Emitter, operation: Operation) -> list[Value]:
-    """The two halves of a tensor along its last dimension."""
+    """Returns the two halves of a tensor along its last dimension."""
     (a,) = e.operands(operation)
     type = a.type.with_shape(operation.type.shape)
     return [rearrange(e.code, a, type, np.arange(k, a.type.size, 2)) for k in (0, 1)]
@@ -117,7 +117,7 @@ def emit_split(e: Emitter, operation: Operation) -> list[Value]:
 
 @emits("tt.gather", attributes=r"\{axis = \d+ : i32(?:, efficient_layout)?\}")
 def emit_gather(e: Emitter, operation: Operation) -> Value:
-    """Elements at the given places along an axis: shuffles for places known now, otherwise by way of the stack."""
+    """Takes elements at given places along an axis: by shuffles if the places are constant, else by the stack."""
     source, places = e.operands(operation)
     type = source.type.with_shape(places.type.shape)
     shape, axis = source.type.shape or (), operation.integer("axis")

@@ -86,7 +86,7 @@ class Emitter:
         return [self.broadcast_scalar(result, arguments[0].type) for result in results]
 
     def broadcast_scalar(self, value: Value, like: Type) -> Value:
-        """A scalar as a tensor of another type's shape; tensors as they are."""
+        """Returns a scalar as a tensor of another type's shape; tensors as they are."""
         if value.type.shape is not None or like.shape is None:
             return value
         type = value.type.with_shape(like.shape)
@@ -96,7 +96,7 @@ class Emitter:
         return Value(type, [chunk] * type.chunks, [0] * type.chunks, firsts=firsts)
 
     def same_shape(self, values: Sequence[Value]) -> list[Value]:
-        """Operands of an elementwise operation; scalars among tensors, as in the region of a reduction, are spread."""
+        """Broadcasts scalars among the operands of an elementwise operation, as in the region of a reduction."""
         shaped = next((value.type for value in values if value.type.shape is not None), values[0].type)
         return [self.broadcast_scalar(value, shaped) for value in values]
 
@@ -106,7 +106,7 @@ class Emitter:
         return value_of(self.code, type, chunks)
 
     def intrinsic(self, name: str, type: Type, *arguments: str) -> str:
-        """A pure LLVM intrinsic whose arguments and result have one type."""
+        """Calls a pure LLVM intrinsic whose arguments and result have one type."""
         return intrinsic(self.code, name, type, *arguments)
 
 

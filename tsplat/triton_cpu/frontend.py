@@ -16,7 +16,7 @@ TARGET = GPUTarget("hip", "gfx942", 64)
 
 
 def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]) -> str:
-    """TTIR of a kernel, after Triton's passes on it (inlining, common subexpressions, loop-invariant code).
+    """Returns the TTIR of a kernel after Triton's passes (inlining, common subexpressions, loop-invariant code).
 
     Args:
         signature: By parameter, its type such as "*fp32" or "i32", or "constexpr".
@@ -27,7 +27,7 @@ def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants:
     context = triton._C.libtriton.ir.context()
     triton._C.libtriton.ir.load_dialects(context)
     backend.load_dialects(context)
-    options = backend.parse_options({})
+    options = backend.parse_options({"enable_fp_fusion": False})
     module = source.make_ir(
         TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
     )

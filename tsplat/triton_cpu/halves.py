@@ -17,7 +17,7 @@ from .types import HALVES, Type
 
 
 def widen(code: Code, type: Type, x: str) -> str:
-    """A chunk of half precision as fp32; other types as they are."""
+    """Converts a chunk of half precision to fp32; other types stay as they are."""
     if type.element not in HALVES:
         return x
     wide = type.with_element("f32").llvm
@@ -29,12 +29,12 @@ def widen(code: Code, type: Type, x: str) -> str:
 
 
 def widened(type: Type) -> Type:
-    """fp32 in place of half precision; other types as they are."""
+    """Returns the type with fp32 in place of half precision."""
     return type.with_element("f32") if type.element in HALVES else type
 
 
 def narrow(code: Code, source: Type, type: Type, x: str) -> str:
-    """A chunk of fp32 or fp64 rounded to half precision; unchanged where the type is not half precision."""
+    """Rounds a chunk of fp32 or fp64 to half precision; unchanged if the type is not half precision."""
     if type.element not in HALVES:
         return x
     if source.element == "f64":
@@ -55,7 +55,7 @@ def narrow(code: Code, source: Type, type: Type, x: str) -> str:
 
 
 def _round_to_odd(code: Code, source: Type, x: str) -> str:
-    """fp64 to fp32: inexact results are those of the two neighbors whose last bit is set."""
+    """Rounds fp64 to fp32; an inexact result is the one of the two neighbors whose last bit is set."""
     single, integers, booleans = source.with_element("f32"), source.with_element("i32"), source.with_element("i1").llvm
     nearest = code.pure(f"fptrunc {source.llvm} {x} to {single.llvm}")
     bits = code.pure(f"bitcast {single.llvm} {nearest} to {integers.llvm}")
@@ -73,7 +73,7 @@ def _round_to_odd(code: Code, source: Type, x: str) -> str:
 
 
 def constant(code: Code, type: Type, value: float) -> str:
-    """A constant of an integer, f32 or f64 type, the same in all lanes."""
+    """Returns a constant of an integer, f32 or f64 type, the same in all lanes."""
     if type.is_float:
         scalar = float_constant(value, type.element)
         return scalar if type.shape is None else code.splat(scalar, type.element, type.lanes)
@@ -85,7 +85,7 @@ def shift(code: Code, direction: str, type: Type, x: str, bits: int) -> str:
 
 
 def float_text(code: Code, text: str, element: str) -> str:
-    """Text of a scalar constant from MLIR's, which is a decimal number or the hexadecimal bits."""
+    """Returns LLVM's text of a scalar constant from MLIR's, which is a decimal number or the hexadecimal bits."""
     unsigned, signed = {"f64": ("<Q", "<d"), "f32": ("<I", "<f"), "f16": ("<H", "<e"), "bf16": ("<I", "<f")}[element]
     if text.startswith("0x"):
         bits = int(text, 16) << (16 if element == "bf16" else 0)

@@ -103,7 +103,7 @@ class Launcher:
         kernel.seconds = (time.perf_counter() - start) * min(n_threads, programs) / programs
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Values of all parameters, in order."""
+        """Returns the values of all parameters, in order."""
         if len(args) == len(self.names) and not kwargs:
             return list(args)
         values = dict(self.defaults)
@@ -122,7 +122,7 @@ class Launcher:
             raise TypeError(f"{self.kernel.__name__}: no value for parameter {error.args[0]!r}") from None
 
     def specialize(self, values: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
-        """What is compiled in (types, and values of constants), and the other arguments."""
+        """Returns what is compiled in (types, and values of constants), and the other arguments."""
         key: list[Any] = [os.environ.get("TSPLAT_CPU")]
         packed = []
         for value, constant, annotation in zip(values, self.constants, self.annotations):
@@ -139,7 +139,7 @@ class Launcher:
         return tuple(key), packed
 
     def signature(self, values: list[Any]) -> tuple[dict[str, str], dict[str, Any]]:
-        """Triton's signature of a specialization, and its constants."""
+        """Returns Triton's signature of a specialization, and its constants."""
         types, constants = {}, {}
         for name, value, constant, annotation in zip(self.names, values, self.constants, self.annotations):
             if constant or value is None:
@@ -153,7 +153,7 @@ class Launcher:
         return types, constants
 
     def compile(self, key: tuple[Any, ...], values: list[Any]) -> CompiledKernel:
-        """Machine code from the cache on disk, or compiled and put there."""
+        """Loads machine code from the cache on disk, or compiles it and puts it there."""
         with self.lock:
             if key in self.compiled:
                 return self.compiled[key]
@@ -177,7 +177,7 @@ class Launcher:
 def object_code(
     kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]
 ) -> tuple[bytes, str]:
-    """The object file of a specialization, and the name of its entry point."""
+    """Returns the object file of a specialization, and the name of its entry point."""
     target = host_target()
     key = cache.key_of(
         kernel.cache_key,
@@ -199,18 +199,18 @@ def object_code(
 
 
 def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any], symbol: str) -> str:
-    """LLVM IR of a specialization."""
+    """Returns the LLVM IR of a specialization."""
     ttir = make_ttir(kernel, signature, constants)
     return translate(ttir, symbol, kernel.__name__, triton.__version__, machine.triple(), host_target())
 
 
 def _constant_key(value: Any) -> tuple[str, str]:
-    """Tells constants apart that compare equal, such as 1, 1.0 and True, or 0.0 and -0.0."""
+    """Returns a key that tells constants apart that compare equal, such as 1, 1.0 and True, or 0.0 and -0.0."""
     return type(value).__name__, getattr(value, "cache_key", None) or repr(value)
 
 
 def _scalar_type(value: Any, kernel: str) -> str:
-    """Triton's type of a scalar argument."""
+    """Returns Triton's type of a scalar argument."""
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):
@@ -225,6 +225,16 @@ def _scalar_type(value: Any, kernel: str) -> str:
 
 
 _launchers: dict[int, Launcher] = {}
+"""By id of the kernel."""
+
+
+def _renew_locks() -> None:
+    """Replaces locks that another thread may have held when the process forked."""
+    for launcher in _launchers.values():
+        launcher.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def launch(

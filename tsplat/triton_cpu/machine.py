@@ -20,13 +20,13 @@ _lock = threading.Lock()
 
 
 def triple() -> str:
-    """LLVM's name of this platform."""
+    """Returns LLVM's name of this platform."""
     name: str = import_llvm().get_process_triple()
     return name
 
 
 def version() -> str:
-    """Versions of llvmlite and LLVM."""
+    """Returns the versions of llvmlite and LLVM."""
     llvm = import_llvm()
     import llvmlite
 
@@ -34,10 +34,10 @@ def version() -> str:
 
 
 def compile_object(module: str, target: Target) -> bytes:
-    """Machine code of a module, as an object file."""
+    """Returns the machine code of a module, as an object file."""
     llvm = import_llvm()
     with _lock:
-        machine = _target_machine(target.cpu)
+        machine = _target_machine(target)
         try:
             parsed = llvm.parse_assembly(module)
             parsed.verify()
@@ -48,10 +48,10 @@ def compile_object(module: str, target: Target) -> bytes:
 
 
 def compile_assembly(module: str, target: Target) -> str:
-    """Assembly of a module, to look at."""
+    """Returns the assembly of a module, for inspection."""
     llvm = import_llvm()
     with _lock:
-        text: str = _target_machine(target.cpu).emit_assembly(llvm.parse_assembly(module))
+        text: str = _target_machine(target).emit_assembly(llvm.parse_assembly(module))
         return text
 
 
@@ -63,7 +63,7 @@ def load(code: bytes, symbol: str, target: Target) -> EntryPoint:
     """
     llvm = import_llvm()
     with _lock:
-        engine = _engine(target.cpu)
+        engine = _engine(target)
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         address = engine.get_function_address(symbol)
@@ -73,27 +73,24 @@ def load(code: bytes, symbol: str, target: Target) -> EntryPoint:
     return entry
 
 
-def _create_target_machine(cpu: str) -> Any:
+def _create_target_machine(target: Target) -> Any:
     llvm = import_llvm()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return llvm.Target.from_triple(triple()).create_target_machine(cpu=cpu, opt=3, jit=True)
+    return llvm.Target.from_triple(triple()).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, jit=True
+    )
 
 
 _target_machine = functools.cache(_create_target_machine)
 
 
 @functools.cache
-def _engine(cpu: str) -> Any:
+def _engine(target: Target) -> Any:
     """Holds all loaded code; it takes over a target machine of its own."""
-    machine = _create_target_machine(cpu)
+    machine = _create_target_machine(target)
     return import_llvm().create_mcjit_compiler(import_llvm().parse_assembly(""), machine)
 
 
-def _renew_lock() -> None:
-    """Another thread of the parent may have held the lock when it forked."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+# A process forks when no thread is inside LLVM, whose state would be inconsistent in the child.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

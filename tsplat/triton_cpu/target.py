@@ -24,17 +24,21 @@ class Target(NamedTuple):
 
     Attributes:
         cpu: Name of the CPU for LLVM.
+        features: What LLVM is told beyond the name.
         lanes: Lanes of the vectors in LLVM IR. Wider ones than registers are split by LLVM.
         avx512: Whether AVX-512 is available.
+        avx2: Whether AVX2 is available.
     """
 
     cpu: str
+    features: str
     lanes: int
     avx512: bool
+    avx2: bool
 
 
 def host_target() -> Target:
-    """The best target of this machine, or the one that `TSPLAT_CPU` names.
+    """Returns the best target of this machine, or the one that `TSPLAT_CPU` names.
 
     Raises:
         MissingDependencyError: llvmlite is not installed.
@@ -58,7 +62,7 @@ def _target(requested: str) -> Target:
     features = host_features()
     machine = platform.machine()
     if machine == "aarch64":
-        return Target(requested or import_llvm().get_host_cpu_name(), 8, False)
+        return Target(requested or import_llvm().get_host_cpu_name(), "", lanes=8, avx512=False, avx2=False)
     if machine not in ("x86_64", "AMD64"):
         raise UnsupportedMachineError(f"Triton kernels are compiled for x86-64 and aarch64 only, found {machine}")
     if requested and requested not in LEVELS:
@@ -66,18 +70,19 @@ def _target(requested: str) -> Target:
     for cpu in (requested,) if requested else LEVELS:
         if features >= LEVELS[cpu]:
             avx512 = "avx512f" in LEVELS[cpu]
-            return Target(cpu, 16 if avx512 else 8, avx512)
+            # Without "fast-gather", LLVM replaces masked gathers by a branch per lane.
+            return Target(cpu, "+fast-gather", lanes=16 if avx512 else 8, avx512=avx512, avx2=True)
     missing = LEVELS[requested or "x86-64-v3"] - features
     raise UnsupportedMachineError(f"{requested or 'the CPU'} needs {', '.join(sorted(missing))}, which this CPU lacks")
 
 
 def host_features() -> frozenset[str]:
-    """Names of the CPU features of this machine."""
+    """Returns the names of the CPU features of this machine."""
     return frozenset(name for name, present in import_llvm().get_host_cpu_features().items() if present)
 
 
 def import_llvm() -> Any:
-    """The module `llvmlite.binding`.
+    """Returns the module `llvmlite.binding`.
 
     Raises:
         MissingDependencyError: llvmlite is not installed.

@@ -1,7 +1,8 @@
 """A pool of threads that run the programs of a launch together with the thread that launches.
 
 Threads claim programs from a counter in machine code, without Python's global lock. Idle threads wait for a lock and
-take no CPU time. The launching thread returns to Python every 100 ms or so, which lets Ctrl-C interrupt a launch.
+take no CPU time. The launching thread returns to Python every 100 ms or so, or after a program that takes longer, which
+lets Ctrl-C interrupt a launch.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ TICKS = 1 << 28
 """Ticks of the CPU's clock, at 1 to 5 GHz on x86-64, after which a call returns although programs are left."""
 
 State = ctypes.c_int64 * 9
-"""State of a launch, which machine code reads and updates: next program, programs done, programs in all, programs
-claimed at a time, ticks, grid x, y, z, and threads in machine code."""
+"""State of a launch, which machine code reads and updates: next program, programs done, programs in all, the most
+programs to claim at a time, ticks, grid x, y, z, and threads in machine code."""
 
 
 class Job:
@@ -52,13 +53,13 @@ class Pool:
         self._lock = threading.Lock()
 
     def help(self, job: Job, helpers: int) -> None:
-        """Asks a number of threads to work on a job."""
+        """Asks a number of threads to work on a job; fewer where the system starts no more threads."""
         if self._size < helpers:
-            with self._lock:
+            with self._lock, contextlib.suppress(RuntimeError):
                 while self._size < helpers:
                     threading.Thread(target=self._run, name="triton_cpu", daemon=True).start()
                     self._size += 1
-        for _ in range(helpers):
+        for _ in range(min(helpers, self._size)):
             self._jobs.put(job)
 
     def _run(self) -> None:
@@ -103,7 +104,7 @@ _pool = Pool()
 
 
 def _forget_threads() -> None:
-    """The threads of the parent do not exist in a forked child."""
+    """Starts over in a forked child, where the threads of the parent do not exist."""
     global _pool
     _pool = Pool()
 

@@ -20,7 +20,7 @@ from .values import Value
 
 
 def translate(text: str, symbol: str, kernel: str, triton_version: str, triple: str, target: Target) -> str:
-    """Translates TTIR.
+    """Translates TTIR and returns the text of an LLVM module.
 
     Args:
         text: TTIR of a module with one public function.
@@ -69,7 +69,11 @@ def _module(emitter: Emitter, function: Function, symbol: str, triple: str) -> s
 
 
 def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
-    """The function that threads call. Floating-point modes are the default ones while it runs."""
+    """Returns the function that threads call. Floating-point modes are the default ones while it runs.
+
+    A thread claims one program at first, then twice as many as before if those took less than 1/64 of the time of a
+    call, else half as many. So calls return in time although programs are slow, and claims cost little if they are not.
+    """
     save = restore = declarations = ""
     clock = "llvm.readsteadycounter"
     if x86:
@@ -103,15 +107,18 @@ entry:
   %programs_x = trunc i64 %size_x to i32
   %programs_y = trunc i64 %size_y to i32
   %programs_z = trunc i64 %size_z to i32
-  %begin = call i64 @{clock}()
+  %short = lshr i64 %ticks, 6
   %others = atomicrmw add ptr %active_place, i64 1 seq_cst
+  %begin = call i64 @{clock}()
   br label %next_claim
 next_claim:
-  %first = atomicrmw add ptr %state, i64 %claim seq_cst
+  %size = phi i64 [ 1, %entry ], [ %next_size, %finished ]
+  %start = phi i64 [ %begin, %entry ], [ %now, %finished ]
+  %first = atomicrmw add ptr %state, i64 %size seq_cst
   %left = icmp slt i64 %first, %total
   br i1 %left, label %claimed, label %exit
 claimed:
-  %limit = add i64 %first, %claim
+  %limit = add i64 %first, %size
   %end = call i64 @llvm.smin.i64(i64 %limit, i64 %total)
   br label %run
 run:
@@ -131,6 +138,13 @@ finished:
   %count = sub i64 %end, %first
   %before = atomicrmw add ptr %done_place, i64 %count acq_rel
   %now = call i64 @{clock}()
+  %spent = sub i64 %now, %start
+  %quick = icmp ult i64 %spent, %short
+  %double = shl i64 %size, 1
+  %more_programs = call i64 @llvm.smin.i64(i64 %double, i64 %claim)
+  %half = lshr i64 %size, 1
+  %fewer_programs = call i64 @llvm.smax.i64(i64 %half, i64 1)
+  %next_size = select i1 %quick, i64 %more_programs, i64 %fewer_programs
   %elapsed = sub i64 %now, %begin
   %in_time = icmp ult i64 %elapsed, %ticks
   br i1 %in_time, label %next_claim, label %exit
@@ -141,4 +155,5 @@ exit:
 }}
 declare i64 @{clock}()
 declare i64 @llvm.smin.i64(i64, i64)
+declare i64 @llvm.smax.i64(i64, i64)
 {declarations}"""

@@ -14,7 +14,8 @@ from .types import Type, parse_type
 NAME = r"%[\w$.-]+(?:#\d+)?"
 _NAMES = re.compile(NAME)
 _TYPES = re.compile(r"tensor<(?:[^<>]|<[^<>]*>)*>|!tt\.\w+<[^<>]*(?:<[^<>]*>)?[^<>]*>|\b(?:bf\d+|[fi]\d+\w*|index)\b")
-_OPERATION = re.compile(r'(?:(%[\w$.-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)', re.DOTALL)
+_RESULT = re.compile(r"(%[\w$.-]+)(?::(\d+))?")
+_OPERATION = re.compile(r'(?:((?:%[\w$.-]+(?::\d+)?(?:, )?)+) = )?"?([a-z_]+\.[\w.]+)"?(.*)', re.DOTALL)
 _BLOCK = re.compile(r"(\^\w+)(?:\((.*)\))?:(?:\s*//.*)?")
 _FUNCTION = re.compile(r"tt\.func public @([\w$.]+)\((.*?)\)(?: attributes .*)? \{")
 
@@ -57,7 +58,7 @@ class Operation:
         return self.types[-1]
 
     def integer(self, attribute: str) -> int:
-        """Value of an integer attribute written as `name = value`."""
+        """Returns the value of an integer attribute written as `name = value`."""
         match = re.search(rf"\b{attribute} = (-?\d+)", self.attributes)
         if not match:
             raise UnsupportedFormError(f"no attribute {attribute}")
@@ -99,11 +100,11 @@ class _Parser:
         return [parse_type(found, self.max_lanes) for found in _TYPES.findall(text)]
 
     def arguments(self, text: str) -> list[tuple[str, Type]]:
-        """Names and types of `%a: f32, %b: i32`."""
+        """Returns the names and types of `%a: f32, %b: i32`."""
         return list(zip(_NAMES.findall(text), self.types(re.sub(NAME, "", text))))
 
     def region(self, arguments: list[tuple[str, Type]]) -> tuple[list[Block], str]:
-        """Blocks up to the region's end, and the line that closes it."""
+        """Returns the blocks up to the region's end, and the line that closes it."""
         blocks = [Block("", arguments)]
         while not (line := self.next()).startswith("}"):
             if match := _BLOCK.fullmatch(line):
@@ -121,8 +122,7 @@ class _Parser:
         match = _OPERATION.fullmatch(line)
         if not match:
             raise UnsupportedFormError(f"form of {line}")
-        result, count, name, rest = match.groups()
-        results = [] if result is None else [f"{result}#{i}" for i in range(int(count))] if count else [result]
+        results, name, rest = _results(match[1] or ""), match[2], match[3]
         if name in ("scf.for", "scf.while", "scf.if"):
             return self.control(name, results, rest)
         if name in ("cf.br", "cf.cond_br"):
@@ -136,7 +136,7 @@ class _Parser:
         return Operation(name, results, operands, attributes, self.types(signature))
 
     def control(self, name: str, results: list[str], rest: str) -> Operation:
-        """A loop or a conditional, whose first region may declare its arguments in the header."""
+        """Parses a loop or a conditional, whose first region may declare its arguments in the header."""
         header = rest.strip().removesuffix("{")
         arguments: list[tuple[str, Type]] = []
         if name == "scf.if":
@@ -176,6 +176,14 @@ class _Parser:
         return Operation(name, [], _NAMES.findall(condition), "", [], [], successors)
 
 
+def _results(text: str) -> list[str]:
+    """Returns the names by which operands refer to the results `%a, %b:2`: %a, %b#0, %b#1."""
+    names = []
+    for name, count in _RESULT.findall(text):
+        names += [f"{name}#{i}" for i in range(int(count))] if count else [name]
+    return names
+
+
 def _split_signature(text: str) -> tuple[str, str]:
     """Splits off the types behind the last colon that is not inside braces."""
     values, colon, signature = text.rpartition(" : ")
@@ -185,7 +193,7 @@ def _split_signature(text: str) -> tuple[str, str]:
 
 
 def _split_operands(text: str) -> tuple[list[str], str]:
-    """Operand names, and the rest of the text without punctuation between them."""
+    """Returns operand names, and the rest of the text without punctuation between them."""
     operands = _NAMES.findall(text)
     attributes = re.sub(r"^[\s,()\[\]]+|[\s,()\[\]]+$", "", _NAMES.sub("", text))
     return operands, re.sub(r"\s+", " ", attributes)

@@ -80,14 +80,14 @@ class Type(NamedTuple):
 
 @functools.cache
 def llvm_type(element: str, lanes: int | None) -> str:
-    """LLVM type of a scalar (`lanes` None) or a vector."""
+    """Returns the LLVM type of a scalar (`lanes` None) or a vector."""
     name = LLVM_NAMES[element]
     return name if lanes is None else f"<{lanes} x {name}>"
 
 
 @functools.cache
 def mangled(element: str, lanes: int | None) -> str:
-    """Suffix of overloaded LLVM intrinsics for a type, such as "v16f32"."""
+    """Returns the suffix of overloaded LLVM intrinsics for a type, such as "v16f32"."""
     name = {"bf16": "i16", "index": "i64"}.get(element, element)
     return name if lanes is None else f"v{lanes}{name}"
 

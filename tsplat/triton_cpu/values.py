@@ -43,7 +43,7 @@ class Value:
     firsts: dict[int, First] = dataclasses.field(default_factory=dict)
 
     def first(self, code: Code, k: int) -> str:
-        """Lane 0 of a chunk."""
+        """Returns lane 0 of a chunk."""
         return self.firsts[k]() if k in self.firsts else code.extract(self.chunk_type, self.chunks[k], 0)
 
     @property
@@ -60,12 +60,12 @@ class Value:
 
 
 def value_of(code: Code, type: Type, chunks: list[str], steps: Sequence[int | None] | None = None) -> Value:
-    """A value whose steps are found where they are not given."""
+    """Makes a value; steps that are not given are found."""
     return Value(type, chunks, list(steps) if steps is not None else [step_of(code, chunk) for chunk in chunks])
 
 
 def step_of(code: Code, chunk: str) -> int | None:
-    """Difference of neighboring lanes of a constant."""
+    """Returns the difference of neighboring lanes of a constant; None if it is not the same for all."""
     known = code.known(chunk)
     if known is None:
         return None
@@ -76,7 +76,7 @@ def step_of(code: Code, chunk: str) -> int | None:
 
 
 def rearrange(code: Code, value: Value, type: Type, index: Index) -> Value:
-    """The tensor of a given type whose flat element i is flat element index[i] of `value`."""
+    """Returns the tensor of a given type whose flat element i is flat element index[i] of `value`."""
     source_lanes, lanes = value.type.lanes, type.lanes
     sources, positions = np.divmod(index.reshape(-1, lanes), source_lanes)
     result = Value(type, [], [], value.base, value.offset)
@@ -103,14 +103,14 @@ def rearrange(code: Code, value: Value, type: Type, index: Index) -> Value:
 
 
 def _lane(code: Code, value: Value, chunk: int, lane: int) -> str:
-    """A lane of a chunk, as a scalar."""
+    """Returns a lane of a chunk, as a scalar."""
     if lane == 0:
         return value.first(code, chunk)
     return code.extract(value.chunk_type, value.chunks[chunk], lane)
 
 
 def _combine(code: Code, value: Value, used: list[int], sources: list[int], positions: list[int]) -> str:
-    """A chunk with lane `positions[i]` of chunk `sources[i]` in lane i, by shuffles of two chunks at a time."""
+    """Returns a chunk with lane `positions[i]` of chunk `sources[i]` in lane i, by shuffles of two chunks at a time."""
     known = [code.known(value.chunks[source]) for source in used]
     if all(values is not None for values in known):
         table = dict(zip(used, known))
@@ -133,7 +133,7 @@ def _combine(code: Code, value: Value, used: list[int], sources: list[int], posi
 
 
 def _rearranged_step(code: Code, value: Value, source: int, chunk: str, positions: list[int]) -> int | None:
-    """Step of a chunk whose lanes come from one source at the given positions."""
+    """Returns the step of a chunk whose lanes come from one source at the given positions."""
     if (step := step_of(code, chunk)) is not None:
         return step
     if len(positions) < 2:
