@@ -80,6 +80,12 @@ class AmdProgram(Program):
         )  # fmt: skip
         return bool(core.execute(ctypes.byref(gpu)))
 
+    def write_hidden_arguments(self, arguments: bytearray, grid: tuple[int, int, int], threads: int) -> None:
+        for kind, numbers in (("block_count", grid), ("group_size", (threads, 1, 1))):
+            for axis, number in zip("xyz", numbers):
+                if place := self.descriptor.hidden.get(f"hidden_{kind}_{axis}"):
+                    arguments[place[0] : sum(place)] = number.to_bytes(place[1], "little")
+
     def own_memories(self, launch: Launch) -> list[Memory]:
         """Kernel arguments, which instructions load like other data."""
         return [Memory(launch.arguments.ctypes.data, len(launch.arguments), readonly=True)]
