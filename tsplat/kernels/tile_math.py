@@ -83,7 +83,7 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr):
     A pixel that has stopped keeps its transmittance, with a negative sign.
     """
     weight = alpha * transmittance
-    after = transmittance - weight
+    after = tl.fma(-alpha, transmittance, transmittance)
     added = after > TRANSMITTANCE_MIN
     return weight, added, tl.where(added, after, -tl.abs(transmittance))
 
