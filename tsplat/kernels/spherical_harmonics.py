@@ -253,6 +253,7 @@ def spherical_harmonics_fwd(
                 DEGREE=degree,
                 BLOCK=BLOCK,
                 num_warps=2,
+                enable_fp_fusion=False,  # or contraction would depend on the dtype of coefficients
             )
     return colors
 
@@ -297,6 +298,7 @@ def spherical_harmonics_bwd(
                 DEGREE=degree,
                 BLOCK=BLOCK,
                 num_warps=2,
+                enable_fp_fusion=False,  # or contraction would depend on the dtype of coefficients
             )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
     return v_means, v_centers, v_coeffs.to(coeffs.dtype)
