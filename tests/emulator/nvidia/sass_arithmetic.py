@@ -20,7 +20,7 @@ SPECIAL_REGISTERS = {
 }  # fmt: skip
 ROUNDING = {"RN": 0, "RZ": 1, "RM": 2, "RP": 3, "TRUNC": 1, "FLOOR": 2, "CEIL": 3}
 INTEGERS = {"U8": 0, "U16": 1, "U32": 2, "U64": 3, "S8": 4, "S16": 5, "S32": 6, "S64": 7}
-F32 = 11
+F16, F32 = 10, 11
 
 
 def _half(text: str) -> int:
@@ -285,10 +285,31 @@ class Arithmetic(Operands):
     def do_fchk(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("fchk", self.predicate_out(values[0]), self.read(values[1], "f"), self.read(values[2], "f"))
 
+    # --- half precision: what ptxas makes of moves and of conversions to fp32
+
     def do_hfma2(self, modifiers: list[str], values: list[str]) -> None:
-        if not {values[1], values[2]} <= {"-RZ", "RZ"}:
+        target, *factors, last = values
+        zero = {factor.split(".")[0] for factor in factors[:2]} <= {"-RZ", "RZ"}
+        if zero and len(values) == 5:
+            halves = _half(values[3]) << 16 | _half(last)
+            self.emit("mov_32", self.write(target), self.value(halves))
+        elif zero and (absolute := re.fullmatch(r"\|(R\d+)\|", last.replace(".reuse", ""))):
+            self.emit("and_32", self.write(target), self.read(absolute[1]), self.value(0x7FFF7FFF))
+        else:
             raise UnsupportedInstructionError("half precision")
-        self.emit("mov_32", self.write(values[0]), self.value(_half(values[3]) << 16 | _half(values[4])))
+
+    def do_hadd2(self, modifiers: list[str], values: list[str]) -> None:
+        match = re.fullmatch(r"(-?)(\|?)(R\d+)\|?\.H([01])_H\4", values[2].replace(".reuse", ""))
+        if modifiers[1:] != ["F32"] or values[1] != "-RZ" or match is None:
+            raise UnsupportedInstructionError("half precision")
+        out, half = self.write(values[0]), self.read(match[3])
+        if match[4] == "1":
+            upper = self.temporary()
+            self.help("shr_u32", upper, half, self.value(16))
+            half = upper
+        self.emit("cvt", out, half, size=F32, count=F16)
+        for name in ["abs_f32"] * bool(match[2]) + ["neg_f32"] * bool(match[1]):
+            self.help(name, out, out)
 
     def _convert(self, modifiers: list[str], values: list[str], to: int, source: int, extra: int = 0) -> None:
         rounding = next((ROUNDING[x] for x in modifiers if x in ROUNDING), 0) + extra
