@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--arch", default=arch, help=f"one of {', '.join(ARCHITECTURES)} (EMULATE, or sm_80)")
     parser.add_argument("--code", default=code, help="what is executed: ptx, sass or amdgcn (EMULATE_CODE)")
     parser.add_argument("--count", type=int, default=300, help="number of scenes (300)")
-    parser.add_argument("--seed", type=int, default=30_000, help="seed of the first scene but for those that once failed (30000)")
+    parser.add_argument("--seed", type=int, default=30_000, help="of the first new scene (30000)")
     parser.add_argument("--max-gaussians", type=int, default=20, help="per scene (20)")
     parser.add_argument("--max-pixels", type=int, default=24, help="width and height (24)")
     parser.add_argument("--fp64", action="store_true", help="also checks fp64 kernels, exactly")

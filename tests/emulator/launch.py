@@ -77,7 +77,8 @@ def launch_of(
             storage = value.untyped_storage()
             memories.append(Memory(storage.data_ptr(), storage.nbytes(), value.element_size(), shadow.of(value)))
     threads = metadata.num_warps * program.lanes
-    program.write_hidden_arguments(packed, grid, threads)
+    for offset, data in program.hidden_arguments(grid, threads).items():
+        packed[offset : offset + len(data)] = data
     launch = Launch(
         grid=grid, threads=threads, arguments=np.frombuffer(bytes(packed), np.uint8),
         memories=memories, shared_bytes=metadata.shared + program.static_shared_bytes, key=key,

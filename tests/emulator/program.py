@@ -84,8 +84,9 @@ class Program(abc.ABC):
         """log2 of the bytes of shared memory between which races are told apart."""
         return 2
 
-    def write_hidden_arguments(self, arguments: bytearray, grid: tuple[int, int, int], threads: int) -> None:
-        """Writes the arguments that the compiler adds to a kernel's own."""
+    def hidden_arguments(self, grid: tuple[int, int, int], threads: int) -> dict[int, bytes]:
+        """Returns the arguments that the compiler adds to a kernel's own, by offset."""
+        return {}
 
     def own_memories(self, launch: Launch) -> list[Memory]:
         """Returns what a launch may access beside its tensors."""

@@ -19,7 +19,8 @@ CONDITIONS = ["f", "lt", "eq", "le", "gt", "lg", "ge", "o", "u", "nge", "nlg", "
 WORDS = "offen idxen glc slc dlc clamp tfe gds row_mirror row_half_mirror sc0 sc1 nt".replace(" ", "|")
 """Modifiers without a value."""
 KNOWN = set(WORDS.split("|")) - {"idxen", "tfe", "gds"} | {
-    "offset", "offset0", "offset1", "row_shl", "row_shr", "row_ror", "row_share", "row_xmask", "row_bcast", "quad_perm", "wave_shl", "wave_shr",
+    "offset", "offset0", "offset1", "row_shl", "row_shr", "row_ror", "row_share", "row_xmask", "row_bcast", "quad_perm",
+    "wave_shl", "wave_shr",
     "row_mask", "bank_mask", "bound_ctrl", "fi", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "src0_sel", "src1_sel",
     "dst_sel", "dst_unused",
 }  # fmt: skip
