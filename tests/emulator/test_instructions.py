@@ -198,6 +198,7 @@ def _conversions(a, integers, halves, brains, back, N: tl.constexpr):
     tl.store(integers + i, x.to(tl.int32))
     tl.store(halves + i, x.to(tl.float16))
     tl.store(brains + i, x.to(tl.bfloat16))
+    tl.debug_barrier()  # other threads may load what this one stored
     tl.store(back + i, x.to(tl.int32).to(tl.float32) + tl.load(halves + i).to(tl.float32))
 
 
@@ -209,7 +210,7 @@ def test_conversions(target, code):
     brains, back = torch.empty(128, dtype=torch.bfloat16), torch.empty(128)
     if code == "sass":
         pytest.skip("half-precision machine code of NVIDIA GPUs is not emulated")
-    with emulated(target, code, races=False):
+    with emulated(target, code):
         _conversions[(1,)](x, integers, halves, brains, back, N=128)
     assert torch.equal(integers, x.int())
     assert torch.equal(halves, x.half())
