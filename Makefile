@@ -5,9 +5,11 @@ INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 MINUTES ?= 5
 VERSION ?= 3.9.0
+EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass gfx942-amdgcn gfx1100-amdgcn
+COUNT ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-triton lint fuzz mutants scoreboard clean
+.PHONY: help demo quick test test-triton lint fuzz emulate mutants scoreboard clean
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +43,14 @@ lint: $(INSTALLED) ## check style, formatting and types
 
 fuzz: $(INSTALLED) ## check properties of random scenes for MINUTES=5; failures are saved under tests/cases
 	$(BIN)/python -m tests.tools.fuzz --minutes $(MINUTES)
+
+emulate: $(INSTALLED) ## execute kernels compiled for GPUs on an emulator: hours, or less with ARCH=sm_80 CODE=sass COUNT=9
+	@set -e; for target in $(if $(ARCH),$(ARCH)-$(CODE),$(EMULATED)); do \
+		export EMULATE=$${target%-*} EMULATE_CODE=$${target#*-}; \
+		echo "== $$target: tests marked gpu"; $(PYTEST) -p tests.emulator.plugin -m gpu; \
+		echo "== $$target: the emulator's own tests"; $(PYTEST) tests/emulator; \
+		echo "== $$target: $(COUNT) random scenes"; $(BIN)/python -m tests.emulator.fuzz --count $(COUNT); \
+	done
 
 mutants: $(INSTALLED) ## seed small bugs into copies of the package and check that the tests catch them
 	$(BIN)/python -m tests.tools.mutants

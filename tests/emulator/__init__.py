@@ -12,7 +12,9 @@
 | `nvidia`, `amd` | front ends: PTX and SASS; AMD's assembly and code objects |
 | `build`, `core/` | the C cores: `memory.h` is the one model of memory, races and counters |
 | `package`, `plugin`, `fuzz` | tsplat on the emulator; pytest; random scenes |
+| `micro`, `targets` | single PTX instructions, and the targets of the emulator's own tests |
 
 It shows results, out-of-bounds accesses, reads of bytes never written, races, misalignment, and exact counts. It does
-not show time, caches, memory ordering finer than barriers, or approximate instructions to the last bit.
+not show time, caches, memory ordering finer than barriers, or approximate instructions to the last bit: see
+docs/emulation.md.
 """

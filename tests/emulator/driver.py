@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.cache import get_cache_manager
 
-from .launch import KernelSource, arguments_of
+from .launch import KernelSource, launch_of
 from .machine import Machine
 from .program import Program
 from .shadow import Shadow
@@ -51,8 +51,8 @@ class Launcher:
         if version not in self.programs:
             self.programs[version] = self.source.program(*version)
         given = [(kind, value) for kind, value in zip(self.types, values) if kind != "constexpr"]
-        launch = arguments_of(self.source, self.programs[version], given, driver.shadow)
-        launch.grid, launch.key = (grid_x, grid_y, grid_z), self.key
+        grid = grid_x, grid_y, grid_z
+        launch = launch_of(self.source, self.programs[version], grid, given, driver.shadow, self.key)
         machine.run(self.programs[version], launch)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,20 @@ from .counters import total
 from .machine import EmulationError
 from .package import tsplat_emulated
 
+KNOWN_SEEDS = (14_186_045,)
+"""Scenes that once failed; they come first."""
+PROGRESS = 25
+"""Scenes between lines of progress."""
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120", "gfx942", "gfx1100")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", default="sm_80", help=f"one of {', '.join(ARCHITECTURES)} (sm_80)")
-    parser.add_argument("--code", choices=("ptx", "sass", "amdgcn"), help="what is executed (ptx or amdgcn)")
+    arch, code = os.environ.get("EMULATE", "sm_80"), os.environ.get("EMULATE_CODE") or None
+    parser.add_argument("--arch", default=arch, help=f"one of {', '.join(ARCHITECTURES)} (EMULATE, or sm_80)")
+    parser.add_argument("--code", default=code, help="what is executed: ptx, sass or amdgcn (EMULATE_CODE)")
     parser.add_argument("--count", type=int, default=300, help="number of scenes (300)")
-    parser.add_argument("--seed", type=int, default=30_000, help="seed of the first scene (30000)")
+    parser.add_argument("--seed", type=int, default=30_000, help="of the first new scene (30000)")
     parser.add_argument("--max-gaussians", type=int, default=20, help="per scene (20)")
     parser.add_argument("--max-pixels", type=int, default=24, help="width and height (24)")
     parser.add_argument("--fp64", action="store_true", help="also checks fp64 kernels, exactly")
@@ -53,7 +59,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     failures: list[dict[str, Any]] = []
     worst, worst_seed, instructions = 0.0, None, 0
-    for seed in range(arguments.seed, arguments.seed + arguments.count):
+    seeds = [*KNOWN_SEEDS, *range(arguments.seed, arguments.seed + arguments.count)][: arguments.count]
+    for done, seed in enumerate(seeds):
+        if done % PROGRESS == PROGRESS - 1:
+            print(f"  {done + 1} of {len(seeds)} scenes, {time.monotonic() - began:.0f} s", flush=True)
         case = draw(seed, max_n=arguments.max_gaussians, max_pixels=arguments.max_pixels)
         try:
             with tsplat_emulated(arguments.arch, arguments.code, order=arguments.order, seed=seed) as gpu:

@@ -49,11 +49,19 @@ class KernelSource:
         return program
 
 
-def arguments_of(source: KernelSource, program: Program, given: list[tuple[str, Any]], shadow: Shadow) -> Launch:
+def launch_of(
+    source: KernelSource,
+    program: Program,
+    grid: tuple[int, int, int],
+    given: list[tuple[str, Any]],
+    shadow: Shadow,
+    key: str,
+) -> Launch:
     """Packs the values of a launch as the hardware gets them.
 
     Args:
         given: Triton's type and the value of each argument that is not a constant.
+        key: Of its counters.
     """
     metadata = source.metadata
     if getattr(metadata, "global_scratch_size", 0):
@@ -68,9 +76,12 @@ def arguments_of(source: KernelSource, program: Program, given: list[tuple[str, 
         if kind.startswith("*") and isinstance(value, torch.Tensor):
             storage = value.untyped_storage()
             memories.append(Memory(storage.data_ptr(), storage.nbytes(), value.element_size(), shadow.of(value)))
+    threads = metadata.num_warps * program.lanes
+    for offset, data in program.hidden_arguments(grid, threads).items():
+        packed[offset : offset + len(data)] = data
     launch = Launch(
-        grid=(0, 0, 0), threads=metadata.num_warps * program.lanes, arguments=np.frombuffer(bytes(packed), np.uint8),
-        memories=memories, shared_bytes=metadata.shared + program.static_shared_bytes, key="",
+        grid=grid, threads=threads, arguments=np.frombuffer(bytes(packed), np.uint8),
+        memories=memories, shared_bytes=metadata.shared + program.static_shared_bytes, key=key,
     )  # fmt: skip
     launch.memories += program.own_memories(launch)
     return launch

@@ -67,6 +67,17 @@ def _emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         _totals.update(total(gpu.counts))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # of pytest-xdist
+        session.config.workeroutput["emulated"] = dict(_totals)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Adds what a worker of pytest-xdist executed."""
+    _totals.update(getattr(node, "workeroutput", {}).get("emulated", {}))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     launches, instructions = _totals["launches"], _totals["instructions"]
     code = f" {CODE}" if CODE else ""

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
 
+TRITON_LIBRARY = ("standard.py", "math.py", "random.py")
+"""Files of triton.language whose functions are inlined into kernels."""
+
 
 class UnsupportedInstructionError(Exception):
     """The emulator does not know an instruction, or a form of it."""
+
+
+def kernel_line(comment: str) -> str:
+    """Returns "file:line" of an instruction from the comment that LLVM writes behind `.loc`.
+
+    "standard.py:293:36 @[ my_kernels.py:59:36 ]" lists the frames of inlined functions, innermost first. Frames of
+    Triton's library are skipped. Returns "" if no frame has a line, as for instructions that the compiler added.
+    """
+    frames = [f"{file}:{line}" for file, line in re.findall(r"([\w.<>-]+):(\d+):\d+", comment) if line != "0"]
+    return next((frame for frame in frames if not frame.startswith(TRITON_LIBRARY)), frames[0] if frames else "")
 
 
 @dataclasses.dataclass
@@ -47,7 +61,7 @@ class Program(abc.ABC):
     statements: list[str]
     """Text of each instruction; empty for helpers of the emulator, which are not counted."""
     lines: list[str]
-    """Source file and line of each instruction, where known."""
+    """Source file and line of each instruction, where known; see :func:`kernel_line`."""
 
     lanes: int = dataclasses.field(default=32, init=False)
     sector_bytes: int = dataclasses.field(default=32, init=False)
@@ -69,6 +83,10 @@ class Program(abc.ABC):
     def shared_granule(self) -> int:
         """log2 of the bytes of shared memory between which races are told apart."""
         return 2
+
+    def hidden_arguments(self, grid: tuple[int, int, int], threads: int) -> dict[int, bytes]:
+        """Returns the arguments that the compiler adds to a kernel's own, by offset."""
+        return {}
 
     def own_memories(self, launch: Launch) -> list[Memory]:
         """Returns what a launch may access beside its tensors."""

@@ -1,16 +1,34 @@
-"""Targets that the emulator's own tests run on."""
+"""Targets that the emulator's own tests run on.
+
+With `EMULATE` in the environment, as in `make emulate`, all run on that target. Without it, as in `make test`, they run
+on one target of each kind, and those that compile for long do not run.
+"""
+
+import os
 
 import pytest
 
-QUICK = [("cuda:80", "ptx"), ("cuda:80", "sass"), ("hip:gfx942", "amdgcn"), ("hip:gfx1100", "amdgcn")]
-SLOW = [("cuda:90", "ptx"), ("cuda:90", "sass"), ("cuda:120", "ptx")]
+from .emulation import target_of
+
+KINDS = [("cuda:80", "ptx"), ("cuda:80", "sass"), ("hip:gfx942", "amdgcn"), ("hip:gfx1100", "amdgcn")]
+"""PTX, NVIDIA's machine code, AMD's with 64 and with 32 lanes per wave."""
 
 
-def _parameter(target, *marks):
-    return pytest.param(*target, marks=marks, id="-".join(target))
+def selected(default):
+    """Returns the (target, code) of `EMULATE` and `EMULATE_CODE`, or the default."""
+    if "EMULATE" not in os.environ:
+        return default
+    target = target_of(os.environ["EMULATE"])
+    code = "amdgcn" if target.backend == "hip" else os.environ.get("EMULATE_CODE") or "ptx"
+    return [(f"{target.backend}:{target.arch}", code)]
 
 
-each_target = pytest.mark.parametrize(
-    ("target", "code"), [*map(_parameter, QUICK), *(_parameter(target, pytest.mark.slow) for target in SLOW)]
-)
-"""Runs a test on every target; those of `SLOW`, whose front ends are shared with others, are marked slow."""
+def _parametrized(targets):
+    return pytest.mark.parametrize(("target", "code"), targets, ids=["-".join(target) for target in targets])
+
+
+each_target = _parametrized(selected(KINDS))
+"""Runs a test on every target."""
+one_target = _parametrized(selected(KINDS[:1]))
+"""Runs a test on PTX for sm_80 only."""
+compiles_long = pytest.mark.skipif("EMULATE" not in os.environ, reason="compiles for long: make emulate runs it")

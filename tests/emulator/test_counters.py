@@ -119,9 +119,7 @@ def _copy(x, y, n, B: tl.constexpr):
 )
 def test_counts_of_a_triton_kernel(target, code, lanes, sector):
     n, block, warps = 1000, 128, 4
-    storage = torch.zeros(2 * 1056, dtype=torch.float32)
-    first = -storage.data_ptr() % sector // 4  # tensors begin at a sector
-    x, y = storage[first : first + n], storage[first + 1024 : first + 1024 + n]
+    x, y = torch.zeros(n), torch.zeros(n)
     with emulated(target, code) as gpu:
         _copy[(8,)](x, y, n, B=block, num_warps=warps)
     found = total(gpu.counts, "_copy")

@@ -20,25 +20,25 @@ N = 1000
 @triton.jit
 def _correct(x, y, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + i, mask=i < n, other=0.0) * 2, mask=i < n)
+    tl.store(y + i, tl.load(x + i, mask=i < n, other=0.0) * 3, mask=i < n)
 
 
 @triton.jit
 def _loads_past_the_end(x, y, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + i, mask=i <= n, other=0.0) * 2, mask=i < n)
+    tl.store(y + i, tl.load(x + i, mask=i <= n, other=0.0) * 3, mask=i < n)
 
 
 @triton.jit
 def _loads_before_the_start(x, y, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + i - 1, mask=i < n, other=0.0) * 2, mask=i < n)
+    tl.store(y + i, tl.load(x + i - 1, mask=i < n, other=0.0) * 3, mask=i < n)
 
 
 @triton.jit
 def _stores_past_the_end(x, y, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + i, mask=i < n, other=0.0) * 2, mask=i <= n)
+    tl.store(y + i, tl.load(x + i, mask=i < n, other=0.0) * 3, mask=i <= n)
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def launched(kernel, target, code, **options):
 def test_correct_kernel_has_no_findings(target, code):
     gpu, x, y = launched(_correct, target, code)
     assert not gpu.findings
-    assert torch.equal(y, 2 * x)
+    assert torch.equal(y, 3 * x)
 
 
 @each_target

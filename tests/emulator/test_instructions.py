@@ -198,6 +198,7 @@ def _conversions(a, integers, halves, brains, back, N: tl.constexpr):
     tl.store(integers + i, x.to(tl.int32))
     tl.store(halves + i, x.to(tl.float16))
     tl.store(brains + i, x.to(tl.bfloat16))
+    tl.debug_barrier()  # other threads may load what this one stored
     tl.store(back + i, x.to(tl.int32).to(tl.float32) + tl.load(halves + i).to(tl.float32))
 
 
@@ -209,7 +210,7 @@ def test_conversions(target, code):
     brains, back = torch.empty(128, dtype=torch.bfloat16), torch.empty(128)
     if code == "sass":
         pytest.skip("half-precision machine code of NVIDIA GPUs is not emulated")
-    with emulated(target, code, races=False):
+    with emulated(target, code):
         _conversions[(1,)](x, integers, halves, brains, back, N=128)
     assert torch.equal(integers, x.int())
     assert torch.equal(halves, x.half())
@@ -264,8 +265,9 @@ def test_matrix_products(target, code, precision):
     b, c = b.reshape(32, 64).contiguous(), torch.empty(64, 64)
     with emulated(target, code):
         _matrix[(1,)](a, b, c, M=64, K=32, PRECISION="tf32" if precision == "tf32" else "ieee")
-    bound = 2e-2 if precision == "tf32" else 1e-4
-    assert (c - (a.double() @ b.double())).abs().max() < bound
+    if precision == "tf32":  # matrix units ignore the lower 13 bits
+        a, b = ((x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b))
+    assert (c - (a.double() @ b.double())).abs().max() < 1e-4
 
 
 @triton.jit
@@ -276,13 +278,14 @@ def _atomics(values, out, old, N: tl.constexpr):
     tl.atomic_max(out + 5 + i % 5, x)
     tl.atomic_min(out + 10 + i % 5, x)
     tl.atomic_or(out + 15 + i % 5, x)
-    tl.store(old + i, tl.atomic_add(out + 20, 1 + 0 * x))
+    tl.store(old + i, tl.atomic_add(out + 20 + 0 * i, 1 + 0 * x))
 
 
 def test_atomics(target, code):
     x = torch.arange(1, 257, dtype=torch.int32)
     out, old = torch.zeros(21, dtype=torch.int32), torch.empty(256, dtype=torch.int32)
-    with emulated(target, code, order="random"):
+    # On gfx1100, LLVM makes some atomics of a plain load and compare-and-swap, which counts as a race.
+    with emulated(target, code, order="random", races=target != "hip:gfx1100"):
         _atomics[(2,)](x, out.index_fill_(0, torch.arange(10, 15), 999), old, N=128)
     groups = [x[k::5] for k in range(5)]
     expected = [int(g.sum()) for g in groups] + [int(g.max()) for g in groups] + [int(g.min()) for g in groups]

@@ -254,6 +254,7 @@ def spherical_harmonics_fwd(
             n_bases=n_bases,
             DEGREE=degree,
             num_warps=2,
+            enable_fp_fusion=False,  # or contraction would depend on the dtype of coefficients
         )
     return colors
 
@@ -300,6 +301,7 @@ def spherical_harmonics_bwd(
             DEGREE=degree,
             BLOCK=block,
             num_warps=2,
+            enable_fp_fusion=False,
         )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
     return v_means, v_centers, v_coeffs.to(coeffs.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.emulator.program import UnsupportedInstructionError
+from tests.emulator.program import UnsupportedInstructionError, kernel_line
 
 from .code_object import Descriptor
 from .instructions import DUAL, parse
@@ -31,14 +31,13 @@ def translate(text: str, descriptor: Descriptor, lanes: int) -> AmdProgram:
     line = ""
     name = re.search(r"^\s*\.globl\s+(\w+)", text, flags=re.M)
     assert name is not None
-    files = dict(re.findall(r'\.file\s+(\d+)\s+"[^"]*"\s+"([^"]*)"', text))
     body = text[text.index(f"\n{name[1]}:") :]
     for raw in body.splitlines()[1:]:
         statement = re.split(r";|//", raw, maxsplit=1)[0].strip()
         if label := re.fullmatch(r"([.\w$]+):", statement):
             labels[label[1]] = len(rows)
-        elif location := re.match(r"\.loc\s+(\d+)\s+(\d+)", statement):
-            line = f"{files.get(location[1], location[1])}:{location[2]}"
+        elif statement.startswith(".loc"):
+            line = kernel_line(raw.partition(";")[2]) or line
         elif re.match(r"\.(section|Lfunc_end|rodata|end_amdhsa)", statement):
             break
         elif re.match(r"(v|s|ds|global|buffer|scratch|flat)_", statement):

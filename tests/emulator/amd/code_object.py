@@ -31,6 +31,8 @@ class Descriptor:
     """First and number of arguments that are loaded into registers."""
     arguments: list[tuple[int, int]]
     """Offset and size of each."""
+    hidden: dict[str, tuple[int, int]]
+    """The same of arguments that the compiler adds."""
 
     def user_registers(self, arguments: bytes, address: int) -> list[int]:
         """Returns what the first scalar registers hold.
@@ -68,9 +70,14 @@ def load(elf: bytes, name: str) -> Descriptor:
     shared, scratch, argument_bytes = struct.unpack_from("<III", elf, at)
     _, _, rsrc2, properties, preload = struct.unpack_from("<IIIHH", elf, at + 44)
     kernels = _metadata(elf, segments)["amdhsa.kernels"]
-    arguments = next(kernel for kernel in kernels if kernel[".name"] == name).get(".args", [])
-    layout = [(argument[".offset"], argument[".size"]) for argument in arguments]
-    return Descriptor(shared, scratch, argument_bytes, rsrc2, properties, preload, layout)
+    layout, hidden = [], {}
+    for argument in next(kernel for kernel in kernels if kernel[".name"] == name).get(".args", []):
+        place = argument[".offset"], argument[".size"]
+        if argument[".value_kind"].startswith("hidden_"):
+            hidden[argument[".value_kind"]] = place
+        else:
+            layout.append(place)
+    return Descriptor(shared, scratch, argument_bytes, rsrc2, properties, preload, layout, hidden)
 
 
 def _symbols(elf: bytes, sections: list[Any]) -> dict[str, int]:

@@ -20,6 +20,7 @@ WORDS = "offen idxen glc slc dlc clamp tfe gds row_mirror row_half_mirror sc0 sc
 """Modifiers without a value."""
 KNOWN = set(WORDS.split("|")) - {"idxen", "tfe", "gds"} | {
     "offset", "offset0", "offset1", "row_shl", "row_shr", "row_ror", "row_share", "row_xmask", "row_bcast", "quad_perm",
+    "wave_shl", "wave_shr",
     "row_mask", "bank_mask", "bound_ctrl", "fi", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "src0_sel", "src1_sel",
     "dst_sel", "dst_unused",
 }  # fmt: skip
@@ -30,6 +31,7 @@ WITHOUT_OPERANDS = (
 )  # fmt: skip
 DPP_CONTROLS = {
     "row_shl": 0x100, "row_shr": 0x110, "row_ror": 0x120, "row_share": 0x150, "row_xmask": 0x160,
+    "wave_shl": 0x12F, "wave_shr": 0x137,
 }  # fmt: skip
 
 

@@ -80,6 +80,12 @@ class AmdProgram(Program):
         )  # fmt: skip
         return bool(core.execute(ctypes.byref(gpu)))
 
+    def hidden_arguments(self, grid: tuple[int, int, int], threads: int) -> dict[int, bytes]:
+        values = {f"hidden_block_count_{axis}": number for axis, number in zip("xyz", grid)}
+        values |= {"hidden_group_size_x": threads, "hidden_group_size_y": 1, "hidden_group_size_z": 1}
+        hidden = self.descriptor.hidden
+        return {hidden[name][0]: n.to_bytes(hidden[name][1], "little") for name, n in values.items() if name in hidden}
+
     def own_memories(self, launch: Launch) -> list[Memory]:
         """Kernel arguments, which instructions load like other data."""
         return [Memory(launch.arguments.ctypes.data, len(launch.arguments), readonly=True)]

@@ -176,6 +176,8 @@ static int dpp_lane(int control, int l) {
     if (control < 0x100) return (l & ~3) | (control >> 2 * (l & 3) & 3);
     if (control == 0x142) return l < 16 ? -1 : row - 1;  // row_bcast:15, from the last lane of the row before
     if (control == 0x143) return l < 32 ? -1 : 31;       // row_bcast:31
+    if (control == 0x130) return l == W - 1 ? -1 : l + 1;  // wave_shl:1
+    if (control == 0x138) return l - 1;                    // wave_shr:1
     switch (control & 0x1F0) {
         case 0x100: return i + n > 15 ? -1 : l + n;                                     // row_shl
         case 0x110: return i - n < 0 ? -1 : l - n;                                      // row_shr

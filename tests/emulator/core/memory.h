@@ -82,18 +82,19 @@ static void track(Model *model, Region *region, int kind, int pc, int warp, int 
 
 static void touch(Model *model, Region *region, int pc, u64 sector) {
     if (!region || !region->touched) return;
-    u32 *program = &region->touched[sector - (region->low >> model->sector_shift)];
+    u32 *program = &region->touched[sector];
     if (*program == (u32)model->program + 1) return;
     *program = model->program + 1;
     model->first[pc]++;
 }
 
+// Sectors count from the start of a tensor's storage, as GPUs allocate memory in multiples of them.
 static void count_sectors(Model *model, Region *region, int pc, Mask on, const u64 *address, int size) {
-    u64 seen[2 * W];
+    u64 seen[2 * W], origin = region ? region->low : 0;
     int n = 0;
     EACH_LANE(on, lane) {
-        u64 last = (address[lane] + size - 1) >> model->sector_shift;
-        for (u64 sector = address[lane] >> model->sector_shift; sector <= last && n < 2 * W; sector++) {
+        u64 offset = address[lane] - origin, last = (offset + size - 1) >> model->sector_shift;
+        for (u64 sector = offset >> model->sector_shift; sector <= last && n < 2 * W; sector++) {
             int i = n - 1;
             while (i >= 0 && seen[i] != sector) i--;
             if (i < 0) seen[n++] = sector, touch(model, region, pc, sector);

@@ -8,18 +8,22 @@ static u32 existing(const Gpu *gpu, const Warp *self, int warp) {
     return ~self->exited & existing_lanes(gpu->model, warp);
 }
 
+// Whether group b waits with group a: not all lanes at a barrier need have come to it together.
+static int waits_with(const Group *a, const Group *b) {
+    return b->awaited && b->barrier == a->barrier && b->pc == a->pc && !(b->lanes & ~a->awaited);
+}
+
 // Lets groups go whose barrier all awaited lanes have reached.
 static void converge(Warp *self) {
     Group *g = self->groups;
     for (int i = 0; i < self->n; i++) {
         if (!g[i].awaited) continue;
-        u32 arrived = 0;
+        u32 arrived = g[i].lanes;
         for (int j = 0; j < self->n; j++)
-            if (g[j].awaited && g[j].barrier == g[i].barrier && g[j].pc == g[i].pc) arrived |= g[j].lanes;
+            if (waits_with(&g[i], &g[j])) arrived |= g[j].lanes;
         if (g[i].awaited & ~self->exited & ~arrived) continue;
         for (int j = self->n - 1; j > i; j--)
-            if (g[j].awaited && g[j].barrier == g[i].barrier && g[j].pc == g[i].pc)
-                g[i].lanes |= g[j].lanes, g[j] = g[--self->n];
+            if (waits_with(&g[i], &g[j])) g[i].lanes |= g[j].lanes, g[j] = g[--self->n];
         g[i].awaited = 0;
     }
 }

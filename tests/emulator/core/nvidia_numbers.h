@@ -26,6 +26,13 @@ static inline u32 permuted_bytes(u32 a, u32 b, u32 selector) {
     return result;
 }
 
+// Whether every step of a division by Newton's method stays normal. The hardware's own ranges are not documented;
+// outside of these the slow path, which is right for all operands, is taken.
+static inline int divides_quickly(u32 a, u32 b) {
+    int above = a >> 23 & 255, below = b >> 23 & 255;
+    return above > 26 && above < 253 && below > 1 && below < 253 && above - below > -125 && above - below < 126;
+}
+
 // Any function of three bits, by its table of eight.
 static inline u32 table_of_three(u32 a, u32 b, u32 c, u32 table) {
     u32 result = 0;
@@ -55,6 +62,18 @@ static inline u32 inserted(u32 a, u32 b, u32 start, u32 length) {
 // Types of `cvt`: unsigned of 1, 2, 4, 8 bytes, signed of as many, and floats.
 enum { T_U8, T_U16, T_U32, T_U64, T_S8, T_S16, T_S32, T_S64, T_F16 = 10, T_F32, T_F64, T_BF16 };
 enum { NEAREST, TOWARD_ZERO, DOWN, UP, TO_INTEGER };  // TO_INTEGER is added where a float is rounded to one
+
+// The sum is held exactly, as sum + rest, to tell on which side of it the nearest float lies.
+static f32 fma_rounded(f32 a, f32 b, f32 c, int rounding) {
+    f64 product = (f64)a * b, sum = product + c, added = sum - product;
+    f64 rest = (product - (sum - added)) + (c - added);
+    f32 nearest = fmaf(a, b, c);
+    f64 missing = sum != nearest ? sum - nearest : rest;
+    if (rounding == TOWARD_ZERO && nearest * missing < 0) return nextafterf(nearest, 0);
+    if (rounding == DOWN && missing < 0) return nextafterf(nearest, -INFINITY);
+    if (rounding == UP && missing > 0) return nextafterf(nearest, INFINITY);
+    return nearest;
+}
 
 static i64 integer_of(u64 v, int type) {
     switch (type) {

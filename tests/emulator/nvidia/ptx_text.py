@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from tests.emulator.program import UnsupportedInstructionError
+from tests.emulator.program import UnsupportedInstructionError, kernel_line
 
 BYTES = {f"{kind}{bits}": bits // 8 for bits in (8, 16, 32, 64) for kind in "bsuf"}
 BYTES |= {"bf16": 2, "pred": 0, "f16x2": 4, "f32x2": 8, "b128": 16}
@@ -40,7 +40,7 @@ def statements(body: str) -> list[tuple[str, str]]:
     for line in body.split("\n"):
         code, _, comment = line.partition("//")
         if code.lstrip().startswith(".loc"):
-            line_of_source = comment.strip() or " ".join(code.split()[1:])
+            line_of_source = kernel_line(comment) or line_of_source
             continue
         position = 0
         for match in re.finditer(r"[;{}:]", code):

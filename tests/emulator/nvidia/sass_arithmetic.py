@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ SPECIAL_REGISTERS = {
 }  # fmt: skip
 ROUNDING = {"RN": 0, "RZ": 1, "RM": 2, "RP": 3, "TRUNC": 1, "FLOOR": 2, "CEIL": 3}
 INTEGERS = {"U8": 0, "U16": 1, "U32": 2, "U64": 3, "S8": 4, "S16": 5, "S32": 6, "S64": 7}
-F32 = 11
+F16, F32 = 10, 11
 
 
 def _half(text: str) -> int:
@@ -204,6 +205,13 @@ class Arithmetic(Operands):
     def do_popc(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("popc_32", self.write(values[0]), self.read(values[1]))
 
+    def do_flo(self, modifiers: list[str], values: list[str]) -> None:
+        if modifiers[1:] != ["U32"]:
+            raise UnsupportedInstructionError(".".join(modifiers))
+        zeros = self.temporary()
+        self.help("clz_32", zeros, self.read(values[1]))
+        self.emit("sub_32", self.write(values[0]), self.value(31), zeros)
+
     def do_brev(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("brev_32", self.write(values[0]), self.read(values[1]))
 
@@ -216,12 +224,21 @@ class Arithmetic(Operands):
         self.emit("plop3", immediate=int(values[5], 0) | int(values[6], 0) << 8, list=places)
 
     def do_isetp(self, modifiers: list[str], values: list[str]) -> None:
-        self._compare(modifiers, values, "i", count=0 if "U32" in modifiers else 1)
+        self.emit("setp", **self._comparison(modifiers, values, "i"))
 
     def do_fsetp(self, modifiers: list[str], values: list[str]) -> None:
-        self._compare(modifiers, values, "f", count=3 if "FTZ" in modifiers else 2)
+        self.emit("setp", **self._comparison(modifiers, values, "f"))
 
-    def _compare(self, modifiers: list[str], values: list[str], kind: str, count: int) -> None:
+    def do_fset(self, modifiers: list[str], values: list[str]) -> None:
+        if modifiers[1] != "BF":
+            raise UnsupportedInstructionError(".".join(modifiers))
+        fields = self._comparison(["FSETP", *modifiers[2:]], ["PT", "PT", *values[1:]], "f")
+        self.help("setp", **fields)
+        places = self.value(0x3F800000), self.value(0), self.lists[fields["list"]]
+        self.emit("selp_32", self.write(values[0]), *places)
+
+    def _comparison(self, modifiers: list[str], values: list[str], kind: str) -> dict[str, Any]:
+        """Returns the fields of a `setp` instruction."""
         relation = modifiers[1]
         unordered = kind == "f" and (relation in ("NAN", "T") or (relation[-1] == "U" and relation[:-1] in RELATIONS))
         flag = 0 if relation == "NAN" else RELATIONS[relation if relation in RELATIONS else relation[:-1]]
@@ -232,8 +249,9 @@ class Arithmetic(Operands):
         places = self.listed(
             first if first >= 0 else self.temporary(), self.predicate_out(values[1]), combined, negated, *lower
         )
-        operands = self.read(values[2], kind), self.read(values[3], kind)
-        self.emit("setp", -1, *operands, flag=flag, count=count, size=logic, sign=int(unordered), list=places)
+        place = [-1, self.read(values[2], kind), self.read(values[3], kind), -1, -1, -1]
+        count = (3 if "FTZ" in modifiers else 2) if kind == "f" else 0 if "U32" in modifiers else 1
+        return {"place": place, "flag": flag, "count": count, "size": logic, "sign": int(unordered), "list": places}
 
     # --- floats
 
@@ -250,6 +268,9 @@ class Arithmetic(Operands):
         self._float("mul", modifiers, values[0], values[1:])
 
     def do_ffma(self, modifiers: list[str], values: list[str]) -> None:
+        if rounding := next((ROUNDING[x] for x in modifiers if x in ("RZ", "RM", "RP")), 0):
+            self.emit("fma_rounded", self.write(values[0]), *(self.read(x, "f") for x in values[1:]), flag=rounding)
+            return
         self._float("fma", modifiers, values[0], values[1:])
 
     def do_fmnmx(self, modifiers: list[str], values: list[str]) -> None:
@@ -261,10 +282,34 @@ class Arithmetic(Operands):
         name = {"EX2": "ex2", "RCP": "rcp", "SQRT": "sqrt", "RSQ": "rsqrt", "LG2": "lg2"}[modifiers[1]]
         self.emit(f"{name}_f32z", self.write(values[0]), self.read(values[1], "f"))
 
+    def do_fchk(self, modifiers: list[str], values: list[str]) -> None:
+        self.emit("fchk", self.predicate_out(values[0]), self.read(values[1], "f"), self.read(values[2], "f"))
+
+    # --- half precision: what ptxas makes of moves and of conversions to fp32
+
     def do_hfma2(self, modifiers: list[str], values: list[str]) -> None:
-        if not {values[1], values[2]} <= {"-RZ", "RZ"}:
+        target, *factors, last = values
+        zero = {factor.split(".")[0] for factor in factors[:2]} <= {"-RZ", "RZ"}
+        if zero and len(values) == 5:
+            halves = _half(values[3]) << 16 | _half(last)
+            self.emit("mov_32", self.write(target), self.value(halves))
+        elif zero and (absolute := re.fullmatch(r"\|(R\d+)\|", last.replace(".reuse", ""))):
+            self.emit("and_32", self.write(target), self.read(absolute[1]), self.value(0x7FFF7FFF))
+        else:
             raise UnsupportedInstructionError("half precision")
-        self.emit("mov_32", self.write(values[0]), self.value(_half(values[3]) << 16 | _half(values[4])))
+
+    def do_hadd2(self, modifiers: list[str], values: list[str]) -> None:
+        match = re.fullmatch(r"(-?)(\|?)(R\d+)\|?\.H([01])_H\4", values[2].replace(".reuse", ""))
+        if modifiers[1:] != ["F32"] or values[1] != "-RZ" or match is None:
+            raise UnsupportedInstructionError("half precision")
+        out, half = self.write(values[0]), self.read(match[3])
+        if match[4] == "1":
+            upper = self.temporary()
+            self.help("shr_u32", upper, half, self.value(16))
+            half = upper
+        self.emit("cvt", out, half, size=F32, count=F16)
+        for name in ["abs_f32"] * bool(match[2]) + ["neg_f32"] * bool(match[1]):
+            self.help(name, out, out)
 
     def _convert(self, modifiers: list[str], values: list[str], to: int, source: int, extra: int = 0) -> None:
         rounding = next((ROUNDING[x] for x in modifiers if x in ROUNDING), 0) + extra

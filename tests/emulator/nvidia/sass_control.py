@@ -139,7 +139,8 @@ class Control(Operands):
             return
         if len(values) > 1 and self.is_predicate(values[0]):
             self.guard = (self._both(self.guard, *self.predicate(values[0])), 0)
-        self.emit("bra", target=target)
+        # BRA.U jumps with all active lanes or with none.
+        self.emit("bra", target=target, flag=int("U" in modifiers))
 
     def _both(self, guard: tuple[int, int], place: int, negated: int) -> int:
         """Returns the place of a predicate and the guard that the current instruction has already."""
