@@ -77,7 +77,9 @@ WITHOUT_LLVMLITE = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), INVALID + WITHOUT_LLVMLITE, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("arguments", "words"),
+    INVALID + WITHOUT_LLVMLITE,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -53,5 +53,5 @@ def test_kernels_that_cannot_be_compiled_fall_back_to_torch(name, monkeypatch):
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key], tensor, rtol=1e-3, atol=1e-3)
     assert_same_bits(run(_scene(), backend="auto")[0], expected)
-    with pytest.raises(UnsupportedOperationError, match="tt.new"):
+    with pytest.raises(UnsupportedOperationError, match=r"tt\.new"):
         run(_scene(), backend="triton")

@@ -322,7 +322,8 @@ def mixed_precision(case: Case, backend: str) -> float:
 
 def repeated(case: Case, backend: str) -> float:
     """Repeated calls give the same bits, forward and backward, whatever the order of threads."""
-    structure = dataclasses.replace(case.structure, n=20 if _is_interpreted(backend) else max(case.structure.n, 12) * 40)
+    n = 20 if _is_interpreted(backend) else max(case.structure.n, 12) * 40
+    structure = dataclasses.replace(case.structure, n=n)
     scene = _scene(structure, backend, torch.float32)
     settings = case.mode | case.layout | dict(backend=backend)
     repeats = 2 if _is_interpreted(backend) else 10  # the interpreter has no threads

@@ -75,7 +75,7 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr):
     A pixel that has stopped keeps its transmittance, with a negative sign.
     """
     weight = alpha * transmittance
-    # One rounding: the difference to weight would lose digits near alpha = 1. Triton makes -alpha an instruction of its own.
+    # Rounded once: subtracting the weight would lose digits near alpha = 1. Unlike -alpha, the factor -1 costs nothing.
     after = tl.fma(alpha * -1.0, transmittance, transmittance)
     added = after > TRANSMITTANCE_MIN
     return weight, added, tl.where(added, after, -tl.abs(transmittance))

@@ -26,6 +26,7 @@ threads or the features of the CPU. An operation that is not implemented is an `
 from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineError, UnsupportedOperationError
 from .launcher import launch
 from .target import check_machine
+from .threads import get_num_threads, set_num_threads
 
 __all__ = [
     "MissingDependencyError",
@@ -33,5 +34,7 @@ __all__ = [
     "UnsupportedMachineError",
     "UnsupportedOperationError",
     "check_machine",
+    "get_num_threads",
     "launch",
+    "set_num_threads",
 ]

@@ -97,7 +97,7 @@ class Launcher:
         programs = x * y * z
         if programs <= 0:
             return
-        n_threads = min(torch.get_num_threads(), 1 + int(programs * kernel.seconds / HELPER_SECONDS))
+        n_threads = min(threads.get_num_threads(), 1 + int(programs * kernel.seconds / HELPER_SECONDS))
         start = time.perf_counter()
         threads.run(kernel.run, kernel.pack(*packed), (x, y, z), n_threads)
         kernel.seconds = (time.perf_counter() - start) * min(n_threads, programs) / programs

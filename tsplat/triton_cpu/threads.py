@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any
 
+import torch
+
 from .machine import EntryPoint
 
 NEXT, DONE, TOTAL, ACTIVE = 0, 1, 2, 8
@@ -24,6 +26,20 @@ TICKS = 1 << 28
 State = ctypes.c_int64 * 9
 """State of a launch, which machine code reads and updates: next program, programs done, programs in all, the most
 programs to claim at a time, ticks, grid x, y, z, and threads in machine code."""
+
+
+_limit: int | None = None
+
+
+def set_num_threads(n: int | None) -> None:
+    """Sets the largest number of threads of a launch; with None, it is that of PyTorch, ``torch.get_num_threads()``."""
+    global _limit
+    _limit = n
+
+
+def get_num_threads() -> int:
+    """Returns the largest number of threads of a launch."""
+    return torch.get_num_threads() if _limit is None else _limit
 
 
 class Job:

@@ -19,6 +19,9 @@ def pick_device(
 
     With several ranks on one machine, each rank gets the GPU numbered by its local rank.
 
+    Kernels compiled for the CPU get all threads, and PyTorch's own operators run on one: its OpenMP threads spin while
+    they wait, which on a busy machine takes the cores from everything that has work to do.
+
     Returns:
         The device, and a sentence that names the backend that runs on it and why.
 
@@ -32,4 +35,13 @@ def pick_device(
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     name, reason = choose(device, backend)
+    if name == "triton" and device.type == "cpu":
+        _keep_threads_for_kernels()
     return device, f"backend {name} on {device}: {reason}"
+
+
+def _keep_threads_for_kernels() -> None:
+    from .. import triton_cpu
+
+    triton_cpu.set_num_threads(triton_cpu.get_num_threads())
+    torch.set_num_threads(1)
