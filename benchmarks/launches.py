@@ -66,6 +66,10 @@ class Launch:
     chunks: int = 1
 
 
+def _integer_type(value: int) -> str:
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
 @contextlib.contextmanager
 def recorded(vendor: str) -> Iterator[list[Launch]]:
     """Records kernel calls instead of running them, as launchers make them for a device of a vendor."""
@@ -82,7 +86,7 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
             elif isinstance(value, Tensor):
                 signature[name] = TYPES[value.dtype]
             else:
-                signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+                signature[name] = parameter.annotation_type or _integer_type(value)
         chunks = 1
         if self.__name__.startswith("_features"):
             chunks = -(-(values["n_colors"] + (values["depths"] is not None)) // values["CHUNK"])
