@@ -46,7 +46,7 @@ class Arithmetic(Operands):
             self.row("pred", *(self.use(x, 0) for x in values), flag=flag)
             return
         if kind in HALVES:
-            self._mixed(modifiers, values)
+            self._half(modifiers, values)
             return
         if kind in FLOATS:
             correct = kind == "f32" and base in ("div", "sqrt", "rcp") and modifiers[1] == "rn"
@@ -64,7 +64,7 @@ class Arithmetic(Operands):
         base, kind = modifiers[0], modifiers[-1]
         width = BYTES[kind]
         if kind in HALVES:
-            self._mixed(modifiers, values)
+            self._half(modifiers, values)
             return
         if kind in FLOATS:
             name, widths = f"{'mul' if base == 'mul' else 'fma'}_{_float_suffix(modifiers)}", [width] * 4
@@ -78,9 +78,14 @@ class Arithmetic(Operands):
 
     do_mad = do_mul
 
-    def _mixed(self, modifiers: list[str], values: list[str]) -> None:
-        """add, sub and fma in fp32 of sm_100 and later, whose operands but for the last are in half precision."""
-        base, *_, accumulator, kind = modifiers
+    def _half(self, modifiers: list[str], values: list[str]) -> None:
+        """abs and neg; add, sub and fma in fp32 (sm_100 and later) with operands in half precision but for the last."""
+        base, accumulator, kind = modifiers[0], modifiers[-2], modifiers[-1]
+        if base in ("abs", "neg"):
+            signs = 0x80008000 if kind.endswith("x2") else 0x8000
+            name, bits = ("xor_32", signs) if base == "neg" else ("and_32", signs ^ 0xFFFFFFFF)
+            self.row(name, self.use(values[0], 4), self.use(values[1], 4), self.constant(bits, 4))
+            return
         if accumulator != "f32" or base not in ("add", "sub", "fma") or {"rz", "rm", "rp"} & set(modifiers):
             raise UnsupportedInstructionError(".".join(modifiers))
         converted = []
