@@ -88,7 +88,7 @@ class _Translator(Arithmetic, MemoryAccess, Warps):
         except ERRORS as error:
             raise UnsupportedInstructionError(f"{self.name}: {text} ({error!r})") from error
         added = len(self.rows) - before
-        self.statements += [text] * added
+        self.statements += [""] * (added - 1) + [text] * (added > 0)  # helpers are not counted
         self.lines += [line] * added
 
     def _instruction(self, modifiers: list[str], values: list[str]) -> None:

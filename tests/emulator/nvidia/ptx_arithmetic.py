@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.emulator.program import UnsupportedInstructionError
+
 from .program import SPECIAL
 from .ptx_operands import Operands
 from .ptx_text import BYTES, operands
@@ -9,6 +11,7 @@ from .ptx_text import BYTES, operands
 SHARED_BASE, LOCAL_BASE = 1 << 60, 2 << 60
 """Where shared and local memory lie in the generic address space."""
 FLOATS = ("f32", "f64", "f32x2")
+HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 TYPES = {"u8": 0, "u16": 1, "u32": 2, "u64": 3, "s8": 4, "s16": 5, "s32": 6, "s64": 7} | {
     "b16": 1, "b32": 2, "b64": 3, "f16": 10, "f32": 11, "f64": 12, "bf16": 13,
 }  # fmt: skip
@@ -42,6 +45,9 @@ class Arithmetic(Operands):
             flag = {"not": 1, "and": 2, "or": 3, "xor": 4}[base]
             self.row("pred", *(self.use(x, 0) for x in values), flag=flag)
             return
+        if kind in HALVES:
+            self._half(modifiers, values)
+            return
         if kind in FLOATS:
             correct = kind == "f32" and base in ("div", "sqrt", "rcp") and modifiers[1] == "rn"
             name = f"{base}{'rn' if correct else ''}_{'f32' if correct else _float_suffix(modifiers)}"
@@ -57,6 +63,9 @@ class Arithmetic(Operands):
     def do_mul(self, modifiers: list[str], values: list[str]) -> None:
         base, kind = modifiers[0], modifiers[-1]
         width = BYTES[kind]
+        if kind in HALVES:
+            self._half(modifiers, values)
+            return
         if kind in FLOATS:
             name, widths = f"{'mul' if base == 'mul' else 'fma'}_{_float_suffix(modifiers)}", [width] * 4
         elif "wide" in modifiers:
@@ -68,6 +77,23 @@ class Arithmetic(Operands):
         self.row(name, *(self.use(x, w) for x, w in zip(values, widths)))
 
     do_mad = do_mul
+
+    def _half(self, modifiers: list[str], values: list[str]) -> None:
+        """abs and neg; add, sub and fma in fp32 (sm_100 and later) with operands in half precision but for the last."""
+        base, accumulator, kind = modifiers[0], modifiers[-2], modifiers[-1]
+        if base in ("abs", "neg"):
+            signs = 0x80008000 if kind.endswith("x2") else 0x8000
+            name, bits = ("xor_32", signs) if base == "neg" else ("and_32", signs ^ 0xFFFFFFFF)
+            self.row(name, self.use(values[0], 4), self.use(values[1], 4), self.constant(bits, 4))
+            return
+        if accumulator != "f32" or base not in ("add", "sub", "fma") or {"rz", "rm", "rp"} & set(modifiers):
+            raise UnsupportedInstructionError(".".join(modifiers))
+        converted = []
+        for k, text in enumerate(values[1:-1]):
+            converted.append(self._slot("register", ("converted", k), 4) + self.REGISTERS)
+            self.row("cvt", converted[-1], self.use(text, 2), size=TYPES["f32"], count=TYPES[kind])
+        name = f"{base}_{_float_suffix([*modifiers[:-2], 'f32'])}"
+        self.row(name, self.use(values[0], 4), *converted, self.use(values[-1], 4))
 
     def do_ex2(self, modifiers: list[str], values: list[str]) -> None:
         name = f"{modifiers[0]}_{_float_suffix(modifiers)}"
