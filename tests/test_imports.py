@@ -121,7 +121,7 @@ def functions():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-                yield path, node, any("jit" in decorator for decorator in decorators)
+                yield path, node, any("jit" in decorator or "kernel" in decorator for decorator in decorators)
 
 
 def fail_if_any(problems):

@@ -83,6 +83,14 @@ def _triton_problem(device: torch.device, backend: Backend) -> str | None:
     return cpu_compiler_problem() or (_fallback_reason if backend == "auto" else None)
 
 
+def reserve_threads_for_kernels() -> None:
+    """Gives kernels compiled for the CPU the threads of PyTorch, whose own operators then run on one."""
+    from .. import triton_cpu
+
+    triton_cpu.set_num_threads(triton_cpu.get_num_threads())
+    torch.set_num_threads(1)
+
+
 def launchers(device: torch.device, backend: Backend = "auto") -> Any:
     """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``."""
     chosen, reason = choose(device, backend)

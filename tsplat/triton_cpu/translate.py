@@ -85,19 +85,14 @@ def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
   store i32 8064, ptr %default
   call void @llvm.x86.sse.ldmxcsr(ptr %default)"""
         restore = "  call void @llvm.x86.sse.ldmxcsr(ptr %mode)"
+    names = ("done", "total", "claim", "ticks", "x", "y", "z", "active")
+    places = "\n".join(f"  %{name}_place = getelementptr i64, ptr %state, i64 {k + 1}" for k, name in enumerate(names))
     return f"""
 define void @{symbol}(ptr %arguments, ptr %state) #0 {{
 entry:
 {save}
 {loads}
-  %done_place = getelementptr i64, ptr %state, i64 1
-  %total_place = getelementptr i64, ptr %state, i64 2
-  %claim_place = getelementptr i64, ptr %state, i64 3
-  %ticks_place = getelementptr i64, ptr %state, i64 4
-  %x_place = getelementptr i64, ptr %state, i64 5
-  %y_place = getelementptr i64, ptr %state, i64 6
-  %z_place = getelementptr i64, ptr %state, i64 7
-  %active_place = getelementptr i64, ptr %state, i64 8
+{places}
   %total = load i64, ptr %total_place
   %claim = load i64, ptr %claim_place
   %ticks = load i64, ptr %ticks_place

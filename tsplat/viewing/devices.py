@@ -9,7 +9,7 @@ import torch
 
 from ..config import Backend
 from ..errors import BackendError
-from ..stages.backend import choose
+from ..stages.backend import choose, reserve_threads_for_kernels
 
 
 def pick_device(
@@ -36,12 +36,5 @@ def pick_device(
         torch.cuda.set_device(device)
     name, reason = choose(device, backend)
     if name == "triton" and device.type == "cpu":
-        _keep_threads_for_kernels()
+        reserve_threads_for_kernels()
     return device, f"backend {name} on {device}: {reason}"
-
-
-def _keep_threads_for_kernels() -> None:
-    from .. import triton_cpu
-
-    triton_cpu.set_num_threads(triton_cpu.get_num_threads())
-    torch.set_num_threads(1)
