@@ -64,7 +64,7 @@ def render(arguments: Namespace) -> int:
     from ..support.files import output_folder
     from ..support.progress import track
     from ..viewing import read_cameras, render_frames, write_frames
-    from ..viewing.devices import pick_device
+    from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.framing import place_cameras
     from ..viewing.videos import check_video_path
 
@@ -75,6 +75,7 @@ def render(arguments: Namespace) -> int:
     elif out.suffix.lower() != ".png":
         raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos need --trajectory")
     device, _ = pick_device(arguments.backend)
+    reserve_threads(device, arguments.backend)
     gaussians = _drop_invalid(open_model(arguments.model, force=arguments.force))
     if trajectory in (None, "orbit", "spiral"):
         cameras = place_cameras(

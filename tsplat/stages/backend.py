@@ -83,8 +83,8 @@ def _triton_problem(device: torch.device, backend: Backend) -> str | None:
     return cpu_compiler_problem() or (_fallback_reason if backend == "auto" else None)
 
 
-def reserve_threads_for_kernels() -> None:
-    """Gives kernels compiled for the CPU the threads of PyTorch, whose own operators then run on one."""
+def set_kernel_threads() -> None:
+    """Moves the number of threads from PyTorch's operators, which keep one, to kernels compiled for the CPU."""
     from .. import triton_cpu
 
     triton_cpu.set_num_threads(triton_cpu.get_num_threads())

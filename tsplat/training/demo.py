@@ -15,7 +15,7 @@ from ..scene.gaussians import Gaussians
 from ..stages.backend import choose
 from ..support.extras import require
 from ..support.files import output_folder
-from ..viewing.devices import pick_device
+from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.rendering import render
 from ..viewing.videos import write_gif
 from .configuration import Config
@@ -51,7 +51,7 @@ class DemoSize:
     frame_scale: float = 1.0
 
 
-ON_CPU = DemoSize(176, 132, n_train=32, n_test=4, n_points=6000, sh_degree=1, steps=1200, frames=40, frame_scale=2)
+ON_CPU = DemoSize(256, 192, n_train=32, n_test=4, n_points=8000, sh_degree=1, steps=1000, frames=40, frame_scale=1.5)
 ON_GPU = DemoSize(480, 360, n_train=96, n_test=6, n_points=60_000, sh_degree=2, steps=4000, frames=72)
 
 
@@ -89,8 +89,9 @@ def demo(
     )
     with output_folder(out) as folder:
         capture = procedural_capture(
-            size.width, size.height, size.n_train, size.n_test, size.n_points, seed=seed, device=device
+            size.width, size.height, size.n_train, size.n_test, size.n_points, supersampling=2, seed=seed, device=device
         )
+        reserve_threads(device, backend)
         print(description)
         config = dataclasses.replace(config, background=capture.background)
         start = Gaussians.from_points(capture.points, capture.colors, size.sh_degree)

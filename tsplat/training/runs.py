@@ -23,7 +23,7 @@ from ..stages.process_group import RankGroup
 from ..support.extras import require
 from ..support.files import output_folder, write_json
 from ..support.progress import stage_display
-from ..viewing.devices import pick_device
+from ..viewing.devices import pick_device, reserve_threads
 from .configuration import RunConfig, to_json
 from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
@@ -67,6 +67,7 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         raise FileError(f"{out}: contains the checkpoints of another run; resume it, or choose another folder")
     with _rank_context(ranks), output_folder(out) as folder, _deterministic(config):
         capture = _read_capture(config, device)
+        reserve_threads(device, config.backend)
         config = dataclasses.replace(config, background=capture.background)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
@@ -107,6 +108,7 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
         if ranks.is_main:
             delete_incomplete(path.parent)
         capture = _read_capture(config, device)
+        reserve_threads(device, config.backend)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
         trainer.restore(checkpoint.tensors | scene_tensors(checkpoint.gaussians), checkpoint.figures["trainer"])
@@ -155,6 +157,7 @@ def evaluate_run(
     with _rank_context(ranks), output_folder(target) as folder:
         _print_skipped(errors)
         capture = _read_capture(config, device)
+        reserve_threads(device, config.backend)
         print(description)
         gaussians = checkpoint.gaussians.to(device)
         scores = evaluate(

@@ -9,7 +9,7 @@ import torch
 
 from ..config import Backend
 from ..errors import BackendError
-from ..stages.backend import choose, reserve_threads_for_kernels
+from ..stages.backend import choose, set_kernel_threads
 
 
 def pick_device(
@@ -18,9 +18,6 @@ def pick_device(
     """Selects the device to run on: a GPU if there is one, unless `device_type` says otherwise.
 
     With several ranks on one machine, each rank gets the GPU numbered by its local rank.
-
-    Kernels compiled for the CPU get all threads, and PyTorch's own operators run on one: its OpenMP threads spin while
-    they wait, which on a busy machine takes the cores from everything that has work to do.
 
     Returns:
         The device, and a sentence that names the backend that runs on it and why.
@@ -35,6 +32,14 @@ def pick_device(
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     name, reason = choose(device, backend)
-    if name == "triton" and device.type == "cpu":
-        reserve_threads_for_kernels()
     return device, f"backend {name} on {device}: {reason}"
+
+
+def reserve_threads(device: torch.device, backend: Backend) -> None:
+    """Gives kernels compiled for the CPU all threads of PyTorch, whose own operators then run on one.
+
+    PyTorch's OpenMP threads spin while they wait. On a busy machine, that takes the cores from everything that has work
+    to do. Does nothing for other backends.
+    """
+    if device.type == "cpu" and choose(device, backend)[0] == "triton":
+        set_kernel_threads()

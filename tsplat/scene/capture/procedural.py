@@ -131,7 +131,7 @@ def trace(viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: in
     directions = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)], -1).view(-1, 3)
     directions = normalize(directions, dim=-1) @ viewmat[:3, :3]
     eye = -viewmat[:3, :3].T @ viewmat[:3, 3]
-    depths = torch.stack([_march(solid, eye.expand_as(directions), directions) for solid in SOLIDS])
+    depths = torch.stack([_march(solid, eye, directions) for solid in SOLIDS])
     nearest, solid_ids = depths.min(0)
     hit = nearest < torch.inf
     points = eye + nearest[hit, None] * directions[hit]
@@ -154,15 +154,20 @@ def _ring(n: int, low: float, high: float, turn: float) -> Tensor:
 
 
 def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
-    """Returns the distance along each ray to the solid, infinity for a miss. [R]"""
+    """Returns the distance along each ray to the solid, infinity for a miss. [R]
+
+    Args:
+        origins: [R, 3], or [3] if rays have the same origin.
+        directions: [R, 3], normalized.
+    """
     offsets = origins - origins.new_tensor(solid.center)
-    along = -(offsets * directions).sum(-1)
+    along = -(directions @ offsets if offsets.dim() == 1 else (offsets * directions).sum(-1))
     within = solid.radius**2 - (offsets * offsets).sum(-1) + along * along
     half = within.clamp_min(0).sqrt()
     active = ((within > 0) & (along + half > 0)).nonzero().squeeze(1)
     depths = torch.full_like(along, torch.inf)
     start, direction, t, end = (
-        offsets[active],
+        offsets.expand_as(directions)[active],
         directions[active],
         (along - half)[active].clamp_min(0),
         (along + half)[active],
@@ -172,7 +177,7 @@ def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
         t = t + step
         hit = step < NEAREST
         depths[active[hit]] = t[hit]
-        left = ~hit & (t < end)
+        left = (~hit & (t < end)).nonzero().squeeze(1)
         active, start, direction, t, end = active[left], start[left], direction[left], t[left], end[left]
         if not len(active):
             break
