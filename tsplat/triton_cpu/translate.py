@@ -74,17 +74,8 @@ def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
     A thread claims one program at first, then twice as many as before if those took less than 1/64 of the time of a
     call, else half as many. So calls return in time although programs are slow, and claims cost little if they are not.
     """
-    save = restore = declarations = ""
-    clock = "llvm.readsteadycounter"
-    if x86:
-        clock = "llvm.readcyclecounter"
-        declarations = "declare void @llvm.x86.sse.stmxcsr(ptr)\ndeclare void @llvm.x86.sse.ldmxcsr(ptr)"
-        save = """  %mode = alloca i32
-  %default = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %mode)
-  store i32 8064, ptr %default
-  call void @llvm.x86.sse.ldmxcsr(ptr %default)"""
-        restore = "  call void @llvm.x86.sse.ldmxcsr(ptr %mode)"
+    save, restore, declarations = _default_modes(x86)
+    clock = "llvm.readcyclecounter" if x86 else "llvm.readsteadycounter"
     return f"""
 define void @{symbol}(ptr %arguments, ptr %state) #0 {{
 entry:
@@ -157,3 +148,16 @@ declare i64 @{clock}()
 declare i64 @llvm.smin.i64(i64, i64)
 declare i64 @llvm.smax.i64(i64, i64)
 {declarations}"""
+
+
+def _default_modes(x86: bool) -> tuple[str, str, str]:
+    """Returns code that sets the default floating-point modes, code that restores the caller's, and declarations."""
+    if not x86:
+        return "", "", ""
+    save = """  %mode = alloca i32
+  %default = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %mode)
+  store i32 8064, ptr %default
+  call void @llvm.x86.sse.ldmxcsr(ptr %default)"""
+    restore = "  call void @llvm.x86.sse.ldmxcsr(ptr %mode)"
+    return save, restore, "declare void @llvm.x86.sse.stmxcsr(ptr)\ndeclare void @llvm.x86.sse.ldmxcsr(ptr)"
