@@ -11,10 +11,10 @@ import triton.language as tl
 
 from tsplat.triton_cpu import launch
 
-BOUNDS = {"exp2": 1.0, "exp": 1.0, "log2": 1.0, "log": 1.0, "rsqrt": 1.5}
+BOUNDS = {"exp2": 0.92, "exp": 0.99, "log2": 0.99, "log": 0.85, "rsqrt": 1.5}
 """Largest errors, in ulp, as stated in `tsplat/triton_cpu/emit_math.py`."""
 
-BLOCK = 1024
+BLOCK = 128
 
 pytestmark = pytest.mark.usefixtures("cpu")
 
@@ -157,7 +157,7 @@ def test_exact_results():
 def test_same_bits_on_every_cpu_level(monkeypatch):
     generator = np.random.default_rng(0)
     for name in KERNELS:
-        for x in (every_fp32(0, 2**32, 39989), fp64_sample(name, generator, 2**15)):
+        for x in (every_fp32(0, 2**32, 39989), fp64_sample(name, generator, 2**13)):
             found = compute(name, x)
             with monkeypatch.context() as context:
                 context.delenv("TSPLAT_CPU", raising=False)

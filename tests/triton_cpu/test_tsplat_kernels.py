@@ -46,20 +46,18 @@ def test_colors_in_fp64(channels):
     assert_fp64(_scene(channels=channels, seed=channels), tile_size=4)
 
 
-@pytest.mark.parametrize("channels", [3, pytest.param(17, marks=slow)])
-def test_larger_tiles_in_fp64(channels):
-    assert_fp64(_scene(channels=channels), tile_size=8)
-    if channels == 3:
-        assert_fp64(_scene(channels=channels, width=33), tile_size=16)
+@pytest.mark.parametrize("tile_size", [8, 16])
+def test_larger_tiles_in_fp64(tile_size):
+    assert_fp64(_scene(width=33), tile_size=tile_size)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels", [1, 4, 16, 33, 64])
-def test_colors_in_fp32(channels):
-    assert_run_fp32(_scene(torch.float32, channels=channels, seed=1), backend="triton", tile_size=4)
+@pytest.mark.parametrize(("channels", "tile_size"), [(4, 16), (33, 4)])
+def test_colors_in_fp32(channels, tile_size):
+    assert_run_fp32(_scene(torch.float32, channels=channels, seed=1), backend="triton", tile_size=tile_size)
 
 
-@pytest.mark.parametrize("sh_degree", [0, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
+@pytest.mark.parametrize("sh_degree", [0, pytest.param(4, marks=slow)])
 def test_spherical_harmonics(sh_degree):
     scene = _scene(cameras=2, sh_degree=sh_degree, seed=sh_degree)
     assert_fp64(scene, tile_size=4, render_mode="RGB+ED", rasterize_mode="antialiased", packed=False)
@@ -71,8 +69,7 @@ def test_batches_covariances_and_absgrad():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("channels", [3, 17])
+@pytest.mark.parametrize(("dtype", "channels"), [(torch.float16, 17), (torch.bfloat16, 3)], ids=str)
 def test_half_precision_colors(dtype, channels):
     """As if the same colors were given in fp32; gradients come back in half precision."""
     scene = _scene(torch.float32, channels=channels, backgrounds=False)
@@ -142,17 +139,16 @@ def test_same_bits_on_every_cpu_level(channels, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)], ids=str)
-def test_losses(dtype, tolerance):
+def test_losses():
     generator = torch.Generator().manual_seed(0)
     image, target = (torch.rand(2, 19, 37, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     results = []
-    for name, kind in (("triton", dtype), ("torch", torch.float64)):
-        leaf = image.to(kind).requires_grad_()
-        l1, ssim = l1_and_ssim(leaf, target.to(kind), backend=name)
+    for name in ("triton", "torch"):
+        leaf = image.clone().requires_grad_()
+        l1, ssim = l1_and_ssim(leaf, target, backend=name)
         results.append((l1.detach(), ssim.detach(), *torch.autograd.grad(l1 + ssim, leaf)))
     for part, found, expected in zip(("l1", "ssim", "v_image"), *results):
-        compare(part, found, expected, tolerance)
+        compare(part, found, expected, 1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str)

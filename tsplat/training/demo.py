@@ -51,7 +51,7 @@ class DemoSize:
     frame_scale: float = 1.0
 
 
-ON_CPU = DemoSize(256, 192, n_train=32, n_test=4, n_points=8000, sh_degree=1, steps=1000, frames=40, frame_scale=1.5)
+ON_CPU = DemoSize(256, 192, n_train=32, n_test=4, n_points=12000, sh_degree=1, steps=1000, frames=40, frame_scale=1.5)
 ON_GPU = DemoSize(480, 360, n_train=96, n_test=6, n_points=60_000, sh_degree=2, steps=4000, frames=72)
 
 
@@ -89,7 +89,7 @@ def demo(
     )
     with output_folder(out) as folder:
         capture = procedural_capture(
-            size.width, size.height, size.n_train, size.n_test, size.n_points, supersampling=2, seed=seed, device=device
+            size.width, size.height, size.n_train, size.n_test, size.n_points, supersampling=3, seed=seed, device=device
         )
         reserve_threads(device, backend)
         print(description)

@@ -74,25 +74,21 @@ def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
     A thread claims one program at first, then twice as many as before if those took less than 1/64 of the time of a
     call, else half as many. So calls return in time although programs are slow, and claims cost little if they are not.
     """
-    save = restore = declarations = ""
-    clock = "llvm.readsteadycounter"
-    if x86:
-        clock = "llvm.readcyclecounter"
-        declarations = "declare void @llvm.x86.sse.stmxcsr(ptr)\ndeclare void @llvm.x86.sse.ldmxcsr(ptr)"
-        save = """  %mode = alloca i32
-  %default = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %mode)
-  store i32 8064, ptr %default
-  call void @llvm.x86.sse.ldmxcsr(ptr %default)"""
-        restore = "  call void @llvm.x86.sse.ldmxcsr(ptr %mode)"
-    names = ("done", "total", "claim", "ticks", "x", "y", "z", "active")
-    places = "\n".join(f"  %{name}_place = getelementptr i64, ptr %state, i64 {k + 1}" for k, name in enumerate(names))
+    save, restore, declarations = _default_modes(x86)
+    clock = "llvm.readcyclecounter" if x86 else "llvm.readsteadycounter"
     return f"""
 define void @{symbol}(ptr %arguments, ptr %state) #0 {{
 entry:
 {save}
 {loads}
-{places}
+  %done_place = getelementptr i64, ptr %state, i64 1
+  %total_place = getelementptr i64, ptr %state, i64 2
+  %claim_place = getelementptr i64, ptr %state, i64 3
+  %ticks_place = getelementptr i64, ptr %state, i64 4
+  %x_place = getelementptr i64, ptr %state, i64 5
+  %y_place = getelementptr i64, ptr %state, i64 6
+  %z_place = getelementptr i64, ptr %state, i64 7
+  %active_place = getelementptr i64, ptr %state, i64 8
   %total = load i64, ptr %total_place
   %claim = load i64, ptr %claim_place
   %ticks = load i64, ptr %ticks_place
@@ -152,3 +148,16 @@ declare i64 @{clock}()
 declare i64 @llvm.smin.i64(i64, i64)
 declare i64 @llvm.smax.i64(i64, i64)
 {declarations}"""
+
+
+def _default_modes(x86: bool) -> tuple[str, str, str]:
+    """Returns code that sets the default floating-point modes, code that restores the caller's, and declarations."""
+    if not x86:
+        return "", "", ""
+    save = """  %mode = alloca i32
+  %default = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %mode)
+  store i32 8064, ptr %default
+  call void @llvm.x86.sse.ldmxcsr(ptr %default)"""
+    restore = "  call void @llvm.x86.sse.ldmxcsr(ptr %mode)"
+    return save, restore, "declare void @llvm.x86.sse.stmxcsr(ptr)\ndeclare void @llvm.x86.sse.ldmxcsr(ptr)"
