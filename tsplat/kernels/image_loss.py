@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import SSIM_K1, SSIM_K2, SSIM_TAPS
-from .launch import Int, kernel, launch, programs
+from .launch import Int, is_compiled_for_cpu, kernel, launch, programs
 
-ROWS, COLUMNS = 16, 64
+ROWS, COLUMNS, CPU_COLUMNS = 16, 64, 16
 RADIUS = tl.constexpr(len(SSIM_TAPS) // 2)
 
 
@@ -53,10 +53,15 @@ def _l1_ssim_fwd_kernel(
     n_channels: "Int", height: "Int", width: "Int", size: "Int",
     x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
     y_image: "Int", y_row: "Int", y_column: "Int", y_channel: "Int",
-    VALID: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    VALID: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr,
+    PLANAR: tl.constexpr,  # whether the strides of columns are 1
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
+    if PLANAR:
+        x_column = 1
+        y_column = 1
     x = image + plane // n_channels * x_image + plane % n_channels * x_channel
     y = target + plane // n_channels * y_image + plane % n_channels * y_channel
     mean_x = tl.zeros([ROWS, COLUMNS], dtype)
@@ -125,10 +130,13 @@ def _l1_ssim_bwd_kernel(
     n_channels: "Int", height: "Int", width: "Int", size: "Int",
     x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
     y_image: "Int", y_row: "Int", y_column: "Int", y_channel: "Int",
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PLANAR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     dtype = maps.dtype.element_ty
     plane, rows, columns = _block(height, width, ROWS, COLUMNS)
+    if PLANAR:
+        x_column = 1
+        y_column = 1
     start = maps + plane * height * width
     by_mean = tl.zeros([ROWS, COLUMNS], dtype)
     by_square = by_mean
@@ -179,7 +187,7 @@ def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtyp
     """
     n_batch, height, width, n_channels = image.shape
     maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
-    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
+    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, _columns(image))
     sums = torch.empty(blocks, 2, dtype=dtype, device=image.device)
     if blocks > 0:
         launch(
@@ -199,7 +207,7 @@ def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> 
     """Computes the gradient of scales[0] times the sum of |x - y| plus scales[1] times the sum of SSIM."""
     n_batch, height, width, n_channels = image.shape
     v_image = torch.empty(image.shape, dtype=maps.dtype, device=image.device)
-    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
+    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, _columns(image))
     if blocks > 0:
         launch(
             _l1_ssim_bwd_kernel, programs(blocks, 1), scales=scales, v_image=v_image, **_arguments(image, target, maps)
@@ -210,6 +218,9 @@ def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> 
 def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
     """The arguments that both kernels share."""
     _, height, width, n_channels = image.shape
+    planar = is_compiled_for_cpu(image)  # neighbors are loaded as vectors
+    if planar:
+        image, target = (t.movedim(-1, 1).contiguous().movedim(1, -1) for t in (image, target))
     strides = dict(zip(("image", "row", "column", "channel"), zip(image.stride(), target.stride())))
     return dict(
         image=image,
@@ -222,6 +233,12 @@ def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
         size=maps[0].numel(),
         **{f"x_{name}": stride for name, (stride, _) in strides.items()},
         **{f"y_{name}": stride for name, (_, stride) in strides.items()},
+        PLANAR=planar,
         ROWS=ROWS,
-        COLUMNS=COLUMNS,
+        COLUMNS=_columns(image),
     )
+
+
+def _columns(image: Tensor) -> int:
+    """Columns of a block of pixels."""
+    return CPU_COLUMNS if is_compiled_for_cpu(image) else COLUMNS

@@ -37,6 +37,9 @@ NEAREST = 3e-4
 STEPS = 64
 """Maximum number of sphere tracing steps; a ray that needs more misses."""
 
+UNROLL = 4
+"""Steps after which rays that have ended are removed."""
+
 Point = tuple[float, float, float]
 Field = Callable[[Tensor], Tensor]
 
@@ -172,10 +175,12 @@ def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
         (along - half)[active].clamp_min(0),
         (along + half)[active],
     )
-    for _ in range(STEPS):
-        step = solid.field(start + t[:, None] * direction)
-        t = t + step
-        hit = step < NEAREST
+    for _ in range(STEPS // UNROLL):
+        hit = torch.zeros_like(active, dtype=torch.bool)
+        for _ in range(UNROLL):
+            step = solid.field(start + t[:, None] * direction)
+            t = t + step.masked_fill(hit, 0)
+            hit |= step < NEAREST
         depths[active[hit]] = t[hit]
         left = (~hit & (t < end)).nonzero().squeeze(1)
         active, start, direction, t, end = active[left], start[left], direction[left], t[left], end[left]
