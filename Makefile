@@ -57,7 +57,9 @@ mutants: $(INSTALLED) ## seed small bugs into copies of the package and check th
 
 scoreboard: $(INSTALLED) ## run fuzz and mutants at length and write docs/reliability.md: up to an hour
 	$(BIN)/python -m tests.tools.fuzz --long --seed 1
-	TRITON_INTERPRET=1 $(BIN)/python -m tests.tools.fuzz --long --seed 1 --backend triton
+	TSPLAT_CPU=x86-64-v3 $(BIN)/python -m tests.tools.fuzz --long --seed 1
+	$(BIN)/python -m tests.tools.fuzz --long --seed 1 --backend torch
+	TRITON_INTERPRET=1 $(BIN)/python -m tests.tools.fuzz --long --seed 1
 	$(BIN)/python -m tests.tools.mutants --write
 	$(BIN)/python -m tests.tools.scoreboard
 

@@ -96,8 +96,8 @@ def rasterization(
             what ``eps2d`` added to the screen area.
         channel_chunk: Upper bound of the channels accumulated in one pass. Bounds memory, does not change the result.
         covars: [..., N, 3, 3] covariances in place of quats and scales; the upper triangle is read.
-        backend: ``"triton"`` kernels on a GPU; ``"torch"``, vectorized PyTorch on any device; ``"reference"``, dense
-            and slow; ``"auto"``, the fastest that runs.
+        backend: ``"triton"`` kernels, on a GPU or compiled for the CPU; ``"torch"``, vectorized PyTorch on any device;
+            ``"reference"``, dense and slow; ``"auto"``, the fastest that runs.
         numerics: Whose constants to follow: ``"gsplat-1.5"``, ``"gsplat-1.6"`` or ``"inria"``.
         validate: What to do about invalid Gaussians, those with a value that is not finite or beyond 1e12 in magnitude,
             or with a quaternion norm below 1e-12. ``"cull"`` leaves them out, with gradients of exactly zero, and

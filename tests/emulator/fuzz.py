@@ -18,6 +18,7 @@ import torch
 from tests.support import scenes
 from tests.support.closeness import assert_run_exact, assert_run_fp32
 from tests.support.properties import Case, draw
+from tests.tools.fuzz import write_record
 
 from .counters import total
 from .machine import EmulationError
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--fp64", action="store_true", help="also checks fp64 kernels, exactly")
     parser.add_argument("--order", choices=("forward", "reverse", "random"), default="forward", help="of programs")
     parser.add_argument("--json", type=Path, help="writes the result to a file")
+    parser.add_argument("--record", action="store_true", help="saves the result for docs/reliability.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -49,6 +51,11 @@ def main() -> int:
     print(f"{result['arch']} {result['code'] or ''}: {result['passed']} of {result['count']} scenes pass; "
           f"largest error over its bound {result['worst']:.3f} (seed {result['worst_seed']}); "
           f"{result['instructions']:,} warp instructions, {result['seconds']:.0f} s")  # fmt: skip
+    if arguments.record:
+        code = result["code"] or ("ptx" if result["arch"].startswith("sm") else "amdgcn")
+        counts = {"tried": result["count"], "violations": result["count"] - result["passed"]}
+        errors = {"worst": round(result["worst"], 3), "seed": arguments.seed}
+        write_record(f"random scenes against fp64 ({result['arch']}-{code})", counts | errors)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if result["passed"] == result["count"] else 1

@@ -23,6 +23,8 @@ import torch
 from tests.support.interpreter import vectorize_reductions
 from tests.support.paths import CASES, ROOT
 from tests.support.properties import PROPERTIES, Case, draw
+from tsplat.stages.backend import triton_is_interpreted
+from tsplat.triton_cpu.target import host_target
 
 RESULTS = ROOT / "docs" / "reliability.json"
 BLOCK = 10
@@ -37,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=time.time_ns() % 2**31, help="seed of the first case (default: the time)"
     )
-    parser.add_argument("--backend", default="torch", choices=("torch", "triton"))
+    parser.add_argument("--backend", default="triton", choices=("torch", "triton"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     arguments = parser.parse_args()
     names = [arguments.property] if arguments.property else list(PROPERTIES)
@@ -54,13 +56,17 @@ def main() -> int:
 
 
 def platform_of(backend: str) -> str:
-    """The name under which a backend's results are saved: "gpu" for Triton on a GPU, else the backend."""
-    return "gpu" if backend == "triton" and torch.cuda.is_available() else backend
+    """The name under which results are saved: "torch"; for Triton "gpu", "interpreter", or the level of the CPU."""
+    if backend != "triton":
+        return backend
+    if torch.cuda.is_available():
+        return "gpu"
+    return "interpreter" if triton_is_interpreted() else host_target().cpu
 
 
 def slowness(backend: str) -> int:
     """The factor by which to reduce the number of cases: Triton's interpreter is about a hundred times slower."""
-    return 50 if platform_of(backend) == "triton" else 1
+    return 50 if platform_of(backend) == "interpreter" else 1
 
 
 def write_record(name: str, record: dict[str, Any]) -> None:

@@ -10,7 +10,19 @@ from tests.support.properties import PROPERTIES
 from tests.tools.fuzz import RESULTS
 
 PAGE = RESULTS.with_suffix(".md")
-PLATFORMS = {"torch": "torch backend", "triton": "Triton kernels, interpreted", "gpu": "Triton kernels on a GPU"}
+PLATFORMS = {
+    "x86-64-v4": "Triton kernels, compiled for the CPU (AVX-512)",
+    "x86-64-v3": "Triton kernels, compiled for the CPU (AVX2)",
+    "interpreter": "Triton kernels, interpreted",
+    "torch": "torch backend",
+    "sm_80-ptx": "NVIDIA PTX sm_80, emulated",
+    "sm_90-ptx": "NVIDIA PTX sm_90, emulated",
+    "sm_120-ptx": "NVIDIA PTX sm_120, emulated",
+    "sm_80-sass": "NVIDIA SASS sm_80, emulated",
+    "gfx942-amdgcn": "AMD gfx942, emulated",
+    "gfx1100-amdgcn": "AMD gfx1100, emulated",
+    "gpu": "Triton kernels on a GPU",
+}
 
 HEAD = """# Reliability
 
@@ -27,8 +39,9 @@ are defined in `tests/support/properties.py`.
 """
 
 FOOT = """
-The largest error over its bound is 0 for properties that compare bits. On machines without a GPU, the Triton kernels
-run in Triton's interpreter, which tests their arithmetic but neither the compiled code nor races.
+The largest error over its bound is 0 for properties that compare bits. "Emulated" means that the code which Triton
+compiles for a GPU was executed on a CPU, on small scenes in fp32; see [GPU code without a GPU](emulation.md). Nothing
+has run on a GPU where a row says so.
 """
 
 

@@ -10,10 +10,10 @@ import torch
 
 from .. import __version__
 from ..rasterization import rasterization
-from ..stages.backend import choose, has_triton, triton_is_interpreted
+from ..stages.backend import choose, cpu_compiler_problem, has_triton, triton_is_interpreted
 
 CORE = ("torch", "triton", "numpy", "einops")
-OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
+OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro", "llvmlite")
 
 
 def doctor(_arguments: Namespace) -> int:
@@ -72,7 +72,9 @@ def _advice(missing: list[str], has_gpu: bool) -> list[str]:
         )
     if not has_triton():
         advice.append("no triton: pip install triton (Linux); without it GPUs use the slower torch backend")
-    elif triton_is_interpreted():
+    elif problem := cpu_compiler_problem():
+        advice.append(f"no compiled kernels on the CPU: {problem}")
+    if triton_is_interpreted():
         advice.append("TRITON_INTERPRET is set: kernels run in Python, which is meant for tests; unset it")
     optional = [package for package in missing if package in OPTIONAL]
     if optional:
