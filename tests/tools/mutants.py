@@ -31,18 +31,18 @@ STAGES = tuple(
 END_TO_END = ("tests/test_rasterization.py", "tests/test_properties.py")
 
 
-def _interpreted(*files: str) -> tuple[str, ...]:
-    """Arguments of pytest: tests of Triton kernels in the interpreter, beginning with the given files."""
-    return ("-m", "interpreter", *dict.fromkeys((*files, *STAGES, *END_TO_END)))
+def _compiled(*files: str) -> tuple[str, ...]:
+    """Arguments of pytest: tests of Triton kernels, compiled for the CPU, beginning with the given files."""
+    return ("-m", "triton", *dict.fromkeys((*files, *STAGES, *END_TO_END)))
 
 
 def _torch(*files: str) -> tuple[str, ...]:
     """Arguments of pytest: tests of the torch backend and of everything around, beginning with the given files."""
     around = ("tests/test_reference.py", "tests/test_arguments.py")
-    return ("-m", "not interpreter", *dict.fromkeys((*files, *STAGES, *END_TO_END, *around)))
+    return ("-m", "not interpreter and not triton", *dict.fromkeys((*files, *STAGES, *END_TO_END, *around)))
 
 
-FEATURES = ("-m", "interpreter", "tests/kernels/test_compositing_features.py")
+FEATURES = ("-m", "triton", "tests/kernels/test_compositing_features.py")
 IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
 STRATEGIES = ("-m", "not interpreter", "tests/strategies")
 EXCHANGE = ("tests/stages/test_exchange.py",)
@@ -79,7 +79,7 @@ def _in(path: str, tests: tuple[str, ...], *bugs: tuple[str, str, str] | tuple[s
 MUTANTS = [
     *_in(
         "kernels/device_math.py",
-        _interpreted("tests/stages/test_projection.py"),
+        _compiled("tests/stages/test_projection.py"),
         ("g = (v[0], 0.5 * v[1],", "g = (v[0], v[1],", "factor 1/2 of an off-diagonal gradient lost"),
         ("xx = 2.0 * s[0] * s[0]", "xx = s[0] * s[0]", "factor 2 of a scale's gradient lost"),
         ("2.0 * (w * (v[2] - v[6])", "2.0 * (w * (v[2] + v[6])", "sign in the quaternion's gradient"),
@@ -94,7 +94,7 @@ MUTANTS = [
     ),
     *_in(
         "kernels/camera_math.py",
-        _interpreted("tests/stages/test_projection.py"),
+        _compiled("tests/stages/test_projection.py"),
         ("- tl.where(inside, v_slope * p / (z * z), 0.0)", "", "cross term of the Jacobian's gradient lost"),
         ("tl.where(inside, v_slope / z, 0.0)", "v_slope / z", "gradient flows through the clamp of the field of view"),
         ("+ v[1] * (t0[0] * t1[2] + t0[2] * t1[0])", "+ v[1] * t0[0] * t1[2]",
@@ -103,16 +103,16 @@ MUTANTS = [
     ),
     *_in(
         "kernels/tile_math.py",
-        _interpreted("tests/stages/test_compositing.py", "tests/stages/test_bands.py"),
+        _compiled("tests/stages/test_compositing.py", "tests/stages/test_bands.py"),
         ("added = after > TRANSMITTANCE_MIN", "added = after >= 0.0", "a pixel never stops"),
         ("tl.fma(-rest, alpha * inverse, gained)", "tl.fma(rest, alpha * inverse, gained)",
          "sign of the contribution of Gaussians behind"),
         ("in range(first, count)", "in range(first + 1, count)", "one slot not zeroed"),
-        ("tile = first_tile + program", "tile = program", "first tile of a band ignored"),
+        ("part * ROWS + tl.arange", "tl.arange", "every part of a tile is the first"),
     ),
     *_in(
         "kernels/compositing_sums.py",
-        _interpreted("tests/stages/test_compositing.py"),
+        _compiled("tests/stages/test_compositing.py"),
         ("-0.5 * moment[5]", "-moment[5]", "factor 1/2 of one conic entry's gradient"),
         ("c[0] * moment[1] + c[1] * moment[2]", "c[0] * moment[1]", "cross term of the mean's gradient lost"),
         ("range(0, tl.max(count))", "range(0, tl.minimum(tl.max(count), 1))",
@@ -129,19 +129,23 @@ MUTANTS = [
     ),
     *_in(
         "kernels/compositing.py",
-        _interpreted("tests/stages/test_compositing.py"),
+        _compiled("tests/stages/test_compositing.py"),
         ("tl.where(e <= LOG2_ALPHA_MAX, g, 0.0)", "g", "gradient flows where alpha is clamped"),
         ("(index < last)", "(index <= last)", "off by one where a pixel stopped"),
         ("rest = -tl.load(v_render_alphas", "rest = tl.load(v_render_alphas", "sign of alpha's gradient"),
         ("alive = tl.load(masks + tile) != 0", "alive = True", "tile masks ignored"),
         ("backgrounds + image * stride + k", "backgrounds + k", "every image has the first background"),
-        ("LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),\n                TRANSM", "LOG2_ALPHA_MIN=-9.0,\n                TRANSM",
+        ("LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),\n            TRANSM", "LOG2_ALPHA_MIN=-9.0,\n            TRANSM",
          "threshold of alpha lower in the forward pass"),
         ("tl.abs(g * slope_x)", "g * slope_x", "absolute value lost in absgrad"),
+        ("tile = first_tile + program", "tile = program", "first tile of a band ignored"),
+        ("value += tl.load(slot)", "value += 0.0", "sums of the parts of a tile before lost"),
+        ("tl.reduce_or(e >= LOG2_ALPHA_MIN, None)", "tl.reduce_or(e >= LOG2_ALPHA_MIN + 2.0, None)",
+         "parts that a Gaussian touches skipped"),
     ),
     *_in(
         "kernels/projection.py",
-        _interpreted("tests/stages/test_projection.py"),
+        _compiled("tests/stages/test_projection.py"),
         ("seen = seen | visible", "seen = visible", "only the last camera's gradient kept"),
         ("v_opacity += tl.where(visible, v_own_opacity, 0.0)", "v_opacity = tl.where(visible, v_own_opacity, 0.0)",
          "a dropped camera in the opacity's gradient"),
@@ -150,19 +154,19 @@ MUTANTS = [
         ("            + v_depth,\n", "", "gradient of depth lost"),
         ("visible & (tl.load(valid", "visible | (tl.load(valid", "invalid Gaussians not culled"),
         ("(mean2d[1] - radius_y < height)", "(mean2d[1] - radius_y < width)", "width for height in culling"),
-        ("(p[2] >= NEAR)", "(p[2] > -NEAR)", "Gaussians behind the camera rendered"),
+        ("(p[2] >= constant(near, det))", "(p[2] > -constant(near, det))", "Gaussians behind the camera rendered"),
         ("finite(outgoing) | (finite(incoming) == 0)", "finite(incoming)", "overflowing gradients not zeroed", 0),
     ),
     *_in(
         "kernels/spherical_harmonics.py",
-        _interpreted("tests/stages/test_shading.py"),
+        _compiled("tests/stages/test_shading.py"),
         ("gy -= v[1] * Y1", "gy += v[1] * Y1", "sign of a direction's gradient"),
         ("14.0 * z * (x * y", "7.0 * z * (x * y", "factor in a degree-4 gradient"),
         ("-tl.sum(v_dir[k])", "tl.sum(v_dir[k])", "sign of the camera center's gradient"),
     ),
     *_in(
         "kernels/intersection.py",
-        _interpreted("tests/stages/test_intersection.py", "tests/stages/test_bands.py"),
+        _compiled("tests/stages/test_intersection.py", "tests/stages/test_bands.py"),
         ("tl.floor(high - 0.5)", "tl.floor(high - 1.5)", "off by one in a tile bound"),
         ("dy_left = tl.minimum(tl.maximum(skew, top), bottom)", "dy_left = tl.minimum(tl.maximum(-skew, top), bottom)",
          "sign of the leftmost point of an ellipse"),
@@ -170,7 +174,7 @@ MUTANTS = [
     ),
     *_in(
         "kernels/validation.py",
-        _interpreted("tests/stages/test_validation.py"),
+        _compiled("tests/stages/test_validation.py"),
         ("valid & _within(opacities + gaussian, mask, 1, MAGNITUDE_MAX)", "valid", "opacities not validated"),
         (">= QUAT_NORM_MIN * QUAT_NORM_MIN", ">= 0.0", "zero quaternions accepted"),
     ),
@@ -263,20 +267,20 @@ MUTANTS = [
     ),
     *_in(
         "kernels/image_loss.py",
-        ("-m", "interpreter", IMAGE_LOSS),
+        ("-m", "triton", IMAGE_LOSS),
         ("2.0 * a * by_square", "a * by_square", "factor 2 of the square's gradient lost"),
         ("(place <= 2 * RADIUS)", "(place < 2 * RADIUS)", "the window's last tap lost"),
         ("(r < height - RADIUS)", "(r <= height - RADIUS)", "one window too many at the lower edge"),
     ),
     *_in(
         "kernels/adam.py",
-        ("-m", "interpreter", ADAM),
+        ("-m", "triton", ADAM),
         ("place // width", "place", "visibility indexed by element instead of Gaussian"),
         ("g * g * one_minus_beta2", "g * one_minus_beta2", "square of the gradient lost"),
     ),
     *_in(
         "kernels_torch/image_loss.py",
-        ("-m", "not interpreter", IMAGE_LOSS),
+        ("-m", "not interpreter and not triton", IMAGE_LOSS),
         ("(mean_x * ssim - mean_y * luminance)", "(mean_x * ssim)", "cross term of SSIM's gradient lost"),
     ),
     *_in(
