@@ -8,7 +8,7 @@ Scenes:
   16, 64 and 256 channels;
 - garden: the points of gsplat's garden (`--garden`, test_garden.npz) at 1, 2 and 4 times its image size, with opacities
   from 0.05 to 0.95 and scales of exp(N(0, 1/2)) times the mean distance to the three nearest neighbors;
-- kettle: a trained model (`--kettle`, a PLY).
+- kettle, luma-seal: trained models (`--kettle`, a PLY).
 
 Scenes whose files do not exist are skipped. The dense reference is measured on the smallest cloud.
 """
@@ -38,6 +38,7 @@ from tsplat.config import Backend
 
 GARDEN = DATA / "test_garden.npz"
 KETTLE = MODELS / "kettle.from_spz.ply"
+LUMA_SEAL = MODELS / "luma-seal.from_splat.ply"
 
 DIFFERENTIABLE = ("means", "quats", "scales", "opacities", "colors")
 """Inputs that get a gradient."""
@@ -56,34 +57,37 @@ class Case:
         width, height: Image size in pixels; for the garden, `width` is a multiple of its image size.
         deviation: Standard deviation in pixels of the Gaussians of a cloud.
         channels: Number of color channels of a cloud.
+        sh_degree: Degree of the spherical harmonics of a cloud, in place of colors.
         backends: Backends to measure; the first one is compared with the others.
     """
 
-    kind: Literal["cloud", "garden", "kettle"]
+    kind: Literal["cloud", "garden", "kettle", "luma-seal"]
     n: int = 0
     width: int = 1
     height: int = 1
     deviation: float = 2.0
     channels: int = 3
+    sh_degree: int | None = None
     backends: tuple[Backend, ...] = ("auto",)
 
     @property
     def name(self) -> str:
         if self.kind == "garden":
             return f"garden {self.width}x"
-        if self.kind == "kettle":
-            return f"kettle at {self.width}x{self.height}"
+        if self.kind != "cloud":
+            return f"{self.kind} at {self.width}x{self.height}"
         features = f", {self.channels} channels" if self.channels != 3 else ""
+        features += f", SH degree {self.sh_degree}" if self.sh_degree is not None else ""
         return f"{self.n} at {self.width}x{self.height}, {self.deviation:g} px{features}"
 
 
 CPU_CASES = (
-    Case("cloud", 2_000, 96, 64, backends=("torch", "reference")),
-    Case("cloud", 10_000, 192, 128, backends=("torch",)),
-    Case("cloud", 12_500, 283, 200, backends=("torch",)),
-    Case("cloud", 50_000, 400, 300, backends=("torch",)),
-    Case("cloud", 100_000, 800, 566, backends=("torch",)),
-    Case("kettle", 0, 800, 600, backends=("torch",)),
+    Case("cloud", 2_000, 96, 64, backends=("triton", "torch", "reference")),
+    Case("cloud", 10_000, 192, 128, backends=("triton", "torch")),
+    Case("cloud", 12_500, 283, 200, backends=("triton", "torch")),
+    Case("cloud", 50_000, 400, 300, backends=("triton", "torch")),
+    Case("cloud", 100_000, 800, 566, backends=("triton", "torch")),
+    Case("kettle", 0, 800, 600, backends=("triton", "torch")),
 )
 SCENES = (
     Case("garden", width=1),
@@ -95,6 +99,14 @@ SCENES = (
     Case("cloud", 200_000, 800, 600, channels=64),
     Case("cloud", 200_000, 800, 600, channels=256),
 )
+COMPARED = (
+    Case("cloud", 10_000, 192, 128),
+    Case("cloud", 100_000, 640, 480, sh_degree=3),
+    Case("kettle", 0, 640, 480),
+    Case("luma-seal", 0, 640, 480),
+)
+"""Scenes of `--base`."""
+
 GPU_CASES = (
     Case("cloud", 2_000, 96, 64, backends=("triton", "torch")),
     Case("cloud", 100_000, 800, 600, backends=("triton", "torch")),
@@ -110,6 +122,8 @@ def load(case: Case, device: torch.device, garden: Path = GARDEN, kettle: Path =
         scene = _garden(garden, case.width)
     elif case.kind == "kettle" and kettle.exists():
         scene = _model(kettle, case)
+    elif case.kind == "luma-seal" and LUMA_SEAL.exists():
+        scene = _model(LUMA_SEAL, case)
     else:
         return None
     return {name: t.to(device) if isinstance(t, Tensor) else t for name, t in scene.items()}
@@ -127,12 +141,16 @@ def _cloud(case: Case, seed: int = 0) -> dict[str, Any]:
     x = (uniform(case.n) - 0.5) * case.width / focal * depth
     y = (uniform(case.n) - 0.5) * case.height / focal * depth
     spread = torch.exp(0.3 * torch.randn(case.n, 3, generator=generator))
+    colors = uniform(case.n, case.channels)
+    if case.sh_degree is not None:
+        colors = 0.3 * torch.randn(case.n, (case.sh_degree + 1) ** 2, 3, generator=generator)
     return dict(
+        sh_degree=case.sh_degree,
         means=torch.stack([x, y, depth], -1),
         quats=torch.randn(case.n, 4, generator=generator),
         scales=(case.deviation / focal * depth)[:, None] * spread,
         opacities=0.1 + 0.8 * uniform(case.n),
-        colors=uniform(case.n, case.channels),
+        colors=colors,
         viewmats=torch.eye(4)[None],
         Ks=torch.tensor([[[focal, 0, case.width / 2], [0, focal, case.height / 2], [0, 0, 1]]]),
         width=case.width,
@@ -275,25 +293,35 @@ def profile(path: Path, device: torch.device) -> None:
     path.write_text(found.key_averages().table(sort_by=key, row_limit=40))
 
 
-def compare(ref: str, arguments: list[str]) -> None:
-    """Runs the same benchmarks at another commit, in a temporary worktree, and prints the ratios of the medians."""
+def compare(ref: str, threads: int, repeats: int, only: str) -> None:
+    """Times the scenes `COMPARED` at another commit, in a temporary worktree, and here; prints times and ratios.
+
+    Both run twice, in turn, and the smaller time counts, as other processes may slow down either.
+    """
     current = Path(__file__).parents[1]
-    results: list[dict[Any, float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder) / "base"
+        path, base = Path(folder) / "scenes.pt", Path(folder) / "base"
+        scenes = {case.name: load(case, torch.device("cpu")) for case in COMPARED if only in case.name}
+        torch.save({name: scene for name, scene in scenes.items() if scene is not None}, path)
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", base, ref], cwd=current, check=True)
         try:
-            for root in (base, current):
-                out = Path(folder) / f"{root.name}.jsonl"
-                command = [sys.executable, "-m", "benchmarks.run", *arguments, "--json", str(out)]
-                subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
-                records = [json.loads(line) for line in out.read_text().splitlines()]
-                results.append({(r["scene"], r["backend"], r["what"]): r["p50"] for r in records})
+            rounds = [(root, _times(root, path, threads, repeats)) for root in (base, current) * 2]
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", base], cwd=current, check=True)
-    before, after = results
-    for key in before.keys() & after.keys():
-        print(f"{key[0]:32} {key[1]:10} {key[2]:20} {before[key] / after[key]:.2f} times as fast as {ref}")
+    what = "CPU time" if threads == 1 else "wall time"
+    print(f"{threads} thread{'s' if threads > 1 else ''}, {what} in ms{'scene':>13} {ref:>29} {'here':>9}")
+    for key in rounds[0][1]:
+        before, after = (min(times[key] for root, times in rounds if root == where) for where in (base, current))
+        print(f"{key[0]:32} {key[1]:20} {before:9.1f} {after:9.1f}  {before / after:.1f} times as fast")
+
+
+def _times(root: Path, path: Path, threads: int, repeats: int) -> dict[tuple[str, str], float]:
+    """Runs the worker on the tsplat of a folder."""
+    command = [sys.executable, str(Path(__file__).with_name("timing_worker.py")), str(path), str(threads), str(repeats)]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": str(threads)}
+    out = subprocess.run(command, cwd=root, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    records = [json.loads(line) for line in out.splitlines()]
+    return {(r["scene"], what): ms for r in records for what, ms in r.items() if what != "scene"}
 
 
 def main() -> None:
@@ -306,7 +334,7 @@ def main() -> None:
     parser.add_argument("--only", help="run only scenes whose name contains this text")
     parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
     parser.add_argument("--profile", type=Path, help="only write the time per kernel to this file")
-    parser.add_argument("--base", metavar="REF", help="compare with this commit")
+    parser.add_argument("--base", metavar="REF", help="only compare with this commit, on a CPU")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
@@ -314,7 +342,7 @@ def main() -> None:
         profile(options.profile, device)
         return
     if options.base:
-        compare(options.base, [a for a in sys.argv[1:] if a not in ("--base", options.base)])
+        compare(options.base, options.threads, options.repeats, options.only or "")
         return
     name = (
         torch.cuda.get_device_name(device)
