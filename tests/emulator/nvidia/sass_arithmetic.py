@@ -20,7 +20,7 @@ SPECIAL_REGISTERS = {
 }  # fmt: skip
 ROUNDING = {"RN": 0, "RZ": 1, "RM": 2, "RP": 3, "TRUNC": 1, "FLOOR": 2, "CEIL": 3}
 INTEGERS = {"U8": 0, "U16": 1, "U32": 2, "U64": 3, "S8": 4, "S16": 5, "S32": 6, "S64": 7}
-F16, F32 = 10, 11
+F16, F32, F64 = 10, 11, 12
 
 
 def _half(text: str) -> int:
@@ -336,3 +336,8 @@ class Arithmetic(Operands):
 
     def do_frnd(self, modifiers: list[str], values: list[str]) -> None:
         self._convert(modifiers, values, F32, F32, 4)
+
+    def do_f2f(self, modifiers: list[str], values: list[str]) -> None:
+        if [x for x in modifiers if x in ("F16", "F32", "F64")] != ["F32", "F64"]:
+            raise UnsupportedInstructionError(".".join(modifiers))
+        self._convert(modifiers, values, F32, F64)
