@@ -1,6 +1,7 @@
 """Selects the tests that can run on this machine, and fills uninitialized memory to reveal unwritten outputs."""
 
 import os
+import sys
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers already share the cores
@@ -66,3 +67,13 @@ def _uninitialized_memory_is_nan():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_kernels_are_those_of_pytorch():
+    """Takes back what commands set in this process; see ``reserve_threads``."""
+    n_threads = torch.get_num_threads()
+    yield
+    if "tsplat.triton_cpu" in sys.modules:
+        sys.modules["tsplat.triton_cpu"].set_num_threads(None)
+    torch.set_num_threads(n_threads)

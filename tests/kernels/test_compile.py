@@ -11,7 +11,7 @@ if static_cost.kernels_are_interpreted():
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
 
 BUDGETS = json.loads(static_cost.BUDGETS.read_text())
-GOALS = {"_composite_fwd_kernel": 20, "_composite_bwd_kernel": 56}
+GOALS = {"_composite_fwd_kernel": 21, "_composite_bwd_kernel": 56}
 """Machine instructions per 32 pixels and Gaussian, for three channels and tiles of 16, that budgets never exceed."""
 
 

@@ -153,7 +153,7 @@ def _sh_fwd_kernel(
         total = tl.zeros_like(unit[0])
         for k in tl.static_range(len(basis)):
             coeff = tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
-            total += basis[k] * coeff.to(total.dtype)
+            total = tl.fma(basis[k], coeff.to(total.dtype), total)
         tl.store(colors + row * 3 + channel, tl.where(mask, total, 0.0), mask=inside)
 
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import triton
@@ -58,6 +59,20 @@ def store(kernel: str, key: str, code: bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def compiling(kernel: str, key: str) -> Iterator[None]:
+    """Lets one process at a time compile an entry, where files can be locked; the others then find it in the cache."""
+    path = _path(kernel, key).with_suffix(".lock")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ImportError):
+            import fcntl
+
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(path, "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _path(kernel: str, key: str) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -193,8 +195,11 @@ def object_code(
     symbol = f"{name}_{key}"
     code = cache.load(name, key)
     if code is None:
-        code = machine.compile_object(llvm_ir(kernel, signature, constants, symbol), target)
-        cache.store(name, key, code)
+        with cache.compiling(name, key):
+            code = cache.load(name, key)
+            if code is None:
+                code = machine.compile_object(llvm_ir(kernel, signature, constants, symbol), target)
+                cache.store(name, key, code)
     return code, symbol
 
 
@@ -254,6 +259,22 @@ def launch(
         UnsupportedMachineError: Machine code cannot be made for this CPU.
         TypeError: An argument is missing or of a type that is not supported.
     """
+    if "torch._dynamo" in sys.modules:
+        _launch_untraced()(kernel, grid, args, kwargs)
+    else:
+        _launch(kernel, grid, args, kwargs)
+
+
+@functools.cache
+def _launch_untraced() -> Callable[..., None]:
+    """Returns `_launch` such that torch.compile does not trace it. Importing torch._dynamo takes seconds."""
+    untraced: Callable[..., None] = torch._dynamo.disable(_launch)  # type: ignore[no-untyped-call, attr-defined]
+    return untraced
+
+
+def _launch(
+    kernel: JITFunction[Any], grid: Grid, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> None:
     launcher = _launchers.get(id(kernel))
     if launcher is None:
         launcher = _launchers[id(kernel)] = Launcher(kernel)
