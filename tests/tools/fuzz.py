@@ -24,7 +24,7 @@ from tests.support.interpreter import vectorize_reductions
 from tests.support.paths import CASES, ROOT
 from tests.support.properties import PROPERTIES, Case, draw
 from tsplat.stages.backend import triton_is_interpreted
-from tsplat.triton_cpu.target import host_target
+from tsplat.triton_cpu import target_name
 
 RESULTS = ROOT / "docs" / "reliability.json"
 BLOCK = 10
@@ -61,7 +61,7 @@ def platform_of(backend: str) -> str:
         return backend
     if torch.cuda.is_available():
         return "gpu"
-    return "interpreter" if triton_is_interpreted() else host_target().cpu
+    return "interpreter" if triton_is_interpreted() else target_name()
 
 
 def slowness(backend: str) -> int:

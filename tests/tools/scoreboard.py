@@ -40,8 +40,8 @@ are defined in `tests/support/properties.py`.
 
 FOOT = """
 The largest error over its bound is 0 for properties that compare bits. "Emulated" means that the code which Triton
-compiles for a GPU was executed on a CPU, on small scenes in fp32; see [GPU code without a GPU](emulation.md). Nothing
-has run on a GPU where a row says so.
+compiles for a GPU was executed on a CPU, on small scenes in fp32; see [GPU code without a GPU](emulation.md). Only the
+rows "on a GPU" are about hardware.
 """
 
 

@@ -25,7 +25,7 @@ threads or the features of the CPU. An operation that is not implemented is an `
 
 from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineError, UnsupportedOperationError
 from .launcher import launch
-from .target import check_machine
+from .target import check_machine, target_name
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
@@ -37,4 +37,5 @@ __all__ = [
     "get_num_threads",
     "launch",
     "set_num_threads",
+    "target_name",
 ]

@@ -268,7 +268,7 @@ def launch(
 @functools.cache
 def _launch_untraced() -> Callable[..., None]:
     """Returns `_launch` such that torch.compile does not trace it. Importing torch._dynamo takes seconds."""
-    untraced: Callable[..., None] = torch._dynamo.disable(_launch)  # type: ignore[no-untyped-call, attr-defined]
+    untraced: Callable[..., None] = torch._dynamo.disable(_launch)  # type: ignore[no-untyped-call]
     return untraced
 
 

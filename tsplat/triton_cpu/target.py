@@ -57,6 +57,11 @@ def check_machine() -> None:
     host_target()
 
 
+def target_name() -> str:
+    """Returns the name of the CPU that kernels are compiled for, such as "x86-64-v4"."""
+    return host_target().cpu
+
+
 @functools.cache
 def _target(requested: str) -> Target:
     features = host_features()
