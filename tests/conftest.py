@@ -50,7 +50,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         # Tests that share a fixture run in one process (with --dist loadgroup), so that it is set up once.
         shared = [name for name in item.fixturenames if _scope(item, name) == "module"]
-        if shared and not item.get_closest_marker("xdist_group"):
+        if "rank_results" in item.fixturenames:  # minutes of training by several ranks, for the whole session
+            item.add_marker(pytest.mark.xdist_group("rank_results"))
+        elif shared and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared[0]}"))
 
 

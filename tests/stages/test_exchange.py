@@ -21,7 +21,7 @@ RANKS = 4
 JOBS = ("equality", "disagreements", "rejections", "release", "volume", "example", "timeout", "death")
 CASES = int(os.environ.get("TSPLAT_DISTRIBUTED_CASES", "40"))
 SEED = int(os.environ.get("TSPLAT_DISTRIBUTED_SEED", "0"))
-LIMIT = 60 + CASES
+LIMIT = 300
 
 
 @pytest.fixture(scope="module")
