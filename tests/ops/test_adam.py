@@ -103,3 +103,15 @@ def test_invalid_arguments_raise():
     t.grad = torch.ones_like(t)
     with pytest.raises(ArgumentError, match="params: expected contiguous tensors"):
         Adam([t]).step()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_moments_of_another_shape_raise(backend):
+    """A kernel would write beyond their end."""
+    parameter = torch.zeros(4, 3, requires_grad=True)
+    optimizer = Adam([parameter], backend=backend)
+    parameter.grad = torch.ones(4, 3)
+    optimizer.step()
+    optimizer.state[parameter]["exp_avg"] = torch.zeros(2, 3)
+    with pytest.raises(ArgumentError, match=r"params: expected contiguous exp_avg \[4, 3\].*found \[2, 3\]"):
+        optimizer.step()

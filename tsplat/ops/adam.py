@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..arguments import check_not_implemented
 from ..config import Backend
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..stages.backend import launchers
 
 
@@ -51,7 +51,7 @@ class Adam(torch.optim.Adam):
                 Adam, as other moments do not decay. The step count is common to all Gaussians.
 
         Raises:
-            ArgumentError: ``visible`` does not match a parameter, or a parameter is not contiguous.
+            ArgumentError: ``visible`` or a moment does not match a parameter, or a parameter is not contiguous.
         """
         loss = None
         if closure is not None:
@@ -68,6 +68,12 @@ class Adam(torch.optim.Adam):
                     state["step"] = torch.zeros((), dtype=torch.float32)
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
+                for name in ("exp_avg", "exp_avg_sq"):
+                    if state[name].shape != parameter.shape or not state[name].is_contiguous():
+                        raise ShapeError(
+                            f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
+                            f"{list(state[name].shape)} with strides {state[name].stride()}"
+                        )
                 state["step"] += 1
                 t = float(state["step"])
                 rates = [group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
