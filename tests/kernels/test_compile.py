@@ -15,6 +15,10 @@ GOALS = {"_composite_fwd_kernel": 21, "_composite_bwd_kernel": 56}
 """Machine instructions per 32 pixels and Gaussian, for three channels and tiles of 16, that budgets never exceed."""
 
 
+LONG = ("projection", "sh", "composite", "features")
+"""Kernels that take long to compile; they are tested on fewer targets."""
+
+
 @functools.cache
 def shipped_launches(vendor, channels, tile_sizes):
     return static_cost.shipped_launches(vendor, channels, tile_sizes)
@@ -46,7 +50,9 @@ def compile_kernels(kernel, target, channels, tile_sizes):
     ["projection", "valid", "sh", "tile", "composite", "features", "pack", "segment", "moments", "ssim", "adam"],
 )
 def test_kernel_compiles_without_spills(target, kernel):
-    if kernel == "features" and target in ("cuda:80", "hip:gfx1100"):
+    if kernel in LONG and target in ("cuda:90", "hip:gfx1100"):
+        pytest.skip("compiles for long; another target of the vendor is tested")
+    if kernel == "features" and target == "cuda:80":
         pytest.skip("compiles for a minute; a newer and an AMD target are tested")
     n_budgets = compile_kernels(kernel, target, (1, 3, 4, 6, 8, 9, 16, 64), (16,))
     assert n_budgets or target.startswith("hip")

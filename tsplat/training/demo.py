@@ -51,7 +51,7 @@ class DemoSize:
     frame_scale: float = 1.0
 
 
-ON_CPU = DemoSize(256, 192, n_train=24, n_test=4, n_points=10000, sh_degree=1, steps=700, frames=36, frame_scale=1.5)
+ON_CPU = DemoSize(256, 192, n_train=24, n_test=4, n_points=12_000, sh_degree=1, steps=800, frames=36, frame_scale=1.5)
 ON_GPU = DemoSize(480, 360, n_train=96, n_test=6, n_points=60_000, sh_degree=2, steps=4000, frames=72)
 
 
