@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 import tsplat
-from benchmarks.run import DIFFERENTIABLE, SCENES, Case, load, timed
+from benchmarks.run import SCENES, Case, load, timed
+from benchmarks.timing_worker import DIFFERENTIABLE
 
 DIFFERENCE_MAX = 2e-3
 """Largest mean absolute difference of the images for which a scene is timed."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -33,15 +34,13 @@ import torch
 from torch import Tensor
 
 import tsplat
+from benchmarks.timing_worker import forward, forward_backward
 from tests.support.paths import DATA, MODELS
 from tsplat.config import Backend
 
 GARDEN = DATA / "test_garden.npz"
 KETTLE = MODELS / "kettle.from_spz.ply"
 LUMA_SEAL = MODELS / "luma-seal.from_splat.ply"
-
-DIFFERENTIABLE = ("means", "quats", "scales", "opacities", "colors")
-"""Inputs that get a gradient."""
 
 WARM_UP = 2
 """Untimed repeats before the timed ones."""
@@ -253,22 +252,16 @@ def stages(scene: dict[str, Any], backend: Backend) -> Iterator[tuple[str, Calla
 
 def measure(case: Case, scene: dict[str, Any], backend: Backend, device: torch.device, repeats: int) -> list[Any]:
     """Returns a record for each stage, for the forward pass, and for forward + backward."""
-
-    def forward() -> None:
-        with torch.no_grad():
-            tsplat.rasterization(**scene, backend=backend)
-
-    def forward_backward() -> None:
-        leaves = {name: scene[name].detach().requires_grad_() for name in DIFFERENTIABLE}
-        colors, alphas, _ = tsplat.rasterization(**(scene | leaves), backend=backend)
-        torch.autograd.backward(colors.square().sum() + alphas.sum())
-
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("forward", functools.partial(forward, scene, backend=backend)),
+        ("forward + backward", functools.partial(forward_backward, scene, backend=backend)),
+    ]
     with torch.no_grad():
         _, _, meta = tsplat.rasterization(**scene, backend=backend)
         steps: list[tuple[str, Callable[[], Any]]] = [] if backend == "reference" else list(stages(scene, backend))
     n_intersections = meta["memory"]["pairs"] if "memory" in meta else None
     records = []
-    for what, step in (*steps, ("forward", forward), ("forward + backward", forward_backward)):
+    for what, step in (*steps, *calls):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         with torch.set_grad_enabled(what == "forward + backward"):
@@ -286,9 +279,7 @@ def profile(path: Path, device: torch.device) -> None:
 
     scene = next(scene for case in SCENES if (scene := load(case, device)) is not None)
     with torch_profile() as found:
-        leaves = {name: scene[name].detach().requires_grad_() for name in DIFFERENTIABLE}
-        colors, alphas, _ = tsplat.rasterization(**(scene | leaves))
-        torch.autograd.backward(colors.square().sum() + alphas.sum())
+        forward_backward(scene)
     key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
     path.write_text(found.key_averages().table(sort_by=key, row_limit=40))
 

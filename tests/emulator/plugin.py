@@ -1,4 +1,4 @@
-"""pytest plugin: runs tests marked `gpu` or `interpreter` on the emulator.
+"""pytest plugin: runs tests marked `gpu` or `triton` on the emulator.
 
     EMULATE=sm_80 python -m pytest -p tests.emulator.plugin -m gpu
 
@@ -26,7 +26,7 @@ from .counters import total
 from .emulation import target_of
 from .package import tsplat_emulated
 
-MARKERS = ("gpu", "interpreter")
+MARKERS = ("gpu", "triton")
 TARGET = os.environ.get("EMULATE", "sm_80")
 CODE: Any = os.environ.get("EMULATE_CODE")
 ORDER: Any = os.environ.get("EMULATE_ORDER", "forward")
@@ -48,7 +48,7 @@ def _is_emulated(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Removes the marks of tests that are skipped for want of a GPU or of the interpreter."""
+    """Removes the marks of tests that are skipped for want of a GPU or of a compiler for the CPU."""
     for item in items:
         if _is_emulated(item):
             item.own_markers = [marker for marker in item.own_markers if marker.name != "skip"]

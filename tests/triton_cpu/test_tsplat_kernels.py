@@ -7,9 +7,7 @@ from tests.support import scenes
 from tests.support.closeness import FP32_EPSILONS, assert_run_fp32, assert_same_bits, compare, run, run_reference
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
-from tsplat.triton_cpu import launch
 
-jit = pytest.importorskip("triton.runtime.jit")
 backend = pytest.importorskip("tsplat.stages.backend")
 compositing_features = pytest.importorskip("tsplat.kernels.compositing_features")
 
@@ -18,15 +16,6 @@ if backend.triton_is_interpreted():
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _compiled_kernels(monkeypatch):
-    def run_kernel(self, *args, grid, warmup, **kwargs):
-        launch(self, grid, args, kwargs)
-
-    monkeypatch.setattr(jit.JITFunction, "run", run_kernel)
-    monkeypatch.setattr(backend, "triton_is_interpreted", lambda: True)
 
 
 def _scene(dtype=torch.float64, **structure):

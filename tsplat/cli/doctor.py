@@ -13,7 +13,7 @@ from ..rasterization import rasterization
 from ..stages.backend import choose, cpu_compiler_problem, has_triton, triton_is_interpreted
 
 CORE = ("torch", "triton", "numpy", "einops")
-OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro", "llvmlite")
+OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", "tyro")
 
 
 def doctor(_arguments: Namespace) -> int:
@@ -38,7 +38,7 @@ def doctor(_arguments: Namespace) -> int:
 def _print_packages() -> list[str]:
     """Prints the versions of packages; returns those that are not installed."""
     missing = []
-    for package in (*CORE, *OPTIONAL):
+    for package in (*CORE, "llvmlite", *OPTIONAL):
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

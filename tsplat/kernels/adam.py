@@ -4,6 +4,8 @@ One lane per value, which reads parameter, gradient and both moments and writes 
 1,652 bytes for the 59 values of a Gaussian with spherical harmonics of degree 3. Invisible Gaussians are not read.
 """
 
+import math
+
 import triton.language as tl
 from torch import Tensor
 
@@ -56,17 +58,16 @@ def adam_step(
         visible: [N] bool; rows that are false stay as they are. None to update all.
     """
     n = parameter.numel()
-    if n > 0:
-        launch_elementwise(
-            _adam_kernel,
-            n,
-            BLOCK,
-            parameter=parameter,
-            gradient=gradient,
-            exp_avg=exp_avg,
-            exp_avg_sq=exp_avg_sq,
-            constants=constants,
-            visible=visible,
-            n=n,
-            width=n // parameter.shape[0],
-        )
+    launch_elementwise(
+        _adam_kernel,
+        n,
+        BLOCK,
+        parameter=parameter,
+        gradient=gradient,
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+        constants=constants,
+        visible=visible,
+        n=n,
+        width=math.prod(parameter.shape[1:]),
+    )

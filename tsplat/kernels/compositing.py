@@ -278,19 +278,18 @@ def _composite_bwd_kernel(
 def _pack(splats: Splats, numerics: Numerics) -> Tensor:
     n_rows = splats.opacities.numel()
     records = splats.means2d.new_empty(n_rows, RECORD.value)
-    if n_rows > 0:
-        launch_elementwise(
-            _pack_kernel,
-            n_rows,
-            BLOCK,
-            means2d=splats.means2d,
-            conics=splats.conics,
-            opacities=splats.opacities,
-            records=records,
-            n_rows=n_rows,
-            ALPHA_MAX=numerics.alpha_max,
-            ALPHA_MIN=ALPHA_MIN,
-        )
+    launch_elementwise(
+        _pack_kernel,
+        n_rows,
+        BLOCK,
+        means2d=splats.means2d,
+        conics=splats.conics,
+        opacities=splats.opacities,
+        records=records,
+        n_rows=n_rows,
+        ALPHA_MAX=numerics.alpha_max,
+        ALPHA_MIN=ALPHA_MIN,
+    )
     return records
 
 

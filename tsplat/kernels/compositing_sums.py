@@ -131,20 +131,19 @@ def composite_gradients(
     n_rows = opacities.numel()
     v_means2d, v_conics, v_opacities = sums.new_empty(n_rows, 2), torch.empty_like(conics), torch.empty_like(opacities)
     absgrad = torch.empty_like(v_means2d) if settings.absgrad else None
-    if n_rows > 0:
-        launch_elementwise(
-            _moments_kernel,
-            n_rows,
-            BLOCK,
-            sums=sums,
-            conics=conics,
-            opacities=opacities,
-            v_means2d=v_means2d,
-            v_conics=v_conics,
-            v_opacities=v_opacities,
-            absgrad=absgrad,
-            n_rows=n_rows,
-            width=sums.shape[1],
-        )
+    launch_elementwise(
+        _moments_kernel,
+        n_rows,
+        BLOCK,
+        sums=sums,
+        conics=conics,
+        opacities=opacities,
+        v_means2d=v_means2d,
+        v_conics=v_conics,
+        v_opacities=v_opacities,
+        absgrad=absgrad,
+        n_rows=n_rows,
+        width=sums.shape[1],
+    )
     v_features = sums[:, MOMENTS.value : MOMENTS.value + n_features]
     return SplatGradients(v_means2d, v_conics, v_opacities, v_features, absgrad)

@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import SSIM_K1, SSIM_K2, SSIM_TAPS
-from .launch import Int, is_compiled_for_cpu, kernel, launch, programs
+from .launch import Int, block_size, is_compiled_for_cpu, kernel, launch, programs
 
-ROWS, COLUMNS, CPU_COLUMNS = 16, 64, 16
+ROWS, COLUMNS = 16, 64
 RADIUS = tl.constexpr(len(SSIM_TAPS) // 2)
 
 
@@ -187,18 +187,17 @@ def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtyp
     """
     n_batch, height, width, n_channels = image.shape
     maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
-    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, _columns(image))
+    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, block_size(image, COLUMNS))
     sums = torch.empty(blocks, 2, dtype=dtype, device=image.device)
-    if blocks > 0:
-        launch(
-            _l1_ssim_fwd_kernel,
-            programs(blocks, 1),
-            sums=sums,
-            VALID=valid,
-            C1=SSIM_K1**2,
-            C2=SSIM_K2**2,
-            **_arguments(image, target, maps),
-        )
+    launch(
+        _l1_ssim_fwd_kernel,
+        programs(blocks, 1),
+        sums=sums,
+        VALID=valid,
+        C1=SSIM_K1**2,
+        C2=SSIM_K2**2,
+        **_arguments(image, target, maps),
+    )
     l1, ssim = sums.sum(0)
     return l1, ssim, maps
 
@@ -207,11 +206,8 @@ def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> 
     """Computes the gradient of scales[0] times the sum of |x - y| plus scales[1] times the sum of SSIM."""
     n_batch, height, width, n_channels = image.shape
     v_image = torch.empty(image.shape, dtype=maps.dtype, device=image.device)
-    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, _columns(image))
-    if blocks > 0:
-        launch(
-            _l1_ssim_bwd_kernel, programs(blocks, 1), scales=scales, v_image=v_image, **_arguments(image, target, maps)
-        )
+    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, block_size(image, COLUMNS))
+    launch(_l1_ssim_bwd_kernel, programs(blocks, 1), scales=scales, v_image=v_image, **_arguments(image, target, maps))
     return v_image
 
 
@@ -235,10 +231,5 @@ def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
         **{f"y_{name}": stride for name, (_, stride) in strides.items()},
         PLANAR=planar,
         ROWS=ROWS,
-        COLUMNS=_columns(image),
+        COLUMNS=block_size(image, COLUMNS),
     )
-
-
-def _columns(image: Tensor) -> int:
-    """Columns of a block of pixels."""
-    return CPU_COLUMNS if is_compiled_for_cpu(image) else COLUMNS

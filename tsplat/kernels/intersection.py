@@ -202,23 +202,22 @@ def tile_rows(
     n = screen.order.numel()
     first_tile_rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
     n_tile_rows = torch.empty_like(first_tile_rows)
-    if n > 0:
-        launch_elementwise(
-            _tile_rows_kernel,
-            n,
-            BLOCK,
-            **screen._asdict(),
-            first_tile_rows=first_tile_rows,
-            n_tile_rows=n_tile_rows,
-            n=n,
-            n_per_image=_rows_per_image(screen, grid),
-            tile_height=grid.tile_height,
-            begin=band[0],
-            end=band[1],
-            TILE=grid.tile_size,
-            ALPHA_MIN=ALPHA_MIN,
-            EXTEND=settings.numerics.extend,
-        )
+    launch_elementwise(
+        _tile_rows_kernel,
+        n,
+        BLOCK,
+        **screen._asdict(),
+        first_tile_rows=first_tile_rows,
+        n_tile_rows=n_tile_rows,
+        n=n,
+        n_per_image=_rows_per_image(screen, grid),
+        tile_height=grid.tile_height,
+        begin=band[0],
+        end=band[1],
+        TILE=grid.tile_size,
+        ALPHA_MIN=ALPHA_MIN,
+        EXTEND=settings.numerics.extend,
+    )
     return first_tile_rows, n_tile_rows
 
 
@@ -238,30 +237,29 @@ def tile_columns(
     positions = torch.empty(n_spans, dtype=torch.int32, device=screen.order.device)
     first_columns = torch.empty_like(positions)
     n_columns = torch.empty_like(positions)
-    if n_spans > 0:
-        n = screen.order.numel()
-        launch_elementwise(
-            _tile_columns_kernel,
-            n_spans,
-            BLOCK,
-            means2d=screen.means2d,
-            radii=screen.radii,
-            conics=screen.conics,
-            opacities=screen.opacities,
-            order=screen.order,
-            first_tile_rows=first_tile_rows,
-            span_starts=span_starts,
-            positions=positions,
-            first_columns=first_columns,
-            n_columns=n_columns,
-            n=n,
-            n_spans=n_spans,
-            steps=n.bit_length(),
-            tile_width=grid.tile_width,
-            TILE=grid.tile_size,
-            ALPHA_MIN=ALPHA_MIN,
-            EXTEND=settings.numerics.extend,
-        )
+    n = screen.order.numel()
+    launch_elementwise(
+        _tile_columns_kernel,
+        n_spans,
+        BLOCK,
+        means2d=screen.means2d,
+        radii=screen.radii,
+        conics=screen.conics,
+        opacities=screen.opacities,
+        order=screen.order,
+        first_tile_rows=first_tile_rows,
+        span_starts=span_starts,
+        positions=positions,
+        first_columns=first_columns,
+        n_columns=n_columns,
+        n=n,
+        n_spans=n_spans,
+        steps=n.bit_length(),
+        tile_width=grid.tile_width,
+        TILE=grid.tile_size,
+        ALPHA_MIN=ALPHA_MIN,
+        EXTEND=settings.numerics.extend,
+    )
     return positions, first_columns, n_columns
 
 
@@ -275,25 +273,24 @@ def tile_intersections(
     """
     keys = torch.empty(n_intersections, dtype=key_dtype, device=screen.order.device)
     flatten_ids = torch.empty(n_intersections, dtype=torch.int32, device=screen.order.device)
-    if n_intersections > 0:
-        n_spans = spans.positions.numel()
-        launch_elementwise(
-            _tile_intersections_kernel,
-            n_intersections,
-            BLOCK,
-            order=screen.order,
-            image_ids=screen.image_ids,
-            **spans._asdict(),
-            keys=keys,
-            flatten_ids=flatten_ids,
-            n_spans=n_spans,
-            n_intersections=n_intersections,
-            steps=n_spans.bit_length(),
-            n_per_image=_rows_per_image(screen, grid),
-            tile_width=grid.tile_width,
-            n_tiles=grid.tiles_per_image,
-            key_bias=key_bias,
-        )
+    n_spans = spans.positions.numel()
+    launch_elementwise(
+        _tile_intersections_kernel,
+        n_intersections,
+        BLOCK,
+        order=screen.order,
+        image_ids=screen.image_ids,
+        **spans._asdict(),
+        keys=keys,
+        flatten_ids=flatten_ids,
+        n_spans=n_spans,
+        n_intersections=n_intersections,
+        steps=n_spans.bit_length(),
+        n_per_image=_rows_per_image(screen, grid),
+        tile_width=grid.tile_width,
+        n_tiles=grid.tiles_per_image,
+        key_bias=key_bias,
+    )
     return keys, flatten_ids
 
 

@@ -367,10 +367,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     dense_ids = None
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
-        if n_rows > 0:
-            launch_elementwise(
-                _projection_visible_kernel, n_rows, BLOCK, visible_out=visible, n_rows=n_rows, **arguments
-            )
+        launch_elementwise(_projection_visible_kernel, n_rows, BLOCK, visible_out=visible, n_rows=n_rows, **arguments)
         dense_ids = visible.nonzero().squeeze(1)
         n_rows = dense_ids.numel()
     projected = ProjectedGaussians(
@@ -384,21 +381,20 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         compensations=means.new_empty(n_rows) if settings.antialiased else None,
         opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
     )
-    if n_rows > 0:
-        launch_elementwise(
-            _projection_fwd_kernel,
-            n_rows,
-            BLOCK,
-            dense_ids=dense_ids,
-            radii=projected.radii,
-            means2d=projected.means2d,
-            depths=projected.depths,
-            conics=projected.conics,
-            compensations=projected.compensations,
-            opacities_out=projected.opacities,
-            n_rows=n_rows,
-            **arguments,
-        )
+    launch_elementwise(
+        _projection_fwd_kernel,
+        n_rows,
+        BLOCK,
+        dense_ids=dense_ids,
+        radii=projected.radii,
+        means2d=projected.means2d,
+        depths=projected.depths,
+        conics=projected.conics,
+        compensations=projected.compensations,
+        opacities_out=projected.opacities,
+        n_rows=n_rows,
+        **arguments,
+    )
     return projected
 
 
@@ -426,41 +422,40 @@ def projection_bwd(
     block = block_size(means, BLOCK)
     blocks = triton.cdiv(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 12) if needs_viewmats else None
-    if n_batches * n_gaussians > 0:
-        launch(
-            _projection_bwd_kernel,
-            programs(n_batches * blocks, 1),
-            means=means,
-            quats=gaussians.quats,
-            scales=gaussians.scales,
-            covars=gaussians.covars,
-            opacities=gaussians.opacities,
-            viewmats=cameras.viewmats,
-            Ks=cameras.Ks,
-            row_of=invert_ids(dense_ids, n_images * n_gaussians),
-            radii=radii,
-            v_means2d=v_projected.v_means2d,
-            v_depths=v_projected.v_depths,
-            v_conics=v_projected.v_conics,
-            v_compensations=v_projected.v_compensations,
-            v_opacities_out=v_projected.v_opacities,
-            v_means=v_gaussians.means,
-            v_quats=v_gaussians.quats,
-            v_scales=v_gaussians.scales,
-            v_covars=v_gaussians.covars,
-            v_opacities=v_gaussians.opacities,
-            v_viewmats=block_sums,
-            n_gaussians=n_gaussians,
-            n_cameras=n_cameras,
-            n_images=n_images,
-            width=settings.width,
-            height=settings.height,
-            eps2d=settings.eps2d,
-            FOV_MARGIN=FOV_MARGIN,
-            COMPENSATE=settings.antialiased,
-            FLOOR=settings.numerics.compensation_floor,
-            BLOCK=block,
-        )
+    launch(
+        _projection_bwd_kernel,
+        programs(n_batches * blocks, 1),
+        means=means,
+        quats=gaussians.quats,
+        scales=gaussians.scales,
+        covars=gaussians.covars,
+        opacities=gaussians.opacities,
+        viewmats=cameras.viewmats,
+        Ks=cameras.Ks,
+        row_of=invert_ids(dense_ids, n_images * n_gaussians),
+        radii=radii,
+        v_means2d=v_projected.v_means2d,
+        v_depths=v_projected.v_depths,
+        v_conics=v_projected.v_conics,
+        v_compensations=v_projected.v_compensations,
+        v_opacities_out=v_projected.v_opacities,
+        v_means=v_gaussians.means,
+        v_quats=v_gaussians.quats,
+        v_scales=v_gaussians.scales,
+        v_covars=v_gaussians.covars,
+        v_opacities=v_gaussians.opacities,
+        v_viewmats=block_sums,
+        n_gaussians=n_gaussians,
+        n_cameras=n_cameras,
+        n_images=n_images,
+        width=settings.width,
+        height=settings.height,
+        eps2d=settings.eps2d,
+        FOV_MARGIN=FOV_MARGIN,
+        COMPENSATE=settings.antialiased,
+        FLOOR=settings.numerics.compensation_floor,
+        BLOCK=block,
+    )
     v_viewmats = None
     if block_sums is not None:
         v_viewmats = torch.nn.functional.pad(block_sums.sum(0).view(n_batches, n_cameras, 3, 4), (0, 0, 0, 1))

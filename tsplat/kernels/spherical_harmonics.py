@@ -237,25 +237,24 @@ def spherical_harmonics_fwd(
     n_cameras = centers.shape[1]
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
-    if n_rows > 0:
-        launch_elementwise(
-            _sh_fwd_kernel,
-            n_rows,
-            BLOCK,
-            means=means,
-            centers=centers,
-            coeffs=coeffs,
-            dense_ids=dense_ids,
-            radii=radii,
-            colors=colors,
-            n_rows=n_rows,
-            n_gaussians=n_gaussians,
-            n_cameras=n_cameras,
-            n_bases=n_bases,
-            DEGREE=degree,
-            num_warps=2,
-            enable_fp_fusion=False,  # or contraction would depend on the dtype of coefficients
-        )
+    launch_elementwise(
+        _sh_fwd_kernel,
+        n_rows,
+        BLOCK,
+        means=means,
+        centers=centers,
+        coeffs=coeffs,
+        dense_ids=dense_ids,
+        radii=radii,
+        colors=colors,
+        n_rows=n_rows,
+        n_gaussians=n_gaussians,
+        n_cameras=n_cameras,
+        n_bases=n_bases,
+        DEGREE=degree,
+        num_warps=2,
+        enable_fp_fusion=False,  # or contraction would depend on the dtype of coefficients
+    )
     return colors
 
 
@@ -281,27 +280,26 @@ def spherical_harmonics_bwd(
     block = block_size(means, BLOCK)
     blocks = triton.cdiv(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
-    if n_batches * n_gaussians > 0:
-        launch(
-            _sh_bwd_kernel,
-            programs(n_batches * blocks, 1),
-            means=means,
-            centers=centers,
-            coeffs=coeffs,
-            row_of=invert_ids(dense_ids, n_images * n_gaussians),
-            radii=radii,
-            v_colors=v_colors,
-            v_means=v_means,
-            v_centers=block_sums,
-            v_coeffs=v_coeffs,
-            n_gaussians=n_gaussians,
-            n_cameras=n_cameras,
-            n_images=n_images,
-            n_bases=n_bases,
-            DEGREE=degree,
-            BLOCK=block,
-            num_warps=2,
-            enable_fp_fusion=False,
-        )
+    launch(
+        _sh_bwd_kernel,
+        programs(n_batches * blocks, 1),
+        means=means,
+        centers=centers,
+        coeffs=coeffs,
+        row_of=invert_ids(dense_ids, n_images * n_gaussians),
+        radii=radii,
+        v_colors=v_colors,
+        v_means=v_means,
+        v_centers=block_sums,
+        v_coeffs=v_coeffs,
+        n_gaussians=n_gaussians,
+        n_cameras=n_cameras,
+        n_images=n_images,
+        n_bases=n_bases,
+        DEGREE=degree,
+        BLOCK=block,
+        num_warps=2,
+        enable_fp_fusion=False,
+    )
     v_centers = None if block_sums is None else block_sums.sum(0).view(n_batches, n_cameras, 3)
     return v_means, v_centers, v_coeffs.to(coeffs.dtype)

@@ -69,24 +69,23 @@ def valid_gaussians(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool)
     n_batches, n_gaussians, _ = means.shape
     n = n_batches * n_gaussians
     valid = torch.empty(n_batches, n_gaussians, dtype=torch.int8, device=means.device)
-    if n > 0:
-        launch_elementwise(
-            _valid_kernel,
-            n,
-            BLOCK,
-            means=means,
-            quats=gaussians.quats,
-            scales=gaussians.scales,
-            covars=gaussians.covars,
-            opacities=gaussians.opacities,
-            colors=colors,
-            valid_out=valid,
-            n=n,
-            n_gaussians=n_gaussians,
-            n_cameras=colors.shape[1] if per_camera else 1,
-            COLOR_WIDTH=colors[(0,) * (3 if per_camera else 2)].numel() if colors.numel() else 0,
-            PER_CAMERA=per_camera,
-            QUAT_NORM_MIN=QUAT_NORM_MIN,
-            MAGNITUDE_MAX=MAGNITUDE_MAX,
-        )
+    launch_elementwise(
+        _valid_kernel,
+        n,
+        BLOCK,
+        means=means,
+        quats=gaussians.quats,
+        scales=gaussians.scales,
+        covars=gaussians.covars,
+        opacities=gaussians.opacities,
+        colors=colors,
+        valid_out=valid,
+        n=n,
+        n_gaussians=n_gaussians,
+        n_cameras=colors.shape[1] if per_camera else 1,
+        COLOR_WIDTH=colors[(0,) * (3 if per_camera else 2)].numel() if colors.numel() else 0,
+        PER_CAMERA=per_camera,
+        QUAT_NORM_MIN=QUAT_NORM_MIN,
+        MAGNITUDE_MAX=MAGNITUDE_MAX,
+    )
     return valid.bool()

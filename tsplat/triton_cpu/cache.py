@@ -72,7 +72,7 @@ def compiling(kernel: str, key: str) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(open(path, "w"))
             fcntl.flock(file, fcntl.LOCK_EX)
-            # Who still waits for the deleted file finds the entry in the cache.
+            # Processes that still wait for the deleted file find the entry in the cache.
             stack.callback(lambda: path.unlink(missing_ok=True))
         yield
 

@@ -36,7 +36,7 @@ def emit_reduce(e: Emitter, operation: Operation) -> list[Value]:
 
 
 def _bitwise(operation: Operation) -> str | None:
-    """The LLVM name of a reduction whose region is one bitwise operation; None for others."""
+    """Returns the LLVM name of a reduction whose region is one bitwise operation; None for others."""
     (block,) = operation.regions[0]
     names = [inner.name for inner in block.operations]
     return {"arith.ori": "or", "arith.andi": "and"}.get(names[0]) if len(names) == 2 else None
