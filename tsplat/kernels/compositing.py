@@ -3,18 +3,16 @@
 Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T background, with
 w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)) and T_i the product of 1 - alpha_j over j < i.
 
-One program renders one tile; tiles with the most intersections come first. It walks the tile's Gaussians one by one.
-Each thread holds several pixels, so that the scalars of a Gaussian are loaded and its sums are reduced once for many
-pixels. Before, `_pack_kernel` writes a record of eight values per row, see ``RECORD``.
+One program, of one warp, renders one part of a tile; parts with the longest lists come first. It walks the part's list
+(see ``tile_parts``) one Gaussian after the other, and loads each record while it blends the one before.
 
 The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
 recurrence replaces a buffer per channel: with v the gradient of the pixel, rest_i = sum over j > i of w_j (v . c_j) +
 T_end (v . background - v_alpha) gains w_i (v . c_i) at each step, and dL/d alpha_i = T_i (v . c_i) - rest_i /
 (1 - alpha_i). (Front to back, rest would be a difference, and 1 / (1 - alpha) amplifies its rounding a thousandfold.)
 With g = alpha dL/d alpha, the gradients of mean, conic and opacity are linear in six moments: the sums over pixels of
-g, g dx, g dy, g dx^2, g dx dy and g dy^2. A program writes them and the color gradients to the slot of the
-intersection, and `compositing_sums` adds the slots of a Gaussian. There are no atomics, so results are
-bit-reproducible.
+g, g dx, g dy, g dx^2, g dx dy and g dy^2. A program writes them and the color gradients to the slot of the list's
+entry, and `compositing_sums` adds the slots of a Gaussian. There are no atomics, so results are bit-reproducible.
 """
 
 import math
@@ -23,274 +21,284 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN, TRANSMITTANCE_MIN, Numerics
+from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
 from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
 from .compositing_sums import sum_slots
-from .device_math import constant, dot_tuple, load_tuple
-from .launch import (
-    Int,
-    approximate,
-    kernel,
-    launch,
-    launch_elementwise,
-    longest_first,
-    part_rows,
-    programs,
-    walk_options,
-)
+from .device_math import load_tuple
+from .launch import Int, approximate, kernel, launch, longest_first, part_size, programs, walk_options, walk_unroll
+from .splat_records import load_record, pack_records
 from .tile_math import (
+    GEOMETRY,
     MOMENTS,
-    RECORD,
     absorb,
     absorb_vjp,
     clamped_alpha,
     load_list,
     log2_alpha,
-    tile_pixels,
+    part_pixels,
     zero_slots,
 )
+from .tile_parts import list_parts, part_slots
+from .warp_sums import column_of_lane, fold
 
 PASS = 8
-"""Channels accumulated in one forward pass over the intersections."""
-
-HELD = 6
-"""Channels whose incoming gradient a thread holds in registers in the backward pass. More channels are read again for
-each Gaussian, from a channel-major copy."""
+"""Channels accumulated in one forward pass over the lists."""
 
 STEP = 16
-"""Gaussians between two checks whether all pixels of a tile have stopped."""
-
-BLOCK = 128
-
-LOG2_E = tl.constexpr(math.log2(math.e))
+"""Gaussians between two checks whether all pixels of a part have stopped."""
 
 
-@kernel
-def _pack_kernel(
-    means2d,  # [nnz, 2]
-    conics,  # [nnz, 3]
-    opacities,  # [nnz]
-    records,  # [nnz, RECORD], output
-    n_rows: "Int",
-    ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = row < n_rows
-    mean = load_tuple(means2d + row * 2, 1, 2, mask)
-    c = load_tuple(conics + row * 3, 1, 3, mask)
-    opacity = tl.load(opacities + row, mask=mask, other=0.0)
-    # Conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
-    valid = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001) & (opacity >= ALPHA_MIN)
-    out = records + row * RECORD
-    tl.store(out, mean[0], mask=mask)
-    tl.store(out + 1, mean[1], mask=mask)
-    tl.store(out + 2, tl.where(valid, c[0] * (-0.5 * LOG2_E), 0.0), mask=mask)
-    tl.store(out + 3, tl.where(valid, c[1] * -LOG2_E, 0.0), mask=mask)
-    tl.store(out + 4, tl.where(valid, c[2] * (-0.5 * LOG2_E), 0.0), mask=mask)
-    tl.store(out + 5, tl.where(valid, tl.log2(tl.where(valid, opacity, 1.0)), -1e4), mask=mask)
-    tl.store(out + 6, tl.where(valid, tl.minimum(opacity, constant(ALPHA_MAX, opacity)), 0.0), mask=mask)
-
-
-@triton.jit
-def _load_features(colors, depths, row, stride, CHANNELS: tl.constexpr, dtype: tl.constexpr):
-    """Colors of a row, followed by its depth if there are depths."""
-    features = ()
-    for k in tl.static_range(CHANNELS):
-        features = features + (tl.load(colors + row * stride + k).to(dtype),)
-    if depths is not None:
-        features = features + (tl.load(depths + row),)
-    return features
-
-
-@kernel(strided=("colors", "backgrounds", "render_colors"))
+@kernel(strided=("backgrounds", "render_colors"))
 def _composite_fwd_kernel(
-    records,  # [nnz, RECORD]
-    colors,  # [nnz, stride], any float dtype, from the first channel of this pass on; or None
-    depths,  # [nnz] or None
+    records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, stride], from the first channel of this pass on; or None
     masks,  # [I, n_tiles] bool or None
-    isect_offsets,  # [tiles of the band + 1] int64
-    flatten_ids,  # [M] int32
-    render_colors,  # [I, height, width, out_stride], from the first channel of this pass on, output
+    offsets,  # [lists + 1] int64
+    ids,  # [K] int32
+    order,  # [lists] int64 or None
+    render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
     transmittances,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
-    tile_order,  # [tiles of the band] int64 or None
-    first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", stride: "Int", out_stride: "Int",
-    CHANNELS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    background_stride: "Int", stride: "Int",
+    COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     dtype = records.dtype.element_ty
-    FEATURES: tl.constexpr = CHANNELS + (depths is not None)
-    program, start, count = load_list(tl.program_id(0), tile_order, isect_offsets)
-    tile = first_tile + program
-    ids = flatten_ids + start
-    for part in range(TILE // ROWS):
-        image, center_x, center_y, inside, pixel = tile_pixels(
-            tile, part, width, height, tile_width, n_tiles, TILE, ROWS, dtype
-        )
-        transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
-        color = ()
-        for _ in tl.static_range(FEATURES):
-            color = color + (tl.zeros([ROWS, TILE], dtype),)
-        last = tl.zeros([ROWS, TILE], tl.int32)
-        alive = True
-        if masks is not None:
-            alive = tl.load(masks + tile) != 0
+    VALUES: tl.constexpr = GEOMETRY + FEATURES
+    program, start, count = load_list(tl.program_id(0), order, offsets)
+    tile = first_tile + program % tiles
+    image, center_x, center_y, inside, pixel = part_pixels(
+        tile, program // tiles, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
+    )
+    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+    color = ()
+    for _ in tl.static_range(FEATURES):
+        color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
+    last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+    alive = count > 0
+    if masks is not None:
+        alive = alive & (tl.load(masks + tile) != 0)
+    ids += start
+    if alive:
+        record = load_record(records, tl.load(ids), RECORD_WIDTH, VALUES, APPROX)
+        next_row = tl.load(ids + tl.minimum(1, count - 1))
         done = 0
         while (done < count) & alive:
             stop = tl.minimum(done + STEP, count)
-            for index in range(done, stop):
-                row = tl.load(ids + index).to(tl.int64)
-                record = load_tuple(records + row * RECORD, 1, 7)
+            for index in tl.range(done, stop, loop_unroll_factor=UNROLL):
+                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
+                next_row = tl.load(ids + tl.minimum(index + 2, count - 1))
                 e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                if (ROWS == TILE) or tl.reduce_or(e >= LOG2_ALPHA_MIN, None):
-                    feature = _load_features(colors, depths, row, stride, CHANNELS, dtype)
-                    alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
-                    weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
-                    blended = ()
-                    for k in tl.static_range(FEATURES):
-                        blended = blended + (tl.where(added, tl.fma(weight, feature[k], color[k]), color[k]),)
-                    color = blended
-                    if last_ids is not None:
-                        last = tl.where(added, index + 1, last)
+                alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
+                weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
+                blended = ()
+                for k in tl.static_range(FEATURES):
+                    mixed = tl.fma(weight, record[GEOMETRY + k], color[k])
+                    blended = blended + (tl.where(added, mixed, color[k]),)
+                color = blended
+                if last_ids is not None:
+                    last = tl.where(added, index + 1, last)
+                record = next_record
             done = stop
             alive = tl.max(transmittance) > 0.0
-        transmittance = tl.abs(transmittance)
-        for k in tl.static_range(FEATURES):
-            value = color[k]
-            if (backgrounds is not None) and (k < CHANNELS):
-                value = tl.fma(transmittance, tl.load(backgrounds + image * stride + k), value)
-            tl.store(render_colors + pixel * out_stride + k, value, mask=inside)
-        if transmittances is not None:
-            tl.store(transmittances + pixel, transmittance, mask=inside)
-        if last_ids is not None:
-            tl.store(last_ids + pixel, last, mask=inside)
+    transmittance = tl.abs(transmittance)
+    for k in tl.static_range(FEATURES):
+        value = color[k]
+        if (backgrounds is not None) and (k < COLORS):
+            value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
+        tl.store(render_colors + pixel * stride + k, value, mask=inside)
+    if transmittances is not None:
+        tl.store(transmittances + pixel, transmittance, mask=inside)
+    if last_ids is not None:
+        tl.store(last_ids + pixel, last, mask=inside)
 
 
 @triton.jit
-def _add(slot, value, ADD: tl.constexpr):
-    """Stores a sum over pixels, or adds it to that of the parts of the tile before."""
-    if ADD:
-        value += tl.load(slot)
-    tl.store(slot, value)
+def _blend_vjp(
+    record, center_x, center_y, transmittance, rest, last, v_color, index,
+    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    """One Gaussian at the pixels of a block, back to front.
+
+    Returns:
+        T and rest in front of it, its weight, g, and dx and dy.
+    """
+    dx = center_x - record[0]
+    dy = center_y - record[1]
+    e = log2_alpha(record, dx, dy)
+    alpha = tl.where((e >= LOG2_ALPHA_MIN) & (index < last), clamped_alpha(record, e, APPROX), 0.0)
+    v_weight = v_color[0] * record[GEOMETRY]
+    for k in tl.static_range(1, len(v_color)):
+        v_weight = tl.fma(v_color[k], record[GEOMETRY + k], v_weight)
+    transmittance, rest, weight, g = absorb_vjp(transmittance, alpha, rest, v_weight, APPROX)
+    return transmittance, rest, weight, tl.where(e <= LOG2_ALPHA_MAX, g, 0.0), dx, dy
+
+
+@triton.jit
+def _slopes(record, g, dx, dy):
+    """Absolute gradients of the mean, times log2(e)."""
+    slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
+    slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
+    return tl.abs(g * slope_x), tl.abs(g * slope_y)
+
+
+@triton.jit
+def _add_product(sums, k: tl.constexpr, a, b):
+    """The k-th sum plus a b; a b if there are no sums yet."""
+    if len(sums) == 0:
+        return a * b
+    else:
+        return tl.fma(a, b, sums[k])
+
+
+@triton.jit
+def _add(sums, k: tl.constexpr, a):
+    if len(sums) == 0:
+        return a
+    else:
+        return sums[k] + a
+
+
+@triton.jit
+def _add_block(sums, record, weight, g, dx, dy, v_color, ABSGRAD: tl.constexpr):
+    """Adds the pixels of a block, one in each lane, to the columns of a slot. ``sums`` is () for the first block."""
+    g_dx = g * dx
+    g_dy = g * dy
+    added = (
+        _add(sums, 0, g),
+        _add(sums, 1, g_dx),
+        _add(sums, 2, g_dy),
+        _add_product(sums, 3, g_dx, dx),
+        _add_product(sums, 4, g_dx, dy),
+        _add_product(sums, 5, g_dy, dy),
+    )
+    for k in tl.static_range(len(v_color)):
+        added = added + (_add_product(sums, MOMENTS + k, weight, v_color[k]),)
+    if ABSGRAD:
+        slope_x, slope_y = _slopes(record, g, dx, dy)
+        added = added + (_add(sums, MOMENTS + len(v_color), slope_x),)
+        added = added + (_add(sums, MOMENTS + len(v_color) + 1, slope_y),)
+    return added
+
+
+@triton.jit
+def _sum_block(record, weight, g, dx, dy, v_color, ABSGRAD: tl.constexpr):
+    """The columns of a slot, summed over a block. Columns of pixels come first, as dx is one value per column."""
+    g_dy = g * dy
+    sum_g = tl.sum(g, 0, keep_dims=True)
+    sum_g_dx = sum_g * dx
+    sum_g_dy = tl.sum(g_dy, 0, keep_dims=True)
+    moments = (sum_g, sum_g_dx, sum_g_dy, sum_g_dx * dx, sum_g_dy * dx, g_dy * dy)
+    sums = ()
+    for k in tl.static_range(MOMENTS):
+        sums = sums + (tl.sum(moments[k]),)
+    for k in tl.static_range(len(v_color)):
+        sums = sums + (tl.sum(weight * v_color[k]),)
+    if ABSGRAD:
+        slope_x, slope_y = _slopes(record, g, dx, dy)
+        sums = sums + (tl.sum(slope_x), tl.sum(slope_y))
+    return sums
 
 
 @kernel(strided=("v_render_colors",))
 def _composite_bwd_kernel(
-    records,  # [nnz, RECORD]
-    colors,  # [nnz, n_colors], any float dtype, or None
-    depths,  # [nnz] or None
-    backgrounds,  # [I, n_colors] or None
-    isect_offsets,  # [tiles of the band + 1] int64
-    flatten_ids,  # [M] int32
-    slots,  # [M] int64
+    records,  # [nnz, RECORD_WIDTH]
+    backgrounds,  # [I, COLORS] or None
+    offsets,  # [lists + 1] int64
+    ids,  # [K] int32
+    slots,  # [K] integers
+    order,  # [lists] int64 or None
     transmittances,  # [I, height, width]
     last_ids,  # [I, height, width] int32
-    v_render_colors,  # [I, height, width, n_colors + depth], of any strides
+    v_render_colors,  # [I, height, width, FEATURES], of any strides
     v_render_alphas,  # [I, height, width]
-    v_slots,  # [M, MOMENTS + n_colors + depth + 2 ABSGRAD], output
-    tile_order,  # [tiles of the band] int64 or None
-    first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_colors: "Int",
+    v_slots,  # [K, COLUMNS], output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
-    CHANNELS: tl.constexpr,  # n_colors if registers hold their gradients, otherwise -1
-    TILE: tl.constexpr, ROWS: tl.constexpr, ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr,
+    COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
+    ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, UNROLL: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
+    """If FOLD, a lane holds one pixel of each block of a part, otherwise a part is one block."""
     dtype = records.dtype.element_ty
-    DEPTHS: tl.constexpr = depths is not None
-    n_features = n_colors + DEPTHS
-    slot_width = MOMENTS + n_features + 2 * ABSGRAD
-    program, start, count = load_list(tl.program_id(0), tile_order, isect_offsets)
-    ids = flatten_ids + start
-    slots += start
-    if ROWS < TILE:
-        zero_slots(v_slots, slots, 0, count, slot_width, COLUMNS)
-    for part in range(TILE // ROWS):
-        image, center_x, center_y, inside, pixel = tile_pixels(
-            first_tile + program, part, width, height, tile_width, n_tiles, TILE, ROWS, dtype
-        )
+    VALUES: tl.constexpr = GEOMETRY + FEATURES
+    BLOCKS: tl.constexpr = WIDTH // BLOCK_WIDTH * (HEIGHT // BLOCK_HEIGHT)
+    program, start, count = load_list(tl.program_id(0), order, offsets)
+    tile = first_tile + program % tiles
+    x = ()
+    y = ()
+    v_colors = ()
+    transmittance = ()
+    rest = ()
+    last = ()
+    end = 0
+    for block in tl.static_range(BLOCKS):
+        image, center_x, center_y, inside, pixel = part_pixels(
+            tile, program // tiles, block, width, height, tile_width, n_tiles,
+            TILE, WIDTH, HEIGHT, BLOCK_WIDTH, BLOCK_HEIGHT, dtype,
+        )  # fmt: skip
         v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
-        if CHANNELS >= 0:
-            v_color = load_tuple(v_image, channel_stride, CHANNELS + DEPTHS, inside)
-        elif DEPTHS:
-            v_depth = tl.load(v_image + n_colors * channel_stride, mask=inside, other=0.0)
-        rest = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+        v_color = load_tuple(v_image, channel_stride, FEATURES, inside)
+        behind = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
         if backgrounds is not None:
-            for channel in range(n_colors):
-                background = tl.load(backgrounds + image * n_colors + channel)
-                rest = tl.fma(tl.load(v_image + channel * channel_stride, mask=inside, other=0.0), background, rest)
-        transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
-        rest = rest * transmittance
-        last = tl.load(last_ids + pixel, mask=inside, other=0)
-        end = tl.max(last)
-        for step in range(end):
+            for k in tl.static_range(COLORS):
+                behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
+        end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+        end_last = tl.load(last_ids + pixel, mask=inside, other=0)
+        x = x + (center_x,)
+        y = y + (center_y,)
+        v_colors = v_colors + (v_color,)
+        transmittance = transmittance + (end_transmittance,)
+        rest = rest + (behind * end_transmittance,)
+        last = last + (end_last,)
+        end = tl.maximum(end, tl.max(end_last))
+    ids += start
+    slots += start
+    if FOLD:
+        column, is_first = column_of_lane(COLUMNS, rest[0])
+    if end > 0:
+        record = load_record(records, tl.load(ids + end - 1), RECORD_WIDTH, VALUES, APPROX)
+        next_row = tl.load(ids + tl.maximum(end - 2, 0))
+        for step in tl.range(end, loop_unroll_factor=UNROLL):
             index = end - 1 - step
-            row = tl.load(ids + index).to(tl.int64)
-            record = load_tuple(records + row * RECORD, 1, 7)
-            dx = center_x - record[0]
-            dy = center_y - record[1]
-            e = log2_alpha(record, dx, dy)
-            if (ROWS == TILE) or tl.reduce_or(e >= LOG2_ALPHA_MIN, None):
-                out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
-                alpha = tl.where((e >= LOG2_ALPHA_MIN) & (index < last), clamped_alpha(record, e, APPROX), 0.0)
-                if CHANNELS >= 0:
-                    v_dot_c = dot_tuple(v_color, _load_features(colors, depths, row, CHANNELS, CHANNELS, dtype))
+            next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
+            next_row = tl.load(ids + tl.maximum(index - 2, 0))
+            out = v_slots + tl.load(slots + index).to(tl.int64) * COLUMNS
+            new_transmittance = ()
+            new_rest = ()
+            sums = ()
+            for b in tl.static_range(BLOCKS):
+                t, r, weight, g, dx, dy = _blend_vjp(
+                    record, x[b], y[b], transmittance[b], rest[b], last[b], v_colors[b], index,
+                    LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX,
+                )  # fmt: skip
+                new_transmittance = new_transmittance + (t,)
+                new_rest = new_rest + (r,)
+                if FOLD:
+                    sums = _add_block(sums, record, weight, g, dx, dy, v_colors[b], ABSGRAD)
                 else:
-                    v_dot_c = tl.zeros([ROWS, TILE], dtype)
-                    for channel in range(n_colors):
-                        feature = tl.load(colors + row * n_colors + channel).to(dtype)
-                        v = tl.load(v_image + channel * channel_stride, mask=inside, other=0.0)
-                        v_dot_c = tl.fma(v, feature, v_dot_c)
-                    if DEPTHS:
-                        v_dot_c = tl.fma(v_depth, tl.load(depths + row), v_dot_c)
-                transmittance, rest, weight, g = absorb_vjp(transmittance, alpha, rest, v_dot_c, APPROX)
-                g = tl.where(e <= LOG2_ALPHA_MAX, g, 0.0)
-                # Columns first: dx is one value per column.
-                g_dy = g * dy
-                sum_g = tl.sum(g, 0, keep_dims=True)
-                sum_g_dy = tl.sum(g_dy, 0, keep_dims=True)
-                sum_g_dx = sum_g * dx
-                _add(out, tl.sum(sum_g), ROWS < TILE)
-                _add(out + 1, tl.sum(sum_g_dx), ROWS < TILE)
-                _add(out + 2, tl.sum(sum_g_dy), ROWS < TILE)
-                _add(out + 3, tl.sum(sum_g_dx * dx), ROWS < TILE)
-                _add(out + 4, tl.sum(sum_g_dy * dx), ROWS < TILE)
-                _add(out + 5, tl.sum(g_dy * dy), ROWS < TILE)
-                if CHANNELS >= 0:
-                    for k in tl.static_range(CHANNELS + DEPTHS):
-                        _add(out + MOMENTS + k, tl.sum(weight * v_color[k]), ROWS < TILE)
-                else:
-                    for channel in range(n_colors):
-                        v = tl.load(v_image + channel * channel_stride, mask=inside, other=0.0)
-                        _add(out + MOMENTS + channel, tl.sum(weight * v), ROWS < TILE)
-                    if DEPTHS:
-                        _add(out + MOMENTS + n_colors, tl.sum(weight * v_depth), ROWS < TILE)
-                if ABSGRAD:
-                    slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
-                    slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
-                    _add(out + MOMENTS + n_features, tl.sum(tl.abs(g * slope_x)), ROWS < TILE)
-                    _add(out + MOMENTS + n_features + 1, tl.sum(tl.abs(g * slope_y)), ROWS < TILE)
-        if ROWS == TILE:
-            zero_slots(v_slots, slots, end, count, slot_width, COLUMNS)
+                    sums = _sum_block(record, weight, g, dx, dy, v_colors[b], ABSGRAD)
+            transmittance = new_transmittance
+            rest = new_rest
+            if FOLD:
+                tl.store(out + column, fold(sums), mask=is_first)
+            else:
+                for k in tl.static_range(COLUMNS):
+                    tl.store(out + k, sums[k])
+            record = next_record
+    zero_slots(v_slots, slots, end, count, COLUMNS, PADDED)
 
 
-def _pack(splats: Splats, numerics: Numerics) -> Tensor:
-    n_rows = splats.opacities.numel()
-    records = splats.means2d.new_empty(n_rows, RECORD.value)
-    launch_elementwise(
-        _pack_kernel,
-        n_rows,
-        BLOCK,
-        means2d=splats.means2d,
-        conics=splats.conics,
-        opacities=splats.opacities,
-        records=records,
-        n_rows=n_rows,
-        ALPHA_MAX=numerics.alpha_max,
-        ALPHA_MIN=ALPHA_MIN,
-    )
-    return records
+def _part_size(splats: Splats, grid: TileGrid) -> tuple[int, int]:
+    """Width and height of the parts of a tile; a whole tile if the backward pass needs matrix products."""
+    if splats.n_features >= FEATURES_MIN:
+        return grid.tile_size, grid.tile_size
+    return part_size(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
 
 
 def composite_fwd(
@@ -313,44 +321,56 @@ def composite_fwd(
     """
     n_features, n_colors = buffers.colors.shape[-1], splats.n_colors
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
-    pass_width = min(settings.channel_chunk, PASS)
-    records = _pack(splats, settings.numerics)
     if min(n_features, settings.channel_chunk) >= FEATURES_MIN:
-        features_fwd(records, splats, backgrounds, masks, intersections, buffers, grid)
+        features_fwd(splats, backgrounds, masks, intersections, buffers, grid, settings)
         return
-    tile_order = longest_first(intersections.isect_offsets)
+    pass_width = min(settings.channel_chunk, PASS)
+    lists = None
     for first in range(0, n_features, pass_width):
         end = min(first + pass_width, n_features)
         part = slice(first, min(end, n_colors))
+        records = pack_records(
+            splats._replace(
+                colors=None if splats.colors is None else splats.colors[:, part],
+                depths=splats.depths if end > n_colors else None,
+            ),
+            settings.numerics,
+        )
+        if lists is None:
+            lists = list_parts(records, intersections, grid, _part_size(splats, grid))
+            order = longest_first(lists.offsets)
         launch(
             _composite_fwd_kernel,
-            programs(intersections.isect_offsets.numel() - 1, 1),
+            programs(lists.offsets.numel() - 1, 1),
             records=records,
-            colors=None if splats.colors is None else splats.colors[:, part],
-            depths=splats.depths if end > n_colors else None,
             backgrounds=None if backgrounds is None else backgrounds[:, part],
             masks=masks,
-            isect_offsets=intersections.isect_offsets,
-            flatten_ids=intersections.flatten_ids,
+            offsets=lists.offsets,
+            ids=lists.ids,
+            order=order,
             render_colors=buffers.colors[..., first:],
             transmittances=buffers.transmittances if first == 0 else None,
             last_ids=buffers.last_ids if first == 0 else None,
-            tile_order=tile_order,
+            tiles=intersections.isect_offsets.numel() - 1,
             first_tile=intersections.first_tile,
             width=settings.width,
             height=settings.height,
             tile_width=grid.tile_width,
             n_tiles=grid.tiles_per_image,
-            stride=n_colors,
-            out_stride=n_features,
-            CHANNELS=max(part.stop - part.start, 0),
+            background_stride=n_colors,
+            stride=n_features,
+            COLORS=max(part.stop - part.start, 0),
+            FEATURES=end - first,
+            RECORD_WIDTH=records.shape[1],
             TILE=settings.tile_size,
-            ROWS=part_rows(splats.means2d, settings.tile_size),
+            WIDTH=lists.width,
+            HEIGHT=lists.height,
             STEP=STEP,
+            UNROLL=walk_unroll(records),
             LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-            APPROX=approximate(splats.means2d),
-            **walk_options(splats.means2d),
+            APPROX=approximate(records),
+            **walk_options(records),
         )
 
 
@@ -375,17 +395,12 @@ def composite_bwd(
     """
     order = intersections.gaussian_major
     assert order is not None
-    n_intersections = intersections.flatten_ids.numel()
-    if n_intersections == 0:
+    if intersections.flatten_ids.numel() == 0:
         return
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
-    n_features, n_colors = v_render_colors.shape[-1], splats.n_colors
-    held = n_features <= HELD
-    v_slots = splats.means2d.new_empty(n_intersections, sums.shape[1])
-    records = _pack(splats, settings.numerics)
+    n_features = v_render_colors.shape[-1]
     if n_features >= FEATURES_MIN:
-        features_bwd(
-            records,
+        v_slots = features_bwd(
             splats,
             backgrounds,
             intersections,
@@ -393,44 +408,55 @@ def composite_bwd(
             last_ids,
             v_render_colors,
             v_render_alphas,
-            v_slots,
+            sums.shape[1],
             settings,
         )
-    else:
-        v_image = v_render_colors if held else v_render_colors.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-        launch(
-            _composite_bwd_kernel,
-            programs(intersections.isect_offsets.numel() - 1, 1),
-            records=records,
-            colors=splats.colors,
-            depths=splats.depths,
-            backgrounds=backgrounds,
-            isect_offsets=intersections.isect_offsets,
-            flatten_ids=intersections.flatten_ids,
-            slots=order.slots,
-            transmittances=transmittances,
-            last_ids=last_ids,
-            v_render_colors=v_image,
-            v_render_alphas=v_render_alphas,
-            v_slots=v_slots,
-            tile_order=longest_first(intersections.isect_offsets),
-            first_tile=intersections.first_tile,
-            width=settings.width,
-            height=settings.height,
-            tile_width=grid.tile_width,
-            n_tiles=grid.tiles_per_image,
-            n_colors=n_colors,
-            channel_stride=v_image.stride(3),
-            image_stride=v_image.stride(0),
-            pixel_stride=v_image.stride(2),
-            CHANNELS=n_colors if held else -1,
-            TILE=settings.tile_size,
-            ROWS=part_rows(splats.means2d, settings.tile_size),
-            ABSGRAD=settings.absgrad,
-            COLUMNS=triton.next_power_of_2(sums.shape[1]),
-            LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
-            LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-            APPROX=approximate(splats.means2d),
-            **walk_options(splats.means2d),
-        )
-    sum_slots(v_slots, order, sums)
+        sum_slots(v_slots, order, sums)
+        return
+    records = pack_records(splats, settings.numerics)
+    lists = list_parts(records, intersections, grid, _part_size(splats, grid))
+    slots, slot_starts = part_slots(lists, order)
+    v_slots = records.new_empty(lists.ids.numel(), sums.shape[1])
+    fold_sums = approximate(records) and lists.width % 8 == 0 and lists.height % 4 == 0
+    launch(
+        _composite_bwd_kernel,
+        programs(lists.offsets.numel() - 1, 1),
+        records=records,
+        backgrounds=backgrounds,
+        offsets=lists.offsets,
+        ids=lists.ids,
+        slots=slots,
+        order=longest_first(lists.offsets),
+        transmittances=transmittances,
+        last_ids=last_ids,
+        v_render_colors=v_render_colors,
+        v_render_alphas=v_render_alphas,
+        v_slots=v_slots,
+        tiles=intersections.isect_offsets.numel() - 1,
+        first_tile=intersections.first_tile,
+        width=settings.width,
+        height=settings.height,
+        tile_width=grid.tile_width,
+        n_tiles=grid.tiles_per_image,
+        channel_stride=v_render_colors.stride(3),
+        image_stride=v_render_colors.stride(0),
+        pixel_stride=v_render_colors.stride(2),
+        COLORS=splats.n_colors,
+        FEATURES=n_features,
+        RECORD_WIDTH=records.shape[1],
+        TILE=settings.tile_size,
+        WIDTH=lists.width,
+        HEIGHT=lists.height,
+        BLOCK_WIDTH=8 if fold_sums else lists.width,
+        BLOCK_HEIGHT=4 if fold_sums else lists.height,
+        FOLD=fold_sums,
+        ABSGRAD=settings.absgrad,
+        COLUMNS=sums.shape[1],
+        PADDED=triton.next_power_of_2(sums.shape[1]),
+        UNROLL=walk_unroll(records),
+        LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
+        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+        APPROX=approximate(records),
+        **walk_options(records),
+    )
+    sum_slots(v_slots, order._replace(slot_starts=slot_starts), sums)

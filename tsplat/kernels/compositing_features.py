@@ -26,6 +26,7 @@ from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
 from .device_math import load_tuple
 from .launch import Int, approximate, group_options, kernel, launch, longest_first, programs
+from .splat_records import pack_records
 from .tile_math import (
     MOMENTS,
     RECORD,
@@ -34,7 +35,7 @@ from .tile_math import (
     clamped_alpha,
     load_list,
     log2_alpha,
-    tile_pixels,
+    part_pixels,
     zero_slots,
 )
 
@@ -149,8 +150,8 @@ def _features_fwd_kernel(
     chunk = tl.program_id(0) % chunks
     program, start, count = load_list(tl.program_id(0) // chunks, tile_order, isect_offsets)
     tile = first_tile + program
-    image, center_x, center_y, inside, pixel = tile_pixels(
-        tile, 0, width, height, tile_width, n_tiles, TILE, TILE, dtype
+    image, center_x, center_y, inside, pixel = part_pixels(
+        tile, 0, 0, width, height, tile_width, n_tiles, TILE, TILE, TILE, TILE, TILE, dtype
     )
     transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
     color = tl.zeros([PIXELS, CHUNK], dtype)
@@ -181,7 +182,9 @@ def _features_fwd_kernel(
     transmittance = tl.abs(transmittance)
     # Recomputed: addresses kept during the walk would occupy registers.
     tile += tl.minimum(done, 0)
-    image, _, _, inside, pixel = tile_pixels(tile, 0, width, height, tile_width, n_tiles, TILE, TILE, dtype)
+    image, _, _, inside, pixel = part_pixels(
+        tile, 0, 0, width, height, tile_width, n_tiles, TILE, TILE, TILE, TILE, TILE, dtype
+    )
     if backgrounds is not None:
         background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
         color = tl.fma(tl.reshape(transmittance, [PIXELS, 1]), background, color)
@@ -217,8 +220,8 @@ def _features_bwd_kernel(
     PIXELS: tl.constexpr = TILE * TILE
     dtype = records.dtype.element_ty
     program, start, count = load_list(tl.program_id(0), tile_order, isect_offsets)
-    image, center_x, center_y, inside, pixel = tile_pixels(
-        first_tile + program, 0, width, height, tile_width, n_tiles, TILE, TILE, dtype
+    image, center_x, center_y, inside, pixel = part_pixels(
+        first_tile + program, 0, 0, width, height, tile_width, n_tiles, TILE, TILE, TILE, TILE, TILE, dtype
     )
     DEPTHS: tl.constexpr = depths is not None
     n_features = n_colors + DEPTHS
@@ -295,15 +298,16 @@ def _features_bwd_kernel(
 
 
 def features_fwd(
-    records: Tensor,
     splats: Splats,
     backgrounds: Tensor | None,
     masks: Tensor | None,
     intersections: Intersections,
     buffers: RenderBuffers,
     grid: TileGrid,
+    settings: CompositingSettings,
 ) -> None:
-    """Does what ``composite_fwd`` does, from packed records, for ``FEATURES_MIN`` channels or more."""
+    """Does what ``composite_fwd`` does, for ``FEATURES_MIN`` channels or more."""
+    records = pack_records(splats._replace(colors=None, depths=None), settings.numerics)
     chunk = CHUNK if splats.n_features > FEATURES_MIN else FEATURES_MIN
     chunks = triton.cdiv(splats.n_features, chunk)
     isect_offsets = intersections.isect_offsets
@@ -337,7 +341,6 @@ def features_fwd(
 
 
 def features_bwd(
-    records: Tensor,
     splats: Splats,
     backgrounds: Tensor | None,
     intersections: Intersections,
@@ -345,10 +348,16 @@ def features_bwd(
     last_ids: Tensor,
     v_render_colors: Tensor,
     v_render_alphas: Tensor,
-    v_slots: Tensor,
+    columns: int,
     settings: CompositingSettings,
-) -> None:
-    """Fills the slots of intersections [M, columns], as in ``composite_bwd``, for ``FEATURES_MIN`` channels or more."""
+) -> Tensor:
+    """Does what ``composite_bwd`` does before it adds slots, for ``FEATURES_MIN`` channels or more.
+
+    Returns:
+        The slots of intersections, [M, columns].
+    """
+    records = pack_records(splats._replace(colors=None, depths=None), settings.numerics)
+    v_slots = records.new_empty(intersections.flatten_ids.numel(), columns)
     order, isect_offsets = intersections.gaussian_major, intersections.isect_offsets
     assert order is not None
     n_tiles = isect_offsets.numel() - 1
@@ -380,11 +389,12 @@ def features_bwd(
         CHUNK=FEATURES_MIN,
         PARTS=options["num_warps"],
         ABSGRAD=settings.absgrad,
-        COLUMNS=triton.next_power_of_2(v_slots.shape[1]),
+        COLUMNS=triton.next_power_of_2(columns),
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         **options,
     )
+    return v_slots
 
 
 def _options(records: Tensor, splats: Splats, tile_size: int) -> dict[str, int | bool]:

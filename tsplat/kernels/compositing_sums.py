@@ -18,47 +18,63 @@ from .tile_math import MOMENTS
 
 BLOCK = 128
 
-GROUP, CHUNK = 4, 8
-"""Gaussians of a program of the segment sum, and slots of each that it loads at a time."""
-
 LN_2 = tl.constexpr(math.log(2.0))
+
+GROUP, CHUNK = 8, 4
+"""Spans or Gaussians of a program of the sums, and how often their loops are unrolled."""
 
 
 @kernel
-def _segment_sum_kernel(
-    v_slots,  # [M, width]
+def _span_sum_kernel(
+    v_slots,  # [K, width], the first slot of each span is output
+    slot_starts,  # [S + 1] int64
+    n_spans: "Int", width: "Int", blocks: "Int",
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Adds the slots of each span, COLUMNS columns of them, into its first slot. One lane per span and column."""
+    program = tl.program_id(0)
+    span = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
+    column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    mask = span < n_spans
+    start = tl.load(slot_starts + span, mask=mask, other=0)
+    length = (tl.load(slot_starts + span + 1, mask=mask, other=0) - start).to(tl.int32)
+    remaining = tl.where(column < width, length[:, None], 0)
+    first = v_slots + start[:, None] * width + column
+    total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
+    for base in range(0, tl.max(length), CHUNK):
+        for k in tl.static_range(CHUNK):
+            total += tl.load(first + (base + k) * width, mask=base + k < remaining, other=0.0)
+    tl.store(first, total, mask=remaining > 1)
+
+
+@kernel
+def _row_sum_kernel(
+    v_slots,  # [K, width], each span's sum in its first slot
     slot_starts,  # [S + 1] int64
     span_starts,  # [nnz + 1] int64
     rows,  # [nnz] int64
     sums,  # [nnz, width], added to
-    n_segments: "Int", width: "Int", blocks: "Int",
+    n_rows: "Int", width: "Int", blocks: "Int",
     GROUP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """sums[rows[i]] += the slots of the i-th Gaussian's spans, COLUMNS columns of them.
-
-    Each span is summed first and then added to the total, so that bits do not depend on the split into bands.
-    """
+    """sums[rows[i]] += the spans of the i-th Gaussian, COLUMNS columns of them. One lane per Gaussian and column."""
     program = tl.program_id(0)
-    segment = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
-    column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)
-    mask = segment < n_segments
-    first = tl.load(span_starts + segment, mask=mask, other=0)
-    count = tl.load(span_starts + segment + 1, mask=mask, other=0) - first
-    row = tl.load(rows + segment, mask=mask, other=0).to(tl.int64)
-    address = sums + row[:, None] * width + column[None, :]
-    kept = mask[:, None] & (column < width)[None, :]
+    index = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
+    column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    mask = index < n_rows
+    first = tl.load(span_starts + index, mask=mask, other=0)
+    count = (tl.load(span_starts + index + 1, mask=mask, other=0) - first).to(tl.int32)
+    row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
+    address = sums + row[:, None] * width + column
+    kept = (count[:, None] > 0) & (column < width)
     total = tl.load(address, mask=kept, other=0.0)
-    for span in range(0, tl.max(count)):
-        here = mask & (span < count)
-        start = tl.load(slot_starts + first + span, mask=here, other=0)
-        end = tl.load(slot_starts + first + span + 1, mask=here, other=0)
-        span_sum = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
-        for base in range(0, tl.max(end - start), CHUNK):
-            slot = start[:, None] + base + tl.arange(0, CHUNK)[None, :]
-            inside = (slot < end[:, None])[:, :, None] & (column < width)[None, None, :]
-            values = tl.load(v_slots + slot[:, :, None] * width + column[None, None, :], mask=inside, other=0.0)
-            span_sum += tl.sum(values, 1)
-        total += span_sum
+    for base in range(0, tl.max(count), CHUNK):
+        for k in tl.static_range(CHUNK):
+            here = base + k < count
+            start = tl.load(slot_starts + first + base + k, mask=here, other=0)
+            end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
+            filled = (start < end)[:, None] & (column < width)
+            total += tl.load(v_slots + start[:, None] * width + column, mask=filled, other=0.0)
     tl.store(address, total, mask=kept)
 
 
@@ -93,24 +109,32 @@ def _moments_kernel(
 
 
 def sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
-    """Adds the slots [M, width] of each Gaussian to its row of sums [nnz, width]."""
-    n_rows, width = order.rows.numel(), sums.shape[1]
+    """Adds the slots [K, width] of each Gaussian to its row of sums [nnz, width]. Overwrites slots.
+
+    Each span is summed first and then added to the total, so that bits do not depend on the split into bands.
+    """
+    n_spans, n_rows, width = order.slot_starts.numel() - 1, order.rows.numel(), sums.shape[1]
     columns = min(triton.next_power_of_2(width), 32)
     blocks = triton.cdiv(width, columns)
+    arguments = {
+        "v_slots": v_slots,
+        "slot_starts": order.slot_starts,
+        "width": width,
+        "blocks": blocks,
+        "GROUP": GROUP,
+        "CHUNK": CHUNK,
+        "COLUMNS": columns,
+        "num_warps": 1,
+    }
+    launch(_span_sum_kernel, programs(triton.cdiv(n_spans, GROUP) * blocks, 1), n_spans=n_spans, **arguments)
     launch(
-        _segment_sum_kernel,
+        _row_sum_kernel,
         programs(triton.cdiv(n_rows, GROUP) * blocks, 1),
-        v_slots=v_slots,
-        slot_starts=order.slot_starts,
         span_starts=order.span_starts,
         rows=order.rows,
         sums=sums,
-        n_segments=n_rows,
-        width=width,
-        blocks=blocks,
-        GROUP=GROUP,
-        CHUNK=CHUNK,
-        COLUMNS=columns,
+        n_rows=n_rows,
+        **arguments,
     )
 
 

@@ -34,6 +34,32 @@ def reciprocal(x, APPROX: tl.constexpr):
 
 
 @triton.jit
+def popcount(x, PTX: tl.constexpr):
+    """Number of set bits of an int32."""
+    if PTX:
+        return tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        x = x.to(tl.uint32, bitcast=True)
+        x = x - ((x >> 1) & 0x55555555)
+        x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+        x = (x + (x >> 4)) & 0x0F0F0F0F
+        return ((x * 0x01010101) >> 24).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def load4(pointer):
+    """Four fp32 values at a 16-byte boundary with one load, on NVIDIA GPUs."""
+    return tl.inline_asm_elementwise(
+        "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];",
+        "=f,=f,=f,=f,l",
+        [pointer.to(tl.int64)],
+        dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
 def constant(value, like):
     """A scalar in the dtype and shape of a tensor; ``tl.minimum`` and the like would make a constant fp32."""
     return tl.full(like.shape, value, like.dtype)

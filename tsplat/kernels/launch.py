@@ -24,7 +24,14 @@ CPU_BLOCK = 16
 """Elements of a program on a CPU: larger ones do not fit into registers and take longer to compile."""
 
 CPU_ROWS = 4
-"""Rows of pixels that a CPU composites at a time."""
+"""Rows of pixels of a part of a tile on a CPU: their state stays in registers."""
+
+SMALL, LARGE = 700, 2500
+"""Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
+are more programs; larger parts share more of the work of a Gaussian."""
+
+FEATURES_HELD = 6
+"""Features for which a thread holds the state of several pixels."""
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets kernels (TRITON_INTERPRET=1 when it was first imported)."""
@@ -81,15 +88,15 @@ def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
         kernel[(n_programs,)](**arguments)
 
 
-def launch_elementwise(kernel: Any, n: int, block: int, /, **arguments: Any) -> None:
+def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLOCK, /, **arguments: Any) -> None:
     """Launches a kernel over n elements, with as many in a program as its argument BLOCK says.
 
     Args:
-        block: BLOCK on a GPU.
+        block, cpu_block: BLOCK on a GPU and on a CPU.
         arguments: Of the kernel, without BLOCK.
     """
     tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
-    block = block_size(tensor, block)
+    block = cpu_block if is_compiled_for_cpu(tensor) else block
     launch(kernel, programs(n, block), BLOCK=block, **arguments)
 
 
@@ -147,17 +154,32 @@ def block_size(tensor: Tensor, gpu: int) -> int:
     return CPU_BLOCK if is_compiled_for_cpu(tensor) else gpu
 
 
-def part_rows(tensor: Tensor, tile_size: int) -> int:
-    """Returns the rows of pixels for which a program walks a tile's list at a time: all of the tile on a GPU.
+def part_size(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) -> tuple[int, int]:
+    """Returns the width and height in pixels of the parts that a tile is composited in.
 
-    On a CPU, state of a few rows stays in registers, and Gaussians that do not touch them are skipped.
+    Args:
+        tensor: On the device.
+        n_tiles: Number of tiles of all images. That of a band must not matter, or sums would depend on the bands.
     """
-    return min(CPU_ROWS, tile_size) if is_compiled_for_cpu(tensor) else tile_size
+    if is_compiled_for_cpu(tensor):
+        width, height = tile_size, CPU_ROWS
+    elif vendor(tensor) == "amd" or (n_tiles > LARGE and n_features <= FEATURES_HELD):
+        width, height = 16, 8
+    elif n_tiles < SMALL or n_features > FEATURES_HELD:
+        width, height = 8, 4
+    else:
+        width, height = 8, 8
+    return min(width, tile_size), min(height, tile_size)
+
+
+def has_ptx(tensor: Tensor) -> bool:
+    """Returns whether kernels on this tensor may contain NVIDIA's instructions."""
+    return vendor(tensor) == "nvidia"
 
 
 def approximate(tensor: Tensor) -> bool:
     """Returns whether kernels on this tensor may use NVIDIA's approximate fp32 instructions."""
-    return vendor(tensor) == "nvidia" and tensor.dtype == torch.float32
+    return has_ptx(tensor) and tensor.dtype == torch.float32
 
 
 def walk_options(tensor: Tensor) -> dict[str, int | bool]:
@@ -170,6 +192,11 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
     if vendor(tensor) == "nvidia":
         options["maxnreg"] = 192
     return options
+
+
+def walk_unroll(tensor: Tensor) -> int:
+    """Returns how often the loop over a list is unrolled. On NVIDIA GPUs, loads then come early enough."""
+    return 4 if has_ptx(tensor) else 1
 
 
 def group_options(tensor: Tensor, tile_size: int) -> dict[str, int | bool]:

@@ -9,51 +9,67 @@ import triton.language as tl
 
 from .device_math import exp2, reciprocal
 
+GEOMETRY = tl.constexpr(7)
+"""First values of a row's record: mean x, y; -a/2, -b, -c/2 of the conic times log2(e); log2(opacity); clamped opacity.
+Features may follow."""
+
 RECORD = tl.constexpr(8)
-"""Values of a row's record: mean x, y; -a/2, -b, -c/2 of the conic times log2(e); log2(opacity); clamped opacity; 0."""
+"""Values of a record without features."""
+
+ZEROED = tl.constexpr(16)
+"""Slots that are zeroed at a time."""
 
 MOMENTS = tl.constexpr(6)
 """Sums over pixels that give the gradients of a Gaussian's mean, conic and opacity."""
 
 
 @triton.jit
-def load_list(
-    program,
-    tile_order,  # [tiles of the band] int64, or None
-    isect_offsets,  # [tiles of the band + 1] int64
-):
-    """The tile in the band that a program composites, its first intersection, and their number."""
-    if tile_order is not None:
-        program = tl.load(tile_order + program).to(tl.int32)
-    start = tl.load(isect_offsets + program).to(tl.int64)
-    return program, start, (tl.load(isect_offsets + program + 1) - start).to(tl.int32)
+def load_list(program, order, offsets):
+    """The list that a program composites, its first entry, and the number of entries.
+
+    Args:
+        order: [lists] int64, or None for the order of lists.
+        offsets: [lists + 1] int64.
+    """
+    if order is not None:
+        program = tl.load(order + program).to(tl.int32)
+    start = tl.load(offsets + program).to(tl.int64)
+    return program, start, (tl.load(offsets + program + 1) - start).to(tl.int32)
 
 
 @triton.jit
-def tile_pixels(
-    tile, part, width, height, tile_width, n_tiles, TILE: tl.constexpr, ROWS: tl.constexpr, dtype: tl.constexpr
-):
-    """Pixels of a part of a tile, ROWS rows of it.
+def part_pixels(
+    tile, part, block: tl.constexpr, width, height, tile_width, n_tiles,
+    TILE: tl.constexpr, PART_WIDTH: tl.constexpr, PART_HEIGHT: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Pixels of a block of a part of a tile.
 
     Returns:
-        The tile's image; pixel centers in x [1, TILE] and y [ROWS, 1]; whether pixels are inside the image, and their
-        flat index, [ROWS, TILE].
+        The tile's image; pixel centers in x [1, BLOCK_WIDTH] and y [BLOCK_HEIGHT, 1]; whether pixels are inside the
+        image, and their flat index, [BLOCK_HEIGHT, BLOCK_WIDTH].
     """
+    PARTS_ACROSS: tl.constexpr = TILE // PART_WIDTH
+    BLOCKS_ACROSS: tl.constexpr = PART_WIDTH // BLOCK_WIDTH
     image = (tile // n_tiles).to(tl.int64)
     tile = tile % n_tiles
-    x = tile % tile_width * TILE + tl.arange(0, TILE)[None, :]
-    y = tile // tile_width * TILE + part * ROWS + tl.arange(0, ROWS)[:, None]
+    left = tile % tile_width * TILE + part % PARTS_ACROSS * PART_WIDTH + block % BLOCKS_ACROSS * BLOCK_WIDTH
+    top = tile // tile_width * TILE + part // PARTS_ACROSS * PART_HEIGHT + block // BLOCKS_ACROSS * BLOCK_HEIGHT
+    x = left + tl.arange(0, BLOCK_WIDTH)[None, :]
+    y = top + tl.arange(0, BLOCK_HEIGHT)[:, None]
     return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, (x < width) & (y < height), (image * height + y) * width + x
 
 
 @triton.jit
 def zero_slots(v_slots, slots, first, count, slot_width, COLUMNS: tl.constexpr):
-    """Zeroes the slots of intersections ``first`` to ``count``, those behind the last that any pixel added."""
-    column = tl.arange(0, COLUMNS)
-    zeros = tl.zeros([COLUMNS], v_slots.dtype.element_ty)
-    for index in range(first, count):
-        out = v_slots + tl.load(slots + index).to(tl.int64) * slot_width
-        tl.store(out + column, zeros, mask=column < slot_width)
+    """Zeroes the slots of entries ``first`` to ``count``, those behind the last that any pixel added."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    zeros = tl.zeros([ZEROED, COLUMNS], v_slots.dtype.element_ty)
+    for base in range(first, count, ZEROED):
+        index = base + tl.arange(0, ZEROED)
+        slot = tl.load(slots + index, mask=index < count, other=0).to(tl.int64)
+        out = v_slots + slot[:, None] * slot_width + column
+        tl.store(out, zeros, mask=(index < count)[:, None] & (column < slot_width))
 
 
 @triton.jit

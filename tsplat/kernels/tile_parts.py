@@ -1,0 +1,274 @@
+"""Parts of tiles: which of a tile's Gaussians reach which of its parts, as one list per part.
+
+Compositing renders a tile in parts. Each part has a list of its own: the tile's Gaussians whose ellipse where alpha is
+1/255 meets the part's pixel centers, in the order of the tile's list, so nothing is sorted again. A Gaussian that a
+part's list leaves out is below 1/255 on all of its pixels, so images keep their bits.
+
+Three kernels make the lists. The first tests ellipses and writes one bit per (intersection, part), in words of 32
+intersections. With the running total of set bits at each word, the place of an intersection in a list is known, and the
+second and the third write where lists begin and what they hold. In the backward pass, an intersection has as many slots
+as parts that it reaches; two more kernels count and assign them.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..config import ALPHA_MIN
+from ..data import GaussianMajor, Intersections, TileGrid
+from .device_math import load_tuple, popcount
+from .launch import Int, has_ptx, kernel, launch_elementwise
+
+BLOCK = 128
+
+WORD = tl.constexpr(32)
+
+
+class PartLists(NamedTuple):
+    """Lists of the parts of a band's tiles. List ``part * tiles + tile`` is that of a part of a tile.
+
+    Attributes:
+        width, height: Size of a part in pixels.
+        offsets: [parts * tiles + 1] int64, first entry of each list, and their number K.
+        ids: [K] int32, row of each entry.
+        words: [parts, words] int32, a bit per intersection: whether it reaches the part. None if a tile is one part.
+        totals: [parts, words] int64, set bits up to the end of each word; None if a tile is one part.
+    """
+
+    width: int
+    height: int
+    offsets: Tensor
+    ids: Tensor
+    words: Tensor | None
+    totals: Tensor | None
+
+
+@kernel
+def _part_bits_kernel(
+    records,  # [nnz, RECORD_WIDTH]
+    flatten_ids,  # [M] int32
+    keys,  # [M] int16 or int32
+    words,  # [parts, n_words] int32, output
+    counts,  # [parts, n_words] int32, output
+    n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int",
+    RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """One lane per intersection tests the ellipse against all parts of the tile."""
+    ACROSS: tl.constexpr = TILE // WIDTH
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    row = tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
+    tile = (tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias) % n_tiles
+    record = load_tuple(records + row * RECORD_WIDTH, 1, 6, mask)
+    # log2 of alpha is record[5] - (a x^2 + b x y + c y^2).
+    a = -record[2]
+    b = -record[3]
+    c = -record[4]
+    left = (tile % tile_width * TILE).to(a.dtype) + 0.5 - record[0]
+    top = (tile // tile_width * TILE).to(a.dtype) + 0.5 - record[1]
+    # Room for the rounding of this test and of compositing, which grows with the terms that cancel.
+    far_x = tl.maximum(tl.abs(left), tl.abs(left + (TILE - 1)))
+    far_y = tl.maximum(tl.abs(top), tl.abs(top + (TILE - 1)))
+    terms = a * far_x * far_x + tl.abs(b) * far_x * far_y + c * far_y * far_y
+    level = record[5] - LOG2_ALPHA_MIN + 1e-3 + terms * 1e-6
+    slope_x = tl.where(a > 0.0, -0.5 * b / tl.where(a > 0.0, a, 1.0), 0.0)
+    slope_y = tl.where(c > 0.0, -0.5 * b / tl.where(c > 0.0, c, 1.0), 0.0)
+    word = tl.program_id(0).to(tl.int64) * (BLOCK // WORD) + tl.arange(0, BLOCK // WORD)
+    lane = tl.arange(0, WORD)[None, :]
+    for part in tl.static_range(ACROSS * (TILE // HEIGHT)):
+        low_x = left + part % ACROSS * WIDTH
+        high_x = low_x + (WIDTH - 1)
+        low_y = top + part // ACROSS * HEIGHT
+        high_y = low_y + (HEIGHT - 1)
+        # The minimum of the form over a rectangle is on one of the two lines through it nearest to the mean.
+        x = tl.minimum(tl.maximum(low_x, 0.0), high_x)
+        y = tl.minimum(tl.maximum(x * slope_y, low_y), high_y)
+        on_column = (a * x + b * y) * x + c * y * y
+        y = tl.minimum(tl.maximum(low_y, 0.0), high_y)
+        x = tl.minimum(tl.maximum(y * slope_x, low_x), high_x)
+        on_row = (a * x + b * y) * x + c * y * y
+        reached = mask & (tl.minimum(on_column, on_row) <= level)
+        bits = tl.reshape(reached.to(tl.int32), [BLOCK // WORD, WORD]) << lane
+        found = tl.sum(bits, 1)
+        tl.store(words + part * n_words + word, found, mask=word < n_words)
+        tl.store(counts + part * n_words + word, popcount(found, PTX), mask=word < n_words)
+
+
+@triton.jit
+def _place(words, totals, part, n_words, index, mask, PTX: tl.constexpr):
+    """Place of an intersection in the lists of a part, and whether it is in one (as 0 or 1)."""
+    at = part * n_words + index // WORD
+    word = tl.load(words + at, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    following = (word >> (index % WORD).to(tl.uint32)).to(tl.int32, bitcast=True)
+    return tl.load(totals + at, mask=mask, other=0) - popcount(following, PTX), following & 1
+
+
+@kernel
+def _part_offsets_kernel(
+    isect_offsets,  # [tiles + 1] int64
+    words,  # [parts, n_words] int32
+    totals,  # [parts, n_words] int64
+    offsets,  # [parts * tiles + 1] int64, output
+    n: "Int", n_words: "Int", tiles: "Int",
+    BLOCK: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """One lane per list, and one for the end of the last."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    part = tl.minimum(index, n - 2) // tiles
+    first = tl.load(isect_offsets + index - part * tiles, mask=mask, other=0)
+    place, _ = _place(words, totals, part, n_words, first, mask, PTX)
+    tl.store(offsets + index, place, mask=mask)
+
+
+@kernel
+def _part_lists_kernel(
+    values,  # [M] int32
+    words,  # [parts, n_words] int32
+    totals,  # [parts, n_words] int64
+    listed,  # [K] int32, output
+    n: "Int", n_words: "Int",
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Lists a value of each intersection for each part that it reaches. One lane per intersection."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    value = tl.load(values + index, mask=mask, other=0)
+    for part in tl.static_range(PARTS):
+        place, reached = _place(words, totals, part, n_words, index, mask, PTX)
+        tl.store(listed + place, value, mask=mask & (reached != 0))
+
+
+@kernel
+def _slot_counts_kernel(
+    slots,  # [M] int64
+    words,  # [parts, n_words] int32
+    counts,  # [M] int32, output
+    n: "Int", n_words: "Int",
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Counts the parts that each intersection reaches, in Gaussian-major order. One lane per intersection."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    count = tl.zeros([BLOCK], tl.int32)
+    for part in tl.static_range(PARTS):
+        count += tl.load(words + part * n_words + index // WORD, mask=mask, other=0) >> (index % WORD).to(tl.int32) & 1
+    tl.store(counts + tl.load(slots + index, mask=mask, other=0), count, mask=mask)
+
+
+@kernel
+def _part_slots_kernel(
+    slots,  # [M] int64
+    starts,  # [M + 1] int64, first slot of each intersection in Gaussian-major order
+    words,  # [parts, n_words] int32
+    totals,  # [parts, n_words] int64
+    part_slots,  # [K] int32 or int64, output
+    n: "Int", n_words: "Int",
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Assigns a slot to each entry of each list. One lane per intersection."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    slot = tl.load(starts + tl.load(slots + index, mask=mask, other=0), mask=mask, other=0)
+    for part in tl.static_range(PARTS):
+        place, reached = _place(words, totals, part, n_words, index, mask, PTX)
+        tl.store(part_slots + place, slot, mask=mask & (reached != 0))
+        slot += reached
+
+
+def list_parts(records: Tensor, intersections: Intersections, grid: TileGrid, size: tuple[int, int]) -> PartLists:
+    """Lists the Gaussians that reach each part of the tiles of a band.
+
+    Args:
+        records: [nnz, width] of ``pack_records``.
+        intersections: Of the band.
+        grid: The tiles of the images.
+        size: Width and height of a part in pixels.
+    """
+    width, height = size
+    parts = grid.tile_size**2 // (width * height)
+    isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
+    n, tiles = flatten_ids.numel(), isect_offsets.numel() - 1
+    if parts == 1:
+        return PartLists(width, height, isect_offsets, flatten_ids, None, None)
+    n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
+    words = flatten_ids.new_empty(parts, n_words)
+    counts = torch.empty_like(words)
+    keys = intersections.keys
+    if keys is None:
+        keys = torch.searchsorted(isect_offsets, torch.arange(n, device=flatten_ids.device), right=True, out_int32=True)
+        keys = keys + (intersections.first_tile - 1)
+    launch_elementwise(
+        _part_bits_kernel,
+        n_words * WORD.value,
+        BLOCK,
+        WORD.value,
+        records=records,
+        flatten_ids=flatten_ids,
+        keys=keys,
+        words=words,
+        counts=counts,
+        n=n,
+        n_words=n_words,
+        key_bias=intersections.key_bias,
+        tile_width=grid.tile_width,
+        n_tiles=grid.tiles_per_image,
+        RECORD_WIDTH=records.shape[1],
+        TILE=grid.tile_size,
+        WIDTH=width,
+        HEIGHT=height,
+        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+        PTX=has_ptx(records),
+    )
+    totals = counts.flatten().cumsum(0, dtype=torch.int64).view_as(counts)
+    ids = flatten_ids.new_empty(int(totals[-1, -1]))
+    offsets = isect_offsets.new_empty(parts * tiles + 1)
+    bits = {"words": words, "totals": totals, "n_words": n_words, "PTX": has_ptx(records)}
+    launch_elementwise(
+        _part_offsets_kernel,
+        offsets.numel(),
+        BLOCK,
+        isect_offsets=isect_offsets,
+        offsets=offsets,
+        n=offsets.numel(),
+        tiles=tiles,
+        **bits,
+    )
+    launch_elementwise(_part_lists_kernel, n, BLOCK, values=flatten_ids, listed=ids, n=n, PARTS=parts, **bits)
+    return PartLists(width, height, offsets, ids, words, totals)
+
+
+def part_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:
+    """Assigns slots to the entries of lists, those of a Gaussian one after the other.
+
+    Returns:
+        Slots of the entries [K], and the first slot of each span [S + 1].
+    """
+    if lists.words is None or lists.totals is None:
+        return order.slots, order.slot_starts
+    parts, n_words = lists.words.shape
+    n = order.slots.numel()
+    counts = lists.words.new_empty(n)
+    sizes = {"n": n, "n_words": n_words, "PARTS": parts}
+    launch_elementwise(_slot_counts_kernel, n, BLOCK, slots=order.slots, words=lists.words, counts=counts, **sizes)
+    starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int64), (1, 0))
+    n_slots = lists.ids.numel()
+    slots = lists.ids.new_empty(n_slots, dtype=torch.int32 if n_slots < 2**31 else torch.int64)
+    launch_elementwise(
+        _part_slots_kernel,
+        n,
+        BLOCK,
+        slots=order.slots,
+        starts=starts,
+        words=lists.words,
+        totals=lists.totals,
+        part_slots=slots,
+        PTX=has_ptx(slots),
+        **sizes,
+    )
+    return slots, starts[order.slot_starts]

@@ -1,0 +1,65 @@
+"""Sums over the lanes of a warp, of several values at once, on NVIDIA GPUs.
+
+Summing n values over 32 lanes one by one takes 5 n shuffles. Here, at each of five steps, a lane keeps half of the
+values it has and passes the other half to the lane that keeps them, so that about n + 3 shuffles are enough. In the end
+each lane holds one of the sums.
+"""
+
+import triton
+import triton.language as tl
+
+SUMS_MAX = 32
+"""Number of values up to which each has a lane."""
+
+
+def _fold_ptx(n: int) -> str:
+    """PTX that sums n values, operands $1 to $n, and leaves one of the sums in $0."""
+    lines = [f".reg .pred p; .reg .b32 lane, bit; .reg .f32 sent, v<{n}>; mov.u32 lane, %laneid;"]
+    lines += [f"mov.f32 v{i}, ${i + 1};" for i in range(n)]
+    mask, size = 16, n
+    while mask:
+        half = (size + 1) // 2
+        if size > 1:
+            lines.append(f"and.b32 bit, lane, {mask}; setp.ne.u32 p, bit, 0;")
+        for i in range(half):
+            other = i + half
+            if other < size:
+                lines.append(f"selp.f32 sent, v{i}, v{other}, p; selp.f32 v{i}, v{other}, v{i}, p;")
+            else:
+                lines.append(f"mov.f32 sent, v{i};")
+            lines.append(f"shfl.sync.bfly.b32 sent, sent, {mask}, 31, -1; add.f32 v{i}, v{i}, sent;")
+        mask, size = mask // 2, half
+    return "{ " + " ".join(lines) + " mov.f32 $0, v0; }"
+
+
+FOLD_PTX = tl.constexpr(tuple(_fold_ptx(n) for n in range(1, SUMS_MAX + 1)))
+OPERANDS = tl.constexpr(tuple("=f" + ",f" * n for n in range(1, SUMS_MAX + 1)))
+
+
+@triton.jit
+def fold(values):
+    """Sums each value over the lanes of a warp. A lane holds one element of each.
+
+    Returns:
+        One of the sums in each lane; see ``column_of_lane``.
+    """
+    return tl.inline_asm_elementwise(
+        FOLD_PTX[len(values) - 1], OPERANDS[len(values) - 1], values, dtype=tl.float32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def column_of_lane(N: tl.constexpr, like):
+    """The index of the sum of N that each lane holds after ``fold``, and whether it is the first lane that holds it."""
+    lane = tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r,f", [like], dtype=tl.int32, is_pure=True, pack=1)
+    column = tl.zeros_like(lane)
+    is_first = lane >= 0
+    for step in tl.static_range(5):
+        # Values before and after the step: N / 2^(4 - step) and half of it, rounded up.
+        before = (N + (1 << (4 - step)) - 1) >> (4 - step)
+        after = (before + 1) // 2
+        bit = (lane >> step & 1) != 0
+        passed = bit & (column + after < before)
+        is_first = is_first & (passed | (bit == 0))
+        column = tl.where(passed, column + after, column)
+    return column, is_first
