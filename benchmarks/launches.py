@@ -36,6 +36,9 @@ CHANNELS = (1, 3, 4, 8, 16, 64)
 
 N, WIDTH, HEIGHT = 300, 320, 256
 
+IMAGES = (1, 4, 8)
+"""Numbers of images whose tiles of 16 are composited in parts of each size."""
+
 TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
@@ -92,7 +95,13 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
             chunks = -(-(values["n_colors"] + (values["depths"] is not None)) // values["CHUNK"])
         launches.append(Launch(self, signature, constants, options, chunks))
 
-    with mock.patch.object(JITFunction, "run", record), mock.patch.object(launch, "vendor", return_value=vendor):
+    with (
+        mock.patch.object(JITFunction, "run", record),
+        mock.patch.object(launch, "vendor", return_value=vendor),
+        # Launchers read counts that no kernel has written.
+        mock.patch.object(Tensor, "new_empty", Tensor.new_ones),
+        mock.patch.object(torch, "empty_like", torch.ones_like),
+    ):
         yield launches
 
 
@@ -120,7 +129,7 @@ def shipped_launches(
 
 def kernels_are_interpreted() -> bool:
     """Returns whether kernels run in Triton's interpreter, so that nothing can be compiled."""
-    return not isinstance(kernels_module.compositing._pack_kernel, JITFunction)
+    return not isinstance(kernels_module.splat_records._pack_kernel, JITFunction)
 
 
 def _gaussians() -> Iterable[tuple[str, Gaussians3D]]:
@@ -189,35 +198,43 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
 
 
 def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labeled:
+    for n_images in IMAGES if tile_size == 16 else (1,):
+        for d, has_depths in [*((d, False) for d in channels), (0, True), (3, True)]:
+            yield from _composited(vendor, n_images, tile_size, d, has_depths)
+
+
+def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: bool) -> Labeled:
     _, means2d, conics, depths = _rows()
     ids, starts = torch.arange(N), torch.arange(N + 1)
-    grid = TileGrid.cover(1, WIDTH, HEIGHT, tile_size)
+    grid = TileGrid.cover(n_images, WIDTH, HEIGHT, tile_size)
     lists = Intersections(
         0,
         torch.zeros(grid.n_tiles + 1, dtype=torch.int64),
         torch.ones(N, dtype=torch.int32),
         GaussianMajor(ids, starts, starts, ids),
+        torch.ones(N, dtype=torch.int16),
     )
-    alphas, last_ids = torch.ones(1, HEIGHT, WIDTH), torch.ones(1, HEIGHT, WIDTH, dtype=torch.int32)
-    masks = torch.ones(1, grid.n_tiles, dtype=torch.bool)
-    for d, has_depths in [*((d, False) for d in channels), (0, True), (3, True)]:
-        colors, backgrounds = (torch.ones(N, d), torch.ones(1, d)) if d else (None, None)
-        splats = Splats(means2d, conics, depths, colors, depths if has_depths else None)
-        image = torch.ones(1, HEIGHT, WIDTH, splats.n_features)
-        with recorded(vendor) as launches:
-            settings = CompositingSettings(WIDTH, HEIGHT, tile_size, 32, False, DEFAULT_NUMERICS, "triton")
-            for output in (None, last_ids):
-                buffers = RenderBuffers(image, alphas, output)
-                kernels.composite_fwd(splats, backgrounds, masks, lists, buffers, settings)
-            for absgrad in (False, True):
-                settings = dataclasses.replace(settings, absgrad=absgrad)
-                sums = torch.ones(N, kernels.sum_columns(splats.n_features, absgrad))
-                kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, sums, settings)
-                kernels.composite_gradients(sums, conics, depths, splats.n_features, settings)
-        for call in launches:
-            extra = " absgrad" if call.constants.get("ABSGRAD") else ""
-            extra += " image only" if call.constants.get("last_ids", 0) is None else ""
-            yield f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call
+    alphas = torch.ones(n_images, HEIGHT, WIDTH)
+    last_ids = alphas.to(torch.int32)
+    masks = torch.ones(n_images, grid.n_tiles, dtype=torch.bool)
+    colors, backgrounds = (torch.ones(N, d), torch.ones(n_images, d)) if d else (None, None)
+    splats = Splats(means2d, conics, depths, colors, depths if has_depths else None)
+    image = torch.ones(1, 1, 1, 1).expand(n_images, HEIGHT, WIDTH, splats.n_features)
+    with recorded(vendor) as launches:
+        settings = CompositingSettings(WIDTH, HEIGHT, tile_size, 32, False, DEFAULT_NUMERICS, "triton")
+        for output in (None, last_ids):
+            kernels.composite_fwd(splats, backgrounds, masks, lists, RenderBuffers(image, alphas, output), settings)
+        for absgrad in (False, True):
+            settings = dataclasses.replace(settings, absgrad=absgrad)
+            sums = torch.ones(N, kernels.sum_columns(splats.n_features, absgrad))
+            kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, sums, settings)
+            kernels.composite_gradients(sums, conics, depths, splats.n_features, settings)
+    for call in launches:
+        extra = " absgrad" if call.constants.get("ABSGRAD") else ""
+        extra += " image only" if call.constants.get("last_ids", 0) is None else ""
+        if "WIDTH" in call.constants and "HEIGHT" in call.constants:
+            extra += f" part {call.constants['WIDTH']}x{call.constants['HEIGHT']}"
+        yield f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call
 
 
 def _ops(vendor: str) -> Labeled:

@@ -119,9 +119,10 @@ def body(kernel: str, instructions: list[tuple[int, str]]) -> list[tuple[int, st
     """The instructions that count: the loop over Gaussians in compositing, everything elsewhere."""
     if not kernel.startswith(WALKS):
         return instructions
-    # The smallest loop with an exponential; the variant for any number of channels has loops inside of it.
-    nests = [instructions[first : last + 1] for first, last in loops(instructions)]
-    return min((nest for nest in nests if _exponentials(nest)), key=len)
+    # The innermost loop with exponentials; of an unrolled loop and the loop over its remainder, the unrolled one.
+    nests = [(first, last) for first, last in loops(instructions) if _exponentials(instructions[first : last + 1])]
+    innermost = [(a, b) for a, b in nests if not any((a, b) != (c, d) and a <= c and d <= b for c, d in nests)]
+    return max((instructions[first : last + 1] for first, last in innermost), key=_exponentials)
 
 
 def _exponentials(instructions: list[tuple[int, str]]) -> int:
