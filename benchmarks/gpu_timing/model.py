@@ -254,8 +254,5 @@ def predict(gpu: Gpu, trace: Trace) -> Prediction:
         median_us=float(np.median(done)) / gpu.clock_mhz,
         programs_per_sm=fits.programs_per_sm,
         mean_load_latency=result.load_latency / max(result.loads, 1),
-        **{
-            name: getattr(result, name)
-            for name in ("l1_sectors", "l1_hits", "l2_sectors", "dram_bytes", "atomics")
-        },
+        **{name: getattr(result, name) for name in ("l1_sectors", "l1_hits", "l2_sectors", "dram_bytes", "atomics")},
     )

@@ -26,7 +26,9 @@ MAX_FINDINGS = 200
 class Region(ctypes.Structure):
     """Mirrors Region of core/model.h."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("low", "high", "base", "written", "writers", "readers", "touched")] + [
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("low", "high", "base", "written", "writers", "readers", "touched")
+    ] + [
         ("granule", ctypes.c_int32),
         ("readonly", ctypes.c_int32),
     ]
