@@ -3,8 +3,8 @@
     python -m benchmarks.dynamic_cost [--scene NAME ...] [--json FILE]
 
 Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. Printed per
-kernel: warp instructions by class; active lanes per instruction; sectors of 32 bytes of global memory loaded, stored, and
-updated by atomics; bank conflicts, which are passes over the banks of shared memory beyond those needed without
+kernel: warp instructions by class; active lanes per instruction; sectors of 32 bytes of global memory loaded, stored,
+and updated by atomics; bank conflicts, which are passes over the banks of shared memory beyond those needed without
 conflicts; and branches at which lanes of a warp diverge. Counts are not times; see `benchmarks.predicted_time`.
 """
 

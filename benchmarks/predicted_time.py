@@ -2,20 +2,19 @@
 
     python -m benchmarks.predicted_time [--scene NAME ...] [--gpu a100 h100] [--json FILE] [--sensitivity]
 
-Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. A timing model
-runs what each warp did; see docs/performance.md and gpu_timing/core/model.c. Predicted times are not measurements. They
-do not include PyTorch's operators, other kernels, or gaps between launches.
+Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. A timing
+model runs what each warp did; see docs/performance.md and gpu_timing/core/model.c. Predicted times are not
+measurements. They do not include PyTorch's operators, other kernels, or gaps between launches.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 from typing import Any
 
 from benchmarks.gpu_timing import scenes
-from benchmarks.gpu_timing.model import GPUS, VARIATIONS, Gpu, Prediction, predict
+from benchmarks.gpu_timing.model import CAUSES, GPUS, VARIATIONS, Gpu, Prediction, predict
 from benchmarks.gpu_timing.trace import Executed
 
 COUNTS = {
@@ -30,20 +29,20 @@ COUNTS = {
 def summarize(launches: list[tuple[Executed, Prediction]]) -> dict[str, Any]:
     """Returns predicted time, executed counts, and shares of sub-core cycles of some launches together.
 
-    `waited` has shares of the cycles up to each sub-core's last instruction, `idle_tail` is the share of the cycles after
-    it. Shares of several launches are weighted by time.
+    `waited` has shares of the cycles up to each sub-core's last instruction; `idle_tail` is the share of those after.
+    Shares of several launches are weighted by time.
     """
     total = sum(prediction.predicted_us for _, prediction in launches)
-    causes: collections.Counter[str] = collections.Counter()
-    for _, prediction in launches:
-        for cause, share in prediction.causes.items():
-            causes[cause] += share * prediction.predicted_us / total
+    causes = {
+        cause: sum(prediction.causes[cause] * prediction.predicted_us / total for _, prediction in launches)
+        for cause in CAUSES
+    }
     tail = causes.pop("tail")
     counts = {field: sum(executed.counts[name] for executed, _ in launches) for field, name in COUNTS.items()}
     return counts | {
         "predicted_us": total,
         "idle_tail": tail,
-        "waited": {cause: share / (1 - tail) for cause, share in causes.most_common() if share},
+        "waited": {cause: share / (1 - tail) for cause, share in sorted(causes.items(), key=lambda item: -item[1])},
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +122,7 @@ H100 = Gpu(
 """132 SMs at 1,755 MHz, 32 fp32 lanes per sub-core, 3.35 TB/s. It runs code made for 16 lanes."""
 GPUS = {"a100": A100, "h100": H100}
 
-VARIATIONS = {
+VARIATIONS: dict[str, Callable[[Gpu], Gpu]] = {
     "memory latency -30 %": lambda gpu: gpu.scaled(70, "lat_l1", "lat_l2", "lat_dram"),
     "memory latency +30 %": lambda gpu: gpu.scaled(130, "lat_l1", "lat_l2", "lat_dram"),
     "warps in turn": lambda gpu: gpu.but(scheduler=1),

@@ -39,8 +39,8 @@ def function(text: str, name: str) -> list[tuple[int, str]]:
 def control_words(text: str, name: str) -> list[int]:
     """Returns the compiler's control bits of each instruction of a function of a listing, in order.
 
-    From the lowest bit on: stall cycles (4), yield (1), scoreboard of the result (3) and of the operands (3), scoreboards
-    to wait for (6). Scoreboard 7 is none.
+    From the lowest bit on: stall cycles (4), yield (1), scoreboard of the result (3) and of the operands (3),
+    scoreboards to wait for (6). Scoreboard 7 is none.
     """
     body = text.partition(f"Function : {name}\n")[2].partition("Function : ")[0]
     words = re.findall(r"/\*[0-9a-f]{4,6}\*/\s+.*?;\s+/\* 0x[0-9a-f]{16} \*/\s+/\* (0x[0-9a-f]{16}) \*/", body)
