@@ -1,4 +1,4 @@
-"""Compiles the C cores with gcc at first use, into the user's cache directory."""
+"""Compiles C code with gcc at first use, into the user's cache directory."""
 
 from __future__ import annotations
 
@@ -55,28 +55,36 @@ def amd_operations() -> dict[str, int]:
 def nvidia_core() -> ctypes.CDLL:
     """Returns the core for PTX and SASS."""
     labels = "".join(f"&&L_{name},\n" for name in nvidia_operations())
-    return _library("nvidia.c", {"nvidia_labels.inc": labels})
+    return library(CORE / "nvidia.c", {"nvidia_labels.inc": labels})
 
 
 @functools.cache
 def amd_core(lanes: int) -> ctypes.CDLL:
     """Returns the core for AMD code with 32 or 64 lanes per wave."""
     names = "".join(f"OP_{name} = {number},\n" for name, number in amd_operations().items())
-    return _library("amd.c", {"amd_operations.h": f"enum {{\n{names}}};\n"}, (f"-DW={lanes}",))
+    return library(CORE / "amd.c", {"amd_operations.h": f"enum {{\n{names}}};\n"}, (f"-DW={lanes}",))
 
 
-def _library(source: str, generated: dict[str, str], flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    digest = hashlib.sha256(repr((source, generated, flags, FLAGS, _processor())).encode())
-    for file in sorted(CORE.iterdir()):
+def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Compiles a C file, unless that was done before.
+
+    Args:
+        source: The file, in a folder with all that it includes.
+        generated: Text of further files that it includes, by name.
+        flags: Of the compiler, beside `FLAGS`.
+    """
+    generated = generated or {}
+    digest = hashlib.sha256(repr((source.name, generated, flags, FLAGS, _processor())).encode())
+    for file in sorted(source.parent.iterdir()):
         digest.update(file.read_bytes())
     cache = cache_folder()
-    library = cache / f"{Path(source).stem}-{digest.hexdigest()[:16]}.so"
+    library = cache / f"{source.stem}-{digest.hexdigest()[:16]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             for name, text in generated.items():
                 (Path(folder) / name).write_text(text)
             built = Path(folder) / library.name
-            command = ["gcc", *FLAGS, *flags, f"-I{folder}", f"-I{CORE}", str(CORE / source), "-o", str(built), "-lm"]
+            command = ["gcc", *FLAGS, *flags, f"-I{folder}", f"-I{source.parent}", str(source), "-o", str(built), "-lm"]
             subprocess.run(command, check=True)
             built.replace(library)
     return ctypes.CDLL(str(library))

@@ -36,6 +36,7 @@ class Launcher:
         constants = {src.fn.arg_names[path[0]]: value for path, value in (src.constants or {}).items()}
         shown = ",".join(f"{name}={value}" for name, value in constants.items() if isinstance(value, (int, bool, str)))
         self.key = f"{metadata.name}[{shown}] #{metadata.hash[:6]}"
+        self.module = str(src.fn.module)
         self.programs: dict[tuple[Code, Callable[[str], str] | None], Program] = {}
 
     def __call__(
@@ -53,6 +54,7 @@ class Launcher:
         given = [(kind, value) for kind, value in zip(self.types, values) if kind != "constexpr"]
         grid = grid_x, grid_y, grid_z
         launch = launch_of(self.source, self.programs[version], grid, given, driver.shadow, self.key)
+        launch.module = self.module
         machine.run(self.programs[version], launch)
 
 

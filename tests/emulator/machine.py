@@ -12,6 +12,7 @@ import numpy as np
 
 from .counters import Counts
 from .program import Launch, Program
+from .tracing import Recording, Tracer
 
 ARRAYS = ("issued", "lanes", "diverged", "requests", "sectors", "first", "distinct")
 KINDS = (
@@ -25,7 +26,9 @@ MAX_FINDINGS = 200
 class Region(ctypes.Structure):
     """Mirrors Region of core/model.h."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("low", "high", "written", "writers", "readers", "touched")] + [
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("low", "high", "base", "written", "writers", "readers", "touched")
+    ] + [
         ("granule", ctypes.c_int32),
         ("readonly", ctypes.c_int32),
     ]
@@ -47,7 +50,7 @@ class Model(ctypes.Structure):
         ("regions", ctypes.c_void_p),
         ("shared", Region),
         ("shared_bytes", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in (*ARRAYS, "findings", "order")),
+        *((name, ctypes.c_void_p) for name in (*ARRAYS, "findings", "order", "trace")),
         ("steps", ctypes.c_uint64),
         ("limit", ctypes.c_uint64),
         *(
@@ -114,6 +117,8 @@ class Machine:
         self.findings: list[Finding] = []
         self.counts: dict[str, Counts] = {}
         """By kernel and constants."""
+        self.tracer: Tracer | None = None
+        """Told what each launch did."""
         self.seconds = 0.0
         """CPU time in the C core."""
 
@@ -131,14 +136,21 @@ class Machine:
             setattr(model, name, array.ctypes.data)
         found = (FoundByCore * MAX_FINDINGS)()
         model.findings, model.max_findings = ctypes.addressof(found), MAX_FINDINGS
+        programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        recording = None
+        if self.tracer is not None and self.tracer.traces(launch):
+            recording = Recording(program, programs, model.n_warps)
+            model.trace = recording.address
         began = time.process_time()
         failed = program.execute(model, launch)
         self.seconds += time.process_time() - began
-        programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        raw = recording.take() if recording is not None else None
         self.counts.setdefault(launch.key, Counts(program)).add(arrays, programs)
         self.findings += [self._finding(program, launch, f) for f in found[: model.n_findings]]
         if failed:
             raise EmulationError(f"{program.name} was given up: {self.findings[-1]}")
+        if self.tracer is not None:
+            self.tracer.executed(program, launch, arrays, raw)
 
     def _model(self, program: Program, launch: Launch, keep: list[np.ndarray]) -> Model:
         options = self.options
@@ -151,6 +163,8 @@ class Machine:
         regions = (Region * max(len(memories), 1))()
         for region, memory in zip(regions, memories.values()):
             region.low, region.high, region.readonly = memory.address, memory.address + memory.size, memory.readonly
+            if self.tracer is not None:
+                region.base = self.tracer.base(memory)
             region.granule = min(memory.item_bytes, 4).bit_length() - 1
             if memory.written is not None and options.uninitialized:
                 region.written = memory.written.ctypes.data

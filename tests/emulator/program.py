@@ -51,6 +51,8 @@ class Launch:
     shared_bytes: int
     key: str
     """Under which counters are kept: the kernel and its constants."""
+    module: str = ""
+    """Python module of the kernel."""
 
 
 @dataclasses.dataclass

@@ -88,8 +88,18 @@ static void touch(Model *model, Region *region, int pc, u64 sector) {
     model->first[pc]++;
 }
 
+static void trace_sectors(Model *model, Region *region, int warp, int lanes, const u64 *sectors, int n) {
+    trace_access(model->trace, warp, SECTORS, n, 0, lanes);
+    for (int i = 0; i < n; i++) {
+        u64 offset = sectors[i] << model->sector_shift;
+        Region *own = region ? region : find_region(model, offset, offset + 1);
+        u64 origin = region || !own ? 0 : own->low;
+        trace_sector(model->trace, warp, own ? (own->base + offset - origin) >> model->sector_shift : 0);
+    }
+}
+
 // Sectors count from the start of a tensor's storage, as GPUs allocate memory in multiples of them.
-static void count_sectors(Model *model, Region *region, int pc, Mask on, const u64 *address, int size) {
+static void count_sectors(Model *model, Region *region, int pc, int warp, Mask on, const u64 *address, int size) {
     u64 seen[2 * W], origin = region ? region->low : 0;
     int n = 0;
     EACH_LANE(on, lane) {
@@ -101,6 +111,7 @@ static void count_sectors(Model *model, Region *region, int pc, Mask on, const u
         }
     }
     model->sectors[pc] += n;
+    if (model->trace) trace_sectors(model, region, warp, lane_count(on), seen, n);
 }
 
 static void check_poison(Model *model, int pc, int warp, int lane, u64 address, int size, const u8 *value) {
@@ -135,7 +146,7 @@ static Mask access_global(Model *model, int pc, int warp, int kind, Mask on, con
         if (!on) return 0;
     }
     model->requests[pc]++;
-    count_sectors(model, region, pc, on, address, size);
+    count_sectors(model, region, pc, warp, on, address, size);
     int same_place = low == high && kind == READ;  // one lane stands for all
     EACH_LANE(on, lane) {
         Region *own = region ? region : find_region(model, address[lane], address[lane] + size);
@@ -170,6 +181,11 @@ static int bank_passes(Mask on, const u64 *address, int size) {
     return total;
 }
 
+static int one_address(Mask on, const u64 *address) {
+    EACH_LANE(on, lane) if (address[lane] != address[first_lane(on)]) return 0;
+    return 1;
+}
+
 static Mask access_shared(Model *model, int pc, int warp, int kind, Mask on, const u64 *address, int size, int align,
                           u8 (*value)[16]) {
     EACH_LANE(on, lane) {
@@ -184,7 +200,9 @@ static Mask access_shared(Model *model, int pc, int warp, int kind, Mask on, con
     }
     if (!on) return 0;
     model->requests[pc]++;
-    model->sectors[pc] += bank_passes(on, address, size);
+    int passes = bank_passes(on, address, size);
+    model->sectors[pc] += passes;
+    if (model->trace) trace_access(model->trace, warp, BANKS, 0, one_address(on, address) ? 1 : passes, lane_count(on));
     int lanes = size <= 4 ? 32 : 128 / size;
     for (int first = 0; first < W; first += lanes)
         model->first[pc] += (on >> first & (((Mask)1 << (lanes - 1) << 1) - 1)) != 0;

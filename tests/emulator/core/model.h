@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "trace.h"
+
 typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;
@@ -40,7 +42,7 @@ typedef u32 Mask;
 
 // Memory that a launch may access. Tags of who wrote and read cover 1 << granule bytes each.
 typedef struct {
-    u64 low, high;
+    u64 low, high, base;     // base: where it begins in the address space of traces
     u8 *written;           // one byte per byte: whether it was ever written; 0 if all were
     u64 *writers, *readers;  // see memory.h; 0 if races are not looked for
     u32 *touched;          // per sector: the last program that accessed it, plus 1
@@ -61,6 +63,7 @@ typedef struct {
     u64 *issued, *lanes, *diverged, *requests, *sectors, *first, *distinct;
     Finding *findings;
     const u32 *order;  // of programs; 0 for ascending
+    Trace *trace;      // 0 if nothing is recorded
     u64 steps, limit;  // of branches
     i32 n_regions, last_region, n_findings, max_findings, sector_shift;
     i32 races, uninitialized, jitter, shuffle_warps;

@@ -71,6 +71,7 @@ static int pick(Warp *self, int *pc, u32 *active, int merge) {
         else LANES if (ON(on)) d[l] = (e);          \
         NEXT;                                       \
     }
+#define RECORD if (trace) trace_begin(trace, warp);
 #define SET_BITS(place, bits) { u32 *p_ = (place), b_ = (bits); *p_ = (*p_ & ~on) | (b_ & on); }
 #define OP(n) L_##n:
 #define UNARY(n, T, S, e) L_##n: { const S *a = PLACE(1, S); (void)a; SET(T, e) }
@@ -104,6 +105,7 @@ static int run(void *engine, int warp) {
     };
     Gpu *const gpu = engine;
     Model *const model = gpu->model;
+    Trace *const trace = model->trace;
     Warp *const self = &gpu->warps[warp];
     u8 *const R = self->registers;
     const Instruction *const code = gpu->code, *in;
@@ -130,6 +132,7 @@ check:
     if (in->uniform && on) on = ALL_LANES;
     model->issued[pc]++;
     model->lanes[pc] += lane_count(on);
+    if (trace) trace_issue(trace, warp, pc);
     goto *table[in->op];
 
 #include "nvidia_integer.inc"

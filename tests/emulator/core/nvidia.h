@@ -54,6 +54,7 @@ static u32 resolve(Gpu *gpu, int pc, int warp, int space, int kind, u32 on, u64 
     }
     if (space == GLOBAL) on = access_global(model, pc, warp, kind, on, address, size, size, value);
     if (space == SHARED) on = access_shared(model, pc, warp, kind, on, address, size, size, value);
+    if (space == LOCAL && model->trace) trace_access(model->trace, warp, PRIVATE, 0, 0, lane_count(on));
     for (int l = 0; l < 32; l++) {
         if (space == LOCAL && (on >> l & 1) && address[l] + size > gpu->local_bytes) {
             report(model, OUT_OF_BOUNDS, pc, warp, l, address[l], size);

@@ -18,6 +18,7 @@ static u32 hash(u32 x) {
 static void start_program(Model *model, u32 program) {
     model->program = program;
     model->epoch = 0;
+    if (model->trace) trace_start(model->trace);
     model->position[0] = program % model->grid[0];
     model->position[1] = program / model->grid[0] % model->grid[1];
     model->position[2] = program / model->grid[0] / model->grid[1];
@@ -50,6 +51,7 @@ static int run_programs(Model *model, const Engine *engine, void *self) {
             engine->release(self, state);
             model->epoch++;
         }
+        if (model->trace) trace_finish(model->trace, model->program);
     }
     return 0;
 }

@@ -36,6 +36,25 @@ def function(text: str, name: str) -> list[tuple[int, str]]:
     raise UnsupportedInstructionError(f"no function {name}")
 
 
+def control_words(text: str, name: str) -> list[int]:
+    """Returns the compiler's control bits of each instruction of a function of a listing, in order.
+
+    From the lowest bit on: stall cycles (4), yield (1), scoreboard of the result (3) and of the operands (3),
+    scoreboards to wait for (6). Scoreboard 7 is none.
+    """
+    body = text.partition(f"Function : {name}\n")[2].partition("Function : ")[0]
+    words = re.findall(r"/\*[0-9a-f]{4,6}\*/\s+.*?;\s+/\* 0x[0-9a-f]{16} \*/\s+/\* (0x[0-9a-f]{16}) \*/", body)
+    return [int(high, 16) >> 41 & 0x1FFFF for high in words]
+
+
+def registers(cubin: bytes, name: str) -> int:
+    """Returns the number of registers of a thread."""
+    usage = _run(["cuobjdump", "-res-usage"], cubin)
+    match = re.search(rf"Function {re.escape(name)}:\s+REG:(\d+)", usage)
+    assert match, usage
+    return int(match[1])
+
+
 def source_lines(cubin: bytes, name: str) -> dict[int, str]:
     """Returns the source line of each address of a function, where the cubin tells it."""
     section = _run(["nvdisasm", "-g", "-c"], cubin).partition(f".text.{name}:")[2]

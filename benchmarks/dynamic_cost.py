@@ -1,0 +1,81 @@
+"""Counts what tsplat's compositing kernels execute on a scene, exactly, without a GPU.
+
+    python -m benchmarks.dynamic_cost [--scene NAME ...] [--json FILE]
+
+Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. Printed per
+kernel: warp instructions by class; active lanes per instruction; sectors of 32 bytes of global memory loaded, stored,
+and updated by atomics; bank conflicts, which are passes over the banks of shared memory beyond those needed without
+conflicts; and branches at which lanes of a warp diverge. Counts are not times; see `benchmarks.predicted_time`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+from typing import Any
+
+from benchmarks.gpu_timing import scenes
+from benchmarks.gpu_timing.trace import Executed
+from tests.emulator.counters import CLASSES
+
+
+def summarize(launches: list[Executed]) -> dict[str, Any]:
+    """Returns what some launches executed together."""
+    counts: collections.Counter[str] = collections.Counter()
+    for executed in launches:
+        counts.update(executed.counts)
+    return {
+        "launches": len(launches),
+        "programs": counts["programs"],
+        "registers": max(executed.registers for executed in launches),
+        "warp_instructions": counts["instructions"],
+        "lanes_per_instruction": counts["lanes"] / max(counts["instructions"], 1),
+        "by_class": {name: counts[name] for name in CLASSES if counts[name]},
+        "load_sectors": counts["load sectors"],
+        "store_sectors": counts["store sectors"],
+        "atomic_sectors": counts["atomic sectors"],
+        "bank_conflicts": counts["bank passes"] - counts["conflict-free passes"],
+        "divergent_branches": counts["divergent branches"],
+    }
+
+
+def records(scene: str, run: scenes.Run) -> list[dict[str, Any]]:
+    """Returns one record per pass and kernel."""
+    found: dict[tuple[str, str], list[Executed]] = {}
+    for executed in run.launches:
+        found.setdefault((executed.phase, executed.kernel), []).append(executed)
+    return [
+        {"scene": scene, "pass": phase, "kernel": kernel} | summarize(launches)
+        for (phase, kernel), launches in found.items()
+    ]
+
+
+def line(record: dict[str, Any]) -> str:
+    total = max(record["warp_instructions"], 1)
+    classes = sorted(record["by_class"].items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in classes if count >= total / 200)
+    atomics = f" {record['atomic_sectors']:,} updated" if record["atomic_sectors"] else ""
+    return (
+        f"{record['pass']:8} {record['kernel']:26} {record['warp_instructions']:>13,} warp instructions of "
+        f"{record['lanes_per_instruction']:4.1f} lanes | sectors {record['load_sectors']:>11,} loaded "
+        f"{record['store_sectors']:>10,} stored{atomics} | {record['bank_conflicts']:,} bank conflicts | "
+        f"{record['divergent_branches']:,} divergent branches | {shown}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    scenes.add_arguments(parser)
+    options = parser.parse_args()
+    for scene, run in scenes.chosen(options, traced=False):
+        found = records(scene, run)
+        for record in found:
+            print(line(record))
+        if options.json:
+            with options.json.open("a") as file:
+                file.writelines(json.dumps(record) + "\n" for record in found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The scenes whose compositing kernels are executed, forward and backward, on an emulated GPU."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import tsplat
+from benchmarks.run import GARDEN, KETTLE, Case, load
+from tests.emulator.package import tsplat_emulated
+from tests.emulator.program import Launch
+
+from .trace import Executed, Recorder
+
+TARGET = "sm_80"
+KERNELS = "tsplat.kernels.compositing"
+"""What the names of the modules begin with whose kernels are executed for their cost."""
+LEAVES = ("means", "quats", "scales", "opacities", "colors")
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Files that scenes are made of."""
+
+    garden: Path = GARDEN
+    kettle: Path = KETTLE
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a scene's compositing kernels did."""
+
+    launches: list[Executed]
+    list_lengths: list[int]
+    """Intersections of each tile."""
+
+
+def _case(case: Case, data: Data) -> dict[str, Any]:
+    scene = load(case, torch.device("cpu"), garden=data.garden, kettle=data.kettle)
+    if scene is None:
+        raise FileNotFoundError(data.garden if case.kind == "garden" else data.kettle)
+    return scene
+
+
+def _garden_hd(data: Data) -> dict[str, Any]:
+    """The scene of gsplat's published profile: the middle of the garden with random shapes, at 1920x1080."""
+    stored = np.load(data.garden)
+    means, colors = torch.from_numpy(stored["means3d"]), torch.from_numpy(stored["colors"]).float() / 255
+    inside = ((means >= -2) & (means <= 2)).all(-1)
+    n = int(inside.sum())
+    generator = torch.Generator().manual_seed(42)
+    width, height = 1920, 1080
+    Ks = torch.from_numpy(stored["Ks"])[:1].clone().float()
+    Ks[:, 0] *= width / int(stored["width"])
+    Ks[:, 1] *= height / int(stored["height"])
+    return dict(
+        means=means[inside].contiguous(),
+        quats=torch.nn.functional.normalize(torch.randn(n, 4, generator=generator), dim=-1),
+        scales=0.02 * torch.rand(n, 3, generator=generator),
+        opacities=torch.rand(n, generator=generator),
+        colors=colors[inside].contiguous(),
+        viewmats=torch.from_numpy(stored["viewmats"])[:1].float(),
+        Ks=Ks,
+        width=width,
+        height=height,
+        radius_clip=3.0,
+    )
+
+
+def dense_tile(sparse: int = 1_000, dense: int = 1_500, width: int = 256, height: int = 192) -> dict[str, Any]:
+    """A cloud over the whole image, and Gaussians in the middle of one tile, faint enough that all are blended.
+
+    With the default numbers, the list of that tile is about 100 times as long as the median.
+    """
+    scene = load(Case("cloud", sparse, width, height), torch.device("cpu"))
+    assert scene is not None
+    generator = torch.Generator().manual_seed(1)
+    depth = 5 + torch.rand(dense, generator=generator)
+    tile = torch.tensor([width / 2 + 8, height / 2 + 8])
+    center = tile + 10 * (torch.rand(dense, 2, generator=generator) - 0.5)
+    offset = (center - torch.tensor([width / 2, height / 2])) / width * depth[:, None]
+    added = {
+        "means": torch.cat([offset, depth[:, None]], 1),
+        "quats": torch.randn(dense, 4, generator=generator),
+        "scales": (0.8 / width * depth)[:, None].expand(-1, 3),
+        "opacities": 0.02 + 0.02 * torch.rand(dense, generator=generator),
+        "colors": torch.rand(dense, 3, generator=generator),
+    }
+    return scene | {name: torch.cat([scene[name], tensor]) for name, tensor in added.items()}
+
+
+def _cloud(channels: int) -> Callable[[Data], dict[str, Any]]:
+    return functools.partial(_case, Case("cloud", 2_000, 96, 64, channels=channels))
+
+
+SCENES: dict[str, Callable[[Data], dict[str, Any]]] = {
+    "cloud": _cloud(3),
+    "cloud-d1": _cloud(1),
+    "cloud-d16": _cloud(16),
+    "cloud-d64": _cloud(64),
+    "dense-tile": lambda data: dense_tile(),
+    "kettle-400x300": functools.partial(_case, Case("kettle", 0, 400, 300)),
+    "garden-648x420": functools.partial(_case, Case("garden", width=1)),
+    "garden-1296x840": functools.partial(_case, Case("garden", width=2)),
+    "garden-1920x1080": _garden_hd,
+}
+"""By name: 2,000 Gaussians at 96x64 with 3, 1, 16 and 64 channels; one tile with a list of 100 times the median length;
+a trained model; and gsplat's garden."""
+
+
+def is_compositing(launch: Launch) -> bool:
+    """Returns whether a launch is one of tsplat's compositing kernels."""
+    return launch.module.startswith(KERNELS)
+
+
+def execute(scene: dict[str, Any], *, traced: bool) -> Run:
+    """Renders a scene forward and backward on an emulated GPU; records the compositing kernels."""
+    leaves = {name: scene[name].detach().requires_grad_() for name in LEAVES}
+    recorder = Recorder(is_compositing, traced=traced)
+    options = dict(races=False, uninitialized=False, first_touch=False)
+    with tsplat_emulated(TARGET, "sass", **options) as gpu:
+        gpu.machine.tracer = recorder
+        colors, alphas, meta = tsplat.rasterization(**(scene | leaves), backend="triton")
+        recorder.phase = "backward"
+        torch.autograd.backward(colors.square().sum() + alphas.sum())
+    starts = torch.cat([meta["isect_offsets"].flatten(), torch.tensor([meta["flatten_ids"].numel()])])
+    return Run(recorder.launches, starts.diff().tolist())
+
+
+# --- command line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose scenes."""
+    names = list(SCENES)
+    parser.add_argument("--scene", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--garden", type=Path, default=GARDEN, help="gsplat's test_garden.npz")
+    parser.add_argument("--kettle", type=Path, default=KETTLE, help="PLY of a trained model")
+    parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
+
+
+def chosen(options: argparse.Namespace, *, traced: bool) -> Iterator[tuple[str, Run]]:
+    """Executes the scenes that were asked for; prints what they are. Scenes without data are skipped."""
+    data = Data(options.garden, options.kettle)
+    for name in options.scene:
+        scene = None
+        with contextlib.suppress(FileNotFoundError):
+            scene = SCENES[name](data)
+        if scene is None:
+            print(f"== {name}: skipped, {data.garden if 'garden' in name else data.kettle} does not exist", flush=True)
+            continue
+        run = execute(scene, traced=traced)
+        lengths = np.array(run.list_lengths)
+        fullness = f"median {np.median(lengths):,.0f} per tile, at most {lengths.max():,}"
+        print(f"== {name}: {len(lengths):,} tiles, {lengths.sum():,} intersections, {fullness}", flush=True)
+        yield name, run

@@ -1,0 +1,146 @@
+"""What a launch did, in the form that the timing model runs: executed on the emulator, for NVIDIA's sm_80."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.emulator.counters import Counts
+from tests.emulator.nvidia import sass_text
+from tests.emulator.nvidia.program import NvidiaProgram
+from tests.emulator.program import Launch, Memory, Program
+from tests.emulator.tracing import RawTrace
+
+INSTRUCTION = np.dtype([(name, "u1") for name in ("pipe", "slots", "kind", "stall", "write", "read", "wait", "left")])
+"""Mirrors Instruction of core/machine.h."""
+PIPES = ("fma", "alu", "xu", "mio", "uniform", "branch", "tensor", "none")
+KINDS = (
+    "alu", "load", "store", "atomic", "shared load", "shared store", "shuffle", "mufu", "barrier", "exit", "branch",
+    "depbar", "special", "local load", "local store", "reduction",
+)  # fmt: skip
+
+_OPCODES = {
+    ("fma", "alu"): "FADD FMUL FFMA IMAD IMUL HFMA2 HADD2 HMUL2 FSWZADD FADD32I FMUL32I FFMA32I IMUL32I",
+    ("alu", "alu"): "IADD3 LOP3 SHF LEA ISETP FSETP FMNMX IMNMX SEL FSEL PRMT SGXT PLOP3 MOV P2R R2P VOTE CS2R IABS "
+    "VABSDIFF BMSK FCHK R2UR ICMP VIADD LOP IADD",
+    ("xu", "mufu"): "MUFU F2I I2F F2F FRND POPC FLO BREV I2I F2FP REDUX",
+    ("branch", "alu"): "BSSY BSYNC BREAK WARPSYNC BMOV YIELD NANOSLEEP RPCMOV KILL",
+    ("branch", "branch"): "BRA CALL RET JMP BRX",
+    ("branch", "exit"): "EXIT",
+    ("branch", "barrier"): "BAR",
+    ("tensor", "alu"): "HMMA IMMA DMMA",
+    ("none", "depbar"): "DEPBAR",
+    ("mio", "load"): "LDG LD",
+    ("mio", "store"): "STG ST",
+    ("mio", "atomic"): "ATOMG ATOM",
+    ("mio", "reduction"): "RED",
+    ("mio", "shared load"): "LDS LDSM ATOMS",
+    ("mio", "shared store"): "STS STSM",
+    ("mio", "local load"): "LDL",
+    ("mio", "local store"): "STL",
+    ("mio", "shuffle"): "SHFL",
+    ("mio", "special"): "S2R S2UR B2R",
+}
+_CLASS_OF = {opcode: which for which, opcodes in _OPCODES.items() for opcode in opcodes.split()}
+
+
+def classify(statement: str) -> tuple[str, str]:
+    """Returns the pipe and the kind of a machine instruction."""
+    opcode = re.sub(r"^@!?U?P\w+\s+", "", statement).split(" ")[0].split(".")[0]
+    return _CLASS_OF.get(opcode) or ("uniform" if opcode.startswith("U") else "none", "alu")
+
+
+def instruction_table(statements: list[str], control: list[int]) -> np.ndarray:
+    """Returns [n] `INSTRUCTION` of machine instructions and the compiler's control bits."""
+    table = np.zeros(len(statements), INSTRUCTION)
+    for row, text, bits in zip(table, statements, control, strict=True):
+        pipe, kind = classify(text)
+        row["pipe"], row["kind"] = PIPES.index(pipe), KINDS.index(kind)
+        row["slots"] = 2 if re.search(r"\bIMAD\.(?:\w+\.)*(?:WIDE|HI)\b", text) else 1
+        row["stall"], row["write"], row["read"], row["wait"] = bits & 15, bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63
+        if match := re.search(r"DEPBAR\S* SB(\d), (0x[0-9a-f]+)", text):
+            row["left"] = int(match[1]) << 4 | int(match[2], 16)
+    return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What the timing model needs of a launch."""
+
+    table: np.ndarray
+    """[n] `INSTRUCTION`, of the machine instructions."""
+    rows: np.ndarray
+    """int32, of each instruction of the emulator its machine instruction, or -1 for a helper."""
+    registers: int
+    shared_bytes: int
+    programs: int
+    warps: int
+    """Of one program."""
+    raw: RawTrace
+
+
+@dataclasses.dataclass(frozen=True)
+class Executed:
+    """A launch: its kernel, what it cost, and its trace if it was recorded."""
+
+    kernel: str
+    phase: str
+    """What the program was doing: "forward" or "backward"."""
+    counts: collections.Counter[str]
+    """See :meth:`tests.emulator.counters.Counts.summary`."""
+    registers: int
+    trace: Trace | None
+
+
+class Recorder:
+    """Keeps what the launches of some kernels did. It is set as a machine's `tracer`.
+
+    Args:
+        wanted: Whether a launch is to be kept.
+        traced: Also records the launches that are kept warp by warp, for the timing model.
+    """
+
+    def __init__(self, wanted: Callable[[Launch], bool], *, traced: bool = True) -> None:
+        self.wanted, self.traced = wanted, traced
+        self.phase = "forward"
+        self.launches: list[Executed] = []
+        self._bases: dict[int, tuple[int, int]] = {}
+        self._top = 0
+
+    def base(self, memory: Memory) -> int:
+        """Returns where a tensor lies, apart from all others and aligned to 512 bytes, as allocators on GPUs do."""
+        base, size = self._bases.get(memory.address, (0, 0))
+        if size < memory.size:
+            base = self._top
+            self._bases[memory.address] = base, memory.size
+            self._top += -(-memory.size // 512) * 512 + 512
+        return base
+
+    def traces(self, launch: Launch) -> bool:
+        return self.traced and self.wanted(launch)
+
+    def executed(self, program: Program, launch: Launch, counts: dict[str, np.ndarray], raw: RawTrace | None) -> None:
+        if not self.wanted(launch):
+            return
+        assert isinstance(program, NvidiaProgram) and program.is_machine_code
+        total = Counts(program)
+        programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        total.add(counts, programs)
+        registers = sass_text.registers(program.cubin, program.name)
+        trace = None if raw is None else trace_of(program, launch, programs, registers, raw)
+        self.launches.append(Executed(program.name, self.phase, total.summary(), registers, trace))
+
+
+def trace_of(program: NvidiaProgram, launch: Launch, programs: int, registers: int, raw: RawTrace) -> Trace:
+    """Adds to a recorded launch what is known of its instructions without executing them."""
+    statements = [statement for statement in program.statements if statement]
+    control = sass_text.control_words(sass_text.listing(program.cubin), program.name)
+    is_machine_instruction = np.array([bool(statement) for statement in program.statements])
+    rows = np.where(is_machine_instruction, np.cumsum(is_machine_instruction) - 1, -1).astype(np.int32)
+    warps = -(-launch.threads // program.lanes)
+    table = instruction_table(statements, control)
+    return Trace(table, rows, registers, launch.shared_bytes, programs, warps, raw)

@@ -1,0 +1,117 @@
+"""Predicts the time of tsplat's compositing kernels on an A100 or H100, without a GPU.
+
+    python -m benchmarks.predicted_time [--scene NAME ...] [--gpu a100 h100] [--json FILE] [--sensitivity]
+
+Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. A timing
+model runs what each warp did; see docs/performance.md and gpu_timing/core/model.c. Predicted times are not
+measurements. They do not include PyTorch's operators, other kernels, or gaps between launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from benchmarks.gpu_timing import scenes
+from benchmarks.gpu_timing.model import CAUSES, GPUS, VARIATIONS, Gpu, Prediction, predict
+from benchmarks.gpu_timing.trace import Executed
+
+COUNTS = {
+    "warp_instructions": "instructions",
+    "load_sectors": "load sectors",
+    "store_sectors": "store sectors",
+    "atomic_sectors": "atomic sectors",
+}
+"""Fields of records, and the names of their counters."""
+
+
+def summarize(launches: list[tuple[Executed, Prediction]]) -> dict[str, Any]:
+    """Returns predicted time, executed counts, and shares of sub-core cycles of some launches together.
+
+    `waited` has shares of the cycles up to each sub-core's last instruction; `idle_tail` is the share of those after.
+    Shares of several launches are weighted by time.
+    """
+    total = sum(prediction.predicted_us for _, prediction in launches)
+    causes = {
+        cause: sum(prediction.causes[cause] * prediction.predicted_us / total for _, prediction in launches)
+        for cause in CAUSES
+    }
+    tail = causes.pop("tail")
+    counts = {field: sum(executed.counts[name] for executed, _ in launches) for field, name in COUNTS.items()}
+    return counts | {
+        "predicted_us": total,
+        "idle_tail": tail,
+        "waited": {cause: share / (1 - tail) for cause, share in sorted(causes.items(), key=lambda item: -item[1])},
+    }
+
+
+def records(scene: str, run: scenes.Run, gpu_name: str, gpu: Gpu, variation: str | None = None) -> list[dict[str, Any]]:
+    """Returns a record for the forward pass and one for the backward pass.
+
+    Returns:
+        `scene`, `pass`, `gpu`, `variation` of the model (None for none), what `summarize` returns for the whole pass,
+        and `kernels`: the same for each kernel, with its `launches` and `registers`.
+    """
+    predicted = []
+    for executed in run.launches:
+        assert executed.trace is not None
+        predicted.append((executed, predict(gpu, executed.trace)))
+    found = []
+    for phase in ("forward", "backward"):
+        of_phase = [entry for entry in predicted if entry[0].phase == phase]
+        kernels = {}
+        for name in dict.fromkeys(executed.kernel for executed, _ in of_phase):
+            launches = [entry for entry in of_phase if entry[0].kernel == name]
+            registers = max(executed.registers for executed, _ in launches)
+            kernels[name] = {"launches": len(launches), "registers": registers} | summarize(launches)
+        record = {"scene": scene, "pass": phase, "gpu": gpu_name, "variation": variation}
+        found.append(record | summarize(of_phase) | {"kernels": kernels})
+    return found
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """Returns a record as text: one line per kernel, and one for the pass."""
+    label = f"{record['gpu']} {record['pass']:8}"
+    if record["variation"]:
+        return [f"{label} {record['variation']:32} predicted {record['predicted_us']:9.1f} us"]
+
+    text = []
+    for name, kernel in record["kernels"].items():
+        waited = ", ".join(f"{cause} {100 * share:.0f}" for cause, share in kernel["waited"].items() if share >= 0.01)
+        calls = f" x{kernel['launches']}" if kernel["launches"] > 1 else ""
+        more = f" | {kernel['registers']:3} registers | % of cycles before: {waited}"
+        text.append(f"{label} {name + calls:30} {_numbers(kernel)}{more}")
+    return [*text, f"{label} {'all':30} {_numbers(record)}"]
+
+
+def _numbers(found: dict[str, Any]) -> str:
+    atomics = f" {found['atomic_sectors']:,} updated" if found["atomic_sectors"] else ""
+    return (
+        f"predicted {found['predicted_us']:9.1f} us | {found['warp_instructions']:>13,} warp instructions | sectors "
+        f"{found['load_sectors']:>11,} loaded {found['store_sectors']:>10,} stored{atomics} | "
+        f"idle tail {100 * found['idle_tail']:3.0f} %"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    scenes.add_arguments(parser)
+    parser.add_argument("--gpu", nargs="+", choices=GPUS, default=list(GPUS), help="default: all")
+    parser.add_argument("--sensitivity", action="store_true", help="vary what the model knows least")
+    options = parser.parse_args()
+    for scene, run in scenes.chosen(options, traced=True):
+        for name in options.gpu:
+            found = records(scene, run, name, GPUS[name])
+            if options.sensitivity:
+                for variation, change in VARIATIONS.items():
+                    found += records(scene, run, name, change(GPUS[name]), variation)
+            for record in found:
+                print("\n".join(lines(record)), flush=True)
+            if options.json:
+                with options.json.open("a") as file:
+                    file.writelines(json.dumps(record) + "\n" for record in found)
+
+
+if __name__ == "__main__":
+    main()
