@@ -129,7 +129,7 @@ def shipped_launches(
 
 def kernels_are_interpreted() -> bool:
     """Returns whether kernels run in Triton's interpreter, so that nothing can be compiled."""
-    return not isinstance(kernels_module.splat_records._pack_kernel, JITFunction)
+    return not isinstance(kernels_module.compositing_records._pack_kernel, JITFunction)
 
 
 def _gaussians() -> Iterable[tuple[str, Gaussians3D]]:

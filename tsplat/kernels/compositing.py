@@ -4,7 +4,7 @@ Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3
 w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)) and T_i the product of 1 - alpha_j over j < i.
 
 One program, of one warp, renders one part of a tile; parts with the longest lists come first. It walks the part's list
-(see ``tile_parts``) one Gaussian after the other, and loads each record while it blends the one before.
+(see ``compositing_parts``) one Gaussian after the other, and loads each record while it blends the one before.
 
 The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
 recurrence replaces a buffer per channel: with v the gradient of the pixel, rest_i = sum over j > i of w_j (v . c_j) +
@@ -24,10 +24,11 @@ from torch import Tensor
 from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
 from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
+from .compositing_parts import list_parts, part_slots
+from .compositing_records import load_record, pack_records
 from .compositing_sums import sum_slots
 from .device_math import load_tuple
 from .launch import Int, approximate, kernel, launch, longest_first, part_size, programs, walk_options, walk_unroll
-from .splat_records import load_record, pack_records
 from .tile_math import (
     GEOMETRY,
     MOMENTS,
@@ -39,7 +40,6 @@ from .tile_math import (
     part_pixels,
     zero_slots,
 )
-from .tile_parts import list_parts, part_slots
 from .warp_sums import column_of_lane, fold
 
 PASS = 8

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
+from .compositing_records import pack_records
 from .device_math import load_tuple
 from .launch import Int, approximate, group_options, kernel, launch, longest_first, programs
-from .splat_records import pack_records
 from .tile_math import (
     MOMENTS,
     RECORD,
