@@ -211,7 +211,7 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
         0,
         torch.zeros(grid.n_tiles + 1, dtype=torch.int64),
         torch.ones(N, dtype=torch.int32),
-        GaussianMajor(ids, starts, starts, ids),
+        GaussianMajor(ids, starts, starts, ids, ids.int()),
         torch.ones(N, dtype=torch.int16),
     )
     alphas = torch.ones(n_images, HEIGHT, WIDTH)

@@ -246,12 +246,14 @@ class GaussianMajor(NamedTuple):
         slot_starts: [S + 1] int64, first slot of each span, and M.
         span_starts: [nnz + 1] int64, first span of the i-th Gaussian, and S.
         rows: [nnz] row of the i-th Gaussian; a permutation.
+        positions: [S] int32, the i of each span's Gaussian.
     """
 
     slots: Tensor
     slot_starts: Tensor
     span_starts: Tensor
     rows: Tensor
+    positions: Tensor
 
 
 class Intersections(NamedTuple):
@@ -272,6 +274,22 @@ class Intersections(NamedTuple):
     gaussian_major: GaussianMajor | None
     keys: Tensor | None = None
     key_bias: int = 0
+
+
+class PartLists(NamedTuple):
+    """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
+
+    Attributes:
+        offsets: [parts * tiles + 1] int64, first entry of each list, and their number K.
+        ids: [K] int32, row of each entry.
+        words: [parts, words] int32, a bit per intersection: whether it reaches the part. None if a tile is one part.
+        totals: [parts, words] int64, set bits up to the end of each word; None if a tile is one part.
+    """
+
+    offsets: Tensor
+    ids: Tensor
+    words: Tensor | None
+    totals: Tensor | None
 
 
 class Splats(NamedTuple):
@@ -313,8 +331,8 @@ class RenderBuffers(NamedTuple):
     Attributes:
         colors: [I, H, W, D], with depth as the last channel if there is depth.
         transmittances: [I, H, W], remaining behind the last Gaussian.
-        last_ids: [I, H, W] int32, number of its tile's intersections that a pixel passed before it stopped; None if no
-            gradient is needed.
+        last_ids: [I, H, W] int32, number of entries that a pixel passed before it stopped, of the list that the backend
+            composites it from; None if no gradient is needed.
     """
 
     colors: Tensor

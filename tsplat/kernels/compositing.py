@@ -17,12 +17,13 @@ entry, and `compositing_sums` adds the slots of a Gaussian. There are no atomics
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
-from ..data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
+from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
 from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
 from .compositing_parts import list_parts, part_slots
 from .compositing_records import load_record, pack_records
@@ -308,7 +309,7 @@ def composite_fwd(
     intersections: Intersections,
     buffers: RenderBuffers,
     settings: CompositingSettings,
-) -> None:
+) -> PartLists | None:
     """Writes the pixels of a band of tiles.
 
     Args:
@@ -318,13 +319,17 @@ def composite_fwd(
         intersections: Of the band.
         buffers: Output.
         settings: See :class:`CompositingSettings`.
+
+    Returns:
+        Lists that :func:`composite_bwd` would make again, or None.
     """
     n_features, n_colors = buffers.colors.shape[-1], splats.n_colors
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     if min(n_features, settings.channel_chunk) >= FEATURES_MIN:
         features_fwd(splats, backgrounds, masks, intersections, buffers, grid, settings)
-        return
+        return None
     pass_width = min(settings.channel_chunk, PASS)
+    part_width, part_height = _part_size(splats, grid)
     lists = None
     for first in range(0, n_features, pass_width):
         end = min(first + pass_width, n_features)
@@ -334,10 +339,10 @@ def composite_fwd(
                 colors=None if splats.colors is None else splats.colors[:, part],
                 depths=splats.depths if end > n_colors else None,
             ),
-            settings.numerics,
+            settings,
         )
         if lists is None:
-            lists = list_parts(records, intersections, grid, _part_size(splats, grid))
+            lists = list_parts(records, intersections, grid, (part_width, part_height))
             order = longest_first(lists.offsets)
         launch(
             _composite_fwd_kernel,
@@ -363,8 +368,8 @@ def composite_fwd(
             FEATURES=end - first,
             RECORD_WIDTH=records.shape[1],
             TILE=settings.tile_size,
-            WIDTH=lists.width,
-            HEIGHT=lists.height,
+            WIDTH=part_width,
+            HEIGHT=part_height,
             STEP=STEP,
             UNROLL=walk_unroll(records),
             LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
@@ -372,6 +377,7 @@ def composite_fwd(
             APPROX=approximate(records),
             **walk_options(records),
         )
+    return lists
 
 
 def composite_bwd(
@@ -384,6 +390,7 @@ def composite_bwd(
     v_render_alphas: Tensor,
     sums: Tensor,
     settings: CompositingSettings,
+    lists: PartLists | None = None,
 ) -> None:
     """Adds the contribution of a band of tiles to the moments and feature gradients of each row.
 
@@ -392,6 +399,7 @@ def composite_bwd(
         transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
         v_render_colors, v_render_alphas: [I, H, W, D], [I, H, W].
         sums: [nnz, columns of ``sum_columns``], added to.
+        lists: What :func:`composite_fwd` returned for the band; None to make them again.
     """
     order = intersections.gaussian_major
     assert order is not None
@@ -399,6 +407,7 @@ def composite_bwd(
         return
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     n_features = v_render_colors.shape[-1]
+    large = torch.empty_like(splats.opacities, dtype=torch.bool)
     if n_features >= FEATURES_MIN:
         v_slots = features_bwd(
             splats,
@@ -409,15 +418,17 @@ def composite_bwd(
             v_render_colors,
             v_render_alphas,
             sums.shape[1],
+            large,
             settings,
         )
-        sum_slots(v_slots, order, sums)
+        sum_slots(v_slots, order, large, sums)
         return
-    records = pack_records(splats, settings.numerics)
-    lists = list_parts(records, intersections, grid, _part_size(splats, grid))
+    records = pack_records(splats, settings, large)
+    part_width, part_height = _part_size(splats, grid)
+    lists = lists or list_parts(records, intersections, grid, (part_width, part_height))
     slots, slot_starts = part_slots(lists, order)
     v_slots = records.new_empty(lists.ids.numel(), sums.shape[1])
-    fold_sums = approximate(records) and lists.width % 8 == 0 and lists.height % 4 == 0
+    fold_sums = approximate(records) and part_width % 8 == 0 and part_height % 4 == 0
     launch(
         _composite_bwd_kernel,
         programs(lists.offsets.numel() - 1, 1),
@@ -445,10 +456,10 @@ def composite_bwd(
         FEATURES=n_features,
         RECORD_WIDTH=records.shape[1],
         TILE=settings.tile_size,
-        WIDTH=lists.width,
-        HEIGHT=lists.height,
-        BLOCK_WIDTH=8 if fold_sums else lists.width,
-        BLOCK_HEIGHT=4 if fold_sums else lists.height,
+        WIDTH=part_width,
+        HEIGHT=part_height,
+        BLOCK_WIDTH=8 if fold_sums else part_width,
+        BLOCK_HEIGHT=4 if fold_sums else part_height,
         FOLD=fold_sums,
         ABSGRAD=settings.absgrad,
         COLUMNS=sums.shape[1],
@@ -459,4 +470,4 @@ def composite_bwd(
         APPROX=approximate(records),
         **walk_options(records),
     )
-    sum_slots(v_slots, order._replace(slot_starts=slot_starts), sums)
+    sum_slots(v_slots, order._replace(slot_starts=slot_starts), large, sums)

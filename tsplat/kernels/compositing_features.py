@@ -307,7 +307,7 @@ def features_fwd(
     settings: CompositingSettings,
 ) -> None:
     """Does what ``composite_fwd`` does, for ``FEATURES_MIN`` channels or more."""
-    records = pack_records(splats._replace(colors=None, depths=None), settings.numerics)
+    records = pack_records(splats._replace(colors=None, depths=None), settings)
     chunk = CHUNK if splats.n_features > FEATURES_MIN else FEATURES_MIN
     chunks = triton.cdiv(splats.n_features, chunk)
     isect_offsets = intersections.isect_offsets
@@ -349,6 +349,7 @@ def features_bwd(
     v_render_colors: Tensor,
     v_render_alphas: Tensor,
     columns: int,
+    large: Tensor,
     settings: CompositingSettings,
 ) -> Tensor:
     """Does what ``composite_bwd`` does before it adds slots, for ``FEATURES_MIN`` channels or more.
@@ -356,7 +357,7 @@ def features_bwd(
     Returns:
         The slots of intersections, [M, columns].
     """
-    records = pack_records(splats._replace(colors=None, depths=None), settings.numerics)
+    records = pack_records(splats._replace(colors=None, depths=None), settings, large)
     v_slots = records.new_empty(intersections.flatten_ids.numel(), columns)
     order, isect_offsets = intersections.gaussian_major, intersections.isect_offsets
     assert order is not None

@@ -11,7 +11,6 @@ as parts that it reaches; two more kernels count and assign them.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -19,32 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import ALPHA_MIN
-from ..data import GaussianMajor, Intersections, TileGrid
-from .device_math import load_tuple, popcount
-from .launch import Int, has_ptx, kernel, launch_elementwise
+from ..data import GaussianMajor, Intersections, PartLists, TileGrid
+from .compositing_records import load_record
+from .device_math import popcount
+from .launch import Int, approximate, has_ptx, kernel, launch_elementwise
 
 BLOCK = 128
 
 WORD = tl.constexpr(32)
-
-
-class PartLists(NamedTuple):
-    """Lists of the parts of a band's tiles. List ``part * tiles + tile`` is that of a part of a tile.
-
-    Attributes:
-        width, height: Size of a part in pixels.
-        offsets: [parts * tiles + 1] int64, first entry of each list, and their number K.
-        ids: [K] int32, row of each entry.
-        words: [parts, words] int32, a bit per intersection: whether it reaches the part. None if a tile is one part.
-        totals: [parts, words] int64, set bits up to the end of each word; None if a tile is one part.
-    """
-
-    width: int
-    height: int
-    offsets: Tensor
-    ids: Tensor
-    words: Tensor | None
-    totals: Tensor | None
 
 
 @kernel
@@ -56,7 +37,7 @@ def _part_bits_kernel(
     counts,  # [parts, n_words] int32, output
     n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int",
     RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr,
-    LOG2_ALPHA_MIN: tl.constexpr, PTX: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """One lane per intersection tests the ellipse against all parts of the tile."""
     ACROSS: tl.constexpr = TILE // WIDTH
@@ -64,7 +45,7 @@ def _part_bits_kernel(
     mask = index < n
     row = tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
     tile = (tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias) % n_tiles
-    record = load_tuple(records + row * RECORD_WIDTH, 1, 6, mask)
+    record = load_record(records, row, RECORD_WIDTH, 6, APPROX)
     # log2 of alpha is record[5] - (a x^2 + b x y + c y^2).
     a = -record[2]
     b = -record[3]
@@ -195,7 +176,7 @@ def list_parts(records: Tensor, intersections: Intersections, grid: TileGrid, si
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
     n, tiles = flatten_ids.numel(), isect_offsets.numel() - 1
     if parts == 1:
-        return PartLists(width, height, isect_offsets, flatten_ids, None, None)
+        return PartLists(isect_offsets, flatten_ids, None, None)
     n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
     words = flatten_ids.new_empty(parts, n_words)
     counts = torch.empty_like(words)
@@ -223,6 +204,7 @@ def list_parts(records: Tensor, intersections: Intersections, grid: TileGrid, si
         WIDTH=width,
         HEIGHT=height,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+        APPROX=approximate(records),
         PTX=has_ptx(records),
     )
     totals = counts.flatten().cumsum(0, dtype=torch.int64).view_as(counts)
@@ -240,7 +222,7 @@ def list_parts(records: Tensor, intersections: Intersections, grid: TileGrid, si
         **bits,
     )
     launch_elementwise(_part_lists_kernel, n, BLOCK, values=flatten_ids, listed=ids, n=n, PARTS=parts, **bits)
-    return PartLists(width, height, offsets, ids, words, totals)
+    return PartLists(offsets, ids, words, totals)
 
 
 def part_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:

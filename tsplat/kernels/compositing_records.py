@@ -6,15 +6,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN, Numerics
-from ..data import Splats
-from .device_math import constant, load4, load_tuple
-from .launch import Int, kernel, launch_elementwise
+from ..config import ALPHA_MIN
+from ..data import CompositingSettings, Splats
+from .device_math import constant, det2, load4, load_tuple, store_tuple
+from .launch import Int, approximate, kernel, launch_elementwise
 from .tile_math import GEOMETRY
 
 BLOCK = 128
 
 LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+LARGE = tl.constexpr(16)
+"""Number of tiles that the bounding box of a Gaussian may touch before it is large."""
+
+
+@triton.jit
+def _is_large(c, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
+    """Whether the bounding box of the ellipse where alpha is ALPHA_MIN may touch more than LARGE tiles."""
+    level = 2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))
+    det = det2(c)
+    # In tiles, the extent is 2 sqrt(level c / det) / TILE, and it touches up to one tile more, rounded up.
+    scale = 2.0 / TILE * tl.sqrt(level / tl.where(det > 0.0, det, 1.0))
+    tiles = (scale * tl.sqrt(tl.maximum(c[0], 0.0)) + 1.0) * (scale * tl.sqrt(tl.maximum(c[2], 0.0)) + 1.0)
+    return (det <= 0.0) | (tiles > LARGE)
+
+
+@triton.jit
+def _store_record(out, values, mask, WIDE: tl.constexpr):
+    """Stores the values of records, with 16-byte stores if WIDE."""
+    if WIDE:
+        for k in tl.static_range(0, len(values), 4):
+            even = tl.join(values[k], values[k + 2])
+            odd = tl.join(values[k + 1], values[k + 3])
+            four = tl.reshape(tl.join(even, odd), [out.shape[0], 4])
+            tl.store(out[:, None] + k + tl.arange(0, 4)[None, :], four, mask=mask[:, None])
+    else:
+        store_tuple(out, 1, values, mask)
 
 
 @kernel(strided=("colors",))
@@ -25,9 +53,10 @@ def _pack_kernel(
     colors,  # [nnz, COLORS] with rows of any stride, any float dtype; or None
     depths,  # [nnz] or None
     records,  # [nnz, WIDTH], output
+    large,  # [nnz] bool, output, or None
     n_rows: "Int", color_stride: "Int",
-    COLORS: tl.constexpr, WIDTH: tl.constexpr,
-    ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, BLOCK: tl.constexpr,
+    COLORS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -36,38 +65,45 @@ def _pack_kernel(
     opacity = tl.load(opacities + row, mask=mask, other=0.0)
     # Conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
     valid = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001) & (opacity >= ALPHA_MIN)
-    out = records + row * WIDTH
-    tl.store(out, mean[0], mask=mask)
-    tl.store(out + 1, mean[1], mask=mask)
-    tl.store(out + 2, tl.where(valid, c[0] * (-0.5 * LOG2_E), 0.0), mask=mask)
-    tl.store(out + 3, tl.where(valid, c[1] * -LOG2_E, 0.0), mask=mask)
-    tl.store(out + 4, tl.where(valid, c[2] * (-0.5 * LOG2_E), 0.0), mask=mask)
-    tl.store(out + 5, tl.where(valid, tl.log2(tl.where(valid, opacity, 1.0)), -1e4), mask=mask)
-    tl.store(out + 6, tl.where(valid, tl.minimum(opacity, constant(ALPHA_MAX, opacity)), 0.0), mask=mask)
+    values = (
+        mean[0],
+        mean[1],
+        tl.where(valid, c[0] * (-0.5 * LOG2_E), 0.0),
+        tl.where(valid, c[1] * -LOG2_E, 0.0),
+        tl.where(valid, c[2] * (-0.5 * LOG2_E), 0.0),
+        tl.where(valid, tl.log2(tl.where(valid, opacity, 1.0)), -1e4),
+        tl.where(valid, tl.minimum(opacity, constant(ALPHA_MAX, opacity)), 0.0),
+    )
     for k in tl.static_range(COLORS):
         color = tl.load(colors + row * color_stride + k, mask=mask, other=0.0)
-        tl.store(out + GEOMETRY + k, color.to(mean[0].dtype), mask=mask)
+        values = values + (color.to(mean[0].dtype),)
     if depths is not None:
-        tl.store(out + GEOMETRY + COLORS, tl.load(depths + row, mask=mask, other=0.0), mask=mask)
-    for k in tl.static_range(GEOMETRY + COLORS + (depths is not None), WIDTH):
-        tl.store(out + k, tl.zeros_like(opacity), mask=mask)
+        values = values + (tl.load(depths + row, mask=mask, other=0.0),)
+    for _ in tl.static_range(GEOMETRY + COLORS + (depths is not None), WIDTH):
+        values = values + (tl.zeros_like(opacity),)
+    _store_record(records + row * WIDTH, values, mask, WIDE)
+    if large is not None:
+        tl.store(large + row, _is_large(c, opacity, TILE, ALPHA_MIN), mask=mask)
 
 
 @triton.jit
 def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr):
-    """The first VALUES values of a row's record, or all WIDTH by 16-byte loads if WIDE."""
+    """The first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
     at = records + row.to(tl.int64) * WIDTH
     if WIDE:
         values = ()
-        for k in tl.static_range(0, WIDTH, 4):
+        for k in tl.static_range(0, VALUES, 4):
             values = values + load4(at + k)
         return values
     else:
         return load_tuple(at, 1, VALUES)
 
 
-def pack_records(splats: Splats, numerics: Numerics) -> Tensor:
+def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | None = None) -> Tensor:
     """Packs projected Gaussians with their colors and depths.
+
+    Args:
+        large: [nnz] bool, output: whether a Gaussian may touch more than ``LARGE`` tiles. It does not depend on bands.
 
     Returns:
         [nnz, width], see ``GEOMETRY``, followed by features; ``width`` is a multiple of 4, so that rows are aligned.
@@ -85,11 +121,14 @@ def pack_records(splats: Splats, numerics: Numerics) -> Tensor:
         colors=splats.colors,
         depths=splats.depths,
         records=records,
+        large=large,
         n_rows=n_rows,
         color_stride=0 if splats.colors is None else splats.colors.stride(0),
         COLORS=n_colors,
         WIDTH=width,
-        ALPHA_MAX=numerics.alpha_max,
+        TILE=settings.tile_size,
+        ALPHA_MAX=settings.numerics.alpha_max,
         ALPHA_MIN=ALPHA_MIN,
+        WIDE=approximate(records),
     )
     return records

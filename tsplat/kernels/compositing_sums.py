@@ -20,62 +20,82 @@ BLOCK = 128
 
 LN_2 = tl.constexpr(math.log(2.0))
 
-GROUP, CHUNK = 8, 4
-"""Spans or Gaussians of a program of the sums, and how often their loops are unrolled."""
+GROUP, SPAN_CHUNK = 8, 16
+"""Spans of a program of the sums of spans, and how often its loop over slots is unrolled."""
+
+LANES, ROW_CHUNK = 32, 8
+"""Gaussians times columns of a program of the sums of rows, and how often its loops are unrolled."""
 
 
 @kernel
 def _span_sum_kernel(
     v_slots,  # [K, width], the first slot of each span is output
     slot_starts,  # [S + 1] int64
+    positions,  # [S] int32
+    rows,  # [nnz] int64
+    large,  # [nnz] bool
     n_spans: "Int", width: "Int", blocks: "Int",
     GROUP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Adds the slots of each span, COLUMNS columns of them, into its first slot. One lane per span and column."""
+    """Adds the slots of each span of large Gaussians, COLUMNS columns of them, into its first slot."""
     program = tl.program_id(0)
     span = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
-    column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     mask = span < n_spans
+    row = tl.load(rows + tl.load(positions + span, mask=mask, other=0), mask=mask, other=0)
+    mask = mask & (tl.load(large + row, mask=mask, other=0) != 0)
     start = tl.load(slot_starts + span, mask=mask, other=0)
     length = (tl.load(slot_starts + span + 1, mask=mask, other=0) - start).to(tl.int32)
-    remaining = tl.where(column < width, length[:, None], 0)
-    first = v_slots + start[:, None] * width + column
-    total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
-    for base in range(0, tl.max(length), CHUNK):
-        for k in tl.static_range(CHUNK):
-            total += tl.load(first + (base + k) * width, mask=base + k < remaining, other=0.0)
-    tl.store(first, total, mask=remaining > 1)
+    longest = tl.max(length)
+    if longest > 1:
+        column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        remaining = tl.where(column < width, length[:, None], 0)
+        address = v_slots + start[:, None] * width + column
+        total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
+        for base in range(0, longest, CHUNK):
+            for k in tl.static_range(CHUNK):
+                total += tl.load(address + (base + k) * width, mask=base + k < remaining, other=0.0)
+        tl.store(address, total, mask=remaining > 1)
 
 
 @kernel
 def _row_sum_kernel(
-    v_slots,  # [K, width], each span's sum in its first slot
+    v_slots,  # [K, WIDTH]; for large Gaussians, each span's sum in its first slot
     slot_starts,  # [S + 1] int64
     span_starts,  # [nnz + 1] int64
     rows,  # [nnz] int64
-    sums,  # [nnz, width], added to
-    n_rows: "Int", width: "Int", blocks: "Int",
-    GROUP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    large,  # [nnz] bool
+    sums,  # [nnz, WIDTH], added to
+    n_rows: "Int", blocks: "Int",
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """sums[rows[i]] += the spans of the i-th Gaussian, COLUMNS columns of them. One lane per Gaussian and column."""
+    """Adds the slots of Gaussians, COLUMNS columns of them, to their rows. One lane per Gaussian and column."""
+    GROUP: tl.constexpr = LANES // COLUMNS
     program = tl.program_id(0)
-    index = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
-    column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    mask = index < n_rows
+    lane = tl.arange(0, LANES)
+    index = (program // blocks).to(tl.int64) * GROUP + lane // COLUMNS
+    column = program % blocks * COLUMNS + lane % COLUMNS
+    mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
     first = tl.load(span_starts + index, mask=mask, other=0)
-    count = (tl.load(span_starts + index + 1, mask=mask, other=0) - first).to(tl.int32)
+    last = tl.load(span_starts + index + 1, mask=mask, other=0)
+    mask = mask & (first < last)
     row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
-    address = sums + row[:, None] * width + column
-    kept = (count[:, None] > 0) & (column < width)
-    total = tl.load(address, mask=kept, other=0.0)
+    is_large = tl.load(large + row, mask=mask, other=0) != 0
+    start = tl.load(slot_starts + first, mask=mask, other=0)
+    end = tl.load(slot_starts + last, mask=mask, other=0)
+    total = tl.load(sums + row * WIDTH + column, mask=mask, other=0.0)
+    length = tl.where(is_large, 0, end - start).to(tl.int32)
+    address = v_slots + start * WIDTH + column
+    for base in range(0, tl.max(length), CHUNK):
+        for k in tl.static_range(CHUNK):
+            total += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
+    count = tl.where(is_large, last - first, 0).to(tl.int32)
     for base in range(0, tl.max(count), CHUNK):
         for k in tl.static_range(CHUNK):
             here = base + k < count
             start = tl.load(slot_starts + first + base + k, mask=here, other=0)
             end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
-            filled = (start < end)[:, None] & (column < width)
-            total += tl.load(v_slots + start[:, None] * width + column, mask=filled, other=0.0)
-    tl.store(address, total, mask=kept)
+            total += tl.load(v_slots + start * WIDTH + column, mask=start < end, other=0.0)
+    tl.store(sums + row * WIDTH + column, total, mask=mask)
 
 
 @kernel
@@ -108,33 +128,44 @@ def _moments_kernel(
             tl.store(absgrad + row * 2 + k, slope * LN_2, mask=mask)
 
 
-def sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
+def sum_slots(v_slots: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor) -> None:
     """Adds the slots [K, width] of each Gaussian to its row of sums [nnz, width]. Overwrites slots.
 
-    Each span is summed first and then added to the total, so that bits do not depend on the split into bands.
+    The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, in
+    parallel. As spans lie within a row of tiles, bits do not depend on the split into bands.
     """
     n_spans, n_rows, width = order.slot_starts.numel() - 1, order.rows.numel(), sums.shape[1]
-    columns = min(triton.next_power_of_2(width), 32)
+    arguments = {"v_slots": v_slots, "slot_starts": order.slot_starts, "rows": order.rows, "large": large}
+    columns = min(triton.next_power_of_2(width), 16)
     blocks = triton.cdiv(width, columns)
-    arguments = {
-        "v_slots": v_slots,
-        "slot_starts": order.slot_starts,
-        "width": width,
-        "blocks": blocks,
-        "GROUP": GROUP,
-        "CHUNK": CHUNK,
-        "COLUMNS": columns,
-        "num_warps": 1,
-    }
-    launch(_span_sum_kernel, programs(triton.cdiv(n_spans, GROUP) * blocks, 1), n_spans=n_spans, **arguments)
+    launch(
+        _span_sum_kernel,
+        programs(triton.cdiv(n_spans, GROUP) * blocks, 1),
+        **arguments,
+        positions=order.positions,
+        n_spans=n_spans,
+        width=width,
+        blocks=blocks,
+        GROUP=GROUP,
+        CHUNK=SPAN_CHUNK,
+        COLUMNS=columns,
+        num_warps=1,
+    )
+    columns = min(width, LANES)
+    blocks = triton.cdiv(width, columns)
     launch(
         _row_sum_kernel,
-        programs(triton.cdiv(n_rows, GROUP) * blocks, 1),
+        programs(triton.cdiv(n_rows, LANES // columns) * blocks, 1),
+        **arguments,
         span_starts=order.span_starts,
-        rows=order.rows,
         sums=sums,
         n_rows=n_rows,
-        **arguments,
+        blocks=blocks,
+        WIDTH=width,
+        COLUMNS=columns,
+        CHUNK=ROW_CHUNK,
+        LANES=LANES,
+        num_warps=1,
     )
 
 

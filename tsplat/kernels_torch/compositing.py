@@ -162,6 +162,19 @@ def composite_fwd(
             buffers.last_ids[here] = last.view(shape)
 
 
+def count_passed(
+    splats: Splats, intersections: Intersections, last_ids: Tensor, settings: CompositingSettings
+) -> Tensor:
+    """Counts the intersections of its tile that each pixel passed, where ``last_ids`` count entries of other lists."""
+    size = last_ids.shape
+    buffers = RenderBuffers(
+        splats.means2d.new_empty(*size, splats.n_features), splats.means2d.new_empty(size), torch.zeros_like(last_ids)
+    )
+    composite_fwd(splats, None, None, intersections, buffers, settings)
+    assert buffers.last_ids is not None
+    return torch.where(last_ids > 0, buffers.last_ids, 0)
+
+
 def composite_bwd(
     splats: Splats,
     backgrounds: Tensor | None,
@@ -172,6 +185,7 @@ def composite_bwd(
     v_render_alphas: Tensor,
     sums: Tensor,
     settings: CompositingSettings,
+    lists: None = None,
 ) -> None:
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None

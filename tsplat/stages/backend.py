@@ -109,6 +109,7 @@ class _WithFallback:
 
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
+        self._fallen_back: set[str] = set()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from ..triton_cpu import TritonCPUError
@@ -117,15 +118,30 @@ class _WithFallback:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             global _fallback_reason
+            torch_kernels = importlib.import_module("tsplat.kernels_torch")
+            if name == "composite_bwd" and "composite_fwd" in self._fallen_back:
+                return torch_kernels.composite_bwd(*args, **kwargs)
             try:
                 return compiled(*args, **kwargs)
             except TritonCPUError as error:
                 if _fallback_reason is None:
                     warnings.warn(f"tsplat falls back to backend='torch', which is slower: {error}", stacklevel=3)
                     _fallback_reason = str(error)
-                return getattr(importlib.import_module("tsplat.kernels_torch"), name)(*args, **kwargs)
+                self._fallen_back.add(name)
+                if name == "composite_bwd":
+                    args = _with_counts_of_tiles(*args)
+                return getattr(torch_kernels, name)(*args, **kwargs)
 
         return run
+
+
+def _with_counts_of_tiles(*args: Any) -> tuple[Any, ...]:
+    """Arguments of composite_bwd in PyTorch after composite_fwd in Triton, which has other lists."""
+    from ..kernels_torch import count_passed
+
+    splats, backgrounds, intersections, transmittances, last_ids, v_colors, v_alphas, sums, settings, _ = args
+    counts = count_passed(splats, intersections, last_ids, settings)
+    return splats, backgrounds, intersections, transmittances, counts, v_colors, v_alphas, sums, settings, None
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -15,6 +15,7 @@ from ..data import (
     CompositingSettings,
     GaussianMajor,
     Intersections,
+    PartLists,
     RenderBuffers,
     SplatGradients,
     Splats,
@@ -23,6 +24,10 @@ from ..data import (
 from ..errors import ArgumentError, ShapeError
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
+
+N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields)
+N_LISTS = 2 + N_ORDER
+"""Tensors that are saved of a single band's intersections, the first two tile by tile, and of its parts."""
 
 
 def bytes_per_intersection(n_features: int, dtype: torch.dtype, settings: CompositingSettings) -> int:
@@ -56,19 +61,21 @@ class _Composite(torch.autograd.Function):
         )
         n_bands = 0
         whole: Intersections | None = None
+        parts: PartLists | None = None
         with full_precision(means2d.device):
             launch = launchers(means2d.device, settings.backend)
             for intersections in bands:
-                launch.composite_fwd(splats, backgrounds, masks, intersections, buffers, settings)
+                parts = launch.composite_fwd(splats, backgrounds, masks, intersections, buffers, settings)
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
                 del intersections
-        lists = (None,) * 6
+        lists = (None,) * (N_LISTS + N_PARTS)
         if whole is not None:
-            lists = (whole.isect_offsets, whole.flatten_ids, *(whole.gaussian_major or (None,) * 4))
+            order, parts_or_none = whole.gaussian_major or (None,) * N_ORDER, parts or (None,) * N_PARTS
+            lists = (whole.isect_offsets, whole.flatten_ids, *order, *parts_or_none)
         inputs = (means2d, conics, opacities, colors, color_ids, depths, backgrounds)
         ctx.save_for_backward(*inputs, buffers.transmittances, buffers.last_ids, *lists)
-        ctx.settings = settings
+        ctx.settings, ctx.launch = settings, launch
         # Several bands do not fit together, so the backward pass lists them again.
         ctx.bands = bands if whole is None else None
         # The attribute belongs on the tensor that the caller holds.
@@ -85,9 +92,11 @@ class _Composite(torch.autograd.Function):
         v_render_colors, v_render_alphas = v_render_colors.contiguous(), v_render_alphas.contiguous()
         n_features = v_render_colors.shape[-1]
         splats = _splats(means2d, conics, opacities, colors, color_ids, depths)
-        bands: Iterable[Intersections] = ctx.bands or [_restored(*lists)]
+        bands: Iterable[Intersections] = ctx.bands or [_restored(*lists[:N_LISTS])]
+        parts = None if lists[N_LISTS] is None else PartLists(*lists[N_LISTS:])
         with full_precision(means2d.device):
-            launch = launchers(means2d.device, settings.backend)
+            # That of the forward pass, as last_ids are its own.
+            launch = ctx.launch
             sums = means2d.new_zeros(opacities.numel(), launch.sum_columns(n_features, settings.absgrad))
             for intersections in bands:
                 if intersections.gaussian_major is None:
@@ -103,6 +112,7 @@ class _Composite(torch.autograd.Function):
                     v_render_alphas,
                     sums,
                     settings,
+                    parts,
                 )
                 del intersections
             v_splats: SplatGradients = launch.composite_gradients(sums, conics, opacities, n_features, settings)
@@ -150,7 +160,8 @@ def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
     slots[order] = torch.arange(order.numel(), device=order.device)
     starts = torch.arange(n_rows + 1, dtype=rows.dtype, device=order.device)
     span_starts = torch.arange(n_rows + 1, device=order.device)
-    return GaussianMajor(slots, torch.searchsorted(rows, starts), span_starts, span_starts[:-1])
+    slot_starts = torch.searchsorted(rows, starts)
+    return GaussianMajor(slots, slot_starts, span_starts, span_starts[:-1], starts[:-1].to(torch.int32))
 
 
 def composite(

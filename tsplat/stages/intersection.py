@@ -186,7 +186,7 @@ def list_intersections(
         flatten_ids = flatten_ids[slots]
         bounds = torch.arange(n_tiles + 1, device=keys.device) + (first_tile - key_bias)
         isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32))
-    gaussian_major = GaussianMajor(slots, spans.slot_starts, spans.span_starts, screen.order)
+    gaussian_major = GaussianMajor(slots, spans.slot_starts, spans.span_starts, screen.order, spans.positions)
     return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
 
