@@ -1,6 +1,7 @@
 """Traces say what each warp did: which instructions, and which sectors they accessed."""
 
 import numpy as np
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -69,6 +70,25 @@ def test_sectors_of_each_warp():
             assert found == [(1, lanes, 0, sectors), (1, lanes, 0, [s + (1 << 15) for s in sectors])]
         else:
             assert all(kind == 0 and not sectors for kind, _, _, sectors in found)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _barriers(y, n):
+    for _ in range(n):
+        tl.debug_barrier()
+    tl.store(y, n)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_barriers_that_are_not_reached_are_left_out(n):
+    keep = _Keep()
+    with emulated("cuda:80", "sass") as gpu:
+        gpu.machine.tracer = keep
+        _barriers[(1,)](torch.zeros(1, dtype=torch.int32), n, num_warps=2)
+    ((program, _, counts, raw),) = keep.launches
+    executed = [row for run in raw.runs.tolist() for row in range(run >> 16, (run >> 16) + (run & 0xFFFF))]
+    assert sum("BAR.SYNC" in program.statements[row] for row in executed) == 2 * n
+    assert len(executed) <= counts["issued"].sum()
 
 
 @triton.jit
