@@ -82,6 +82,7 @@ def test_counts_agree_with_predicted_launches(runs):
         assert set(record["by_class"]) <= set(CLASSES)
         assert 0 < record["lanes_per_instruction"] <= 32
         assert record["bank_conflicts"] >= 0
+        assert record["stall_cycles"] > record["warp_instructions"]
 
 
 @pytest.fixture
