@@ -3,9 +3,10 @@
     python -m benchmarks.dynamic_cost [--scene NAME ...] [--json FILE]
 
 Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. Printed per
-kernel: warp instructions by class; active lanes per instruction; sectors of 32 bytes of global memory loaded, stored,
-and updated by atomics; bank conflicts, which are passes over the banks of shared memory beyond those needed without
-conflicts; and branches at which lanes of a warp diverge. Counts are not times; see `benchmarks.predicted_time`.
+kernel: warp instructions by class; active lanes per instruction; stall cycles per instruction, as the compiler encoded
+them; sectors of 32 bytes of global memory loaded, stored, and updated by atomics; bank conflicts, which are passes over
+the banks of shared memory beyond those needed without conflicts; and branches at which lanes of a warp diverge. Counts
+are not times; see `benchmarks.predicted_time`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def summarize(launches: list[Executed]) -> dict[str, Any]:
         "warp_instructions": counts["instructions"],
         "lanes_per_instruction": counts["lanes"] / max(counts["instructions"], 1),
         "by_class": {name: counts[name] for name in CLASSES if counts[name]},
+        "stall_cycles": sum(executed.stall_cycles for executed in launches),
         "load_sectors": counts["load sectors"],
         "store_sectors": counts["store sectors"],
         "atomic_sectors": counts["atomic sectors"],
@@ -58,7 +60,8 @@ def line(record: dict[str, Any]) -> str:
     atomics = f" {record['atomic_sectors']:,} updated" if record["atomic_sectors"] else ""
     return (
         f"{record['pass']:8} {record['kernel']:26} {record['warp_instructions']:>13,} warp instructions of "
-        f"{record['lanes_per_instruction']:4.1f} lanes | sectors {record['load_sectors']:>11,} loaded "
+        f"{record['lanes_per_instruction']:4.1f} lanes and {record['stall_cycles'] / total:4.2f} stall cycles | "
+        f"sectors {record['load_sectors']:>11,} loaded "
         f"{record['store_sectors']:>10,} stored{atomics} | {record['bank_conflicts']:,} bank conflicts | "
         f"{record['divergent_branches']:,} divergent branches | {shown}"
     )

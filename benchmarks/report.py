@@ -20,6 +20,39 @@ machine instructions of the kernels without a GPU, and `make test` checks them a
 ![Median times by scene](performance.png)
 """
 
+TAIL = """
+## Predicted GPU time
+
+`python -m benchmarks.predicted_time` predicts how long the compositing kernels take on an A100 and on an H100, without
+a GPU. `python -m benchmarks.dynamic_cost` counts what they execute. Both render a scene forward and backward on an
+[emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` GPUs, `--json` writes records.
+
+1. The emulator executes the machine code that Triton compiles for sm_80, and records which instructions each warp
+   issues and which sectors of memory it accesses. Counts of instructions, sectors and bank conflicts are exact.
+2. A timing model (`benchmarks/gpu_timing/core/model.c`) runs this trace on the SMs of a GPU, cycle by cycle. Warps
+   issue in order, and wait as the compiler encoded it: for stall cycles and scoreboards. Instructions occupy pipes;
+   memory accesses go through L1, L2 slices and DRAM channels with their latencies and queues. Registers, shared memory
+   and warp slots limit how many programs run at once.
+
+For each kernel it prints predicted microseconds, executed warp instructions, sectors, and the idle tail: the share of
+all cycles of all sub-cores after a sub-core's last instruction, when others still work. The rest says what the
+sub-cores' other cycles went to. `--sensitivity` repeats the prediction with those parameters changed that are known
+least.
+
+Parameters are latencies and throughputs from publications and from NVIDIA's documentation; some are guesses, which
+`benchmarks/gpu_timing/model.py` marks as assumed. `tests/benchmarks/gpu_timing/test_model.py` checks the model on
+kernels whose cost is known: chains of dependent instructions, throughput of pipes, pointer chases, a copy, barriers.
+
+What a prediction is not:
+
+- It is not a measurement. No prediction for these kernels has been compared with a GPU yet. We expect errors of up to
+  40 % in times, and of up to 25 % in ratios between kernels.
+- It does not include PyTorch's operators, kernels other than compositing, or the gaps between launches, which are some
+  microseconds each.
+- The H100 runs the code for sm_80. Code compiled for sm_90 may be faster.
+- Caches are warm: L2 holds what a launch accesses when it begins, as far as it fits. Each launch is modeled alone.
+"""
+
 
 def table(records: list[dict[str, Any]]) -> str:
     """Returns the records as a Markdown table."""
@@ -67,7 +100,7 @@ def main() -> None:
         text += f"\n## {device}, torch {records[0]['torch']}\n\n{table(records)}"
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
         text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
-    PAGE.write_text(text)
+    PAGE.write_text(text + TAIL)
     plot(by_device)
 
 

@@ -84,7 +84,7 @@ def dense_tile(sparse: int = 1_000, dense: int = 1_500, width: int = 256, height
     assert scene is not None
     generator = torch.Generator().manual_seed(1)
     depth = 5 + torch.rand(dense, generator=generator)
-    tile = torch.tensor([width / 2 + 8, height / 2 + 8])
+    tile = torch.tensor([width // 32 * 16 + 8, height // 32 * 16 + 8])
     center = tile + 10 * (torch.rand(dense, 2, generator=generator) - 0.5)
     offset = (center - torch.tensor([width / 2, height / 2])) / width * depth[:, None]
     added = {

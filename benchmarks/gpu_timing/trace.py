@@ -93,6 +93,8 @@ class Executed:
     counts: collections.Counter[str]
     """See :meth:`tests.emulator.counters.Counts.summary`."""
     registers: int
+    stall_cycles: int
+    """Sum over all warp instructions of the cycles that the compiler makes the warp wait before its next one."""
     trace: Trace | None
 
 
@@ -131,16 +133,19 @@ class Recorder:
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
         total.add(counts, programs)
         registers = sass_text.registers(program.cubin, program.name)
-        trace = None if raw is None else trace_of(program, launch, programs, registers, raw)
-        self.launches.append(Executed(program.name, self.phase, total.summary(), registers, trace))
+        rows, table = machine_code(program)
+        stalls = int(counts["issued"][rows >= 0].astype(np.int64) @ table["stall"].astype(np.int64))
+        trace = None
+        if raw is not None:
+            warps = -(-launch.threads // program.lanes)
+            trace = Trace(table, rows, registers, launch.shared_bytes, programs, warps, raw)
+        self.launches.append(Executed(program.name, self.phase, total.summary(), registers, stalls, trace))
 
 
-def trace_of(program: NvidiaProgram, launch: Launch, programs: int, registers: int, raw: RawTrace) -> Trace:
-    """Adds to a recorded launch what is known of its instructions without executing them."""
+def machine_code(program: NvidiaProgram) -> tuple[np.ndarray, np.ndarray]:
+    """Returns, of each instruction of the emulator, its machine instruction or -1 for a helper; and their table."""
     statements = [statement for statement in program.statements if statement]
     control = sass_text.control_words(sass_text.listing(program.cubin), program.name)
     is_machine_instruction = np.array([bool(statement) for statement in program.statements])
     rows = np.where(is_machine_instruction, np.cumsum(is_machine_instruction) - 1, -1).astype(np.int32)
-    warps = -(-launch.threads // program.lanes)
-    table = instruction_table(statements, control)
-    return Trace(table, rows, registers, launch.shared_bytes, programs, warps, raw)
+    return rows, instruction_table(statements, control)

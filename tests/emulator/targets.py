@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from . import build
 from .emulation import target_of
 
 KINDS = [("cuda:80", "ptx"), ("cuda:80", "sass"), ("hip:gfx942", "amdgcn"), ("hip:gfx1100", "amdgcn")]
@@ -31,4 +32,9 @@ each_target = _parametrized(selected(KINDS))
 """Runs a test on every target."""
 one_target = _parametrized(selected(KINDS[:1]))
 """Runs a test on PTX for sm_80 only."""
+needs_emulator = pytest.mark.skipif(
+    build.missing() is not None or os.environ.get("TRITON_INTERPRET") == "1",
+    reason="the emulator needs gcc and compiled kernels",
+)
+"""Skips tests of other folders where the emulator cannot run."""
 compiles_long = pytest.mark.skipif("EMULATE" not in os.environ, reason="compiles for long: make emulate runs it")

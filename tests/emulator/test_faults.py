@@ -218,6 +218,10 @@ def test_barrier_orders_accesses():
     assert not kinds_of(store + "bar.sync 0;" + load, threads=64)
 
 
+def test_barrier_whose_guard_is_false_is_skipped():
+    assert kinds_of("setp.gt.u32 %p1, %r0, 64; @%p1 bar.sync 0;") == set()
+
+
 def test_barrier_of_some_lanes_is_found():
     assert kinds_of("setp.lt.u32 %p1, %r0, 7; @%p1 bar.sync 0;") >= {"lanes not converged"}
 

@@ -48,6 +48,11 @@ static inline void trace_issue(Trace *trace, int warp, int pc) {
     trace->next[warp] = pc + 1;
 }
 
+// The instruction that a warp issued last is left out: a barrier that it does not reach.
+static inline void trace_retract(Trace *trace, int warp) {
+    if (--trace->next[warp] == trace->first[warp]) trace->first[warp] = -1, trace->next[warp] = -2;
+}
+
 // A memory instruction begins. Its header becomes sectors | passes over the banks << 8 | what << 16 | (lanes - 1) << 20
 // when lanes access memory; the sectors follow.
 static inline void trace_begin(Trace *trace, int warp) {
