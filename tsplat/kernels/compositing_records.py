@@ -17,7 +17,7 @@ BLOCK = 128
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-LARGE = tl.constexpr(16)
+LARGE = tl.constexpr(32)
 """Number of tiles that the bounding box of a Gaussian may touch before it is large."""
 
 

@@ -23,7 +23,7 @@ LN_2 = tl.constexpr(math.log(2.0))
 GROUP, SPAN_CHUNK = 8, 16
 """Spans of a program of the sums of spans, and how often its loop over slots is unrolled."""
 
-LANES, ROW_CHUNK = 32, 8
+LANES, ROW_CHUNK = 64, 8
 """Gaussians times columns of a program of the sums of rows, and how often its loops are unrolled."""
 
 
