@@ -284,12 +284,21 @@ class PartLists(NamedTuple):
         ids: [K] int32, row of each entry.
         words: [parts, words] int32, a bit per intersection: whether it reaches the part. None if a tile is one part.
         totals: [parts, words] int64, set bits up to the end of each word; None if a tile is one part.
+        segment_starts: [parts * tiles + 1] int64, first segment of each list that is cut, and their number; None, like
+            all that follows, if no list is cut.
+        segment_lists: [segments] int64, list of each segment.
+        segment_transmittances: [segments, pixels of a part], behind each segment.
+        segment_colors: [segments, D, pixels of a part], what each segment adds, with depth as the last channel.
     """
 
     offsets: Tensor
     ids: Tensor
     words: Tensor | None
     totals: Tensor | None
+    segment_starts: Tensor | None = None
+    segment_lists: Tensor | None = None
+    segment_transmittances: Tensor | None = None
+    segment_colors: Tensor | None = None
 
 
 class Splats(NamedTuple):

@@ -150,7 +150,7 @@ def _features_fwd_kernel(
     chunk = tl.program_id(0) % chunks
     program, start, count = load_list(tl.program_id(0) // chunks, tile_order, isect_offsets)
     tile = first_tile + program
-    image, center_x, center_y, inside, pixel = part_pixels(
+    image, center_x, center_y, inside, pixel, _ = part_pixels(
         tile, 0, 0, width, height, tile_width, n_tiles, TILE, TILE, TILE, TILE, TILE, dtype
     )
     transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
@@ -182,7 +182,7 @@ def _features_fwd_kernel(
     transmittance = tl.abs(transmittance)
     # Recomputed: addresses kept during the walk would occupy registers.
     tile += tl.minimum(done, 0)
-    image, _, _, inside, pixel = part_pixels(
+    image, _, _, inside, pixel, _ = part_pixels(
         tile, 0, 0, width, height, tile_width, n_tiles, TILE, TILE, TILE, TILE, TILE, dtype
     )
     if backgrounds is not None:
@@ -220,7 +220,7 @@ def _features_bwd_kernel(
     PIXELS: tl.constexpr = TILE * TILE
     dtype = records.dtype.element_ty
     program, start, count = load_list(tl.program_id(0), tile_order, isect_offsets)
-    image, center_x, center_y, inside, pixel = part_pixels(
+    image, center_x, center_y, inside, pixel, _ = part_pixels(
         first_tile + program, 0, 0, width, height, tile_width, n_tiles, TILE, TILE, TILE, TILE, TILE, dtype
     )
     DEPTHS: tl.constexpr = depths is not None

@@ -27,6 +27,9 @@ BLOCK = 128
 
 WORD = tl.constexpr(32)
 
+CUT = 2
+"""Lists longer than that many segments are cut."""
+
 
 @kernel
 def _part_bits_kernel(
@@ -162,23 +165,72 @@ def _part_slots_kernel(
         slot += reached
 
 
-def list_parts(records: Tensor, intersections: Intersections, grid: TileGrid, size: tuple[int, int]) -> PartLists:
-    """Lists the Gaussians that reach each part of the tiles of a band.
+def list_parts(
+    records: Tensor,
+    intersections: Intersections,
+    grid: TileGrid,
+    part: tuple[int, int],
+    segment: int,
+    n_features: int,
+) -> PartLists:
+    """Lists the Gaussians that reach each part of the tiles of a band. Reads the number of entries from the device.
 
     Args:
         records: [nnz, width] of ``pack_records``.
         intersections: Of the band.
         grid: The tiles of the images.
-        size: Width and height of a part in pixels.
+        part: Width and height of a part in pixels.
+        segment: Lists of more than ``CUT`` times as many entries are cut into segments of that many.
+        n_features: D, for the size of ``segment_colors``.
     """
-    width, height = size
-    parts = grid.tile_size**2 // (width * height)
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
-    n, tiles = flatten_ids.numel(), isect_offsets.numel() - 1
+    parts = grid.tile_size**2 // (part[0] * part[1])
     if parts == 1:
-        return PartLists(isect_offsets, flatten_ids, None, None)
+        lists = PartLists(isect_offsets, flatten_ids, None, None)
+        segment_starts = _segment_starts(isect_offsets, segment)
+        n_segments = int(segment_starts[-1])
+    else:
+        words, totals = _part_bits(records, intersections, grid, part)
+        n_words, tiles = words.shape[1], isect_offsets.numel() - 1
+        bits = {"words": words, "totals": totals, "n_words": n_words, "PTX": has_ptx(records)}
+        offsets = isect_offsets.new_empty(parts * tiles + 1)
+        n = offsets.numel()
+        launch_elementwise(
+            _part_offsets_kernel, n, BLOCK, isect_offsets=isect_offsets, offsets=offsets, n=n, tiles=tiles, **bits
+        )
+        segment_starts = _segment_starts(offsets, segment)
+        n_entries, n_segments = torch.stack([offsets[-1], segment_starts[-1]]).tolist()
+        ids = flatten_ids.new_empty(n_entries)
+        n = flatten_ids.numel()
+        launch_elementwise(_part_lists_kernel, n, BLOCK, values=flatten_ids, listed=ids, n=n, PARTS=parts, **bits)
+        lists = PartLists(offsets, ids, words, totals)
+    if n_segments == 0:
+        return lists
+    indices = torch.arange(segment_starts.numel() - 1, device=segment_starts.device)
+    pixels = part[0] * part[1]
+    return lists._replace(
+        segment_starts=segment_starts,
+        segment_lists=indices.repeat_interleave(segment_starts.diff(), output_size=n_segments),
+        segment_transmittances=records.new_empty(n_segments, pixels),
+        segment_colors=records.new_empty(n_segments, n_features, pixels),
+    )
+
+
+def _segment_starts(offsets: Tensor, segment: int) -> Tensor:
+    """First segment of each list, and the number of segments; lists that are not cut have none. [lists + 1] int64"""
+    lengths = offsets.diff()
+    n_segments = torch.where(lengths > CUT * segment, (lengths + (segment - 1)) // segment, 0)
+    return torch.nn.functional.pad(n_segments.cumsum(0), (1, 0))
+
+
+def _part_bits(
+    records: Tensor, intersections: Intersections, grid: TileGrid, part: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """``words`` and ``totals`` of :class:`PartLists`."""
+    isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
+    n = flatten_ids.numel()
     n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
-    words = flatten_ids.new_empty(parts, n_words)
+    words = flatten_ids.new_empty(grid.tile_size**2 // (part[0] * part[1]), n_words)
     counts = torch.empty_like(words)
     keys = intersections.keys
     if keys is None:
@@ -201,28 +253,13 @@ def list_parts(records: Tensor, intersections: Intersections, grid: TileGrid, si
         n_tiles=grid.tiles_per_image,
         RECORD_WIDTH=records.shape[1],
         TILE=grid.tile_size,
-        WIDTH=width,
-        HEIGHT=height,
+        WIDTH=part[0],
+        HEIGHT=part[1],
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         APPROX=approximate(records),
         PTX=has_ptx(records),
     )
-    totals = counts.flatten().cumsum(0, dtype=torch.int64).view_as(counts)
-    ids = flatten_ids.new_empty(int(totals[-1, -1]))
-    offsets = isect_offsets.new_empty(parts * tiles + 1)
-    bits = {"words": words, "totals": totals, "n_words": n_words, "PTX": has_ptx(records)}
-    launch_elementwise(
-        _part_offsets_kernel,
-        offsets.numel(),
-        BLOCK,
-        isect_offsets=isect_offsets,
-        offsets=offsets,
-        n=offsets.numel(),
-        tiles=tiles,
-        **bits,
-    )
-    launch_elementwise(_part_lists_kernel, n, BLOCK, values=flatten_ids, listed=ids, n=n, PARTS=parts, **bits)
-    return PartLists(offsets, ids, words, totals)
+    return words, counts.flatten().cumsum(0, dtype=torch.int64).view_as(counts)
 
 
 def part_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:

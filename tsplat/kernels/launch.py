@@ -30,6 +30,9 @@ SMALL, LARGE = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
 are more programs; larger parts share more of the work of a Gaussian."""
 
+FEW, FEW_SEGMENT, SEGMENT, CPU_SEGMENT = 100, 64, 256, 2**30
+"""Number of tiles below which segments of long lists are short, and the number of entries of segments."""
+
 FEATURES_HELD = 6
 """Features for which a thread holds the state of several pixels."""
 
@@ -170,6 +173,16 @@ def part_size(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) -> 
     else:
         width, height = 8, 8
     return min(width, tile_size), min(height, tile_size)
+
+
+def segment_length(tensor: Tensor, n_tiles: int) -> int:
+    """Returns the number of entries of the segments that long lists are cut into, for as many tiles of all images.
+
+    With few tiles, only short segments make programs enough for a GPU. A CPU needs none.
+    """
+    if is_compiled_for_cpu(tensor):
+        return CPU_SEGMENT
+    return FEW_SEGMENT if n_tiles < FEW else SEGMENT
 
 
 def has_ptx(tensor: Tensor) -> bool:

@@ -38,6 +38,38 @@ def load_list(program, order, offsets):
 
 
 @triton.jit
+def load_range(program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT: tl.constexpr):
+    """The entries that a program composites: a segment of a long list, or a list that is not cut.
+
+    Args:
+        order: [lists] int64, or None for the order of lists.
+        offsets: [lists + 1] int64.
+        segment_lists: [n_segments] int64 and ``segment_starts`` [lists + 1] int64, see ``Segments``; None if there are
+            none.
+
+    Returns:
+        The list; its first entry; begin and end of the range in the list; the list's first and last segment, and
+        whether the program has a segment.
+    """
+    if segment_lists is None:
+        index, start, count = load_list(program, order, offsets)
+        return index, start, 0, count, 0, 0, False
+    else:
+        is_segment = program < n_segments
+        index, start, count = load_list(tl.maximum(program - n_segments, 0), order, offsets)
+        if is_segment:
+            index = tl.load(segment_lists + program).to(tl.int32)
+            start = tl.load(offsets + index).to(tl.int64)
+            count = (tl.load(offsets + index + 1) - start).to(tl.int32)
+        first_segment = tl.load(segment_starts + index).to(tl.int32)
+        end_segment = tl.load(segment_starts + index + 1).to(tl.int32)
+        begin = tl.where(is_segment, (program - first_segment) * SEGMENT, 0)
+        # A list that is cut is left to the programs of its segments.
+        end = tl.where(is_segment, tl.minimum(begin + SEGMENT, count), tl.where(first_segment < end_segment, 0, count))
+        return index, start, begin, end, first_segment, end_segment, is_segment
+
+
+@triton.jit
 def part_pixels(
     tile, part, block: tl.constexpr, width, height, tile_width, n_tiles,
     TILE: tl.constexpr, PART_WIDTH: tl.constexpr, PART_HEIGHT: tl.constexpr,
@@ -47,17 +79,21 @@ def part_pixels(
 
     Returns:
         The tile's image; pixel centers in x [1, BLOCK_WIDTH] and y [BLOCK_HEIGHT, 1]; whether pixels are inside the
-        image, and their flat index, [BLOCK_HEIGHT, BLOCK_WIDTH].
+        image, their flat index in the images, and their place in the part, [BLOCK_HEIGHT, BLOCK_WIDTH].
     """
     PARTS_ACROSS: tl.constexpr = TILE // PART_WIDTH
     BLOCKS_ACROSS: tl.constexpr = PART_WIDTH // BLOCK_WIDTH
     image = (tile // n_tiles).to(tl.int64)
     tile = tile % n_tiles
-    left = tile % tile_width * TILE + part % PARTS_ACROSS * PART_WIDTH + block % BLOCKS_ACROSS * BLOCK_WIDTH
-    top = tile // tile_width * TILE + part // PARTS_ACROSS * PART_HEIGHT + block // BLOCKS_ACROSS * BLOCK_HEIGHT
-    x = left + tl.arange(0, BLOCK_WIDTH)[None, :]
-    y = top + tl.arange(0, BLOCK_HEIGHT)[:, None]
-    return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, (x < width) & (y < height), (image * height + y) * width + x
+    left = tile % tile_width * TILE + part % PARTS_ACROSS * PART_WIDTH
+    top = tile // tile_width * TILE + part // PARTS_ACROSS * PART_HEIGHT
+    own_x = block % BLOCKS_ACROSS * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)[None, :]
+    own_y = block // BLOCKS_ACROSS * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
+    x = left + own_x
+    y = top + own_y
+    inside = (x < width) & (y < height)
+    pixel = (image * height + y) * width + x
+    return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, inside, pixel, own_y * PART_WIDTH + own_x
 
 
 @triton.jit

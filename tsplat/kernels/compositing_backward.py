@@ -1,0 +1,304 @@
+"""Backward compositing of the parts of tiles. See ``compositing``."""
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..config import ALPHA_MIN
+from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
+from .compositing_parts import part_slots
+from .compositing_records import load_record, pack_records
+from .device_math import load_tuple
+from .launch import Int, approximate, kernel, launch, longest_first, programs, walk_options, walk_unroll
+from .tile_math import (
+    GEOMETRY,
+    MOMENTS,
+    absorb_vjp,
+    clamped_alpha,
+    load_range,
+    log2_alpha,
+    part_pixels,
+    zero_slots,
+)
+from .warp_sums import column_of_lane, fold
+
+
+@triton.jit
+def _blend_vjp(
+    record, center_x, center_y, transmittance, rest, last, v_color, place,
+    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    """One Gaussian at the pixels of a block, back to front.
+
+    Returns:
+        T and rest in front of it, its weight, g, and dx and dy.
+    """
+    dx = center_x - record[0]
+    dy = center_y - record[1]
+    e = log2_alpha(record, dx, dy)
+    alpha = tl.where((e >= LOG2_ALPHA_MIN) & (place < last), clamped_alpha(record, e, APPROX), 0.0)
+    v_weight = v_color[0] * record[GEOMETRY]
+    for k in tl.static_range(1, len(v_color)):
+        v_weight = tl.fma(v_color[k], record[GEOMETRY + k], v_weight)
+    transmittance, rest, weight, g = absorb_vjp(transmittance, alpha, rest, v_weight, APPROX)
+    return transmittance, rest, weight, tl.where(e <= LOG2_ALPHA_MAX, g, 0.0), dx, dy
+
+
+@triton.jit
+def _slopes(record, g, dx, dy):
+    """Absolute gradients of the mean, times log2(e)."""
+    slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
+    slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
+    return tl.abs(g * slope_x), tl.abs(g * slope_y)
+
+
+@triton.jit
+def _add_product(sums, k: tl.constexpr, a, b):
+    """The k-th sum plus a b; a b if there are no sums yet."""
+    if len(sums) == 0:
+        return a * b
+    else:
+        return tl.fma(a, b, sums[k])
+
+
+@triton.jit
+def _add(sums, k: tl.constexpr, a):
+    if len(sums) == 0:
+        return a
+    else:
+        return sums[k] + a
+
+
+@triton.jit
+def _add_block(sums, record, weight, g, dx, dy, v_color, ABSGRAD: tl.constexpr):
+    """Adds the pixels of a block, one in each lane, to the columns of a slot. ``sums`` is () for the first block."""
+    g_dx = g * dx
+    g_dy = g * dy
+    added = (
+        _add(sums, 0, g),
+        _add(sums, 1, g_dx),
+        _add(sums, 2, g_dy),
+        _add_product(sums, 3, g_dx, dx),
+        _add_product(sums, 4, g_dx, dy),
+        _add_product(sums, 5, g_dy, dy),
+    )
+    for k in tl.static_range(len(v_color)):
+        added = added + (_add_product(sums, MOMENTS + k, weight, v_color[k]),)
+    if ABSGRAD:
+        slope_x, slope_y = _slopes(record, g, dx, dy)
+        added = added + (_add(sums, MOMENTS + len(v_color), slope_x),)
+        added = added + (_add(sums, MOMENTS + len(v_color) + 1, slope_y),)
+    return added
+
+
+@triton.jit
+def _sum_block(record, weight, g, dx, dy, v_color, ABSGRAD: tl.constexpr):
+    """The columns of a slot, summed over a block. Columns of pixels come first, as dx is one value per column."""
+    g_dy = g * dy
+    sum_g = tl.sum(g, 0, keep_dims=True)
+    sum_g_dx = sum_g * dx
+    sum_g_dy = tl.sum(g_dy, 0, keep_dims=True)
+    moments = (sum_g, sum_g_dx, sum_g_dy, sum_g_dx * dx, sum_g_dy * dx, g_dy * dy)
+    sums = ()
+    for k in tl.static_range(MOMENTS):
+        sums = sums + (tl.sum(moments[k]),)
+    for k in tl.static_range(len(v_color)):
+        sums = sums + (tl.sum(weight * v_color[k]),)
+    if ABSGRAD:
+        slope_x, slope_y = _slopes(record, g, dx, dy)
+        sums = sums + (tl.sum(slope_x), tl.sum(slope_y))
+    return sums
+
+
+@kernel(strided=("v_render_colors",))
+def _composite_bwd_kernel(
+    records,  # [nnz, RECORD_WIDTH]
+    backgrounds,  # [I, COLORS] or None
+    offsets,  # [lists + 1] int64
+    ids,  # [K] int32
+    slots,  # [K] integers
+    order,  # [lists] int64 or None
+    transmittances,  # [I, height, width]
+    last_ids,  # [I, height, width] int32
+    segment_starts,  # [lists + 1] int64, or None, like all that follows, if no list is cut
+    segment_lists,  # [n_segments] int64
+    segment_transmittances,  # [n_segments, WIDTH HEIGHT]
+    segment_colors,  # [n_segments, FEATURES, WIDTH HEIGHT]
+    v_render_colors,  # [I, height, width, FEATURES], of any strides
+    v_render_alphas,  # [I, height, width]
+    v_slots,  # [K, COLUMNS], output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    n_segments: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
+    COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
+    ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
+    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    """If FOLD, a lane holds one pixel of each block of a part, otherwise a part is one block."""
+    dtype = records.dtype.element_ty
+    VALUES: tl.constexpr = GEOMETRY + FEATURES
+    BLOCKS: tl.constexpr = WIDTH // BLOCK_WIDTH * (HEIGHT // BLOCK_HEIGHT)
+    PIXELS: tl.constexpr = WIDTH * HEIGHT
+    program = tl.program_id(0)
+    index, start, begin, range_end, _, end_segment, is_segment = load_range(
+        program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    )
+    tile = first_tile + index % tiles
+    x = ()
+    y = ()
+    v_colors = ()
+    transmittance = ()
+    rest = ()
+    last = ()
+    end = 0
+    for block in tl.static_range(BLOCKS):
+        image, center_x, center_y, inside, pixel, own = part_pixels(
+            tile, index // tiles, block, width, height, tile_width, n_tiles,
+            TILE, WIDTH, HEIGHT, BLOCK_WIDTH, BLOCK_HEIGHT, dtype,
+        )  # fmt: skip
+        v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
+        v_color = load_tuple(v_image, channel_stride, FEATURES, inside)
+        behind = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+        if backgrounds is not None:
+            for k in tl.static_range(COLORS):
+                behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
+        end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+        behind = behind * end_transmittance
+        if segment_lists is not None:
+            if is_segment:
+                segment = program.to(tl.int64)
+                end_transmittance = tl.load(segment_transmittances + segment * PIXELS + own)
+                for step in range(end_segment - 1 - program):
+                    later = segment_colors + (end_segment - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
+                    for k in tl.static_range(FEATURES):
+                        behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), behind)
+        end_last = tl.load(last_ids + pixel, mask=inside, other=0)
+        x = x + (center_x,)
+        y = y + (center_y,)
+        v_colors = v_colors + (v_color,)
+        transmittance = transmittance + (end_transmittance,)
+        rest = rest + (behind,)
+        last = last + (end_last,)
+        end = tl.maximum(end, tl.max(end_last))
+    ids += start
+    slots += start
+    if FOLD:
+        column, is_first = column_of_lane(COLUMNS, rest[0])
+    end = tl.maximum(tl.minimum(end, range_end), begin)
+    if begin < end:
+        record = load_record(records, tl.load(ids + end - 1), RECORD_WIDTH, VALUES, APPROX)
+        next_row = tl.load(ids + tl.maximum(end - 2, begin))
+        for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
+            place = end - 1 - step
+            next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
+            next_row = tl.load(ids + tl.maximum(place - 2, begin))
+            out = v_slots + tl.load(slots + place).to(tl.int64) * COLUMNS
+            new_transmittance = ()
+            new_rest = ()
+            sums = ()
+            for b in tl.static_range(BLOCKS):
+                t, r, weight, g, dx, dy = _blend_vjp(
+                    record, x[b], y[b], transmittance[b], rest[b], last[b], v_colors[b], place,
+                    LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX,
+                )  # fmt: skip
+                new_transmittance = new_transmittance + (t,)
+                new_rest = new_rest + (r,)
+                if FOLD:
+                    sums = _add_block(sums, record, weight, g, dx, dy, v_colors[b], ABSGRAD)
+                else:
+                    sums = _sum_block(record, weight, g, dx, dy, v_colors[b], ABSGRAD)
+            transmittance = new_transmittance
+            rest = new_rest
+            if FOLD:
+                tl.store(out + column, fold(sums), mask=is_first)
+            else:
+                for k in tl.static_range(COLUMNS):
+                    tl.store(out + k, sums[k])
+            record = next_record
+    zero_slots(v_slots, slots, end, range_end, COLUMNS, PADDED)
+
+
+def walk_bwd(
+    splats: Splats,
+    backgrounds: Tensor | None,
+    intersections: Intersections,
+    lists: PartLists,
+    transmittances: Tensor,
+    last_ids: Tensor,
+    v_render_colors: Tensor,
+    v_render_alphas: Tensor,
+    columns: int,
+    large: Tensor,
+    part: tuple[int, int],
+    segment: int,
+    settings: CompositingSettings,
+) -> tuple[Tensor, Tensor]:
+    """Computes the slots of a band part by part. Arguments as for ``composite_bwd``.
+
+    Args:
+        lists: Of ``walk_fwd``.
+        columns: Columns of a slot.
+        large: [nnz] bool, output, see ``pack_records``.
+        part, segment: As for ``walk_fwd``.
+
+    Returns:
+        Slots [K, columns], and the first slot of each span [S + 1].
+    """
+    assert intersections.gaussian_major is not None
+    grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
+    records = pack_records(splats, settings, large)
+    slots, slot_starts = part_slots(lists, intersections.gaussian_major)
+    v_slots = records.new_empty(lists.ids.numel(), columns)
+    n_segments = 0 if lists.segment_lists is None else lists.segment_lists.numel()
+    folds = approximate(records) and part[0] % 8 == 0 and part[1] % 4 == 0
+    launch(
+        _composite_bwd_kernel,
+        programs(n_segments + lists.offsets.numel() - 1, 1),
+        records=records,
+        backgrounds=backgrounds,
+        offsets=lists.offsets,
+        ids=lists.ids,
+        slots=slots,
+        order=longest_first(lists.offsets),
+        transmittances=transmittances,
+        last_ids=last_ids,
+        segment_starts=lists.segment_starts,
+        segment_lists=lists.segment_lists,
+        segment_transmittances=lists.segment_transmittances,
+        segment_colors=lists.segment_colors,
+        v_render_colors=v_render_colors,
+        v_render_alphas=v_render_alphas,
+        v_slots=v_slots,
+        tiles=intersections.isect_offsets.numel() - 1,
+        first_tile=intersections.first_tile,
+        width=settings.width,
+        height=settings.height,
+        tile_width=grid.tile_width,
+        n_tiles=grid.tiles_per_image,
+        n_segments=n_segments,
+        channel_stride=v_render_colors.stride(3),
+        image_stride=v_render_colors.stride(0),
+        pixel_stride=v_render_colors.stride(2),
+        COLORS=splats.n_colors,
+        FEATURES=splats.n_features,
+        RECORD_WIDTH=records.shape[1],
+        TILE=settings.tile_size,
+        WIDTH=part[0],
+        HEIGHT=part[1],
+        BLOCK_WIDTH=8 if folds else part[0],
+        BLOCK_HEIGHT=4 if folds else part[1],
+        FOLD=folds,
+        ABSGRAD=settings.absgrad,
+        COLUMNS=columns,
+        PADDED=triton.next_power_of_2(columns),
+        SEGMENT=segment,
+        UNROLL=walk_unroll(records),
+        LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
+        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+        APPROX=approximate(records),
+        **walk_options(records),
+    )
+    return v_slots, slot_starts

@@ -1,0 +1,329 @@
+"""Forward compositing of the parts of tiles. See ``compositing``."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
+from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from .compositing_parts import list_parts
+from .compositing_records import load_record, pack_records
+from .launch import Int, approximate, kernel, launch, longest_first, programs, walk_options, walk_unroll
+from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
+
+PASS = 8
+"""Channels accumulated in one pass over the lists."""
+
+STEP = 16
+"""Gaussians between two checks whether all pixels of a part have stopped."""
+
+
+@kernel
+def _transmittance_kernel(
+    records,  # [nnz, RECORD_WIDTH]
+    offsets,  # [lists + 1] int64
+    ids,  # [K] int32
+    segment_starts,  # [lists + 1] int64
+    segment_lists,  # [n_segments] int64
+    products,  # [n_segments, WIDTH HEIGHT], output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_segments: "Int",
+    RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    """The product of 1 - alpha over each segment but the last of a list, whether or not pixels have stopped before."""
+    dtype = records.dtype.element_ty
+    program = tl.program_id(0)
+    index, start, begin, end, _, end_segment, _ = load_range(
+        program, None, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    )
+    _, center_x, center_y, inside, _, own = part_pixels(
+        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
+        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+    )  # fmt: skip
+    if program + 1 < end_segment:
+        transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
+        ids += start
+        record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, GEOMETRY, APPROX)
+        next_row = tl.load(ids + tl.minimum(begin + 1, end - 1))
+        done = begin
+        alive = True
+        while (done < end) & alive:
+            stop = tl.minimum(done + STEP, end)
+            for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
+                next_record = load_record(records, next_row, RECORD_WIDTH, GEOMETRY, APPROX)
+                next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
+                e = log2_alpha(record, center_x - record[0], center_y - record[1])
+                alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
+                transmittance = tl.fma(alpha * -1.0, transmittance, transmittance)
+                record = next_record
+            done = stop
+            # Where it is lower, pixels have stopped before the next segment.
+            alive = tl.max(transmittance) > TRANSMITTANCE_MIN
+        tl.store(products + program.to(tl.int64) * (WIDTH * HEIGHT) + own, transmittance)
+
+
+@triton.jit
+def _store_pixels(
+    render_colors, transmittances, last_ids, backgrounds, color, transmittance, last, image, pixel, inside,
+    background_stride, stride, COLORS: tl.constexpr,
+):  # fmt: skip
+    transmittance = tl.abs(transmittance)
+    for k in tl.static_range(len(color)):
+        value = color[k]
+        if (backgrounds is not None) and (k < COLORS):
+            value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
+        tl.store(render_colors + pixel * stride + k, value, mask=inside)
+    if transmittances is not None:
+        tl.store(transmittances + pixel, transmittance, mask=inside)
+    if last_ids is not None:
+        tl.store(last_ids + pixel, last, mask=inside)
+
+
+@kernel(strided=("backgrounds", "render_colors", "segment_colors"))
+def _composite_fwd_kernel(
+    records,  # [nnz, RECORD_WIDTH]
+    backgrounds,  # [I, stride], from the first channel of this pass on; or None
+    masks,  # [I, n_tiles] bool or None
+    offsets,  # [lists + 1] int64
+    ids,  # [K] int32
+    order,  # [lists] int64 or None
+    render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
+    transmittances,  # [I, height, width], output, or None
+    last_ids,  # [I, height, width] int32, output, or None
+    segment_starts,  # [lists + 1] int64, or None, like all that follows, if no list is cut
+    segment_lists,  # [n_segments] int64
+    products,  # [n_segments, WIDTH HEIGHT]
+    segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped, output
+    segment_colors,  # [n_segments, stride, WIDTH HEIGHT], from the first channel of this pass on, output
+    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    n_segments: "Int", background_stride: "Int", stride: "Int",
+    COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    dtype = records.dtype.element_ty
+    VALUES: tl.constexpr = GEOMETRY + FEATURES
+    PIXELS: tl.constexpr = WIDTH * HEIGHT
+    program = tl.program_id(0)
+    index, start, begin, end, first_segment, end_segment, is_segment = load_range(
+        program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    )
+    tile = first_tile + index % tiles
+    image, center_x, center_y, inside, pixel, own = part_pixels(
+        tile, index // tiles, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
+    )
+    shown = True
+    if masks is not None:
+        shown = tl.load(masks + tile) != 0
+    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+    if segment_lists is not None:
+        if is_segment & shown:
+            for earlier in range(first_segment, program):
+                transmittance *= tl.load(products + earlier.to(tl.int64) * PIXELS + own)
+            transmittance = tl.where(transmittance > TRANSMITTANCE_MIN, transmittance, -tl.abs(transmittance))
+    color = ()
+    for _ in tl.static_range(FEATURES):
+        color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
+    last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+    alive = shown & (begin < end)
+    ids += start
+    if alive:
+        record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, VALUES, APPROX)
+        next_row = tl.load(ids + tl.minimum(begin + 1, end - 1))
+        done = begin
+        while (done < end) & alive:
+            stop = tl.minimum(done + STEP, end)
+            for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
+                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
+                next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
+                e = log2_alpha(record, center_x - record[0], center_y - record[1])
+                alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
+                weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
+                blended = ()
+                for k in tl.static_range(FEATURES):
+                    mixed = tl.fma(weight, record[GEOMETRY + k], color[k])
+                    blended = blended + (tl.where(added, mixed, color[k]),)
+                color = blended
+                if last_ids is not None:
+                    last = tl.where(added, place + 1, last)
+                record = next_record
+            done = stop
+            alive = tl.max(transmittance) > 0.0
+    if segment_lists is not None:
+        if is_segment:
+            segment = program.to(tl.int64)
+            tl.store(segment_transmittances + segment * PIXELS + own, transmittance)
+            tl.store(segment_last_ids + segment * PIXELS + own, last)
+            for k in tl.static_range(FEATURES):
+                tl.store(segment_colors + (segment * stride + k) * PIXELS + own, color[k])
+        inside = inside & (first_segment == end_segment)
+    _store_pixels(
+        render_colors, transmittances, last_ids, backgrounds, color, transmittance, last, image, pixel, inside,
+        background_stride, stride, COLORS,
+    )  # fmt: skip
+
+
+@kernel(strided=("backgrounds", "render_colors", "segment_colors"))
+def _combine_kernel(
+    backgrounds,  # [I, stride], from the first channel of this pass on; or None
+    render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
+    transmittances,  # [I, height, width], output, or None
+    last_ids,  # [I, height, width] int32, output, or None
+    segment_starts,  # [lists + 1] int64
+    segment_lists,  # [n_segments] int64
+    segment_transmittances,  # [n_segments, WIDTH HEIGHT]; the sign is removed
+    segment_colors,  # [n_segments, stride, WIDTH HEIGHT]; zeroed where pixels have stopped before
+    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    background_stride: "Int", stride: "Int",
+    COLORS: tl.constexpr, FEATURES: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Adds the segments of each list that is cut, up to the one in which a pixel stopped. One program per list."""
+    dtype = segment_colors.dtype.element_ty
+    PIXELS: tl.constexpr = WIDTH * HEIGHT
+    program = tl.program_id(0)
+    index = tl.load(segment_lists + program).to(tl.int32)
+    image, _x, _y, inside, pixel, own = part_pixels(
+        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
+        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+    )  # fmt: skip
+    first_segment = tl.load(segment_starts + index).to(tl.int32)
+    end_segment = tl.load(segment_starts + index + 1).to(tl.int32)
+    if program == first_segment:
+        transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+        last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+        color = ()
+        for _ in tl.static_range(FEATURES):
+            color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
+        for segment in range(first_segment, end_segment):
+            at = segment.to(tl.int64) * PIXELS + own
+            alive = transmittance > 0.0
+            transmittance = tl.where(alive, tl.load(segment_transmittances + at), transmittance)
+            tl.store(segment_transmittances + at, tl.abs(transmittance))
+            last = tl.where(alive, tl.maximum(tl.load(segment_last_ids + at), last), last)
+            total = ()
+            for k in tl.static_range(FEATURES):
+                address = segment_colors + (segment.to(tl.int64) * stride + k) * PIXELS + own
+                added = tl.where(alive, tl.load(address), 0.0)
+                tl.store(address, added)
+                total = total + (color[k] + added,)
+            color = total
+        _store_pixels(
+            render_colors, transmittances, last_ids, backgrounds, color, transmittance, last, image, pixel, inside,
+            background_stride, stride, COLORS,
+        )  # fmt: skip
+
+
+def walk_fwd(
+    splats: Splats,
+    backgrounds: Tensor | None,
+    masks: Tensor | None,
+    intersections: Intersections,
+    buffers: RenderBuffers,
+    part: tuple[int, int],
+    segment: int,
+    settings: CompositingSettings,
+) -> PartLists:
+    """Composites a band of tiles part by part. Arguments as for ``composite_fwd``.
+
+    Args:
+        part: Width and height of a part in pixels.
+        segment: Number of entries of the segments that long lists are cut into.
+    """
+    n_features, n_colors = splats.n_features, splats.n_colors
+    grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
+    pass_width = min(settings.channel_chunk, PASS)
+    approx = approximate(buffers.colors)
+    pixels = {
+        "tiles": intersections.isect_offsets.numel() - 1,
+        "first_tile": intersections.first_tile,
+        "width": settings.width,
+        "height": settings.height,
+        "tile_width": grid.tile_width,
+        "n_tiles": grid.tiles_per_image,
+        "TILE": settings.tile_size,
+        "WIDTH": part[0],
+        "HEIGHT": part[1],
+    }
+    walk = {
+        "SEGMENT": segment,
+        "STEP": STEP,
+        "UNROLL": walk_unroll(buffers.colors),
+        "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
+        "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN,
+        "APPROX": approx,
+        **walk_options(buffers.colors),
+    }
+    lists, products, segment_last_ids = None, None, None
+    for first in range(0, n_features, pass_width):
+        end = min(first + pass_width, n_features)
+        channels = slice(first, min(end, n_colors))
+        records = pack_records(
+            splats._replace(
+                colors=None if splats.colors is None else splats.colors[:, channels],
+                depths=splats.depths if end > n_colors else None,
+            ),
+            settings,
+        )
+        if lists is None:
+            lists = list_parts(records, intersections, grid, part, segment, n_features)
+            order = longest_first(lists.offsets)
+            n_segments = 0
+            if lists.segment_lists is not None:
+                n_segments = lists.segment_lists.numel()
+                products = torch.empty_like(lists.segment_transmittances)
+                segment_last_ids = torch.empty_like(products, dtype=torch.int32)
+                launch(
+                    _transmittance_kernel,
+                    programs(n_segments, 1),
+                    records=records,
+                    offsets=lists.offsets,
+                    ids=lists.ids,
+                    segment_starts=lists.segment_starts,
+                    segment_lists=lists.segment_lists,
+                    products=products,
+                    n_segments=n_segments,
+                    RECORD_WIDTH=records.shape[1],
+                    **pixels,
+                    **walk,
+                )
+        images = {
+            "backgrounds": None if backgrounds is None else backgrounds[:, channels],
+            "render_colors": buffers.colors[..., first:],
+            "transmittances": buffers.transmittances if first == 0 else None,
+            "last_ids": buffers.last_ids if first == 0 else None,
+            "segment_starts": lists.segment_starts,
+            "segment_lists": lists.segment_lists,
+            "segment_transmittances": lists.segment_transmittances,
+            "segment_colors": None if lists.segment_colors is None else lists.segment_colors[:, first:],
+            "segment_last_ids": segment_last_ids,
+            "background_stride": n_colors,
+            "stride": n_features,
+            "COLORS": max(channels.stop - channels.start, 0),
+            "FEATURES": end - first,
+        }
+        launch(
+            _composite_fwd_kernel,
+            programs(n_segments + lists.offsets.numel() - 1, 1),
+            records=records,
+            masks=masks,
+            offsets=lists.offsets,
+            ids=lists.ids,
+            order=order,
+            products=products,
+            n_segments=n_segments,
+            RECORD_WIDTH=records.shape[1],
+            **images,
+            **pixels,
+            **walk,
+        )
+        if n_segments > 0:
+            launch(_combine_kernel, programs(n_segments, 1), **images, **pixels, num_warps=1)
+    assert lists is not None
+    return lists
