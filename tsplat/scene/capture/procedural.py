@@ -127,7 +127,7 @@ def procedural_capture(
     n_views = max(1, BATCH // (width * height * supersampling**2))
     views, hits, colors = [], [], []
     for viewmats, kind in ((train, "train"), (test, "test")):
-        for batch in torch.arange(len(viewmats)).split(n_views):
+        for batch in torch.split(torch.arange(len(viewmats)), n_views):
             images, points, shades = trace(viewmats[batch], K.to(device), width, height, supersampling)
             for i, image in zip(batch.tolist(), images, strict=True):
                 views.append(View(f"{kind}_{i:03d}", to_bytes(image), viewmats[i], K.to(device)))
