@@ -364,7 +364,7 @@ def death(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
 def main() -> None:
     rank, size, folder, cases, seed = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:6])
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     warnings.simplefilter("error")
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=TIMEOUT)
     made = {n: dist.new_group(list(range(n)), timeout=TIMEOUT) for n in (2, 3, 4)}
