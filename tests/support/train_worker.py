@@ -6,6 +6,7 @@ Ranks are forked from one process, which has imported PyTorch for all of them.
 
 import dataclasses
 import functools
+import importlib
 import json
 import multiprocessing
 import os
@@ -181,7 +182,10 @@ def run_jobs(rank, world_size, folder, jobs):
 
 def main():
     folder = Path(sys.argv[1])
-    start(capture())  # imports what all ranks need
+    # What all ranks need is imported before they are forked.
+    for module in ("torch._dynamo", "torch.distributed.checkpoint", "tsplat.kernels"):
+        importlib.import_module(module)
+    start(capture())
     context = multiprocessing.get_context("fork")
     for group in sys.argv[2:]:
         size, _, jobs = group.partition(":")
