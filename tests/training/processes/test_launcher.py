@@ -111,8 +111,7 @@ def test_command_resumes_with_another_number_of_ranks(tmp_path):
     def tsplat_train(*arguments):
         process = subprocess.run(
             [sys.executable, "-m", "tsplat", "train", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=150,
             check=False,
