@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from einops import rearrange, reduce
@@ -44,6 +46,9 @@ UNROLL = 4
 
 BATCH = 500_000
 """Number of rays to trace together; a view is not divided."""
+
+MAX_THREADS = 4
+"""Maximum number of threads that trace views; each needs about 200 MB."""
 
 Point = tuple[float, float, float]
 Field = Callable[[Tensor], Tensor]
@@ -125,15 +130,22 @@ def procedural_capture(
     train = _ring(n_train, low=16.0, high=44.0, turn=0.0).to(device)
     test = _ring(n_test, low=22.0, high=38.0, turn=180.0 / n_train).to(device)
     n_views = max(1, BATCH // (width * height * supersampling**2))
-    views, hits, colors = [], [], []
-    for viewmats, kind in ((train, "train"), (test, "test")):
-        for batch in torch.split(torch.arange(len(viewmats)), n_views):
-            images, points, shades = trace(viewmats[batch], K.to(device), width, height, supersampling)
-            for i, image in zip(batch.tolist(), images, strict=True):
-                views.append(View(f"{kind}_{i:03d}", to_bytes(image), viewmats[i], K.to(device)))
-            if kind == "train":
-                hits.append(points[:, :: supersampling**2].T)
-                colors.append(shades[:, :: supersampling**2].T)
+
+    def sampled(viewmats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        images, *samples = trace(viewmats, K.to(device), width, height, supersampling)
+        points, shades = (sample[:, :: supersampling**2].T.contiguous() for sample in samples)
+        return to_bytes(images), points, shades
+
+    # Where PyTorch's operators run on one thread, other threads trace other views.
+    n_threads = min(MAX_THREADS, os.cpu_count() or 1) if torch.get_num_threads() == 1 else 1
+    with ThreadPoolExecutor(n_threads) as pool:
+        images, hits, colors = zip(*pool.map(sampled, torch.split(train, n_views)), strict=True)
+        test_images, _, _ = zip(*pool.map(sampled, torch.split(test, n_views)), strict=True)
+    views = [
+        View(f"{kind}_{i:03d}", image, viewmat, K.to(device))
+        for kind, viewmats, batches in (("train", train, images), ("test", test, test_images))
+        for i, (viewmat, image) in enumerate(zip(viewmats, torch.cat(batches), strict=True))
+    ]
     generator = torch.Generator().manual_seed(seed)
     all_points, all_colors = torch.cat(hits).cpu(), torch.cat(colors).cpu()
     chosen = torch.randperm(len(all_points), generator=generator)[:n_points]
