@@ -66,9 +66,10 @@ def _scope(item, fixture):
 @pytest.fixture(autouse=True)
 def _uninitialized_memory_is_nan():
     """Fills the results of torch.empty with NaN or the largest integer."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # torch.use_deterministic_algorithms would import torch._inductor, which takes seconds.
+    torch.set_deterministic_debug_mode("warn")
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,9 @@
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -28,25 +28,13 @@ LIMIT = 300
 def reports(tmp_path_factory):
     """The report and the log of each of four processes that run all jobs. Processes that hang are killed."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.support.distributed_worker"]
-    arguments = [str(RANKS), str(folder), str(CASES), str(SEED)]
+    command = [sys.executable, "-m", "tests.support.distributed_worker", str(RANKS), str(folder), str(CASES), str(SEED)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    logs = [(folder / f"{rank}.log").open("w") for rank in range(RANKS)]
-    processes = [
-        subprocess.Popen([*command, str(rank), *arguments], env=environment, stdout=log, stderr=log)
-        for rank, log in enumerate(logs)
-    ]
-    ends = time.monotonic() + LIMIT
-    try:
-        for process in processes:
-            process.wait(max(ends - time.monotonic(), 0.1))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process, log in zip(processes, logs):
-            process.kill()
-            process.wait()
-            log.close()
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+        try:
+            process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
     found = []
     for rank in range(RANKS):
         report = folder / f"{rank}.json"

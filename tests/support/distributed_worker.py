@@ -1,15 +1,18 @@
-"""One rank of tests/stages/test_exchange.py: `python -m tests.support.distributed_worker RANK SIZE FOLDER CASES SEED`.
+"""The ranks of tests/stages/test_exchange.py: `python -m tests.support.distributed_worker SIZE FOLDER CASES SEED`.
 
-Starting processes takes long, so all ranks run all jobs one after the other. Each rank writes its report to a file.
+Starting processes takes long, so all ranks are forked from one process and run all jobs one after the other. Each rank
+writes a log, and its report to another file.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import runpy
@@ -361,10 +364,12 @@ def death(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     return {"seconds": time.monotonic() - began}
 
 
-def main() -> None:
-    rank, size, folder, cases, seed = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:6])
+def run_jobs(rank: int, size: int, folder: Path, cases: int, seed: int) -> None:
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     warnings.simplefilter("error")
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=TIMEOUT)
     made = {n: dist.new_group(list(range(n)), timeout=TIMEOUT) for n in (2, 3, 4)}
@@ -392,6 +397,18 @@ def main() -> None:
             break
     # Destroying the process group would wait for the rank that died.
     os._exit(0)
+
+
+def main() -> None:
+    size, folder, cases, seed = int(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:])
+    for module in ("torch._dynamo", "tsplat.kernels"):
+        importlib.import_module(module)  # before the fork, for all ranks
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=run_jobs, args=(rank, size, folder, cases, seed)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from tsplat.training import RunConfig, Trainer, runs
 from tsplat.training.configuration import to_json
 from tsplat.training.processes import heartbeat
 
-STEPS = 24
+STEPS = 16
 
 
 def configuration():
-    strategy = MCMCStrategy(cap_max=250, refine_start_iter=2, refine_every=7, refine_stop_iter=20)
+    strategy = MCMCStrategy(cap_max=250, refine_start_iter=2, refine_every=5, refine_stop_iter=13)
     return RunConfig(steps=STEPS, seed=5, strategy=strategy, sh_degree=1, save_every=3, keep=2)
 
 

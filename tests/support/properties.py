@@ -327,16 +327,16 @@ def repeated(case: Case, backend: str) -> float:
     scene = _scene(structure, backend, torch.float32)
     settings = case.mode | case.layout | dict(backend=backend)
     repeats = 2 if _is_interpreted(backend) else 10  # the interpreter has no threads
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     # PyTorch's deterministic mode is off and several threads run, so that only the code itself can fix the order.
     torch.set_num_threads(4)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     try:
         first, _ = run(scene, case.seed, **settings)
         return max(assert_same_bits(first, run(scene, case.seed, **settings)[0]) for _ in range(repeats - 1))
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=True)
+        torch.set_deterministic_debug_mode(deterministic)
 
 
 def memory_error(case: Case, backend: str) -> float:

@@ -1,10 +1,14 @@
-"""A rank of several that train together: ``python -m tests.support.train_worker RANK WORLD_SIZE FOLDER JOB...``.
+"""Groups of ranks, one after another: ``python -m tests.support.train_worker FOLDER WORLD_SIZE:JOB,JOB...``.
 
 Each job is a function of this module; every rank writes its result as ``JOB_WORLDSIZE_RANK.json`` into the folder.
+Ranks are forked from one process, which has imported PyTorch for all of them.
 """
 
 import dataclasses
+import functools
+import importlib
 import json
+import multiprocessing
 import os
 import sys
 import traceback
@@ -22,11 +26,12 @@ from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, mean_psnr,
 from tsplat.training import write_checkpoint as write
 from tsplat.training.parameters import scene_tensors
 
-STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "24"))
-SAVED_AT = 13
+STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "16"))
+SAVED_AT = 8
 """Between refinements, so that the strategies have accumulated statistics."""
 
 
+@functools.cache
 def capture():
     return procedural_capture(40, 30, 8, 5, 203, seed=3)
 
@@ -110,7 +115,7 @@ def save(ranks, folder):
     scene = capture()
     results = {}
     for kind in ("default", "mcmc"):
-        config = configuration(kind, "shard", 40)
+        config = configuration(kind, "shard", 24)
         trainer = Trainer(start(scene).map(Tensor.float), scene.train, config, ranks)
         for _ in range(SAVED_AT):
             trainer.advance()
@@ -138,7 +143,7 @@ def load(ranks, folder):
     results = {}
     for kind in ("default", "mcmc"):
         checkpoint = read_newest(folder / kind)[1]
-        config = configuration(kind, "shard", 40)
+        config = configuration(kind, "shard", 24)
         trainer = Trainer(checkpoint.gaussians, scene.train, config, ranks)
         trainer.restore(checkpoint.tensors | scene_tensors(checkpoint.gaussians), checkpoint.figures["trainer"])
         state, figures = gathered_state(trainer, ranks)
@@ -159,10 +164,9 @@ def load(ranks, folder):
 JOBS = {job.__name__: job for job in (train, train_degree_zero, save, load)}
 
 
-def main():
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+def run_jobs(rank, world_size, folder, jobs):
     torch.set_num_threads(1)
-    for job in sys.argv[4:]:
+    for job in jobs:
         report = folder / f"{job}_{world_size}_{rank}.json"
         try:
             if not dist.is_initialized():
@@ -174,6 +178,26 @@ def main():
         except BaseException:
             report.write_text(json.dumps({"error": traceback.format_exc()}))
             raise
+
+
+def main():
+    folder = Path(sys.argv[1])
+    # What all ranks need is imported before they are forked.
+    for module in ("torch._dynamo", "torch.distributed.checkpoint", "tsplat.kernels"):
+        importlib.import_module(module)
+    start(capture())
+    context = multiprocessing.get_context("fork")
+    for group in sys.argv[2:]:
+        size, _, jobs = group.partition(":")
+        world_size = int(size)
+        processes = [
+            context.Process(target=run_jobs, args=(rank, world_size, folder, jobs.split(",")))
+            for rank in range(world_size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
 
 
 if __name__ == "__main__":

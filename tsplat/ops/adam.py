@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +40,14 @@ class Adam(torch.optim.Adam):
         check_not_implemented({name: (value, None) for name, value in options.items()})
         super().__init__(params, lr=lr, betas=betas, eps=eps)
         self._backend = backend
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        _without_importing_dynamo(super().add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Resets the gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
+        _without_importing_dynamo(super().zero_grad)(self, set_to_none)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -101,3 +111,13 @@ class Adam(torch.optim.Adam):
                 f"visible: expected bool {list(parameter.shape[:1])} as the parameter, found {visible.dtype} "
                 f"{list(visible.shape)}"
             )
+
+
+def _without_importing_dynamo(method: Any) -> Callable[..., None]:
+    """Returns the function of a bound method of :class:`torch.optim.Optimizer`.
+
+    PyTorch excludes such methods from compilation by a decorator that imports ``torch._dynamo``, which takes seconds.
+    Unless that is already imported, nothing is being compiled, and the function needs no decorator.
+    """
+    function: Callable[..., None] = method.__func__
+    return function if "torch._dynamo" in sys.modules else inspect.unwrap(function)

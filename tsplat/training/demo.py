@@ -88,10 +88,10 @@ def demo(
         SHORT_RUN, steps=size.steps if steps is None else steps, seed=seed, sh_interval=300, backend=backend
     )
     with output_folder(out) as folder:
+        reserve_threads(device, backend)
         capture = procedural_capture(
             size.width, size.height, size.n_train, size.n_test, size.n_points, supersampling=3, seed=seed, device=device
         )
-        reserve_threads(device, backend)
         print(description)
         config = dataclasses.replace(config, background=capture.background)
         start = Gaussians.from_points(capture.points, capture.colors, size.sh_degree)

@@ -288,9 +288,10 @@ def _rank_context(ranks: RankGroup) -> Iterator[None]:
 @contextlib.contextmanager
 def _deterministic(config: RunConfig) -> Iterator[None]:
     """Uses PyTorch's deterministic algorithms inside the block if the configuration asks for them."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(config.deterministic or before)
+    before = torch.get_deterministic_debug_mode()
+    # torch.use_deterministic_algorithms would import torch._inductor, which takes seconds.
+    torch.set_deterministic_debug_mode("error" if config.deterministic else before)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)

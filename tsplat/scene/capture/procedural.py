@@ -1,18 +1,22 @@
 """A procedural scene that needs no data: ray-traced textured solids on a round table.
 
 Solids are signed distance functions, intersected by sphere tracing (Hart, "Sphere tracing", 1996) within their bounding
-spheres. The shading does not depend on the view: a sun with shadows, sky light and ambient occlusion. The world frame
-has y down, as usual for structure-from-motion; the table top is at y = 0.
+spheres and boxes. The shading does not depend on the view: a sun with shadows, sky light and ambient occlusion. The
+world frame has y down, as usual for structure-from-motion; the table top is at y = 0.
+
+Vectors of R rays or points are [3, R], so that each coordinate is contiguous.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from einops import reduce
+from einops import rearrange, reduce
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -40,29 +44,55 @@ STEPS = 64
 UNROLL = 4
 """Steps after which rays that have ended are removed."""
 
+BATCH = 500_000
+"""Number of rays to trace together; a view is not divided."""
+
+MAX_THREADS = 4
+"""Maximum number of threads that trace views; each needs about 200 MB."""
+
 Point = tuple[float, float, float]
 Field = Callable[[Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Solid:
-    """A shape given by a signed distance function.
+    """A shape given by a signed distance function, in a frame whose origin is its center.
 
     Attributes:
         center: World frame.
         radius: Radius of a bounding sphere around the center.
-        field: Signed distance [R] of points [R, 3], relative to the center.
-        color: RGB [R, 3] of surface points [R, 3], relative to the center.
+        half: Half the extents of a bounding box around the center, in the solid's frame.
+        field: Signed distance [R] of points [3, R] in the solid's frame.
+        color: RGB [3, R] of surface points [3, R] in the solid's frame.
+        turn: Rotation of the solid about the vertical axis, in degrees.
     """
 
     center: Point
     radius: float
+    half: Point
     field: Field
     color: Field
+    turn: float = 0.0
+
+    def local(self, points: Tensor) -> Tensor:
+        """Transforms points [3, R] from the world frame to the solid's frame."""
+        return self.rotated(points - points.new_tensor(self.center)[:, None])
+
+    def rotated(self, directions: Tensor) -> Tensor:
+        """Rotates directions [3, R] from the world frame to the solid's frame."""
+        return self._rotation(directions) @ directions if self.turn else directions
+
+    def rotated_back(self, directions: Tensor) -> Tensor:
+        """Rotates directions [3, R] from the solid's frame to the world frame."""
+        return self._rotation(directions).T @ directions if self.turn else directions
 
     def distance(self, points: Tensor) -> Tensor:
-        """Returns the signed distance [R] of points [R, 3], world frame."""
-        return self.field(points - points.new_tensor(self.center))
+        """Returns the signed distance [R] of points [3, R], world frame."""
+        return self.field(self.local(points))
+
+    def _rotation(self, like: Tensor) -> Tensor:
+        c, s = math.cos(math.radians(self.turn)), math.sin(math.radians(self.turn))
+        return like.new_tensor(((c, 0.0, -s), (0.0, 1.0, 0.0), (s, 0.0, c)))
 
 
 def procedural_capture(
@@ -97,16 +127,25 @@ def procedural_capture(
     for argument, value in (sizes | dict(supersampling=supersampling)).items():
         check_size(argument, value)
     K = intrinsics(width, height, FOV)
-    train = _ring(n_train, low=16.0, high=44.0, turn=0.0)
-    test = _ring(n_test, low=22.0, high=38.0, turn=180.0 / n_train)
-    views, hits, colors = [], [], []
-    for i, viewmat in enumerate([*train, *test]):
-        name = f"train_{i:03d}" if i < n_train else f"test_{i - n_train:03d}"
-        image, points, shades = trace(viewmat.to(device), K.to(device), width, height, supersampling)
-        views.append(View(name, to_bytes(image), viewmat.to(device), K.to(device)))
-        if i < n_train:
-            hits.append(points[:: supersampling**2])
-            colors.append(shades[:: supersampling**2])
+    train = _ring(n_train, low=16.0, high=44.0, turn=0.0).to(device)
+    test = _ring(n_test, low=22.0, high=38.0, turn=180.0 / n_train).to(device)
+    n_views = max(1, BATCH // (width * height * supersampling**2))
+
+    def sampled(viewmats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        images, *samples = trace(viewmats, K.to(device), width, height, supersampling)
+        points, shades = (sample[:, :: supersampling**2].T.contiguous() for sample in samples)
+        return to_bytes(images), points, shades
+
+    # Where PyTorch's operators run on one thread, other threads trace other views.
+    n_threads = min(MAX_THREADS, os.cpu_count() or 1) if torch.get_num_threads() == 1 else 1
+    with ThreadPoolExecutor(n_threads) as pool:
+        images, hits, colors = zip(*pool.map(sampled, torch.split(train, n_views)), strict=True)
+        test_images, _, _ = zip(*pool.map(sampled, torch.split(test, n_views)), strict=True)
+    views = [
+        View(f"{kind}_{i:03d}", image, viewmat, K.to(device))
+        for kind, viewmats, batches in (("train", train, images), ("test", test, test_images))
+        for i, (viewmat, image) in enumerate(zip(viewmats, torch.cat(batches), strict=True))
+    ]
     generator = torch.Generator().manual_seed(seed)
     all_points, all_colors = torch.cat(hits).cpu(), torch.cat(colors).cpu()
     chosen = torch.randperm(len(all_points), generator=generator)[:n_points]
@@ -121,32 +160,41 @@ def procedural_capture(
     )
 
 
-def trace(viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+def trace(
+    viewmats: Tensor, K: Tensor, width: int, height: int, supersampling: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
     """Renders the scene; each pixel is the mean of ``supersampling``^2 rays.
 
+    Args:
+        viewmats: [C, 4, 4] world to camera.
+        K: [3, 3] intrinsics of all cameras.
+
     Returns:
-        The image [height, width, 3] in [0, 1]; the R surface points hit by rays, [R, 3]; and their colors, [R, 3].
+        The images [C, height, width, 3] in [0, 1]; the R surface points hit by rays, [3, R]; and their colors, [3, R].
     """
     xs, ys = (
-        (torch.arange(size * supersampling, device=viewmat.device) + 0.5) / supersampling for size in (width, height)
+        (torch.arange(size * supersampling, device=viewmats.device) + 0.5) / supersampling for size in (width, height)
     )
     y, x = torch.meshgrid(ys, xs, indexing="ij")
-    directions = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)], -1).view(-1, 3)
-    directions = normalize(directions, dim=-1) @ viewmat[:3, :3]
-    eye = -viewmat[:3, :3].T @ viewmat[:3, 3]
-    depths = torch.stack([_march(solid, eye, directions) for solid in SOLIDS])
+    directions = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)]).view(3, -1)
+    rotations = viewmats[:, :3, :3].mT
+    eyes = -rotations @ viewmats[:, :3, 3:]
+    directions = rearrange(rotations @ (directions / _norm(directions)), "c d r -> d c r")
+    origins = rearrange(eyes, "c d 1 -> d c 1").expand_as(directions).reshape(3, -1)
+    directions = directions.reshape(3, -1)
+    depths = torch.stack([_march(solid, origins, directions) for solid in SOLIDS])
     nearest, solid_ids = depths.min(0)
-    hit = nearest < torch.inf
-    points = eye + nearest[hit, None] * directions[hit]
+    hit = (nearest < torch.inf).nonzero().squeeze(1)
+    points = torch.addcmul(origins[:, hit], directions[:, hit], nearest[hit])
     shades = _shade(points, solid_ids[hit])
-    colors = directions.new_tensor(SKY).repeat(len(directions), 1)
-    colors[hit] = shades
-    image = reduce(colors, "(y sy x sx) c -> y x c", "mean", sy=supersampling, sx=supersampling, x=width)
-    return image, points, shades
+    colors = directions.new_tensor(SKY)[:, None].repeat(1, directions.shape[1]).index_copy_(1, hit, shades)
+    sizes = dict(c=len(viewmats), sy=supersampling, sx=supersampling, x=width)
+    images = reduce(colors, "d (c y sy x sx) -> d c y x", "mean", **sizes)
+    return rearrange(images, "d c y x -> c y x d").contiguous(), points, shades
 
 
 def distance(points: Tensor) -> Tensor:
-    """Returns the signed distance of points [R, 3] to the nearest surface, [R]."""
+    """Returns the signed distance of points [3, R] to the nearest surface, [R]."""
     return torch.stack([solid.distance(points) for solid in SOLIDS]).amin(0)
 
 
@@ -160,58 +208,59 @@ def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
     """Returns the distance along each ray to the solid, infinity for a miss. [R]
 
     Args:
-        origins: [R, 3], or [3] if rays have the same origin.
-        directions: [R, 3], normalized.
+        origins: [3, R].
+        directions: [3, R], normalized.
     """
-    offsets = origins - origins.new_tensor(solid.center)
-    along = -(directions @ offsets if offsets.dim() == 1 else (offsets * directions).sum(-1))
-    within = solid.radius**2 - (offsets * offsets).sum(-1) + along * along
-    half = within.clamp_min(0).sqrt()
-    active = ((within > 0) & (along + half > 0)).nonzero().squeeze(1)
+    offsets = origins - origins.new_tensor(solid.center)[:, None]
+    along = -(offsets * directions).sum(0)
+    half = solid.radius**2 - (offsets * offsets).sum(0) + along * along
+    half = torch.where(half > 0, half, torch.nan).sqrt()
+    active = (along + half > 0).nonzero().squeeze(1)
     depths = torch.full_like(along, torch.inf)
-    start, direction, t, end = (
-        offsets.expand_as(directions)[active],
-        directions[active],
-        (along - half)[active].clamp_min(0),
-        (along + half)[active],
-    )
+    start = solid.rotated(offsets[:, active])
+    direction = solid.rotated(directions[:, active])
+    # The part of each ray within the bounding sphere and box.
+    extent = start.new_tensor(solid.half)[:, None] * direction.sign()
+    t = torch.maximum((along - half)[active].clamp_min(0), ((-extent - start) / direction).amax(0))
+    end = torch.minimum((along + half)[active], ((extent - start) / direction).amin(0))
+    left = (t < end).nonzero().squeeze(1)
     for _ in range(STEPS // UNROLL):
+        if not len(left):
+            break
+        active, start, direction, t, end = active[left], start[:, left], direction[:, left], t[left], end[left]
         hit = torch.zeros_like(active, dtype=torch.bool)
         for _ in range(UNROLL):
-            step = solid.field(start + t[:, None] * direction)
+            step = solid.field(torch.addcmul(start, direction, t))
             t = t + step.masked_fill(hit, 0)
             hit |= step < NEAREST
         depths[active[hit]] = t[hit]
         left = (~hit & (t < end)).nonzero().squeeze(1)
-        active, start, direction, t, end = active[left], start[left], direction[left], t[left], end[left]
-        if not len(active):
-            break
     return depths
 
 
 def _shade(points: Tensor, solid_ids: Tensor) -> Tensor:
-    """Returns the colors in [0, 1] of surface points [R, 3], given the index [R] of their solids. [R, 3]"""
+    """Returns the colors in [0, 1] of surface points [3, R], given the index [R] of their solids. [3, R]"""
     albedo, normals = torch.empty_like(points), torch.empty_like(points)
     for i, solid in enumerate(SOLIDS):
-        on_solid = solid_ids == i
-        local = points[on_solid] - points.new_tensor(solid.center)
-        albedo[on_solid] = solid.color(local)
+        on_solid = (solid_ids == i).nonzero().squeeze(1)
+        local = solid.local(points[:, on_solid])
+        albedo.index_copy_(1, on_solid, solid.color(local))
         with torch.enable_grad():
             local.requires_grad_()
             (gradient,) = torch.autograd.grad(solid.field(local).sum(), local)
-        normals[on_solid] = normalize(gradient, dim=-1)
-    sun = normalize(points.new_tensor(SUN), dim=0)
-    sunlight = (normals @ sun).clamp_min(0)
-    facing = sunlight.nonzero().squeeze(1)
-    # Offset from the surface to avoid self-shadowing.
-    origins, directions = points[facing] + 5e-3 * normals[facing], sun.expand(len(facing), 3)
+        normals.index_copy_(1, on_solid, solid.rotated_back(gradient / _norm(gradient)))
+    sun = normalize(points.new_tensor(SUN), dim=0)[:, None]
+    sunlight = (normals * sun).sum(0).clamp_min(0)
     for solid in SOLIDS:
-        sunlight[facing[_march(solid, origins, directions) < torch.inf]] = 0
-    skylight = 0.5 - 0.5 * normals[:, 1]
+        facing = sunlight.nonzero().squeeze(1)
+        # Offset from the surface to avoid self-shadowing.
+        origins = points[:, facing] + 5e-3 * normals[:, facing]
+        sunlight[facing[_march(solid, origins, sun.expand_as(origins)) < torch.inf]] = 0
+    skylight = 0.5 - 0.5 * normals[1]
     # Ambient occlusion.
     for radius in (0.06, 0.18):
         skylight = skylight * (0.5 + 0.5 * (distance(points + radius * normals) / radius).clamp(0, 1))
-    light = 0.2 + skylight[:, None] * points.new_tensor(SKYLIGHT) + sunlight[:, None] * points.new_tensor(SUNLIGHT)
+    light = 0.2 + skylight * points.new_tensor(SKYLIGHT)[:, None] + sunlight * points.new_tensor(SUNLIGHT)[:, None]
     return (albedo * light).clamp(0, 1)
 
 
@@ -219,7 +268,8 @@ def _ball(center: Point, radius: float, color: Field) -> Solid:
     return Solid(
         center,
         radius=1.01 * radius,
-        field=lambda points: points.norm(dim=-1) - radius,
+        half=(radius, radius, radius),
+        field=lambda points: _norm(points) - radius,
         color=lambda points: color(points / radius),
     )
 
@@ -227,21 +277,25 @@ def _ball(center: Point, radius: float, color: Field) -> Solid:
 def _box(center: Point, half: float, turn: float, color: Field) -> Solid:
     """A cube with rounded edges, rotated by `turn` degrees about the vertical axis."""
     edge = 0.04
-
-    def field(points: Tensor) -> Tensor:
-        return _rounded(_turned(points, turn).abs() - half, edge)
-
-    return Solid(center, 1.74 * half, field, lambda points: color(_turned(points, turn) / half))
+    return Solid(
+        center,
+        radius=1.74 * half,
+        half=(half, half, half),
+        field=lambda points: _rounded(points.abs() - half, edge),
+        color=lambda points: color(points / half),
+        turn=turn,
+    )
 
 
 def _torus(center: Point, radius: float, thickness: float, turn: float, color: Field) -> Solid:
     """An upright ring, rotated by `turn` degrees about the vertical axis."""
 
     def field(points: Tensor) -> Tensor:
-        x, y, z = _turned(points, turn).unbind(-1)
+        x, y, z = points
         return torch.hypot(torch.hypot(x, y) - radius, z) - thickness
 
-    return Solid(center, 1.01 * (radius + thickness), field, lambda points: color(_turned(points, turn)))
+    outer = radius + thickness
+    return Solid(center, 1.01 * outer, (outer, outer, thickness), field, color, turn)
 
 
 def _cylinder(center: Point, radius: float, half: float, color: Field) -> Solid:
@@ -249,64 +303,64 @@ def _cylinder(center: Point, radius: float, half: float, color: Field) -> Solid:
     edge = 0.03
 
     def field(points: Tensor) -> Tensor:
-        x, y, z = points.unbind(-1)
-        return _rounded(torch.stack([torch.hypot(x, z) - radius, y.abs() - half], -1), edge)
+        x, y, z = points
+        return _rounded(torch.stack([torch.hypot(x, z) - radius, y.abs() - half]), edge)
 
-    return Solid(center, math.hypot(radius, half), field, color)
+    return Solid(center, math.hypot(radius, half), (radius, half, radius), field, color)
 
 
 def _rounded(beyond: Tensor, edge: float) -> Tensor:
-    """Returns the signed distance [R] to a box with rounded edges, given the distances [R, D] beyond its faces."""
+    """Returns the signed distance [R] to a box with rounded edges, given the distances [D, R] beyond its faces."""
     q = beyond + edge
-    outside: Tensor = q.clamp_min(0).norm(dim=-1)
-    return outside + q.amax(-1).clamp_max(0) - edge
+    return _norm(q.clamp_min(0)) + q.amax(0).clamp_max(0) - edge
 
 
-def _turned(points: Tensor, degrees: float) -> Tensor:
-    """Rotates points [R, 3] about the vertical axis."""
-    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    x, y, z = points.unbind(-1)
-    return torch.stack([c * x - s * z, y, s * x + c * z], -1)
+def _norm(points: Tensor) -> Tensor:
+    """Returns the norms [R] of vectors [D, R]."""
+    return (points * points).sum(0).sqrt()
 
 
 def _mix(choice: Tensor, *colors: tuple[float, float, float]) -> Tensor:
-    """Selects colors by index, modulo their number. [R] -> [R, 3]"""
-    return torch.tensor(colors, device=choice.device)[choice.long() % len(colors)]
+    """Selects colors by index, modulo their number. [R] -> [3, R]"""
+    return torch.tensor(colors, device=choice.device).T[:, choice.long() % len(colors)]
 
 
 def _table(points: Tensor) -> Tensor:
-    x, y, z = points.unbind(-1)
+    x, y, z = points
     checks = _mix((x / 0.35).floor() + (z / 0.35).floor(), (0.93, 0.88, 0.78), (0.36, 0.55, 0.58))
     rim = _mix(torch.zeros_like(x), (0.55, 0.36, 0.24))
-    return torch.where(((torch.hypot(x, z) < TABLE_RADIUS - 0.12) & (y < -0.06))[:, None], checks, rim)
+    return torch.where((torch.hypot(x, z) < TABLE_RADIUS - 0.12) & (y < -0.06), checks, rim)
 
 
 def _beach_ball(points: Tensor) -> Tensor:
-    x, y, z = points.unbind(-1)
+    x, y, z = points
     sector = (torch.atan2(z, x) / (math.pi / 4)).floor()
     stripes = _mix(sector, (0.90, 0.22, 0.20), (0.97, 0.95, 0.90), (0.98, 0.75, 0.18), (0.97, 0.95, 0.90))
-    return torch.where((y.abs() > 0.93)[:, None], _mix(sector * 0, (0.90, 0.22, 0.20)), stripes)
+    return torch.where(y.abs() > 0.93, _mix(sector * 0, (0.90, 0.22, 0.20)), stripes)
 
 
 def _dice(points: Tensor) -> Tensor:
-    order = points.abs().sort(-1).values
-    dot = order[:, 0] ** 2 + order[:, 1] ** 2 < 0.32**2
-    corner = (order[:, 0] - 0.6) ** 2 + (order[:, 1] - 0.6) ** 2 < 0.22**2
-    return torch.where((dot | corner)[:, None], _mix(dot * 0, (0.97, 0.95, 0.88)), _mix(dot * 0, (0.20, 0.38, 0.78)))
+    x, y, z = points.abs()
+    low, high = torch.minimum(x, y), torch.maximum(x, y)
+    # The two smaller coordinates are those on the face.
+    smallest, middle = torch.minimum(low, z), torch.maximum(low, torch.minimum(high, z))
+    dot = smallest**2 + middle**2 < 0.32**2
+    corner = (smallest - 0.6) ** 2 + (middle - 0.6) ** 2 < 0.22**2
+    return torch.where(dot | corner, _mix(dot * 0, (0.97, 0.95, 0.88)), _mix(dot * 0, (0.20, 0.38, 0.78)))
 
 
 def _rainbow(points: Tensor) -> Tensor:
-    angle = torch.atan2(points[:, 1], points[:, 0])[:, None]
-    return 0.58 + 0.36 * torch.cos(angle + angle.new_tensor((0.0, 2.1, 4.2)))
+    angle = torch.atan2(points[1], points[0])
+    return 0.58 + 0.36 * torch.cos(angle + angle.new_tensor((0.0, 2.1, 4.2))[:, None])
 
 
 def _pole(points: Tensor) -> Tensor:
-    x, y, z = points.unbind(-1)
+    x, y, z = points
     return _mix((torch.atan2(z, x) / math.pi + y / 0.3).mul(2).floor(), (0.20, 0.58, 0.36), (0.95, 0.93, 0.85))
 
 
 def _gold(points: Tensor) -> Tensor:
-    return _mix((points[:, 1] * 2.5).floor(), (0.95, 0.68, 0.20), (0.72, 0.30, 0.52))
+    return _mix((points[1] * 2.5).floor(), (0.95, 0.68, 0.20), (0.72, 0.30, 0.52))
 
 
 SOLIDS = (
