@@ -184,6 +184,22 @@ def run_python(code):
 
 
 @pytest.mark.slow
+def test_training_step_does_not_import_dynamo():
+    # The import takes seconds.
+    run_python("""
+import sys
+import torch
+from tsplat.ops.adam import Adam
+parameter = torch.nn.Parameter(torch.ones(2, 3))
+optimizer = Adam([parameter], lr=0.1)
+parameter.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+assert "torch._dynamo" not in sys.modules
+""")
+
+
+@pytest.mark.slow
 def test_import_without_triton_and_optional_packages():
     run_python(f"""
 import sys

@@ -10,18 +10,19 @@ from tests.support.closeness import assert_same_bits, run
 @pytest.mark.triton
 @pytest.mark.parametrize("banded", [False, True])
 def test_order_of_tiles_does_not_change_bits(banded, monkeypatch):
-    from tsplat.kernels import compositing, launch
+    from tsplat.kernels import compositing_backward, compositing_forward, launch
 
     scene = scenes.make(scenes.Structure(n=10, cameras=2, width=12, height=11, size=2.0, seed=3), torch.float32)
     monkeypatch.setattr(launch, "GRAIN", 1)
     original = launch.longest_first
     orders = []
 
-    def recorded(isect_offsets):
-        orders.append(original(isect_offsets))
+    def recorded(offsets):
+        orders.append(original(offsets))
         return orders[-1]
 
-    monkeypatch.setattr(compositing, "longest_first", recorded)
+    monkeypatch.setattr(compositing_forward, "longest_first", recorded)
+    monkeypatch.setattr(compositing_backward, "longest_first", recorded)
     results, budget = [], {}
     if banded:
         _, meta = run(scene, backend="triton", tile_size=4, absgrad=True, render_mode="RGB+D")

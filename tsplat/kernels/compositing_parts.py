@@ -27,7 +27,7 @@ BLOCK = 128
 
 WORD = tl.constexpr(32)
 
-CUT = 2
+CUT = 1.5
 """Lists longer than that many segments are cut."""
 
 
@@ -185,6 +185,8 @@ def list_parts(
     """
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
     parts = grid.tile_size**2 // (part[0] * part[1])
+    if flatten_ids.numel() == 0:
+        return PartLists(isect_offsets.new_zeros(parts * (isect_offsets.numel() - 1) + 1), flatten_ids, None, None)
     if parts == 1:
         lists = PartLists(isect_offsets, flatten_ids, None, None)
         segment_starts = _segment_starts(isect_offsets, segment)

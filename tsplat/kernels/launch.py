@@ -1,6 +1,7 @@
 """What every launcher needs: kernel launches on any device, grids that fit, the order of tiles, compiler options."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -30,8 +31,11 @@ SMALL, LARGE = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
 are more programs; larger parts share more of the work of a Gaussian."""
 
-FEW, FEW_SEGMENT, SEGMENT, CPU_SEGMENT = 100, 64, 256, 2**30
-"""Number of tiles below which segments of long lists are short, and the number of entries of segments."""
+SEGMENTS = {256: 32, SMALL: 128, math.inf: 1024}
+"""Entries of the segments that long lists are cut into on GPUs, for numbers of tiles below the keys. Few tiles do not
+fill a GPU, and segments pay for that with a second walk over all but the last of them."""
+
+CPU_SEGMENT = 2**30
 
 FEATURES_HELD = 6
 """Features for which a thread holds the state of several pixels."""
@@ -176,13 +180,15 @@ def part_size(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) -> 
 
 
 def segment_length(tensor: Tensor, n_tiles: int) -> int:
-    """Returns the number of entries of the segments that long lists are cut into, for as many tiles of all images.
+    """Returns the number of entries of the segments that long lists are cut into.
 
-    With few tiles, only short segments make programs enough for a GPU. A CPU needs none.
+    Args:
+        tensor: On the device.
+        n_tiles: Number of tiles of all images, see :func:`part_size`.
     """
     if is_compiled_for_cpu(tensor):
         return CPU_SEGMENT
-    return FEW_SEGMENT if n_tiles < FEW else SEGMENT
+    return next(length for limit, length in SEGMENTS.items() if n_tiles < limit)
 
 
 def has_ptx(tensor: Tensor) -> bool:

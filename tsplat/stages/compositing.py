@@ -69,10 +69,7 @@ class _Composite(torch.autograd.Function):
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
                 del intersections
-        lists = (None,) * (N_LISTS + N_PARTS)
-        if whole is not None:
-            order, parts_or_none = whole.gaussian_major or (None,) * N_ORDER, parts or (None,) * N_PARTS
-            lists = (whole.isect_offsets, whole.flatten_ids, *order, *parts_or_none)
+        lists = _saved(whole, parts)
         inputs = (means2d, conics, opacities, colors, color_ids, depths, backgrounds)
         ctx.save_for_backward(*inputs, buffers.transmittances, buffers.last_ids, *lists)
         ctx.settings, ctx.launch = settings, launch
@@ -146,6 +143,14 @@ def _splats(
     if colors is not None and color_ids is not None:
         colors = colors[color_ids]
     return Splats(means2d.reshape(-1, 2).contiguous(), conics, opacities, colors, depths)
+
+
+def _saved(whole: Intersections | None, parts: PartLists | None) -> tuple[Tensor | None, ...]:
+    """The tensors of a single band that the backward pass needs; None for each if there are several bands."""
+    if whole is None:
+        return (None,) * (N_LISTS + N_PARTS)
+    order = whole.gaussian_major or (None,) * N_ORDER
+    return whole.isect_offsets, whole.flatten_ids, *order, *(parts or (None,) * N_PARTS)
 
 
 def _restored(isect_offsets: Tensor, flatten_ids: Tensor, *order: Tensor | None) -> Intersections:

@@ -209,7 +209,7 @@ def _write_contents(folder: Path, checkpoint: Checkpoint, ranks: RankGroup, shar
             if ranks.is_main:
                 (folder / ROWS).mkdir()
             ranks.barrier()
-            write_shards(folder / ROWS, rows, ranks)
+            write_shards(folder / ROWS, rows, n, ranks)
         except OSError as error:
             return error.strerror or str(error)
         tensors = {name: tensor for name, tensor in tensors.items() if name not in rows}

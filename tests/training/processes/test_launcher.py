@@ -111,16 +111,13 @@ def test_command_resumes_with_another_number_of_ranks(tmp_path):
     def tsplat_train(*arguments):
         process = subprocess.run(
             [sys.executable, "-m", "tsplat", "train", *arguments],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=150,
             check=False,
-            env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
         )
-        assert process.returncode == 0, process.stderr[-3000:]
-        # Importing it takes seconds, in every rank.
-        assert "tsplat.training" in process.stderr
-        assert "torch._dynamo" not in process.stderr or "--resume" in arguments
+        assert process.returncode == 0, process.stdout
         assert (run / "point_cloud.ply").exists()
         return process.stdout, json.loads((run / "metrics.json").read_text()), read_newest(run)[1].config
 

@@ -237,7 +237,7 @@ def _read_rows(folder: Path, n_rows: int) -> dict[str, Tensor]:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    with _quiet_torch_checkpoint():
+    with quiet_torch_checkpoint():
         reader = HuggingFaceStorageReader(str(folder))
         tensors = {}
         for name, metadata in reader.read_metadata().state_dict_metadata.items():
@@ -251,7 +251,7 @@ def _read_rows(folder: Path, n_rows: int) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def _quiet_torch_checkpoint() -> Iterator[None]:
+def quiet_torch_checkpoint() -> Iterator[None]:
     """Silences the warnings of ``torch.distributed.checkpoint`` about its intended use."""
     logger = logging.getLogger("torch.distributed.checkpoint")
     level = logger.level

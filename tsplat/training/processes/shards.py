@@ -1,43 +1,50 @@
-"""Writes the shards of several ranks as one set of safetensors files, as ``torch.distributed.checkpoint`` does."""
+"""Writes the shards of several ranks as one set of safetensors files, with ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from ...scene.formats.checkpoints import quiet_torch_checkpoint
 from ...stages.process_group import RankGroup
 
 
-def write_shards(folder: Path, tensors: dict[str, Tensor], ranks: RankGroup) -> None:
+def write_shards(folder: Path, tensors: dict[str, Tensor], n_rows: int, ranks: RankGroup) -> None:
     """Writes tensors whose rows are sharded over the ranks; every rank calls this and writes its own rows.
-
-    The files are those of ``HuggingFaceStorageWriter`` of ``torch.distributed.checkpoint``, whose import takes seconds:
-    each tensor's first row among the rows of all ranks is in the header.
 
     Args:
         folder: An existing folder.
         tensors: This rank's rows, cut as by :meth:`RankGroup.shard_rows`, under the same names on every rank.
+        n_rows: Number of rows of all ranks together.
         ranks: More than one rank.
 
     Raises:
-        OSError: A rank cannot write; raised on every rank.
+        OSError: A rank cannot write.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
 
-    counts = ranks.all_gather_object(len(next(iter(tensors.values()))))
-    first = sum(counts[: ranks.rank])
-    offsets = {name: {"saved_offsets": [first, *[0] * (t.dim() - 1)]} for name, t in tensors.items()}
-    metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0"}
-    rows = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    problem = None
-    try:
-        save_file(rows, folder / f"shard-{ranks.rank + 1:05d}-model-00001-of-00001.safetensors", metadata)
-    except (OSError, SafetensorError) as error:
-        problem = str(error)
-    problems = ranks.all_gather_object(problem)
-    causes = [f"rank {rank}: {' '.join(text.split())[:200]}" for rank, text in enumerate(problems) if text is not None]
-    if causes:
-        raise OSError("; ".join(causes))
+    device = next(iter(tensors.values())).device
+    assert ranks.group is not None
+    mesh = DeviceMesh.from_group(ranks.group, device.type)
+    distributed = {}
+    for name, tensor in tensors.items():
+        shape = torch.Size([n_rows, *tensor.shape[1:]])
+        stride = torch.empty(shape, device="meta").stride()
+        rows = tensor.detach().contiguous()
+        distributed[name] = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+    with quiet_torch_checkpoint():
+        try:
+            save(
+                distributed,
+                storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+                process_group=ranks.group,
+            )
+        except CheckpointException as error:
+            causes = [f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())]
+            raise OSError("; ".join(" ".join(cause.split())[:200] for cause in causes)) from error
