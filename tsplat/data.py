@@ -300,6 +300,10 @@ class PartLists(NamedTuple):
     segment_transmittances: Tensor | None = None
     segment_colors: Tensor | None = None
 
+    @property
+    def n_segments(self) -> int:
+        return 0 if self.segment_lists is None else self.segment_lists.numel()
+
 
 class Splats(NamedTuple):
     """Projected Gaussians as compositing reads them.

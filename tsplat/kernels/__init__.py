@@ -1,7 +1,7 @@
 """Triton kernels and their launchers: tensors in, tensors out, no autograd. ``kernels_torch`` offers the same."""
 
 from .adam import adam_step
-from .compositing import composite_bwd, composite_fwd
+from .compositing import composite_bwd, composite_fwd, parts_per_tile
 from .compositing_sums import composite_gradients, sum_columns
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_rows
@@ -16,6 +16,7 @@ __all__ = [
     "composite_gradients",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
+    "parts_per_tile",
     "projection_bwd",
     "projection_fwd",
     "spherical_harmonics_bwd",

@@ -25,14 +25,19 @@ from .compositing_backward import walk_bwd
 from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
 from .compositing_forward import walk_fwd
 from .compositing_sums import sum_slots
-from .launch import part_size, segment_length
+from .launch import PartShape, part_shape
 
 
-def _part(splats: Splats, n_tiles: int, tile_size: int) -> tuple[int, int]:
-    """Width and height of the parts of a tile; a whole tile if the backward pass has matrix products."""
-    if splats.n_features >= FEATURES_MIN:
-        return tile_size, tile_size
-    return part_size(splats.means2d, tile_size, n_tiles, splats.n_features)
+def _shape(means: Tensor, grid: TileGrid, n_features: int) -> PartShape:
+    """Of the parts of tiles; parts are whole tiles if the backward pass has matrix products."""
+    shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
+    return shape if n_features < FEATURES_MIN else shape._replace(width=grid.tile_size, height=grid.tile_size)
+
+
+def parts_per_tile(means: Tensor, grid: TileGrid, n_features: int) -> int:
+    """Returns the number of parts that a tile is composited in, each with slots of its own in the backward pass."""
+    shape = _shape(means, grid, n_features)
+    return grid.tile_size**2 // (shape.width * shape.height)
 
 
 def composite_fwd(
@@ -56,12 +61,12 @@ def composite_fwd(
     Returns:
         Lists that :func:`composite_bwd` would make again, or None.
     """
-    grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     if min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN:
-        features_fwd(splats, backgrounds, masks, intersections, buffers, grid, settings)
+        features_fwd(splats, backgrounds, masks, intersections, buffers, settings)
         return None
-    part, segment = _part(splats, grid.n_tiles, grid.tile_size), segment_length(splats.means2d, grid.n_tiles)
-    return walk_fwd(splats, backgrounds, masks, intersections, buffers, part, segment, settings)
+    grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
+    shape = _shape(splats.means2d, grid, splats.n_features)
+    return walk_fwd(splats, backgrounds, masks, intersections, buffers, shape, settings)
 
 
 def composite_bwd(
@@ -95,13 +100,13 @@ def composite_bwd(
     if splats.n_features >= FEATURES_MIN:
         v_slots = features_bwd(splats, backgrounds, intersections, *pixels, columns, large, settings)
     else:
-        n_tiles = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size).n_tiles
-        part, segment = _part(splats, n_tiles, settings.tile_size), segment_length(splats.means2d, n_tiles)
+        grid = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size)
+        shape = _shape(splats.means2d, grid, splats.n_features)
         if lists is None:
             scratch = RenderBuffers(torch.empty_like(v_render_colors), torch.empty_like(transmittances), None)
-            lists = walk_fwd(splats, None, None, intersections, scratch, part, segment, settings)
+            lists = walk_fwd(splats, None, None, intersections, scratch, shape, settings)
         v_slots, slot_starts = walk_bwd(
-            splats, backgrounds, intersections, lists, *pixels, columns, large, part, segment, settings
+            splats, backgrounds, intersections, lists, *pixels, columns, large, shape, settings
         )
         order = order._replace(slot_starts=slot_starts)
     sum_slots(v_slots, order, large, sums)

@@ -11,7 +11,7 @@ from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGr
 from .compositing_parts import part_slots
 from .compositing_records import load_record, pack_records
 from .device_math import load_tuple
-from .launch import Int, approximate, kernel, launch, longest_first, programs, walk_options, walk_unroll
+from .launch import Int, PartShape, approximate, kernel, launch, longest_first, programs, walk_options, walk_unroll
 from .tile_math import (
     GEOMETRY,
     MOMENTS,
@@ -232,8 +232,7 @@ def walk_bwd(
     v_render_alphas: Tensor,
     columns: int,
     large: Tensor,
-    part: tuple[int, int],
-    segment: int,
+    shape: PartShape,
     settings: CompositingSettings,
 ) -> tuple[Tensor, Tensor]:
     """Computes the slots of a band part by part. Arguments as for ``composite_bwd``.
@@ -242,7 +241,7 @@ def walk_bwd(
         lists: Of ``walk_fwd``.
         columns: Columns of a slot.
         large: [nnz] bool, output, see ``pack_records``.
-        part, segment: As for ``walk_fwd``.
+        shape: As for ``walk_fwd``.
 
     Returns:
         Slots [K, columns], and the first slot of each span [S + 1].
@@ -252,11 +251,10 @@ def walk_bwd(
     records = pack_records(splats, settings, large)
     slots, slot_starts = part_slots(lists, intersections.gaussian_major)
     v_slots = records.new_empty(lists.ids.numel(), columns)
-    n_segments = 0 if lists.segment_lists is None else lists.segment_lists.numel()
-    folds = approximate(records) and part[0] % 8 == 0 and part[1] % 4 == 0
+    folds = approximate(records) and shape.width % 8 == 0 and shape.height % 4 == 0
     launch(
         _composite_bwd_kernel,
-        programs(n_segments + lists.offsets.numel() - 1, 1),
+        programs(lists.n_segments + lists.offsets.numel() - 1, 1),
         records=records,
         backgrounds=backgrounds,
         offsets=lists.offsets,
@@ -278,7 +276,7 @@ def walk_bwd(
         height=settings.height,
         tile_width=grid.tile_width,
         n_tiles=grid.tiles_per_image,
-        n_segments=n_segments,
+        n_segments=lists.n_segments,
         channel_stride=v_render_colors.stride(3),
         image_stride=v_render_colors.stride(0),
         pixel_stride=v_render_colors.stride(2),
@@ -286,15 +284,15 @@ def walk_bwd(
         FEATURES=splats.n_features,
         RECORD_WIDTH=records.shape[1],
         TILE=settings.tile_size,
-        WIDTH=part[0],
-        HEIGHT=part[1],
-        BLOCK_WIDTH=8 if folds else part[0],
-        BLOCK_HEIGHT=4 if folds else part[1],
+        WIDTH=shape.width,
+        HEIGHT=shape.height,
+        BLOCK_WIDTH=8 if folds else shape.width,
+        BLOCK_HEIGHT=4 if folds else shape.height,
         FOLD=folds,
         ABSGRAD=settings.absgrad,
         COLUMNS=columns,
         PADDED=triton.next_power_of_2(columns),
-        SEGMENT=segment,
+        SEGMENT=shape.segment,
         UNROLL=walk_unroll(records),
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),

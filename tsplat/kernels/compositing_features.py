@@ -303,10 +303,10 @@ def features_fwd(
     masks: Tensor | None,
     intersections: Intersections,
     buffers: RenderBuffers,
-    grid: TileGrid,
     settings: CompositingSettings,
 ) -> None:
     """Does what ``composite_fwd`` does, for ``FEATURES_MIN`` channels or more."""
+    grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats._replace(colors=None, depths=None), settings)
     chunk = CHUNK if splats.n_features > FEATURES_MIN else FEATURES_MIN
     chunks = triton.cdiv(splats.n_features, chunk)

@@ -1,6 +1,7 @@
 """Forward compositing of the parts of tiles. See ``compositing``."""
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -11,7 +12,7 @@ from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
 from .compositing_parts import list_parts
 from .compositing_records import load_record, pack_records
-from .launch import Int, approximate, kernel, launch, longest_first, programs, walk_options, walk_unroll
+from .launch import Int, PartShape, approximate, kernel, launch, longest_first, programs, walk_options, walk_unroll
 from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
 PASS = 8
@@ -220,26 +221,46 @@ def _combine_kernel(
         )  # fmt: skip
 
 
+def _segment_products(
+    records: Tensor, lists: PartLists, pixels: dict[str, int], walk: dict[str, Any]
+) -> tuple[Tensor | None, Tensor | None]:
+    """``products`` and ``segment_last_ids`` of ``_composite_fwd_kernel``; None if no list is cut."""
+    if lists.segment_lists is None or lists.segment_transmittances is None:
+        return None, None
+    products = torch.empty_like(lists.segment_transmittances)
+    launch(
+        _transmittance_kernel,
+        programs(lists.n_segments, 1),
+        records=records,
+        offsets=lists.offsets,
+        ids=lists.ids,
+        segment_starts=lists.segment_starts,
+        segment_lists=lists.segment_lists,
+        products=products,
+        n_segments=lists.n_segments,
+        RECORD_WIDTH=records.shape[1],
+        **pixels,
+        **walk,
+    )
+    return products, torch.empty_like(products, dtype=torch.int32)
+
+
 def walk_fwd(
     splats: Splats,
     backgrounds: Tensor | None,
     masks: Tensor | None,
     intersections: Intersections,
     buffers: RenderBuffers,
-    part: tuple[int, int],
-    segment: int,
+    shape: PartShape,
     settings: CompositingSettings,
 ) -> PartLists:
-    """Composites a band of tiles part by part. Arguments as for ``composite_fwd``.
+    """Composites a band of tiles part by part, as many channels at a time as registers hold.
 
     Args:
-        part: Width and height of a part in pixels.
-        segment: Number of entries of the segments that long lists are cut into.
+        shape: Of the parts. Others as for ``composite_fwd``.
     """
     n_features, n_colors = splats.n_features, splats.n_colors
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
-    pass_width = min(settings.channel_chunk, PASS)
-    approx = approximate(buffers.colors)
     pixels = {
         "tiles": intersections.isect_offsets.numel() - 1,
         "first_tile": intersections.first_tile,
@@ -248,51 +269,30 @@ def walk_fwd(
         "tile_width": grid.tile_width,
         "n_tiles": grid.tiles_per_image,
         "TILE": settings.tile_size,
-        "WIDTH": part[0],
-        "HEIGHT": part[1],
+        "WIDTH": shape.width,
+        "HEIGHT": shape.height,
     }
     walk = {
-        "SEGMENT": segment,
+        "SEGMENT": shape.segment,
         "STEP": STEP,
         "UNROLL": walk_unroll(buffers.colors),
         "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
         "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN,
-        "APPROX": approx,
+        "APPROX": approximate(buffers.colors),
         **walk_options(buffers.colors),
     }
-    lists, products, segment_last_ids = None, None, None
+    lists = None
+    pass_width = min(settings.channel_chunk, PASS)
     for first in range(0, n_features, pass_width):
         end = min(first + pass_width, n_features)
         channels = slice(first, min(end, n_colors))
-        records = pack_records(
-            splats._replace(
-                colors=None if splats.colors is None else splats.colors[:, channels],
-                depths=splats.depths if end > n_colors else None,
-            ),
-            settings,
-        )
+        colors = None if splats.colors is None else splats.colors[:, channels]
+        depths = splats.depths if end > n_colors else None
+        records = pack_records(splats._replace(colors=colors, depths=depths), settings)
         if lists is None:
-            lists = list_parts(records, intersections, grid, part, segment, n_features)
+            lists = list_parts(records, intersections, grid, shape, n_features)
             order = longest_first(lists.offsets)
-            n_segments = 0
-            if lists.segment_lists is not None:
-                n_segments = lists.segment_lists.numel()
-                products = torch.empty_like(lists.segment_transmittances)
-                segment_last_ids = torch.empty_like(products, dtype=torch.int32)
-                launch(
-                    _transmittance_kernel,
-                    programs(n_segments, 1),
-                    records=records,
-                    offsets=lists.offsets,
-                    ids=lists.ids,
-                    segment_starts=lists.segment_starts,
-                    segment_lists=lists.segment_lists,
-                    products=products,
-                    n_segments=n_segments,
-                    RECORD_WIDTH=records.shape[1],
-                    **pixels,
-                    **walk,
-                )
+            products, segment_last_ids = _segment_products(records, lists, pixels, walk)
         images = {
             "backgrounds": None if backgrounds is None else backgrounds[:, channels],
             "render_colors": buffers.colors[..., first:],
@@ -310,20 +310,20 @@ def walk_fwd(
         }
         launch(
             _composite_fwd_kernel,
-            programs(n_segments + lists.offsets.numel() - 1, 1),
+            programs(lists.n_segments + lists.offsets.numel() - 1, 1),
             records=records,
             masks=masks,
             offsets=lists.offsets,
             ids=lists.ids,
             order=order,
             products=products,
-            n_segments=n_segments,
+            n_segments=lists.n_segments,
             RECORD_WIDTH=records.shape[1],
             **images,
             **pixels,
             **walk,
         )
-        if n_segments > 0:
-            launch(_combine_kernel, programs(n_segments, 1), **images, **pixels, num_warps=1)
+        if lists.n_segments > 0:
+            launch(_combine_kernel, programs(lists.n_segments, 1), **images, **pixels, num_warps=1)
     assert lists is not None
     return lists

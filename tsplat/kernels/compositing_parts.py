@@ -21,7 +21,7 @@ from ..config import ALPHA_MIN
 from ..data import GaussianMajor, Intersections, PartLists, TileGrid
 from .compositing_records import load_record
 from .device_math import popcount
-from .launch import Int, approximate, has_ptx, kernel, launch_elementwise
+from .launch import Int, PartShape, approximate, has_ptx, kernel, launch_elementwise
 
 BLOCK = 128
 
@@ -169,8 +169,7 @@ def list_parts(
     records: Tensor,
     intersections: Intersections,
     grid: TileGrid,
-    part: tuple[int, int],
-    segment: int,
+    shape: PartShape,
     n_features: int,
 ) -> PartLists:
     """Lists the Gaussians that reach each part of the tiles of a band. Reads the number of entries from the device.
@@ -179,20 +178,19 @@ def list_parts(
         records: [nnz, width] of ``pack_records``.
         intersections: Of the band.
         grid: The tiles of the images.
-        part: Width and height of a part in pixels.
-        segment: Lists of more than ``CUT`` times as many entries are cut into segments of that many.
+        shape: Size of the parts; lists longer than ``CUT`` segments are cut.
         n_features: D, for the size of ``segment_colors``.
     """
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
-    parts = grid.tile_size**2 // (part[0] * part[1])
+    parts = grid.tile_size**2 // (shape.width * shape.height)
     if flatten_ids.numel() == 0:
         return PartLists(isect_offsets.new_zeros(parts * (isect_offsets.numel() - 1) + 1), flatten_ids, None, None)
     if parts == 1:
         lists = PartLists(isect_offsets, flatten_ids, None, None)
-        segment_starts = _segment_starts(isect_offsets, segment)
+        segment_starts = _segment_starts(isect_offsets, shape.segment)
         n_segments = int(segment_starts[-1])
     else:
-        words, totals = _part_bits(records, intersections, grid, part)
+        words, totals = _part_bits(records, intersections, grid, shape)
         n_words, tiles = words.shape[1], isect_offsets.numel() - 1
         bits = {"words": words, "totals": totals, "n_words": n_words, "PTX": has_ptx(records)}
         offsets = isect_offsets.new_empty(parts * tiles + 1)
@@ -200,7 +198,7 @@ def list_parts(
         launch_elementwise(
             _part_offsets_kernel, n, BLOCK, isect_offsets=isect_offsets, offsets=offsets, n=n, tiles=tiles, **bits
         )
-        segment_starts = _segment_starts(offsets, segment)
+        segment_starts = _segment_starts(offsets, shape.segment)
         n_entries, n_segments = torch.stack([offsets[-1], segment_starts[-1]]).tolist()
         ids = flatten_ids.new_empty(n_entries)
         n = flatten_ids.numel()
@@ -209,7 +207,7 @@ def list_parts(
     if n_segments == 0:
         return lists
     indices = torch.arange(segment_starts.numel() - 1, device=segment_starts.device)
-    pixels = part[0] * part[1]
+    pixels = shape.width * shape.height
     return lists._replace(
         segment_starts=segment_starts,
         segment_lists=indices.repeat_interleave(segment_starts.diff(), output_size=n_segments),
@@ -226,13 +224,13 @@ def _segment_starts(offsets: Tensor, segment: int) -> Tensor:
 
 
 def _part_bits(
-    records: Tensor, intersections: Intersections, grid: TileGrid, part: tuple[int, int]
+    records: Tensor, intersections: Intersections, grid: TileGrid, shape: PartShape
 ) -> tuple[Tensor, Tensor]:
     """``words`` and ``totals`` of :class:`PartLists`."""
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
     n = flatten_ids.numel()
     n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
-    words = flatten_ids.new_empty(grid.tile_size**2 // (part[0] * part[1]), n_words)
+    words = flatten_ids.new_empty(grid.tile_size**2 // (shape.width * shape.height), n_words)
     counts = torch.empty_like(words)
     keys = intersections.keys
     if keys is None:
@@ -255,8 +253,8 @@ def _part_bits(
         n_tiles=grid.tiles_per_image,
         RECORD_WIDTH=records.shape[1],
         TILE=grid.tile_size,
-        WIDTH=part[0],
-        HEIGHT=part[1],
+        WIDTH=shape.width,
+        HEIGHT=shape.height,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         APPROX=approximate(records),
         PTX=has_ptx(records),

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -36,12 +36,21 @@ SEGMENTS = {256: 32, SMALL: 128, math.inf: 1024}
 fill a GPU, and segments pay for that with a second walk over all but the last of them."""
 
 CPU_SEGMENT = 2**30
+"""A CPU needs no segments."""
 
 FEATURES_HELD = 6
 """Features for which a thread holds the state of several pixels."""
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets kernels (TRITON_INTERPRET=1 when it was first imported)."""
+
+
+class PartShape(NamedTuple):
+    """How tiles are composited: width and height of a part in pixels, and entries of a segment of a long list."""
+
+    width: int
+    height: int
+    segment: int
 
 
 class Int(int):
@@ -161,34 +170,23 @@ def block_size(tensor: Tensor, gpu: int) -> int:
     return CPU_BLOCK if is_compiled_for_cpu(tensor) else gpu
 
 
-def part_size(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) -> tuple[int, int]:
-    """Returns the width and height in pixels of the parts that a tile is composited in.
+def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) -> PartShape:
+    """Returns how a tile is composited.
 
     Args:
         tensor: On the device.
         n_tiles: Number of tiles of all images. That of a band must not matter, or sums would depend on the bands.
     """
+    segment = next(length for limit, length in SEGMENTS.items() if n_tiles < limit)
     if is_compiled_for_cpu(tensor):
-        width, height = tile_size, CPU_ROWS
+        width, height, segment = tile_size, CPU_ROWS, CPU_SEGMENT
     elif vendor(tensor) == "amd" or (n_tiles > LARGE and n_features <= FEATURES_HELD):
         width, height = 16, 8
     elif n_tiles < SMALL or n_features > FEATURES_HELD:
         width, height = 8, 4
     else:
         width, height = 8, 8
-    return min(width, tile_size), min(height, tile_size)
-
-
-def segment_length(tensor: Tensor, n_tiles: int) -> int:
-    """Returns the number of entries of the segments that long lists are cut into.
-
-    Args:
-        tensor: On the device.
-        n_tiles: Number of tiles of all images, see :func:`part_size`.
-    """
-    if is_compiled_for_cpu(tensor):
-        return CPU_SEGMENT
-    return next(length for limit, length in SEGMENTS.items() if n_tiles < limit)
+    return PartShape(min(width, tile_size), min(height, tile_size), segment)
 
 
 def has_ptx(tensor: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """The launchers of ``kernels`` in vectorized PyTorch, for devices without Triton: same names, same signatures."""
 
 from .adam import adam_step
-from .compositing import composite_bwd, composite_fwd, composite_gradients, count_passed, sum_columns
+from .compositing import composite_bwd, composite_fwd, composite_gradients, parts_per_tile, sum_columns
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_rows
 from .projection import projection_bwd, projection_fwd
@@ -13,9 +13,9 @@ __all__ = [
     "composite_bwd",
     "composite_fwd",
     "composite_gradients",
-    "count_passed",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
+    "parts_per_tile",
     "projection_bwd",
     "projection_fwd",
     "spherical_harmonics_bwd",

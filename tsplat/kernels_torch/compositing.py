@@ -21,6 +21,7 @@ from ..data import (
     CompositingSettings,
     GaussianMajor,
     Intersections,
+    PartLists,
     RenderBuffers,
     SplatGradients,
     Splats,
@@ -130,7 +131,7 @@ def composite_fwd(
     intersections: Intersections,
     buffers: RenderBuffers,
     settings: CompositingSettings,
-) -> None:
+) -> PartLists | None:
     means2d, channels = splats.means2d, splats.n_features
     records, features = _pack(splats, settings.numerics), _Features(splats)
     shown = None if masks is None else masks.flatten().tolist()
@@ -160,6 +161,7 @@ def composite_fwd(
         buffers.transmittances[here] = left.view(shape)
         if buffers.last_ids is not None:
             buffers.last_ids[here] = last.view(shape)
+    return None
 
 
 def count_passed(
@@ -185,7 +187,7 @@ def composite_bwd(
     v_render_alphas: Tensor,
     sums: Tensor,
     settings: CompositingSettings,
-    lists: None = None,
+    lists: PartLists | None = None,
 ) -> None:
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None
@@ -258,6 +260,10 @@ def _pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor,
         torch.arange(size, dtype=like.dtype, device=like.device) + 0.5 for size in (settings.width, settings.height)
     )
     return xs, ys
+
+
+def parts_per_tile(means: Tensor, grid: TileGrid, n_features: int) -> int:
+    return 1
 
 
 def sum_columns(n_features: int, absgrad: bool) -> int:

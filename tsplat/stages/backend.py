@@ -137,7 +137,7 @@ class _WithFallback:
 
 def _with_counts_of_tiles(*args: Any) -> tuple[Any, ...]:
     """Arguments of composite_bwd in PyTorch after composite_fwd in Triton, which has other lists."""
-    from ..kernels_torch import count_passed
+    from ..kernels_torch.compositing import count_passed
 
     splats, backgrounds, intersections, transmittances, last_ids, v_colors, v_alphas, sums, settings, _ = args
     counts = count_passed(splats, intersections, last_ids, settings)

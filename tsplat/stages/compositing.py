@@ -19,6 +19,7 @@ from ..data import (
     RenderBuffers,
     SplatGradients,
     Splats,
+    TileGrid,
     sum_by_id,
 )
 from ..errors import ArgumentError, ShapeError
@@ -30,9 +31,13 @@ N_LISTS = 2 + N_ORDER
 """Tensors that are saved of a single band's intersections, the first two tile by tile, and of its parts."""
 
 
-def bytes_per_intersection(n_features: int, dtype: torch.dtype, settings: CompositingSettings) -> int:
-    """Returns the bytes that the backward pass keeps for an intersection: moments and gradients of features."""
-    return (6 + n_features + 2 * settings.absgrad) * dtype.itemsize
+def bytes_per_intersection(means: Tensor, n_features: int, grid: TileGrid, settings: CompositingSettings) -> int:
+    """Returns the bytes that the backward pass keeps for an intersection at most.
+
+    For each part of the tile: moments and gradients of features, a row and a slot.
+    """
+    parts: int = launchers(means.device, settings.backend).parts_per_tile(means, grid, n_features)
+    return parts * ((6 + n_features + 2 * settings.absgrad) * means.dtype.itemsize + 8)
 
 
 class _Composite(torch.autograd.Function):

@@ -187,8 +187,7 @@ class Request:
 
     def memory_budget(self, n_features: int) -> MemoryBudget:
         """The budget for the intersections of rows with so many features, depth included."""
-        dtype = self.gaussians.means.dtype
-        needed = bytes_per_intersection(n_features, dtype, self.compositing_settings())
+        needed = bytes_per_intersection(self.gaussians.means, n_features, self.grid, self.compositing_settings())
         return MemoryBudget(self.device, self.options.memory_budget, needed)
 
     def explain_memory(self) -> str:
