@@ -30,7 +30,7 @@ from tsplat.data import (
     Splats,
     TileGrid,
 )
-from tsplat.kernels import launch
+from tsplat.kernels import compositing_parts, launch
 
 CHANNELS = (1, 3, 4, 8, 16, 64)
 
@@ -201,6 +201,9 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
     for n_images in IMAGES if tile_size == 16 else (1,):
         for d, has_depths in [*((d, False) for d in channels), (0, True), (3, True)]:
             yield from _composited(vendor, n_images, tile_size, d, has_depths)
+    with mock.patch.object(compositing_parts, "_segment_starts", lambda offsets, _: torch.arange(offsets.numel())):
+        for d in channels:
+            yield from _composited(vendor, 1, tile_size, d, False)
 
 
 def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: bool) -> Labeled:
@@ -223,17 +226,20 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
     with recorded(vendor) as launches:
         settings = CompositingSettings(WIDTH, HEIGHT, tile_size, 32, False, DEFAULT_NUMERICS, "triton")
         for output in (None, last_ids):
-            kernels.composite_fwd(splats, backgrounds, masks, lists, RenderBuffers(image, alphas, output), settings)
+            buffers = RenderBuffers(image, alphas, output)
+            parts = kernels.composite_fwd(splats, backgrounds, masks, lists, buffers, settings)
         for absgrad in (False, True):
             settings = dataclasses.replace(settings, absgrad=absgrad)
             sums = torch.ones(N, kernels.sum_columns(splats.n_features, absgrad))
-            kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, sums, settings)
+            kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, sums, settings, parts)
             kernels.composite_gradients(sums, conics, depths, splats.n_features, settings)
     for call in launches:
         extra = " absgrad" if call.constants.get("ABSGRAD") else ""
         extra += " image only" if call.constants.get("last_ids", 0) is None else ""
         if "WIDTH" in call.constants and "HEIGHT" in call.constants:
             extra += f" part {call.constants['WIDTH']}x{call.constants['HEIGHT']}"
+        if call.signature.get("segment_lists", "constexpr") != "constexpr":
+            extra += " segments"
         yield f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -37,8 +38,8 @@ __all__ = ["BUDGETS", "TARGETS", "cost", "kernels_are_interpreted", "shipped_lau
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "hip:gfx1100")
 BUDGETS = Path(__file__).with_name("budgets.json")
 
-WALKS = ("_composite", "_features")
-"""Kernels that walk the intersections of a tile."""
+WALKS = ("_composite", "_features", "_transmittance")
+"""Kernels that walk the list of a tile or of a part."""
 
 CLASSES = {
     "special": r"MUFU",
@@ -142,10 +143,9 @@ def per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> float:
             return once + (call.chunks - 1) * again / _exponentials(counted)
         # In the forward pass, one program per chunk of channels walks the list.
         return once * call.chunks
-    if "ROWS" in constants:
-        lanes: int = constants["ROWS"] * constants["COLUMNS"]
-    else:
-        lanes = constants.get("BLOCK") or constants["GROUP"] * constants["CHUNK"] * constants["COLUMNS"]
+    shapes = (("BLOCK",), ("LANES",), ("ROWS", "COLUMNS"), ("GROUP", "COLUMNS"), ("WIDTH", "HEIGHT"))
+    shape = next(names for names in shapes if all(name in constants for name in names))
+    lanes: int = math.prod(constants[name] for name in shape)
     return len(counted) * warps * 32 / lanes
 
 
