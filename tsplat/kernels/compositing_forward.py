@@ -18,6 +18,9 @@ from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, 
 PASS = 8
 """Channels accumulated in one pass over the lists."""
 
+COMBINED = 4
+"""Segments of a list that are loaded at a time when they are added."""
+
 STEP = 16
 """Gaussians between two checks whether all pixels of a part have stopped."""
 
@@ -184,6 +187,7 @@ def _combine_kernel(
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     background_stride: "Int", stride: "Int",
     COLORS: tl.constexpr, FEATURES: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds the segments of each list that is cut, up to the one in which a pixel stopped. One program per list."""
     dtype = segment_colors.dtype.element_ty
@@ -202,19 +206,36 @@ def _combine_kernel(
         color = ()
         for _ in tl.static_range(FEATURES):
             color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
-        for segment in range(first_segment, end_segment):
-            at = segment.to(tl.int64) * PIXELS + own
-            alive = transmittance > 0.0
-            transmittance = tl.where(alive, tl.load(segment_transmittances + at), transmittance)
-            tl.store(segment_transmittances + at, tl.abs(transmittance))
-            last = tl.where(alive, tl.maximum(tl.load(segment_last_ids + at), last), last)
-            total = ()
-            for k in tl.static_range(FEATURES):
-                address = segment_colors + (segment.to(tl.int64) * stride + k) * PIXELS + own
-                added = tl.where(alive, tl.load(address), 0.0)
-                tl.store(address, added)
-                total = total + (color[k] + added,)
-            color = total
+        for base in range(first_segment, end_segment, CHUNK):
+            # All loads of a chunk come first, so that their latencies overlap.
+            behind = ()
+            added = ()
+            last_added = ()
+            for n in tl.static_range(CHUNK):
+                segment = (base + n).to(tl.int64)
+                behind = behind + (
+                    tl.load(segment_transmittances + segment * PIXELS + own, mask=base + n < end_segment),
+                )
+                last_added = last_added + (
+                    tl.load(segment_last_ids + segment * PIXELS + own, mask=base + n < end_segment),
+                )
+                for k in tl.static_range(FEATURES):
+                    address = segment_colors + (segment * stride + k) * PIXELS + own
+                    added = added + (tl.load(address, mask=base + n < end_segment),)
+            for n in tl.static_range(CHUNK):
+                segment = (base + n).to(tl.int64)
+                listed = base + n < end_segment
+                alive = (transmittance > 0.0) & listed
+                transmittance = tl.where(alive, behind[n], transmittance)
+                tl.store(segment_transmittances + segment * PIXELS + own, tl.abs(transmittance), mask=listed)
+                last = tl.where(alive, tl.maximum(last_added[n], last), last)
+                total = ()
+                for k in tl.static_range(FEATURES):
+                    address = segment_colors + (segment * stride + k) * PIXELS + own
+                    kept = tl.where(alive, added[n * FEATURES + k], 0.0)
+                    tl.store(address, kept, mask=listed)
+                    total = total + (color[k] + kept,)
+                color = total
         _store_pixels(
             render_colors, transmittances, last_ids, backgrounds, color, transmittance, last, image, pixel, inside,
             background_stride, stride, COLORS,
@@ -324,6 +345,6 @@ def walk_fwd(
             **walk,
         )
         if lists.n_segments > 0:
-            launch(_combine_kernel, programs(lists.n_segments, 1), **images, **pixels, num_warps=1)
+            launch(_combine_kernel, programs(lists.n_segments, 1), **images, **pixels, CHUNK=COMBINED, num_warps=1)
     assert lists is not None
     return lists
