@@ -222,7 +222,7 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
     masks = torch.ones(n_images, grid.n_tiles, dtype=torch.bool)
     colors, backgrounds = (torch.ones(N, d), torch.ones(n_images, d)) if d else (None, None)
     splats = Splats(means2d, conics, depths, colors, depths if has_depths else None)
-    image = torch.ones(1, 1, 1, 1).expand(n_images, HEIGHT, WIDTH, splats.n_features)
+    image = torch.ones(n_images, HEIGHT, WIDTH, splats.n_features)
     with recorded(vendor) as launches:
         settings = CompositingSettings(WIDTH, HEIGHT, tile_size, 32, False, DEFAULT_NUMERICS, "triton")
         for output in (None, last_ids):

@@ -8,10 +8,21 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN
 from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
-from .compositing_parts import part_slots
+from .compositing_parts import part_slots, shared_slots
 from .compositing_records import load_record, pack_records
 from .device_math import load_tuple
-from .launch import Int, PartShape, approximate, kernel, launch, longest_first, programs, walk_options, walk_unroll
+from .launch import (
+    Int,
+    PartShape,
+    approximate,
+    is_compiled_for_cpu,
+    kernel,
+    launch,
+    longest_first,
+    programs,
+    walk_options,
+    walk_unroll,
+)
 from .tile_math import (
     GEOMETRY,
     MOMENTS,
@@ -135,90 +146,98 @@ def _composite_bwd_kernel(
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
     ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
-    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+    TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """If FOLD, a lane holds one pixel of each block of a part, otherwise a part is one block."""
+    """If FOLD, a lane holds one pixel of each block of a part, otherwise a part is one block.
+
+    A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
+    """
     dtype = records.dtype.element_ty
     VALUES: tl.constexpr = GEOMETRY + FEATURES
     BLOCKS: tl.constexpr = WIDTH // BLOCK_WIDTH * (HEIGHT // BLOCK_HEIGHT)
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     program = tl.program_id(0)
-    index, start, begin, range_end, _, end_segment, is_segment = load_range(
-        program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
-    )
-    tile = first_tile + index % tiles
-    x = ()
-    y = ()
-    v_colors = ()
-    transmittance = ()
-    rest = ()
-    last = ()
-    end = 0
-    for block in tl.static_range(BLOCKS):
-        image, center_x, center_y, inside, pixel, own = part_pixels(
-            tile, index // tiles, block, width, height, tile_width, n_tiles,
-            TILE, WIDTH, HEIGHT, BLOCK_WIDTH, BLOCK_HEIGHT, dtype,
-        )  # fmt: skip
-        v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
-        v_color = load_tuple(v_image, channel_stride, FEATURES, inside)
-        behind = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
-        if backgrounds is not None:
-            for k in tl.static_range(COLORS):
-                behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
-        end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
-        behind = behind * end_transmittance
-        if segment_lists is not None:
-            if is_segment:
-                segment = program.to(tl.int64)
-                end_transmittance = tl.load(segment_transmittances + segment * PIXELS + own)
-                for step in range(end_segment - 1 - program):
-                    later = segment_colors + (end_segment - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
-                    for k in tl.static_range(FEATURES):
-                        behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), behind)
-        end_last = tl.load(last_ids + pixel, mask=inside, other=0)
-        x = x + (center_x,)
-        y = y + (center_y,)
-        v_colors = v_colors + (v_color,)
-        transmittance = transmittance + (end_transmittance,)
-        rest = rest + (behind,)
-        last = last + (end_last,)
-        end = tl.maximum(end, tl.max(end_last))
-    ids += start
-    slots += start
-    if FOLD:
-        column, is_first = column_of_lane(COLUMNS, rest[0])
-    end = tl.maximum(tl.minimum(end, range_end), begin)
-    if begin < end:
-        record = load_record(records, tl.load(ids + end - 1), RECORD_WIDTH, VALUES, APPROX)
-        next_row = tl.load(ids + tl.maximum(end - 2, begin))
-        for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
-            place = end - 1 - step
-            next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
-            next_row = tl.load(ids + tl.maximum(place - 2, begin))
-            out = v_slots + tl.load(slots + place).to(tl.int64) * COLUMNS
-            new_transmittance = ()
-            new_rest = ()
-            sums = ()
-            for b in tl.static_range(BLOCKS):
-                t, r, weight, g, dx, dy = _blend_vjp(
-                    record, x[b], y[b], transmittance[b], rest[b], last[b], v_colors[b], place,
-                    LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX,
-                )  # fmt: skip
-                new_transmittance = new_transmittance + (t,)
-                new_rest = new_rest + (r,)
+    for part in range(TOGETHER):
+        index, start, begin, range_end, _, end_segment, is_segment = load_range(
+            program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT, part * tiles
+        )
+        tile = first_tile + index % tiles
+        x = ()
+        y = ()
+        v_colors = ()
+        transmittance = ()
+        rest = ()
+        last = ()
+        end = 0
+        for block in tl.static_range(BLOCKS):
+            image, center_x, center_y, inside, pixel, own = part_pixels(
+                tile, index // tiles, block, width, height, tile_width, n_tiles,
+                TILE, WIDTH, HEIGHT, BLOCK_WIDTH, BLOCK_HEIGHT, dtype,
+            )  # fmt: skip
+            v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
+            v_color = load_tuple(v_image, channel_stride, FEATURES, inside)
+            behind = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+            if backgrounds is not None:
+                for k in tl.static_range(COLORS):
+                    behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
+            end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+            behind = behind * end_transmittance
+            if segment_lists is not None:
+                if is_segment:
+                    segment = program.to(tl.int64)
+                    end_transmittance = tl.load(segment_transmittances + segment * PIXELS + own)
+                    for step in range(end_segment - 1 - program):
+                        later = segment_colors + (end_segment - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
+                        for k in tl.static_range(FEATURES):
+                            behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), behind)
+            end_last = tl.load(last_ids + pixel, mask=inside, other=0)
+            x = x + (center_x,)
+            y = y + (center_y,)
+            v_colors = v_colors + (v_color,)
+            transmittance = transmittance + (end_transmittance,)
+            rest = rest + (behind,)
+            last = last + (end_last,)
+            end = tl.maximum(end, tl.max(end_last))
+        list_ids = ids + start
+        list_slots = slots + start
+        if FOLD:
+            column, is_first = column_of_lane(COLUMNS, rest[0])
+        end = tl.maximum(tl.minimum(end, range_end), begin)
+        if begin < end:
+            record = load_record(records, tl.load(list_ids + end - 1), RECORD_WIDTH, VALUES, APPROX)
+            next_row = tl.load(list_ids + tl.maximum(end - 2, begin))
+            for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
+                place = end - 1 - step
+                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
+                next_row = tl.load(list_ids + tl.maximum(place - 2, begin))
+                out = v_slots + tl.load(list_slots + place).to(tl.int64) * COLUMNS
+                new_transmittance = ()
+                new_rest = ()
+                sums = ()
+                for b in tl.static_range(BLOCKS):
+                    t, r, weight, g, dx, dy = _blend_vjp(
+                        record, x[b], y[b], transmittance[b], rest[b], last[b], v_colors[b], place,
+                        LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX,
+                    )  # fmt: skip
+                    new_transmittance = new_transmittance + (t,)
+                    new_rest = new_rest + (r,)
+                    if FOLD:
+                        sums = _add_block(sums, record, weight, g, dx, dy, v_colors[b], ABSGRAD)
+                    else:
+                        sums = _sum_block(record, weight, g, dx, dy, v_colors[b], ABSGRAD)
+                transmittance = new_transmittance
+                rest = new_rest
                 if FOLD:
-                    sums = _add_block(sums, record, weight, g, dx, dy, v_colors[b], ABSGRAD)
+                    tl.store(out + column, fold(sums), mask=is_first)
                 else:
-                    sums = _sum_block(record, weight, g, dx, dy, v_colors[b], ABSGRAD)
-            transmittance = new_transmittance
-            rest = new_rest
-            if FOLD:
-                tl.store(out + column, fold(sums), mask=is_first)
-            else:
-                for k in tl.static_range(COLUMNS):
-                    tl.store(out + k, sums[k])
-            record = next_record
-    zero_slots(v_slots, slots, end, range_end, COLUMNS, PADDED)
+                    for k in tl.static_range(COLUMNS):
+                        if TOGETHER > 1:
+                            tl.store(out + k, tl.load(out + k) + sums[k])
+                        else:
+                            tl.store(out + k, sums[k])
+                record = next_record
+        if TOGETHER == 1:
+            zero_slots(v_slots, list_slots, end, range_end, COLUMNS, PADDED)
 
 
 def walk_bwd(
@@ -249,18 +268,27 @@ def walk_bwd(
     assert intersections.gaussian_major is not None
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats, settings, large)
-    slots, slot_starts = part_slots(lists, intersections.gaussian_major)
-    v_slots = records.new_empty(lists.ids.numel(), columns)
+    tiles = intersections.isect_offsets.numel() - 1
+    n_lists = lists.offsets.numel() - 1
+    together = n_lists // tiles if is_compiled_for_cpu(records) and lists.n_segments == 0 else 1
+    if together > 1:
+        slots, slot_starts = shared_slots(lists, intersections.gaussian_major)
+        order = longest_first(intersections.isect_offsets)
+        v_slots = records.new_zeros(intersections.flatten_ids.numel(), columns)
+    else:
+        slots, slot_starts = part_slots(lists, intersections.gaussian_major)
+        order = longest_first(lists.offsets)
+        v_slots = records.new_empty(lists.ids.numel(), columns)
     folds = approximate(records) and shape.width % 8 == 0 and shape.height % 4 == 0
     launch(
         _composite_bwd_kernel,
-        programs(lists.n_segments + lists.offsets.numel() - 1, 1),
+        programs(lists.n_segments + n_lists // together, 1),
         records=records,
         backgrounds=backgrounds,
         offsets=lists.offsets,
         ids=lists.ids,
         slots=slots,
-        order=longest_first(lists.offsets),
+        order=order,
         transmittances=transmittances,
         last_ids=last_ids,
         segment_starts=lists.segment_starts,
@@ -270,7 +298,7 @@ def walk_bwd(
         v_render_colors=v_render_colors,
         v_render_alphas=v_render_alphas,
         v_slots=v_slots,
-        tiles=intersections.isect_offsets.numel() - 1,
+        tiles=tiles,
         first_tile=intersections.first_tile,
         width=settings.width,
         height=settings.height,
@@ -294,6 +322,7 @@ def walk_bwd(
         PADDED=triton.next_power_of_2(columns),
         SEGMENT=shape.segment,
         UNROLL=walk_unroll(records),
+        TOGETHER=together,
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         APPROX=approximate(records),

@@ -12,7 +12,7 @@ from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
 from .compositing_parts import list_parts
 from .compositing_records import load_record, pack_records
-from .launch import Int, PartShape, approximate, kernel, launch, longest_first, programs, walk_options, walk_unroll
+from .launch import Int, PartShape, approximate, kernel, launch, part_order, programs, walk_options, walk_unroll
 from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
 PASS = 8
@@ -312,7 +312,7 @@ def walk_fwd(
         records = pack_records(splats._replace(colors=colors, depths=depths), settings)
         if lists is None:
             lists = list_parts(records, intersections, grid, shape, n_features)
-            order = longest_first(lists.offsets)
+            order = part_order(lists.offsets, intersections.isect_offsets)
             products, segment_last_ids = _segment_products(records, lists, pixels, walk)
         images = {
             "backgrounds": None if backgrounds is None else backgrounds[:, channels],

@@ -112,10 +112,10 @@ def _part_offsets_kernel(
 
 @kernel
 def _part_lists_kernel(
-    values,  # [M] int32
+    values,  # [M] integers
     words,  # [parts, n_words] int32
     totals,  # [parts, n_words] int64
-    listed,  # [K] int32, output
+    listed,  # [K] integers, output
     n: "Int", n_words: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -260,6 +260,28 @@ def _part_bits(
         PTX=has_ptx(records),
     )
     return words, counts.flatten().cumsum(0, dtype=torch.int64).view_as(counts)
+
+
+def shared_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:
+    """Returns what :func:`part_slots` does, if the parts of a tile share the slot of an intersection."""
+    if lists.words is None or lists.totals is None:
+        return order.slots, order.slot_starts
+    slots = order.slots.new_empty(lists.ids.numel())
+    parts, n_words = lists.words.shape
+    launch_elementwise(
+        _part_lists_kernel,
+        order.slots.numel(),
+        BLOCK,
+        values=order.slots,
+        words=lists.words,
+        totals=lists.totals,
+        listed=slots,
+        n=order.slots.numel(),
+        n_words=n_words,
+        PARTS=parts,
+        PTX=has_ptx(slots),
+    )
+    return slots, order.slot_starts
 
 
 def part_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:

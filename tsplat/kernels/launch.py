@@ -141,6 +141,23 @@ def longest_first(isect_offsets: Tensor) -> Tensor | None:
     return grains.sort(descending=True, stable=True).indices
 
 
+def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
+    """Orders the lists of the parts of tiles: the longest first on a GPU, those of the longest tile first on a CPU.
+
+    On a CPU, parts of a tile follow each other, as they read the same Gaussians.
+
+    Args:
+        offsets: [parts * tiles + 1] int64, first entry of each list, and their number.
+        isect_offsets: [tiles + 1] int64, first intersection of each tile, and M.
+    """
+    if not is_compiled_for_cpu(offsets):
+        return longest_first(offsets)
+    n_tiles = isect_offsets.numel() - 1
+    order = longest_first(isect_offsets)
+    tiles = torch.arange(n_tiles) if order is None else order
+    return (tiles[:, None] + torch.arange(0, offsets.numel() - 1, max(n_tiles, 1))).flatten()
+
+
 def invert_ids(dense_ids: Tensor | None, n: int) -> Tensor | None:
     """Returns the packed row of each entry of a dense [B, C, N] layout, -1 where it has none. [n] int32
 

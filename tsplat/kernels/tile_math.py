@@ -24,25 +24,28 @@ MOMENTS = tl.constexpr(6)
 
 
 @triton.jit
-def load_list(program, order, offsets):
+def load_list(program, order, offsets, later=0):
     """The list that a program composites, its first entry, and the number of entries.
 
     Args:
         order: [lists] int64, or None for the order of lists.
+        later: Takes the list by that many later.
         offsets: [lists + 1] int64.
     """
     if order is not None:
         program = tl.load(order + program).to(tl.int32)
+    program += later
     start = tl.load(offsets + program).to(tl.int64)
     return program, start, (tl.load(offsets + program + 1) - start).to(tl.int32)
 
 
 @triton.jit
-def load_range(program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT: tl.constexpr):
+def load_range(program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT: tl.constexpr, later=0):
     """The entries that a program composites: a segment of a long list, or a list that is not cut.
 
     Args:
         order: [lists] int64, or None for the order of lists.
+        later: Takes the list by that many later.
         offsets: [lists + 1] int64.
         segment_lists: [n_segments] int64 and ``segment_starts`` [lists + 1] int64, see ``Segments``; None if there are
             none.
@@ -52,7 +55,7 @@ def load_range(program, order, offsets, segment_lists, segment_starts, n_segment
         whether the program has a segment.
     """
     if segment_lists is None:
-        index, start, count = load_list(program, order, offsets)
+        index, start, count = load_list(program, order, offsets, later)
         return index, start, 0, count, 0, 0, False
     else:
         is_segment = program < n_segments
