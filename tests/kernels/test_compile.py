@@ -12,7 +12,7 @@ if static_cost.kernels_are_interpreted():
 
 BUDGETS = json.loads(static_cost.BUDGETS.read_text())
 GOALS = {"_composite_fwd_kernel": 21, "_composite_bwd_kernel": 56}
-"""Machine instructions per 32 pixels and Gaussian, for three channels and halves of tiles, that budgets never exceed."""
+"""Machine instructions per 32 pixels and Gaussian, with three channels and parts of half a tile."""
 
 LONG = {
     "composite": {"cuda:80": (1, 3, 8), "cuda:100": (3,), "hip:gfx942": (3,)},

@@ -24,6 +24,8 @@ from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers,
 from .compositing_backward import walk_bwd
 from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
 from .compositing_forward import walk_fwd
+from .compositing_parts import list_parts
+from .compositing_records import pack_records
 from .compositing_sums import sum_slots
 from .launch import PartShape, part_shape
 
@@ -103,8 +105,10 @@ def composite_bwd(
         grid = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size)
         shape = _shape(splats.means2d, grid, splats.n_features)
         if lists is None:
-            scratch = RenderBuffers(torch.empty_like(v_render_colors), torch.empty_like(transmittances), None)
-            lists = walk_fwd(splats, None, None, intersections, scratch, shape, settings)
+            lists = list_parts(pack_records(splats, settings), intersections, grid, shape, splats.n_features)
+            if lists.n_segments > 0:  # what they add is needed as well
+                scratch = RenderBuffers(torch.empty_like(v_render_colors), torch.empty_like(transmittances), None)
+                lists = walk_fwd(splats, None, None, intersections, scratch, shape, settings)
         v_slots, slot_starts = walk_bwd(
             splats, backgrounds, intersections, lists, *pixels, columns, large, shape, settings
         )
