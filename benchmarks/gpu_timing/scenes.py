@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import tsplat
 from benchmarks.run import GARDEN, KETTLE, Case, load
@@ -41,6 +42,8 @@ class Run:
     launches: list[Executed]
     list_lengths: list[int]
     """Intersections of each tile."""
+    kept_bytes: int
+    """Bytes of the tensors that the forward pass keeps for the backward pass, its inputs not counted."""
 
 
 def _case(case: Case, data: Data) -> dict[str, Any]:
@@ -128,11 +131,21 @@ def execute(scene: dict[str, Any], *, traced: bool) -> Run:
     options = dict(races=False, uninitialized=False, first_touch=False)
     with tsplat_emulated(TARGET, "sass", **options) as gpu:
         gpu.machine.tracer = recorder
-        colors, alphas, meta = tsplat.rasterization(**(scene | leaves), backend="triton")
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            colors, alphas, meta = tsplat.rasterization(**(scene | leaves), backend="triton")
+        for leaf in scene.values():
+            if isinstance(leaf, Tensor):
+                kept.pop(leaf.untyped_storage().data_ptr(), None)
         recorder.phase = "backward"
         torch.autograd.backward(colors.square().sum() + alphas.sum())
     starts = torch.cat([meta["isect_offsets"].flatten(), torch.tensor([meta["flatten_ids"].numel()])])
-    return Run(recorder.launches, starts.diff().tolist())
+    return Run(recorder.launches, starts.diff().tolist(), sum(kept.values()))
 
 
 # --- command line
@@ -160,5 +173,9 @@ def chosen(options: argparse.Namespace, *, traced: bool) -> Iterator[tuple[str, 
         run = execute(scene, traced=traced)
         lengths = np.array(run.list_lengths)
         fullness = f"median {np.median(lengths):,.0f} per tile, at most {lengths.max():,}"
-        print(f"== {name}: {len(lengths):,} tiles, {lengths.sum():,} intersections, {fullness}", flush=True)
+        print(
+            f"== {name}: {len(lengths):,} tiles, {lengths.sum():,} intersections, {fullness}; "
+            f"{run.kept_bytes / 1e6:.1f} MB kept for the backward pass",
+            flush=True,
+        )
         yield name, run
