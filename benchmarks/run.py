@@ -259,7 +259,7 @@ def measure(case: Case, scene: dict[str, Any], backend: Backend, device: torch.d
     with torch.no_grad():
         _, _, meta = tsplat.rasterization(**scene, backend=backend)
         steps: list[tuple[str, Callable[[], Any]]] = [] if backend == "reference" else list(stages(scene, backend))
-    n_intersections = meta["memory"]["pairs"] if "memory" in meta else None
+    n_intersections = meta["memory"]["n_intersections"] if "memory" in meta else None
     records = []
     for what, step in (*steps, *calls):
         if device.type == "cuda":
