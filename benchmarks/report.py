@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its plot from the records in benchmarks/results: `python -m benchmarks.report`."""
+"""Writes docs/performance.md and its plots from the records in benchmarks/results: `python -m benchmarks.report`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 PLOT = ROOT / "docs" / "performance.png"
+PREDICTED = RESULTS / "predicted"
+PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
+
+TSPLAT = "tsplat"
+IMPLEMENTATIONS = {
+    TSPLAT: "#c2410c",
+    "tsplat 66fcafc": "#f0b48f",
+    "gsplat 1.5.3": "#b9c6d6",
+    "Faster-GS 16x12": "#3b6ea5",
+}
+"""Implementations whose time was predicted, and their colors."""
 
 HEAD = """# Performance
 
@@ -20,12 +31,48 @@ machine instructions of the kernels without a GPU, and `make test` checks them a
 ![Median times by scene](performance.png)
 """
 
-TAIL = """
+PREDICTION = """
 ## Predicted GPU time
 
-`python -m benchmarks.predicted_time` predicts how long the compositing kernels take on an A100 and on an H100, without
-a GPU. `python -m benchmarks.dynamic_cost` counts what they execute. Both render a scene forward and backward on an
-[emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` GPUs, `--json` writes records.
+None of this was measured: no GPU ran. `python -m benchmarks.predicted_time` predicts how long the compositing kernels
+take on an A100 and on an H100. `python -m benchmarks.dynamic_cost` counts what they execute. Both render a scene
+forward and backward on an [emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` GPUs, `--json` writes
+records.
+
+![Predicted time by scene](predicted_time.png)
+
+Predicted microseconds on an A100, forward + backward, and in parentheses both together on an H100:
+
+"""
+
+TAIL = """
+What the figures include and what they do not:
+
+- They are those of all compositing kernels: records, lists of [parts of tiles](decisions/0010-parts-of-tiles.md),
+  pixels, and [sums of slots](decisions/0011-sums-of-slots.md). Not included are PyTorch's operators between them
+  (cumulative sums, sorts), all other stages, and the gaps between launches, which are some microseconds each. tsplat
+  launches more kernels and operators than the others: on the smallest scenes, gaps may cost more than the kernels.
+- We expect errors of up to 40 % in times and of up to 25 % in ratios between kernels. Ratios nearer to one than that
+  are ties.
+- The other implementations got the same projected Gaussians, and each its own lists of tiles. Their kernels were
+  compiled for sm_80 as well. Faster-GS has tiles of 16x12 pixels, the others of 16x16. "tsplat 66fcafc" is the state in
+  which one program of one warp walked the whole list of a tile.
+- The columns of tsplat 66fcafc, gsplat and Faster-GS were predicted once, with an earlier state of the timing model;
+  the commands above do not repeat them. For commit daf3354, whose compositing is designed like that of 66fcafc, the
+  present model predicts 2,549 + 3,405 us for kettle-400x300, 673 + 1,169 us for garden-648x420, 355 + 1,193 us for
+  garden-1296x840, 473 + 1,241 us for garden-1920x1080, and 951 + 1,294 us for dense-tile.
+- The records of kettle-400x300 were made before commit 21f7be2, which made the last step of lists that are cut faster.
+- 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, tile by tile, without parts.
+
+Warp instructions executed by tsplat, divided by those of gsplat 1.5.3. These are counts, not predictions:
+
+| scene | forward | backward |
+| --- | ---: | ---: |
+| kettle-400x300 | 0.44 | 0.35 |
+| garden-648x420 | 0.38 | 0.31 |
+| garden-1296x840 | 0.39 | 0.29 |
+
+### How times are predicted
 
 1. The emulator executes the machine code that Triton compiles for sm_80, and records which instructions each warp
    issues and which sectors of memory it accesses. Counts of instructions, sectors and bank conflicts are exact.
@@ -42,13 +89,8 @@ least.
 Parameters are latencies and throughputs from publications and from NVIDIA's documentation; some are guesses, which
 `benchmarks/gpu_timing/model.py` marks as assumed. `tests/benchmarks/gpu_timing/test_model.py` checks the model on
 kernels whose cost is known: chains of dependent instructions, throughput of pipes, pointer chases, a copy, barriers.
+No prediction for tsplat's kernels has been compared with a GPU yet.
 
-What a prediction is not:
-
-- It is not a measurement. No prediction for these kernels has been compared with a GPU yet. We expect errors of up to
-  40 % in times, and of up to 25 % in ratios between kernels.
-- It does not include PyTorch's operators, kernels other than compositing, or the gaps between launches, which are some
-  microseconds each.
 - The H100 runs the code for sm_80. Code compiled for sm_90 may be faster.
 - Caches are warm: L2 holds what a launch accesses when it begins, as far as it fits. Each launch is modeled alone.
 """
@@ -89,19 +131,99 @@ def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
     figure.savefig(PLOT)
 
 
-def main() -> None:
+def read_predictions() -> dict[str, dict[str, dict[tuple[str, str], float]]]:
+    """Returns predicted microseconds by scene, implementation, and (GPU, pass)."""
+    predictions: dict[str, dict[str, dict[tuple[str, str], float]]] = {}
+    for name in ("tsplat", "peers"):
+        for line in (PREDICTED / f"{name}.jsonl").read_text().splitlines():
+            r = json.loads(line)
+            if r.get("variation") is None:
+                by_implementation = predictions.setdefault(r["scene"], {})
+                passes = by_implementation.setdefault(r.get("implementation", TSPLAT), {})
+                passes[r["gpu"], r["pass"]] = r["predicted_us"]
+    return predictions
+
+
+def both_passes(passes: dict[tuple[str, str], float], gpu: str) -> float | None:
+    """Returns the predicted microseconds of forward + backward on a GPU, or None."""
+    if (gpu, "forward") in passes:
+        return passes[gpu, "forward"] + passes[gpu, "backward"]
+    return passes.get((gpu, "forward + backward"))
+
+
+def predicted_table(predictions: dict[str, dict[str, dict[tuple[str, str], float]]]) -> str:
+    """Returns predicted microseconds as a Markdown table."""
+
+    def us(value: float) -> str:
+        return f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:,.1f}"
+
+    lines = [f"| scene | {' | '.join(IMPLEMENTATIONS)} |", "| --- |" + " ---: |" * len(IMPLEMENTATIONS)]
+    for scene, by_implementation in predictions.items():
+        cells = []
+        for implementation in IMPLEMENTATIONS:
+            passes = by_implementation.get(implementation)
+            if passes is None:
+                cells.append("")
+                continue
+            a100, h100 = both_passes(passes, "a100"), both_passes(passes, "h100")
+            assert a100 is not None
+            cell = f"{us(passes['a100', 'forward'])} + {us(passes['a100', 'backward'])} = {us(a100)}"
+            cells.append(cell if h100 is None else f"{cell} ({us(h100)})")
+        lines.append(f"| {scene} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot_predicted(predictions: dict[str, dict[str, dict[tuple[str, str], float]]]) -> None:
+    """Writes a bar chart of the predicted times on an A100 of the scenes with several implementations."""
+    from matplotlib.figure import Figure
+
+    scenes = [scene for scene, by_implementation in predictions.items() if len(by_implementation) > 1]
+    figure = Figure(figsize=(9, 4), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.8 / len(IMPLEMENTATIONS)
+    for i, (implementation, color) in enumerate(IMPLEMENTATIONS.items()):
+        at, values = [], []
+        for k, scene in enumerate(scenes):
+            value = both_passes(predictions[scene].get(implementation, {}), "a100")
+            if value is not None:
+                at.append(k + (i - (len(IMPLEMENTATIONS) - 1) / 2) * width)
+                values.append(value)
+        bars = axes.bar(at, values, width, color=color, label=implementation)
+        axes.bar_label(bars, fmt="{:,.0f}", fontsize=6.5, padding=1)
+    axes.set_xticks(range(len(scenes)), scenes, fontsize=8)
+    axes.set(yscale="log", ylim=(10, 2e4), ylabel="predicted us, A100")
+    axes.set_title("Predicted, not measured: compositing kernels, forward + backward", fontsize=10)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    figure.legend(fontsize=8, ncols=len(IMPLEMENTATIONS), loc="outside lower center")
+    figure.savefig(PREDICTED_PLOT)
+
+
+def read_measurements() -> dict[str, list[dict[str, Any]]]:
+    """Returns the records of measured times by device."""
     by_device: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             record = json.loads(line)
             by_device.setdefault(record["device"], []).append(record)
+    return by_device
+
+
+def page() -> str:
+    """Returns the text of docs/performance.md."""
+    by_device = read_measurements()
     text = HEAD
     for device, records in by_device.items():
         text += f"\n## {device}, torch {records[0]['torch']}\n\n{table(records)}"
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
         text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
-    PAGE.write_text(text + TAIL)
-    plot(by_device)
+    return text + PREDICTION + predicted_table(read_predictions()) + TAIL
+
+
+def main() -> None:
+    PAGE.write_text(page())
+    plot(read_measurements())
+    plot_predicted(read_predictions())
 
 
 if __name__ == "__main__":

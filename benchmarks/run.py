@@ -6,6 +6,7 @@ Scenes:
 
 - clouds: random Gaussians with a given standard deviation in pixels; on a GPU up to a million of them, and features of
   16, 64 and 256 channels;
+- dense-tile: a cloud, and one tile whose list is about 100 times as long as the median;
 - garden: the points of gsplat's garden (`--garden`, test_garden.npz) at 1, 2 and 4 times its image size, with opacities
   from 0.05 to 0.95 and scales of exp(N(0, 1/2)) times the mean distance to the three nearest neighbors;
 - kettle, luma-seal: trained models (`--kettle`, a PLY).
@@ -52,7 +53,7 @@ class Case:
 
     Attributes:
         kind: How the scene is made; see the module.
-        n: Number of Gaussians of a cloud.
+        n: Number of Gaussians of a cloud; of those outside of the dense tile.
         width, height: Image size in pixels; for the garden, `width` is a multiple of its image size.
         deviation: Standard deviation in pixels of the Gaussians of a cloud.
         channels: Number of color channels of a cloud.
@@ -60,7 +61,7 @@ class Case:
         backends: Backends to measure; the first one is compared with the others.
     """
 
-    kind: Literal["cloud", "garden", "kettle", "luma-seal"]
+    kind: Literal["cloud", "dense-tile", "garden", "kettle", "luma-seal"]
     n: int = 0
     width: int = 1
     height: int = 1
@@ -94,6 +95,7 @@ SCENES = (
     Case("garden", width=4),
     Case("cloud", 1_000_000, 1296, 840, 2.5),
     Case("kettle", 0, 1600, 1200),
+    Case("dense-tile", 22_000, 1296, 840),
     Case("cloud", 200_000, 800, 600, channels=16),
     Case("cloud", 200_000, 800, 600, channels=64),
     Case("cloud", 200_000, 800, 600, channels=256),
@@ -117,6 +119,8 @@ def load(case: Case, device: torch.device, garden: Path = GARDEN, kettle: Path =
     """Returns the arguments of `rasterization` for a scene, or None if its file does not exist."""
     if case.kind == "cloud":
         scene = _cloud(case)
+    elif case.kind == "dense-tile":
+        scene = dense_tile(case.n, width=case.width, height=case.height)
     elif case.kind == "garden" and garden.exists():
         scene = _garden(garden, case.width)
     elif case.kind == "kettle" and kettle.exists():
@@ -155,6 +159,27 @@ def _cloud(case: Case, seed: int = 0) -> dict[str, Any]:
         width=case.width,
         height=case.height,
     )
+
+
+def dense_tile(sparse: int = 1_000, dense: int = 1_500, width: int = 256, height: int = 192) -> dict[str, Any]:
+    """A cloud over the whole image, and Gaussians in the middle of one tile, faint enough that all are blended.
+
+    With the default numbers, the list of that tile is about 100 times as long as the median.
+    """
+    scene = _cloud(Case("cloud", sparse, width, height))
+    generator = torch.Generator().manual_seed(1)
+    depth = 5 + torch.rand(dense, generator=generator)
+    tile = torch.tensor([width // 32 * 16 + 8, height // 32 * 16 + 8])
+    center = tile + 10 * (torch.rand(dense, 2, generator=generator) - 0.5)
+    offset = (center - torch.tensor([width / 2, height / 2])) / width * depth[:, None]
+    added = {
+        "means": torch.cat([offset, depth[:, None]], 1),
+        "quats": torch.randn(dense, 4, generator=generator),
+        "scales": (0.8 / width * depth)[:, None].expand(-1, 3),
+        "opacities": 0.02 + 0.02 * torch.rand(dense, generator=generator),
+        "colors": torch.rand(dense, 3, generator=generator),
+    }
+    return scene | {name: torch.cat([scene[name], tensor]) for name, tensor in added.items()}
 
 
 def _garden(path: Path, scale: int, seed: int = 0) -> dict[str, Any]:
@@ -259,7 +284,7 @@ def measure(case: Case, scene: dict[str, Any], backend: Backend, device: torch.d
     with torch.no_grad():
         _, _, meta = tsplat.rasterization(**scene, backend=backend)
         steps: list[tuple[str, Callable[[], Any]]] = [] if backend == "reference" else list(stages(scene, backend))
-    n_intersections = meta["memory"]["pairs"] if "memory" in meta else None
+    n_intersections = meta["memory"]["n_intersections"] if "memory" in meta else None
     records = []
     for what, step in (*steps, *calls):
         if device.type == "cuda":
@@ -274,10 +299,12 @@ def measure(case: Case, scene: dict[str, Any], backend: Backend, device: torch.d
 
 
 def profile(path: Path, device: torch.device) -> None:
-    """Writes the time spent in each kernel during a training step, on the first GPU scene whose file exists."""
+    """Writes the time per kernel of a training step after a warm-up, on the first GPU scene whose file exists."""
     from torch.profiler import profile as torch_profile
 
     scene = next(scene for case in SCENES if (scene := load(case, device)) is not None)
+    for _ in range(WARM_UP):
+        forward_backward(scene)
     with torch_profile() as found:
         forward_backward(scene)
     key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import tsplat
-from benchmarks.run import GARDEN, KETTLE, Case, load
+from benchmarks.run import GARDEN, KETTLE, Case, dense_tile, load
 from tests.emulator.package import tsplat_emulated
 from tests.emulator.program import Launch
 
@@ -76,28 +76,6 @@ def _garden_hd(data: Data) -> dict[str, Any]:
         height=height,
         radius_clip=3.0,
     )
-
-
-def dense_tile(sparse: int = 1_000, dense: int = 1_500, width: int = 256, height: int = 192) -> dict[str, Any]:
-    """A cloud over the whole image, and Gaussians in the middle of one tile, faint enough that all are blended.
-
-    With the default numbers, the list of that tile is about 100 times as long as the median.
-    """
-    scene = load(Case("cloud", sparse, width, height), torch.device("cpu"))
-    assert scene is not None
-    generator = torch.Generator().manual_seed(1)
-    depth = 5 + torch.rand(dense, generator=generator)
-    tile = torch.tensor([width // 32 * 16 + 8, height // 32 * 16 + 8])
-    center = tile + 10 * (torch.rand(dense, 2, generator=generator) - 0.5)
-    offset = (center - torch.tensor([width / 2, height / 2])) / width * depth[:, None]
-    added = {
-        "means": torch.cat([offset, depth[:, None]], 1),
-        "quats": torch.randn(dense, 4, generator=generator),
-        "scales": (0.8 / width * depth)[:, None].expand(-1, 3),
-        "opacities": 0.02 + 0.02 * torch.rand(dense, generator=generator),
-        "colors": torch.rand(dense, 3, generator=generator),
-    }
-    return scene | {name: torch.cat([scene[name], tensor]) for name, tensor in added.items()}
 
 
 def _cloud(channels: int) -> Callable[[Data], dict[str, Any]]:

@@ -1,0 +1,51 @@
+"""The generated page of measured and predicted times."""
+
+import re
+
+import pytest
+
+from benchmarks import report
+
+PREDICTIONS = {
+    "small": {
+        "tsplat": {("a100", "forward"): 19.24, ("a100", "backward"): 20.0, ("h100", "forward"): 15.0}
+        | {("h100", "backward"): 16.5},
+        "gsplat 1.5.3": {("a100", "forward"): 1068.0, ("a100", "backward"): 143.0},
+        "Faster-GS 16x12": {("a100", "forward"): 1.5, ("a100", "backward"): 1.5}
+        | {("h100", "forward + backward"): 2.0},
+    }
+}
+
+
+def test_page_is_up_to_date():
+    assert report.PAGE.read_text() == report.page(), "run python -m benchmarks.report"
+
+
+def test_predicted_table_adds_passes_and_leaves_out_what_is_unknown():
+    row = report.predicted_table(PREDICTIONS).splitlines()[-1]
+    assert row == (
+        "| small | 19.2 + 20 = 39.2 (31.5) |  | 1,068 + 143 = 1,211 | 1.5 + 1.5 = 3 (2) |"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100"])
+def test_both_passes_needs_both(gpu):
+    assert report.both_passes({}, gpu) is None
+    assert report.both_passes({(gpu, "forward"): 1.0, (gpu, "backward"): 2.0}, gpu) == 3.0
+
+
+def test_records_have_both_passes_of_tsplat_on_both_gpus():
+    predictions = report.read_predictions()
+    for scene, by_implementation in predictions.items():
+        assert set(by_implementation) <= set(report.IMPLEMENTATIONS)
+        for gpu in ("a100", "h100"):
+            assert report.both_passes(by_implementation[report.TSPLAT], gpu), scene
+    assert sum(len(by_implementation) > 1 for by_implementation in predictions.values()) == 5
+
+
+def test_plot_shows_scenes_with_several_implementations(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "PREDICTED_PLOT", tmp_path / "plot.svg")
+    report.plot_predicted(PREDICTIONS | {"alone": {"tsplat": PREDICTIONS["small"]["tsplat"]}})
+    labels = re.findall(r"<!-- (.*?) -->", (tmp_path / "plot.svg").read_text())
+    assert "small" in labels and "1,211" in labels
+    assert "alone" not in labels
