@@ -27,7 +27,7 @@ from .compositing_forward import walk_fwd
 from .compositing_parts import list_parts
 from .compositing_records import pack_records
 from .compositing_sums import sum_slots
-from .launch import PartShape, part_shape
+from .launch import PartShape, is_compiled_for_cpu, part_shape
 
 
 def _shape(means: Tensor, grid: TileGrid, n_features: int) -> PartShape:
@@ -36,10 +36,18 @@ def _shape(means: Tensor, grid: TileGrid, n_features: int) -> PartShape:
     return shape if n_features < FEATURES_MIN else shape._replace(width=grid.tile_size, height=grid.tile_size)
 
 
-def parts_per_tile(means: Tensor, grid: TileGrid, n_features: int) -> int:
-    """Returns the number of parts that a tile is composited in, each with slots of its own in the backward pass."""
-    shape = _shape(means, grid, n_features)
-    return grid.tile_size**2 // (shape.width * shape.height)
+def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, columns: int) -> int:
+    """Returns the bytes of rows, slots and segments that compositing needs at most for an intersection.
+
+    Args:
+        columns: Of a slot, see ``sum_columns``.
+    """
+    shape, size = _shape(means, grid, n_features), means.dtype.itemsize
+    parts = grid.tile_size**2 // (shape.width * shape.height)
+    # For each pixel and segment: two transmittances, a number of entries, and colors.
+    segments = shape.width * shape.height * (3 + n_features) * size // shape.segment
+    slots = 1 if is_compiled_for_cpu(means) else parts
+    return slots * columns * size + parts * (12 + segments)
 
 
 def composite_fwd(

@@ -47,7 +47,7 @@ def load_range(program, order, offsets, segment_lists, segment_starts, n_segment
         order: [lists] int64, or None for the order of lists.
         later: Takes the list by that many later.
         offsets: [lists + 1] int64.
-        segment_lists: [n_segments] int64 and ``segment_starts`` [lists + 1] int64, see ``Segments``; None if there are
+        segment_lists: [n_segments] int64 and ``segment_starts`` [lists + 1] int64, see ``PartLists``; None if there are
             none.
 
     Returns:

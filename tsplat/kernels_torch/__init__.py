@@ -1,7 +1,7 @@
 """The launchers of ``kernels`` in vectorized PyTorch, for devices without Triton: same names, same signatures."""
 
 from .adam import adam_step
-from .compositing import composite_bwd, composite_fwd, composite_gradients, parts_per_tile, sum_columns
+from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, composite_gradients, sum_columns
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_rows
 from .projection import projection_bwd, projection_fwd
@@ -10,12 +10,12 @@ from .validation import valid_gaussians
 
 __all__ = [
     "adam_step",
+    "bytes_per_intersection",
     "composite_bwd",
     "composite_fwd",
     "composite_gradients",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
-    "parts_per_tile",
     "projection_bwd",
     "projection_fwd",
     "spherical_harmonics_bwd",

@@ -32,12 +32,12 @@ N_LISTS = 2 + N_ORDER
 
 
 def bytes_per_intersection(means: Tensor, n_features: int, grid: TileGrid, settings: CompositingSettings) -> int:
-    """Returns the bytes that the backward pass keeps for an intersection at most.
-
-    For each part of the tile: moments and gradients of features, a row and a slot.
-    """
-    parts: int = launchers(means.device, settings.backend).parts_per_tile(means, grid, n_features)
-    return parts * ((6 + n_features + 2 * settings.absgrad) * means.dtype.itemsize + 8)
+    """Returns the bytes that compositing needs at most for an intersection."""
+    launch = launchers(means.device, settings.backend)
+    n_bytes: int = launch.bytes_per_intersection(
+        means, grid, n_features, launch.sum_columns(n_features, settings.absgrad)
+    )
+    return n_bytes
 
 
 class _Composite(torch.autograd.Function):
