@@ -180,6 +180,7 @@ def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(segment, cut_l
     structure = scenes.Structure(n=30, cameras=2, channels=9, width=45, height=37, size=1.5, seed=8)
     scene = scenes.make(structure, torch.float32)
     scene["scales"][::3] *= 10
+    scene["scales"][1::3] *= 3
     options = dict(tile_size=4, render_mode="RGB+D", absgrad=True, backend="triton")
     whole, meta = run(scene, **options)
     tiles = meta["tiles_per_gauss"]
