@@ -1,5 +1,7 @@
 """Every kernel once in Triton's interpreter, which is independent of all compilers, on tiny scenes."""
 
+import math
+
 import pytest
 import torch
 
@@ -24,6 +26,14 @@ pytestmark = pytest.mark.interpreter
 def test_rasterization_matches_reference(structure, options):
     structure = scenes.Structure(**{"n": 6, "cameras": 1, "width": 9, "height": 6, "seed": 4, **structure})
     assert_run_exact(scenes.make(structure), backend="triton", tile_size=8, **options)
+
+
+def test_segments_match_reference(monkeypatch):
+    from tsplat.kernels import launch
+
+    monkeypatch.setattr(launch, "SEGMENTS", {math.inf: 2})
+    structure = scenes.Structure(n=8, cameras=1, width=8, height=6, size=6.0, seed=4)
+    assert_run_exact(scenes.make(structure), backend="triton", tile_size=8)
 
 
 def test_losses_match_torch():

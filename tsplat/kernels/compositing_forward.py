@@ -129,7 +129,7 @@ def _composite_fwd_kernel(
     if segment_lists is not None:
         if is_segment & shown:
             for earlier in range(first_segment, program):
-                transmittance *= tl.load(products + earlier.to(tl.int64) * PIXELS + own)
+                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * PIXELS + own)
             transmittance = tl.where(transmittance > TRANSMITTANCE_MIN, transmittance, -tl.abs(transmittance))
     color = ()
     for _ in tl.static_range(FEATURES):
@@ -212,7 +212,7 @@ def _combine_kernel(
             added = ()
             last_added = ()
             for n in tl.static_range(CHUNK):
-                segment = (base + n).to(tl.int64)
+                segment = tl.cast(base + n, tl.int64)
                 behind = behind + (
                     tl.load(segment_transmittances + segment * PIXELS + own, mask=base + n < end_segment),
                 )
@@ -223,7 +223,7 @@ def _combine_kernel(
                     address = segment_colors + (segment * stride + k) * PIXELS + own
                     added = added + (tl.load(address, mask=base + n < end_segment),)
             for n in tl.static_range(CHUNK):
-                segment = (base + n).to(tl.int64)
+                segment = tl.cast(base + n, tl.int64)
                 listed = base + n < end_segment
                 alive = (transmittance > 0.0) & listed
                 transmittance = tl.where(alive, behind[n], transmittance)
