@@ -214,7 +214,8 @@ def test_python_m_tsplat_runs_the_command():
 def test_ctrl_c_outside_training_prints_one_line(tmp_path):
     # Jobs in the background start with SIGINT ignored, and children inherit that.
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += "import tsplat.scene.capture.procedural as p; p.STEPS = 10**9; p.NEAREST = -1; print('up', flush=True)\n"
+    code += "import time, tsplat.scene.capture.procedural as p; trace = p.trace\n"
+    code += "p.trace = lambda *a: (time.sleep(5), trace(*a))[1]; print('up', flush=True)\n"
     code += "from tsplat.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -243,3 +243,14 @@ def test_parts_do_not_change_the_bits_of_images(tile_size, width, height, monkey
         images.append(pixels)
     assert images[0][1].max() > 0.5
     assert all(torch.equal(one, other) for one, other in zip(*images))
+
+
+def test_slightly_indefinite_conics_are_listed():
+    # Valid up to rounding, but 2,000 pixels from its mean such a Gaussian grows.
+    means2d, opacities, colors = torch.tensor([[[-2000.0, -2000.0]]]), torch.tensor([[0.9]]), torch.ones(1, 1, 3)
+    conics = torch.tensor([[[1.0, -(1.00005**0.5), 1.0]]])
+    offsets, ids = torch.arange(4, dtype=torch.int32).view(1, 2, 2), torch.zeros(4, dtype=torch.int32)
+    inputs = (means2d, conics, colors, opacities, 32, 32, 16, offsets, ids)
+    (_, found), (_, expected) = (tsplat.rasterize_to_pixels(*inputs, backend=name) for name in ("triton", "torch"))
+    assert (expected > 0).sum() > 500
+    torch.testing.assert_close(found, expected)

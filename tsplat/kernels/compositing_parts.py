@@ -60,6 +60,8 @@ def _part_bits_kernel(
     far_y = tl.maximum(tl.abs(top), tl.abs(top + (TILE - 1)))
     terms = a * far_x * far_x + tl.abs(b) * far_x * far_y + c * far_y * far_y
     level = record[5] - LOG2_ALPHA_MIN + 1e-3 + terms * 1e-6
+    # Conics that are valid, but indefinite by more than rounding, have no minimum to test.
+    level = tl.where(b * b > 4.000002 * a * c, float("inf"), level)
     slope_x = tl.where(a > 0.0, -0.5 * b / tl.where(a > 0.0, a, 1.0), 0.0)
     slope_y = tl.where(c > 0.0, -0.5 * b / tl.where(c > 0.0, c, 1.0), 0.0)
     word = tl.program_id(0).to(tl.int64) * (BLOCK // WORD) + tl.arange(0, BLOCK // WORD)

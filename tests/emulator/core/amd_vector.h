@@ -86,6 +86,7 @@ static int compute(Gpu *gpu, Wave *wave, const Instruction *in, const u32 *a, co
         BITS(v_mul_hi_i32, (i64)(i32)a[l] * (i32)b[l] >> 32)
         BITS(v_mul_u32_u24, (a[l] & 0xFFFFFF) * (b[l] & 0xFFFFFF))
         BITS(v_mul_i32_i24, ((i32)(a[l] << 8) >> 8) * ((i32)(b[l] << 8) >> 8))
+        BITS(v_mad_u16, (u16)(a[l] * b[l] + d[l]))
         BITS(v_mad_u32_u24, (a[l] & 0xFFFFFF) * (b[l] & 0xFFFFFF) + d[l])
         BITS(v_mad_i32_i24, ((i32)(a[l] << 8) >> 8) * ((i32)(b[l] << 8) >> 8) + (i32)d[l])
         BITS(v_min_i32, (i32)a[l] < (i32)b[l] ? a[l] : b[l])

@@ -138,9 +138,12 @@ def procedural_capture(
 
     # Where PyTorch's operators run on one thread, other threads trace other views.
     n_threads = min(MAX_THREADS, os.cpu_count() or 1) if torch.get_num_threads() == 1 else 1
-    with ThreadPoolExecutor(n_threads) as pool:
+    pool = ThreadPoolExecutor(n_threads)
+    try:
         images, hits, colors = zip(*pool.map(sampled, torch.split(train, n_views)), strict=True)
         test_images, _, _ = zip(*pool.map(sampled, torch.split(test, n_views)), strict=True)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, views that wait are not traced
     views = [
         View(f"{kind}_{i:03d}", image, viewmat, K.to(device))
         for kind, viewmats, batches in (("train", train, images), ("test", test, test_images))
