@@ -24,9 +24,7 @@ from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers,
 from .compositing_backward import walk_bwd
 from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
 from .compositing_forward import walk_fwd
-from .compositing_parts import list_parts
-from .compositing_records import pack_records
-from .compositing_sums import sum_slots
+from .compositing_sums import sum_columns, sum_slots
 from .launch import PartShape, is_compiled_for_cpu, part_shape
 
 
@@ -36,18 +34,14 @@ def _shape(means: Tensor, grid: TileGrid, n_features: int) -> PartShape:
     return shape if n_features < FEATURES_MIN else shape._replace(width=grid.tile_size, height=grid.tile_size)
 
 
-def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, columns: int) -> int:
-    """Returns the bytes of rows, slots and segments that compositing needs at most for an intersection.
-
-    Args:
-        columns: Of a slot, see ``sum_columns``.
-    """
+def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:
+    """Returns the bytes of rows, slots and segments that compositing needs at most for an intersection."""
     shape, size = _shape(means, grid, n_features), means.dtype.itemsize
     parts = grid.tile_size**2 // (shape.width * shape.height)
     # For each pixel and segment: two transmittances, a number of entries, and colors.
     segments = shape.width * shape.height * (3 + n_features) * size // shape.segment
     slots = 1 if is_compiled_for_cpu(means) else parts
-    return slots * columns * size + parts * (12 + segments)
+    return slots * sum_columns(n_features, absgrad) * size + parts * (12 + segments)
 
 
 def composite_fwd(
@@ -112,11 +106,6 @@ def composite_bwd(
     else:
         grid = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size)
         shape = _shape(splats.means2d, grid, splats.n_features)
-        if lists is None:
-            lists = list_parts(pack_records(splats, settings), intersections, grid, shape, splats.n_features)
-            if lists.n_segments > 0:  # what they add is needed as well
-                scratch = RenderBuffers(torch.empty_like(v_render_colors), torch.empty_like(transmittances), None)
-                lists = walk_fwd(splats, None, None, intersections, scratch, shape, settings)
         v_slots, slot_starts = walk_bwd(
             splats, backgrounds, intersections, lists, *pixels, columns, large, shape, settings
         )

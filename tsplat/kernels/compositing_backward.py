@@ -2,13 +2,14 @@
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN
-from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
-from .compositing_parts import part_slots, shared_slots
+from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from .compositing_forward import walk_fwd
+from .compositing_parts import list_parts, part_arguments, part_slots, shared_slots, walk_arguments
 from .compositing_records import load_record, pack_records
 from .device_math import load_tuple
 from .launch import (
@@ -20,8 +21,6 @@ from .launch import (
     launch,
     longest_first,
     programs,
-    walk_options,
-    walk_unroll,
 )
 from .tile_math import (
     GEOMETRY,
@@ -244,7 +243,7 @@ def walk_bwd(
     splats: Splats,
     backgrounds: Tensor | None,
     intersections: Intersections,
-    lists: PartLists,
+    lists: PartLists | None,
     transmittances: Tensor,
     last_ids: Tensor,
     v_render_colors: Tensor,
@@ -257,7 +256,7 @@ def walk_bwd(
     """Computes the slots of a band part by part. Arguments as for ``composite_bwd``.
 
     Args:
-        lists: Of ``walk_fwd``.
+        lists: Of ``walk_fwd``; None to make them again.
         columns: Columns of a slot.
         large: [nnz] bool, output, see ``pack_records``.
         shape: As for ``walk_fwd``.
@@ -268,6 +267,11 @@ def walk_bwd(
     assert intersections.gaussian_major is not None
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats, settings, large)
+    if lists is None:
+        lists = list_parts(records, intersections, grid, shape, splats.n_features)
+        if lists.n_segments > 0:  # what they add is needed as well
+            scratch = RenderBuffers(torch.empty_like(v_render_colors), torch.empty_like(transmittances), None)
+            lists = walk_fwd(splats, None, None, intersections, scratch, shape, settings)
     tiles = intersections.isect_offsets.numel() - 1
     n_lists = lists.offsets.numel() - 1
     together = n_lists // tiles if is_compiled_for_cpu(records) and lists.n_segments == 0 else 1
@@ -298,12 +302,6 @@ def walk_bwd(
         v_render_colors=v_render_colors,
         v_render_alphas=v_render_alphas,
         v_slots=v_slots,
-        tiles=tiles,
-        first_tile=intersections.first_tile,
-        width=settings.width,
-        height=settings.height,
-        tile_width=grid.tile_width,
-        n_tiles=grid.tiles_per_image,
         n_segments=lists.n_segments,
         channel_stride=v_render_colors.stride(3),
         image_stride=v_render_colors.stride(0),
@@ -311,21 +309,15 @@ def walk_bwd(
         COLORS=splats.n_colors,
         FEATURES=splats.n_features,
         RECORD_WIDTH=records.shape[1],
-        TILE=settings.tile_size,
-        WIDTH=shape.width,
-        HEIGHT=shape.height,
         BLOCK_WIDTH=8 if folds else shape.width,
         BLOCK_HEIGHT=4 if folds else shape.height,
         FOLD=folds,
         ABSGRAD=settings.absgrad,
         COLUMNS=columns,
         PADDED=triton.next_power_of_2(columns),
-        SEGMENT=shape.segment,
-        UNROLL=walk_unroll(records),
         TOGETHER=together,
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
-        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-        APPROX=approximate(records),
-        **walk_options(records),
+        **part_arguments(intersections, grid, shape, settings),
+        **walk_arguments(records, shape),
     )
     return v_slots, slot_starts

@@ -1,6 +1,5 @@
 """Forward compositing of the parts of tiles. See ``compositing``."""
 
-import math
 from typing import Any
 
 import torch
@@ -8,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
+from ..config import TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
-from .compositing_parts import list_parts
+from .compositing_parts import list_parts, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
-from .launch import Int, PartShape, approximate, kernel, launch, part_order, programs, walk_options, walk_unroll
+from .launch import Int, PartShape, kernel, launch, part_order, programs
 from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
 PASS = 8
@@ -242,9 +241,7 @@ def _combine_kernel(
         )  # fmt: skip
 
 
-def _segment_products(
-    records: Tensor, lists: PartLists, pixels: dict[str, int], walk: dict[str, Any]
-) -> tuple[Tensor | None, Tensor | None]:
+def _segment_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
     """``products`` and ``segment_last_ids`` of ``_composite_fwd_kernel``; None if no list is cut."""
     if lists.segment_lists is None or lists.segment_transmittances is None:
         return None, None
@@ -260,7 +257,6 @@ def _segment_products(
         products=products,
         n_segments=lists.n_segments,
         RECORD_WIDTH=records.shape[1],
-        **pixels,
         **walk,
     )
     return products, torch.empty_like(products, dtype=torch.int32)
@@ -282,26 +278,8 @@ def walk_fwd(
     """
     n_features, n_colors = splats.n_features, splats.n_colors
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
-    pixels = {
-        "tiles": intersections.isect_offsets.numel() - 1,
-        "first_tile": intersections.first_tile,
-        "width": settings.width,
-        "height": settings.height,
-        "tile_width": grid.tile_width,
-        "n_tiles": grid.tiles_per_image,
-        "TILE": settings.tile_size,
-        "WIDTH": shape.width,
-        "HEIGHT": shape.height,
-    }
-    walk = {
-        "SEGMENT": shape.segment,
-        "STEP": STEP,
-        "UNROLL": walk_unroll(buffers.colors),
-        "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
-        "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN,
-        "APPROX": approximate(buffers.colors),
-        **walk_options(buffers.colors),
-    }
+    pixels = part_arguments(intersections, grid, shape, settings)
+    walk = {**walk_arguments(buffers.colors, shape), "STEP": STEP, "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN, **pixels}
     lists = None
     pass_width = min(settings.channel_chunk, PASS)
     for first in range(0, n_features, pass_width):
@@ -313,7 +291,7 @@ def walk_fwd(
         if lists is None:
             lists = list_parts(records, intersections, grid, shape, n_features)
             order = part_order(lists.offsets, intersections.isect_offsets)
-            products, segment_last_ids = _segment_products(records, lists, pixels, walk)
+            products, segment_last_ids = _segment_products(records, lists, walk)
         images = {
             "backgrounds": None if backgrounds is None else backgrounds[:, channels],
             "render_colors": buffers.colors[..., first:],
@@ -341,7 +319,6 @@ def walk_fwd(
             n_segments=lists.n_segments,
             RECORD_WIDTH=records.shape[1],
             **images,
-            **pixels,
             **walk,
         )
         if lists.n_segments > 0:

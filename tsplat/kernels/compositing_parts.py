@@ -11,6 +11,7 @@ as parts that it reaches; two more kernels count and assign them.
 """
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -18,10 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import ALPHA_MIN
-from ..data import GaussianMajor, Intersections, PartLists, TileGrid
+from ..data import CompositingSettings, GaussianMajor, Intersections, PartLists, TileGrid
 from .compositing_records import load_record
 from .device_math import popcount
-from .launch import Int, PartShape, approximate, has_ptx, kernel, launch_elementwise
+from .launch import Int, PartShape, approximate, has_ptx, kernel, launch_elementwise, walk_options, walk_unroll
 
 BLOCK = 128
 
@@ -167,6 +168,34 @@ def _part_slots_kernel(
         slot += reached
 
 
+def part_arguments(
+    intersections: Intersections, grid: TileGrid, shape: PartShape, settings: CompositingSettings
+) -> dict[str, int]:
+    """Returns the arguments of kernels that say which pixels the parts of a band have."""
+    return {
+        "tiles": intersections.isect_offsets.numel() - 1,
+        "first_tile": intersections.first_tile,
+        "width": settings.width,
+        "height": settings.height,
+        "tile_width": grid.tile_width,
+        "n_tiles": grid.tiles_per_image,
+        "TILE": grid.tile_size,
+        "WIDTH": shape.width,
+        "HEIGHT": shape.height,
+    }
+
+
+def walk_arguments(tensor: Tensor, shape: PartShape) -> dict[str, Any]:
+    """Returns the arguments, and compiler options, of kernels that walk the lists of parts."""
+    return {
+        "SEGMENT": shape.segment,
+        "UNROLL": walk_unroll(tensor),
+        "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
+        "APPROX": approximate(tensor),
+        **walk_options(tensor),
+    }
+
+
 def list_parts(
     records: Tensor,
     intersections: Intersections,
@@ -194,18 +223,23 @@ def list_parts(
     else:
         words, totals = _part_bits(records, intersections, grid, shape)
         n_words, tiles = words.shape[1], isect_offsets.numel() - 1
-        bits = {"words": words, "totals": totals, "n_words": n_words, "PTX": has_ptx(records)}
         offsets = isect_offsets.new_empty(parts * tiles + 1)
-        n = offsets.numel()
         launch_elementwise(
-            _part_offsets_kernel, n, BLOCK, isect_offsets=isect_offsets, offsets=offsets, n=n, tiles=tiles, **bits
+            _part_offsets_kernel,
+            offsets.numel(),
+            BLOCK,
+            isect_offsets=isect_offsets,
+            words=words,
+            totals=totals,
+            offsets=offsets,
+            n=offsets.numel(),
+            n_words=n_words,
+            tiles=tiles,
+            PTX=has_ptx(records),
         )
         segment_starts = _segment_starts(offsets, shape.segment)
         n_entries, n_segments = torch.stack([offsets[-1], segment_starts[-1]]).tolist()
-        ids = flatten_ids.new_empty(n_entries)
-        n = flatten_ids.numel()
-        launch_elementwise(_part_lists_kernel, n, BLOCK, values=flatten_ids, listed=ids, n=n, PARTS=parts, **bits)
-        lists = PartLists(offsets, ids, words, totals)
+        lists = PartLists(offsets, _listed(flatten_ids, words, totals, n_entries), words, totals)
     if n_segments == 0:
         return lists
     indices = torch.arange(segment_starts.numel() - 1, device=segment_starts.device)
@@ -216,6 +250,25 @@ def list_parts(
         segment_transmittances=records.new_empty(n_segments, pixels),
         segment_colors=records.new_empty(n_segments, n_features, pixels),
     )
+
+
+def _listed(values: Tensor, words: Tensor, totals: Tensor, n_entries: int) -> Tensor:
+    """Lists a value [M] of each intersection for each part that it reaches. [K]"""
+    listed = values.new_empty(n_entries)
+    launch_elementwise(
+        _part_lists_kernel,
+        values.numel(),
+        BLOCK,
+        values=values,
+        words=words,
+        totals=totals,
+        listed=listed,
+        n=values.numel(),
+        n_words=words.shape[1],
+        PARTS=words.shape[0],
+        PTX=has_ptx(values),
+    )
+    return listed
 
 
 def _segment_starts(offsets: Tensor, segment: int) -> Tensor:
@@ -268,22 +321,7 @@ def shared_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor
     """Returns what :func:`part_slots` does, if the parts of a tile share the slot of an intersection."""
     if lists.words is None or lists.totals is None:
         return order.slots, order.slot_starts
-    slots = order.slots.new_empty(lists.ids.numel())
-    parts, n_words = lists.words.shape
-    launch_elementwise(
-        _part_lists_kernel,
-        order.slots.numel(),
-        BLOCK,
-        values=order.slots,
-        words=lists.words,
-        totals=lists.totals,
-        listed=slots,
-        n=order.slots.numel(),
-        n_words=n_words,
-        PARTS=parts,
-        PTX=has_ptx(slots),
-    )
-    return slots, order.slot_starts
+    return _listed(order.slots, lists.words, lists.totals, lists.ids.numel()), order.slot_starts
 
 
 def part_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:

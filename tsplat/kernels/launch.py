@@ -20,7 +20,6 @@ RESIDENT = 256
 GRAIN = 64
 """Granularity of list lengths when tiles are ordered: neighbors of similar length stay together and share caches."""
 
-
 CPU_BLOCK = 16
 """Elements of a program on a CPU: larger ones do not fit into registers and take longer to compile."""
 
@@ -112,7 +111,7 @@ def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLO
         arguments: Of the kernel, without BLOCK.
     """
     tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
-    block = cpu_block if is_compiled_for_cpu(tensor) else block
+    block = block_size(tensor, block, cpu_block)
     launch(kernel, programs(n, block), BLOCK=block, **arguments)
 
 
@@ -126,18 +125,18 @@ def programs(n: int, block: int) -> int:
     return n_programs
 
 
-def longest_first(isect_offsets: Tensor) -> Tensor | None:
-    """Orders the tiles of a band by their number of intersections, so that a launch does not end with a long list.
+def longest_first(offsets: Tensor) -> Tensor | None:
+    """Orders lists of tiles or of their parts by length, so that a launch does not end with a long list.
 
-    Lengths count in steps of ``GRAIN``; among equals the order of tiles remains. Returns None if order does not matter.
+    Lengths count in steps of ``GRAIN``; among equals the order remains. Returns None if order does not matter.
 
     Args:
-        isect_offsets: [tiles + 1] int64, first intersection of each tile, and M.
+        offsets: [lists + 1] int64, first entry of each list, and their number.
     """
-    if isect_offsets.numel() - 1 <= RESIDENT:
+    if offsets.numel() - 1 <= RESIDENT:
         return None
-    # Radix sort needs two passes over 16 bits. Lists of over two million intersections count as equally long.
-    grains = (isect_offsets.diff() // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
+    # Radix sort needs two passes over 16 bits. Lists of over two million entries count as equally long.
+    grains = (offsets.diff() // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
     return grains.sort(descending=True, stable=True).indices
 
 
@@ -182,9 +181,9 @@ def is_compiled_for_cpu(tensor: Tensor) -> bool:
     return vendor(tensor) == "none" and not INTERPRETED
 
 
-def block_size(tensor: Tensor, gpu: int) -> int:
-    """Returns the elements of a program: ``gpu`` on GPUs and in the interpreter, one or two vectors on CPUs."""
-    return CPU_BLOCK if is_compiled_for_cpu(tensor) else gpu
+def block_size(tensor: Tensor, gpu: int, cpu: int = CPU_BLOCK) -> int:
+    """Returns the elements of a program: ``gpu`` on GPUs and in the interpreter, ``cpu`` on CPUs."""
+    return cpu if is_compiled_for_cpu(tensor) else gpu
 
 
 def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) -> PartShape:
@@ -223,7 +222,7 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
     from spilling in favor of occupancy.
     """
     options: dict[str, int | bool] = {"num_warps": 1, "enable_fp_fusion": False}
-    if vendor(tensor) == "nvidia":
+    if has_ptx(tensor):
         options["maxnreg"] = 192
     return options
 

@@ -29,8 +29,8 @@ def load_list(program, order, offsets, later=0):
 
     Args:
         order: [lists] int64, or None for the order of lists.
-        later: Takes the list by that many later.
         offsets: [lists + 1] int64.
+        later: Added to the list.
     """
     if order is not None:
         program = tl.load(order + program).to(tl.int32)
@@ -44,9 +44,7 @@ def load_range(program, order, offsets, segment_lists, segment_starts, n_segment
     """The entries that a program composites: a segment of a long list, or a list that is not cut.
 
     Args:
-        order: [lists] int64, or None for the order of lists.
-        later: Takes the list by that many later.
-        offsets: [lists + 1] int64.
+        order, offsets, later: As for ``load_list``. Lists that are cut may not be later.
         segment_lists: [n_segments] int64 and ``segment_starts`` [lists + 1] int64, see ``PartLists``; None if there are
             none.
 

@@ -262,8 +262,8 @@ def _pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor,
     return xs, ys
 
 
-def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, columns: int) -> int:
-    return columns * means.dtype.itemsize
+def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:
+    return sum_columns(n_features, absgrad) * means.dtype.itemsize
 
 
 def sum_columns(n_features: int, absgrad: bool) -> int:

@@ -19,7 +19,6 @@ from ..data import (
     RenderBuffers,
     SplatGradients,
     Splats,
-    TileGrid,
     sum_by_id,
 )
 from ..errors import ArgumentError, ShapeError
@@ -29,15 +28,6 @@ from .backend import full_precision, launchers
 N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields)
 N_LISTS = 2 + N_ORDER
 """Tensors that are saved of a single band's intersections, the first two tile by tile, and of its parts."""
-
-
-def bytes_per_intersection(means: Tensor, n_features: int, grid: TileGrid, settings: CompositingSettings) -> int:
-    """Returns the bytes that compositing needs at most for an intersection."""
-    launch = launchers(means.device, settings.backend)
-    n_bytes: int = launch.bytes_per_intersection(
-        means, grid, n_features, launch.sum_columns(n_features, settings.absgrad)
-    )
-    return n_bytes
 
 
 class _Composite(torch.autograd.Function):

@@ -47,7 +47,7 @@ from ..data import (
 )
 from ..errors import ArgumentError
 from .agreement import Ranks, agreement, describe, join
-from .compositing import bytes_per_intersection
+from .backend import launchers
 from .memory import MemoryBudget
 from .validation import explain_sizes, find_valid, raise_if_invalid, replace_invalid_cameras
 
@@ -187,7 +187,8 @@ class Request:
 
     def memory_budget(self, n_features: int) -> MemoryBudget:
         """The budget for the intersections of rows with so many features, depth included."""
-        needed = bytes_per_intersection(self.gaussians.means, n_features, self.grid, self.compositing_settings())
+        launch = launchers(self.device, self.options.backend)
+        needed = launch.bytes_per_intersection(self.gaussians.means, self.grid, n_features, self.options.absgrad)
         return MemoryBudget(self.device, self.options.memory_budget, needed)
 
     def explain_memory(self) -> str:
