@@ -287,7 +287,7 @@ class PartLists(NamedTuple):
         segment_starts: [parts * tiles + 1] int64, first segment of each list that is cut, and their number; None, like
             all that follows, if no list is cut.
         segment_lists: [segments] int64, list of each segment.
-        segment_transmittances: [segments, pixels of a part], behind each segment.
+        segment_transmittances: [segments, pixels of a part], behind each segment; negative where pixels have stopped.
         segment_colors: [segments, D, pixels of a part], what each segment adds, with depth as the last channel.
     """
 

@@ -71,12 +71,13 @@ def tensor_cores(monkeypatch):
     from triton.runtime import interpreter
 
     from tsplat.kernels import compositing_features as features
+    from tsplat.kernels import compositing_features_backward, compositing_features_forward
 
-    multiply, options, products = interpreter.InterpreterBuilder.create_dot, features._options, []
+    multiply, options, products = interpreter.InterpreterBuilder.create_dot, features.group_options, []
 
-    def split(records, splats, tile_size):
+    def split(records, splats, shape):
         half = splats.colors.dtype != torch.float32 and splats.depths is None
-        return options(records, splats, tile_size) | dict(SPLIT=True, EXACT=half)
+        return options(records, splats, shape) | dict(SPLIT=True, EXACT=half)
 
     def truncating(self, a, b, *rest):
         for factor in (a, b):
@@ -84,7 +85,8 @@ def tensor_cores(monkeypatch):
         products.append(a.data.shape)
         return multiply(self, a, b, *rest)
 
-    monkeypatch.setattr(features, "_options", split)
+    for module in (compositing_features_forward, compositing_features_backward):
+        monkeypatch.setattr(module, "group_options", split)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", truncating)
     return products
 

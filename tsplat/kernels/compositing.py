@@ -22,21 +22,19 @@ from torch import Tensor
 
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
 from .compositing_backward import walk_bwd
-from .compositing_features import FEATURES_MIN, features_bwd, features_fwd
+from .compositing_features_backward import features_bwd
+from .compositing_features_forward import features_fwd
 from .compositing_forward import walk_fwd
+from .compositing_parts import list_parts
+from .compositing_records import pack_records
 from .compositing_sums import sum_columns, sum_slots
-from .launch import PartShape, is_compiled_for_cpu, part_shape
-
-
-def _shape(means: Tensor, grid: TileGrid, n_features: int) -> PartShape:
-    """Of the parts of tiles; parts are whole tiles if the backward pass has matrix products."""
-    shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
-    return shape if n_features < FEATURES_MIN else shape._replace(width=grid.tile_size, height=grid.tile_size)
+from .launch import FEATURES_MIN, PartShape, is_compiled_for_cpu, part_shape
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:
     """Returns the bytes of rows, slots and segments that compositing needs at most for an intersection."""
-    shape, size = _shape(means, grid, n_features), means.dtype.itemsize
+    shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
+    size = means.dtype.itemsize
     parts = grid.tile_size**2 // (shape.width * shape.height)
     # For each pixel and segment: two transmittances, a number of entries, and colors.
     segments = shape.width * shape.height * (3 + n_features) * size // shape.segment
@@ -51,7 +49,7 @@ def composite_fwd(
     intersections: Intersections,
     buffers: RenderBuffers,
     settings: CompositingSettings,
-) -> PartLists | None:
+) -> PartLists:
     """Writes the pixels of a band of tiles.
 
     Args:
@@ -63,14 +61,12 @@ def composite_fwd(
         settings: See :class:`CompositingSettings`.
 
     Returns:
-        Lists that :func:`composite_bwd` would make again, or None.
+        Lists that :func:`composite_bwd` would make again.
     """
-    if min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN:
-        features_fwd(splats, backgrounds, masks, intersections, buffers, settings)
-        return None
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
-    shape = _shape(splats.means2d, grid, splats.n_features)
-    return walk_fwd(splats, backgrounds, masks, intersections, buffers, shape, settings)
+    shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
+    forward = features_fwd if min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN else walk_fwd
+    return forward(splats, backgrounds, masks, intersections, buffers, shape, settings)
 
 
 def composite_bwd(
@@ -101,13 +97,23 @@ def composite_bwd(
     columns = sums.shape[1]
     large = torch.empty_like(splats.opacities, dtype=torch.bool)
     pixels = (transmittances, last_ids, v_render_colors, v_render_alphas)
-    if splats.n_features >= FEATURES_MIN:
-        v_slots = features_bwd(splats, backgrounds, intersections, *pixels, columns, large, settings)
-    else:
-        grid = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size)
-        shape = _shape(splats.means2d, grid, splats.n_features)
-        v_slots, slot_starts = walk_bwd(
-            splats, backgrounds, intersections, lists, *pixels, columns, large, shape, settings
-        )
-        order = order._replace(slot_starts=slot_starts)
-    sum_slots(v_slots, order, large, sums)
+    grid = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size)
+    shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
+    if lists is None:
+        lists = _list_again(splats, intersections, v_render_colors, shape, settings)
+    backward = features_bwd if splats.n_features >= FEATURES_MIN else walk_bwd
+    v_slots, slot_starts = backward(splats, backgrounds, intersections, lists, *pixels, columns, large, shape, settings)
+    sum_slots(v_slots, order._replace(slot_starts=slot_starts), large, sums)
+
+
+def _list_again(
+    splats: Splats, intersections: Intersections, image: Tensor, shape: PartShape, settings: CompositingSettings
+) -> PartLists:
+    """Returns the lists of a band. The forward pass runs again if lists are cut, for what segments add."""
+    grid = TileGrid.cover(len(image), settings.width, settings.height, settings.tile_size)
+    records = pack_records(splats._replace(colors=None, depths=None), settings)
+    lists = list_parts(records, intersections, grid, shape, splats.n_features)
+    if lists.n_segments == 0:
+        return lists
+    buffers = RenderBuffers(torch.empty_like(image), torch.empty_like(image[..., 0]), None)
+    return composite_fwd(splats, None, None, intersections, buffers, settings)

@@ -2,25 +2,20 @@
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
-from .compositing_forward import walk_fwd
-from .compositing_parts import list_parts, part_arguments, part_slots, shared_slots, walk_arguments
+from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
+from .compositing_parts import assign_slots, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
 from .device_math import load_tuple
 from .launch import (
     Int,
     PartShape,
     approximate,
-    is_compiled_for_cpu,
     kernel,
     launch,
-    longest_first,
-    programs,
 )
 from .tile_math import (
     GEOMETRY,
@@ -184,7 +179,7 @@ def _composite_bwd_kernel(
             if segment_lists is not None:
                 if is_segment:
                     segment = program.to(tl.int64)
-                    end_transmittance = tl.load(segment_transmittances + segment * PIXELS + own)
+                    end_transmittance = tl.abs(tl.load(segment_transmittances + segment * PIXELS + own))
                     for step in range(end_segment - 1 - program):
                         later = segment_colors + (end_segment - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
                         for k in tl.static_range(FEATURES):
@@ -243,7 +238,7 @@ def walk_bwd(
     splats: Splats,
     backgrounds: Tensor | None,
     intersections: Intersections,
-    lists: PartLists | None,
+    lists: PartLists,
     transmittances: Tensor,
     last_ids: Tensor,
     v_render_colors: Tensor,
@@ -256,7 +251,7 @@ def walk_bwd(
     """Computes the slots of a band part by part. Arguments as for ``composite_bwd``.
 
     Args:
-        lists: Of ``walk_fwd``; None to make them again.
+        lists: Of ``walk_fwd``.
         columns: Columns of a slot.
         large: [nnz] bool, output, see ``pack_records``.
         shape: As for ``walk_fwd``.
@@ -264,35 +259,19 @@ def walk_bwd(
     Returns:
         Slots [K, columns], and the first slot of each span [S + 1].
     """
-    assert intersections.gaussian_major is not None
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats, settings, large)
-    if lists is None:
-        lists = list_parts(records, intersections, grid, shape, splats.n_features)
-        if lists.n_segments > 0:  # what they add is needed as well
-            scratch = RenderBuffers(torch.empty_like(v_render_colors), torch.empty_like(transmittances), None)
-            lists = walk_fwd(splats, None, None, intersections, scratch, shape, settings)
-    tiles = intersections.isect_offsets.numel() - 1
-    n_lists = lists.offsets.numel() - 1
-    together = n_lists // tiles if is_compiled_for_cpu(records) and lists.n_segments == 0 else 1
-    if together > 1:
-        slots, slot_starts = shared_slots(lists, intersections.gaussian_major)
-        order = longest_first(intersections.isect_offsets)
-        v_slots = records.new_zeros(intersections.flatten_ids.numel(), columns)
-    else:
-        slots, slot_starts = part_slots(lists, intersections.gaussian_major)
-        order = longest_first(lists.offsets)
-        v_slots = records.new_empty(lists.ids.numel(), columns)
+    slots = assign_slots(lists, intersections, records, columns)
     folds = approximate(records) and shape.width % 8 == 0 and shape.height % 4 == 0
     launch(
         _composite_bwd_kernel,
-        programs(lists.n_segments + n_lists // together, 1),
+        slots.n_programs,
         records=records,
         backgrounds=backgrounds,
         offsets=lists.offsets,
         ids=lists.ids,
-        slots=slots,
-        order=order,
+        slots=slots.slots,
+        order=slots.order,
         transmittances=transmittances,
         last_ids=last_ids,
         segment_starts=lists.segment_starts,
@@ -301,7 +280,7 @@ def walk_bwd(
         segment_colors=lists.segment_colors,
         v_render_colors=v_render_colors,
         v_render_alphas=v_render_alphas,
-        v_slots=v_slots,
+        v_slots=slots.v_slots,
         n_segments=lists.n_segments,
         channel_stride=v_render_colors.stride(3),
         image_stride=v_render_colors.stride(0),
@@ -315,9 +294,9 @@ def walk_bwd(
         ABSGRAD=settings.absgrad,
         COLUMNS=columns,
         PADDED=triton.next_power_of_2(columns),
-        TOGETHER=together,
+        TOGETHER=slots.together,
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         **part_arguments(intersections, grid, shape, settings),
         **walk_arguments(records, shape),
     )
-    return v_slots, slot_starts
+    return slots.v_slots, slots.slot_starts

@@ -1,9 +1,6 @@
 """Forward compositing of the parts of tiles. See ``compositing``."""
 
-from typing import Any
-
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -11,79 +8,12 @@ from ..config import TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
 from .compositing_parts import list_parts, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
+from .compositing_segments import STEP, combine_segments, first_transmittance, segment_products
 from .launch import Int, PartShape, kernel, launch, part_order, programs
 from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
 PASS = 8
 """Channels accumulated in one pass over the lists."""
-
-COMBINED = 4
-"""Segments of a list that are loaded at a time when they are added."""
-
-STEP = 16
-"""Gaussians between two checks whether all pixels of a part have stopped."""
-
-
-@kernel
-def _transmittance_kernel(
-    records,  # [nnz, RECORD_WIDTH]
-    offsets,  # [lists + 1] int64
-    ids,  # [K] int32
-    segment_starts,  # [lists + 1] int64
-    segment_lists,  # [n_segments] int64
-    products,  # [n_segments, WIDTH HEIGHT], output
-    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_segments: "Int",
-    RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
-    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
-):  # fmt: skip
-    """The product of 1 - alpha over each segment but the last of a list, whether or not pixels have stopped before."""
-    dtype = records.dtype.element_ty
-    program = tl.program_id(0)
-    index, start, begin, end, _, end_segment, _ = load_range(
-        program, None, offsets, segment_lists, segment_starts, n_segments, SEGMENT
-    )
-    _, center_x, center_y, inside, _, own = part_pixels(
-        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
-    )  # fmt: skip
-    if program + 1 < end_segment:
-        transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
-        ids += start
-        record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, GEOMETRY, APPROX)
-        next_row = tl.load(ids + tl.minimum(begin + 1, end - 1))
-        done = begin
-        alive = True
-        while (done < end) & alive:
-            stop = tl.minimum(done + STEP, end)
-            for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
-                next_record = load_record(records, next_row, RECORD_WIDTH, GEOMETRY, APPROX)
-                next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
-                e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
-                transmittance = tl.fma(alpha * -1.0, transmittance, transmittance)
-                record = next_record
-            done = stop
-            # Where it is lower, pixels have stopped before the next segment.
-            alive = tl.max(transmittance) > TRANSMITTANCE_MIN
-        tl.store(products + program.to(tl.int64) * (WIDTH * HEIGHT) + own, transmittance)
-
-
-@triton.jit
-def _store_pixels(
-    render_colors, transmittances, last_ids, backgrounds, color, transmittance, last, image, pixel, inside,
-    background_stride, stride, COLORS: tl.constexpr,
-):  # fmt: skip
-    transmittance = tl.abs(transmittance)
-    for k in tl.static_range(len(color)):
-        value = color[k]
-        if (backgrounds is not None) and (k < COLORS):
-            value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
-        tl.store(render_colors + pixel * stride + k, value, mask=inside)
-    if transmittances is not None:
-        tl.store(transmittances + pixel, transmittance, mask=inside)
-    if last_ids is not None:
-        tl.store(last_ids + pixel, last, mask=inside)
 
 
 @kernel(strided=("backgrounds", "render_colors", "segment_colors"))
@@ -124,12 +54,9 @@ def _composite_fwd_kernel(
     shown = True
     if masks is not None:
         shown = tl.load(masks + tile) != 0
-    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
-    if segment_lists is not None:
-        if is_segment & shown:
-            for earlier in range(first_segment, program):
-                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * PIXELS + own)
-            transmittance = tl.where(transmittance > TRANSMITTANCE_MIN, transmittance, -tl.abs(transmittance))
+    transmittance = first_transmittance(
+        products, inside, own, program, first_segment, is_segment & shown, PIXELS, TRANSMITTANCE_MIN, dtype
+    )
     color = ()
     for _ in tl.static_range(FEATURES):
         color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
@@ -166,100 +93,16 @@ def _composite_fwd_kernel(
             for k in tl.static_range(FEATURES):
                 tl.store(segment_colors + (segment * stride + k) * PIXELS + own, color[k])
         inside = inside & (first_segment == end_segment)
-    _store_pixels(
-        render_colors, transmittances, last_ids, backgrounds, color, transmittance, last, image, pixel, inside,
-        background_stride, stride, COLORS,
-    )  # fmt: skip
-
-
-@kernel(strided=("backgrounds", "render_colors", "segment_colors"))
-def _combine_kernel(
-    backgrounds,  # [I, stride], from the first channel of this pass on; or None
-    render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
-    transmittances,  # [I, height, width], output, or None
-    last_ids,  # [I, height, width] int32, output, or None
-    segment_starts,  # [lists + 1] int64
-    segment_lists,  # [n_segments] int64
-    segment_transmittances,  # [n_segments, WIDTH HEIGHT]; the sign is removed
-    segment_colors,  # [n_segments, stride, WIDTH HEIGHT]; zeroed where pixels have stopped before
-    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32
-    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    background_stride: "Int", stride: "Int",
-    COLORS: tl.constexpr, FEATURES: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Adds the segments of each list that is cut, up to the one in which a pixel stopped. One program per list."""
-    dtype = segment_colors.dtype.element_ty
-    PIXELS: tl.constexpr = WIDTH * HEIGHT
-    program = tl.program_id(0)
-    index = tl.load(segment_lists + program).to(tl.int32)
-    image, _x, _y, inside, pixel, own = part_pixels(
-        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
-    )  # fmt: skip
-    first_segment = tl.load(segment_starts + index).to(tl.int32)
-    end_segment = tl.load(segment_starts + index + 1).to(tl.int32)
-    if program == first_segment:
-        transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
-        last = tl.zeros([HEIGHT, WIDTH], tl.int32)
-        color = ()
-        for _ in tl.static_range(FEATURES):
-            color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
-        for base in range(first_segment, end_segment, CHUNK):
-            # All loads of a chunk come first, so that their latencies overlap.
-            behind = ()
-            added = ()
-            last_added = ()
-            for n in tl.static_range(CHUNK):
-                segment = tl.cast(base + n, tl.int64)
-                behind = behind + (
-                    tl.load(segment_transmittances + segment * PIXELS + own, mask=base + n < end_segment),
-                )
-                last_added = last_added + (
-                    tl.load(segment_last_ids + segment * PIXELS + own, mask=base + n < end_segment),
-                )
-                for k in tl.static_range(FEATURES):
-                    address = segment_colors + (segment * stride + k) * PIXELS + own
-                    added = added + (tl.load(address, mask=base + n < end_segment),)
-            for n in tl.static_range(CHUNK):
-                segment = tl.cast(base + n, tl.int64)
-                listed = base + n < end_segment
-                alive = (transmittance > 0.0) & listed
-                transmittance = tl.where(alive, behind[n], transmittance)
-                tl.store(segment_transmittances + segment * PIXELS + own, tl.abs(transmittance), mask=listed)
-                last = tl.where(alive, tl.maximum(last_added[n], last), last)
-                total = ()
-                for k in tl.static_range(FEATURES):
-                    address = segment_colors + (segment * stride + k) * PIXELS + own
-                    kept = tl.where(alive, added[n * FEATURES + k], 0.0)
-                    tl.store(address, kept, mask=listed)
-                    total = total + (color[k] + kept,)
-                color = total
-        _store_pixels(
-            render_colors, transmittances, last_ids, backgrounds, color, transmittance, last, image, pixel, inside,
-            background_stride, stride, COLORS,
-        )  # fmt: skip
-
-
-def _segment_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-    """``products`` and ``segment_last_ids`` of ``_composite_fwd_kernel``; None if no list is cut."""
-    if lists.segment_lists is None or lists.segment_transmittances is None:
-        return None, None
-    products = torch.empty_like(lists.segment_transmittances)
-    launch(
-        _transmittance_kernel,
-        programs(lists.n_segments, 1),
-        records=records,
-        offsets=lists.offsets,
-        ids=lists.ids,
-        segment_starts=lists.segment_starts,
-        segment_lists=lists.segment_lists,
-        products=products,
-        n_segments=lists.n_segments,
-        RECORD_WIDTH=records.shape[1],
-        **walk,
-    )
-    return products, torch.empty_like(products, dtype=torch.int32)
+    transmittance = tl.abs(transmittance)
+    for k in tl.static_range(FEATURES):
+        value = color[k]
+        if (backgrounds is not None) and (k < COLORS):
+            value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
+        tl.store(render_colors + pixel * stride + k, value, mask=inside)
+    if transmittances is not None:
+        tl.store(transmittances + pixel, transmittance, mask=inside)
+    if last_ids is not None:
+        tl.store(last_ids + pixel, last, mask=inside)
 
 
 def walk_fwd(
@@ -279,7 +122,7 @@ def walk_fwd(
     n_features, n_colors = splats.n_features, splats.n_colors
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     pixels = part_arguments(intersections, grid, shape, settings)
-    walk = {**walk_arguments(buffers.colors, shape), "STEP": STEP, "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN, **pixels}
+    walk = {**walk_arguments(buffers.colors, shape), **pixels}
     lists = None
     pass_width = min(settings.channel_chunk, PASS)
     for first in range(0, n_features, pass_width):
@@ -291,37 +134,36 @@ def walk_fwd(
         if lists is None:
             lists = list_parts(records, intersections, grid, shape, n_features)
             order = part_order(lists.offsets, intersections.isect_offsets)
-            products, segment_last_ids = _segment_products(records, lists, walk)
-        images = {
-            "backgrounds": None if backgrounds is None else backgrounds[:, channels],
-            "render_colors": buffers.colors[..., first:],
-            "transmittances": buffers.transmittances if first == 0 else None,
-            "last_ids": buffers.last_ids if first == 0 else None,
-            "segment_starts": lists.segment_starts,
-            "segment_lists": lists.segment_lists,
-            "segment_transmittances": lists.segment_transmittances,
-            "segment_colors": None if lists.segment_colors is None else lists.segment_colors[:, first:],
-            "segment_last_ids": segment_last_ids,
-            "background_stride": n_colors,
-            "stride": n_features,
-            "COLORS": max(channels.stop - channels.start, 0),
-            "FEATURES": end - first,
-        }
+            products = segment_products(records, lists, walk)
+            segment_last_ids = None if products is None else torch.empty_like(products, dtype=torch.int32)
         launch(
             _composite_fwd_kernel,
             programs(lists.n_segments + lists.offsets.numel() - 1, 1),
             records=records,
+            backgrounds=None if backgrounds is None else backgrounds[:, channels],
             masks=masks,
             offsets=lists.offsets,
             ids=lists.ids,
             order=order,
+            render_colors=buffers.colors[..., first:],
+            transmittances=buffers.transmittances if first == 0 else None,
+            last_ids=buffers.last_ids if first == 0 else None,
+            segment_starts=lists.segment_starts,
+            segment_lists=lists.segment_lists,
             products=products,
+            segment_transmittances=lists.segment_transmittances,
+            segment_colors=None if lists.segment_colors is None else lists.segment_colors[:, first:],
+            segment_last_ids=segment_last_ids,
             n_segments=lists.n_segments,
+            background_stride=n_colors,
+            stride=n_features,
+            COLORS=max(channels.stop - channels.start, 0),
+            FEATURES=end - first,
             RECORD_WIDTH=records.shape[1],
-            **images,
+            STEP=STEP,
+            TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
             **walk,
         )
-        if lists.n_segments > 0:
-            launch(_combine_kernel, programs(lists.n_segments, 1), **images, **pixels, CHUNK=COMBINED, num_warps=1)
     assert lists is not None
+    combine_segments(lists, segment_last_ids, backgrounds, buffers, n_colors, pixels)
     return lists

@@ -11,7 +11,7 @@ as parts that it reaches; two more kernels count and assign them.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,7 +22,19 @@ from ..config import ALPHA_MIN
 from ..data import CompositingSettings, GaussianMajor, Intersections, PartLists, TileGrid
 from .compositing_records import load_record
 from .device_math import popcount
-from .launch import Int, PartShape, approximate, has_ptx, kernel, launch_elementwise, walk_options, walk_unroll
+from .launch import (
+    Int,
+    PartShape,
+    approximate,
+    has_ptx,
+    is_compiled_for_cpu,
+    kernel,
+    launch_elementwise,
+    longest_first,
+    programs,
+    walk_options,
+    walk_unroll,
+)
 
 BLOCK = 128
 
@@ -166,6 +178,26 @@ def _part_slots_kernel(
         place, reached = _place(words, totals, part, n_words, index, mask, PTX)
         tl.store(part_slots + place, slot, mask=mask & (reached != 0))
         slot += reached
+
+
+class PartSlots(NamedTuple):
+    """Where the programs of the backward pass write the gradients of the entries of lists.
+
+    Attributes:
+        slots: [K] integers, slot of each entry.
+        slot_starts: [S + 1], first slot of each span, see ``GaussianMajor``.
+        v_slots: [slots, columns], uninitialized, or zero if parts of a tile share slots.
+        order: Order of programs, [programs without segments] int64, or None.
+        together: Parts of a tile that a program composites.
+        n_programs: Number of programs.
+    """
+
+    slots: Tensor
+    slot_starts: Tensor
+    v_slots: Tensor
+    order: Tensor | None
+    together: int
+    n_programs: int
 
 
 def part_arguments(
@@ -317,7 +349,28 @@ def _part_bits(
     return words, counts.flatten().cumsum(0, dtype=torch.int64).view_as(counts)
 
 
-def shared_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:
+def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor, columns: int) -> PartSlots:
+    """Allocates slots for the entries of the lists of a band, which must have ``gaussian_major``.
+
+    On a GPU, each entry has a slot. On a CPU, the parts of a tile are composited by one program and share slots.
+    """
+    gaussian_major, isect_offsets = intersections.gaussian_major, intersections.isect_offsets
+    assert gaussian_major is not None
+    n_lists = lists.offsets.numel() - 1
+    together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_segments == 0 else 1
+    if together > 1:
+        slots, slot_starts = _shared_slots(lists, gaussian_major)
+        order = longest_first(isect_offsets)
+        v_slots = records.new_zeros(intersections.flatten_ids.numel(), columns)
+    else:
+        slots, slot_starts = part_slots(lists, gaussian_major)
+        order = longest_first(lists.offsets)
+        v_slots = records.new_empty(lists.ids.numel(), columns)
+    n_programs = programs(lists.n_segments + n_lists // together, 1)
+    return PartSlots(slots, slot_starts, v_slots, order, together, n_programs)
+
+
+def _shared_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:
     """Returns what :func:`part_slots` does, if the parts of a tile share the slot of an intersection."""
     if lists.words is None or lists.totals is None:
         return order.slots, order.slot_starts

@@ -40,6 +40,9 @@ CPU_SEGMENT = 2**30
 FEATURES_HELD = 6
 """Features for which a thread holds the state of several pixels."""
 
+FEATURES_MIN = 16
+"""Number of channels from which matrix products cost fewer instructions than channels one by one."""
+
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets kernels (TRITON_INTERPRET=1 when it was first imported)."""
 
@@ -196,6 +199,8 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
     segment = next(length for limit, length in SEGMENTS.items() if n_tiles < limit)
     if is_compiled_for_cpu(tensor):
         width, height, segment = tile_size, CPU_ROWS, CPU_SEGMENT
+    elif n_features >= FEATURES_MIN:
+        width, height = 8, 8
     elif vendor(tensor) == "amd" or (n_tiles > LARGE and n_features <= FEATURES_HELD):
         width, height = 16, 8
     elif n_tiles < SMALL or n_features > FEATURES_HELD:
@@ -230,12 +235,3 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
 def walk_unroll(tensor: Tensor) -> int:
     """Returns how often the loop over a list is unrolled. On NVIDIA GPUs, loads then come early enough."""
     return 4 if has_ptx(tensor) else 1
-
-
-def group_options(tensor: Tensor, tile_size: int) -> dict[str, int | bool]:
-    """Returns compiler options for kernels that walk a tile's list in groups, whose weights are matrices in registers.
-
-    There are as many warps as it takes for the matrices to fit. Pipelined loads would need more registers.
-    """
-    warps = {4: 1, 8: 2, 16: 8 if vendor(tensor) == "amd" else 4}[tile_size]
-    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": False}

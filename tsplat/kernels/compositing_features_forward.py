@@ -1,0 +1,166 @@
+"""Forward compositing of many channels. See ``compositing_features``."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
+from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from .compositing_features import GROUP, group_options, load_features, product, put
+from .compositing_parts import list_parts, part_arguments, walk_arguments
+from .compositing_records import pack_records
+from .compositing_segments import combine_segments, first_transmittance, segment_products
+from .device_math import load_tuple
+from .launch import FEATURES_MIN, Int, PartShape, kernel, launch, part_order, programs
+from .tile_math import RECORD, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
+
+CHUNK = 32
+"""Channels that a program accumulates if there are more than FEATURES_MIN."""
+
+
+@kernel
+def _features_fwd_kernel(
+    records,  # [nnz, RECORD]
+    colors,  # [nnz, n_colors], any float dtype, or None
+    depths,  # [nnz] or None
+    backgrounds,  # [I, n_colors] or None
+    masks,  # [I, n_tiles] bool or None
+    offsets,  # [lists + 1] int64
+    ids,  # [K] int32
+    order,  # [lists] int64 or None
+    render_colors,  # [I, height, width, n_colors + depth], output
+    transmittances,  # [I, height, width], output
+    last_ids,  # [I, height, width] int32, output, or None
+    segment_starts,  # [lists + 1] int64, or None, like all that follows, if no list is cut
+    segment_lists,  # [n_segments] int64
+    products,  # [n_segments, WIDTH HEIGHT]
+    segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped, output
+    segment_colors,  # [n_segments, n_colors + depth, WIDTH HEIGHT], output
+    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    n_segments: "Int", n_colors: "Int", chunks: "Int",
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr, CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr, EXACT: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    """``chunks`` programs take CHUNK channels of a part each."""
+    PIXELS: tl.constexpr = WIDTH * HEIGHT
+    dtype = records.dtype.element_ty
+    chunk = tl.program_id(0) % chunks
+    program = tl.program_id(0) // chunks
+    index, start, begin, end, first_segment, end_segment, is_segment = load_range(
+        program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    )
+    tile = first_tile + index % tiles
+    part = index // tiles
+    image, center_x, center_y, inside, pixel, own = part_pixels(
+        tile, part, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
+    )
+    shown = True
+    if masks is not None:
+        shown = tl.load(masks + tile) != 0
+    transmittance = first_transmittance(
+        products, inside, own, program, first_segment, is_segment & shown, PIXELS, TRANSMITTANCE_MIN, dtype
+    )
+    color = tl.zeros([PIXELS, CHUNK], dtype)
+    last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+    channel = chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
+    ids += start
+    alive = shown  # Triton 3.7 cannot compile the loop for a GPU if this comes first.
+    done = begin
+    while (done < end) & alive:
+        # Past the end, repeats the last row with weight 0: other rows may hold NaN.
+        rows = tl.load(ids + tl.minimum(done + tl.arange(0, GROUP), end - 1)).to(tl.int64)
+        weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
+        for k in tl.static_range(GROUP):
+            row = tl.load(ids + tl.minimum(done + k, end - 1)).to(tl.int64)
+            record = load_tuple(records + row * RECORD, 1, 7)
+            e = log2_alpha(record, center_x - record[0], center_y - record[1])
+            alpha = tl.where((e >= LOG2_ALPHA_MIN) & (done + k < end), clamped_alpha(record, e, APPROX), 0.0)
+            weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
+            weights = put(weights, k, tl.where(added, weight, 0.0))
+            if last_ids is not None:
+                last = tl.where(added, tl.minimum(done + k + 1, end), last)
+        features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
+        color += product(tl.trans(tl.reshape(weights, [GROUP, PIXELS])), features, dtype, SPLIT, EXACT)
+        done += GROUP
+        alive = tl.max(transmittance) > 0.0
+    # Recomputed: addresses kept during the walk would occupy registers.
+    tile += tl.minimum(done, 0)
+    image, _, _, inside, pixel, own = part_pixels(
+        tile, part, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
+    )
+    n_features = n_colors + (depths is not None)
+    stored = channel < n_features
+    if segment_lists is not None:
+        if is_segment:
+            segment = program.to(tl.int64)
+            tl.store(segment_transmittances + segment * PIXELS + own, transmittance, mask=chunk == 0)
+            tl.store(segment_last_ids + segment * PIXELS + own, last, mask=chunk == 0)
+            address = (segment * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
+            tl.store(segment_colors + address, color, mask=stored)
+        inside = inside & (first_segment == end_segment)
+    transmittance = tl.abs(transmittance)
+    if backgrounds is not None:
+        background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
+        color = tl.fma(tl.reshape(transmittance, [PIXELS, 1]), background, color)
+    address = render_colors + tl.reshape(pixel, [PIXELS, 1]) * n_features + channel
+    tl.store(address, color, mask=tl.reshape(inside, [PIXELS, 1]) & stored)
+    tl.store(transmittances + pixel, transmittance, mask=inside & (chunk == 0))
+    if last_ids is not None:
+        tl.store(last_ids + pixel, last, mask=inside & (chunk == 0))
+
+
+def features_fwd(
+    splats: Splats,
+    backgrounds: Tensor | None,
+    masks: Tensor | None,
+    intersections: Intersections,
+    buffers: RenderBuffers,
+    shape: PartShape,
+    settings: CompositingSettings,
+) -> PartLists:
+    """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more."""
+    grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
+    pixels = part_arguments(intersections, grid, shape, settings)
+    records = pack_records(splats._replace(colors=None, depths=None), settings)
+    lists = list_parts(records, intersections, grid, shape, splats.n_features)
+    products = segment_products(records, lists, {**walk_arguments(records, shape), **pixels})
+    segment_last_ids = None if products is None else torch.empty_like(products, dtype=torch.int32)
+    chunk = CHUNK if splats.n_features > FEATURES_MIN else FEATURES_MIN
+    chunks = triton.cdiv(splats.n_features, chunk)
+    launch(
+        _features_fwd_kernel,
+        programs((lists.n_segments + lists.offsets.numel() - 1) * chunks, 1),
+        records=records,
+        colors=splats.colors,
+        depths=splats.depths,
+        backgrounds=backgrounds,
+        masks=masks,
+        offsets=lists.offsets,
+        ids=lists.ids,
+        order=part_order(lists.offsets, intersections.isect_offsets),
+        render_colors=buffers.colors,
+        transmittances=buffers.transmittances,
+        last_ids=buffers.last_ids,
+        segment_starts=lists.segment_starts,
+        segment_lists=lists.segment_lists,
+        products=products,
+        segment_transmittances=lists.segment_transmittances,
+        segment_colors=lists.segment_colors,
+        segment_last_ids=segment_last_ids,
+        n_segments=lists.n_segments,
+        n_colors=splats.n_colors,
+        chunks=chunks,
+        SEGMENT=shape.segment,
+        CHUNK=chunk,
+        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+        TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+        **pixels,
+        **group_options(records, splats, shape),
+    )
+    combine_segments(lists, segment_last_ids, backgrounds, buffers, splats.n_colors, pixels)
+    return lists

@@ -1,0 +1,235 @@
+"""Long lists of parts, cut into segments: transmittances where segments start, and the sum of what segments add.
+
+The product of 1 - alpha over each segment gives the transmittance where the next one starts. Then segments are
+composited like lists that are not cut, by ``compositing_forward`` or ``compositing_features_forward``, and added here.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..config import TRANSMITTANCE_MIN
+from ..data import PartLists, RenderBuffers
+from .compositing_records import load_record
+from .launch import Int, kernel, launch, programs
+from .tile_math import GEOMETRY, clamped_alpha, load_range, log2_alpha, part_pixels
+
+CHANNELS = 8
+"""Most channels of a program that adds segments."""
+
+COMBINED = 4
+"""Segments of a list that are loaded at a time when they are added."""
+
+STEP = 16
+"""Gaussians between two checks whether all pixels of a part have stopped."""
+
+
+@kernel
+def _transmittance_kernel(
+    records,  # [nnz, RECORD_WIDTH]
+    offsets,  # [lists + 1] int64
+    ids,  # [K] int32
+    segment_starts,  # [lists + 1] int64
+    segment_lists,  # [n_segments] int64
+    products,  # [n_segments, WIDTH HEIGHT], output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_segments: "Int",
+    RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
+):  # fmt: skip
+    """The product of 1 - alpha over each segment but the last of a list, whether or not pixels have stopped before."""
+    dtype = records.dtype.element_ty
+    program = tl.program_id(0)
+    index, start, begin, end, _, end_segment, _ = load_range(
+        program, None, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    )
+    _, center_x, center_y, inside, _, own = part_pixels(
+        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
+        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+    )  # fmt: skip
+    if program + 1 < end_segment:
+        transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
+        ids += start
+        record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, GEOMETRY, APPROX)
+        next_row = tl.load(ids + tl.minimum(begin + 1, end - 1))
+        done = begin
+        alive = True
+        while (done < end) & alive:
+            stop = tl.minimum(done + STEP, end)
+            for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
+                next_record = load_record(records, next_row, RECORD_WIDTH, GEOMETRY, APPROX)
+                next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
+                e = log2_alpha(record, center_x - record[0], center_y - record[1])
+                alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
+                transmittance = tl.fma(alpha * -1.0, transmittance, transmittance)
+                record = next_record
+            done = stop
+            # Where it is lower, pixels have stopped before the next segment.
+            alive = tl.max(transmittance) > TRANSMITTANCE_MIN
+        tl.store(products + program.to(tl.int64) * (WIDTH * HEIGHT) + own, transmittance)
+
+
+@triton.jit
+def first_transmittance(
+    products, inside, own, program, first_segment, is_segment, PIXELS: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
+    dtype: tl.constexpr,
+):  # fmt: skip
+    """Transmittance in front of a list or a segment; negative where pixels are outside or have stopped before.
+
+    Args:
+        products: [n_segments, PIXELS], see ``segment_products``; None if no list is cut.
+    """
+    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+    if products is not None:
+        if is_segment:
+            for earlier in range(first_segment, program):
+                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * PIXELS + own)
+            transmittance = tl.where(transmittance > TRANSMITTANCE_MIN, transmittance, -tl.abs(transmittance))
+    return transmittance
+
+
+@kernel
+def _combine_kernel(
+    backgrounds,  # [I, n_colors] or None
+    render_colors,  # [I, height, width, n_features], output
+    transmittances,  # [I, height, width], output
+    last_ids,  # [I, height, width] int32, output, or None
+    segment_starts,  # [lists + 1] int64
+    segment_lists,  # [n_segments] int64
+    segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped
+    segment_colors,  # [n_segments, n_features, WIDTH HEIGHT]; zeroed where pixels have stopped before
+    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    n_colors: "Int", n_features: "Int", passes: "Int",
+    CHANNELS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Adds the segments of each list that is cut, up to the one in which a pixel stopped.
+
+    The program of a list's first segment adds them all. ``passes`` programs take CHANNELS channels each.
+    """
+    dtype = segment_colors.dtype.element_ty
+    PIXELS: tl.constexpr = WIDTH * HEIGHT
+    program = tl.program_id(0) // passes
+    channel = tl.program_id(0) % passes * CHANNELS
+    index = tl.load(segment_lists + program).to(tl.int32)
+    image, _x, _y, inside, pixel, own = part_pixels(
+        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
+        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+    )  # fmt: skip
+    first_segment = tl.load(segment_starts + index).to(tl.int32)
+    end_segment = tl.load(segment_starts + index + 1).to(tl.int32)
+    if program == first_segment:
+        transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
+        last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+        color = ()
+        for _ in tl.static_range(CHANNELS):
+            color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
+        for base in range(first_segment, end_segment, CHUNK):
+            # All loads of a chunk come first, so that their latencies overlap.
+            behind = ()
+            added = ()
+            last_added = ()
+            for n in tl.static_range(CHUNK):
+                own_segment = tl.cast(base + n, tl.int64) * PIXELS + own
+                listed = base + n < end_segment
+                behind = behind + (tl.load(segment_transmittances + own_segment, mask=listed),)
+                last_added = last_added + (tl.load(segment_last_ids + own_segment, mask=listed),)
+                for k in tl.static_range(CHANNELS):
+                    address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
+                    added = added + (tl.load(segment_colors + address, mask=listed),)
+            for n in tl.static_range(CHUNK):
+                listed = base + n < end_segment
+                alive = (transmittance > 0.0) & listed
+                transmittance = tl.where(alive, behind[n], transmittance)
+                last = tl.where(alive, tl.maximum(last_added[n], last), last)
+                total = ()
+                for k in tl.static_range(CHANNELS):
+                    address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
+                    kept = tl.where(alive, added[n * CHANNELS + k], 0.0)
+                    tl.store(segment_colors + address, kept, mask=listed)
+                    total = total + (color[k] + kept,)
+                color = total
+        transmittance = tl.abs(transmittance)
+        for k in tl.static_range(CHANNELS):
+            value = color[k]
+            if backgrounds is not None:
+                has_background = channel + k < n_colors
+                background = tl.load(backgrounds + image * n_colors + channel + k, mask=has_background, other=0.0)
+                value = tl.fma(transmittance, background, value)
+            tl.store(render_colors + pixel * n_features + channel + k, value, mask=inside)
+        tl.store(transmittances + pixel, transmittance, mask=inside & (channel == 0))
+        if last_ids is not None:
+            tl.store(last_ids + pixel, last, mask=inside & (channel == 0))
+
+
+def segment_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) -> Tensor | None:
+    """Returns the product of 1 - alpha over each segment, [n_segments, pixels of a part]; None if no list is cut.
+
+    Args:
+        records: Of ``pack_records``.
+        walk: ``part_arguments`` and ``walk_arguments``.
+    """
+    if lists.segment_lists is None or lists.segment_transmittances is None:
+        return None
+    products = torch.empty_like(lists.segment_transmittances)
+    launch(
+        _transmittance_kernel,
+        programs(lists.n_segments, 1),
+        records=records,
+        offsets=lists.offsets,
+        ids=lists.ids,
+        segment_starts=lists.segment_starts,
+        segment_lists=lists.segment_lists,
+        products=products,
+        n_segments=lists.n_segments,
+        RECORD_WIDTH=records.shape[1],
+        STEP=STEP,
+        TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+        **walk,
+    )
+    return products
+
+
+def combine_segments(
+    lists: PartLists,
+    segment_last_ids: Tensor | None,
+    backgrounds: Tensor | None,
+    buffers: RenderBuffers,
+    n_colors: int,
+    pixels: dict[str, int],
+) -> None:
+    """Writes the pixels of lists that are cut. Does nothing if there are none.
+
+    Args:
+        segment_last_ids: [n_segments, pixels of a part] int32, ``last_ids`` of segments.
+        backgrounds, buffers: As for ``composite_fwd``.
+        pixels: ``part_arguments``.
+    """
+    if lists.n_segments == 0:
+        return
+    n_features = buffers.colors.shape[3]
+    channels = max(k for k in range(1, CHANNELS + 1) if n_features % k == 0)
+    passes = n_features // channels
+    launch(
+        _combine_kernel,
+        programs(lists.n_segments * passes, 1),
+        backgrounds=backgrounds,
+        render_colors=buffers.colors,
+        transmittances=buffers.transmittances,
+        last_ids=buffers.last_ids,
+        segment_starts=lists.segment_starts,
+        segment_lists=lists.segment_lists,
+        segment_transmittances=lists.segment_transmittances,
+        segment_colors=lists.segment_colors,
+        segment_last_ids=segment_last_ids,
+        n_colors=n_colors,
+        n_features=n_features,
+        passes=passes,
+        CHANNELS=channels,
+        CHUNK=COMBINED,
+        num_warps=1,
+        **pixels,
+    )
