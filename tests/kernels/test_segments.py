@@ -1,5 +1,6 @@
 """Segments of long lists, and sums of slots, compiled for the CPU."""
 
+import dataclasses
 import itertools
 import math
 import os
@@ -24,7 +25,7 @@ UNCUT = 2**30
 @pytest.fixture
 def cut_lists(monkeypatch):
     """Cuts lists into segments of the length that the fixture is called with; returns the numbers of segments."""
-    from tsplat.kernels import compositing_forward, launch
+    from tsplat.kernels import compositing, compositing_features_forward, compositing_forward, launch
 
     original, counts = compositing_forward.list_parts, []
 
@@ -39,7 +40,8 @@ def cut_lists(monkeypatch):
         counts.clear()
         return counts
 
-    monkeypatch.setattr(compositing_forward, "list_parts", recorded)
+    for module in (compositing, compositing_features_forward, compositing_forward):
+        monkeypatch.setattr(module, "list_parts", recorded)
     return cut
 
 
@@ -71,18 +73,18 @@ def test_segments_match_reference(segment, options, cut_lists):
     assert counts[-1] > 0
 
 
-@pytest.mark.parametrize("channels", [1, 8, 9])
+@pytest.mark.parametrize("channels", [1, 8, 9, 16, 19])
 def test_numbers_of_channels_in_segments_match_reference(channels, cut_lists):
     counts = cut_lists(3)
     structure = scenes.Structure(n=30, cameras=1, channels=channels, width=10, height=9, size=5.0, seed=channels)
-    _assert_exact(scenes.make(structure), tile_size=8)
+    _assert_exact(scenes.make(structure), tile_size=8, render_mode="RGB+ED", absgrad=True)
     assert counts[-1] > 0
 
 
-@pytest.mark.parametrize("segment", [2, 3, 16])
-def test_bands_of_segments_give_the_same_bits(segment, cut_lists):
+@pytest.mark.parametrize(("segment", "channels"), [(2, 3), (3, 3), (16, 3), (3, 16)])
+def test_bands_of_segments_give_the_same_bits(segment, channels, cut_lists):
     counts = cut_lists(segment)
-    scene = scenes.make(DENSE)
+    scene = scenes.make(dataclasses.replace(DENSE, channels=channels))
     options = dict(tile_size=4, render_mode="RGB+D", absgrad=True)
     whole, meta = _assert_exact(scene, **options)
     split, meta_split = run(scene, backend="triton", memory_budget=meta["memory"]["peak_bytes"] // 3, **options)
@@ -193,21 +195,22 @@ def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(segment, cut_l
     assert_run_fp32(scene, **options)
 
 
-@pytest.mark.parametrize("tile_size", [8, 16])
-def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, monkeypatch):
-    from tsplat.kernels import compositing_backward
+@pytest.mark.parametrize(("tile_size", "channels"), [(8, 3), (16, 3), (16, 17)])
+def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channels, monkeypatch):
+    from tsplat.kernels import compositing_parts
 
-    scene = scenes.make(scenes.Structure(n=30, cameras=2, width=21, height=19, size=4.0, seed=5))
+    structure = scenes.Structure(n=30, cameras=2, channels=channels, width=21, height=19, size=4.0, seed=5)
+    scene = scenes.make(structure)
     options = dict(tile_size=tile_size, render_mode="RGB+D", absgrad=True)
     used = []
-    for name in ("shared_slots", "part_slots"):
-        original = getattr(compositing_backward, name)
+    for name in ("_shared_slots", "part_slots"):
+        original = getattr(compositing_parts, name)
         monkeypatch.setattr(
-            compositing_backward, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments)
+            compositing_parts, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments)
         )
     shared, _ = _assert_exact(scene, **options)
-    monkeypatch.setattr(compositing_backward, "is_compiled_for_cpu", lambda tensor: False)
+    monkeypatch.setattr(compositing_parts, "is_compiled_for_cpu", lambda tensor: False)
     own, _ = _assert_exact(scene, **options)
-    assert used == ["shared_slots", "part_slots"]
+    assert used == ["_shared_slots", "part_slots"]
     for name, expected in shared.items():
         compare(name, own[name], expected, EXACT)

@@ -48,7 +48,7 @@ PARTS = (
 )  # fmt: skip
 FOLD = ("tests/kernels/test_warp_sums.py",)
 """On the emulator, as kernels for CPUs have no PTX."""
-FEATURES = ("-m", "triton", "tests/kernels/test_compositing_features.py")
+FEATURES = ("-m", "triton", "tests/kernels/test_compositing_features.py", "tests/kernels/test_segments.py")
 IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
 STRATEGIES = ("-m", "not interpreter", "tests/strategies")
 EXCHANGE = ("tests/stages/test_exchange.py",)
@@ -163,12 +163,30 @@ MUTANTS = [
          "sums of the bands before lost"),
     ),
     *_in(
-        "kernels/compositing_features.py",
+        "kernels/compositing_features_backward.py",
         FEATURES,
         ("place[:, None, None] < last[None]", "place[:, None, None] <= last[None]", "off by one where a pixel stopped"),
-        ("tl.where(_take(e, k) <= LOG2_ALPHA_MAX, v_alpha, 0.0)", "v_alpha", "gradient flows where alpha is clamped"),
+        ("tl.where(take(e, k) <= LOG2_ALPHA_MAX, v_alpha, 0.0)", "v_alpha", "gradient flows where alpha is clamped"),
         ("rest = -tl.load(v_render_alphas", "rest = tl.load(v_render_alphas", "sign of alpha's gradient"),
         ("backgrounds + image * n_colors + channel", "backgrounds + channel", "every image has the first background"),
+        ("tl.minimum(tl.max(last), range_end)", "tl.max(last)", "walk goes beyond a segment"),
+        ("(end_segment - 1 - step)", "(end_segment - 2 - step)", "wrong segments behind"),
+        ("place >= begin", "place >= 0", "entries in front of a segment counted"),
+        ("values += tl.load(address", "values = values + 0.0 * tl.load(address",
+         "parts overwrite slots that they share"),
+        ("y=shape.height,", "y=shape.width // 2,", "parts of other sizes"),
+    ),
+    *_in(
+        "kernels/compositing_features_forward.py",
+        FEATURES,
+        ("(done + k < end)", "(done + k <= end)", "one entry behind a segment added"),
+        ("done = begin", "done = 0", "segments start at the first entry of a list"),
+        ("(segment * n_features + channel)", "(segment * n_colors + channel)",
+         "segments overwrite the depth of others"),
+    ),
+    *_in(
+        "kernels/compositing_features.py",
+        FEATURES,
         ("channel == n_colors, tl.load(depths + rows), values", "channel == n_colors, 0.0, values", "depth lost"),
     ),
     *_in(
@@ -177,13 +195,8 @@ MUTANTS = [
         ("order._replace(slot_starts=slot_starts)", "order._replace()", "spans of intersections for those of slots"),
     ),
     *_in(
-        "kernels/compositing_forward.py",
+        "kernels/compositing_segments.py",
         PARTS,
-        ("shown = tl.load(masks + tile) != 0", "shown = True", "tile masks ignored"),
-        ("backgrounds + image * background_stride + k", "backgrounds + k", "every image has the first background"),
-        ('"STEP": STEP', '"STEP": STEP, "LOG2_ALPHA_MIN": -9.0', "threshold of alpha lower in the forward pass"),
-        ("tile = first_tile + index % tiles", "tile = index % tiles", "first tile of a band ignored"),
-        ("tl.where(added, place + 1, last)", "tl.where(added, place, last)", "off by one in the last entry"),
         ("range(first_segment, program)", "range(first_segment, program - 1)", "one segment before ignored"),
         ("if program + 1 < end_segment", "if program + 2 < end_segment", "one product not computed"),
         ("alive = tl.max(transmittance) > TRANSMITTANCE_MIN", "alive = tl.max(transmittance) > 0.9",
@@ -193,6 +206,20 @@ MUTANTS = [
          "last entry lost if a later segment adds nothing"),
         ("range(first_segment, end_segment, CHUNK)", "range(first_segment, end_segment - 1, CHUNK)",
          "last segment of a list not added"),
+        ("tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own\n                    kept",
+         "tl.cast(base + n, tl.int64) * n_features + k) * PIXELS + own\n                    kept",
+         "channels of the first pass zeroed for those of others"),
+        ("mask=inside & (channel == 0)", "mask=inside & (channel > 0)", "transmittance of cut lists not stored"),
+    ),
+    *_in(
+        "kernels/compositing_forward.py",
+        PARTS,
+        ("shown = tl.load(masks + tile) != 0", "shown = True", "tile masks ignored"),
+        ("backgrounds + image * background_stride + k", "backgrounds + k", "every image has the first background"),
+        ("shape), **pixels}", 'shape), **pixels, "LOG2_ALPHA_MIN": -9.0}',
+         "threshold of alpha lower in the forward pass"),
+        ("tile = first_tile + index % tiles", "tile = index % tiles", "first tile of a band ignored"),
+        ("tl.where(added, place + 1, last)", "tl.where(added, place, last)", "off by one in the last entry"),
         ("lists.segment_colors[:, first:]", "lists.segment_colors", "passes overwrite channels of segments"),
     ),
     *_in(
@@ -205,7 +232,7 @@ MUTANTS = [
         ("tl.abs(g * slope_x)", "g * slope_x", "absolute value lost in absgrad"),
         ("tile = first_tile + index % tiles", "tile = index % tiles", "first tile of a band ignored"),
         ("range(end_segment - 1 - program)", "range(end_segment - 2 - program)", "colors of a later segment lost"),
-        ("end_transmittance = tl.load(segment_transmittances + segment * PIXELS + own)", "pass",
+        ("end_transmittance = tl.abs(tl.load(segment_transmittances + segment * PIXELS + own))", "pass",
          "transmittance behind the whole list taken for a segment"),
         ("tl.store(out + k, tl.load(out + k) + sums[k])", "tl.store(out + k, sums[k])",
          "parts overwrite slots that they share"),

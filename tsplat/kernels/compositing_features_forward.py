@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,7 +11,7 @@ from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers,
 from .compositing_features import GROUP, group_options, load_features, product, put
 from .compositing_parts import list_parts, part_arguments, walk_arguments
 from .compositing_records import pack_records
-from .compositing_segments import combine_segments, first_transmittance, segment_products
+from .compositing_segments import combine_segments, first_transmittance, new_last_ids, segment_products
 from .device_math import load_tuple
 from .launch import FEATURES_MIN, Int, PartShape, kernel, launch, part_order, programs
 from .tile_math import RECORD, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
@@ -39,7 +38,7 @@ def _features_fwd_kernel(
     products,  # [n_segments, WIDTH HEIGHT]
     segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped, output
     segment_colors,  # [n_segments, n_colors + depth, WIDTH HEIGHT], output
-    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output
+    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output, if there are last_ids
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_segments: "Int", n_colors: "Int", chunks: "Int",
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr, CHUNK: tl.constexpr,
@@ -99,7 +98,8 @@ def _features_fwd_kernel(
         if is_segment:
             segment = program.to(tl.int64)
             tl.store(segment_transmittances + segment * PIXELS + own, transmittance, mask=chunk == 0)
-            tl.store(segment_last_ids + segment * PIXELS + own, last, mask=chunk == 0)
+            if last_ids is not None:
+                tl.store(segment_last_ids + segment * PIXELS + own, last, mask=chunk == 0)
             address = (segment * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
             tl.store(segment_colors + address, color, mask=stored)
         inside = inside & (first_segment == end_segment)
@@ -129,7 +129,7 @@ def features_fwd(
     records = pack_records(splats._replace(colors=None, depths=None), settings)
     lists = list_parts(records, intersections, grid, shape, splats.n_features)
     products = segment_products(records, lists, {**walk_arguments(records, shape), **pixels})
-    segment_last_ids = None if products is None else torch.empty_like(products, dtype=torch.int32)
+    segment_last_ids = new_last_ids(products, buffers)
     chunk = CHUNK if splats.n_features > FEATURES_MIN else FEATURES_MIN
     chunks = triton.cdiv(splats.n_features, chunk)
     launch(

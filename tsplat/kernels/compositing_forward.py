@@ -1,6 +1,5 @@
 """Forward compositing of the parts of tiles. See ``compositing``."""
 
-import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -8,7 +7,7 @@ from ..config import TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
 from .compositing_parts import list_parts, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
-from .compositing_segments import STEP, combine_segments, first_transmittance, segment_products
+from .compositing_segments import STEP, combine_segments, first_transmittance, new_last_ids, segment_products
 from .launch import Int, PartShape, kernel, launch, part_order, programs
 from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
@@ -32,7 +31,7 @@ def _composite_fwd_kernel(
     products,  # [n_segments, WIDTH HEIGHT]
     segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped, output
     segment_colors,  # [n_segments, stride, WIDTH HEIGHT], from the first channel of this pass on, output
-    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output
+    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output, if there are last_ids
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_segments: "Int", background_stride: "Int", stride: "Int",
     COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
@@ -89,7 +88,8 @@ def _composite_fwd_kernel(
         if is_segment:
             segment = program.to(tl.int64)
             tl.store(segment_transmittances + segment * PIXELS + own, transmittance)
-            tl.store(segment_last_ids + segment * PIXELS + own, last)
+            if last_ids is not None:
+                tl.store(segment_last_ids + segment * PIXELS + own, last)
             for k in tl.static_range(FEATURES):
                 tl.store(segment_colors + (segment * stride + k) * PIXELS + own, color[k])
         inside = inside & (first_segment == end_segment)
@@ -135,7 +135,7 @@ def walk_fwd(
             lists = list_parts(records, intersections, grid, shape, n_features)
             order = part_order(lists.offsets, intersections.isect_offsets)
             products = segment_products(records, lists, walk)
-            segment_last_ids = None if products is None else torch.empty_like(products, dtype=torch.int32)
+            segment_last_ids = new_last_ids(products, buffers)
         launch(
             _composite_fwd_kernel,
             programs(lists.n_segments + lists.offsets.numel() - 1, 1),

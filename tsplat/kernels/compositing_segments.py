@@ -101,7 +101,7 @@ def _combine_kernel(
     segment_lists,  # [n_segments] int64
     segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped
     segment_colors,  # [n_segments, n_features, WIDTH HEIGHT]; zeroed where pixels have stopped before
-    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32
+    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, if there are last_ids
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_colors: "Int", n_features: "Int", passes: "Int",
     CHANNELS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, CHUNK: tl.constexpr,
@@ -136,7 +136,8 @@ def _combine_kernel(
                 own_segment = tl.cast(base + n, tl.int64) * PIXELS + own
                 listed = base + n < end_segment
                 behind = behind + (tl.load(segment_transmittances + own_segment, mask=listed),)
-                last_added = last_added + (tl.load(segment_last_ids + own_segment, mask=listed),)
+                if last_ids is not None:
+                    last_added = last_added + (tl.load(segment_last_ids + own_segment, mask=listed),)
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
                     added = added + (tl.load(segment_colors + address, mask=listed),)
@@ -144,7 +145,8 @@ def _combine_kernel(
                 listed = base + n < end_segment
                 alive = (transmittance > 0.0) & listed
                 transmittance = tl.where(alive, behind[n], transmittance)
-                last = tl.where(alive, tl.maximum(last_added[n], last), last)
+                if last_ids is not None:
+                    last = tl.where(alive, tl.maximum(last_added[n], last), last)
                 total = ()
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
@@ -193,6 +195,11 @@ def segment_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) ->
     return products
 
 
+def new_last_ids(products: Tensor | None, buffers: RenderBuffers) -> Tensor | None:
+    """Allocates ``last_ids`` of segments, [n_segments, pixels of a part] int32; None if they are not needed."""
+    return None if products is None or buffers.last_ids is None else torch.empty_like(products, dtype=torch.int32)
+
+
 def combine_segments(
     lists: PartLists,
     segment_last_ids: Tensor | None,
@@ -204,7 +211,7 @@ def combine_segments(
     """Writes the pixels of lists that are cut. Does nothing if there are none.
 
     Args:
-        segment_last_ids: [n_segments, pixels of a part] int32, ``last_ids`` of segments.
+        segment_last_ids: Of ``new_last_ids``, written.
         backgrounds, buffers: As for ``composite_fwd``.
         pixels: ``part_arguments``.
     """
