@@ -235,7 +235,7 @@ def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, 
     launches = [dataclasses.replace(executed, kernel=names[executed.kernel]) for executed in recorder.launches]
     v_means2d, v_conics, v_colors, v_opacities = gradients
     result = Result(image, alphas, v_means2d, v_conics, v_opacities, v_colors)
-    return Run(launches, starts.diff().tolist(), None, None), result
+    return Run(launches, starts.diff().tolist()), result
 
 
 def _launch(

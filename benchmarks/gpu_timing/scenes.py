@@ -64,15 +64,20 @@ class Composited:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a scene's compositing kernels did."""
+    """What the compositing kernels of an implementation did."""
 
     launches: list[Executed]
     list_lengths: list[int]
     """Intersections of each tile."""
-    kept_bytes: int | None
-    """Bytes of the tensors that the forward pass keeps for the backward pass, its inputs not counted; None if unknown."""
-    composited: Composited | None
-    """None if not tsplat's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TsplatRun(Run):
+    """What tsplat's compositing kernels did."""
+
+    kept_bytes: int
+    """Bytes of the tensors that the forward pass keeps for the backward pass, its inputs not counted."""
+    composited: Composited
 
 
 def _case(case: Case, data: Data) -> dict[str, Any]:
@@ -149,7 +154,8 @@ def _captured() -> Iterator[dict[str, Any]]:
         backward(*arguments)
 
     def composite_gradients(*arguments: Any) -> SplatGradients:
-        found["gradients"] = result = gradients(*arguments)
+        result: SplatGradients = gradients(*arguments)
+        found.update(gradients=result)
         return result
 
     with mock.patch.multiple(
@@ -158,7 +164,7 @@ def _captured() -> Iterator[dict[str, Any]]:
         yield found
 
 
-def execute(scene: dict[str, Any], *, traced: bool) -> Run:
+def execute(scene: dict[str, Any], *, traced: bool) -> TsplatRun:
     """Renders a scene forward and backward on an emulated GPU; records the compositing kernels."""
     leaves = {name: scene[name].detach().requires_grad_() for name in LEAVES}
     recorder = Recorder(is_compositing, traced=traced)
@@ -186,7 +192,7 @@ def execute(scene: dict[str, Any], *, traced: bool) -> Run:
         colors=colors.detach(),
         alphas=alphas.detach(),
     )
-    return Run(recorder.launches, starts.diff().tolist(), sum(kept.values()), composited)
+    return TsplatRun(recorder.launches, starts.diff().tolist(), sum(kept.values()), composited)
 
 
 # --- command line
@@ -201,7 +207,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
 
 
-def chosen(options: argparse.Namespace, *, traced: bool) -> Iterator[tuple[str, Run]]:
+def chosen(options: argparse.Namespace, *, traced: bool) -> Iterator[tuple[str, TsplatRun]]:
     """Executes the scenes that were asked for; prints what they are. Scenes without data are skipped."""
     data = Data(options.garden, options.kettle)
     for name in options.scene:
