@@ -66,7 +66,7 @@ def test_other_images_are_refused(runs, wheel):
 
 def test_lists_have_every_tile_of_the_bounding_rectangle_front_to_back():
     generator = torch.Generator().manual_seed(0)
-    width, height, n = 70, 40, 50
+    width, height, n = 70, 40, 80
     means2d = 90 * torch.rand(n, 2, generator=generator) - 10
     radii = torch.randint(0, 20, (n, 2), generator=generator, dtype=torch.int32)
     depths = torch.randint(1, 9, (n,), generator=generator).float()
