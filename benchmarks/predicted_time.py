@@ -15,6 +15,7 @@ gsplat. Exits with status 3 if gsplat's kernels cannot be obtained or compiled.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from typing import Any
 
@@ -76,15 +77,6 @@ def records(scene: str, run: scenes.Run, gpu_name: str, gpu: Gpu, variation: str
     return found
 
 
-def varied(scene: str, run: scenes.Run, gpu_name: str, sensitivity: bool) -> list[dict[str, Any]]:
-    """Returns the records of a GPU; with `sensitivity` also those of the model's variations."""
-    found = records(scene, run, gpu_name, GPUS[gpu_name])
-    if sensitivity:
-        for variation, change in VARIATIONS.items():
-            found += records(scene, run, gpu_name, change(GPUS[gpu_name]), variation)
-    return found
-
-
 def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the records of tsplat and gsplat for the same passes and variations, one after the other.
 
@@ -136,10 +128,11 @@ def main() -> None:
     wheel = peer.prepare(options.peer)
     for scene, run in scenes.chosen(options, traced=True):
         other = None if wheel is None else peer.execute(run, wheel, traced=True)
-        for name in options.gpu:
-            found = varied(scene, run, name, options.sensitivity)
+        for name, variation in itertools.product(options.gpu, (None, *VARIATIONS) if options.sensitivity else (None,)):
+            gpu = GPUS[name] if variation is None else VARIATIONS[variation](GPUS[name])
+            found = records(scene, run, name, gpu, variation)
             if other is not None:
-                found = compared(found, varied(scene, other, name, options.sensitivity))
+                found = compared(found, records(scene, other, name, gpu, variation))
             for record in found:
                 print("\n".join(lines(record)), flush=True)
             if options.json:
