@@ -60,19 +60,21 @@ What the figures include and what they do not:
 - The other implementations got the same projected Gaussians, and each its own lists of tiles. Their kernels were
   compiled for sm_80 as well. Faster-GS has tiles of 16x12 pixels, the others of 16x16. "tsplat 66fcafc" is the state in
   which one program of one warp walked the whole list of a tile.
-- The columns of tsplat 66fcafc and Faster-GS were predicted once, with an earlier state of the timing model; the
-  commands above do not repeat them. For commit daf3354, whose compositing is designed like that of 66fcafc, the
+- The columns of tsplat 66fcafc and Faster-GS, and that of gsplat for garden-1920x1080, were predicted once, with an
+  earlier state of the timing model. For commit daf3354, whose compositing is designed like that of 66fcafc, the
   present model predicts 2,549 + 3,405 us for kettle-400x300, 673 + 1,169 us for garden-648x420, 355 + 1,193 us for
   garden-1296x840, 473 + 1,241 us for garden-1920x1080, and 951 + 1,294 us for dense-tile.
 - 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, tile by tile, without parts.
 
 ### tsplat divided by gsplat
 
-`--peer gsplat` compiles the compositing kernels of gsplat 1.5.3 with nvcc for sm_80 and executes them on the same
-emulator and on the same projected Gaussians, with gsplat's own lists: a Gaussian is in each tile that the bounding
-rectangle of its radii touches. Images and gradients must agree with tsplat's. Below are tsplat's figures divided by
-gsplat's, forward / backward, with all compositing kernels of a pass together. Instructions and sectors are exact counts
-of the code that the emulator executed; times are predicted.
+With `--peer gsplat`, both commands also execute the compositing kernels of gsplat 1.5.3 on the emulator, with the same
+projected Gaussians and gsplat's own lists: a Gaussian is in each tile that the bounding rectangle of its radii touches.
+nvcc compiles them for sm_80 with gsplat's own flags. The sources come from gsplat's wheel, which pip downloads once
+into the emulator's cache; `TSPLAT_GSPLAT_WHEEL` names another place. Images and gradients must agree with tsplat's.
+
+tsplat's figures divided by gsplat's, forward / backward, with all compositing kernels of a pass together. Instructions
+and sectors are exact counts of the code that the emulator executed; times are predicted:
 
 """
 
@@ -81,7 +83,7 @@ METHOD = """
   well.
 - gsplat's backward pass stores nothing: it adds to gradients by atomics, and each updated sector counts. Setting the
   gradients to zero before is not counted.
-- The difference of images and gradients is at most 1e-3 of the largest value.
+- Nothing is compared if an image or a gradient differs by more than 1e-3 of its largest value.
 
 ### How times are predicted
 

@@ -28,8 +28,8 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", choices=PEERS, help=help)
 
 
-def prepare(peer: str | None, channels: int = 3) -> Path | None:
-    """Returns the wheel of a peer after a test that its kernels can be compiled; None without a peer.
+def prepare(peer: str | None) -> Path | None:
+    """Returns the wheel of a peer whose kernels can be compiled; None without a peer.
 
     Exits with status `UNAVAILABLE` and a message if they cannot.
     """
@@ -37,7 +37,7 @@ def prepare(peer: str | None, channels: int = 3) -> Path | None:
         return None
     try:
         wheel = gsplat_kernels.find_wheel(download=True)
-        gsplat_kernels.load_kernel("fwd", channels, wheel)
+        gsplat_kernels.load_kernel("fwd", 3, wheel)
     except gsplat_kernels.UnavailableError as error:
         print(f"--peer {peer}: nothing is compared, {error}", flush=True)
         raise SystemExit(UNAVAILABLE) from None
