@@ -83,7 +83,7 @@ def _download(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         done = subprocess.run([*pip, "--dest", temporary, f"gsplat=={VERSION}"], capture_output=True, text=True)
         if done.returncode:
-            raise UnavailableError(f"pip could not download {NAME}: {done.stderr.strip().splitlines()[-1]}")
+            raise UnavailableError(f"pip could not download {NAME}: {done.stderr.strip()[-1000:]}")
         (Path(temporary) / WHEEL).replace(folder / WHEEL)
 
 
