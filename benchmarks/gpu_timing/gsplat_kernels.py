@@ -110,34 +110,41 @@ def kernel_source(text: str, kernel: str, channels: int) -> str:
 
 @functools.cache
 def load_kernel(direction: str, channels: int, wheel: Path) -> NvidiaProgram:
-    """Returns the compositing kernel of a direction, "fwd" or "bwd".
+    """Returns the compositing kernel of a direction, "fwd" or "bwd", compiled unless that was done before.
 
     Raises:
         UnavailableError: nvcc is missing or could not compile it.
     """
     nvcc, kernel = find_nvcc(), kernel_name(direction)
+    with zipfile.ZipFile(wheel) as files:
+        text = files.read(f"{SOURCES}csrc/RasterizeToPixels3DGS{direction.capitalize()}.cu").decode()
+    source = kernel_source(text, kernel, channels)
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
-    key = hashlib.sha256(repr((WHEEL_SHA256, version, FLAGS, ATOMIC_ADD, direction, channels)).encode())
+    key = hashlib.sha256(repr((WHEEL_SHA256, source, version, FLAGS)).encode())
     cubin = build.cache_folder() / f"gsplat-{key.hexdigest()[:24]}.cubin"
     if not cubin.exists():
-        with tempfile.TemporaryDirectory(dir=cubin.parent) as temporary, zipfile.ZipFile(wheel) as files:
-            files.extractall(temporary, [name for name in files.namelist() if name.startswith(SOURCES)])
-            root = Path(temporary) / SOURCES
-            text = (root / "csrc" / f"RasterizeToPixels3DGS{direction.capitalize()}.cu").read_text()
-            source, built = root / f"{direction}.cu", root / cubin.name
-            source.write_text(kernel_source(text, kernel, channels))
-            include = [f"-I{root / 'include'}", f"-I{root / 'csrc' / 'third_party' / 'glm'}"]
-            command = [nvcc, *FLAGS, *include, f"-arch=sm_{CAPABILITY}", "-cubin", str(source), "-o", str(built)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise UnavailableError(f"nvcc could not compile {kernel} of {NAME}: {done.stderr[-2000:]}")
-            built.replace(cubin)
+        _compile(nvcc, source, wheel, cubin)
     binary = cubin.read_bytes()
     listing = sass_text.listing(binary)
     name = next(name for name in re.findall(r"Function : (\S+)", listing) if kernel in name)
     program = sass.translate(listing, name, CAPABILITY)
     program.cubin = binary
     return program
+
+
+def _compile(nvcc: str, source: str, wheel: Path, cubin: Path) -> None:
+    """Compiles CUDA code that includes headers of the wheel."""
+    with tempfile.TemporaryDirectory(dir=cubin.parent) as temporary, zipfile.ZipFile(wheel) as files:
+        files.extractall(temporary, [name for name in files.namelist() if name.startswith(SOURCES)])
+        root = Path(temporary) / SOURCES
+        file, built = root / "kernel.cu", root / cubin.name
+        file.write_text(source)
+        include = [f"-I{root / 'include'}", f"-I{root / 'csrc' / 'third_party' / 'glm'}"]
+        command = [nvcc, *FLAGS, *include, f"-arch=sm_{CAPABILITY}", "-cubin", str(file), "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UnavailableError(f"nvcc could not compile a kernel of {NAME}: {done.stderr.strip()[-2000:]}")
+        built.replace(cubin)
 
 
 def kernel_name(direction: str) -> str:
