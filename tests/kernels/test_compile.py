@@ -2,6 +2,8 @@
 
 import functools
 import json
+import os
+import re
 
 import pytest
 
@@ -24,6 +26,24 @@ LONG = {
 
 ``python -m benchmarks.static_cost`` compiles all of them."""
 
+ALL_VARIANTS = os.environ.get("TSPLAT_COMPILE") == "all"
+"""Whether `make compile` runs the tests; otherwise, only these variants of some kernels are compiled."""
+
+VARIANTS = {
+    "composite": "|".join((
+        r"D=3 tile \d+ part \w+( segments)?",
+        r"D=3 tile 16 image only part 16x8",
+        r"D=8 tile 16 (absgrad )?part 8x4( segments)?",
+        r"D=1 tile 16 part 16x8",
+        r"D=0 and depth tile 16 absgrad part 16x8",
+        r"D=3 and depth tile 16 (absgrad )?part 16x8",
+        r"D=3 and depth tile [48] absgrad part \w+",
+    )),
+    "features": r"D=16 tile 16|D=64 tile 16( absgrad)?",
+    "projection": r"classic|antialiased covars",
+}  # fmt: skip
+"""Labels of variants: every value of every option, every size of parts with three channels, and the most registers."""
+
 SHORT = ("valid", "tile", "pack", "part", "slot", "transmittance", "combine", "sum", "moments", "ssim", "adam")
 
 CASES = [
@@ -41,10 +61,15 @@ def compile_kernels(kernel, target, channels, tile_sizes):
     """Compiles the variants of a kernel. Returns how many of them have a budget."""
     vendor = "nvidia" if target.startswith("cuda") else "amd"
     launches = shipped_launches(vendor, channels, tile_sizes)
-    calls = [(label, call) for label, call in launches if f"_{kernel}_" in call.kernel.__name__]
+    calls = {}
+    for label, call in launches:
+        name = call.kernel.__name__
+        if f"_{kernel}_" in name and (ALL_VARIANTS or re.fullmatch(VARIANTS.get(kernel, ".*"), label)):
+            # The length of segments does not change the code of kernels for lists that are not cut.
+            calls.setdefault((name, label) if kernel == "composite" else repr(call), (label, call))
     assert calls
     n_budgets = 0
-    for label, call in calls:
+    for label, call in calls.values():
         record = static_cost.cost(label, call, target)
         if vendor == "nvidia":
             assert record["spill_bytes"] == 0, record
