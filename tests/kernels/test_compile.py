@@ -39,7 +39,7 @@ VARIANTS = {
         r"D=3 and depth tile 16 (absgrad )?part 16x8",
         r"D=3 and depth tile [48] absgrad part \w+",
     )),
-    "features": r"D=16 tile 16|D=64 tile 16( absgrad)?",
+    "features": r"D=16 tile 16|D=64 tile 16 absgrad",
     "projection": r"classic|antialiased covars",
     "sh": r"degree [034]",
 }  # fmt: skip
