@@ -9,7 +9,7 @@ EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass gfx942-amdgcn gfx1100-amdg
 COUNT ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-triton lint fuzz emulate mutants scoreboard clean
+.PHONY: help demo quick test test-triton lint compile fuzz emulate mutants scoreboard clean
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ lint: $(INSTALLED) ## check style, formatting and types
 
 fuzz: $(INSTALLED) ## check properties of random scenes for MINUTES=5; failures are saved under tests/cases
 	$(BIN)/python -m tests.tools.fuzz --minutes $(MINUTES)
+
+compile: $(INSTALLED) ## compile every variant of the kernels for GPUs: no spills, instructions within budgets
+	TSPLAT_COMPILE=all $(PYTEST) tests/kernels/test_compile.py
 
 emulate: $(INSTALLED) ## execute kernels compiled for GPUs on an emulator: hours, or less with ARCH=sm_80 CODE=sass COUNT=9
 	@set -e; for target in $(if $(ARCH),$(ARCH)-$(CODE),$(EMULATED)); do \

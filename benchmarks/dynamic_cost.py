@@ -1,12 +1,16 @@
 """Counts what tsplat's compositing kernels execute on a scene, exactly, without a GPU.
 
-    python -m benchmarks.dynamic_cost [--scene NAME ...] [--json FILE]
+    python -m benchmarks.dynamic_cost [--scene NAME ...] [--json FILE] [--peer gsplat]
 
 Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. Printed per
 kernel: warp instructions by class; active lanes per instruction; stall cycles per instruction, as the compiler encoded
 them; sectors of 32 bytes of global memory loaded, stored, and updated by atomics; bank conflicts, which are passes over
 the banks of shared memory beyond those needed without conflicts; and branches at which lanes of a warp diverge. Counts
 are not times; see `benchmarks.predicted_time`.
+
+With `--peer gsplat`, the compositing kernels of gsplat 1.5.3 are compiled by nvcc and executed in the same way on the
+same projected Gaussians with gsplat's own lists, provided that images and gradients agree. Ratios tsplat / gsplat are
+printed for each pass. Exits with status 3 if gsplat's kernels cannot be obtained or compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import collections
 import json
 from typing import Any
 
-from benchmarks.gpu_timing import scenes
+from benchmarks.gpu_timing import gsplat_kernels, peer, ratios, scenes
 from benchmarks.gpu_timing.trace import Executed
 from tests.emulator.counters import CLASSES
 
@@ -53,7 +57,18 @@ def records(scene: str, run: scenes.Run) -> list[dict[str, Any]]:
     ]
 
 
+def compared(scene: str, ours: scenes.Run, theirs: scenes.Run) -> list[dict[str, Any]]:
+    """Returns one record per pass with the ratios of `ratios.RATIOS`, all kernels of the pass together."""
+    found = []
+    for phase in ("forward", "backward"):
+        pair = (summarize([e for e in run.launches if e.phase == phase]) for run in (ours, theirs))
+        found.append({"scene": scene, "pass": phase, "peer": gsplat_kernels.NAME} | ratios.ratios(*pair))
+    return found
+
+
 def line(record: dict[str, Any]) -> str:
+    if "peer" in record:
+        return f"{record['pass']:8} {ratios.line(record)}"
     total = max(record["warp_instructions"], 1)
     classes = sorted(record["by_class"].items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in classes if count >= total / 200)
@@ -70,9 +85,15 @@ def line(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     scenes.add_arguments(parser)
+    peer.add_argument(parser)
     options = parser.parse_args()
+    wheel = peer.prepare(options.peer)
     for scene, run in scenes.chosen(options, traced=False):
         found = records(scene, run)
+        if wheel is not None:
+            other = peer.execute(run, wheel, traced=False)
+            found += [record | {"implementation": gsplat_kernels.NAME} for record in records(scene, other)]
+            found += compared(scene, run, other)
         for record in found:
             print(line(record))
         if options.json:

@@ -1,20 +1,27 @@
 """Predicts the time of tsplat's compositing kernels on an A100 or H100, without a GPU.
 
     python -m benchmarks.predicted_time [--scene NAME ...] [--gpu a100 h100] [--json FILE] [--sensitivity]
+        [--peer gsplat]
 
 Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. A timing
 model runs what each warp did; see docs/performance.md and gpu_timing/core/model.c. Predicted times are not
 measurements. They do not include PyTorch's operators, other kernels, or gaps between launches.
+
+With `--peer gsplat`, the compositing kernels of gsplat 1.5.3 are compiled by nvcc and run in the same way on the same
+projected Gaussians with gsplat's own lists, provided that images and gradients agree. Printed are ratios tsplat /
+gsplat. Exits with status 3 if gsplat's kernels cannot be obtained or compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from typing import Any
 
-from benchmarks.gpu_timing import scenes
+from benchmarks.gpu_timing import gsplat_kernels, peer, scenes
 from benchmarks.gpu_timing.model import CAUSES, GPUS, VARIATIONS, Gpu, Prediction, predict
+from benchmarks.gpu_timing.ratios import line, ratios
 from benchmarks.gpu_timing.trace import Executed
 
 COUNTS = {
@@ -70,11 +77,28 @@ def records(scene: str, run: scenes.Run, gpu_name: str, gpu: Gpu, variation: str
     return found
 
 
+def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records of tsplat and gsplat for the same passes and variations, one after the other.
+
+    Those of tsplat get `peer` and the ratios of `ratios.RATIOS`; those of gsplat get `implementation`.
+    """
+    found = []
+    for record, other in zip(ours, theirs, strict=True):
+        found += [
+            other | {"implementation": gsplat_kernels.NAME},
+            record | {"peer": gsplat_kernels.NAME} | ratios(record, other),
+        ]
+    return found
+
+
 def lines(record: dict[str, Any]) -> list[str]:
-    """Returns a record as text: one line per kernel, and one for the pass."""
+    """Returns a record as text: one line per kernel, one for the pass, and one with ratios to a peer."""
     label = f"{record['gpu']} {record['pass']:8}"
+    implementation = record.get("implementation", "tsplat")
+    ratio_line = [f"{label} {line(record)}"] if "peer" in record else []
     if record["variation"]:
-        return [f"{label} {record['variation']:32} predicted {record['predicted_us']:9.1f} us"]
+        name = f"{implementation}, {record['variation']}"
+        return [f"{label} {name:46} predicted {record['predicted_us']:9.1f} us", *ratio_line]
 
     text = []
     for name, kernel in record["kernels"].items():
@@ -82,7 +106,7 @@ def lines(record: dict[str, Any]) -> list[str]:
         calls = f" x{kernel['launches']}" if kernel["launches"] > 1 else ""
         more = f" | {kernel['registers']:3} registers | % of cycles before: {waited}"
         text.append(f"{label} {name + calls:30} {_numbers(kernel)}{more}")
-    return [*text, f"{label} {'all':30} {_numbers(record)}"]
+    return [*text, f"{label} {implementation + ', all':30} {_numbers(record)}", *ratio_line]
 
 
 def _numbers(found: dict[str, Any]) -> str:
@@ -99,13 +123,16 @@ def main() -> None:
     scenes.add_arguments(parser)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=list(GPUS), help="default: all")
     parser.add_argument("--sensitivity", action="store_true", help="vary what the model knows least")
+    peer.add_argument(parser)
     options = parser.parse_args()
+    wheel = peer.prepare(options.peer)
     for scene, run in scenes.chosen(options, traced=True):
-        for name in options.gpu:
-            found = records(scene, run, name, GPUS[name])
-            if options.sensitivity:
-                for variation, change in VARIATIONS.items():
-                    found += records(scene, run, name, change(GPUS[name]), variation)
+        other = None if wheel is None else peer.execute(run, wheel, traced=True)
+        for name, variation in itertools.product(options.gpu, (None, *VARIATIONS) if options.sensitivity else (None,)):
+            gpu = GPUS[name] if variation is None else VARIATIONS[variation](GPUS[name])
+            found = records(scene, run, name, gpu, variation)
+            if other is not None:
+                found = compared(found, records(scene, other, name, gpu, variation))
             for record in found:
                 print("\n".join(lines(record)), flush=True)
             if options.json:

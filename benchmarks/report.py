@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_timing.ratios import RATIOS, ratios
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
@@ -14,10 +16,11 @@ PREDICTED = RESULTS / "predicted"
 PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 
 TSPLAT = "tsplat"
+GSPLAT = "gsplat 1.5.3"
 IMPLEMENTATIONS = {
     TSPLAT: "#c2410c",
     "tsplat 66fcafc": "#f0b48f",
-    "gsplat 1.5.3": "#b9c6d6",
+    GSPLAT: "#b9c6d6",
     "Faster-GS 16x12": "#3b6ea5",
 }
 """Implementations whose time was predicted, and their colors."""
@@ -45,7 +48,7 @@ Predicted microseconds on an A100, forward + backward, and in parentheses both t
 
 """
 
-TAIL = """
+NOTES = """
 What the figures include and what they do not:
 
 - They are those of all compositing kernels: records, lists of [parts of tiles](decisions/0010-parts-of-tiles.md),
@@ -57,19 +60,30 @@ What the figures include and what they do not:
 - The other implementations got the same projected Gaussians, and each its own lists of tiles. Their kernels were
   compiled for sm_80 as well. Faster-GS has tiles of 16x12 pixels, the others of 16x16. "tsplat 66fcafc" is the state in
   which one program of one warp walked the whole list of a tile.
-- The columns of tsplat 66fcafc, gsplat and Faster-GS were predicted once, with an earlier state of the timing model;
-  the commands above do not repeat them. For commit daf3354, whose compositing is designed like that of 66fcafc, the
+- The columns of tsplat 66fcafc and Faster-GS, and that of gsplat for garden-1920x1080, were predicted once, with an
+  earlier state of the timing model. For commit daf3354, whose compositing is designed like that of 66fcafc, the
   present model predicts 2,549 + 3,405 us for kettle-400x300, 673 + 1,169 us for garden-648x420, 355 + 1,193 us for
   garden-1296x840, 473 + 1,241 us for garden-1920x1080, and 951 + 1,294 us for dense-tile.
 - 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, tile by tile, without parts.
 
-Warp instructions executed by tsplat, divided by those of gsplat 1.5.3. These are counts, not predictions:
+### tsplat divided by gsplat
 
-| scene | forward | backward |
-| --- | ---: | ---: |
-| kettle-400x300 | 0.44 | 0.35 |
-| garden-648x420 | 0.38 | 0.31 |
-| garden-1296x840 | 0.39 | 0.29 |
+With `--peer gsplat`, both commands also execute the compositing kernels of gsplat 1.5.3 on the emulator, with the same
+projected Gaussians and gsplat's own lists: a Gaussian is in each tile that the bounding rectangle of its radii touches.
+nvcc compiles them for sm_80 with gsplat's own flags. The sources come from gsplat's wheel, which pip downloads once
+into the emulator's cache; `TSPLAT_GSPLAT_WHEEL` names another place. Images and gradients must agree with tsplat's.
+
+tsplat's figures divided by gsplat's, forward / backward, with all compositing kernels of a pass together. Instructions
+and sectors are exact counts of the code that the emulator executed; times are predicted:
+
+"""
+
+METHOD = """
+- A sector is 32 bytes of global memory that one instruction of one warp accesses. Sectors that a cache holds count as
+  well.
+- gsplat's backward pass stores nothing: it adds to gradients by atomics, and each updated sector counts. Setting the
+  gradients to zero before is not counted.
+- Nothing is compared if an image or a gradient differs by more than 1e-3 of its largest value.
 
 ### How times are predicted
 
@@ -130,16 +144,19 @@ def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
     figure.savefig(PLOT)
 
 
-def read_predictions() -> dict[str, dict[str, dict[tuple[str, str], float]]]:
+def read_records() -> list[dict[str, Any]]:
+    """Returns the records of predicted times, without those of variations of the model."""
+    texts = [(PREDICTED / f"{name}.jsonl").read_text() for name in ("tsplat", "peers")]
+    records = [json.loads(line) for text in texts for line in text.splitlines()]
+    return [record for record in records if record.get("variation") is None]
+
+
+def by_scene(records: list[dict[str, Any]]) -> dict[str, dict[str, dict[tuple[str, str], float]]]:
     """Returns predicted microseconds by scene, implementation, and (GPU, pass)."""
     predictions: dict[str, dict[str, dict[tuple[str, str], float]]] = {}
-    for name in ("tsplat", "peers"):
-        for line in (PREDICTED / f"{name}.jsonl").read_text().splitlines():
-            r = json.loads(line)
-            if r.get("variation") is None:
-                by_implementation = predictions.setdefault(r["scene"], {})
-                passes = by_implementation.setdefault(r.get("implementation", TSPLAT), {})
-                passes[r["gpu"], r["pass"]] = r["predicted_us"]
+    for r in records:
+        passes = predictions.setdefault(r["scene"], {}).setdefault(r.get("implementation", TSPLAT), {})
+        passes[r["gpu"], r["pass"]] = r["predicted_us"]
     return predictions
 
 
@@ -168,6 +185,29 @@ def predicted_table(predictions: dict[str, dict[str, dict[tuple[str, str], float
             assert a100 is not None
             cell = f"{us(passes['a100', 'forward'])} + {us(passes['a100', 'backward'])} = {us(a100)}"
             cells.append(cell if h100 is None else f"{cell} ({us(h100)})")
+        lines.append(f"| {scene} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def ratio_table(records: list[dict[str, Any]]) -> str:
+    """Returns tsplat's counts and predicted times divided by those of gsplat, where both are known, as Markdown."""
+    found = {(r.get("implementation", TSPLAT), r["scene"], r["gpu"], r["pass"]): r for r in records}
+    names = ["warp instructions", "sectors loaded", "sectors stored or updated", "predicted time, A100"]
+    names.append("predicted time, H100")
+    lines = [f"| scene | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
+    for scene in dict.fromkeys(r["scene"] for r in records):
+        by_gpu: dict[str, list[dict[str, float]]] = {}
+        for gpu in ("a100", "h100"):
+            pairs = [
+                [found.get((implementation, scene, gpu, phase), {}) for implementation in (TSPLAT, GSPLAT)]
+                for phase in ("forward", "backward")
+            ]
+            if all("warp_instructions" in record for pair in pairs for record in pair):
+                by_gpu[gpu] = [ratios(ours, theirs) for ours, theirs in pairs]
+        if len(by_gpu) < 2:
+            continue
+        columns = [("a100", field) for field in RATIOS] + [("h100", "ratio_predicted")]
+        cells = [" / ".join(f"{of_pass[field]:.2f}" for of_pass in by_gpu[gpu]) for gpu, field in columns]
         lines.append(f"| {scene} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -216,13 +256,14 @@ def page() -> str:
         text += f"\n## {device}, torch {records[0]['torch']}\n\n{table(records)}"
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
         text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
-    return text + PREDICTION + predicted_table(read_predictions()) + TAIL
+    records = read_records()
+    return text + PREDICTION + predicted_table(by_scene(records)) + NOTES + ratio_table(records) + METHOD
 
 
 def main() -> None:
     PAGE.write_text(page())
     plot(read_measurements())
-    plot_predicted(read_predictions())
+    plot_predicted(by_scene(read_records()))
 
 
 if __name__ == "__main__":

@@ -67,21 +67,27 @@ def compile_launch(call: Launch, target: GPUTarget) -> Any:
     return triton.compile(source, target=target, options=call.options)
 
 
-def disassemble(cubin: bytes) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Instructions with their addresses, and registers, stack and shared bytes."""
+def disassemble(cubin: bytes) -> list[tuple[int, str]]:
+    """Instructions with their addresses."""
+    text = _cuobjdump(cubin, "-sass")
+    instructions = [(int(a, 16), i.strip()) for a, i in re.findall(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);", text)]
+    last_branch = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
+    # Padding behind the last exit is never executed.
+    return instructions[: last_branch + 1] + _called(instructions[last_branch + 1 :])
+
+
+def resource_usage(cubin: bytes) -> dict[str, int]:
+    """Registers, and bytes of stack and of shared memory."""
+    usage = _cuobjdump(cubin, "-res-usage")
+    return {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
+
+
+def _cuobjdump(cubin: bytes, flag: str) -> str:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text, usage = (
-            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
-            for flag in ("-sass", "-res-usage")
-        )
-    instructions = [(int(a, 16), i.strip()) for a, i in re.findall(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);", text)]
-    last_branch = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
-    resources = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
-    # Padding behind the last exit is never executed.
-    return instructions[: last_branch + 1] + _called(instructions[last_branch + 1 :]), resources
+        return subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def _called(tail: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -157,8 +163,11 @@ def classify(instructions: list[tuple[int, str]]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def cost(label: str, call: Launch, target_text: str) -> dict[str, Any]:
-    """One record: kernel, variant, target, registers, spill_bytes, shared_bytes, per_32, by_class, code_hash."""
+def cost(label: str, call: Launch, target_text: str, *, counted: bool = True) -> dict[str, Any]:
+    """One record: kernel, variant, target, registers, spill_bytes, shared_bytes, per_32, by_class, code_hash.
+
+    Without `counted`, instructions are not counted: disassembling takes longer than compiling a short kernel.
+    """
     target = parse_target(target_text)
     compiled = compile_launch(call, target)
     name = call.kernel.__name__
@@ -175,15 +184,17 @@ def cost(label: str, call: Launch, target_text: str) -> dict[str, Any]:
             "spill_bytes": 4 * 64 * value["vgpr_spill_count"] + 4 * value["sgpr_spill_count"],
             "shared_bytes": compiled.metadata.shared,
         }
-    instructions, resources = disassemble(compiled.asm["cubin"])
+    resources = resource_usage(compiled.asm["cubin"])
+    record |= {"registers": resources["REG"], "spill_bytes": 0, "shared_bytes": compiled.metadata.shared}
+    if not counted and not resources["STACK"]:
+        return record
+    instructions = disassemble(compiled.asm["cubin"])
     spilled = any(opcode(text) in ("LDL", "STL") for _, text in instructions)
-    counted = body(name, instructions)
+    loop = body(name, instructions)
     return record | {
-        "registers": resources["REG"],
         "spill_bytes": resources["STACK"] if spilled else 0,
-        "shared_bytes": compiled.metadata.shared,
-        "per_32": round(per_32(name, call, counted), 2),
-        "by_class": classify(counted),
+        "per_32": round(per_32(name, call, loop), 2),
+        "by_class": classify(loop),
         "code_hash": hashlib.sha256("\n".join(text for _, text in instructions).encode()).hexdigest()[:16],
     }
 

@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests.support.forks import Forks
 from tests.support.interpreter import vectorize_reductions
 from tsplat.stages.backend import cpu_compiler_problem
 
@@ -61,6 +62,14 @@ def _scope(item, fixture):
     info = item._fixtureinfo
     definitions = info.name2fixturedefs.get(fixture)
     return definitions[-1].scope if definitions and fixture in info.argnames else None
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Runs code in new processes; see :class:`Forks`."""
+    forks = Forks(tmp_path_factory.mktemp("forks"))
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,9 @@ that it may import. Every allowed import points downwards, so there is no cycle.
 """
 
 import ast
+import functools
 import inspect
 import itertools
-import subprocess
-import sys
 from collections import defaultdict
 
 import pytest
@@ -68,6 +67,11 @@ MIRRORED = {"kernels", "kernels_torch", "stages", "ops"}
 """Modules whose files are named after the same steps of the pipeline."""
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def name(path):
     return str(path.relative_to(ROOT))
 
@@ -78,7 +82,7 @@ def module_of(path):
 
 def imports(path):
     """Yields (line, dotted name, whether at the top of the file) of every import, with relative names resolved."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     top = {id(node) for node in tree.body}
     package = ["tsplat", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(tree):
@@ -118,7 +122,7 @@ def imports_between_modules():
 def functions():
     """Yields (path, node, whether compiled by Triton) of every function of the package."""
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
                 yield path, node, any("jit" in decorator or "kernel" in decorator for decorator in decorators)
@@ -178,13 +182,17 @@ def test_optional_packages_are_not_imported_at_module_level():
     fail_if_any(problems)
 
 
-def run_python(code):
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
+@pytest.fixture
+def run_python(forks):
+    def run(code):
+        result = forks.run(code)
+        assert result.returncode == 0, result.stderr[-3000:]
+
+    return run
 
 
 @pytest.mark.slow
-def test_training_step_does_not_import_dynamo():
+def test_training_step_does_not_import_dynamo(run_python):
     # The import takes seconds.
     run_python("""
 import sys
@@ -200,7 +208,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 @pytest.mark.slow
-def test_import_without_triton_and_optional_packages():
+def test_import_without_triton_and_optional_packages(run_python):
     run_python(f"""
 import sys
 for name in {sorted(OPTIONAL | {"triton"})}:
@@ -215,7 +223,7 @@ assert float(colors.max()) > 0.5
 
 
 @pytest.mark.slow
-def test_imports_load_neither_triton_nor_optional_packages_nor_training():
+def test_imports_load_neither_triton_nor_optional_packages_nor_training(run_python):
     run_python(f"""
 import sys, torch
 before = set(sys.modules)
@@ -232,7 +240,7 @@ assert not loaded, f"tsplat.viewing: {{loaded}}"
 
 
 @pytest.mark.slow
-def test_rendering_a_model_loads_nothing_of_training(tmp_path):
+def test_rendering_a_model_loads_nothing_of_training(tmp_path, run_python):
     pytest.importorskip("PIL")
     run_python(f"""
 import sys, torch

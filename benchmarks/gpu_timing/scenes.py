@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ import tsplat
 from benchmarks.run import GARDEN, KETTLE, Case, dense_tile, load
 from tests.emulator.package import tsplat_emulated
 from tests.emulator.program import Launch
+from tsplat.data import SplatGradients, Splats
 
 from .trace import Executed, Recorder
 
@@ -36,14 +39,45 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
+class Composited:
+    """Inputs and outputs of the compositing of a scene, as other implementations need them.
+
+    Attributes:
+        splats: Projected Gaussians, with gathered colors [nnz, D].
+        radii, depths: [nnz, 2] int32, [nnz].
+        backgrounds: [I, D] or None.
+        colors, alphas: [I, H, W, D], [I, H, W, 1].
+        v_colors, v_alphas: [I, H, W, D], [I, H, W].
+        gradients: Of `splats`.
+    """
+
+    splats: Splats
+    radii: Tensor
+    depths: Tensor
+    backgrounds: Tensor | None
+    colors: Tensor
+    alphas: Tensor
+    v_colors: Tensor
+    v_alphas: Tensor
+    gradients: SplatGradients
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
-    """What a scene's compositing kernels did."""
+    """What the compositing kernels of an implementation did."""
 
     launches: list[Executed]
     list_lengths: list[int]
     """Intersections of each tile."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TsplatRun(Run):
+    """What tsplat's compositing kernels did."""
+
     kept_bytes: int
     """Bytes of the tensors that the forward pass keeps for the backward pass, its inputs not counted."""
+    composited: Composited
 
 
 def _case(case: Case, data: Data) -> dict[str, Any]:
@@ -102,12 +136,40 @@ def is_compositing(launch: Launch) -> bool:
     return launch.module.startswith(KERNELS)
 
 
-def execute(scene: dict[str, Any], *, traced: bool) -> Run:
+@contextlib.contextmanager
+def _captured() -> Iterator[dict[str, Any]]:
+    """Inside, keeps what compositing gets and returns, under the names of the fields of `Composited`."""
+    found: dict[str, Any] = {}
+    kernels = importlib.import_module("tsplat.kernels")
+    forward, backward, gradients = kernels.composite_fwd, kernels.composite_bwd, kernels.composite_gradients
+
+    def composite_fwd(splats: Splats, backgrounds: Tensor | None, *more: Any) -> Any:
+        if found:
+            raise NotImplementedError("scenes that are composited in several bands")
+        found.update(splats=splats, backgrounds=backgrounds)
+        return forward(splats, backgrounds, *more)
+
+    def composite_bwd(*arguments: Any) -> None:
+        found.update(zip(("v_colors", "v_alphas"), arguments[5:7]))
+        backward(*arguments)
+
+    def composite_gradients(*arguments: Any) -> SplatGradients:
+        result: SplatGradients = gradients(*arguments)
+        found.update(gradients=result)
+        return result
+
+    with mock.patch.multiple(
+        kernels, composite_fwd=composite_fwd, composite_bwd=composite_bwd, composite_gradients=composite_gradients
+    ):
+        yield found
+
+
+def execute(scene: dict[str, Any], *, traced: bool) -> TsplatRun:
     """Renders a scene forward and backward on an emulated GPU; records the compositing kernels."""
     leaves = {name: scene[name].detach().requires_grad_() for name in LEAVES}
     recorder = Recorder(is_compositing, traced=traced)
     options = dict(races=False, uninitialized=False, first_touch=False)
-    with tsplat_emulated(TARGET, "sass", **options) as gpu:
+    with _captured() as captured, tsplat_emulated(TARGET, "sass", **options) as gpu:
         gpu.machine.tracer = recorder
         kept: dict[int, int] = {}
 
@@ -123,7 +185,14 @@ def execute(scene: dict[str, Any], *, traced: bool) -> Run:
         recorder.phase = "backward"
         torch.autograd.backward(colors.square().sum() + alphas.sum())
     starts = torch.cat([meta["isect_offsets"].flatten(), torch.tensor([meta["flatten_ids"].numel()])])
-    return Run(recorder.launches, starts.diff().tolist(), sum(kept.values()))
+    composited = Composited(
+        **captured,
+        radii=meta["radii"].reshape(-1, 2),
+        depths=meta["depths"].detach().flatten(),
+        colors=colors.detach(),
+        alphas=alphas.detach(),
+    )
+    return TsplatRun(recorder.launches, starts.diff().tolist(), sum(kept.values()), composited)
 
 
 # --- command line
@@ -138,7 +207,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
 
 
-def chosen(options: argparse.Namespace, *, traced: bool) -> Iterator[tuple[str, Run]]:
+def chosen(options: argparse.Namespace, *, traced: bool) -> Iterator[tuple[str, TsplatRun]]:
     """Executes the scenes that were asked for; prints what they are. Scenes without data are skipped."""
     data = Data(options.garden, options.kettle)
     for name in options.scene:

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from benchmarks import dynamic_cost, predicted_time
-from benchmarks.gpu_timing import scenes
+from benchmarks.gpu_timing import peer, scenes
 from benchmarks.gpu_timing.model import A100, VARIATIONS
 from tests.emulator.counters import CLASSES
 from tests.emulator.targets import needs_emulator
@@ -109,6 +109,45 @@ def test_every_line_with_a_time_says_predicted(tiny, monkeypatch, capsys):
     records = [json.loads(line) for line in tiny.read_text().splitlines()]
     assert [record["variation"] for record in records[::2]] == [None, *VARIATIONS]
     assert {record["pass"] for record in records} == {"forward", "backward"}
+
+
+@pytest.fixture
+def with_peer(tiny, runs, monkeypatch):
+    """The other run stands in for the peer's."""
+    monkeypatch.setattr(peer, "prepare", lambda name: "wheel")
+    monkeypatch.setattr(peer, "execute", lambda run, wheel, traced: runs[1])
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--peer", "gsplat"])
+    return tiny
+
+
+def test_predictions_have_ratios_to_a_peer(with_peer, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--gpu", "a100", "--sensitivity"])
+    predicted_time.main()
+    printed = capsys.readouterr().out.splitlines()
+    assert all("predicted" in line for line in printed if TIME.search(line))
+    records = [json.loads(line) for line in with_peer.read_text().splitlines()]
+    pairs = list(zip(records[::2], records[1::2]))
+    assert [ours["variation"] for _, ours in pairs[::2]] == [None, *VARIATIONS]
+    for theirs, ours in pairs:
+        assert (theirs["implementation"], ours["peer"]) == ("gsplat 1.5.3", "gsplat 1.5.3")
+        assert (theirs["pass"], theirs["variation"]) == (ours["pass"], ours["variation"])
+        assert ours["ratio_instructions"] == ours["warp_instructions"] / theirs["warp_instructions"] < 1
+        assert ours["ratio_load_sectors"] == ours["load_sectors"] / theirs["load_sectors"]
+        assert ours["ratio_store_sectors"] == ours["store_sectors"] / theirs["store_sectors"]
+        assert ours["ratio_predicted"] == ours["predicted_us"] / theirs["predicted_us"] < 1
+    assert sum("tsplat / gsplat 1.5.3" in line for line in printed) == len(pairs)
+
+
+def test_counts_have_ratios_to_a_peer(with_peer, capsys):
+    dynamic_cost.main()
+    printed = capsys.readouterr().out
+    assert not any(TIME.search(line) for line in printed.splitlines())
+    records = [json.loads(line) for line in with_peer.read_text().splitlines()]
+    assert sum("implementation" in record for record in records) > 2
+    ratios = [record for record in records if "peer" in record]
+    assert [record["pass"] for record in ratios] == ["forward", "backward"]
+    assert all(0 < record["ratio_instructions"] < 1 and "ratio_predicted" not in record for record in ratios)
+    assert printed.count("tsplat / gsplat 1.5.3") == 2
 
 
 def test_counts_are_printed_without_times(tiny, capsys):

@@ -35,12 +35,33 @@ def test_both_passes_needs_both(gpu):
 
 
 def test_records_have_both_passes_of_tsplat_on_both_gpus():
-    predictions = report.read_predictions()
+    predictions = report.by_scene(report.read_records())
     for scene, by_implementation in predictions.items():
         assert set(by_implementation) <= set(report.IMPLEMENTATIONS)
         for gpu in ("a100", "h100"):
             assert report.both_passes(by_implementation[report.TSPLAT], gpu), scene
     assert sum(len(by_implementation) > 1 for by_implementation in predictions.values()) == 5
+
+
+def _records(scene, implementation, instructions, microseconds):
+    counts = {"warp_instructions": instructions, "load_sectors": 30, "store_sectors": 20, "atomic_sectors": 5}
+    return [
+        {"implementation": implementation, "scene": scene, "gpu": gpu, "pass": phase, "predicted_us": microseconds}
+        | counts
+        for gpu in ("a100", "h100")
+        for phase in ("forward", "backward")
+    ]
+
+
+def test_ratio_table_has_scenes_with_counts_of_both():
+    records = _records("both", "tsplat", 40, 7) + _records("both", "gsplat 1.5.3", 100, 10)
+    records += _records("alone", "tsplat", 40, 7)
+    records += [
+        {k: r[k] for k in ("implementation", "scene", "gpu", "pass", "predicted_us")}
+        for r in _records("alone", "gsplat 1.5.3", 1, 1)
+    ]
+    rows = report.ratio_table(records).splitlines()[2:]
+    assert rows == ["| both | 0.40 / 0.40 | 1.00 / 1.00 | 1.00 / 1.00 | 0.70 / 0.70 | 0.70 / 0.70 |"]
 
 
 def test_plot_shows_scenes_with_several_implementations(tmp_path, monkeypatch):

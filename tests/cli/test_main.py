@@ -13,12 +13,6 @@ import pytest
 from tests.support.captures import write_scene
 from tsplat import cli
 
-
-def run(*arguments, code="import sys; from tsplat.cli import main; sys.exit(main())", **options):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
-
-
 INVALID = [
     ([], "required"),
     (["frobnicate"], "frobnicate"),
@@ -168,8 +162,8 @@ sys.exit(main(["doctor"]))
 
 
 @pytest.mark.slow
-def test_doctor_and_reading_a_ply_need_no_optional_packages(model):
-    found = run(model, code=WITHOUT_EXTRAS)
+def test_doctor_and_reading_a_ply_need_no_optional_packages(model, forks):
+    found = forks.run(WITHOUT_EXTRAS, model)
     assert found.returncode == 0, found.stderr
     assert found.stderr == ""
 
@@ -185,7 +179,7 @@ for command in json.loads(sys.argv[1]):
 
 
 @pytest.mark.slow
-def test_commands_on_models_import_nothing_of_training(model, tmp_path):
+def test_commands_on_models_import_nothing_of_training(model, tmp_path, forks):
     # A process of its own, as other tests import tsplat.training.
     size = ["--width", "16", "--height", "12"]
     commands = [
@@ -196,7 +190,7 @@ def test_commands_on_models_import_nothing_of_training(model, tmp_path):
         ["export", str(model), "--out", "a.ply"],
         ["info", "missing.ply"],
     ]
-    found = run(json.dumps(commands), code=WITHOUT_TRAINING, cwd=tmp_path)
+    found = forks.run(WITHOUT_TRAINING, json.dumps(commands), cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert {"a.png", "a.gif", "a.splat", "a.ply"} <= {path.name for path in tmp_path.iterdir()}
 

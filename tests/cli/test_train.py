@@ -1,8 +1,5 @@
 """`tsplat train`, and the other commands on the run it writes."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -21,7 +18,7 @@ assert not loaded, loaded
 
 
 @pytest.mark.slow
-def test_train_writes_a_run_that_renders_and_exports(tmp_path):
+def test_train_writes_a_run_that_renders_and_exports(tmp_path, forks):
     scene, run = write_scene(tmp_path / "scene"), tmp_path / "run"
     assert cli.main(["train", str(scene), "--out", str(run), "--steps", "3", "--backend", "torch"]) == 0
     out = tmp_path / "a.png"
@@ -32,4 +29,4 @@ def test_train_writes_a_run_that_renders_and_exports(tmp_path):
     assert cli.main(["export", str(run), "--out", str(tmp_path / "a.ply")]) == 0
     assert len(read_ply(tmp_path / "a.ply")) == len(read_ply(run / "point_cloud.ply"))
     # Opening a run, too, imports nothing of training.
-    subprocess.run([sys.executable, "-c", INFO, str(run)], check=True)
+    forks.run(INFO, run).check_returncode()

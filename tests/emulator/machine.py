@@ -188,7 +188,7 @@ class Machine:
             sector_shift=program.sector_bytes.bit_length() - 1, n_threads=launch.threads,
             n_warps=-(-launch.threads // program.lanes),
         )  # fmt: skip
-        model.block[:], model.grid[:] = (launch.threads, 1, 1), launch.grid
+        model.block[:], model.grid[:] = launch.threads_along, launch.grid
         if options.order != "forward":
             count = launch.grid[0] * launch.grid[1] * launch.grid[2]
             forward = np.arange(count, dtype=np.uint32)

@@ -37,6 +37,7 @@ def run_ptx(
     *,
     threads: int = 32,
     programs: int = 1,
+    block: tuple[int, int, int] | None = None,
     shadow: Shadow | None = None,
     **options: object,
 ) -> Emulator:
@@ -44,6 +45,7 @@ def run_ptx(
 
     Args:
         body: PTX statements; `ret` is added.
+        block: Threads of a program along x, y and z; None for `threads` along x.
         shadow: Knows which bytes of the tensor were written.
         options: See :class:`Options`.
     """
@@ -54,5 +56,5 @@ def run_ptx(
     memory = Memory(storage.data_ptr(), storage.nbytes(), data.element_size(), written)
     machine = Machine(Options(**options))  # type: ignore[arg-type]
     shared = program.static_shared_bytes
-    machine.run(program, Launch((programs, 1, 1), threads, arguments, [memory], shared, "kernel"))
+    machine.run(program, Launch((programs, 1, 1), threads, arguments, [memory], shared, "kernel", block=block))
     return Emulator(machine)

@@ -53,6 +53,13 @@ class Launch:
     """Under which counters are kept: the kernel and its constants."""
     module: str = ""
     """Python module of the kernel."""
+    block: tuple[int, int, int] | None = None
+    """Threads of a program along x, y and z; None for all along x."""
+
+    @property
+    def threads_along(self) -> tuple[int, int, int]:
+        """Threads of a program along x, y and z."""
+        return self.block or (self.threads, 1, 1)
 
 
 @dataclasses.dataclass

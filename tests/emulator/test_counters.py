@@ -28,6 +28,18 @@ def test_instructions_by_class():
     assert (found["launches"], found["programs"]) == (1, 3)
 
 
+def test_threads_along_three_dimensions():
+    data = torch.zeros(64, dtype=torch.int32)
+    body = """
+        mov.u32 %r1, %tid.y; mov.u32 %r2, %tid.z; mov.u32 %r3, %ntid.x; mov.u32 %r4, %ntid.y;
+        mad.lo.u32 %r5, %r2, %r4, %r1; mad.lo.u32 %r5, %r5, %r3, %r0;
+        mul.wide.u32 %d2, %r5, 4; add.u64 %d2, %d0, %d2;
+        mad.lo.u32 %r6, %r2, 10, %r1; mad.lo.u32 %r6, %r6, 10, %r0; st.global.b32 [%d2], %r6;
+    """
+    assert not run_ptx(body, data, threads=64, block=(8, 4, 2)).findings
+    assert data.tolist() == [100 * z + 10 * y + x for z in range(2) for y in range(4) for x in range(8)]
+
+
 @pytest.mark.parametrize(
     ("stride", "sectors"), [(0, 1), (1, 4), (2, 8), (4, 16), (8, 32), (64, 32)], ids=lambda value: str(value)
 )

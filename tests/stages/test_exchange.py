@@ -71,7 +71,7 @@ def test_missing_process_group_raises():
 
 
 @pytest.mark.slow
-def test_without_torch_distributed():
+def test_without_torch_distributed(forks):
     code = """
 import sys, types
 import torch
@@ -89,7 +89,8 @@ except tsplat.ArgumentError as error:
 else:
     raise AssertionError("no error")
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    found = forks.run(code)
+    assert found.returncode == 0, found.stderr
 
 
 def test_one_rank_exchanges_nothing(tmp_path, monkeypatch):

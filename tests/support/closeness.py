@@ -28,6 +28,9 @@ SAMPLES = 32
 DECISION_MARGIN = 2e-5
 """Relative distance from a threshold within which an fp32 run may decide otherwise: 170 epsilons."""
 
+PROBE_CHANNELS = (3, 9, 15)
+"""Numbers of channels that `observe_decisions` renders below 16, from where on kernels do not depend on the number."""
+
 LAYOUT = ("packed", "tile_size", "channel_chunk", "absgrad")
 """Options of `rasterization` that the reference does not have, as they do not change the image."""
 
@@ -123,7 +126,9 @@ def observe_decisions(scene: dict[str, Any], **settings: Any) -> reference.Decis
     """The decisions of a run: rendering each Gaussian in a channel of its own shows its weights."""
     n = scene["means"].shape[-2]
     batch = scene["means"].shape[:-2]
-    one_hot = torch.eye(n, max(n, 1)).expand(*batch, n, max(n, 1)).to(scene["means"])
+    # Few numbers of channels, as kernels are compiled for each.
+    channels = next((count for count in PROBE_CHANNELS if count >= n), n)
+    one_hot = torch.eye(n, channels).expand(*batch, n, channels).to(scene["means"])
     probe = dict(scene, colors=one_hot, sh_degree=None, backgrounds=None)
     settings = {**settings, "packed": False, "render_mode": "RGB"}
     weights, _, meta = tsplat.rasterization(**probe, **settings)

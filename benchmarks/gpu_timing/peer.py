@@ -1,0 +1,77 @@
+"""Compares tsplat with a peer whose kernels the same emulator executes: `--peer` of the commands."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import gsplat_kernels
+from .scenes import Composited, Run, TsplatRun
+
+PEERS = ("gsplat",)
+DIFFERENCE_MAX = 1e-3
+"""Largest relative difference of images and gradients; see `differences`."""
+UNAVAILABLE = 3
+"""Exit status if the peer's kernels cannot be obtained or compiled."""
+
+
+class DifferentError(Exception):
+    """A peer's images or gradients are not tsplat's."""
+
+
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses a peer."""
+    help = f"also execute the kernels of {gsplat_kernels.NAME}, and print ratios; needs nvcc, and downloads gsplat once"
+    parser.add_argument("--peer", choices=PEERS, help=help)
+
+
+def prepare(peer: str | None) -> Path | None:
+    """Returns the wheel of a peer whose kernels can be compiled; None without a peer.
+
+    Exits with status `UNAVAILABLE` and a message if they cannot.
+    """
+    if peer is None:
+        return None
+    try:
+        wheel = gsplat_kernels.find_wheel(download=True)
+        gsplat_kernels.load_kernel("fwd", 3, wheel)
+    except gsplat_kernels.UnavailableError as error:
+        print(f"--peer {peer}: nothing is compared, {error}", flush=True)
+        raise SystemExit(UNAVAILABLE) from None
+    return wheel
+
+
+def execute(run: TsplatRun, wheel: Path, *, traced: bool) -> Run:
+    """Executes gsplat's kernels on what a run composited; prints how far the results differ.
+
+    Raises:
+        DifferentError: By more than `DIFFERENCE_MAX`.
+    """
+    peer, result = gsplat_kernels.execute(run.composited, wheel=wheel, traced=traced)
+    found = differences(run.composited, result)
+    name, largest = max(found.items(), key=lambda item: item[1])
+    label, lengths = gsplat_kernels.NAME, peer.list_lengths
+    print(
+        f"{label}: {sum(lengths):,} intersections, at most {max(lengths):,} per tile; images and gradients differ from "
+        f"tsplat's by at most {largest:.1e} ({name}), relative to the largest value",
+        flush=True,
+    )
+    if largest > DIFFERENCE_MAX:
+        raise DifferentError(f"{name} differs from that of {label} by {largest:.1e}, more than {DIFFERENCE_MAX}")
+    return peer
+
+
+def differences(ours: Composited, theirs: gsplat_kernels.Result) -> dict[str, float]:
+    """Returns the largest difference of each output, relative to the peer's largest value."""
+
+    def relative(a: Tensor, b: Tensor) -> float:
+        b = b.view_as(a)
+        return float((a - b).abs().max().div(b.abs().max()).nan_to_num(torch.inf))
+
+    found = {name: relative(getattr(ours, name), getattr(theirs, name)) for name in ("colors", "alphas")}
+    for name in ("v_means2d", "v_conics", "v_opacities", "v_features"):
+        found[name] = relative(getattr(ours.gradients, name), getattr(theirs, name))
+    return found
