@@ -92,7 +92,8 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
                 signature[name] = parameter.annotation_type or _integer_type(value)
         chunks = 1
         if self.__name__.startswith("_features"):
-            chunks = -(-(values["n_colors"] + (values["depths"] is not None)) // values["CHUNK"])
+            width = values["CHANNELS"] * values.get("BLOCKS", 1)
+            chunks = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
         launches.append(Launch(self, signature, constants, options, chunks))
 
     with (

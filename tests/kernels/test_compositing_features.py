@@ -73,7 +73,7 @@ def tensor_cores(monkeypatch):
     from tsplat.kernels import compositing_features as features
     from tsplat.kernels import compositing_features_backward, compositing_features_forward
 
-    multiply, options, products = interpreter.InterpreterBuilder.create_dot, features.group_options, []
+    multiply, options, products = interpreter.InterpreterBuilder.create_dot, features.product_options, []
 
     def split(records, splats, shape):
         half = splats.colors.dtype != torch.float32 and splats.depths is None
@@ -86,7 +86,7 @@ def tensor_cores(monkeypatch):
         return multiply(self, a, b, *rest)
 
     for module in (compositing_features_forward, compositing_features_backward):
-        monkeypatch.setattr(module, "group_options", split)
+        monkeypatch.setattr(module, "product_options", split)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", truncating)
     return products
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..data import Splats
-from .launch import PartShape, approximate, vendor
+from .launch import PartShape, approximate, group_options
 
 GROUP = tl.constexpr(16)
 """Gaussians whose weights make up a matrix; the minimum of ``tl.dot``."""
@@ -89,15 +89,9 @@ def load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr):
     return values
 
 
-def group_options(tensor: Tensor, splats: Splats, shape: PartShape) -> dict[str, int | bool]:
-    """How matrices are multiplied, and compiler options.
-
-    There are as many warps as it takes for the matrices to fit. Pipelined loads would need more registers.
-    """
+def product_options(tensor: Tensor, splats: Splats, shape: PartShape) -> dict[str, int | bool]:
+    """Returns how matrices are multiplied, and compiler options."""
     fast = approximate(tensor)
     colors = splats.colors
     half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and splats.depths is None
-    pixels = shape.width * shape.height
-    warps = max(pixels // (32 if vendor(tensor) == "amd" else 64), 1)
-    options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": False}
-    return {"SPLIT": fast, "EXACT": fast and half, "APPROX": fast, **options}
+    return {"SPLIT": fast, "EXACT": fast and half, "APPROX": fast, **group_options(tensor, shape)}

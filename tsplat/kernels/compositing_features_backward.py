@@ -16,10 +16,10 @@ from ..config import ALPHA_MIN
 from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
 from .compositing_features import (
     GROUP,
-    group_options,
     lanes_last,
     load_features,
     product,
+    product_options,
     put,
     take,
 )
@@ -68,12 +68,12 @@ def _features_bwd_kernel(
     segment_lists,  # [n_segments] int64
     segment_transmittances,  # [n_segments, WIDTH HEIGHT]
     segment_colors,  # [n_segments, n_colors + depth, WIDTH HEIGHT]
-    v_parts,  # [lists, chunks, WIDTH HEIGHT, CHUNK]
+    v_parts,  # [lists, chunks, WIDTH HEIGHT, CHANNELS]
     v_render_alphas,  # [I, height, width]
     v_slots,  # [K, MOMENTS + n_colors + depth + 2 ABSGRAD], output
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_segments: "Int", n_colors: "Int",
-    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr, CHUNK: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr, CHANNELS: tl.constexpr,
     WARPS: tl.constexpr, ABSGRAD: tl.constexpr, PADDED: tl.constexpr, TOGETHER: tl.constexpr,
     SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
@@ -88,8 +88,8 @@ def _features_bwd_kernel(
     dtype = records.dtype.element_ty
     n_features = n_colors + DEPTHS
     slot_width = MOMENTS + n_features + 2 * ABSGRAD
-    chunks = tl.cdiv(n_features, CHUNK)
-    channels = tl.arange(0, CHUNK)[None, :]
+    chunks = tl.cdiv(n_features, CHANNELS)
+    channels = tl.arange(0, CHANNELS)[None, :]
     column = tl.arange(0, GROUP)
     place_in_part = tl.arange(0, PIXELS)[:, None]
     program = tl.program_id(0)
@@ -101,13 +101,13 @@ def _features_bwd_kernel(
             first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
             TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
         )  # fmt: skip
-        v_part = v_parts + index.to(tl.int64) * chunks * PIXELS * CHUNK + place_in_part * CHUNK + channels
+        v_part = v_parts + index.to(tl.int64) * chunks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
         rest = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
         if backgrounds is not None:
             for chunk in range(chunks):
-                channel = chunk * CHUNK + channels
+                channel = chunk * CHANNELS + channels
                 background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
-                v = tl.load(v_part + chunk * PIXELS * CHUNK)
+                v = tl.load(v_part + chunk * PIXELS * CHANNELS)
                 rest += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
         transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
         rest = rest * transmittance
@@ -115,9 +115,9 @@ def _features_bwd_kernel(
             if is_segment:
                 transmittance = tl.abs(tl.load(segment_transmittances + program.to(tl.int64) * PIXELS + own))
                 for chunk in range(chunks):
-                    channel = chunk * CHUNK + channels
-                    v = tl.load(v_part + chunk * PIXELS * CHUNK)
-                    behind = tl.zeros([PIXELS, CHUNK], dtype)
+                    channel = chunk * CHANNELS + channels
+                    v = tl.load(v_part + chunk * PIXELS * CHANNELS)
+                    behind = tl.zeros([PIXELS, CHANNELS], dtype)
                     for step in range(end_segment - 1 - program):
                         later = (end_segment - 1 - step).to(tl.int64) * n_features + channel
                         address = segment_colors + later * PIXELS + place_in_part
@@ -135,8 +135,8 @@ def _features_bwd_kernel(
             out = v_slots + tl.load(list_slots + tl.maximum(place, begin)).to(tl.int64) * slot_width
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
             for chunk in range(chunks):
-                channel = chunk * CHUNK + channels
-                v = tl.load(v_part + chunk * PIXELS * CHUNK)
+                channel = chunk * CHANNELS + channels
+                v = tl.load(v_part + chunk * PIXELS * CHANNELS)
                 features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
                 v_dot_c += product(v, tl.trans(features), dtype, SPLIT, EXACT)
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
@@ -169,8 +169,8 @@ def _features_bwd_kernel(
                 _add_to_slots(ends + 1, tl.sum(lanes_last(tl.sum(tl.abs(g * slope_y), 1)), 1), listed, TOGETHER)
             weights = tl.permute(tl.reshape(weights, [GROUP, WARPS, PIXELS // WARPS]), (1, 0, 2))
             for chunk in range(chunks):
-                channel = chunk * CHUNK + channels
-                v = tl.reshape(tl.load(v_part + chunk * PIXELS * CHUNK), [WARPS, PIXELS // WARPS, CHUNK])
+                channel = chunk * CHANNELS + channels
+                v = tl.reshape(tl.load(v_part + chunk * PIXELS * CHANNELS), [WARPS, PIXELS // WARPS, CHANNELS])
                 v_features = tl.sum(product(weights, v, dtype, SPLIT, False), 0)
                 in_slot = listed[:, None] & (channel < n_features)
                 _add_to_slots(out[:, None] + MOMENTS + channel, v_features, in_slot, TOGETHER)
@@ -196,7 +196,7 @@ def features_bwd(
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats._replace(colors=None, depths=None), settings, large)
     slots = assign_slots(lists, intersections, records, columns)
-    options = group_options(records, splats, shape)
+    options = product_options(records, splats, shape)
     launch(
         _features_bwd_kernel,
         slots.n_programs,
@@ -220,7 +220,7 @@ def features_bwd(
         n_segments=lists.n_segments,
         n_colors=splats.n_colors,
         SEGMENT=shape.segment,
-        CHUNK=FEATURES_MIN,
+        CHANNELS=FEATURES_MIN,
         WARPS=options["num_warps"],
         ABSGRAD=settings.absgrad,
         PADDED=triton.next_power_of_2(columns),

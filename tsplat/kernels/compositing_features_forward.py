@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
-from .compositing_features import GROUP, group_options, load_features, product, put
+from .compositing_features import GROUP, load_features, product, product_options, put
 from .compositing_parts import list_parts, part_arguments, walk_arguments
 from .compositing_records import pack_records
 from .compositing_segments import combine_segments, first_transmittance, new_last_ids, segment_products
@@ -16,8 +16,8 @@ from .device_math import load_tuple
 from .launch import FEATURES_MIN, Int, PartShape, kernel, launch, part_order, programs
 from .tile_math import RECORD, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
-CHUNK = 32
-"""Channels that a program accumulates if there are more than FEATURES_MIN."""
+BLOCKS = 2
+"""Blocks of FEATURES_MIN channels that a program accumulates if there are more than one."""
 
 
 @kernel
@@ -41,11 +41,11 @@ def _features_fwd_kernel(
     segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output, if there are last_ids
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_segments: "Int", n_colors: "Int", chunks: "Int",
-    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr, CHUNK: tl.constexpr,
-    SPLIT: tl.constexpr, EXACT: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """``chunks`` programs take CHUNK channels of a part each."""
+    """``chunks`` programs take BLOCKS blocks of CHANNELS channels of a part each."""
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     dtype = records.dtype.element_ty
     chunk = tl.program_id(0) % chunks
@@ -54,9 +54,8 @@ def _features_fwd_kernel(
         program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
     )
     tile = first_tile + index % tiles
-    part = index // tiles
     image, center_x, center_y, inside, pixel, own = part_pixels(
-        tile, part, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
+        tile, index // tiles, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
     )
     shown = True
     if masks is not None:
@@ -64,9 +63,11 @@ def _features_fwd_kernel(
     transmittance = first_transmittance(
         products, inside, own, program, first_segment, is_segment & shown, PIXELS, TRANSMITTANCE_MIN, dtype
     )
-    color = tl.zeros([PIXELS, CHUNK], dtype)
+    color = ()
+    for _ in tl.static_range(BLOCKS):
+        color = color + (tl.zeros([PIXELS, CHANNELS], dtype),)
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
-    channel = chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
+    first_channel = chunk * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += start
     alive = shown  # Triton 3.7 cannot compile the loop for a GPU if this comes first.
     done = begin
@@ -83,35 +84,50 @@ def _features_fwd_kernel(
             weights = put(weights, k, tl.where(added, weight, 0.0))
             if last_ids is not None:
                 last = tl.where(added, tl.minimum(done + k + 1, end), last)
-        features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
-        color += product(tl.trans(tl.reshape(weights, [GROUP, PIXELS])), features, dtype, SPLIT, EXACT)
+        weights = tl.trans(tl.reshape(weights, [GROUP, PIXELS]))
+        blended = ()
+        for block in tl.static_range(BLOCKS):
+            channel = first_channel + block * CHANNELS
+            features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
+            blended = blended + (color[block] + product(weights, features, dtype, SPLIT, EXACT),)
+        color = blended
         done += GROUP
         alive = tl.max(transmittance) > 0.0
     # Recomputed: addresses kept during the walk would occupy registers.
-    tile += tl.minimum(done, 0)
-    image, _, _, inside, pixel, own = part_pixels(
-        tile, part, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
+    program += tl.minimum(done, 0)
+    index, _, _, _, first_segment, end_segment, is_segment = load_range(
+        program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
     )
+    image, _, _, inside, pixel, own = part_pixels(
+        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
+        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+    )  # fmt: skip
     n_features = n_colors + (depths is not None)
-    stored = channel < n_features
+    pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
+    first_stored = chunk == 0
     if segment_lists is not None:
         if is_segment:
             segment = program.to(tl.int64)
-            tl.store(segment_transmittances + segment * PIXELS + own, transmittance, mask=chunk == 0)
+            tl.store(segment_transmittances + segment * PIXELS + own, transmittance, mask=first_stored)
             if last_ids is not None:
-                tl.store(segment_last_ids + segment * PIXELS + own, last, mask=chunk == 0)
-            address = (segment * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
-            tl.store(segment_colors + address, color, mask=stored)
+                tl.store(segment_last_ids + segment * PIXELS + own, last, mask=first_stored)
+            for block in tl.static_range(BLOCKS):
+                channel = first_channel + block * CHANNELS
+                address = (segment * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
+                tl.store(segment_colors + address, color[block], mask=channel < n_features)
         inside = inside & (first_segment == end_segment)
     transmittance = tl.abs(transmittance)
-    if backgrounds is not None:
-        background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
-        color = tl.fma(tl.reshape(transmittance, [PIXELS, 1]), background, color)
-    address = render_colors + tl.reshape(pixel, [PIXELS, 1]) * n_features + channel
-    tl.store(address, color, mask=tl.reshape(inside, [PIXELS, 1]) & stored)
-    tl.store(transmittances + pixel, transmittance, mask=inside & (chunk == 0))
+    for block in tl.static_range(BLOCKS):
+        channel = first_channel + block * CHANNELS
+        value = color[block]
+        if backgrounds is not None:
+            background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
+            value = tl.fma(tl.reshape(transmittance, [PIXELS, 1]), background, value)
+        stored = tl.reshape(inside, [PIXELS, 1]) & (channel < n_features)
+        tl.store(render_colors + pixel_in_images * n_features + channel, value, mask=stored)
+    tl.store(transmittances + pixel, transmittance, mask=inside & first_stored)
     if last_ids is not None:
-        tl.store(last_ids + pixel, last, mask=inside & (chunk == 0))
+        tl.store(last_ids + pixel, last, mask=inside & first_stored)
 
 
 def features_fwd(
@@ -130,8 +146,8 @@ def features_fwd(
     lists = list_parts(records, intersections, grid, shape, splats.n_features)
     products = segment_products(records, lists, {**walk_arguments(records, shape), **pixels})
     segment_last_ids = new_last_ids(products, buffers)
-    chunk = CHUNK if splats.n_features > FEATURES_MIN else FEATURES_MIN
-    chunks = triton.cdiv(splats.n_features, chunk)
+    blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
+    chunks = triton.cdiv(splats.n_features, blocks * FEATURES_MIN)
     launch(
         _features_fwd_kernel,
         programs((lists.n_segments + lists.offsets.numel() - 1) * chunks, 1),
@@ -156,11 +172,12 @@ def features_fwd(
         n_colors=splats.n_colors,
         chunks=chunks,
         SEGMENT=shape.segment,
-        CHUNK=chunk,
+        CHANNELS=FEATURES_MIN,
+        BLOCKS=blocks,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
         **pixels,
-        **group_options(records, splats, shape),
+        **product_options(records, splats, shape),
     )
     combine_segments(lists, segment_last_ids, backgrounds, buffers, splats.n_colors, pixels)
     return lists

@@ -235,3 +235,15 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
 def walk_unroll(tensor: Tensor) -> int:
     """Returns how often the loop over a list is unrolled. On NVIDIA GPUs, loads then come early enough."""
     return 4 if has_ptx(tensor) else 1
+
+
+def group_options(tensor: Tensor, shape: PartShape) -> dict[str, int | bool]:
+    """Returns compiler options for kernels that walk a part's list in groups, whose weights are matrices in registers.
+
+    There are as many warps as it takes for the matrices to fit. Pipelined loads would need more registers.
+    """
+    warps = max(shape.width * shape.height // 64, 1)
+    options: dict[str, int | bool] = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": False}
+    if has_ptx(tensor):
+        options["maxnreg"] = 255
+    return options
