@@ -64,7 +64,7 @@ What the figures include and what they do not:
   earlier state of the timing model. For commit daf3354, whose compositing is designed like that of 66fcafc, the
   present model predicts 2,549 + 3,405 us for kettle-400x300, 673 + 1,169 us for garden-648x420, 355 + 1,193 us for
   garden-1296x840, 473 + 1,241 us for garden-1920x1080, and 951 + 1,294 us for dense-tile.
-- 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, tile by tile, without parts.
+- 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, in parts of 8x8 pixels.
 
 ### tsplat divided by gsplat
 

@@ -115,5 +115,5 @@ def _list_again(
     lists = list_parts(records, intersections, grid, shape, splats.n_features)
     if lists.n_segments == 0:
         return lists
-    buffers = RenderBuffers(torch.empty_like(image), torch.empty_like(image[..., 0]), None)
+    buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None)
     return composite_fwd(splats, None, None, intersections, buffers, settings)
