@@ -39,7 +39,7 @@ VARIANTS = {
         r"D=3 and depth tile 16 (absgrad )?part 16x8",
         r"D=3 and depth tile [48] absgrad part \w+",
     )),
-    "features": r"D=16 tile 16|D=64 tile 16 absgrad",
+    "features": r"D=16 tile 16 part 8x8( segments)?|D=64 tile 16 (absgrad )?part 8x8 segments",
     "projection": r"classic|antialiased covars",
     "sh": r"degree [034]",
 }  # fmt: skip
@@ -83,7 +83,7 @@ def compile_kernels(kernel, target, channels, tile_sizes):
         name = call.kernel.__name__
         if f"_{kernel}_" in name and (ALL_VARIANTS or re.fullmatch(variants.get(kernel, ".*"), label)):
             # The length of segments does not change the code of kernels for lists that are not cut.
-            calls.setdefault((name, label) if kernel == "composite" else repr(call), (label, call))
+            calls.setdefault((name, label) if kernel in ("composite", "features") else repr(call), (label, call))
     assert calls
     n_budgets = 0
     for label, call in calls.values():
