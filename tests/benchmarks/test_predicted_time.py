@@ -126,16 +126,16 @@ def test_predictions_have_ratios_to_a_peer(with_peer, monkeypatch, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert all("predicted" in line for line in printed if TIME.search(line))
     records = [json.loads(line) for line in with_peer.read_text().splitlines()]
-    pairs = list(zip(records[::2], records[1::2]))
-    assert [ours["variation"] for _, ours in pairs[::2]] == [None, *VARIATIONS]
-    for theirs, ours in pairs:
+    both = list(zip(records[::2], records[1::2]))
+    assert [ours["variation"] for _, ours in both[::2]] == [None, *VARIATIONS]
+    for theirs, ours in both:
         assert (theirs["implementation"], ours["peer"]) == ("gsplat 1.5.3", "gsplat 1.5.3")
         assert (theirs["pass"], theirs["variation"]) == (ours["pass"], ours["variation"])
         assert ours["ratio_instructions"] == ours["warp_instructions"] / theirs["warp_instructions"] < 1
         assert ours["ratio_load_sectors"] == ours["load_sectors"] / theirs["load_sectors"]
         assert ours["ratio_store_sectors"] == ours["store_sectors"] / theirs["store_sectors"]
         assert ours["ratio_predicted"] == ours["predicted_us"] / theirs["predicted_us"] < 1
-    assert sum("tsplat / gsplat 1.5.3" in line for line in printed) == len(pairs)
+    assert sum("tsplat / gsplat 1.5.3" in line for line in printed) == len(both)
 
 
 def test_counts_have_ratios_to_a_peer(with_peer, capsys):

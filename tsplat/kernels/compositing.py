@@ -17,6 +17,8 @@ g, g dx, g dy, g dx^2, g dx dy and g dy^2. A program writes them and the color g
 entry, and `compositing_sums` adds the slots of a Gaussian. There are no atomics, so results are bit-reproducible.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,7 @@ def composite_fwd(
     intersections: Intersections,
     buffers: RenderBuffers,
     settings: CompositingSettings,
-) -> PartLists:
+) -> PartLists | None:
     """Writes the pixels of a band of tiles.
 
     Args:
@@ -61,12 +63,16 @@ def composite_fwd(
         settings: See :class:`CompositingSettings`.
 
     Returns:
-        Lists that :func:`composite_bwd` would make again.
+        Lists that :func:`composite_bwd` would make again; never None here.
     """
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
-    forward = features_fwd if min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN else walk_fwd
+    forward = _forward(splats, settings)
     return forward(splats, backgrounds, masks, intersections, buffers, shape, settings)
+
+
+def _forward(splats: Splats, settings: CompositingSettings) -> Callable[..., PartLists]:
+    return features_fwd if min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN else walk_fwd
 
 
 def composite_bwd(
@@ -113,7 +119,7 @@ def _list_again(
     grid = TileGrid.cover(len(image), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats._replace(colors=None, depths=None), settings)
     lists = list_parts(records, intersections, grid, shape, splats.n_features)
-    if lists.n_segments == 0:
-        return lists
-    buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None)
-    return composite_fwd(splats, None, None, intersections, buffers, settings)
+    if lists.n_segments > 0:
+        buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None)
+        lists = _forward(splats, settings)(splats, None, None, intersections, buffers, shape, settings)
+    return lists
