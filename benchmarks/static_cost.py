@@ -10,7 +10,7 @@ tsplat launches them (``benchmarks/launches.py``).
 Compositing is counted in instructions of the loop over Gaussians per 32 pixel-Gaussian evaluations (a warp's worth),
 for all channels in `_features` kernels, which take them chunk by chunk, and for one pass over the intersections
 elsewhere. Other kernels are counted in instructions of the whole program per 32 lanes of output. Counts are exact and
-do not depend on the machine.
+do not depend on the machine. Beside them stand the stall cycles that the compiler encoded in these instructions.
 """
 
 from __future__ import annotations
@@ -67,13 +67,23 @@ def compile_launch(call: Launch, target: GPUTarget) -> Any:
     return triton.compile(source, target=target, options=call.options)
 
 
-def disassemble(cubin: bytes) -> list[tuple[int, str]]:
+def disassemble(cubin: bytes) -> str:
+    """Returns a listing of machine code."""
+    return _cuobjdump(cubin, "-sass")
+
+
+def parse_listing(text: str) -> list[tuple[int, str]]:
     """Instructions with their addresses."""
-    text = _cuobjdump(cubin, "-sass")
     instructions = [(int(a, 16), i.strip()) for a, i in re.findall(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);", text)]
     last_branch = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
     # Padding behind the last exit is never executed.
     return instructions[: last_branch + 1] + _called(instructions[last_branch + 1 :])
+
+
+def stall_cycles(text: str) -> dict[int, int]:
+    """Returns by address how many cycles the compiler lets pass after an instruction: bits 105 to 108 of 128."""
+    words = re.findall(r"/\*([0-9a-f]{4,6})\*/\s+.*?;\s+/\* 0x[0-9a-f]{16} \*/\s+/\* (0x[0-9a-f]{16}) \*/", text)
+    return {int(address, 16): int(high, 16) >> 41 & 15 for address, high in words}
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:
@@ -164,7 +174,11 @@ def classify(instructions: list[tuple[int, str]]) -> dict[str, int]:
 
 
 def cost(label: str, call: Launch, target_text: str, *, counted: bool = True) -> dict[str, Any]:
-    """One record: kernel, variant, target, registers, spill_bytes, shared_bytes, per_32, by_class, code_hash.
+    """One record: kernel, variant, target, registers, spill_bytes, shared_bytes, per_32, stalls_per_32, by_class,
+    code_hash.
+
+    `stalls_per_32` are the cycles that a warp takes for the instructions of `per_32` if it never waits for memory or
+    another warp.
 
     Without `counted`, instructions are not counted: disassembling takes longer than compiling a short kernel.
     """
@@ -188,12 +202,16 @@ def cost(label: str, call: Launch, target_text: str, *, counted: bool = True) ->
     record |= {"registers": resources["REG"], "spill_bytes": 0, "shared_bytes": compiled.metadata.shared}
     if not counted and not resources["STACK"]:
         return record
-    instructions = disassemble(compiled.asm["cubin"])
+    listing = disassemble(compiled.asm["cubin"])
+    instructions, stalls = parse_listing(listing), stall_cycles(listing)
     spilled = any(opcode(text) in ("LDL", "STL") for _, text in instructions)
     loop = body(name, instructions)
+    instructions_per_32 = per_32(name, call, loop)
+    mean_stall = sum(stalls[address] for address, _ in loop) / len(loop)
     return record | {
         "spill_bytes": resources["STACK"] if spilled else 0,
-        "per_32": round(per_32(name, call, loop), 2),
+        "per_32": round(instructions_per_32, 2),
+        "stalls_per_32": round(instructions_per_32 * mean_stall, 1),
         "by_class": classify(loop),
         "code_hash": hashlib.sha256("\n".join(text for _, text in instructions).encode()).hexdigest()[:16],
     }
@@ -227,7 +245,7 @@ def compare(ref: str, arguments: list[str]) -> None:
     before, after = results
     for key in sorted(before.keys() | after.keys()):
         old, new = (side.get(key, {}) for side in (before, after))
-        for what in ("per_32", "registers", "spill_bytes", "shared_bytes", "code_hash"):
+        for what in ("per_32", "stalls_per_32", "registers", "spill_bytes", "shared_bytes", "code_hash"):
             if old.get(what) != new.get(what):
                 print(f"{key[0]:36} {key[1]:32} {key[2]:11} {what}: {old.get(what, '-')} -> {new.get(what, '-')}")
 
@@ -248,7 +266,8 @@ def main() -> None:
     records = []
     if not options.json:
         print(
-            f"{'kernel':36} {'variant':24} {'target':11} {'regs':>4} {'spill':>5} {'shared':>6} {'per 32':>7}  by class"
+            f"{'kernel':36} {'variant':24} {'target':11} {'regs':>4} {'spill':>5} {'shared':>6} {'per 32':>7} {'stalls':>7}  "
+            "by class"
         )
     for target in options.targets:
         vendor = "nvidia" if target.startswith("cuda") else "amd"
@@ -260,7 +279,7 @@ def main() -> None:
             if not options.json:
                 print(
                     f"{record['kernel']:36} {label:24} {target:11} {record['registers']:4} {record['spill_bytes']:5} "
-                    f"{record['shared_bytes']:6} {record.get('per_32', '-'):>7}  "
+                    f"{record['shared_bytes']:6} {record.get('per_32', '-'):>7} {record.get('stalls_per_32', '-'):>7}  "
                     + " ".join(f"{k} {v}" for k, v in record.get("by_class", {}).items()),
                     flush=True,
                 )
