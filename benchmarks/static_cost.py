@@ -265,10 +265,8 @@ def main() -> None:
         return
     records = []
     if not options.json:
-        print(
-            f"{'kernel':36} {'variant':24} {'target':11} {'regs':>4} {'spill':>5} {'shared':>6} {'per 32':>7} {'stalls':>7}  "
-            "by class"
-        )
+        names = f"{'regs':>4} {'spill':>5} {'shared':>6} {'per 32':>7} {'stalls':>7}  by class"
+        print(f"{'kernel':36} {'variant':24} {'target':11} {names}")
     for target in options.targets:
         vendor = "nvidia" if target.startswith("cuda") else "amd"
         for label, call in shipped_launches(vendor, tuple(options.channels), tuple(options.tile_sizes)):
