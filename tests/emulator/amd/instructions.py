@@ -10,7 +10,7 @@ from typing import Any
 from tests.emulator import build
 
 from .names import modern
-from .operands import ABSENT, operand, part_of
+from .operands import ABSENT, operand, part_of, short
 
 DUAL, CLAMP, IS_FLOAT, DPP, BOUND_CTRL, FETCH_INACTIVE, RETURNS, OFFSET_REGISTER = (1 << i for i in range(8))
 """Flags; see core/amd.h. OFFSET_REGISTER also marks LDS instructions with two addresses."""
@@ -134,6 +134,8 @@ def _scalar_load(statement: Statement, match: re.Match[str], row: Row) -> str:
 def _scalar_compare(statement: Statement, match: re.Match[str], row: Row) -> str:
     width = "integer 64" if match[3].endswith("64") else "32"
     row["source"] = [operand(x, width) for x in statement.arguments]
+    if match[1] and match[3] == "i32":
+        row["source"][1] = short(statement.arguments[1])
     row["immediate"][:2] = CONDITIONS.index(match[2].replace("ne", "lg")), TYPES.index(match[3])
     return "s_cmp"
 
@@ -234,6 +236,10 @@ def _plain(statement: Statement, match: re.Match[str], row: Row) -> str:
         row["second_result"], arguments = operand(arguments[0], width), arguments[1:]
     narrow_second = name in ("v_ldexp_f64", "v_cmp_class_f64")
     row["source"] = [operand(x, "32" if k and narrow_second else width) for k, x in enumerate(arguments)]
+    if re.fullmatch(r"s_(mov|add|mul)k_i32", name):
+        row["source"] = [short(arguments[0])]
+    if name.startswith("v_accvgpr_"):
+        name = "v_mov_b32"
     if name.endswith("f32"):
         row["flags"] |= IS_FLOAT
     has_modifiers = any(source[1] for source in row["source"])

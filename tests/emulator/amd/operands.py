@@ -11,6 +11,8 @@ NEGATED, ABSOLUTE = 1, 2
 NAMED = {"vcc": 106, "vcc_lo": 106, "vcc_hi": 107, "null": 124, "m0": 125, "exec": 126, "exec_lo": 126, "exec_hi": 127}
 """Scalar registers that have names."""
 PAIRS = ("vcc", "exec")
+ACCUMULATION = 256
+"""Number of the first accumulation register, behind the vector registers."""
 PARTS = {"BYTE_0": 1, "BYTE_1": 2, "BYTE_2": 3, "BYTE_3": 4, "WORD_0": 5, "WORD_1": 6}
 """Parts of a register that an SDWA instruction reads."""
 ONE_OVER_TWO_PI = 0x3E22F983
@@ -38,15 +40,22 @@ def operand(token: str, width: Width = "32") -> Operand:
         return ABSENT
     if token in NAMED:
         return (SCALAR, modifiers, 2 if token in PAIRS else 1, 0, NAMED[token], 0, 0)
-    if match := re.fullmatch(r"([vs])(?:(\d+)|\[(\d+):(\d+)\])", token):
+    if match := re.fullmatch(r"([avs])(?:(\d+)|\[(\d+):(\d+)\])", token):
         first = int(match[2] or match[3])
         count = int(match[4]) - first + 1 if match[4] else 1
-        return (VECTOR if match[1] == "v" else SCALAR, modifiers, count, 0, first, 0, 0)
+        first += ACCUMULATION if match[1] == "a" else 0
+        return (SCALAR if match[1] == "s" else VECTOR, modifiers, count, 0, first, 0, 0)
     if re.fullmatch(r"-?(0x[0-9a-f]+|\d+)", token):
         return (CONSTANT, modifiers, 1, 0, 0, *_integer(token, width))
     if re.fullmatch(r"-?\d+\.\d+(e[+-]?\d+)?", token):
         return (CONSTANT, modifiers, 1, 0, 0, *_float(token, width))
     raise NotImplementedError(f"operand {token}")
+
+
+def short(token: str) -> Operand:
+    """Parses a constant of 16 bits, which is extended by its sign."""
+    value = int(token, 0) & 0xFFFF
+    return operand(str(value - (value >> 15 << 16)))
 
 
 def _integer(token: str, width: Width) -> tuple[int, int]:

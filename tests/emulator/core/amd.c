@@ -59,7 +59,7 @@ static void start(void *engine, int warp) {
     Model *model = gpu->model;
     Wave *wave = &gpu->waves[warp];
     for (int r = 0; r < N_SCALAR; r++) wave->s[r] = POISON;
-    for (int r = 0; r < 256; r++) LANES wave->v[r][l] = POISON;
+    for (int r = 0; r < N_VECTOR; r++) LANES wave->v[r][l] = POISON;
     wave->pc = wave->scc = 0;
     wave->scratch = gpu->scratch + (size_t)gpu->scratch_bytes * W * warp;
     wave->s[M0] = ~0u;

@@ -10,6 +10,7 @@
 enum { NONE, VECTOR, SCALAR, CONSTANT };  // kinds of operands
 enum { NEGATED = 1, ABSOLUTE = 2 };
 enum { VCC = 106, ZERO = 124, M0 = 125, EXEC = 126, N_SCALAR = 128 };  // scalar registers
+enum { N_VECTOR = 512 };  // vector registers, and accumulation registers behind them
 enum {
     DUAL = 1,              // the next instruction is the other half of this one
     CLAMP = 2,
@@ -32,7 +33,7 @@ typedef struct {
 } Instruction;
 
 typedef struct {
-    u32 s[N_SCALAR + 16], v[256][W], scc;
+    u32 s[N_SCALAR + 16], v[N_VECTOR][W], scc;
     i32 pc;
     u8 *scratch;
 } Wave;
