@@ -150,7 +150,7 @@ def _update_param_with_optimizer(
         optimizer_fn: Maps the name and the old value of a tensor in the state, other than ``step``, to the new value.
         names: The parameters to replace; all if None.
     """
-    for name in params if names is None else names:
+    for name in tuple(params if names is None else names):
         old, optimizer = params[name], optimizers.get(name)
         new = torch.nn.Parameter(param_fn(name, old.detach().clone()).detach(), requires_grad=old.requires_grad)
         if optimizer is not None:
