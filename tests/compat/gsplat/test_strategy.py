@@ -8,7 +8,7 @@ import torch
 
 from tests.support.closeness import assert_exact
 from tests.support.strategy_models import check_moments, make_model
-from tsplat import ArgumentError, strategies
+from tsplat import ArgumentError, quat_scale_to_covar_preci, strategies
 from tsplat.compat.gsplat.relocation import compute_relocation
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy, Strategy, ops
 from tsplat.strategies import operations
@@ -140,7 +140,7 @@ def test_noise_has_the_covariance_of_nearly_transparent_gaussians():
     )
     torch.manual_seed(0)
     ops.inject_noise_to_position(params=params, optimizers={}, state={}, scaler=0.5)
-    covariance = operations.covariances(params)[0]
+    covariance = quat_scale_to_covar_preci(params["quats"], params["scales"].exp())[0][0]
     factor = 0.5 / (1 + math.exp(-100 * (0.999 - 0.995)))
     torch.manual_seed(0)
     expected = factor * torch.randn(n, 3, dtype=torch.float64) @ covariance
@@ -217,8 +217,8 @@ def test_check_sanity_compares_names_and_groups():
     params, optimizers = make_model(N)
     params["frozen"] = torch.nn.Parameter(torch.zeros(N), requires_grad=False)
     Strategy().check_sanity(params, optimizers)
-    with pytest.raises(ArgumentError, match="optimizers: expected one for each of"):
+    with pytest.raises(ArgumentError, match="optimizers: .*one.*frozen"):
         Strategy().check_sanity(params, {**optimizers, "frozen": optimizers["means"]})
     optimizers["means"].add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
-    with pytest.raises(ArgumentError, match="one parameter group in that for means, found 2"):
+    with pytest.raises(ArgumentError, match="optimizers: .*one.* means"):
         Strategy().check_sanity(params, optimizers)
