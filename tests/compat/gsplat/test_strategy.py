@@ -217,8 +217,8 @@ def test_check_sanity_compares_names_and_groups():
     params, optimizers = make_model(N)
     params["frozen"] = torch.nn.Parameter(torch.zeros(N), requires_grad=False)
     Strategy().check_sanity(params, optimizers)
-    with pytest.raises(ArgumentError, match="optimizers: .*one.*frozen"):
+    with pytest.raises(ArgumentError, match=r"optimizers: .*one.*frozen"):
         Strategy().check_sanity(params, {**optimizers, "frozen": optimizers["means"]})
     optimizers["means"].add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
-    with pytest.raises(ArgumentError, match="optimizers: .*one.* means"):
+    with pytest.raises(ArgumentError, match=r"optimizers: .*one.* means"):
         Strategy().check_sanity(params, optimizers)
