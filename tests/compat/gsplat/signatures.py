@@ -136,6 +136,7 @@ SIGNATURES = {
     "cuda._torch_impl_2dgs._fully_fused_projection_2dgs": (
         "(means, quats, scales, viewmats, Ks, width, height, near_plane=0.01, far_plane=10000000000.0, eps=0)"
     ),
+    "distributed.cli": "(fn, args, verbose=False)",
     "utils.save_ply": "(splats, dir, colors=None)",
     "utils.normalized_quat_to_rotmat": "(quat)",
     "utils.log_transform": "(x)",
