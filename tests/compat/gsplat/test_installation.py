@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tsplat.compat.gsplat import __main__ as runner
+from tsplat.scene import read_ply
 
 SCRIPT = """
 import sys
@@ -20,6 +21,52 @@ if __name__ == "__main__":
 
 RUN = "import runpy; runpy.run_module('tsplat.compat.gsplat', run_name='__main__')"
 """As ``python -m tsplat.compat.gsplat``."""
+
+TRAINING = """
+import sys
+import torch
+from gsplat import export_splats
+from gsplat.rendering import rasterization
+from gsplat.strategy import DefaultStrategy
+
+torch.manual_seed(0)
+n = 60
+params = torch.nn.ParameterDict(
+    dict(
+        means=torch.randn(n, 3) * 0.5 + torch.tensor([0.0, 0.0, 3.0]),
+        scales=torch.full((n, 3), -2.0),
+        quats=torch.randn(n, 4),
+        opacities=torch.zeros(n),
+        sh0=torch.randn(n, 1, 3),
+        shN=torch.zeros(n, 3, 3),
+    )
+)
+optimizers = {name: torch.optim.Adam([p], lr=0.02) for name, p in params.items()}
+strategy = DefaultStrategy(refine_start_iter=1, refine_every=4, grow_grad2d=1e-7, prune_opa=0.3)
+strategy.check_sanity(params, optimizers)
+state = strategy.initialize_state(scene_scale=1.0)
+K = torch.tensor([[[30.0, 0, 16], [0, 30.0, 12], [0, 0, 1]]])
+target = torch.rand(1, 24, 32, 3)
+losses = []
+for step in range(10):
+    colors, alphas, info = rasterization(
+        params["means"], params["quats"], params["scales"].exp(), params["opacities"].sigmoid(),
+        torch.cat([params["sh0"], params["shN"]], 1), torch.eye(4)[None], K, 32, 24, sh_degree=1, packed=False,
+    )
+    strategy.step_pre_backward(params, optimizers, state, step, info)
+    loss = (colors - target).square().mean()
+    loss.backward()
+    for optimizer in optimizers.values():
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    strategy.step_post_backward(params=params, optimizers=optimizers, state=state, step=step, info=info, packed=False)
+    losses.append(float(loss))
+assert losses[-1] < losses[0], losses
+assert len(params["means"]) != n
+splats = [params[name] for name in ("means", "scales", "quats", "opacities", "sh0", "shN")]
+export_splats(*splats, save_to=sys.argv[1])
+print(len(params["means"]))
+"""
 
 
 def test_modules_are_imported_under_the_name_gsplat(forks):
@@ -81,6 +128,14 @@ def test_runner_runs_a_script_with_its_arguments(tmp_path, forks):
     result = forks.run(RUN, *arguments)
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout == f"1.5.3 tsplat.rasterization relocate helper {arguments}\n"
+
+
+@pytest.mark.slow
+def test_training_script_for_gsplat_runs_unchanged(tmp_path, forks):
+    (tmp_path / "train.py").write_text(TRAINING)
+    result = forks.run(RUN, tmp_path / "train.py", tmp_path / "model.ply")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert len(read_ply(tmp_path / "model.ply")) == int(result.stdout)
 
 
 def test_runner_passes_the_exit_status_of_the_script(tmp_path, forks):

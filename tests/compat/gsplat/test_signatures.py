@@ -3,12 +3,14 @@
 import enum
 import inspect
 import json
+import re
 
 import pytest
 
 import tsplat.compat.gsplat
 from benchmarks.gpu_timing import gsplat_kernels
 from tests.compat.gsplat.signatures import SIGNATURES, describe, find, parameters
+from tests.support.paths import ROOT
 from tsplat import UnsupportedError
 
 PACKAGE = "tsplat.compat.gsplat"
@@ -57,6 +59,14 @@ def test_what_is_not_implemented_names_itself(path):
 
 def _parameters(function):
     return inspect.signature(function).parameters.values()
+
+
+def test_documentation_states_what_is_implemented():
+    rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|$", (ROOT / "docs" / "from_gsplat.md").read_text(), re.MULTILINE)
+    states = {name: state for names, state in reversed(rows) for name in re.findall(r"`(\w+)`", names)}
+    for path in SIGNATURES:
+        if "." not in path:
+            assert states[path].startswith("raise") == (path in NOT_IMPLEMENTED), path
 
 
 @pytest.mark.slow
