@@ -38,8 +38,8 @@ MODULES = {
     "strategies": {"arguments", "data", "errors", "stages"},
     "viewing": VIEWING,
     "training": TRAINING,
-    "compat": {"arguments", "data", "errors", "stages"},
-    "cli": TRAINING | {"training"},
+    "compat": {"__init__", "arguments", "config", "data", "scene", "stages", "strategies"},
+    "cli": {"__init__", "scene", "stages", "support", "training", "viewing"},
     "__main__": {"cli"},
 }
 LOADED_BY_NAME = {("stages", "kernels"), ("stages", "kernels_torch")}
@@ -98,11 +98,25 @@ def imports(path):
             yield node.lineno, target, id(node) in top
 
 
+@functools.cache
+def exported_names():
+    """The names in tsplat's `__all__`."""
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree_of(PACKAGE / "__init__.py").body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return frozenset(names)
+
+
 def imported_module(target):
     """The module of a dotted name in tsplat; None for other packages."""
     root, _, rest = target.partition(".")
     if root != "tsplat":
         return None
+    if rest in exported_names():
+        # `from .. import rasterization` is the function, not the file of that name.
+        return "__init__"
     first = rest.split(".")[0]
     exists = first and ((PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").exists())
     return first if exists else "__init__"
@@ -268,11 +282,11 @@ def test_kernel_packages_offer_the_same_functions():
 def test_file_names_are_unique():
     """Files of different modules have different names, except for the mirrored modules.
 
-    triton_cpu knows nothing of tsplat and could be a package of its own.
+    triton_cpu knows nothing of tsplat and could be a package of its own. compat/gsplat has gsplat's names of files.
     """
     paths = defaultdict(list)
     for path in FILES:
-        if not path.stem.startswith("__") and module_of(path) != "triton_cpu":
+        if not path.stem.startswith("__") and module_of(path) not in ("triton_cpu", "compat"):
             paths[path.stem].append(path)
     fail_if_any(
         f"{name(one)}:1: has the same name as {name(other)}"

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from ..errors import ArgumentError, BackendError, PeerError, UnsupportedError
+from .. import ArgumentError, BackendError, PeerError, UnsupportedError
 from .parser import build_parser
 
 __all__ = ["main"]

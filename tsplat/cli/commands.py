@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError
+from .. import ArgumentError
 
 if TYPE_CHECKING:
     from ..scene import Gaussians
@@ -175,12 +175,12 @@ def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
     Returns:
         The exit status; None if this process is itself a rank, or the only one, and is to run the command.
     """
-    from ..arguments import check_size
     from ..training.processes.launcher import is_launched, launch, parse_gpus
 
     if is_launched():
         return None
-    check_size("ranks", ranks)
+    if ranks < 1:
+        raise ArgumentError(f"ranks: expected a positive int, found {ranks!r}")
     chosen = parse_gpus(gpus) if gpus else []
     if chosen and ranks not in (1, len(chosen)):
         raise ArgumentError(f"--ranks: expected one rank for each of {len(chosen)} GPUs, found {ranks}")

@@ -8,8 +8,7 @@ from argparse import Namespace
 
 import torch
 
-from .. import __version__
-from ..rasterization import rasterization
+from .. import __version__, rasterization
 from ..stages.backend import choose, cpu_compiler_problem, has_triton, triton_is_interpreted
 
 CORE = ("torch", "triton", "numpy", "einops")

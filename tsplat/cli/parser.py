@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 from typing import NoReturn
 
-from .. import __version__
-from ..errors import ArgumentError
+from .. import ArgumentError, __version__
 from . import commands
 from .doctor import doctor
 

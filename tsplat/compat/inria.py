@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import ArgumentError
 from ..arguments import check_not_implemented, check_tensor
 from ..data import Gaussians3D
-from ..errors import ArgumentError
 from ..stages.backend import full_precision
 from ..stages.compositing import rasterize_to_pixels
 from ..stages.intersection import isect_offset_encode, isect_tiles

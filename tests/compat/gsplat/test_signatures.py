@@ -1,0 +1,97 @@
+"""Names, signatures and defaults are those of gsplat 1.5.3."""
+
+import enum
+import inspect
+import json
+import re
+
+import pytest
+
+import tsplat.compat.gsplat
+from benchmarks.gpu_timing import gsplat_kernels
+from tests.compat.gsplat.signatures import SIGNATURES, describe, find, parameters
+from tests.support.paths import ROOT
+from tsplat import UnsupportedError
+
+PACKAGE = "tsplat.compat.gsplat"
+NOT_IMPLEMENTED = (
+    "PngCompression",
+    "accumulate_2dgs",
+    "cuda._torch_impl._fisheye_proj",
+    "cuda._torch_impl._ortho_proj",
+    "cuda._torch_impl_2dgs._fully_fused_projection_2dgs",
+    "fully_fused_projection_2dgs",
+    "fully_fused_projection_with_ut",
+    "rasterization_2dgs",
+    "rasterization_2dgs_inria_wrapper",
+    "rasterize_to_indices_in_range_2dgs",
+    "rasterize_to_pixels_2dgs",
+    "rasterize_to_pixels_eval3d",
+)
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signature(path):
+    """Parameters beyond gsplat's come last and have defaults."""
+    value, expected = find(PACKAGE, path), SIGNATURES[path]
+    if isinstance(value, str) or (isinstance(value, type) and issubclass(value, enum.Enum)):
+        assert describe(value) == expected
+        return
+    found = parameters(value)
+    counts = [n for n in range(len(found) + 1) if f"({', '.join(found[:n])})" == expected]
+    assert counts, f"expected {expected}, found ({', '.join(found)})"
+    for parameter in list(inspect.signature(value).parameters.values())[counts[0] :]:
+        assert parameter.default is not inspect.Parameter.empty, parameter
+
+
+def test_public_names():
+    public = {path for path in SIGNATURES if "." not in path}
+    assert set(tsplat.compat.gsplat.__all__) == public | {"AlreadyImportedError", "install"}
+
+
+@pytest.mark.parametrize("path", NOT_IMPLEMENTED)
+def test_what_is_not_implemented_names_itself(path):
+    function = find(PACKAGE, path)
+    n_required = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in _parameters(function))
+    with pytest.raises(UnsupportedError, match=f"^{path.rpartition('.')[2]}: not implemented; .*(use|write)"):
+        function(*[None] * n_required)
+
+
+def _parameters(function):
+    return inspect.signature(function).parameters.values()
+
+
+def test_documentation_states_what_is_implemented():
+    rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|$", (ROOT / "docs" / "from_gsplat.md").read_text(), re.MULTILINE)
+    states = {name: state for names, state in reversed(rows) for name in re.findall(r"`(\w+)`", names)}
+    for path in SIGNATURES:
+        if "." not in path:
+            assert states[path].startswith("raise") == (path in NOT_IMPLEMENTED), path
+
+
+@pytest.mark.slow
+def test_table_is_that_of_the_wheel(forks):
+    try:
+        wheel = gsplat_kernels.find_wheel()
+    except gsplat_kernels.UnavailableError as error:
+        pytest.skip(str(error))
+    # gsplat warns where there is no CUDA toolkit.
+    result = forks.run(
+        f"""
+import json, sys
+sys.path.insert(0, {str(wheel)!r})
+import gsplat
+from tests.compat.gsplat.signatures import SIGNATURES, describe, find
+found = {{path: describe(find("gsplat", path)) for path in SIGNATURES}}
+print("RESULT", json.dumps([gsplat.__file__, gsplat.all, found]))
+"""
+    )
+    if "No module named" in result.stderr:
+        pytest.skip(f"gsplat cannot be imported: {result.stderr.strip().splitlines()[-1]}")
+    assert result.returncode == 0, result.stderr[-3000:]
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("RESULT"))
+    file, names, found = json.loads(line.removeprefix("RESULT"))
+    assert file.startswith(str(wheel))
+    assert found == SIGNATURES
+    assert len(names) == 27
+    assert set(names) <= set(tsplat.compat.gsplat.__all__)

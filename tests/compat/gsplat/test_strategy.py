@@ -1,0 +1,224 @@
+"""Strategies, and operations on Gaussians and their optimizers, under gsplat's names."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from tests.support.closeness import assert_exact
+from tests.support.strategy_models import check_moments, make_model
+from tsplat import ArgumentError, quat_scale_to_covar_preci, strategies
+from tsplat.compat.gsplat.relocation import compute_relocation
+from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy, Strategy, ops
+from tsplat.strategies import operations
+
+BINOMS = torch.tensor([[math.comb(n, k) for k in range(51)] for n in range(51)], dtype=torch.float32)
+N = 30
+
+
+def state_of(params):
+    return {"grad2d": params["ids"].detach().clone(), "scene_scale": 1.0, "count": None}
+
+
+def every(n, step):
+    return torch.arange(n) % step == 0
+
+
+def assert_same_parameters(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ops.duplicate, operations.duplicate),
+        (ops.remove, operations.remove),
+        (ops.split, operations.split),
+    ],
+)
+def test_operations_on_a_mask_are_those_of_tsplat(ours, theirs):
+    results = []
+    for function in (ours, theirs):
+        params, optimizers = make_model(N)
+        state = state_of(params)
+        torch.manual_seed(0)
+        function(params, optimizers, state, every(N, 3))
+        check_moments(params, optimizers)
+        results.append((params, state["grad2d"]))
+    assert_same_parameters(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_split_revises_opacities():
+    params, optimizers = make_model(N)
+    before = params["opacities"].detach().sigmoid()
+    ops.split(params=params, optimizers=optimizers, state={}, mask=every(N, 3), revised_opacity=True)
+    halves = params["opacities"].detach().sigmoid()[-20:]
+    assert (1 - (1 - halves) ** 2 - before[every(N, 3)].repeat(2)).abs().max() < 1e-5
+
+
+def test_reset_opa_limits_opacities():
+    params, optimizers = make_model(N)
+    before = params["opacities"].detach().sigmoid()
+    ops.reset_opa(params=params, optimizers=optimizers, state={}, value=0.01)
+    assert torch.allclose(params["opacities"].detach().sigmoid(), before.clamp_max(0.01))
+    assert not optimizers["opacities"].state[params["opacities"]]["exp_avg"].any()
+    check_moments(params, optimizers)
+
+
+def test_relocated_gaussians_are_copies_of_live_ones():
+    params, optimizers = make_model(N)
+    state, mask = state_of(params), every(N, 4)
+    before = {name: p.detach().clone() for name, p in params.items()}
+    torch.manual_seed(0)
+    ops.relocate(params=params, optimizers=optimizers, state=state, mask=mask, binoms=BINOMS, min_opacity=0.005)
+    # Ids are copied too, so that they tell which Gaussian was chosen.
+    chosen = params["ids"].detach()[mask].long() - 1
+    assert not mask[chosen].any()
+    ratios = torch.bincount(chosen, minlength=N)[chosen] + 1
+    opacities, scales = compute_relocation(
+        before["opacities"].sigmoid()[chosen], before["scales"].exp()[chosen], ratios, BINOMS
+    )
+    opacities = opacities.clamp(0.005, 1 - torch.finfo(torch.float32).eps)
+    for rows in (mask.nonzero().squeeze(1), chosen):
+        assert torch.allclose(params["opacities"].detach()[rows].sigmoid(), opacities, rtol=1e-5)
+        assert torch.allclose(params["scales"].detach()[rows].exp(), scales, rtol=1e-5)
+        for name in ("means", "quats", "sh0"):
+            assert torch.equal(params[name].detach()[rows], before[name][chosen])
+    untouched = ~mask
+    untouched[chosen] = False
+    assert untouched.any()
+    for name, p in params.items():
+        assert torch.equal(p.detach()[untouched], before[name][untouched])
+        moments = optimizers[name].state[p]["exp_avg"]
+        assert not moments[chosen].any()
+        assert moments[untouched].all()
+    assert not state["grad2d"][chosen].any()
+    assert torch.equal(state["grad2d"][untouched], before["ids"][untouched])
+
+
+def test_added_gaussians_are_copies():
+    params, optimizers = make_model(N)
+    state = state_of(params)
+    before = {name: p.detach().clone() for name, p in params.items()}
+    torch.manual_seed(0)
+    ops.sample_add(params=params, optimizers=optimizers, state=state, n=12, binoms=BINOMS, min_opacity=0.005)
+    assert all(len(p) == N + 12 for p in params.values())
+    assert torch.equal(params["means"].detach()[:N], before["means"])
+    chosen = params["ids"].detach()[N:].long() - 1
+    ratios = torch.bincount(chosen, minlength=N)[chosen] + 1
+    opacities, scales = compute_relocation(
+        before["opacities"].sigmoid()[chosen], before["scales"].exp()[chosen], ratios, BINOMS
+    )
+    opacities = opacities.clamp(0.005, 1 - torch.finfo(torch.float32).eps)
+    for rows in (torch.arange(N, N + 12), chosen):
+        assert torch.allclose(params["opacities"].detach()[rows].sigmoid(), opacities, rtol=1e-5)
+        assert torch.allclose(params["scales"].detach()[rows].exp(), scales, rtol=1e-5)
+    check_moments(params, optimizers)
+    for name, p in params.items():
+        assert not optimizers[name].state[p]["exp_avg"][N:].any()
+    assert torch.equal(state["grad2d"], torch.cat([before["ids"], torch.zeros(12)]))
+
+
+def test_new_opacities_have_a_lower_bound():
+    params, optimizers = make_model(N)
+    params["opacities"].data.fill_(-9.0)
+    ops.sample_add(params, optimizers, {}, N, BINOMS, min_opacity=0.25)
+    assert torch.allclose(params["opacities"].detach()[N:].sigmoid(), torch.tensor(0.25))
+
+
+def test_noise_has_the_covariance_of_nearly_transparent_gaussians():
+    n = 20_000
+    params = dict(
+        means=torch.nn.Parameter(torch.zeros(n, 3, dtype=torch.float64)),
+        quats=torch.tensor([[0.9, 0.3, -0.2, 0.1]], dtype=torch.float64).expand(n, 4),
+        scales=torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64).log().expand(n, 3),
+        opacities=torch.full((n, 1), 0.001, dtype=torch.float64).logit(),
+    )
+    torch.manual_seed(0)
+    ops.inject_noise_to_position(params=params, optimizers={}, state={}, scaler=0.5)
+    covariance = quat_scale_to_covar_preci(params["quats"], params["scales"].exp())[0][0]
+    factor = 0.5 / (1 + math.exp(-100 * (0.999 - 0.995)))
+    torch.manual_seed(0)
+    expected = factor * torch.randn(n, 3, dtype=torch.float64) @ covariance
+    assert_exact("means", params["means"], expected)
+    opaque = {**params, "opacities": torch.full((n,), 0.5, dtype=torch.float64).logit()}
+    before = params["means"].detach().clone()
+    ops.inject_noise_to_position(opaque, {}, {}, scaler=0.5)
+    assert torch.equal(params["means"], before)
+
+
+def test_parameters_and_states_are_updated_by_functions():
+    params, optimizers = make_model(N)
+    frozen = torch.nn.Parameter(torch.arange(float(N)), requires_grad=False)
+    params["frozen"] = frozen
+    before = params["means"].detach().clone()
+    keys = []
+
+    def halve(key, value):
+        keys.append(key)
+        return 0.5 * value[:5]
+
+    old = params["means"]
+    ops._update_param_with_optimizer(
+        lambda name, p: torch.nn.Parameter(p[:5] + 1), halve, params, optimizers, ["means"]
+    )
+    assert torch.equal(params["means"], before[:5] + 1)
+    state = optimizers["means"].state
+    assert keys == ["exp_avg", "exp_avg_sq"]
+    assert torch.equal(state[params["means"]]["exp_avg"][:, 0], 0.5 * torch.arange(1.0, 6))
+    assert state[params["means"]]["step"] == 7
+    assert old not in state
+    assert len(params["scales"]) == N
+    ops._update_param_with_optimizer(lambda name, p: p[:5], lambda key, value: value[:5], params, optimizers)
+    assert all(len(p) == 5 for p in params.values())
+    assert not params["frozen"].requires_grad
+    assert params["scales"].requires_grad
+
+
+def test_samples_follow_the_weights():
+    torch.manual_seed(0)
+    weights = torch.tensor([0.0, 1.0, 3.0, 0.0])
+    counts = torch.bincount(ops._multinomial_sample(weights, 4000), minlength=4)
+    assert counts[0] == counts[3] == 0
+    assert abs(int(counts[1]) - 1000) < 5 * math.sqrt(4000 * 0.25 * 0.75)
+    assert sorted(ops._multinomial_sample(weights, 2, replacement=False).tolist()) == [1, 2]
+
+
+def test_strategies_are_those_of_tsplat():
+    assert DefaultStrategy is strategies.DefaultStrategy
+    assert MCMCStrategy is strategies.MCMCStrategy
+    assert isinstance(DefaultStrategy(), Strategy)
+    assert isinstance(MCMCStrategy(), Strategy)
+    assert not isinstance(object(), Strategy)
+
+
+def test_strategies_can_be_derived_from():
+    @dataclasses.dataclass
+    class Own(Strategy):
+        rate: float = 0.5
+
+    @dataclasses.dataclass
+    class OwnDefault(DefaultStrategy):
+        rate: float = 0.5
+
+    params, optimizers = make_model(N)
+    own = Own(rate=0.25)
+    own.check_sanity(params, optimizers)
+    assert own.step_pre_backward(params, optimizers, {}, 0, {}) is None
+    assert own.step_post_backward(params, optimizers, {}, step=0, info={}) is None
+    assert isinstance(OwnDefault(prune_opa=0.1), Strategy)
+
+
+def test_check_sanity_compares_names_and_groups():
+    params, optimizers = make_model(N)
+    params["frozen"] = torch.nn.Parameter(torch.zeros(N), requires_grad=False)
+    Strategy().check_sanity(params, optimizers)
+    with pytest.raises(ArgumentError, match=r"optimizers: .*one.*frozen"):
+        Strategy().check_sanity(params, {**optimizers, "frozen": optimizers["means"]})
+    optimizers["means"].add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(ArgumentError, match=r"optimizers: .*one.* means"):
+        Strategy().check_sanity(params, optimizers)

@@ -1,0 +1,113 @@
+"""The names of ``gsplat.cuda._wrapper``: the stages of the pipeline."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .... import (
+    RollingShutterType,
+    fully_fused_projection,
+    isect_offset_encode,
+    isect_tiles,
+    quat_scale_to_covar_preci,
+    rasterize_to_pixels,
+    spherical_harmonics,
+)
+from ....stages.backend import launchers
+from .._unsupported import unsupported
+from ._cameras import persp_proj, proj, world_to_cam
+from ._contributions import rasterize_to_indices_in_range
+from ._distortion import FThetaCameraDistortionParameters, FThetaPolynomialType, UnscentedTransformParameters
+
+__all__ = [
+    "FThetaCameraDistortionParameters",
+    "FThetaPolynomialType",
+    "RollingShutterType",
+    "UnscentedTransformParameters",
+    "adam",
+    "fully_fused_projection",
+    "fully_fused_projection_2dgs",
+    "fully_fused_projection_with_ut",
+    "isect_offset_encode",
+    "isect_tiles",
+    "persp_proj",
+    "proj",
+    "quat_scale_to_covar_preci",
+    "rasterize_to_indices_in_range",
+    "rasterize_to_indices_in_range_2dgs",
+    "rasterize_to_pixels",
+    "rasterize_to_pixels_2dgs",
+    "rasterize_to_pixels_eval3d",
+    "spherical_harmonics",
+    "world_to_cam",
+]
+
+_CULLING = dict(eps2d=0.3, near_plane=0.01, far_plane=1e10, radius_clip=0.0)
+_DISTORTION = dict(
+    ut_params=UnscentedTransformParameters(),
+    radial_coeffs=None,
+    tangential_coeffs=None,
+    thin_prism_coeffs=None,
+    ftheta_coeffs=None,
+    rolling_shutter=RollingShutterType.GLOBAL,
+    viewmats_rs=None,
+)
+_UT = "undistort the images, and use fully_fused_projection and rasterize_to_pixels with a pinhole camera"
+_2DGS = "2D Gaussians cannot be rendered; use 3D Gaussians, with fully_fused_projection and rasterize_to_pixels"
+
+fully_fused_projection_with_ut = unsupported(
+    "fully_fused_projection_with_ut",
+    "means quats scales opacities viewmats Ks width height",
+    {**_CULLING, "calc_compensations": False, "camera_model": "pinhole", **_DISTORTION},
+    instead=_UT,
+)
+rasterize_to_pixels_eval3d = unsupported(
+    "rasterize_to_pixels_eval3d",
+    "means quats scales colors opacities viewmats Ks image_width image_height tile_size isect_offsets flatten_ids",
+    {"backgrounds": None, "masks": None, "camera_model": "pinhole", **_DISTORTION},
+    instead=_UT,
+)
+fully_fused_projection_2dgs = unsupported(
+    "fully_fused_projection_2dgs",
+    "means quats scales viewmats Ks width height",
+    {**_CULLING, "packed": False, "sparse_grad": False},
+    instead=_2DGS,
+)
+rasterize_to_pixels_2dgs = unsupported(
+    "rasterize_to_pixels_2dgs",
+    "means2d ray_transforms colors opacities normals densify image_width image_height tile_size isect_offsets "
+    "flatten_ids",
+    {"backgrounds": None, "masks": None, "packed": False, "absgrad": False, "distloss": False},
+    instead=_2DGS,
+)
+rasterize_to_indices_in_range_2dgs = unsupported(
+    "rasterize_to_indices_in_range_2dgs",
+    "range_start range_end transmittances means2d ray_transforms opacities image_width image_height tile_size "
+    "isect_offsets flatten_ids",
+    instead="2D Gaussians cannot be rendered; use 3D Gaussians, with rasterize_to_indices_in_range",
+)
+
+
+def adam(
+    param: Tensor,
+    param_grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    valid: Tensor,
+    lr: float,
+    b1: float,
+    b2: float,
+    eps: float,
+) -> None:
+    """Updates valid Gaussians by a step of Adam without bias correction, in place.
+
+    Args:
+        param, param_grad, exp_avg, exp_avg_sq: [N, ...] fp32 or fp64, contiguous.
+        valid: [N] bool.
+        lr, b1, b2, eps: Learning rate; decay rates of the moments; added to the root of the second moment.
+    """
+    # Without bias correction, the correction of the step size and of the root are 1.
+    constants = param.new_tensor([1 - b1, b2, 1 - b2, lr, 1.0, eps])
+    launchers(param.device).adam_step(
+        param.detach(), param_grad.contiguous(), exp_avg, exp_avg_sq, constants, valid.contiguous()
+    )

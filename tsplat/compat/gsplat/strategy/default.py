@@ -1,0 +1,5 @@
+"""The names of ``gsplat.strategy.default``."""
+
+from ....strategies import DefaultStrategy
+
+__all__ = ["DefaultStrategy"]

@@ -1,0 +1,5 @@
+"""The names of ``gsplat.strategy.mcmc``."""
+
+from ....strategies import MCMCStrategy
+
+__all__ = ["MCMCStrategy"]
