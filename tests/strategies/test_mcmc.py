@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.support.strategy_models import check_moments, make_model
 from tsplat.strategies import MCMCStrategy
-from tsplat.strategies.mcmc import share_appearance
+from tsplat.strategies.relocation import binomial_table, compute_relocation
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 51))
 def test_copies_share_the_appearance_of_the_original(opacity, copies):
     o, s = torch.tensor([opacity], dtype=torch.float64), torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
-    new, scales = share_appearance(o, s, torch.tensor([copies]))
+    new, scales = compute_relocation(o, s, torch.tensor([copies]), binomial_table())
     assert float(1 - (1 - new) ** copies) == pytest.approx(opacity, rel=1e-9)
     # Equation 9 of the paper, term by term.
     total = sum(

@@ -403,9 +403,10 @@ MUTANTS = [
     *_in(
         "strategies/operations.py",
         STRATEGIES,
-        ("lambda moment: moment[~chosen]", "lambda moment: moment[: int((~chosen).sum())]",
+        ("lambda _, moment: moment[~mask]", "lambda _, moment: moment[: int((~mask).sum())]",
          "moments of other Gaussians kept"),
-        ("both - math.log(1.6)", "both", "scales of split Gaussians not reduced"),
+        ("both - LOG_SPLIT", "both", "scales of split Gaussians not reduced"),
+        ("(1 - opacities_of(params)) - 0.995", "opacities_of(params) - 0.995", "noise added to opaque Gaussians"),
     ),
     *_in(
         "strategies/default.py",
@@ -414,11 +415,9 @@ MUTANTS = [
         ("high & small, high & ~small", "high & ~small, high & small", "large Gaussians cloned, small ones split"),
     ),
     *_in(
-        "strategies/mcmc.py",
+        "strategies/relocation.py",
         STRATEGIES,
-        ("math.comb(k, j + 1)", "math.comb(k, j)", "off by one in the binomials of relocated scales"),
-        ("(1 - params[\"opacities\"].detach().sigmoid()) - 0.995", "params[\"opacities\"].detach().sigmoid() - 0.995",
-         "noise added to opaque Gaussians"),
+        ("math.comb(n, k)", "math.comb(n, k + 1)", "off by one in the binomials of relocated scales"),
     ),
     *_in(
         "data.py",
