@@ -413,6 +413,10 @@ MUTANTS = [
         STRATEGIES,
         ("0.5 * info", "info", "factor 1/2 of the screen's units lost"),
         ("high & small, high & ~small", "high & ~small, high & small", "large Gaussians cloned, small ones split"),
+        ("log_scales - LOG_SPLIT", "log_scales", "split Gaussians counted as pruned"),
+        ("step % self.reset_every >= self.pause_refine_after_reset", "True", "refinement not paused after a reset"),
+        ("added[order].cumsum(0) <=", "order.new_tensor(range(1, len(order) + 1)) <=",
+         "cap ignores that a Gaussian may be cloned and split"),
     ),
     *_in(
         "strategies/relocation.py",

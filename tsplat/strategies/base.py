@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from ..errors import ArgumentError
-from .parameters import Optimizers, Parameters, check_parameters
+from .gaussian_parameters import Optimizers, Parameters, check_parameters
 
 
 @dataclasses.dataclass

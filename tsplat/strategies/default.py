@@ -11,8 +11,8 @@ from torch import Tensor
 from ..data import sum_by_id
 from ..errors import ArgumentError, ShapeError
 from .base import Strategy
+from .gaussian_parameters import Optimizers, Parameters, State, check_opacity, check_parameters, opacities_of
 from .operations import LOG_SPLIT, duplicate, remove, reset_opa, revise_opacities, split
-from .parameters import Optimizers, Parameters, State, check_opacity, check_parameters, opacities_of
 
 STATISTICS = ("grad2d", "count", "radii")
 
@@ -132,7 +132,8 @@ class DefaultStrategy(Strategy):
             check_parameters(params, optimizers)
         if resets:
             check_opacity("twice prune_opa", 2 * self.prune_opa)
-        before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+        # Overridden methods may change tensors in place.
+        before = {k: v.clone() if refines and isinstance(v, Tensor) else v for k, v in state.items()}
         self._update_state(params, state, info, packed=packed)
         if refines:
             try:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from .base import Strategy
+from .gaussian_parameters import Optimizers, Parameters, State, check_parameters, opacities_of
 from .operations import inject_noise_to_position, relocate, sample_add
-from .parameters import Optimizers, Parameters, State, check_parameters, opacities_of
 from .relocation import binomial_table, check_binoms
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..stages.projection import quat_scale_to_covar_preci
-from .parameters import (
+from .gaussian_parameters import (
     Optimizers,
     Parameters,
     State,
@@ -32,8 +32,8 @@ from .parameters import (
     has_rows,
     opacities_of,
 )
+from .random_numbers import _multinomial_sample, standard_normal
 from .relocation import check_binoms, compute_relocation
-from .sampling import _multinomial_sample, standard_normal
 
 LOG_SPLIT = math.log(1.6)
 """Logarithm of the factor by which the scales of split Gaussians are divided."""

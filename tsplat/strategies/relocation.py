@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .parameters import check_floats
+from .gaussian_parameters import check_floats
 
 
 def binomial_table(n_max: int = 51) -> Tensor:

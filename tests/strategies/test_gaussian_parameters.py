@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.strategy_models import make_model
 from tsplat import ArgumentError
-from tsplat.strategies.parameters import check_parameters
+from tsplat.strategies.gaussian_parameters import check_parameters
 
 
 def test_check_parameters_names_the_problem():
