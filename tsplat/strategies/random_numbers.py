@@ -36,7 +36,8 @@ def _multinomial_sample(
     """
     weights = weights.flatten().double()
     n_positive = int((weights > 0).sum())
-    if n < 0 or n > (0 if n_positive == 0 else n if replacement else n_positive):
+    n_max = n if replacement and n_positive else n_positive
+    if not 0 <= n <= n_max:
         raise ArgumentError(f"n: {n} samples cannot be drawn from {n_positive} positive weights")
     if not weights.isfinite().all() or (weights < 0).any():
         raise ArgumentError("weights: expected finite values that are not negative; are there invalid opacities?")
