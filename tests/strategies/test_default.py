@@ -5,16 +5,9 @@ import math
 import pytest
 import torch
 
-from tests.support.strategy_models import check_moments, make_model
+from tests.support.strategy_models import check_moments, make_info, make_model
 from tsplat import ArgumentError
 from tsplat.strategies import DefaultStrategy
-
-
-def make_info(gradients, radii):
-    """The info of a single camera with an image of 200 x 100 pixels."""
-    means2d = torch.zeros(1, len(gradients), 2)
-    means2d.grad = gradients[None]
-    return dict(means2d=means2d, radii=radii[None], width=200, height=100, n_cameras=1, gaussian_ids=None)
 
 
 def test_small_gaussians_are_cloned_large_ones_split_and_transparent_ones_pruned():
@@ -39,7 +32,7 @@ def test_small_gaussians_are_cloned_large_ones_split_and_transparent_ones_pruned
     strategy.step_post_backward(params, optimizers, state, 600, make_info(gradients, radii))
     assert params["ids"].tolist() == [1, 3, 4, 6, 1, 2, 2]
     check_moments(params, optimizers)
-    assert state["grad2d"] is None
+    assert all(state[name].tolist() == [0] * 7 for name in ("grad2d", "count", "radii"))
     gradients, radii = torch.zeros(7, 2), torch.full((7, 2), 3, dtype=torch.int32)
     strategy.step_post_backward(params, optimizers, state, 700, make_info(gradients, radii))
     assert (params["opacities"].detach().sigmoid() <= 0.01 + 1e-6).all()
@@ -95,3 +88,45 @@ def test_screen_gradients_are_per_camera_and_for_coordinates_from_minus_one_to_o
     assert state["grad2d"].tolist() == [3 * 20 * 2 + 4 * 10 * 2, 1 * 10 * 2]
     assert state["count"].tolist() == [2, 1]
     torch.testing.assert_close(state["radii"], torch.tensor([6 / 40, 1 / 40]))
+
+
+def test_pause_after_reset_keeps_statistics():
+    params, optimizers = make_model(4)
+    strategy = DefaultStrategy(reset_every=200, pause_refine_after_reset=50, refine_start_iter=100, grow_grad2d=1e9)
+    params["opacities"].data[:] = 2.0
+    state = strategy.initialize_state(scene_scale=100.0)
+    gradients, radii = torch.ones(4, 2), torch.full((4, 2), 3, dtype=torch.int32)
+    for step, count in ((398, 1), (399, 2), (400, 3), (401, 4), (500, 0), (501, 1)):
+        strategy.step_post_backward(params, optimizers, state, step, make_info(gradients, radii))
+        assert state["count"].tolist() == [count] * 4
+        assert state["grad2d"].tolist() == pytest.approx([count * math.hypot(100, 50)] * 4)
+        assert state["radii"].tolist() == pytest.approx([3 / 200 if count else 0] * 4)
+        # Resets are not paused.
+        assert (float(params["opacities"].detach().max()) < 0) == (step >= 400)
+
+
+@pytest.mark.parametrize("cap", [10, 13, 14, 25, 100])
+def test_cap_holds_for_gaussians_that_are_cloned_and_split(cap):
+    params, optimizers = make_model(10)
+    with torch.no_grad():
+        params["opacities"][:] = 2.0
+        params["scales"][:] = -6.0
+    strategy = DefaultStrategy(cap_max=cap, refine_scale2d_stop_iter=1000)
+    gradients = torch.linspace(1.0, 2.0, 10)[:, None].expand(10, 2)
+    radii = torch.full((10, 2), 40, dtype=torch.int32)
+    strategy.step_post_backward(params, optimizers, strategy.initialize_state(), 600, make_info(gradients, radii))
+    # All ten are small, with large gradients and radii: cloned and split, those with the largest gradients first.
+    n_grown = min(cap - 10, 20) // 2
+    assert len(params["means"]) == 10 + 2 * n_grown
+    clones = params["ids"].detach()[10 - n_grown : 10]
+    assert sorted(clones.tolist()) == list(range(11 - n_grown, 11))
+
+
+def test_state_without_radii():
+    params, optimizers = make_model(4)
+    params["opacities"].data[:] = 2.0
+    info = make_info(torch.ones(4, 2), torch.full((4, 2), 3, dtype=torch.int32))
+    state = {"grad2d": None, "count": None, "scene_scale": 1.0}
+    DefaultStrategy().step_post_backward(params, optimizers, state, 600, info)
+    assert len(params["means"]) == 8
+    assert set(state) == {"grad2d", "count", "scene_scale"}

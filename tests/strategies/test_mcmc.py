@@ -10,21 +10,6 @@ from hypothesis import strategies as st
 
 from tests.support.strategy_models import check_moments, make_model
 from tsplat.strategies import MCMCStrategy
-from tsplat.strategies.mcmc import share_appearance
-
-
-@given(st.floats(0.01, 0.99), st.integers(1, 51))
-def test_copies_share_the_appearance_of_the_original(opacity, copies):
-    o, s = torch.tensor([opacity], dtype=torch.float64), torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
-    new, scales = share_appearance(o, s, torch.tensor([copies]))
-    assert float(1 - (1 - new) ** copies) == pytest.approx(opacity, rel=1e-9)
-    # Equation 9 of the paper, term by term.
-    total = sum(
-        math.comb(i - 1, j) * (-1) ** j / math.sqrt(j + 1) * float(new) ** (j + 1)
-        for i in range(1, copies + 1)
-        for j in range(i)
-    )
-    torch.testing.assert_close(scales, s * opacity / total, rtol=1e-7, atol=0)
 
 
 @settings(max_examples=30)

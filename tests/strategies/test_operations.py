@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from tests.support.strategy_models import check_moments, make_model
 from tsplat import ArgumentError, reference
-from tsplat.strategies.operations import check_parameters, duplicate, remove, reset_opacities, rotate, sample, split
+from tsplat.strategies.operations import (
+    _update_param_with_optimizer,
+    duplicate,
+    inject_noise_to_position,
+    relocate,
+    remove,
+    reset_opa,
+    rotate,
+    sample_add,
+    split,
+    update_state,
+)
+from tsplat.strategies.relocation import binomial_table, compute_relocation
 
 
 @given(st.integers(1, 30), st.integers(0, 2**31))
@@ -43,7 +55,7 @@ def test_moments_follow_duplicated_split_and_removed_gaussians(n, seed):
     check_moments(params, optimizers)
     assert torch.equal(params["ids"].detach(), ids[~chosen])
     assert torch.equal(state["grad2d"], params["ids"].detach())
-    reset_opacities(params, optimizers, 0.01)
+    reset_opa(params, optimizers, state, 0.01)
     assert (params["opacities"].detach().sigmoid() <= 0.01 + 1e-6).all()
     assert not optimizers["opacities"].state[params["opacities"]]["exp_avg"].any()
 
@@ -54,22 +66,92 @@ def test_rotate_matches_reference():
     torch.testing.assert_close(rotate(quats, vectors), (rotation @ vectors[..., None])[..., 0])
 
 
-def test_samples_follow_the_weights():
-    weights = torch.tensor([0.0, 1.0, 3.0, 0.0])
-    indices = sample(weights, 4000, torch.Generator().manual_seed(1))
-    counts = torch.bincount(indices, minlength=4)
-    assert counts[[0, 3]].tolist() == [0, 0]
-    assert float(counts[2]) == pytest.approx(3000, abs=120)
+def test_relocated_gaussians_share_the_place_of_live_ones():
+    params, optimizers = make_model(51)
+    mask = torch.arange(51) % 5 == 0
+    before = {name: parameter.detach().clone() for name, parameter in params.items()}
+    state = {"grad2d": torch.arange(1.0, 52), "binoms": binomial_table(), "scene_scale": 2.0}
+    table = state["binoms"].clone()
+    relocate(params, optimizers, state, mask=mask, binoms=table, generator=torch.Generator().manual_seed(0))
+    check_moments(params, optimizers)
+    ids = params["ids"].detach().long() - 1
+    moved = torch.unique(ids[mask])
+    assert not mask[moved].any()
+    untouched = ~mask
+    untouched[moved] = False
+    assert 0 < untouched.sum() < 40
+    for name, parameter in params.items():
+        assert torch.equal(parameter[untouched], before[name][untouched])
+        assert torch.equal(parameter[mask], parameter[ids[mask]])
+        changed = optimizers[name].state[parameter]["exp_avg"][~untouched]
+        assert not changed.any()
+    assert torch.equal(params["means"].detach(), before["means"][ids])
+    copies = torch.bincount(ids, minlength=51)[moved]
+    opacities, scales = compute_relocation(
+        before["opacities"][moved].sigmoid(), before["scales"][moved].exp(), copies, table
+    )
+    torch.testing.assert_close(params["opacities"].detach()[moved].sigmoid(), opacities.clamp(0.005))
+    torch.testing.assert_close(params["scales"].detach()[moved].exp(), scales)
+    assert torch.equal(state["grad2d"], torch.where(untouched, torch.arange(1.0, 52), 0.0))
+    assert torch.equal(state["binoms"], table)
+    relocate(params, optimizers, state, torch.zeros(51, dtype=torch.bool), table)
+    assert torch.equal(params["ids"].detach().long() - 1, ids)
+    with pytest.raises(ArgumentError, match="mask: all 51 Gaussians are dead"):
+        relocate(params, optimizers, state, torch.ones(51, dtype=torch.bool), table)
 
 
-def test_check_parameters_names_the_problem():
-    params, optimizers = make_model(3)
-    with pytest.raises(ArgumentError, match="optimizers: expected one for sh0"):
-        check_parameters(params, {k: v for k, v in optimizers.items() if k != "sh0"})
-    with pytest.raises(ArgumentError, match="optimizers: the one for means must have exactly this parameter"):
-        check_parameters(params, optimizers | {"means": optimizers["sh0"]})
-    with pytest.raises(ArgumentError, match="params: expected quats among"):
-        check_parameters({k: v for k, v in params.items() if k != "quats"}, optimizers)
-    params["ids"].requires_grad_(False)
-    with pytest.raises(ArgumentError, match="params: ids does not require a gradient"):
-        check_parameters(params, optimizers)
+def test_added_gaussians_are_copies_without_moments():
+    params, optimizers = make_model(20)
+    state = {"grad2d": torch.ones(20)}
+    generator = torch.Generator().manual_seed(0)
+    sample_add(params, optimizers, state, n=7, binoms=binomial_table(), min_opacity=0.1, generator=generator)
+    check_moments(params, optimizers)
+    assert state["grad2d"].tolist() == [1] * 20 + [0] * 7
+    sources = params["ids"].detach().long()[20:] - 1
+    for name, parameter in params.items():
+        assert torch.equal(parameter[20:], parameter[sources])
+        assert not optimizers[name].state[parameter]["exp_avg"][20:].any()
+        assert optimizers[name].state[parameter]["exp_avg"][:20].any()
+    assert (params["opacities"].detach()[20:].sigmoid() >= 0.1 - 1e-6).all()
+
+
+def test_functions_of_clients_replace_parameters_and_moments():
+    params, optimizers = make_model(5)
+    others = {name: parameter for name, parameter in params.items() if name != "means"}
+    keys = []
+
+    def param_fn(name, parameter):
+        assert name == "means"
+        return torch.nn.Parameter(parameter[:3], requires_grad=parameter.requires_grad)
+
+    def optimizer_fn(key, value):
+        keys.append(key)
+        return value[:3]
+
+    group = optimizers["means"].param_groups[0]
+    group["initial_lr"] = 0.5
+    _update_param_with_optimizer(param_fn, optimizer_fn, params, optimizers, names=["means"])
+    assert keys == ["exp_avg", "exp_avg_sq"]
+    assert params["means"].shape == (3, 3)
+    assert params["means"].requires_grad
+    assert optimizers["means"].param_groups[0] is group
+    assert group["params"] == [params["means"]]
+    assert group["initial_lr"] == 0.5
+    assert list(optimizers["means"].state) == [params["means"]]
+    assert optimizers["means"].state[params["means"]]["step"] == 7
+    assert all(params[name] is parameter for name, parameter in others.items())
+
+
+def test_table_of_binomials_does_not_follow_gaussians():
+    state = {"binoms": binomial_table(), "rows": torch.zeros(51, 2), "total": torch.tensor(1.0), "table": torch.ones(3)}
+    before = dict(state)
+    update_state(state, 51, lambda rows: rows[:5])
+    assert {name: len(state[name]) for name in ("binoms", "rows", "table")} == {"binoms": 51, "rows": 5, "table": 3}
+    assert state["total"] is before["total"]
+
+
+def test_noise_of_a_shard_must_lie_within_the_scene():
+    params, optimizers = make_model(5)
+    for shard in ((0, 4), (1, 5), (-1, 9)):
+        with pytest.raises(ArgumentError, match="shard: 5 Gaussians from"):
+            inject_noise_to_position(params, optimizers, {}, 1.0, shard=shard)

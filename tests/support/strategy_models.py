@@ -37,3 +37,10 @@ def check_moments(params, optimizers):
             assert ((moment == expected) | (moment == 0)).all()
         assert p.isfinite().all()
         assert p.shape[0] == len(ids)
+
+
+def make_info(gradients, radii):
+    """The info of a single camera with an image of 200 x 100 pixels."""
+    means2d = torch.zeros(1, len(gradients), 2)
+    means2d.grad = gradients[None]
+    return dict(means2d=means2d, radii=radii[None], width=200, height=100, n_cameras=1, gaussian_ids=None)

@@ -47,6 +47,27 @@ def strategy_state(trainer):
     return {name: tensor for name, tensor in trainer.state()[0].items() if name.startswith("strategy/")}
 
 
+def test_checkpoints_hold_no_table_of_binomials_and_accept_empty_statistics(scene):
+    gaussians, views = scene
+    trainer = Trainer(gaussians, views, Config(steps=4, strategy=MCMCStrategy()))
+    trainer.advance()
+    tensors, figures = trainer.state()
+    assert not strategy_state(trainer)
+    assert figures["strategy"] == {}
+    trainer.restore(tensors, figures)
+    assert trainer._densification.strategy_state["binoms"].shape == (51, 51)
+    trainer = Trainer(gaussians, views, Config(steps=4, strategy=DefaultStrategy()))
+    trainer.advance()
+    tensors, figures = trainer.state()
+    # As after a refinement by version 0.1.
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("strategy/")}
+    figures["strategy"] |= {"grad2d": None, "count": None, "radii": None}
+    other = Trainer(gaussians, views, Config(steps=4, strategy=DefaultStrategy()))
+    other.restore(tensors, figures)
+    other.advance()
+    assert float(strategy_state(other)["strategy/count"].max()) == 1
+
+
 def test_several_views_per_step_are_merged_into_one_info(scene):
     gaussians, views = scene
     rates = dict.fromkeys(("sh0_rate", "means_rate", "scales_rate", "opacities_rate", "quats_rate"), 0.0)

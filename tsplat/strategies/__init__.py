@@ -1,6 +1,7 @@
 """Densification strategies: add, move and remove Gaussians during training. They follow gsplat's interface."""
 
+from .base import Strategy
 from .default import DefaultStrategy
 from .mcmc import MCMCStrategy
 
-__all__ = ["DefaultStrategy", "MCMCStrategy"]
+__all__ = ["DefaultStrategy", "MCMCStrategy", "Strategy"]

@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from ..data import sum_by_id
-from ..errors import ArgumentError
-from .operations import Optimizers, Parameters, State, check_parameters, duplicate, remove, reset_opacities, split
+from ..errors import ArgumentError, ShapeError
+from .base import Strategy
+from .gaussian_parameters import Optimizers, Parameters, State, check_opacity, check_parameters, opacities_of
+from .operations import LOG_SPLIT, duplicate, remove, reset_opa, revise_opacities, split
+
+STATISTICS = ("grad2d", "count", "radii")
 
 
 @dataclasses.dataclass
-class DefaultStrategy:
+class DefaultStrategy(Strategy):
     """Clones small and splits large Gaussians with large screen gradients, prunes, and resets opacities.
 
     As in gsplat, scales are in units of the scene's scale, and screen gradients are with respect to coordinates from -1
@@ -62,12 +66,15 @@ class DefaultStrategy:
     generator: torch.Generator | None = None
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:
-        """Returns an empty state; `scene_scale` is in world units."""
-        return {"grad2d": None, "count": None, "radii": None, "scene_scale": scene_scale}
+        """Returns a state without statistics.
 
-    def check_sanity(self, params: Parameters, optimizers: Optimizers) -> None:
-        """Raises `ArgumentError` unless each parameter has an optimizer of its own; see :func:`check_parameters`."""
-        check_parameters(params, optimizers)
+        Its entries are: `grad2d`, sums of the norms of screen gradients; `count`, numbers of images; `radii`, maximum
+        radii as fractions of the image's larger side (each None, then [N]); and `scene_scale`.
+
+        Args:
+            scene_scale: Extent of the scene, in world units.
+        """
+        return {"grad2d": None, "count": None, "radii": None, "scene_scale": scene_scale}
 
     def refines(self, step: int) -> bool:
         """Whether Gaussians are added or removed in this step."""
@@ -83,7 +90,11 @@ class DefaultStrategy:
         """Retains the gradient of the projected means. To be called before the backward pass.
 
         Args:
+            params, optimizers, state, step: Not used.
             info: `meta` of :func:`tsplat.rasterization`.
+
+        Raises:
+            ArgumentError: `info` does not have the entry `key_for_gradient`.
         """
         if self.key_for_gradient not in info:
             raise ArgumentError(f"info: expected {self.key_for_gradient}, found {sorted(info)}")
@@ -101,54 +112,125 @@ class DefaultStrategy:
     ) -> None:
         """Refines the Gaussians if this step is due. To be called after the backward pass.
 
+        Statistics are set to zero by refinements only, so those of steps in a pause are kept.
+
         Args:
+            params, optimizers: See :meth:`check_sanity`; modified in place.
+            state: That of :meth:`initialize_state`, modified in place.
+            step: Number of the step.
             info: `meta` of :func:`tsplat.rasterization`.
             packed: Whether `info` is that of a call with `packed=True`.
+
+        Raises:
+            ArgumentError: An argument is invalid, or all Gaussians would be pruned. Nothing has been changed, unless a
+                subclass changes which Gaussians grow or are pruned.
         """
         if step >= self.refine_stop_iter:
             return
-        self._accumulate(params, state, info, packed)
-        if step > self.refine_start_iter and step % self.refine_every == 0:
-            if self.refines(step):
-                n_cloned, n_split = self._grow(params, optimizers, state, step)
-                n_pruned = self._prune(params, optimizers, state, step)
-                if self.verbose:
-                    n = len(params["means"])
-                    print(f"step {step}: {n_cloned} cloned, {n_split} split, {n_pruned} pruned, {n} Gaussians")
-            for name in ("grad2d", "count", "radii"):
-                state[name] = None
-        if step % self.reset_every == 0 and step > 0:
-            reset_opacities(params, optimizers, 2 * self.prune_opa)
+        refines, resets = self.refines(step), step % self.reset_every == 0 and step > 0
+        if refines or resets:
+            check_parameters(params, optimizers)
+        if resets:
+            check_opacity("twice prune_opa", 2 * self.prune_opa)
+        # Overridden methods may change tensors in place.
+        before = {k: v.clone() if refines and isinstance(v, Tensor) else v for k, v in state.items()}
+        self._update_state(params, state, info, packed=packed)
+        if refines:
+            try:
+                self._check_refinement(params, state, step)
+            except ArgumentError:
+                state.clear()
+                state.update(before)
+                raise
+            n_duplicated, n_split = self._grow_gs(params, optimizers, state, step)
+            n_pruned = self._prune_gs(params, optimizers, state, step)
+            if self.verbose:
+                n = len(params["means"])
+                print(f"step {step}: {n_duplicated} cloned, {n_split} split, {n_pruned} pruned, {n} Gaussians")
+            state.update({name: torch.zeros_like(state[name]) for name in STATISTICS if state.get(name) is not None})
+        if resets:
+            reset_opa(params, optimizers, state, 2 * self.prune_opa)
 
-    def _accumulate(self, params: Parameters, state: State, info: dict[str, Any], packed: bool) -> None:
-        """Adds the screen gradients, counts and radii of the Gaussians that are visible in this step."""
-        means2d = info[self.key_for_gradient]
-        found: Tensor | None = getattr(means2d, "absgrad", None) if self.absgrad else means2d.grad
-        if found is None:
-            raise ArgumentError(
-                f"info: {self.key_for_gradient} has no {'absgrad' if self.absgrad else 'gradient'}; call "
-                "step_pre_backward before the backward pass"
-                + (", and rasterization with absgrad=True" if self.absgrad else "")
-            )
+    @torch.no_grad()
+    def _update_state(self, params: Parameters, state: State, info: dict[str, Any], packed: bool = False) -> None:
+        """Adds the screen gradients, counts and radii of the Gaussians that are visible in this step.
+
+        Args:
+            params: Their means tell the number of Gaussians N.
+            state: Modified in place.
+            info: `width` and `height` in pixels; `n_cameras`, by whose number the loss was divided; the entry
+                `key_for_gradient` with its gradient [..., N, 2] in pixels; `radii` [..., N, 2] in pixels. If packed,
+                [nnz, 2] and `gaussian_ids` [nnz].
+            packed: Whether `info` is that of a call with `packed=True`.
+
+        Raises:
+            ArgumentError: An entry is missing or has the wrong shape. Nothing has been changed.
+        """
+        n = len(params["means"])
+        found = self._gradient(state, info, packed, n)
         # From pixels to coordinates from -1 to 1, and from the mean loss over cameras to the loss of each.
         size = found.new_tensor([info["width"], info["height"]])
         gradients = (found * (0.5 * info["n_cameras"]) * size).norm(dim=-1)
         radii = info["radii"].amax(-1).to(gradients) / size.max()
-        n = len(params["means"])
         if packed:
             ids = info["gaussian_ids"]
         else:
             visible = (info["radii"] > 0).all(-1)
             ids, gradients, radii = visible.nonzero()[:, -1], gradients[visible], radii[visible]
-        for name in ("grad2d", "count", "radii"):
-            if state[name] is None:
-                state[name] = gradients.new_zeros(n)
-        state["grad2d"] += sum_by_id(gradients, ids, n)
-        state["count"] += sum_by_id(torch.ones_like(gradients), ids, n)
-        state["radii"].scatter_reduce_(0, ids, radii, "amax")
+        old = {
+            name: gradients.new_zeros(n) if state[name] is None else state[name] for name in STATISTICS if name in state
+        }
+        new = {
+            "grad2d": old["grad2d"] + sum_by_id(gradients, ids, n),
+            "count": old["count"] + sum_by_id(torch.ones_like(gradients), ids, n),
+        }
+        if "radii" in old:
+            new["radii"] = old["radii"].scatter_reduce(0, ids, radii, "amax")
+        state.update(new)
 
-    def _grow(self, params: Parameters, optimizers: Optimizers, state: State, step: int) -> tuple[int, int]:
-        """Clones and splits Gaussians; returns how many."""
+    def _gradient(self, state: State, info: dict[str, Any], packed: bool, n: int) -> Tensor:
+        """Returns the gradient of the projected means, after checking what :meth:`_update_state` takes."""
+        key = self.key_for_gradient
+        for name in (key, "radii", "width", "height", "n_cameras", *(("gaussian_ids",) if packed else ())):
+            if name not in info:
+                raise ArgumentError(f"info: expected {name}, found {sorted(info)}")
+        found: Tensor | None = getattr(info[key], "absgrad", None) if self.absgrad else info[key].grad
+        if found is None:
+            raise ArgumentError(
+                f"info: {key} has no {'absgrad' if self.absgrad else 'gradient'}; call step_pre_backward before the "
+                "backward pass" + (", and rasterization with absgrad=True" if self.absgrad else "")
+            )
+        rows = len(info["gaussian_ids"]) if packed else n
+        for name, tensor in ((key, found), ("radii", info["radii"])):
+            if tensor.shape != (*found.shape[:-2], rows, 2):
+                expected = "[nnz, 2]" if packed else "[..., N, 2]"
+                raise ShapeError(f"info: expected {name} {expected} with {rows} rows, found {list(tensor.shape)}")
+        for name in STATISTICS:
+            if name not in state and name != "radii":
+                raise ArgumentError(f"state: expected {name}, found {sorted(state)}; call initialize_state")
+            if state.get(name) is not None and state[name].shape != (n,):
+                raise ShapeError(f"state: expected {name} [{n}], found {list(state[name].shape)}")
+        return found
+
+    def _check_refinement(self, params: Parameters, state: State, step: int) -> None:
+        """Raises before the first change what growing and pruning would raise."""
+        if "scene_scale" not in state:
+            raise ArgumentError(f"state: expected scene_scale, found {sorted(state)}; call initialize_state")
+        if step < self.refine_scale2d_stop_iter and state.get("radii") is None:
+            raise ArgumentError(f"state: refine_scale2d_stop_iter needs radii, found {sorted(state)}")
+        cls = type(self)
+        if (cls._grow_gs, cls._prune_gs) != (DefaultStrategy._grow_gs, DefaultStrategy._prune_gs):
+            return
+        # A Gaussian survives if it, or each of its halves, survives. Clones survive with their originals.
+        _, to_split = self._growing(params, state, step)
+        logits, log_scales = params["opacities"].detach().flatten(), params["scales"].detach()
+        if self.revised_opacity:
+            logits = torch.where(to_split, revise_opacities(logits), logits)
+        log_scales = torch.where(to_split[:, None], log_scales - LOG_SPLIT, log_scales)
+        self._check_survivors(self._pruned(logits.sigmoid(), log_scales, state, step), step)
+
+    def _growing(self, params: Parameters, state: State, step: int) -> tuple[Tensor, Tensor]:
+        """Returns masks [N] of the Gaussians to clone and of those to split."""
         gradients = state["grad2d"] / state["count"].clamp_min(1)
         high = gradients > self.grow_grad2d
         small = params["scales"].detach().exp().amax(-1) <= self.grow_scale3d * state["scene_scale"]
@@ -156,31 +238,65 @@ class DefaultStrategy:
         if step < self.refine_scale2d_stop_iter:
             to_split |= state["radii"] > self.grow_scale2d
         if self.cap_max is not None:
-            room = max(0, self.cap_max - len(gradients))
-            if int((to_clone | to_split).sum()) > room:
-                # Each clone and each split adds one Gaussian.
-                order = torch.where(to_clone | to_split, gradients, -1.0).argsort(descending=True, stable=True)
-                chosen = torch.zeros_like(to_clone)
-                chosen[order[:room]] = True
-                to_clone, to_split = to_clone & chosen, to_split & chosen
+            # Each clone and each split adds one Gaussian; small Gaussians with large radii may be cloned and split.
+            added = to_clone.long() + to_split.long()
+            order = torch.where(added > 0, gradients, -1.0).argsort(descending=True, stable=True)
+            chosen = torch.zeros_like(to_clone)
+            chosen[order] = added[order].cumsum(0) <= max(0, self.cap_max - len(gradients))
+            to_clone, to_split = to_clone & chosen, to_split & chosen
+        return to_clone, to_split
+
+    @torch.no_grad()
+    def _grow_gs(self, params: Parameters, optimizers: Optimizers, state: State, step: int) -> tuple[int, int]:
+        """Clones and splits Gaussians.
+
+        Args:
+            params, optimizers, state: As in :meth:`step_post_backward`; modified in place.
+            step: Number of the step.
+
+        Returns:
+            The numbers of cloned and of split Gaussians.
+        """
+        to_clone, to_split = self._growing(params, state, step)
         n_cloned, n_split = int(to_clone.sum()), int(to_split.sum())
         duplicate(params, optimizers, state, to_clone)
         # New clones are not split.
         to_split = torch.cat([to_split, to_split.new_zeros(n_cloned)])
-        split(params, optimizers, state, to_split, revised_opacity=self.revised_opacity, generator=self.generator)
+        split(params, optimizers, state, to_split, self.revised_opacity, generator=self.generator)
         return n_cloned, n_split
 
-    def _prune(self, params: Parameters, optimizers: Optimizers, state: State, step: int) -> int:
-        """Removes Gaussians; returns how many."""
-        pruned = params["opacities"].detach().sigmoid() < self.prune_opa
+    def _pruned(self, opacities: Tensor, log_scales: Tensor, state: State, step: int) -> Tensor:
+        """Returns a mask [N] of the Gaussians to remove."""
+        pruned = opacities < self.prune_opa
         if step > self.reset_every:
-            pruned |= params["scales"].detach().exp().amax(-1) > self.prune_scale3d * state["scene_scale"]
+            pruned |= log_scales.exp().amax(-1) > self.prune_scale3d * state["scene_scale"]
             if step < self.refine_scale2d_stop_iter:
                 pruned |= state["radii"] > self.prune_scale2d
+        return pruned
+
+    @staticmethod
+    def _check_survivors(pruned: Tensor, step: int) -> None:
         if pruned.all():
             raise ArgumentError(
                 f"prune_opa: all {len(pruned)} Gaussians would be pruned at step {step}; the run has diverged, or the "
                 "thresholds do not suit the scene's scale"
             )
+
+    @torch.no_grad()
+    def _prune_gs(self, params: Parameters, optimizers: Optimizers, state: State, step: int) -> int:
+        """Removes Gaussians that are transparent or too large.
+
+        Args:
+            params, optimizers, state: As in :meth:`step_post_backward`; modified in place.
+            step: Number of the step.
+
+        Returns:
+            The number of removed Gaussians.
+
+        Raises:
+            ArgumentError: All Gaussians would be removed. Nothing has been changed.
+        """
+        pruned = self._pruned(opacities_of(params), params["scales"].detach(), state, step)
+        self._check_survivors(pruned, step)
         remove(params, optimizers, state, pruned)
         return int(pruned.sum())

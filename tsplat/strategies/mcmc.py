@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .operations import (
-    Optimizers,
-    Parameters,
-    State,
-    check_parameters,
-    covariances,
-    sample,
-    standard_normal,
-    update_parameters,
-)
-
-COPIES_MAX = 51
-"""Larger numbers of copies of one Gaussian are treated as this number."""
+from ..errors import ArgumentError
+from .base import Strategy
+from .gaussian_parameters import Optimizers, Parameters, State, check_parameters, opacities_of
+from .operations import inject_noise_to_position, relocate, sample_add
+from .relocation import binomial_table, check_binoms
 
 
 @dataclasses.dataclass
-class MCMCStrategy:
+class MCMCStrategy(Strategy):
     """Relocates dead Gaussians to live ones, adds 5 % at a time up to a cap, and adds noise to the means.
 
     Attributes:
@@ -50,21 +41,15 @@ class MCMCStrategy:
     generator: torch.Generator | None = None
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:
-        """Returns an empty state; `scene_scale` is ignored, and exists so that strategies are interchangeable."""
-        return {}
+        """Returns the initial state: `binoms`, [51, 51] fp64 binomial coefficients.
 
-    def check_sanity(self, params: Parameters, optimizers: Optimizers) -> None:
-        """Raises `ArgumentError` unless each parameter has an optimizer of its own; see :func:`check_parameters`."""
-        check_parameters(params, optimizers)
+        `scene_scale` is not used, and exists so that strategies are interchangeable.
+        """
+        return {"binoms": binomial_table()}
 
     def refines(self, step: int) -> bool:
         """Whether Gaussians are relocated or added in this step."""
         return self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0
-
-    def step_pre_backward(
-        self, params: Parameters, optimizers: Optimizers, state: State, step: int, info: dict[str, Any]
-    ) -> None:
-        """Does nothing; exists so that strategies are interchangeable."""
 
     @torch.no_grad()
     def step_post_backward(
@@ -80,104 +65,78 @@ class MCMCStrategy:
         """Relocates and adds Gaussians if this step is due, and adds noise. To be called after the optimizers' step.
 
         Args:
+            params, optimizers: See :meth:`check_sanity`; modified in place.
+            state: That of :meth:`initialize_state`, modified in place.
+            step: Number of the step.
+            info: Not used, and exists so that strategies are interchangeable.
             lr: Learning rate of the means, in world units.
             shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all
                 Gaussians, so that the noise does not depend on the sharding. Shards cannot be refined.
+
+        Raises:
+            ArgumentError: An argument is invalid, or opacities are not finite in a step that refines. Nothing has been
+                changed.
         """
+        if not math.isfinite(lr * self.noise_lr):
+            raise ArgumentError(f"lr: expected a finite learning rate and noise_lr, found {lr} and {self.noise_lr}")
         if self.refines(step):
-            n_moved = self._relocate(params, optimizers)
-            n_added = self._grow(params, optimizers)
+            self._check(params, optimizers, state, shard)
+            state["binoms"] = binoms = state["binoms"].to(params["means"].device)
+            n_moved = self._relocate_gs(params, optimizers, binoms)
+            n_added = self._add_new_gs(params, optimizers, binoms)
             if self.verbose:
                 print(f"step {step}: {n_moved} relocated, {n_added} added, {len(params['means'])} Gaussians")
-        self._add_noise(params, lr * self.noise_lr, *(shard or (0, len(params["means"]))))
+        inject_noise_to_position(
+            params, optimizers, state, lr * self.noise_lr, generator=self.generator, shard=shard
+        )  # fmt: skip
 
-    def _relocate(self, params: Parameters, optimizers: Optimizers) -> int:
-        """Moves dead Gaussians to live ones, sampled by opacity; returns how many."""
-        opacities = params["opacities"].detach().sigmoid()
-        dead = opacities <= self.min_opacity
-        n, alive = int(dead.sum()), (~dead).nonzero().squeeze(1)
-        if n == 0 or alive.numel() == 0:
+    def _check(self, params: Parameters, optimizers: Optimizers, state: State, shard: tuple[int, int] | None) -> None:
+        """Raises before the first change what a refinement or its noise would raise."""
+        check_parameters(params, optimizers)
+        if "binoms" not in state:
+            raise ArgumentError(f"state: expected binoms, found {sorted(state)}; call initialize_state")
+        check_binoms(state["binoms"])
+        if not 0 <= self.min_opacity < 1:
+            raise ArgumentError(f"min_opacity: expected at least 0 and less than 1, found {self.min_opacity}")
+        if shard is not None:
+            raise ArgumentError("shard: shards cannot be refined; gather all Gaussians first")
+        n_invalid = int(opacities_of(params).isnan().sum())
+        if n_invalid:
+            raise ArgumentError(
+                f"params: {n_invalid} opacities are NaN, so they cannot be sampled; the run has diverged"
+            )
+
+    @torch.no_grad()
+    def _relocate_gs(self, params: Parameters, optimizers: Optimizers, binoms: Tensor) -> int:
+        """Moves dead Gaussians to live ones, sampled by opacity; does nothing if all are dead.
+
+        Args:
+            params, optimizers: See :meth:`check_sanity`; modified in place.
+            binoms: [n_max, n_max] binomial coefficients.
+
+        Returns:
+            The number of Gaussians moved.
+        """
+        dead = opacities_of(params) <= self.min_opacity
+        n = int(dead.sum())
+        if n == len(dead):
             return 0
-        chosen = alive[sample(opacities[alive], n, self.generator)]
-        share = self._sharing(params, chosen)
-
-        def relocated(name: str, p: Tensor) -> Tensor:
-            p = share(name, p)
-            p[dead] = p[chosen]
-            return p
-
-        def cleared(moment: Tensor) -> Tensor:
-            # Also those of the relocated Gaussians, which are at another place now.
-            moment[chosen] = moment[dead] = 0
-            return moment
-
-        update_parameters(params, optimizers, relocated, cleared)
+        relocate(params, optimizers, {}, dead, binoms, self.min_opacity, generator=self.generator)
         return n
 
-    def _grow(self, params: Parameters, optimizers: Optimizers) -> int:
-        """Adds copies of Gaussians, sampled by opacity; returns how many."""
+    @torch.no_grad()
+    def _add_new_gs(self, params: Parameters, optimizers: Optimizers, binoms: Tensor) -> int:
+        """Adds copies of Gaussians, sampled by opacity, up to 5 % and `cap_max`.
+
+        Args:
+            params, optimizers: See :meth:`check_sanity`; modified in place.
+            binoms: [n_max, n_max] binomial coefficients.
+
+        Returns:
+            The number of Gaussians added.
+        """
         n = len(params["means"])
         n_added = max(0, min(self.cap_max, int(1.05 * n)) - n)
-        if n_added == 0:
-            return 0
-        chosen = sample(params["opacities"].detach().sigmoid(), n_added, self.generator)
-        share = self._sharing(params, chosen)
-
-        def grown(name: str, p: Tensor) -> Tensor:
-            p = share(name, p)
-            return torch.cat([p, p[chosen]])
-
-        update_parameters(params, optimizers, grown, lambda m: torch.cat([m, m.new_zeros(n_added, *m.shape[1:])]))
+        if n_added:
+            sample_add(params, optimizers, {}, n_added, binoms, self.min_opacity, generator=self.generator)
         return n_added
-
-    def _sharing(self, params: Parameters, chosen: Tensor) -> Callable[[str, Tensor], Tensor]:
-        """Returns a change of parameters after which k + 1 copies of a Gaussian chosen k times look as it did alone."""
-        copies = torch.bincount(chosen, minlength=len(params["means"]))[chosen] + 1
-        opacities, scales = share_appearance(
-            params["opacities"].detach()[chosen].sigmoid(), params["scales"].detach()[chosen].exp(), copies
-        )
-        eps = torch.finfo(opacities.dtype).eps
-        new = {"opacities": opacities.clamp(self.min_opacity, 1 - eps).logit(), "scales": scales.log()}
-
-        def share(name: str, p: Tensor) -> Tensor:
-            p = p.clone()
-            if name in new:
-                p[chosen] = new[name]
-            return p
-
-        return share
-
-    def _add_noise(self, params: Parameters, scale: float, first: int, n_gaussians: int) -> None:
-        """Adds noise with each Gaussian's covariance to the means of those that are nearly transparent."""
-        means = params["means"]
-        gate = torch.sigmoid(100 * ((1 - params["opacities"].detach().sigmoid()) - 0.995))
-        samples = standard_normal((n_gaussians, 3), means, self.generator)[first : first + len(means)]
-        noise = samples * (gate * scale)[:, None]
-        means.data += (covariances(params).to(noise) @ noise[..., None])[..., 0]
-
-
-def share_appearance(opacities: Tensor, scales: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
-    """Opacity and scales with which k copies of a Gaussian look as it did alone (equation 9 of the paper).
-
-    Args:
-        opacities: [N] after sigmoid.
-        scales: [N, 3] after exp.
-        copies: [N] int64 numbers of copies k, at least 1; numbers above 51 are treated as 51.
-
-    Returns:
-        Opacities [N], o_new = 1 - (1 - o)^(1/k); and scales [N, 3], multiplied by o and divided by the sum over
-        i = 1..k, j = 0..i-1 of (-1)^j C(i-1, j) / sqrt(j + 1) o_new^(j+1).
-    """
-    copies = copies.clamp_max(COPIES_MAX)
-    o = opacities.double()
-    new = 1 - (1 - o) ** (1 / copies.double())
-    # The sum of C(i-1, j) over i is C(k, j+1).
-    binomials = torch.tensor(
-        [[math.comb(k, j + 1) for j in range(COPIES_MAX)] for k in range(COPIES_MAX + 1)],
-        dtype=torch.float64, device=o.device,
-    )  # fmt: skip
-    j = torch.arange(COPIES_MAX, device=o.device)
-    signs = 1.0 - 2.0 * (j % 2)
-    terms = binomials[copies] * signs / (j + 1).double().sqrt() * new[:, None] ** (j + 1)
-    factor = o / terms.sum(-1)
-    return new.to(opacities.dtype), (scales.double() * factor[:, None]).to(scales.dtype)

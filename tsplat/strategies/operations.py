@@ -1,98 +1,140 @@
-"""Operations on Gaussians and their optimizers: duplicate, split, remove, reset opacities.
+"""Operations on Gaussians and their optimizers: duplicate, split, remove, relocate, add, reset, add noise.
 
-Parameters are a dictionary of leaf tensors [N, ...]: means, scales (logarithms), quats, opacities (logits), and any
-others with a row per Gaussian. Each has an optimizer of its own, with only this parameter, under the same name. The
-optimizers' moments follow their Gaussians.
+Names and positional arguments are those of `gsplat.strategy.ops` 1.5.3. All operations work in place:
+
+- `params` maps names to leaf tensors with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats [N, 4]
+  (wxyz, any norm), opacities [N] or [N, 1] before sigmoid, and any others. Operations replace its entries.
+- `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states follow the
+  Gaussians. Parameters that do not require a gradient need no optimizer. Other names are ignored.
+- `state` holds the statistics of a strategy. Tensors with a row per Gaussian follow the Gaussians.
+
+An operation that raises changes nothing. Random numbers come from `generator`, or PyTorch's global one if it is None.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
 from ..stages.projection import quat_scale_to_covar_preci
+from .gaussian_parameters import (
+    Optimizers,
+    Parameters,
+    State,
+    check_mask,
+    check_opacity,
+    check_optimizers,
+    check_shapes,
+    has_rows,
+    opacities_of,
+)
+from .random_numbers import _multinomial_sample, standard_normal
+from .relocation import check_binoms, compute_relocation
 
-Parameters = MutableMapping[str, Any]
-Optimizers = MutableMapping[str, torch.optim.Optimizer]
-State = dict[str, Any]
-
-REQUIRED = ("means", "scales", "quats", "opacities")
-
-
-def check_parameters(params: Parameters, optimizers: Optimizers) -> None:
-    """Raises `ArgumentError` unless all required parameters exist, are trainable and have an optimizer of their own."""
-    for name in REQUIRED:
-        if name not in params:
-            raise ArgumentError(f"params: expected {name} among {sorted(params)}")
-    for name in params:
-        if not params[name].requires_grad:
-            raise ArgumentError(
-                f"params: {name} does not require a gradient; make it a parameter or remove it from params"
-            )
-        if name not in optimizers:
-            raise ArgumentError(f"optimizers: expected one for {name}, found {sorted(optimizers)}")
-        groups = optimizers[name].param_groups
-        if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0]["params"][0] is not params[name]:
-            raise ArgumentError(f"optimizers: the one for {name} must have exactly this parameter")
+LOG_SPLIT = math.log(1.6)
+"""Logarithm of the factor by which the scales of split Gaussians are divided."""
 
 
 @torch.no_grad()
-def update_parameters(
+def _update_param_with_optimizer(
+    param_fn: Callable[[str, Tensor], Tensor],
+    optimizer_fn: Callable[[str, Tensor], Tensor],
     params: Parameters,
     optimizers: Optimizers,
-    new_parameter: Callable[[str, Tensor], Tensor],
-    new_moment: Callable[[Tensor], Tensor],
-    names: tuple[str, ...] | None = None,
+    names: Iterable[str] | None = None,
 ) -> None:
-    """Replaces parameters and their optimizers' moments.
+    """Replaces parameters and the states of their optimizers.
 
     Args:
-        new_parameter: Maps the name and the old value of a parameter to its new value.
-        new_moment: Maps every tensor of the optimizer's state that has the parameter's shape to its successor.
+        param_fn: Maps the name and the old value of a parameter to its new value. Tensors that are not parameters
+            become parameters, which require a gradient if the old one does.
+        optimizer_fn: Maps the name and the old value of an optimizer's tensor to its new value. It is called for all
+            tensors but "step" and scalars.
+        params: Parameters by name, modified in place.
+        optimizers: Their optimizers, modified in place.
         names: The parameters to replace; all if None.
+
+    Raises:
+        ArgumentError: See :func:`check_optimizers`.
     """
-    for name in names or tuple(params):
+    names = tuple(params) if names is None else tuple(names)
+    check_optimizers(params, optimizers, names)
+    # Successors exist before anything is replaced, so that an error changes nothing.
+    successors = {}
+    for name in names:
         old = params[name]
-        new = torch.nn.Parameter(new_parameter(name, old.detach()).contiguous(), requires_grad=True)
-        optimizer = optimizers[name]
-        state = optimizer.state.pop(old, {})
-        for key, value in state.items():
-            if isinstance(value, Tensor) and value.shape == old.shape:
-                state[key] = new_moment(value)
-        optimizer.param_groups[0]["params"] = [new]
-        if state:
-            optimizer.state[new] = state
+        new = param_fn(name, old)
+        if not isinstance(new, torch.nn.Parameter):
+            new = torch.nn.Parameter(new.contiguous(), requires_grad=old.requires_grad)
+        entries = optimizers[name].state.get(old, {}) if name in optimizers else {}
+        successors[name] = (
+            new,
+            {key: optimizer_fn(key, value) if has_rows(key, value) else value for key, value in entries.items()},
+        )
+    for name, (new, entries) in successors.items():
+        if name in optimizers:
+            optimizers[name].state.pop(params[name], None)
+            if entries:
+                optimizers[name].state[new] = entries
+            optimizers[name].param_groups[0]["params"] = [new]
         params[name] = new
-
-
-def _append_zeros(n: int) -> Callable[[Tensor], Tensor]:
-    return lambda moment: torch.cat([moment, moment.new_zeros(n, *moment.shape[1:])])
 
 
 def update_state(state: State, n: int, change: Callable[[Tensor], Tensor]) -> None:
     """Applies a function to the tensors of a strategy's state that have a row for each of n Gaussians."""
-    for key, value in state.items():
-        if isinstance(value, Tensor) and value.dim() and value.shape[0] == n:
-            state[key] = change(value)
+    state.update(_changed_rows(state, n, change))
 
 
-def duplicate(params: Parameters, optimizers: Optimizers, state: State, chosen: Tensor) -> None:
-    """Appends a copy of each chosen Gaussian, [N] bool. The moments of copies are zero."""
-    n = chosen.shape[0]
-    update_parameters(params, optimizers, lambda _, p: torch.cat([p, p[chosen]]), _append_zeros(int(chosen.sum())))
-    update_state(state, n, lambda value: torch.cat([value, value[chosen]]))
+def _changed_rows(state: State, n: int, change: Callable[[Tensor], Tensor]) -> State:
+    # The table of binomial coefficients may have as many rows by chance.
+    return {
+        key: change(value)
+        for key, value in state.items()
+        if key != "binoms" and isinstance(value, Tensor) and value.dim() and len(value) == n
+    }
 
 
-def remove(params: Parameters, optimizers: Optimizers, state: State, chosen: Tensor) -> None:
-    """Removes the chosen Gaussians, [N] bool."""
-    n = chosen.shape[0]
-    update_parameters(params, optimizers, lambda _, p: p[~chosen], lambda moment: moment[~chosen])
-    update_state(state, n, lambda value: value[~chosen])
+def _append_zeros(n: int) -> Callable[[str, Tensor], Tensor]:
+    return lambda _, moment: torch.cat([moment, moment.new_zeros(n, *moment.shape[1:])])
+
+
+@torch.no_grad()
+def duplicate(params: Parameters, optimizers: Optimizers, state: State, mask: Tensor) -> None:
+    """Appends a copy of each Gaussian of a mask. Moments of copies are zero; statistics are copied.
+
+    Args:
+        params, optimizers, state: See the module.
+        mask: [N] bool.
+
+    Raises:
+        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
+    """
+    n = check_shapes(params, (), check_mask(mask))
+    rows = _changed_rows(state, n, lambda value: torch.cat([value, value[mask]]))
+    append = _append_zeros(int(mask.sum()))
+    _update_param_with_optimizer(lambda _, p: torch.cat([p, p[mask]]), append, params, optimizers)
+    state.update(rows)
+
+
+@torch.no_grad()
+def remove(params: Parameters, optimizers: Optimizers, state: State, mask: Tensor) -> None:
+    """Removes the Gaussians of a mask.
+
+    Args:
+        params, optimizers, state: See the module.
+        mask: [N] bool.
+
+    Raises:
+        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
+    """
+    n = check_shapes(params, (), check_mask(mask))
+    rows = _changed_rows(state, n, lambda value: value[~mask])
+    _update_param_with_optimizer(lambda _, p: p[~mask], lambda _, moment: moment[~mask], params, optimizers)
+    state.update(rows)
 
 
 @torch.no_grad()
@@ -100,48 +142,234 @@ def split(
     params: Parameters,
     optimizers: Optimizers,
     state: State,
-    chosen: Tensor,
-    *,
+    mask: Tensor,
     revised_opacity: bool = False,
+    *,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Replaces chosen Gaussians by two smaller ones each, at positions sampled from the original; appends these.
+    """Replaces each Gaussian of a mask by two smaller ones at positions sampled from it, and appends these.
+
+    Scales are divided by 1.6. All first halves come before all second ones. Moments of both are zero; statistics are
+    copied.
 
     Args:
-        chosen: [N] bool.
+        params, optimizers, state: See the module.
+        mask: [N] bool.
         revised_opacity: Set their opacity to 1 - sqrt(1 - o), so that two of them cover as much as one did ("Revising
             densification in Gaussian splatting", arXiv 2404.06109).
-        generator: Random generator of the positions; PyTorch's global one if None.
+        generator: See the module.
+
+    Raises:
+        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
     """
-    n, k = chosen.shape[0], int(chosen.sum())
-    scales = params["scales"].detach()[chosen].exp()
+    n = check_shapes(params, ("means", "scales", "quats"), check_mask(mask))
+    check_optimizers(params, optimizers, params)
+    k = int(mask.sum())
+    scales = params["scales"].detach()[mask].exp()
     offsets = rotate(
-        params["quats"].detach()[chosen].repeat(2, 1),
+        params["quats"].detach()[mask].repeat(2, 1),
         scales.repeat(2, 1) * standard_normal((2 * k, 3), scales, generator),
     )
 
     def halves(name: str, p: Tensor) -> Tensor:
-        both = p[chosen].repeat(2, *[1] * (p.dim() - 1))
+        both = p[mask].repeat(2, *[1] * (p.dim() - 1))
         if name == "means":
             both = both + offsets
         elif name == "scales":
-            both = both - math.log(1.6)
+            both = both - LOG_SPLIT
         elif name == "opacities" and revised_opacity:
-            both = (1 - (1 - both.sigmoid()).sqrt()).logit()
-        return torch.cat([p[~chosen], both])
+            both = revise_opacities(both)
+        return torch.cat([p[~mask], both])
 
-    def new_moment(moment: Tensor) -> Tensor:
-        return torch.cat([moment[~chosen], moment.new_zeros(2 * k, *moment.shape[1:])])
+    def new_moment(_: str, moment: Tensor) -> Tensor:
+        return torch.cat([moment[~mask], moment.new_zeros(2 * k, *moment.shape[1:])])
 
-    update_parameters(params, optimizers, halves, new_moment)
-    update_state(state, n, lambda v: torch.cat([v[~chosen], v[chosen].repeat(2, *[1] * (v.dim() - 1))]))
+    rows = _changed_rows(state, n, lambda v: torch.cat([v[~mask], v[mask].repeat(2, *[1] * (v.dim() - 1))]))
+    _update_param_with_optimizer(halves, new_moment, params, optimizers)
+    state.update(rows)
+
+
+def revise_opacities(logits: Tensor) -> Tensor:
+    """Returns the logits of 1 - sqrt(1 - o), with which two Gaussians cover as much as one with opacity o."""
+    return (1 - (1 - logits.sigmoid()).sqrt()).logit()
 
 
 @torch.no_grad()
-def reset_opacities(params: Parameters, optimizers: Optimizers, opacity: float) -> None:
-    """Limits opacities to a maximum and sets their moments to zero."""
-    max_logit = math.log(opacity / (1 - opacity))
-    update_parameters(params, optimizers, lambda _, p: p.clamp_max(max_logit), torch.zeros_like, names=("opacities",))
+def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: float) -> None:
+    """Limits opacities to a maximum and sets their moments to zero.
+
+    Args:
+        params, optimizers: See the module.
+        state: Not changed, as no statistics depend on opacities.
+        value: The maximum, after sigmoid.
+
+    Raises:
+        ArgumentError: `value` is not between 0 and 1, or see :func:`check_optimizers`.
+    """
+    check_opacity("value", value)
+    check_shapes(params, ("opacities",))
+    max_logit = math.log(value / (1 - value))
+    _update_param_with_optimizer(
+        lambda _, p: p.clamp_max(max_logit),
+        lambda _, moment: torch.zeros_like(moment),
+        params,
+        optimizers,
+        ["opacities"],
+    )
+
+
+def _sharing(params: Parameters, chosen: Tensor, binoms: Tensor, min_opacity: float) -> Callable[[str, Tensor], Tensor]:
+    """Returns a change of parameters after which k + 1 copies of a Gaussian chosen k times look as it did alone."""
+    copies = torch.bincount(chosen, minlength=len(params["scales"]))[chosen] + 1
+    opacities, scales = compute_relocation(
+        opacities_of(params)[chosen], params["scales"].detach()[chosen].exp(), copies, binoms
+    )
+    eps = torch.finfo(opacities.dtype).eps
+    new = {"opacities": opacities.clamp(min_opacity, 1 - eps).logit(), "scales": scales.log()}
+
+    def share(name: str, p: Tensor) -> Tensor:
+        p = p.detach().clone()
+        if name in new:
+            p[chosen] = new[name].view(-1, *p.shape[1:])
+        return p
+
+    return share
+
+
+def _check_sampling(
+    params: Parameters, optimizers: Optimizers, n: int | None, binoms: Tensor, min_opacity: float
+) -> int:
+    check_binoms(binoms)
+    if not 0 <= min_opacity < 1:
+        raise ArgumentError(f"min_opacity: expected at least 0 and less than 1, found {min_opacity}")
+    n = check_shapes(params, ("scales", "opacities"), n)
+    check_optimizers(params, optimizers, params)
+    return n
+
+
+@torch.no_grad()
+def relocate(
+    params: Parameters,
+    optimizers: Optimizers,
+    state: State,
+    mask: Tensor,
+    binoms: Tensor,
+    min_opacity: float = 0.005,
+    *,
+    generator: torch.Generator | None = None,
+) -> None:
+    """Moves the Gaussians of a mask to others, sampled by opacity with replacement, which they then share.
+
+    Moments and statistics of both are set to zero, as both have changed.
+
+    Args:
+        params, optimizers, state: See the module.
+        mask: [N] bool, the dead Gaussians.
+        binoms: [n_max, n_max] binomial coefficients; see :func:`.relocation.compute_relocation`.
+        min_opacity: Lower limit of the new opacities, after sigmoid.
+        generator: See the module.
+
+    Raises:
+        ArgumentError: All Gaussians are dead; opacities are not finite; see :func:`check_shapes` and
+            :func:`check_optimizers`.
+    """
+    total = _check_sampling(params, optimizers, check_mask(mask), binoms, min_opacity)
+    n, alive = int(mask.sum()), (~mask).nonzero().squeeze(1)
+    if n == 0:
+        return
+    if alive.numel() == 0:
+        raise ArgumentError(f"mask: all {n} Gaussians are dead, so that there are none to move them to")
+    chosen = alive[_multinomial_sample(opacities_of(params)[alive], n, generator=generator)]
+    share = _sharing(params, chosen, binoms, min_opacity)
+
+    def relocated(name: str, p: Tensor) -> Tensor:
+        p = share(name, p)
+        p[mask] = p[chosen]
+        return p
+
+    def cleared(rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        rows[chosen] = rows[mask] = 0
+        return rows
+
+    statistics = _changed_rows(state, total, cleared)
+    _update_param_with_optimizer(relocated, lambda _, moment: cleared(moment), params, optimizers)
+    state.update(statistics)
+
+
+@torch.no_grad()
+def sample_add(
+    params: Parameters,
+    optimizers: Optimizers,
+    state: State,
+    n: int,
+    binoms: Tensor,
+    min_opacity: float = 0.005,
+    *,
+    generator: torch.Generator | None = None,
+) -> None:
+    """Appends copies of Gaussians, sampled by opacity with replacement. Their moments and statistics are zero.
+
+    Args:
+        params, optimizers, state: See the module.
+        n: Number of copies.
+        binoms, min_opacity, generator: As in :func:`relocate`.
+
+    Raises:
+        ArgumentError: As in :func:`relocate`, or `n` is negative.
+    """
+    total = _check_sampling(params, optimizers, None, binoms, min_opacity)
+    chosen = _multinomial_sample(opacities_of(params), n, generator=generator)
+    share = _sharing(params, chosen, binoms, min_opacity)
+
+    def grown(name: str, p: Tensor) -> Tensor:
+        p = share(name, p)
+        return torch.cat([p, p[chosen]])
+
+    append = _append_zeros(n)
+    statistics = _changed_rows(state, total, lambda value: append("", value))
+    _update_param_with_optimizer(grown, append, params, optimizers)
+    state.update(statistics)
+
+
+@torch.no_grad()
+def inject_noise_to_position(
+    params: Parameters,
+    optimizers: Optimizers,
+    state: State,
+    scaler: float,
+    *,
+    generator: torch.Generator | None = None,
+    shard: tuple[int, int] | None = None,
+) -> None:
+    """Adds noise with each Gaussian's covariance to the means of those that are nearly transparent.
+
+    Args:
+        params: See the module; only the values of the means change.
+        optimizers, state: Not changed.
+        scaler: Factor of the noise, usually the means' learning rate in world units times 5e5.
+        generator: See the module.
+        shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all Gaussians,
+            so that the noise does not depend on the sharding.
+
+    Raises:
+        ArgumentError: `scaler` is not finite, the shard is invalid, or see :func:`check_shapes`.
+    """
+    n = check_shapes(params)
+    first, total = shard or (0, n)
+    if not math.isfinite(scaler):
+        raise ArgumentError(f"scaler: expected a finite number, found {scaler}")
+    if not 0 <= first <= first + n <= total:
+        raise ArgumentError(f"shard: {n} Gaussians from {first} on are not among {total}")
+    means = params["means"]
+    gate = torch.sigmoid(100 * ((1 - opacities_of(params)) - 0.995))
+    samples = standard_normal((total, 3), means, generator)[first : first + n]
+    noise = samples * (gate * scaler)[:, None]
+    covars, _ = quat_scale_to_covar_preci(
+        params["quats"].detach(), params["scales"].detach().exp(), compute_preci=False
+    )
+    assert covars is not None
+    means.add_((covars.to(noise) @ noise[..., None])[..., 0])
 
 
 def rotate(quats: Tensor, vectors: Tensor) -> Tensor:
@@ -150,29 +378,3 @@ def rotate(quats: Tensor, vectors: Tensor) -> Tensor:
     across = 2 * axis.cross(vectors, -1)
     rotated: Tensor = vectors + w * across + axis.cross(across, -1)
     return rotated
-
-
-def covariances(params: Parameters) -> Tensor:
-    """Covariances of Gaussians in the world frame, without gradient. [N, 3, 3]"""
-    found, _ = quat_scale_to_covar_preci(params["quats"].detach(), params["scales"].detach().exp(), compute_preci=False)
-    assert found is not None
-    return found
-
-
-def standard_normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Samples a standard normal distribution, on the generator's device, and moves the result to that of `like`."""
-    device = like.device if generator is None else generator.device
-    return torch.randn(shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
-
-
-def sample(weights: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
-    """Samples n indices with probabilities proportional to weights [N], with replacement. [n]
-
-    Unlike :func:`torch.multinomial`, the number of weights is not limited.
-    """
-    cumulative = weights.double().cumsum(0)
-    device = weights.device if generator is None else generator.device
-    positions = (
-        torch.rand(n, generator=generator, device=device, dtype=torch.float64).to(weights.device) * cumulative[-1]
-    )
-    return torch.searchsorted(cumulative, positions, right=True).clamp_max(weights.numel() - 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..stages.memory import FREE_SHARE, free_memory
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
-from ..strategies.operations import update_parameters, update_state
+from ..strategies.operations import _update_param_with_optimizer, update_state
 from .configuration import Config
 from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
@@ -93,7 +93,9 @@ class Densification:
         """Applies a function to every tensor with a row per Gaussian: parameters, moments and the strategy's state."""
         params, optimizers = self._parameters.for_strategy()
         n = len(params["means"])
-        update_parameters(params, optimizers, lambda _, parameter: function(parameter), function)
+        _update_param_with_optimizer(
+            lambda _, parameter: function(parameter.detach()), lambda _, moment: function(moment), params, optimizers
+        )
         update_state(self.strategy_state, n, function)
         self._parameters.params.update(params)
 
@@ -121,9 +123,11 @@ class Densification:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The strategy's tensors as ``strategy/NAME``, and the rest of what :meth:`restore` takes as JSON values."""
-        tensors = {name: value for name, value in self.strategy_state.items() if isinstance(value, Tensor)}
+        # The table of binomial coefficients is always the same.
+        values = {name: value for name, value in self.strategy_state.items() if name != "binoms"}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         figures = {
-            "strategy": {name: value for name, value in self.strategy_state.items() if name not in tensors},
+            "strategy": {name: value for name, value in values.items() if name not in tensors},
             "strategy_generator": generator_state(self._generator),
         }
         return {f"strategy/{name}": tensor for name, tensor in tensors.items()}, figures

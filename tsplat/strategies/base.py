@@ -1,0 +1,44 @@
+"""The interface of densification strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..errors import ArgumentError
+from .gaussian_parameters import Optimizers, Parameters, check_parameters
+
+
+@dataclasses.dataclass
+class Strategy:
+    """Base class of densification strategies; its hooks do nothing. Same as gsplat 1.5.3.
+
+    A training loop calls :meth:`check_sanity` once, :meth:`step_pre_backward` before each backward pass and
+    :meth:`step_post_backward` after it.
+    """
+
+    def check_sanity(self, params: Parameters, optimizers: Optimizers) -> None:
+        """Checks parameters and optimizers before training.
+
+        Args:
+            params: Leaf tensors by name, each with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats
+                [N, 4], opacities [N] or [N, 1] before sigmoid, and any others.
+            optimizers: One optimizer for each parameter that requires a gradient, under its name.
+
+        Raises:
+            ArgumentError: A parameter is missing or has the wrong shape; names of trainable parameters and optimizers
+                differ; or an optimizer does not have exactly its parameter in exactly one group.
+        """
+        check_parameters(params, optimizers)
+        trainable = {name for name, parameter in params.items() if parameter.requires_grad}
+        if trainable != set(optimizers):
+            raise ArgumentError(
+                f"optimizers: expected one for each of the trainable parameters {sorted(trainable)}, found "
+                f"{sorted(optimizers)}"
+            )
+
+    def step_pre_backward(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing. Subclasses override it; it is called before the backward pass."""
+
+    def step_post_backward(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing. Subclasses override it; it is called after the backward pass."""

@@ -1,0 +1,124 @@
+"""Checks of the parameters of Gaussians and their optimizers, before a strategy changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, DeviceError, DtypeError, ShapeError
+
+Parameters = MutableMapping[str, Any]
+Optimizers = MutableMapping[str, torch.optim.Optimizer]
+State = dict[str, Any]
+
+SHAPES: dict[str, list[tuple[int, ...]]] = {"means": [(3,)], "scales": [(3,)], "quats": [(4,)], "opacities": [(), (1,)]}
+"""Parameters of every Gaussian, and the accepted shapes of their rows."""
+
+
+def check_shapes(params: Parameters, names: Iterable[str] = tuple(SHAPES), n: int | None = None) -> int:
+    """Checks the shapes of parameters.
+
+    Args:
+        params: Parameters by name.
+        names: Those of :data:`SHAPES` that have to exist.
+        n: Expected number of Gaussians; that of the first parameter if None.
+
+    Returns:
+        The number of Gaussians.
+
+    Raises:
+        ArgumentError: A parameter is missing, has the wrong shape or number of rows, or is on another device.
+    """
+    for name in names:
+        if name not in params:
+            raise ArgumentError(f"params: expected {name} among {sorted(params)}")
+    for name, parameter in params.items():
+        if not parameter.dim():
+            raise ShapeError(f"params: {name} is a scalar; expected a row per Gaussian")
+        n = len(parameter) if n is None else n
+        if len(parameter) != n:
+            raise ShapeError(f"params: {name} has {len(parameter)} rows; expected {n}, one per Gaussian")
+        if name in names:
+            check_floats(f"params: {name}", parameter, *((n, *shape) for shape in SHAPES[name]))
+    if n is None:
+        raise ArgumentError("params: expected at least one parameter")
+    devices = {name: parameter.device for name, parameter in params.items()}
+    if len(set(devices.values())) > 1:
+        raise DeviceError(f"params: expected all on one device, found {devices}")
+    return n
+
+
+def check_floats(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
+    """Raises `ArgumentError` unless a tensor has a floating-point dtype and one of several shapes."""
+    if tuple(tensor.shape) not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise ShapeError(f"{name}: expected {expected}, found {list(tensor.shape)}")
+    if not tensor.is_floating_point():
+        raise DtypeError(f"{name}: expected a floating-point tensor, found {tensor.dtype}; convert it with .float()")
+
+
+def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable[str]) -> None:
+    """Checks that optimizers can follow their parameters.
+
+    Raises:
+        ArgumentError: A trainable parameter has no optimizer; an optimizer does not have exactly its parameter in
+            exactly one group; or its state belongs to another tensor or has another number of rows.
+    """
+    for name in names:
+        parameter = params[name]
+        if name not in optimizers:
+            if parameter.requires_grad:
+                raise ArgumentError(f"optimizers: expected one for {name}, found {sorted(optimizers)}")
+            continue
+        groups, states = optimizers[name].param_groups, optimizers[name].state
+        if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0]["params"][0] is not parameter:
+            raise ArgumentError(f"optimizers: the one for {name} must have exactly this parameter, in one group")
+        if states and parameter not in states:
+            raise ArgumentError(
+                f"optimizers: the state of the one for {name} belongs to another tensor; replace parameters only by "
+                "operations on both"
+            )
+        for key, value in states.get(parameter, {}).items():
+            if has_rows(key, value):
+                if len(value) != len(parameter):
+                    raise ShapeError(f"optimizers: {key} of {name} has {len(value)} rows, {name} has {len(parameter)}")
+                if value.device != parameter.device:
+                    raise DeviceError(f"optimizers: {key} of {name} is on {value.device}, {name} on {parameter.device}")
+
+
+def check_parameters(params: Parameters, optimizers: Optimizers) -> int:
+    """Checks all parameters and their optimizers, and returns the number of Gaussians.
+
+    Raises:
+        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
+    """
+    n = check_shapes(params)
+    check_optimizers(params, optimizers, params)
+    return n
+
+
+def has_rows(key: str, value: object) -> bool:
+    """Whether an entry of an optimizer's state has a row per Gaussian: all tensors but the step count and scalars."""
+    return key != "step" and isinstance(value, Tensor) and value.dim() > 0
+
+
+def check_mask(mask: Tensor) -> int:
+    """Returns the number of Gaussians of a mask [N] bool."""
+    if mask.dtype != torch.bool or mask.dim() != 1:
+        raise ArgumentError(f"mask: expected [N] bool, found {list(mask.shape)} {mask.dtype}")
+    return len(mask)
+
+
+def check_opacity(name: str, value: float) -> None:
+    """Raises `ArgumentError` unless an opacity lies between 0 and 1, both excluded."""
+    if not 0 < value < 1:
+        raise ArgumentError(f"{name}: expected an opacity between 0 and 1, both excluded, found {value}")
+
+
+def opacities_of(params: Parameters) -> Tensor:
+    """Returns the opacities after sigmoid, without gradient. [N]"""
+    opacities: Tensor = params["opacities"].detach().flatten().sigmoid()
+    return opacities

@@ -1,0 +1,59 @@
+"""Opacities and scales of copies of a Gaussian ("3D Gaussian Splatting as Markov Chain Monte Carlo", 2024)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from .gaussian_parameters import check_floats
+
+
+def binomial_table(n_max: int = 51) -> Tensor:
+    """Returns the binomial coefficients C(n, k) in row n and column k; 0 where k > n. [n_max, n_max] fp64"""
+    return torch.tensor([[math.comb(n, k) for k in range(n_max)] for n in range(n_max)], dtype=torch.float64)
+
+
+def check_binoms(binoms: Tensor) -> None:
+    """Raises `ArgumentError` unless a table of binomial coefficients is square."""
+    check_floats("binoms", binoms, (binoms.shape[0],) * 2 if binoms.dim() else (51, 51))
+
+
+def compute_relocation(opacities: Tensor, scales: Tensor, ratios: Tensor, binoms: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes the opacity and scales with which n copies of a Gaussian look as it did alone (equation 9).
+
+    Args:
+        opacities: [N] or [N, 1] after sigmoid.
+        scales: [N, 3] after exp, in world units.
+        ratios: [N] integers, the numbers of copies n. They are clamped to 1 and n_max.
+        binoms: [n_max, n_max] binomial coefficients, see :func:`binomial_table`, on the device of the Gaussians.
+
+    Returns:
+        Opacities of the shape of `opacities`, o' = 1 - (1 - o)^(1/n); and scales [N, 3], multiplied by o and divided by
+        the sum over i = 1..n, k = 0..i-1 of (-1)^k C(i-1, k) / sqrt(k + 1) o'^(k+1). Without gradient.
+
+    Raises:
+        ArgumentError: A shape or dtype is invalid.
+    """
+    n_gaussians = len(opacities)
+    flat = opacities.detach().flatten()
+    check_floats("opacities", opacities, (n_gaussians,), (n_gaussians, 1))
+    check_floats("scales", scales, (n_gaussians, 3))
+    check_binoms(binoms)
+    if ratios.shape != (n_gaussians,) or ratios.is_floating_point():
+        raise ArgumentError(f"ratios: expected integers [{n_gaussians}], found {list(ratios.shape)} {ratios.dtype}")
+    n_max = len(binoms)
+    copies = ratios.long().clamp(1, n_max)
+    o = flat.double()
+    new = 1 - (1 - o) ** (1 / copies.double())
+    # The coefficients of the powers of o', summed over i.
+    coefficients = binoms.double().cumsum(0)[copies - 1]
+    k = torch.arange(n_max, device=o.device)
+    signs = 1.0 - 2.0 * (k % 2)
+    total = (coefficients * signs / (k + 1).double().sqrt() * new[:, None] ** (k + 1)).sum(-1)
+    # Opacities so small that o' is rounded to 0 leave the scales unchanged.
+    factor = torch.where(total > 0, o / total, 1.0)
+    new_scales = scales.detach().double() * factor[:, None]
+    return new.to(opacities.dtype).view_as(opacities), new_scales.to(scales.dtype)
