@@ -39,6 +39,6 @@ def test_invalid_weights_are_refused(weights, replacement):
 
 
 def test_more_samples_than_positive_weights_need_replacement():
-    with pytest.raises(ArgumentError, match="n: 3 samples cannot be drawn from 2 positive weights"):
+    with pytest.raises(ArgumentError, match="n: expected 0 to 2 samples of 2 positive weights, found 3"):
         _multinomial_sample(torch.tensor([1.0, 0.0, 1.0]), 3, replacement=False)
     assert len(_multinomial_sample(torch.tensor([1.0, 0.0, 1.0]), 3)) == 3

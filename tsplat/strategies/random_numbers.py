@@ -38,7 +38,7 @@ def _multinomial_sample(
     n_positive = int((weights > 0).sum())
     n_max = n if replacement and n_positive else n_positive
     if not 0 <= n <= n_max:
-        raise ArgumentError(f"n: {n} samples cannot be drawn from {n_positive} positive weights")
+        raise ArgumentError(f"n: expected 0 to {n_max} samples of {n_positive} positive weights, found {n}")
     if not weights.isfinite().all() or (weights < 0).any():
         raise ArgumentError("weights: expected finite values that are not negative; are there invalid opacities?")
     device = weights.device if generator is None else generator.device
