@@ -69,13 +69,21 @@ class Arithmetic(Operands):
     def do_prmt(self, modifiers: list[str], values: list[str]) -> None:
         self.emit("prmt_32", self.write(values[0]), self.read(values[1]), self.read(values[3]), self.read(values[2]))
 
+    def _predicates(self) -> int:
+        """Returns the list of all predicates."""
+        first = self.UNIFORM_PREDICATES if self.is_uniform else self.PREDICATES
+        return self.listed(*(self.place(first + i) for i in range(7)))
+
     def do_p2r(self, modifiers: list[str], values: list[str]) -> None:
-        predicates = self.listed(*(self.place(self.PREDICATES + i) for i in range(7)))
-        self.emit("p2r", self.write(values[0]), self.read(values[2]), immediate=int(values[3], 0), list=predicates)
+        mask = int(values[3], 0)
+        self.emit("p2r", self.write(values[0]), self.read(values[2]), immediate=mask, list=self._predicates())
+
+    do_p2ur = do_p2r
 
     def do_r2p(self, modifiers: list[str], values: list[str]) -> None:
-        predicates = self.listed(*(self.place(self.PREDICATES + i) for i in range(7)))
-        self.emit("r2p", -1, self.read(values[1]), immediate=int(values[2], 0), list=predicates)
+        self.emit("r2p", -1, self.read(values[1]), immediate=int(values[2], 0), list=self._predicates())
+
+    do_r2up = do_r2p
 
     # --- integers
 
