@@ -233,7 +233,7 @@ def test_parts_do_not_change_the_bits_of_images(tile_size, width, height, monkey
     intersections = _intersections(splats, 0, [n] * grid.n_tiles, 7)
     images = []
     for shape in (PartShape(tile_size, tile_size, UNCUT), PartShape(width, height, UNCUT)):
-        monkeypatch.setattr(compositing, "_shape", lambda *arguments, shape=shape: shape)
+        monkeypatch.setattr(compositing, "part_shape", lambda *arguments, shape=shape: shape)
         pixels = tsplat.rasterize_to_pixels(
             splats.means2d[None], splats.conics[None], torch.rand(1, n, 3, generator=torch.manual_seed(0)),
             splats.opacities[None], WIDTH, HEIGHT, tile_size,

@@ -76,15 +76,18 @@ def test_half_precision_colors(dtype, channels):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_factors_split_into_parts(dtype, monkeypatch):
     """Products as on tensor cores: factors in parts of 11 bits, or one whole factor if its bits fit."""
-    options = compositing_features._options
+    from tsplat.kernels import compositing_features_backward, compositing_features_forward
 
-    def split(records, splats, tile_size):
-        return {**options(records, splats, tile_size), "SPLIT": True, "EXACT": splats.colors.dtype == torch.bfloat16}
+    options = compositing_features.product_options
+
+    def split(records, splats, shape):
+        return {**options(records, splats, shape), "SPLIT": True, "EXACT": splats.colors.dtype == torch.bfloat16}
 
     scene = _scene(torch.float32, channels=17, backgrounds=False)
     scene = dict(scene, colors=scene["colors"].to(dtype))
     whole, _ = run(scene, backend="triton", tile_size=4)
-    monkeypatch.setattr(compositing_features, "_options", split)
+    for module in (compositing_features_backward, compositing_features_forward):
+        monkeypatch.setattr(module, "product_options", split)
     found, _ = run(scene, backend="triton", tile_size=4)
     assert not torch.equal(found["colors"], whole["colors"])
     for name, expected in whole.items():
