@@ -21,7 +21,7 @@ quick: lint ## lint, types and the fast tests: about three minutes on two cores
 	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
 # Triton decides at import whether to interpret kernels, so these tests need a process of their own.
-test: lint ## lint, types and all tests: about 25 minutes on two cores
+test: lint ## lint, types and all tests: about 20 minutes on two cores
 	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
 	$(PYTEST) -m "not interpreter"
 
