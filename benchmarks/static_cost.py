@@ -186,9 +186,6 @@ def cost(label: str, call: Launch, target_text: str, *, counted: bool = True) ->
     compiled = compile_launch(call, target)
     name = call.kernel.__name__
     record: dict[str, Any] = {"kernel": name, "variant": label, "target": target_text}
-    if "CHANNELS" in call.constants:
-        colors = call.constants["CHANNELS"]
-        record["D"] = "any" if colors < 0 else colors + ("depths" not in call.constants)
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
         found = re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s+(\d+)", text)

@@ -403,7 +403,7 @@ MUTANTS = [
     *_in(
         "strategies/operations.py",
         STRATEGIES,
-        ("lambda _, moment: moment[~mask]", "lambda _, moment: moment[: int((~mask).sum())]",
+        ("append(moment[~mask])", "append(moment[: int((~mask).sum())])",
          "moments of other Gaussians kept"),
         ("both - LOG_SPLIT", "both", "scales of split Gaussians not reduced"),
         ("(1 - opacities_of(params)) - 0.995", "opacities_of(params) - 0.995", "noise added to opaque Gaussians"),

@@ -175,14 +175,9 @@ def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
     Returns:
         The exit status; None if this process is itself a rank, or the only one, and is to run the command.
     """
-    from ..training.processes.launcher import is_launched, launch, parse_gpus
+    from ..training.processes.launcher import is_launched, launch, ranks_and_gpus
 
     if is_launched():
         return None
-    if ranks < 1:
-        raise ArgumentError(f"ranks: expected a positive int, found {ranks!r}")
-    chosen = parse_gpus(gpus) if gpus else []
-    if chosen and ranks not in (1, len(chosen)):
-        raise ArgumentError(f"--ranks: expected one rank for each of {len(chosen)} GPUs, found {ranks}")
-    ranks = len(chosen) or ranks
+    ranks, chosen = ranks_and_gpus(ranks, gpus)
     return launch(command_line, ranks, chosen) if ranks > 1 else None

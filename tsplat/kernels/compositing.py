@@ -63,7 +63,7 @@ def composite_fwd(
         settings: See :class:`CompositingSettings`.
 
     Returns:
-        Lists that :func:`composite_bwd` would make again; never None here.
+        Lists that :func:`composite_bwd` would make again; not None.
     """
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
@@ -72,6 +72,7 @@ def composite_fwd(
 
 
 def _forward(splats: Splats, settings: CompositingSettings) -> Callable[..., PartLists]:
+    """Returns the function that composites a band, by the number of channels."""
     return features_fwd if min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN else walk_fwd
 
 
@@ -106,17 +107,21 @@ def composite_bwd(
     grid = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size)
     shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
     if lists is None:
-        lists = _list_again(splats, intersections, v_render_colors, shape, settings)
+        lists = _list_again(splats, intersections, v_render_colors, grid, shape, settings)
     backward = features_bwd if splats.n_features >= FEATURES_MIN else walk_bwd
     v_slots, slot_starts = backward(splats, backgrounds, intersections, lists, *pixels, columns, large, shape, settings)
     sum_slots(v_slots, order._replace(slot_starts=slot_starts), large, sums)
 
 
 def _list_again(
-    splats: Splats, intersections: Intersections, image: Tensor, shape: PartShape, settings: CompositingSettings
+    splats: Splats,
+    intersections: Intersections,
+    image: Tensor,
+    grid: TileGrid,
+    shape: PartShape,
+    settings: CompositingSettings,
 ) -> PartLists:
     """Returns the lists of a band. The forward pass runs again if lists are cut, for what segments add."""
-    grid = TileGrid.cover(len(image), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats._replace(colors=None, depths=None), settings)
     lists = list_parts(records, intersections, grid, shape, splats.n_features)
     if lists.n_segments > 0:

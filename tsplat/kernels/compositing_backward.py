@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
-from .compositing_parts import assign_slots, part_arguments, walk_arguments
+from .compositing_parts import assign_slots, list_arguments, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
 from .device_math import load_tuple
 from .launch import (
@@ -261,27 +261,20 @@ def walk_bwd(
     """
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats, settings, large)
-    slots = assign_slots(lists, intersections, records, columns)
+    assigned = assign_slots(lists, intersections, records, columns)
     folds = approximate(records) and shape.width % 8 == 0 and shape.height % 4 == 0
     launch(
         _composite_bwd_kernel,
-        slots.n_programs,
+        assigned.n_programs,
         records=records,
         backgrounds=backgrounds,
-        offsets=lists.offsets,
-        ids=lists.ids,
-        slots=slots.slots,
-        order=slots.order,
+        slots=assigned.slots,
+        order=assigned.order,
         transmittances=transmittances,
         last_ids=last_ids,
-        segment_starts=lists.segment_starts,
-        segment_lists=lists.segment_lists,
-        segment_transmittances=lists.segment_transmittances,
-        segment_colors=lists.segment_colors,
         v_render_colors=v_render_colors,
         v_render_alphas=v_render_alphas,
-        v_slots=slots.v_slots,
-        n_segments=lists.n_segments,
+        v_slots=assigned.v_slots,
         channel_stride=v_render_colors.stride(3),
         image_stride=v_render_colors.stride(0),
         pixel_stride=v_render_colors.stride(2),
@@ -294,9 +287,10 @@ def walk_bwd(
         ABSGRAD=settings.absgrad,
         COLUMNS=columns,
         PADDED=triton.next_power_of_2(columns),
-        TOGETHER=slots.together,
+        TOGETHER=assigned.together,
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
+        **list_arguments(lists),
         **part_arguments(intersections, grid, shape, settings),
         **walk_arguments(records, shape),
     )
-    return slots.v_slots, slots.slot_starts
+    return assigned.v_slots, assigned.slot_starts

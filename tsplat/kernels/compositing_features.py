@@ -26,7 +26,7 @@ GROUP = tl.constexpr(16)
 
 @triton.jit
 def put(group, k: tl.constexpr, values):
-    """Replaces the k-th of group [GROUP, TILE, TILE] by values [TILE, TILE]. Free where threads hold whole pixels."""
+    """Replaces the k-th of group [GROUP, HEIGHT, WIDTH] by values. Free if each thread holds whole pixels."""
     return tl.where(tl.arange(0, GROUP)[:, None, None] == k, values[None], group)
 
 
@@ -37,7 +37,7 @@ def _either(a, b):
 
 @triton.jit
 def take(group, k: tl.constexpr):
-    """The k-th of group [GROUP, TILE, TILE]. An or of bits, which compilers remove as k is constant."""
+    """The k-th of group [GROUP, HEIGHT, WIDTH]. An or of bits, which compilers remove as k is constant."""
     kind: tl.constexpr = tl.int64 if group.dtype == tl.float64 else tl.int32
     bits = tl.where(tl.arange(0, GROUP)[:, None, None] == k, group.to(kind, bitcast=True), 0)
     return tl.reduce(bits, 0, _either).to(group.dtype, bitcast=True)

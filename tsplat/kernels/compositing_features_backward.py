@@ -23,7 +23,7 @@ from .compositing_features import (
     put,
     take,
 )
-from .compositing_parts import assign_slots, part_arguments
+from .compositing_parts import assign_slots, list_arguments, part_arguments
 from .compositing_records import pack_records
 from .device_math import load_tuple
 from .launch import FEATURES_MIN, Int, PartShape, kernel, launch
@@ -32,7 +32,7 @@ from .tile_math import MOMENTS, RECORD, absorb_vjp, clamped_alpha, load_range, l
 
 @triton.jit
 def _exponents(records, rows, listed, center_x, center_y):
-    """Records, offsets dx [GROUP, 1, TILE] and dy [GROUP, TILE, 1], and log2 of unclamped alpha [GROUP, TILE, TILE].
+    """Records, offsets dx [GROUP, 1, WIDTH] and dy [GROUP, HEIGHT, 1], log2 of unclamped alpha [GROUP, HEIGHT, WIDTH].
 
     Gaussians that are not listed get an alpha below the threshold.
     """
@@ -195,42 +195,36 @@ def features_bwd(
     """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more."""
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats._replace(colors=None, depths=None), settings, large)
-    slots = assign_slots(lists, intersections, records, columns)
+    assigned = assign_slots(lists, intersections, records, columns)
     options = product_options(records, splats, shape)
     launch(
         _features_bwd_kernel,
-        slots.n_programs,
+        assigned.n_programs,
         records=records,
         colors=splats.colors,
         depths=splats.depths,
         backgrounds=backgrounds,
-        offsets=lists.offsets,
-        ids=lists.ids,
-        slots=slots.slots,
-        order=slots.order,
+        slots=assigned.slots,
+        order=assigned.order,
         transmittances=transmittances,
         last_ids=last_ids,
-        segment_starts=lists.segment_starts,
-        segment_lists=lists.segment_lists,
-        segment_transmittances=lists.segment_transmittances,
-        segment_colors=lists.segment_colors,
         v_parts=_by_part(v_render_colors, shape, grid, intersections),
         v_render_alphas=v_render_alphas,
-        v_slots=slots.v_slots,
-        n_segments=lists.n_segments,
+        v_slots=assigned.v_slots,
         n_colors=splats.n_colors,
         SEGMENT=shape.segment,
         CHANNELS=FEATURES_MIN,
         WARPS=options["num_warps"],
         ABSGRAD=settings.absgrad,
         PADDED=triton.next_power_of_2(columns),
-        TOGETHER=slots.together,
+        TOGETHER=assigned.together,
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
+        **list_arguments(lists),
         **part_arguments(intersections, grid, shape, settings),
         **options,
     )
-    return slots.v_slots, slots.slot_starts
+    return assigned.v_slots, assigned.slot_starts
 
 
 def _by_part(image: Tensor, shape: PartShape, grid: TileGrid, intersections: Intersections) -> Tensor:

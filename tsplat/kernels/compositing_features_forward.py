@@ -9,7 +9,7 @@ from torch import Tensor
 from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
 from .compositing_features import GROUP, load_features, product, product_options, put
-from .compositing_parts import list_parts, part_arguments, walk_arguments
+from .compositing_parts import list_arguments, list_parts, part_arguments, walk_arguments
 from .compositing_records import pack_records
 from .compositing_segments import combine_segments, first_transmittance, new_last_ids, segment_products
 from .device_math import load_tuple
@@ -156,19 +156,12 @@ def features_fwd(
         depths=splats.depths,
         backgrounds=backgrounds,
         masks=masks,
-        offsets=lists.offsets,
-        ids=lists.ids,
         order=part_order(lists.offsets, intersections.isect_offsets),
         render_colors=buffers.colors,
         transmittances=buffers.transmittances,
         last_ids=buffers.last_ids,
-        segment_starts=lists.segment_starts,
-        segment_lists=lists.segment_lists,
         products=products,
-        segment_transmittances=lists.segment_transmittances,
-        segment_colors=lists.segment_colors,
         segment_last_ids=segment_last_ids,
-        n_segments=lists.n_segments,
         n_colors=splats.n_colors,
         chunks=chunks,
         SEGMENT=shape.segment,
@@ -176,6 +169,7 @@ def features_fwd(
         BLOCKS=blocks,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+        **list_arguments(lists),
         **pixels,
         **product_options(records, splats, shape),
     )

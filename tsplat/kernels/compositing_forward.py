@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..config import TRANSMITTANCE_MIN
 from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
-from .compositing_parts import list_parts, part_arguments, walk_arguments
+from .compositing_parts import list_arguments, list_parts, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
 from .compositing_segments import STEP, combine_segments, first_transmittance, new_last_ids, segment_products
 from .launch import Int, PartShape, kernel, launch, part_order, programs
@@ -136,25 +136,21 @@ def walk_fwd(
             order = part_order(lists.offsets, intersections.isect_offsets)
             products = segment_products(records, lists, walk)
             segment_last_ids = new_last_ids(products, buffers)
+        own_channels = lists
+        if lists.segment_colors is not None:
+            own_channels = lists._replace(segment_colors=lists.segment_colors[:, first:])
         launch(
             _composite_fwd_kernel,
             programs(lists.n_segments + lists.offsets.numel() - 1, 1),
             records=records,
             backgrounds=None if backgrounds is None else backgrounds[:, channels],
             masks=masks,
-            offsets=lists.offsets,
-            ids=lists.ids,
             order=order,
             render_colors=buffers.colors[..., first:],
             transmittances=buffers.transmittances if first == 0 else None,
             last_ids=buffers.last_ids if first == 0 else None,
-            segment_starts=lists.segment_starts,
-            segment_lists=lists.segment_lists,
             products=products,
-            segment_transmittances=lists.segment_transmittances,
-            segment_colors=None if lists.segment_colors is None else lists.segment_colors[:, first:],
             segment_last_ids=segment_last_ids,
-            n_segments=lists.n_segments,
             background_stride=n_colors,
             stride=n_features,
             COLORS=max(channels.stop - channels.start, 0),
@@ -162,6 +158,7 @@ def walk_fwd(
             RECORD_WIDTH=records.shape[1],
             STEP=STEP,
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+            **list_arguments(own_channels),
             **walk,
         )
     assert lists is not None

@@ -217,6 +217,19 @@ def part_arguments(
     }
 
 
+def list_arguments(lists: PartLists) -> dict[str, Tensor | int | None]:
+    """Returns the arguments of kernels that composite lists and their segments."""
+    return {
+        "offsets": lists.offsets,
+        "ids": lists.ids,
+        "segment_starts": lists.segment_starts,
+        "segment_lists": lists.segment_lists,
+        "segment_transmittances": lists.segment_transmittances,
+        "segment_colors": lists.segment_colors,
+        "n_segments": lists.n_segments,
+    }
+
+
 def walk_arguments(tensor: Tensor, shape: PartShape) -> dict[str, Any]:
     """Returns the arguments, and compiler options, of kernels that walk the lists of parts."""
     return {

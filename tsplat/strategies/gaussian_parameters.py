@@ -118,6 +118,12 @@ def check_opacity(name: str, value: float) -> None:
         raise ArgumentError(f"{name}: expected an opacity between 0 and 1, both excluded, found {value}")
 
 
+def check_min_opacity(value: float) -> None:
+    """Raises `ArgumentError` unless a lower limit of opacities is at least 0 and less than 1."""
+    if not 0 <= value < 1:
+        raise ArgumentError(f"min_opacity: expected at least 0 and less than 1, found {value}")
+
+
 def opacities_of(params: Parameters) -> Tensor:
     """Returns the opacities after sigmoid, without gradient. [N]"""
     opacities: Tensor = params["opacities"].detach().flatten().sigmoid()

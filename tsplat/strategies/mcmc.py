@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from .base import Strategy
-from .gaussian_parameters import Optimizers, Parameters, State, check_parameters, opacities_of
+from .gaussian_parameters import Optimizers, Parameters, State, check_min_opacity, check_parameters, opacities_of
 from .operations import inject_noise_to_position, relocate, sample_add
 from .relocation import binomial_table, check_binoms
 
@@ -96,8 +96,7 @@ class MCMCStrategy(Strategy):
         if "binoms" not in state:
             raise ArgumentError(f"state: expected binoms, found {sorted(state)}; call initialize_state")
         check_binoms(state["binoms"])
-        if not 0 <= self.min_opacity < 1:
-            raise ArgumentError(f"min_opacity: expected at least 0 and less than 1, found {self.min_opacity}")
+        check_min_opacity(self.min_opacity)
         if shard is not None:
             raise ArgumentError("shard: shards cannot be refined; gather all Gaussians first")
         n_invalid = int(opacities_of(params).isnan().sum())

@@ -26,6 +26,7 @@ from .gaussian_parameters import (
     Parameters,
     State,
     check_mask,
+    check_min_opacity,
     check_opacity,
     check_optimizers,
     check_shapes,
@@ -98,8 +99,23 @@ def _changed_rows(state: State, n: int, change: Callable[[Tensor], Tensor]) -> S
     }
 
 
-def _append_zeros(n: int) -> Callable[[str, Tensor], Tensor]:
-    return lambda _, moment: torch.cat([moment, moment.new_zeros(n, *moment.shape[1:])])
+def _replace_rows(
+    params: Parameters,
+    optimizers: Optimizers,
+    state: State,
+    n: int,
+    param_fn: Callable[[str, Tensor], Tensor],
+    moment_fn: Callable[[Tensor], Tensor],
+    state_fn: Callable[[Tensor], Tensor],
+) -> None:
+    """Replaces parameters, moments and statistics of n Gaussians. Nothing is replaced if a function raises."""
+    rows = _changed_rows(state, n, state_fn)
+    _update_param_with_optimizer(param_fn, lambda _, moment: moment_fn(moment), params, optimizers)
+    state.update(rows)
+
+
+def _append_zeros(n: int) -> Callable[[Tensor], Tensor]:
+    return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])])
 
 
 @torch.no_grad()
@@ -114,10 +130,12 @@ def duplicate(params: Parameters, optimizers: Optimizers, state: State, mask: Te
         ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
     """
     n = check_shapes(params, (), check_mask(mask))
-    rows = _changed_rows(state, n, lambda value: torch.cat([value, value[mask]]))
+
+    def copied(rows: Tensor) -> Tensor:
+        return torch.cat([rows, rows[mask]])
+
     append = _append_zeros(int(mask.sum()))
-    _update_param_with_optimizer(lambda _, p: torch.cat([p, p[mask]]), append, params, optimizers)
-    state.update(rows)
+    _replace_rows(params, optimizers, state, n, lambda _, p: copied(p), append, copied)
 
 
 @torch.no_grad()
@@ -132,9 +150,11 @@ def remove(params: Parameters, optimizers: Optimizers, state: State, mask: Tenso
         ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
     """
     n = check_shapes(params, (), check_mask(mask))
-    rows = _changed_rows(state, n, lambda value: value[~mask])
-    _update_param_with_optimizer(lambda _, p: p[~mask], lambda _, moment: moment[~mask], params, optimizers)
-    state.update(rows)
+
+    def kept(rows: Tensor) -> Tensor:
+        return rows[~mask]
+
+    _replace_rows(params, optimizers, state, n, lambda _, p: kept(p), kept, kept)
 
 
 @torch.no_grad()
@@ -171,8 +191,11 @@ def split(
         scales.repeat(2, 1) * standard_normal((2 * k, 3), scales, generator),
     )
 
+    def repeated(rows: Tensor) -> Tensor:
+        return rows[mask].repeat(2, *[1] * (rows.dim() - 1))
+
     def halves(name: str, p: Tensor) -> Tensor:
-        both = p[mask].repeat(2, *[1] * (p.dim() - 1))
+        both = repeated(p)
         if name == "means":
             both = both + offsets
         elif name == "scales":
@@ -181,12 +204,11 @@ def split(
             both = revise_opacities(both)
         return torch.cat([p[~mask], both])
 
-    def new_moment(_: str, moment: Tensor) -> Tensor:
-        return torch.cat([moment[~mask], moment.new_zeros(2 * k, *moment.shape[1:])])
-
-    rows = _changed_rows(state, n, lambda v: torch.cat([v[~mask], v[mask].repeat(2, *[1] * (v.dim() - 1))]))
-    _update_param_with_optimizer(halves, new_moment, params, optimizers)
-    state.update(rows)
+    append = _append_zeros(2 * k)
+    _replace_rows(
+        params, optimizers, state, n, halves, lambda moment: append(moment[~mask]),
+        lambda rows: torch.cat([rows[~mask], repeated(rows)]),
+    )  # fmt: skip
 
 
 def revise_opacities(logits: Tensor) -> Tensor:
@@ -240,8 +262,7 @@ def _check_sampling(
     params: Parameters, optimizers: Optimizers, n: int | None, binoms: Tensor, min_opacity: float
 ) -> int:
     check_binoms(binoms)
-    if not 0 <= min_opacity < 1:
-        raise ArgumentError(f"min_opacity: expected at least 0 and less than 1, found {min_opacity}")
+    check_min_opacity(min_opacity)
     n = check_shapes(params, ("scales", "opacities"), n)
     check_optimizers(params, optimizers, params)
     return n
@@ -292,9 +313,7 @@ def relocate(
         rows[chosen] = rows[mask] = 0
         return rows
 
-    statistics = _changed_rows(state, total, cleared)
-    _update_param_with_optimizer(relocated, lambda _, moment: cleared(moment), params, optimizers)
-    state.update(statistics)
+    _replace_rows(params, optimizers, state, total, relocated, cleared, cleared)
 
 
 @torch.no_grad()
@@ -327,9 +346,7 @@ def sample_add(
         return torch.cat([p, p[chosen]])
 
     append = _append_zeros(n)
-    statistics = _changed_rows(state, total, lambda value: append("", value))
-    _update_param_with_optimizer(grown, append, params, optimizers)
-    state.update(statistics)
+    _replace_rows(params, optimizers, state, total, grown, append, append)
 
 
 @torch.no_grad()

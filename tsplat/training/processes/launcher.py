@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...arguments import check_size
 from ...errors import ArgumentError
 
 PROGRAM = "tsplat"
@@ -39,6 +40,23 @@ def parse_gpus(text: str) -> list[int]:
     if len(set(indices)) < len(indices) or max(indices) >= n_gpus:
         raise ArgumentError(f"--gpus: expected distinct indices below {n_gpus}, found {text}")
     return indices
+
+
+def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
+    """Returns the number of ranks and the indices of their GPUs, of the options ``--ranks`` and ``--gpus``.
+
+    Args:
+        ranks: 1 stands for the number of GPUs if ``gpus`` has any.
+        gpus: See :func:`parse_gpus`; empty for the launcher's default.
+
+    Raises:
+        ArgumentError: An option is invalid, or they contradict each other.
+    """
+    check_size("ranks", ranks)
+    chosen = parse_gpus(gpus) if gpus else []
+    if chosen and ranks not in (1, len(chosen)):
+        raise ArgumentError(f"--ranks: expected one rank for each of {len(chosen)} GPUs, found {ranks}")
+    return len(chosen) or ranks, chosen
 
 
 def launch(arguments: Sequence[str], world_size: int, gpus: Sequence[int] = (), *, module: str = PROGRAM) -> int:
