@@ -43,7 +43,9 @@ class KernelSource:
         if code == "ptx":
             return as_ptx
         binary = self.files["cubin"].read_bytes()
-        program = sass.translate(rewrite(sass_text.listing(binary)), name, self.metadata.target.arch)
+        text = rewrite(sass_text.listing(binary))
+        constants = sass_text.compiler_constants(binary, name) if "c[0x2]" in text else b""
+        program = sass.translate(text, name, self.metadata.target.arch, constants)
         program.parameters = as_ptx.parameters
         program.cubin = binary
         return program

@@ -178,8 +178,6 @@ def _doubles(a, b, out, N: tl.constexpr):
 
 
 def test_doubles(target, code):
-    if code == "sass":
-        pytest.skip("fp64 machine code of NVIDIA GPUs is not emulated")
     generator = torch.Generator().manual_seed(0)
     x, y = 100 * torch.randn(2, 128, dtype=torch.float64, generator=generator)
     out = torch.empty(4, 128, dtype=torch.float64)
@@ -189,6 +187,35 @@ def test_doubles(target, code):
     expected = [x * y + x, x / y, x.abs().sqrt() - torch.minimum(x, y), half]
     for row, values in zip(out, expected):
         close(row, values.numpy(), ulp=1)
+
+
+@triton.jit
+def _special_doubles(a, b, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(a + i)
+    y = tl.load(b + i)
+    tl.store(out + i, tl.minimum(x, y))
+    tl.store(out + N + i, tl.maximum(x, y))
+    tl.store(out + 2 * N + i, x / y)
+    tl.store(out + 3 * N + i, tl.sqrt(x))
+    tl.store(out + 4 * N + i, tl.floor(x) + tl.ceil(y))
+    tl.store(out + 5 * N + i, tl.where(x < y, 1.0, 0.0) + tl.where(x <= y, 2.0, 0.0) + tl.where(x == y, 4.0, 0.0))
+    tl.store(out + 6 * N + i, tl.where(x != y, 1.0, 0.0) + tl.where(x > y, 2.0, 0.0) + tl.where(x >= y, 4.0, 0.0))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_special_doubles(target, code):
+    x, y = pairs([value if abs(value) < 1e30 else value * 1e270 for value in FLOATS[:-1]] + [5e-324], torch.float64)
+    out = torch.empty(7, 256, dtype=torch.float64)
+    with emulated(target, code):
+        _special_doubles[(1,)](x, y, out, N=256, enable_fp_fusion=False)
+    a, b = x.numpy(), y.numpy()
+    expected = [
+        np.fmin(a, b), np.fmax(a, b), a / b, np.sqrt(a), np.floor(a) + np.ceil(b),
+        (a < b) * 1.0 + (a <= b) * 2 + (a == b) * 4, (a != b) * 1.0 + (a > b) * 2 + (a >= b) * 4,
+    ]  # fmt: skip
+    for row, values in zip(out, expected):
+        same(row, values)
 
 
 @triton.jit

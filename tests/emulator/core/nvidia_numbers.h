@@ -75,6 +75,18 @@ static f32 fma_rounded(f32 a, f32 b, f32 c, int rounding) {
     return nearest;
 }
 
+// Products of doubles are exact in 113 bits, and so are sums but for what `rest` holds.
+static f64 fma_rounded_f64(f64 a, f64 b, f64 c, int rounding) {
+    __float128 product = (__float128)a * b, sum = product + c, added = sum - product;
+    __float128 rest = (product - (sum - added)) + (c - added);
+    f64 nearest = fma(a, b, c);
+    __float128 missing = sum != nearest ? sum - nearest : rest;
+    if (rounding == TOWARD_ZERO && ((nearest < 0 && missing > 0) || (nearest > 0 && missing < 0))) return nextafter(nearest, 0);
+    if (rounding == DOWN && missing < 0) return nextafter(nearest, -INFINITY);
+    if (rounding == UP && missing > 0) return nextafter(nearest, INFINITY);
+    return nearest;
+}
+
 static i64 integer_of(u64 v, int type) {
     switch (type) {
         case T_U8: return (u8)v;

@@ -12,8 +12,8 @@ from tests.emulator.program import UnsupportedInstructionError
 from . import sass_text
 from .program import LANES, SLOT, NvidiaProgram
 from .ptx import ERRORS
-from .sass_arithmetic import Arithmetic
 from .sass_control import Control
+from .sass_doubles import Doubles
 from .sass_operands import ALL_LANES
 
 IDLE = {
@@ -29,22 +29,28 @@ RESERVED_SHARED_BYTES = 1024
 STACK_BYTES = 4096
 
 
-def translate(text: str, name: str, capability: int) -> NvidiaProgram:
+def translate(text: str, name: str, capability: int, compiler_constants: bytes = b"") -> NvidiaProgram:
     """Returns a function of a listing; arguments have the same layout as in PTX.
+
+    Args:
+        text: See :func:`sass_text.listing`.
+        name: Of the function.
+        capability: Compute capability, such as 80.
+        compiler_constants: See :func:`sass_text.compiler_constants`.
 
     Raises:
         UnsupportedInstructionError: It has an instruction that the emulator does not know.
     """
     if capability not in BANK_ARGUMENTS:
         raise UnsupportedInstructionError(f"machine code of sm_{capability}")
-    program = _Translator(text, name).finish(BANK_ARGUMENTS[capability])
+    program = _Translator(text, name, compiler_constants).finish(BANK_ARGUMENTS[capability])
     program.static_shared_bytes = RESERVED_SHARED_BYTES if capability >= 90 else 0
     return program
 
 
-class _Translator(Arithmetic, Control):
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__()
+class _Translator(Doubles, Control):
+    def __init__(self, text: str, name: str, compiler_constants: bytes) -> None:
+        super().__init__(compiler_constants)
         self.name = name
         self.row_at: dict[int, int] = {}
         self.addresses: list[int] = []

@@ -21,10 +21,19 @@ SPECIAL_REGISTERS = {
 ROUNDING = {"RN": 0, "RZ": 1, "RM": 2, "RP": 3, "TRUNC": 1, "FLOOR": 2, "CEIL": 3}
 INTEGERS = {"U8": 0, "U16": 1, "U32": 2, "U64": 3, "S8": 4, "S16": 5, "S32": 6, "S64": 7}
 F16, F32, F64 = 10, 11, 12
+FLOATS = {"F16": F16, "F32": F32, "F64": F64}
 
 
 def _half(text: str) -> int:
     return int(np.float16(float(text)).view(np.uint16))
+
+
+def _float_type(modifiers: list[str]) -> int:
+    return F64 if "F64" in modifiers else F32
+
+
+def _integer_type(modifiers: list[str]) -> int:
+    return next((INTEGERS[x] for x in modifiers if x in INTEGERS), INTEGERS["S32"])
 
 
 class Arithmetic(Operands):
@@ -232,23 +241,23 @@ class Arithmetic(Operands):
         self.emit("plop3", immediate=int(values[5], 0) | int(values[6], 0) << 8, list=places)
 
     def do_isetp(self, modifiers: list[str], values: list[str]) -> None:
-        self.emit("setp", **self._comparison(modifiers, values, "i"))
+        self.emit("setp", **self.comparison(modifiers, values, "i"))
 
     def do_fsetp(self, modifiers: list[str], values: list[str]) -> None:
-        self.emit("setp", **self._comparison(modifiers, values, "f"))
+        self.emit("setp", **self.comparison(modifiers, values, "f"))
 
     def do_fset(self, modifiers: list[str], values: list[str]) -> None:
         if modifiers[1] != "BF":
             raise UnsupportedInstructionError(".".join(modifiers))
-        fields = self._comparison(["FSETP", *modifiers[2:]], ["PT", "PT", *values[1:]], "f")
+        fields = self.comparison(["FSETP", *modifiers[2:]], ["PT", "PT", *values[1:]], "f")
         self.help("setp", **fields)
         places = self.value(0x3F800000), self.value(0), self.lists[fields["list"]]
         self.emit("selp_32", self.write(values[0]), *places)
 
-    def _comparison(self, modifiers: list[str], values: list[str], kind: str) -> dict[str, Any]:
-        """Returns the fields of a `setp` instruction."""
+    def comparison(self, modifiers: list[str], values: list[str], kind: str) -> dict[str, Any]:
+        """Returns the fields of a `setp` instruction; kind "i" is an integer, "f" a float, "d" a double."""
         relation = modifiers[1]
-        unordered = kind == "f" and (relation in ("NAN", "T") or (relation[-1] == "U" and relation[:-1] in RELATIONS))
+        unordered = kind != "i" and (relation in ("NAN", "T") or (relation[-1] == "U" and relation[:-1] in RELATIONS))
         flag = 0 if relation == "NAN" else RELATIONS[relation if relation in RELATIONS else relation[:-1]]
         logic = next({"AND": 0, "OR": 1, "XOR": 2}[x] for x in modifiers if x in ("AND", "OR", "XOR"))
         combined, negated = self.predicate(values[4])
@@ -257,9 +266,16 @@ class Arithmetic(Operands):
         places = self.listed(
             first if first >= 0 else self.temporary(), self.predicate_out(values[1]), combined, negated, *lower
         )
-        place = [-1, self.read(values[2], kind), self.read(values[3], kind), -1, -1, -1]
-        count = (3 if "FTZ" in modifiers else 2) if kind == "f" else 0 if "U32" in modifiers else 1
-        return {"place": place, "flag": flag, "count": count, "size": logic, "sign": int(unordered), "list": places}
+        operands = [self.double(x) if kind == "d" else self.read(x, kind) for x in values[2:4]]
+        count = {"i": int("U32" not in modifiers), "f": 3 if "FTZ" in modifiers else 2, "d": 4}[kind]
+        return {
+            "place": [-1, *operands, -1, -1, -1],
+            "flag": flag,
+            "count": count,
+            "size": logic,
+            "sign": int(unordered),
+            "list": places,
+        }
 
     # --- floats
 
@@ -322,11 +338,10 @@ class Arithmetic(Operands):
     def _convert(self, modifiers: list[str], values: list[str], to: int, source: int, extra: int = 0) -> None:
         rounding = next((ROUNDING[x] for x in modifiers if x in ROUNDING), 0) + extra
         wide_in, wide_out = source in (3, 7, 12), to in (3, 7, 12)
-        value = self.read(values[1], "f" if source == F32 else "i")
-        if wide_in:
-            pair = self.temporary(2)
-            self.help("pack_64", pair, value, self.read_high(values[1]))
-            value = pair
+        if source == F64:
+            value = self.double(values[1])
+        else:
+            value = self.pair(values[1]) if wide_in else self.read(values[1], "f" if source == F32 else "i")
         out = self.temporary(2) if wide_out else self.write(values[0])
         flush = int("FTZ" in modifiers)
         wide = wide_in + 2 * wide_out
@@ -335,17 +350,19 @@ class Arithmetic(Operands):
             self.help("unpack_64", self.write(values[0]), self.write(values[0], 1), out)
 
     def do_i2f(self, modifiers: list[str], values: list[str]) -> None:
-        self._convert(modifiers, values, F32, next((INTEGERS[x] for x in modifiers if x in INTEGERS), 6))
+        self._convert(modifiers, values, _float_type(modifiers), _integer_type(modifiers))
 
     do_i2fp = do_i2f
 
     def do_f2i(self, modifiers: list[str], values: list[str]) -> None:
-        self._convert(modifiers, values, next((INTEGERS[x] for x in modifiers if x in INTEGERS), 6), F32)
+        self._convert(modifiers, values, _integer_type(modifiers), _float_type(modifiers))
 
     def do_frnd(self, modifiers: list[str], values: list[str]) -> None:
-        self._convert(modifiers, values, F32, F32, 4)
+        kind = _float_type(modifiers)
+        self._convert(modifiers, values, kind, kind, 4)
 
     def do_f2f(self, modifiers: list[str], values: list[str]) -> None:
-        if [x for x in modifiers if x in ("F16", "F32", "F64")] != ["F32", "F64"]:
+        kinds = [FLOATS[x] for x in modifiers if x in FLOATS]
+        if sorted(kinds) != [F32, F64]:
             raise UnsupportedInstructionError(".".join(modifiers))
-        self._convert(modifiers, values, F32, F64)
+        self._convert(modifiers, values, *kinds)

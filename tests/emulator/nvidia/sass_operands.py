@@ -27,8 +27,10 @@ class Operands(Emitter):
     REGISTERS, UNIFORM, PREDICATES, UNIFORM_PREDICATES, HIDDEN, TEMPORARIES = 0, 256, 320, 328, 336, 344
     BANK_ARGUMENTS = 0x160
 
-    def __init__(self) -> None:
+    def __init__(self, compiler_constants: bytes = b"") -> None:
         super().__init__()
+        self.compiler_constants = compiler_constants
+        """Bank 2."""
         self.constants: dict[tuple[str, int], int] = {}
         """By ("value", bits) or ("bank", offset)."""
         self.statements: list[str] = []
@@ -76,6 +78,9 @@ class Operands(Emitter):
             return self.place((self.REGISTERS if match[1] == "R" else self.UNIFORM) + int(match[2]) + offset)
         if match := re.fullmatch(r"c\[0x0\]\[(0x[0-9a-f]+)\]", text):
             return self.bank(int(match[1], 16) + 4 * offset)
+        if match := re.fullmatch(r"c\[0x2\]\[(0x[0-9a-f]+)\]", text):
+            at = int(match[1], 16) + 4 * offset
+            return self.value(int.from_bytes(self.compiler_constants[at : at + 4], "little"))
         if text.startswith("c["):
             raise UnsupportedInstructionError(text)
         return None
@@ -115,6 +120,21 @@ class Operands(Emitter):
         """Returns the place of a pair of registers as one value of 64 bits."""
         place = self.temporary(2)
         self.help("pack_64", place, self.read(text), self.read_high(text))
+        return place
+
+    def double(self, text: str) -> int:
+        """Returns the place of an operand of 64 bits; helpers gather it and apply its modifiers."""
+        match = re.fullmatch(r"(-?)(\|?)((?:UR|R|c\[)[^|]*)\|?", text.replace(".reuse", "").strip())
+        if match is None:
+            low, high = struct.unpack("<II", struct.pack("<d", float(text)))
+            place = self.temporary(2)
+            self.help("pack_64", place, self.value(low), self.value(high))
+            return place
+        place = self.pair(match[3])
+        for name in ["abs_f64"] * bool(match[2]) + ["neg_f64"] * bool(match[1]):
+            out = self.temporary(2)
+            self.help(name, out, place)
+            place = out
         return place
 
     def write(self, text: str, offset: int = 0) -> int:

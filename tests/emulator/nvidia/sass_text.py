@@ -47,6 +47,12 @@ def control_words(text: str, name: str) -> list[int]:
     return [int(high, 16) >> 41 & 0x1FFFF for high in words]
 
 
+def compiler_constants(cubin: bytes, name: str) -> bytes:
+    """Returns the constants that the compiler placed in bank 2 for a function."""
+    section = _run(["nvdisasm"], cubin).partition(f"\n.nv.constant2.{name}:\n")[2].partition("\n//---")[0]
+    return bytes(int(byte, 16) for byte in re.findall(r"\b0x([0-9a-f]{2})\b", section))
+
+
 def registers(cubin: bytes, name: str) -> int:
     """Returns the number of registers of a thread."""
     usage = _run(["cuobjdump", "-res-usage"], cubin)
