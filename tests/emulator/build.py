@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import filelock
+
 CORE = Path(__file__).parent / "core"
 FLAGS = (
     "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
@@ -66,7 +68,7 @@ def amd_core(lanes: int) -> ctypes.CDLL:
 
 
 def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """Compiles a C file, unless that was done before.
+    """Compiles a C file, unless that was done before. Processes that need the same file wait for the first.
 
     Args:
         source: The file, in a folder with all that it includes.
@@ -79,14 +81,15 @@ def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[
         digest.update(file.read_bytes())
     cache = cache_folder()
     library = cache / f"{source.stem}-{digest.hexdigest()[:16]}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            for name, text in generated.items():
-                (Path(folder) / name).write_text(text)
-            built = Path(folder) / library.name
-            command = ["gcc", *FLAGS, *flags, f"-I{folder}", f"-I{source.parent}", str(source), "-o", str(built), "-lm"]
-            subprocess.run(command, check=True)
-            built.replace(library)
+    with filelock.FileLock(library.with_suffix(".lock")):
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                for name, text in generated.items():
+                    (Path(folder) / name).write_text(text)
+                built = Path(folder) / library.name
+                includes = [f"-I{folder}", f"-I{source.parent}"]
+                subprocess.run(["gcc", *FLAGS, *flags, *includes, str(source), "-o", str(built), "-lm"], check=True)
+                built.replace(library)
     return ctypes.CDLL(str(library))
 
 

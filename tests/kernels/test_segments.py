@@ -16,7 +16,7 @@ from tsplat import reference
 
 pytestmark = pytest.mark.triton
 
-CASES = int(os.environ.get("TSPLAT_SEGMENT_CASES", "20"))
+CASES = int(os.environ.get("TSPLAT_SEGMENT_CASES", "10"))
 SEED = int(os.environ.get("TSPLAT_SEGMENT_SEED", "0"))
 EXACT = 1e-12
 UNCUT = 2**30
