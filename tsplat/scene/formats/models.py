@@ -8,23 +8,26 @@ from pathlib import Path
 from ...errors import FileError, UnsupportedError
 from ...support.files import ZIP
 from ..gaussians import Gaussians
+from .image_sets import META
 from .ply import read_ply, write_compressed_ply, write_ply
-from .sog import META, read_sog
+from .png_images import PNG_MEANS, read_png_model
+from .sog import read_sog
 from .splat import read_splat, write_splat
 from .spz import GZIP, MAGIC, read_spz
 from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 
-KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt, Inria's .pth"
+KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, Inria's .pth"
 READ_ONLY = (".spz", ".sog", ".ksplat", ".pt", ".pth", ".json")
 WRITERS = {".compressed.ply": write_compressed_ply, ".ply": write_ply, ".splat": write_splat}
 """Ending of a file name -> function; the first one that matches is used."""
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or a checkpoint of gsplat or Inria.
+    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat or Inria's program saved.
 
     Args:
-        path: A file, a folder with SOG's ``meta.json``, or a folder with the checkpoints of gsplat's ranks.
+        path: A file, a folder with ``meta.json`` (SOG, or gsplat's PNG images), or a folder with the checkpoints of
+            gsplat's ranks.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
 
     Returns:
@@ -39,10 +42,12 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     path = Path(path)
     if path.is_dir():
         if (path / META).exists():
-            return read_sog(path)
+            return read_png_model(path) if (path / PNG_MEANS).exists() else read_sog(path)
         if any(path.glob("*.pt")):
             return read_torch_checkpoint(path, force=force)
-        raise FileError(f"{path}: the folder has neither {META} (SOG) nor .pt files (gsplat); expected {KNOWN}")
+        raise FileError(
+            f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat); expected {KNOWN}"
+        )
     with open(path, "rb") as file:
         start = file.read(4)
     suffix = path.suffix.lower()
