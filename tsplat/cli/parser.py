@@ -148,7 +148,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "model",
         type=Path,
         metavar="MODEL",
-        help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint",
+        help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder",
     )
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
 
