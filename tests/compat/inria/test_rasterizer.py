@@ -228,6 +228,11 @@ def test_invalid_arguments_are_named():
         GaussianRasterizer(settings)(means, means, opacities, scales=scene["scales"], rotations=scene["quats"])
     with pytest.raises(ArgumentError, match="scales: pass either scales and rotations, or cov3D_precomp"):
         GaussianRasterizer(settings)(means, means, opacities, shs=scene["colors"], scales=scene["scales"])
+    covariances = dict(cov3D_precomp=torch.rand(25, 6))
+    with pytest.raises(ArgumentError, match="scales: pass either scales and rotations, or cov3D_precomp"):
+        GaussianRasterizer(settings)(means, means, opacities, shs=scene["colors"], scales=means, **covariances)
+    with pytest.raises(ArgumentError, match=r"colors_precomp: expected \[N, C\] as means3D, here \[25, \?\]"):
+        GaussianRasterizer(settings)(means, means, opacities, colors_precomp=means[1:], **covariances)
     with pytest.raises(ArgumentError, match="dc: pass it with the shs"):
         GaussianRasterizer(settings)(means, means, opacities, colors_precomp=means, dc=means[:, None])
     scene["scales"][3] = math.nan

@@ -130,13 +130,16 @@ class GaussianRasterizer(torch.nn.Module):
             raise ArgumentError("shs: pass either shs or colors_precomp")
         if dc is not None and shs is None:
             raise ArgumentError("dc: pass it with the shs of higher degrees, not with colors_precomp")
-        if (cov3D_precomp is None) == (scales is None or rotations is None):
+        given = [tensor is not None for tensor in (scales, rotations, cov3D_precomp)]
+        if given not in ([True, True, False], [False, False, True]):
             raise ArgumentError("scales: pass either scales and rotations, or cov3D_precomp")
         check_tensor("means3D", means3D, [None, 3], "[N, 3]")
         n = means3D.shape[0]
         if means2D is not None:
             check_tensor("means2D", means2D, [n, 3], "[N, 3] as means3D")
         check_tensor("opacities", opacities, [n, 1], "[N, 1] as means3D")
+        if colors_precomp is not None:
+            check_tensor("colors_precomp", colors_precomp, [n, None], "[N, C] as means3D")
         if s.prefiltered:
             self._check_prefiltered(means3D)
         if scales is not None:
