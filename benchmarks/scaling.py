@@ -25,8 +25,8 @@ from torch import Tensor
 
 import tsplat
 from benchmarks.run import KETTLE
-from tsplat.ops.morton import morton_order
 from tsplat.scene import Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
+from tsplat.scene.morton import morton_order
 from tsplat.viewing.framing import guess_up, look_at_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"

@@ -85,7 +85,7 @@ EXCEPTIONS = [
     Allowed(
         "tsplat/scene/capture/structure_from_motion.py", r"image_pair|n_pairs|pairs of photographs", "two photographs"
     ),
-    Allowed("tsplat/scene/formats/sog.py", r"zipfile\.BadZipFile", "exception of the standard library"),
+    Allowed("tsplat/scene/formats/image_sets.py", r"zipfile\.BadZipFile", "exception of the standard library"),
     Allowed("tsplat/scene/formats/spz.py", r"gzip\.BadGzipFile", "exception of the standard library"),
 ]
 

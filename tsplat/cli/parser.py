@@ -13,6 +13,7 @@ from .doctor import doctor
 
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
+OUTPUT = "output file, .ply, .compressed.ply or .splat"
 CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 
 
@@ -127,13 +128,13 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
-    parser.add_argument("out", type=Path, metavar="OUT", help="output file, .ply or .splat")
+    parser.add_argument("out", type=Path, metavar="OUT", help=OUTPUT)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="OUT", help="output file, .ply or .splat")
+    parser.add_argument("--out", type=Path, required=True, metavar="OUT", help=OUTPUT)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +148,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "model",
         type=Path,
         metavar="MODEL",
-        help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint",
+        help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder",
     )
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
 

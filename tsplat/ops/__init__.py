@@ -1,1 +1,1 @@
-"""What a training loop calls besides rasterization: image losses, Adam and Morton order."""
+"""What a training loop calls besides rasterization: image losses and Adam."""

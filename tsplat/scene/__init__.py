@@ -4,6 +4,7 @@
 - :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, SPZ, SOG, checkpoints).
 - :mod:`~tsplat.scene.capture`: posed photographs on disk (COLMAP, ``transforms.json``) and how to make them.
 - :mod:`~tsplat.scene.summary`: counts, bounds and quantiles of a model.
+- :mod:`~tsplat.scene.morton`: Morton order of points.
 """
 
 from ..errors import FileError, MissingExtraError
@@ -30,11 +31,13 @@ from .formats import (
     read_splat,
     read_spz,
     read_torch_checkpoint,
+    write_compressed_ply,
     write_model,
     write_ply,
     write_splat,
 )
 from .gaussians import AlreadyActivatedError, Gaussians
+from .morton import morton_order
 from .summary import Summary, summarize
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "intrinsics",
     "look_at",
     "lost_on_write",
+    "morton_order",
     "normalize_capture",
     "open_model",
     "orbit",
@@ -66,6 +70,7 @@ __all__ = [
     "read_torch_checkpoint",
     "read_transforms",
     "summarize",
+    "write_compressed_ply",
     "write_model",
     "write_ply",
     "write_splat",

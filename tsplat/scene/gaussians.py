@@ -180,7 +180,7 @@ class Gaussians:
             if not tensor.isfinite().all():
                 raise ArgumentError(f"{name}: expected finite values, found NaN or infinity; remove those points")
         means = points.float()
-        spacing = _neighbor_distances(means)
+        spacing = neighbor_distances(means).mean(-1).to(means)
         # Coincident points have zero spacing; a minimum of a millionth of the extent keeps the logarithm finite.
         spacing = spacing.clamp_min(1e-6 * max(float((means.amax(0) - means.amin(0)).max()), 1e-6))
         quats = means.new_zeros(n, 4)
@@ -195,11 +195,15 @@ class Gaussians:
         )
 
 
-def _neighbor_distances(points: Tensor) -> Tensor:
-    """Returns the mean distance of each point to its three nearest neighbors, [N]."""
+def neighbor_distances(points: Tensor) -> Tensor:
+    """Returns the distances of points [N, 3] to their three nearest neighbors, [N, min(3, N - 1)] fp64 on the CPU.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+    """
     require("scipy")
     from scipy.spatial import cKDTree
 
     array = points.detach().double().cpu().numpy()
     distances, _ = cKDTree(array).query(array, k=min(NEIGHBORS + 1, len(array)))
-    return torch.from_numpy(distances[:, 1:].mean(-1)).to(points)
+    return torch.from_numpy(distances[:, 1:])

@@ -4,21 +4,22 @@ import pytest
 import torch
 
 from tests.support.model_files import assert_same_tensors, random_gaussians
-from tsplat import ArgumentError, UnsupportedError
+from tsplat import ArgumentError
 from tsplat.compat.gsplat import export_splats
-from tsplat.scene import read_model, write_ply, write_splat
+from tsplat.scene import read_model, write_compressed_ply, write_ply, write_splat
 
-WRITERS = {"ply": write_ply, "splat": write_splat}
+WRITERS = {"ply": write_ply, "splat": write_splat, "ply_compressed": write_compressed_ply}
 
 
 @pytest.mark.parametrize("format", WRITERS)
 def test_bytes_are_those_of_the_writer(tmp_path, format):
     gaussians = random_gaussians(n=9, degree=3)
     data = export_splats(**arguments(gaussians), format=format)
-    path = tmp_path / f"model.{format}"
+    ending = format.removesuffix("_compressed")
+    path = tmp_path / f"model.{ending}"
     WRITERS[format](path, gaussians)
     assert data == path.read_bytes()
-    saved = tmp_path / f"saved.{format}"
+    saved = tmp_path / f"saved.{ending}"
     assert export_splats(**arguments(gaussians), format=format, save_to=str(saved)) == saved.read_bytes() == data
     assert len(read_model(saved)) == 9
 
@@ -43,9 +44,17 @@ def test_rows_that_are_not_finite_are_left_out(tmp_path, name, value):
     assert_same_tensors(read_model(tmp_path / "model.ply"), gaussians.map(lambda tensor: tensor[kept]))
 
 
+def test_compressed_ply_has_no_transparent_gaussians(tmp_path):
+    gaussians = random_gaussians(9, degree=1)
+    gaussians.opacity_logits[:3] = torch.tensor([1 / 256, 1 / 255 - 1e-5, 1 / 255 + 1e-5]).logit()
+    tensors = {name: tensor.double() for name, tensor in arguments(gaussians).items()}
+    export_splats(**tensors, format="ply_compressed", save_to=str(tmp_path / "model.ply"))
+    found = read_model(tmp_path / "model.ply")
+    assert (len(found), found.sh_degree) == (7, 1)
+    assert float(found.opacities.min()) == pytest.approx(1 / 255, abs=1e-5)
+
+
 def test_format_is_checked():
     tensors = arguments(random_gaussians(n=3))
-    with pytest.raises(UnsupportedError, match="'ply_compressed' is not implemented; use 'ply' or 'splat'"):
-        export_splats(**tensors, format="ply_compressed")
     with pytest.raises(ArgumentError, match="format: expected one of 'ply', 'splat', 'ply_compressed', found 'obj'"):
         export_splats(**tensors, format="obj")

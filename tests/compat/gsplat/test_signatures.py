@@ -15,7 +15,6 @@ from tsplat import UnsupportedError
 
 PACKAGE = "tsplat.compat.gsplat"
 NOT_IMPLEMENTED = (
-    "PngCompression",
     "accumulate_2dgs",
     "cuda._torch_impl._fisheye_proj",
     "cuda._torch_impl._ortho_proj",

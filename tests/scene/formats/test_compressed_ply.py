@@ -1,13 +1,15 @@
-"""Tests of PlayCanvas's compressed PLY, against values decoded by hand."""
+"""Tests of PlayCanvas's compressed PLY, against values encoded and decoded by hand."""
 
 import math
 import struct
 
 import numpy as np
 import pytest
+import torch
 
-from tests.support.model_files import compressed_ply_bytes
-from tsplat.scene import FileError, read_ply
+from tests.support.model_files import assert_same_rotations, compressed_ply_bytes, random_gaussians
+from tsplat import ArgumentError, UnsupportedError
+from tsplat.scene import FileError, read_ply, write_compressed_ply
 
 COUNT = 300
 INDEX = 260
@@ -67,3 +69,93 @@ def test_inconsistent_elements_are_rejected(tmp_path, old, new, words):
     (tmp_path / "a.ply").write_bytes(content.replace(old, new))
     with pytest.raises(FileError, match=words):
         read_ply(tmp_path / "a.ply")
+
+
+def test_read_accepts_an_element_sh_without_properties(tmp_path):
+    content = compressed_ply_bytes(np.random.default_rng(0), COUNT, 0)
+    (tmp_path / "a.ply").write_bytes(content.replace(b"end_header", b"element sh 300\nend_header"))
+    assert read_ply(tmp_path / "a.ply").sh_degree == 0
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+def test_round_trip_is_within_quantization(tmp_path, degree):
+    gaussians = random_gaussians(COUNT, degree=degree, antialiased=degree == 1)
+    write_compressed_ply(tmp_path / "a.ply", gaussians)
+    found = read_ply(tmp_path / "a.ply")
+    assert (len(found), found.sh_degree, found.antialiased) == (COUNT, degree, degree == 1)
+    order = torch.cdist(found.means, gaussians.means).argmin(1)
+    assert order.unique().numel() == COUNT
+    expected = gaussians.map(lambda tensor: tensor[order])
+    chunk_ids = torch.arange(COUNT) // 256
+    levels = torch.tensor([2047.0, 1023, 2047])
+
+    def steps(values, levels):
+        """The distances between levels in each chunk."""
+        chunks = [values[chunk_ids == chunk] for chunk in range(2)]
+        return torch.stack([chunk.amax(0) - chunk.amin(0) for chunk in chunks])[chunk_ids] / levels
+
+    for name in ("means", "log_scales"):
+        values = getattr(expected, name)
+        error = (getattr(found, name) - values).abs()
+        assert (error <= 0.5 * steps(values, levels) + 1e-5).all(), name
+    error = (found.sh0 - expected.sh0).abs()[:, 0]
+    assert (error <= 0.5 * steps(expected.sh0[:, 0], 255) + 1e-5).all()
+    assert ((found.opacities - expected.opacities).abs() <= 0.5 / 255 + 1e-5).all()
+    assert_same_rotations(found, expected, 2 * math.sqrt(2) / 1023)
+    assert ((found.shN - expected.shN).abs() <= 1 / 32 + 1e-5).all()
+
+
+def test_write_encodes_one_gaussian(tmp_path):
+    gaussians = random_gaussians(2, degree=1)
+    gaussians.means[:] = torch.tensor([[0.0, 5, 2], [1, 5, 0]])
+    gaussians.log_scales[:] = torch.tensor([[-1.0, 30, -3], [-2, 30, -3]])
+    gaussians.quats[:] = torch.tensor([[0.0, -2, 0, 0], [1, 0, 0, 1]])
+    gaussians.opacity_logits[:] = torch.tensor([-math.inf, 0])
+    gaussians.sh0[:] = torch.tensor([[[0.0, 1, 0]], [[1, 0, 0]]])
+    gaussians.shN[:] = torch.arange(18.0).view(2, 3, 3) - 5
+    write_compressed_ply(tmp_path / "a.ply", gaussians)
+    header, _, body = (tmp_path / "a.ply").read_bytes().partition(b"end_header\n")
+    lines = header.decode().split("\n")
+    names = [line.split()[-1] for line in lines if line.startswith("property")]
+    assert names[:7] == ["min_x", "min_y", "min_z", "max_x", "max_y", "max_z", "min_scale_x"]
+    elements = [line for line in lines if line.startswith("element")]
+    assert elements == ["element chunk 1", "element vertex 2", "element sh 2"]
+    assert len(body) == 4 * 18 + 16 * 2 + 9 * 2
+    white = 0.5 + 0.28209479177387814
+    bounds = [0, 5, 0, 1, 5, 2, -2, 20, -3, -1, 20, -3, 0.5, 0.5, 0.5, white, white, 0.5]
+    assert struct.unpack_from("<18f", body) == pytest.approx(bounds)
+    words = struct.unpack_from("<8I", body, 72)
+    # In Morton order, the highest bit is that of z.
+    second, first = words[:4], words[4:]
+    half = 512  # 0 in ten bits, rounded up
+    assert first == (
+        2047,  # the lowest x, the only y, the highest z
+        1 << 30 | half << 20 | half << 10 | half,
+        2047 << 21,
+        0x00FF0000,
+    )
+    assert second[0] == 2047 << 21
+    assert second[1] >> 30 == 0
+    assert second[1] & 1023 == 1023
+    assert second[2] == 0
+    assert second[3] == 0xFF000080
+    # Channel by channel; values beyond -4 and 4 are clamped.
+    rest = body[72 + 32 :]
+    values = gaussians.shN[1].T.flatten().tolist() + gaussians.shN[0].T.flatten().tolist()
+    assert list(rest) == [min(max(int((value / 8 + 0.5) * 256), 0), 255) for value in values]
+
+
+def test_models_without_gaussians_are_written(tmp_path):
+    write_compressed_ply(tmp_path / "a.ply", random_gaussians(3, degree=2).map(lambda tensor: tensor[:0]))
+    found = read_ply(tmp_path / "a.ply")
+    assert (len(found), found.sh_degree) == (0, 2)
+
+
+def test_write_rejects_what_the_format_cannot_represent(tmp_path):
+    gaussians = random_gaussians(4)
+    gaussians.quats[2, 0] = torch.nan
+    with pytest.raises(ArgumentError, match=r"1 of 4.*valid"):
+        write_compressed_ply(tmp_path / "a.ply", gaussians)
+    with pytest.raises(UnsupportedError, match="sh_degree: expected at most 3"):
+        write_compressed_ply(tmp_path / "a.ply", random_gaussians(4, degree=4))
+    assert not list(tmp_path.iterdir())

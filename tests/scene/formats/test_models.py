@@ -48,7 +48,6 @@ def test_unknown_formats_are_rejected(tmp_path):
         ("a.spz", UnsupportedError),
         ("a.sog", UnsupportedError),
         ("a.ksplat", UnsupportedError),
-        ("a.compressed.ply", UnsupportedError),
         ("a.pt", UnsupportedError),
         ("a", FileError),
         ("a.obj", FileError),
@@ -62,15 +61,18 @@ def test_write_rejects_other_formats(tmp_path, name, error):
 
 def test_write_chooses_the_format_by_name(tmp_path):
     gaussians = random_gaussians(9, degree=1, antialiased=True)
-    for name in ("a.PLY", "a.splat"):
+    for name in ("a.PLY", "a.compressed.ply", "a.splat"):
         write_model(tmp_path / name, gaussians)
         assert len(read_model(tmp_path / name)) == 9
     assert read_ply(tmp_path / "a.PLY").antialiased
+    assert read_ply(tmp_path / "a.compressed.ply").antialiased
+    assert b"packed_position" in (tmp_path / "a.compressed.ply").read_bytes()
 
 
 def test_lost_on_write():
     gaussians = random_gaussians(9, degree=1, antialiased=True)
     assert lost_on_write("a.PLY", gaussians) == []
+    assert lost_on_write("a.compressed.ply", gaussians) == ["all but 8 to 11 bits of every value"]
     assert lost_on_write("a.splat", gaussians) == [
         "view dependence (SH degree 1)",
         "the antialiased flag",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import runpy
 import sys
 
+from ..installation import run_script
 from .installation import install
 
 USAGE = """usage: python -m tsplat.compat.gsplat SCRIPT [ARGUMENTS ...]
@@ -14,27 +13,8 @@ Runs a Python script in which `import gsplat` gives tsplat. The arguments after 
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a script.
-
-    Returns:
-        The exit status: 0 if the script ends, 2 if there is none to run.
-    """
-    if arguments[:1] in (["-h"], ["--help"]):
-        print(USAGE)
-        return 0
-    if not arguments:
-        print(f"{USAGE}\n\nerror: SCRIPT is missing", file=sys.stderr)
-        return 2
-    script = arguments[0]
-    if not os.path.isfile(script):
-        print(f"{USAGE}\n\nerror: SCRIPT: {script!r} is not a file", file=sys.stderr)
-        return 2
-    install()
-    sys.argv = arguments
-    # As for `python SCRIPT`, modules beside the script can be imported.
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
-    runpy.run_path(script, run_name="__main__")
-    return 0
+    """Runs a script; see :func:`tsplat.compat.installation.run_script`."""
+    return run_script(arguments, install, USAGE)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from ... import UnsupportedError
 from ...arguments import check_choice
-from ...scene import Gaussians, write_ply, write_splat
+from ...scene import Gaussians, write_compressed_ply, write_ply, write_splat
 
 __all__ = ["export_splats"]
 
-FORMATS = ("ply", "splat", "ply_compressed")
+WRITERS = {"ply": write_ply, "splat": write_splat, "ply_compressed": write_compressed_ply}
+OPACITY_MIN = 1 / 255
+"""``"ply_compressed"`` leaves out Gaussians that are not more opaque than this, as they would be stored with 0."""
 
 
 def export_splats(
@@ -29,9 +30,10 @@ def export_splats(
 ) -> bytes:
     """Encodes Gaussians, given before activation, as the bytes of a file. Rows with NaN or infinity are left out.
 
-    The writers are :func:`tsplat.scene.write_ply` and :func:`tsplat.scene.write_splat`, which do not write the same
-    bytes as gsplat: PLY files have normals of zero and all of ``f_rest_0`` to ``f_rest_44``, and ``.splat`` files are
-    ordered by size and rounded to nearest.
+    The writers are :func:`tsplat.scene.write_ply`, :func:`tsplat.scene.write_splat` and
+    :func:`tsplat.scene.write_compressed_ply`, which do not write the same bytes as gsplat: PLY files have normals of
+    zero and all of ``f_rest_0`` to ``f_rest_44``, ``.splat`` files are ordered by size and rounded to nearest, and the
+    Morton order of compressed PLY files is finer.
 
     Args:
         means: [N, 3], world frame.
@@ -40,21 +42,22 @@ def export_splats(
         opacities: [N] logits.
         sh0: [N, 1, 3] spherical harmonics coefficients of degree 0.
         shN: [N, K - 1, 3] coefficients of the higher degrees.
-        format: ``"ply"``, or ``"splat"`` (without view dependence).
+        format: ``"ply"``; ``"splat"``, without view dependence; or ``"ply_compressed"``, PlayCanvas's compressed PLY,
+            without Gaussians whose opacity is at most 1/255.
         save_to: A file to write as well, atomically.
 
     Raises:
         ArgumentError: A shape is invalid, or the format is unknown.
-        NotImplementedError: ``"ply_compressed"``, or a degree of spherical harmonics above 3.
+        NotImplementedError: A PLY file and a degree of spherical harmonics above 3.
         OSError: The file cannot be written.
     """
-    check_choice("format", format, FORMATS)
-    if format == "ply_compressed":
-        raise UnsupportedError("format: 'ply_compressed' is not implemented; use 'ply' or 'splat'")
+    check_choice("format", format, tuple(WRITERS))
     gaussians = Gaussians(means, scales, quats, opacities, sh0, shN)
-    finite = gaussians.valid & scales.isfinite().all(-1) & opacities.isfinite()
-    gaussians = gaussians.map(lambda tensor: tensor.detach()[finite])
-    write = write_ply if format == "ply" else write_splat
+    kept = gaussians.valid & scales.isfinite().all(-1) & opacities.isfinite()
+    if format == "ply_compressed":
+        kept &= gaussians.opacities > OPACITY_MIN
+    gaussians = gaussians.map(lambda tensor: tensor.detach()[kept])
+    write = WRITERS[format]
     if save_to:
         write(save_to, gaussians)
         return pathlib.Path(save_to).read_bytes()

@@ -6,7 +6,7 @@ Every reader returns :class:`~tsplat.scene.Gaussians` in float32 on the CPU, and
 
 from .checkpoints import CheckpointError, open_model
 from .models import lost_on_write, read_model, write_model
-from .ply import read_ply, write_ply
+from .ply import read_ply, write_compressed_ply, write_ply
 from .sog import read_sog
 from .splat import read_splat, write_splat
 from .spz import read_spz
@@ -22,6 +22,7 @@ __all__ = [
     "read_splat",
     "read_spz",
     "read_torch_checkpoint",
+    "write_compressed_ply",
     "write_model",
     "write_ply",
     "write_splat",

@@ -10,16 +10,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from numpy.typing import NDArray
 
+from ...config import SH_NORMS
 from ...errors import FileError
 from ..gaussians import Gaussians
+from ..morton import morton_order
 from .ply_file import PlyFile, Table
-from .quantization import Floats, logits_from_opacities, quats_from_smallest_three, sh0_from_colors
+from .quantization import (
+    Bytes,
+    Floats,
+    check_valid,
+    logits_from_opacities,
+    quats_from_smallest_three,
+    sh0_from_colors,
+    smallest_three_from_quats,
+)
 
 CHUNK = 256
 """Gaussians per chunk."""
@@ -32,6 +44,9 @@ SH_SIZES = (9, 24, 45)
 
 SH_RANGE = 8.0
 """Width of the interval of the f_rest values."""
+
+LOG_SCALE_MAX = 20.0
+"""Log scales are written within plus or minus this."""
 
 
 def decode_compressed_ply(ply: PlyFile, antialiased: bool) -> Gaussians:
@@ -75,6 +90,72 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool) -> Gaussians:
     )
 
 
+def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) -> bytes:
+    """Encodes Gaussians in Morton order as a compressed PLY, with bounds of the colors.
+
+    Args:
+        gaussians: N Gaussians of SH degree 0 to 3.
+        comments: Comments for the header.
+
+    Raises:
+        ArgumentError: A Gaussian is invalid.
+    """
+    gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
+    check_valid(gaussians)
+    order = morton_order(gaussians.means)
+    arrays = {name: tensor[order].numpy() for name, tensor in gaussians.tensors().items()}
+    colors = 0.5 + SH_NORMS[0][0] * arrays["sh0"][:, 0]
+    log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
+    (mean_bounds, means), (scale_bounds, scales), (color_bounds, rgb) = (
+        _normalize_chunks(values) for values in (arrays["means"], log_scales, colors)
+    )
+    others, largest = smallest_three_from_quats(arrays["quats"])
+    opacities = gaussians.opacities[order].numpy()
+    vertex = [
+        _pack(means, (11, 10, 11)),
+        largest.astype(np.uint32) << 30 | _pack(others / math.sqrt(2) + 0.5, (10, 10, 10)),
+        _pack(scales, (11, 10, 11)),
+        _pack(np.concatenate([rgb, opacities[:, None]], 1), (8, 8, 8, 8)),
+    ]
+    sh = _encode_sh(arrays["shN"])
+    lines = ["ply", "format binary_little_endian 1.0", *(f"comment {comment}" for comment in comments)]
+    lines += [f"element chunk {len(mean_bounds)}"]
+    lines += [f"property float {bound}_{name}" for names in RANGES for bound in ("min", "max") for name in names]
+    lines += [f"element vertex {len(gaussians)}", *(f"property uint {name}" for name in VERTEX)]
+    if sh.shape[1]:
+        lines += [f"element sh {len(gaussians)}", *(f"property uchar f_rest_{i}" for i in range(sh.shape[1]))]
+    chunk = np.concatenate([mean_bounds, scale_bounds, color_bounds], 1)
+    body = chunk.astype("<f4").tobytes() + np.stack(vertex, 1).astype("<u4").tobytes() + sh.tobytes()
+    return "\n".join([*lines, "end_header", ""]).encode() + body
+
+
+def _normalize_chunks(values: NDArray[Any]) -> tuple[Floats, NDArray[np.float64]]:
+    """Returns the bounds of values [N, 3] in each chunk, [chunks, 6] (min, max), and values scaled to them, [N, 3]."""
+    count = len(values)
+    n_chunks = math.ceil(count / CHUNK)
+    # The last chunk is filled with its last value, which does not change its bounds.
+    chunks = np.concatenate([values, np.repeat(values[-1:], n_chunks * CHUNK - count, 0)]).reshape(n_chunks, CHUNK, 3)
+    low, high = (bound.astype(np.float32) for bound in (chunks.min(1), chunks.max(1)))
+    size = (high.astype(np.float64) - low)[:, None]
+    fractions = (chunks - low[:, None].astype(np.float64)) / np.where(size > 0, size, 1)
+    return np.concatenate([low, high], 1), fractions.reshape(-1, 3)[:count]
+
+
+def _pack(fractions: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.uint32]:
+    """Packs values in [0, 1], [N, len(bits)], into bit fields, the highest first; the inverse of :func:`_unpack`."""
+    words = np.zeros(len(fractions), np.uint32)
+    for column, n in zip(fractions.T, bits):
+        levels = np.clip(np.floor(column.astype(np.float64) * (2**n - 1) + 0.5), 0, 2**n - 1)
+        words = words << n | levels.astype(np.uint32)
+    return words
+
+
+def _encode_sh(shN: NDArray[Any]) -> Bytes:
+    """Encodes SH coefficients above degree 0, [N, K - 1, 3], as bytes in the order of f_rest, [N, 3 (K - 1)]."""
+    rest = rearrange(shN.astype(np.float64), "n k c -> n (c k)")
+    return np.clip(np.trunc((rest / SH_RANGE + 0.5) * 256), 0, 255).astype(np.uint8)
+
+
 def _table(ply: PlyFile, name: str, needed: tuple[str, ...] | list[str]) -> Table:
     """Reads all records of an element that has to have the properties `needed`."""
     element = ply.elements.get(name)
@@ -93,9 +174,9 @@ def _unpack(words: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.float64]:
 
 def _decode_sh(ply: PlyFile, count: int) -> Floats:
     """Decodes the SH coefficients above degree 0, [N, K - 1, 3]."""
-    if "sh" not in ply.elements:
+    element = ply.elements.get("sh")
+    if element is None or not element.names:
         return np.zeros((count, 0, 3), np.float32)
-    element = ply.elements["sh"]
     size = len(element.names)
     names = [f"f_rest_{i}" for i in range(size)]
     if element.count != count or size not in SH_SIZES or set(names) != set(element.names):

@@ -8,21 +8,26 @@ from pathlib import Path
 from ...errors import FileError, UnsupportedError
 from ...support.files import ZIP
 from ..gaussians import Gaussians
-from .ply import read_ply, write_ply
-from .sog import META, read_sog
+from .image_sets import META
+from .ply import read_ply, write_compressed_ply, write_ply
+from .png_images import PNG_MEANS, read_png_model
+from .sog import read_sog
 from .splat import read_splat, write_splat
 from .spz import GZIP, MAGIC, read_spz
 from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 
-KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt, Inria's .pth"
-READ_ONLY = (".spz", ".sog", ".pt", ".pth", ".json")
+KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, Inria's .pth"
+READ_ONLY = (".spz", ".sog", ".ksplat", ".pt", ".pth", ".json")
+WRITERS = {".compressed.ply": write_compressed_ply, ".ply": write_ply, ".splat": write_splat}
+"""Ending of a file name -> function; the first one that matches is used."""
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or a checkpoint of gsplat or Inria.
+    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat or Inria's program saved.
 
     Args:
-        path: A file, a folder with SOG's ``meta.json``, or a folder with the checkpoints of gsplat's ranks.
+        path: A file, a folder with ``meta.json`` (SOG, or gsplat's PNG images), or a folder with the checkpoints of
+            gsplat's ranks.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
 
     Returns:
@@ -37,10 +42,12 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     path = Path(path)
     if path.is_dir():
         if (path / META).exists():
-            return read_sog(path)
+            return read_png_model(path) if (path / PNG_MEANS).exists() else read_sog(path)
         if any(path.glob("*.pt")):
             return read_torch_checkpoint(path, force=force)
-        raise FileError(f"{path}: the folder has neither {META} (SOG) nor .pt files (gsplat); expected {KNOWN}")
+        raise FileError(
+            f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat); expected {KNOWN}"
+        )
     with open(path, "rb") as file:
         start = file.read(4)
     suffix = path.suffix.lower()
@@ -60,23 +67,29 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
 
 
 def write_model(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
-    """Writes a model as ``.ply`` or ``.splat``, depending on the file name.
+    """Writes a model as ``.ply``, ``.compressed.ply`` (PlayCanvas) or ``.splat``, depending on the file name.
 
     :func:`lost_on_write` lists what the format cannot represent.
 
     Raises:
         UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
-        FileError: The file name has neither suffix.
-        ArgumentError: See :func:`write_splat`.
+        FileError: The file name has none of these endings.
+        ArgumentError: See :func:`write_compressed_ply` and :func:`write_splat`.
         OSError: The file cannot be written.
     """
-    name = Path(path).name.lower()
-    suffix = Path(name).suffix
-    if suffix in READ_ONLY or name.endswith((".ksplat", ".compressed.ply")):
-        raise UnsupportedError(f"{path}: writing this format is not implemented; write .ply or .splat")
-    if suffix not in (".ply", ".splat"):
-        raise FileError(f"{path}: cannot tell the format from the file name; expected .ply or .splat")
-    (write_ply if suffix == ".ply" else write_splat)(path, gaussians)
+    ending = _ending(path)
+    if ending is not None:
+        WRITERS[ending](path, gaussians)
+        return
+    known = ", ".join(WRITERS)
+    if Path(path).suffix.lower() in READ_ONLY:
+        raise UnsupportedError(f"{path}: writing this format is not implemented; write {known}")
+    raise FileError(f"{path}: cannot tell the format from the file name; expected {known}")
+
+
+def _ending(path: str | os.PathLike[str]) -> str | None:
+    """Returns the ending of a file name that is in :data:`WRITERS`, or None."""
+    return next((ending for ending in WRITERS if Path(path).name.lower().endswith(ending)), None)
 
 
 def lost_on_write(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
@@ -85,8 +98,11 @@ def lost_on_write(path: str | os.PathLike[str], gaussians: Gaussians) -> list[st
     Returns:
         Phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
     """
-    if Path(path).suffix.lower() == ".ply":
-        return []
+    match _ending(path):
+        case ".ply":
+            return []
+        case ".compressed.ply":
+            return ["all but 8 to 11 bits of every value"]
     lost = {
         f"view dependence (SH degree {gaussians.sh_degree})": gaussians.sh_degree > 0,
         "the antialiased flag": gaussians.antialiased,

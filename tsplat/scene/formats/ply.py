@@ -18,7 +18,7 @@ from einops import rearrange
 from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
-from .compressed_ply import decode_compressed_ply
+from .compressed_ply import decode_compressed_ply, encode_compressed_ply
 from .ply_file import PlyFile
 
 REST_SIZES = (0, 9, 24, 45)
@@ -82,8 +82,7 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
         UnsupportedError: The SH degree is above 3.
         OSError: The file cannot be written.
     """
-    if gaussians.sh_degree > 3:
-        raise UnsupportedError(f"sh_degree: expected at most 3 for a PLY of Gaussians, found {gaussians.sh_degree}")
+    _check_degree(gaussians)
     tensors = {name: tensor.detach().cpu().numpy() for name, tensor in gaussians.tensors().items()}
     count = len(gaussians)
     rest = np.zeros((count, REST_SIZES[-1] // 3, 3), "<f4")
@@ -108,11 +107,37 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
         *(*GROUPS["opacity_logits"], *GROUPS["log_scales"], *GROUPS["quats"]),
     )
     lines = ["ply", "format binary_little_endian 1.0"]
-    lines += [f"comment {ANTIALIASED_COMMENT}"] if gaussians.antialiased else []
+    lines += [f"comment {comment}" for comment in _comments(gaussians)]
     lines += [f"element vertex {count}", *(f"property float {name}" for name in names), "end_header", ""]
     with atomic_write(path) as file:
         file.write("\n".join(lines).encode())
         file.write(values.tobytes())
+
+
+def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
+    """Writes PlayCanvas's compressed PLY atomically, in Morton order.
+
+    Positions, log scales and colors have 8 to 11 bits between the bounds of 256 Gaussians, rotations 10 bits, and
+    opacities 8 bits. SH coefficients above degree 0 have 8 bits between -4 and 4.
+
+    Raises:
+        UnsupportedError: The SH degree is above 3.
+        ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
+        OSError: The file cannot be written.
+    """
+    _check_degree(gaussians)
+    content = encode_compressed_ply(gaussians, _comments(gaussians))
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def _check_degree(gaussians: Gaussians) -> None:
+    if gaussians.sh_degree > 3:
+        raise UnsupportedError(f"sh_degree: expected at most 3 for a PLY of Gaussians, found {gaussians.sh_degree}")
+
+
+def _comments(gaussians: Gaussians) -> list[str]:
+    return [ANTIALIASED_COMMENT] if gaussians.antialiased else []
 
 
 def is_antialiased(ply: PlyFile) -> bool:

@@ -1,4 +1,4 @@
-"""Dequantization shared by the compressed formats: from stored integers to parameters before activation."""
+"""Quantization shared by the compressed formats: between parameters before activation and stored integers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import SH_NORMS
+from ...errors import ArgumentError
+from ..gaussians import Gaussians
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -45,3 +47,29 @@ def quats_from_smallest_three(others: NDArray[Any], largest: NDArray[Any]) -> Fl
     omitted = np.sqrt(np.maximum(1 - np.square(others, dtype=np.float64).sum(1), 0)).astype(np.float32)
     np.put_along_axis(quats, largest[:, None].astype(np.intp), omitted[:, None], 1)
     return quats
+
+
+def smallest_three_from_quats(quats: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Normalizes quaternions and omits the largest component of each; the inverse of :func:`quats_from_smallest_three`.
+
+    Args:
+        quats: [N, 4], any norm. Zero stands for no rotation.
+
+    Returns:
+        The other components [N, 3] and the index of the omitted one [N].
+    """
+    unit = quats.astype(np.float64)
+    unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    largest = np.abs(unit).argmax(1)
+    unit *= np.where(np.take_along_axis(unit, largest[:, None], 1) < 0, -1, 1)
+    return np.take_along_axis(unit, OTHERS[largest], 1), largest
+
+
+def check_valid(gaussians: Gaussians) -> None:
+    """Raises `ArgumentError` if a Gaussian is invalid; the compressed formats cannot represent NaN."""
+    n_invalid = int((~gaussians.valid).sum())
+    if n_invalid:
+        raise ArgumentError(
+            f"gaussians: {n_invalid} of {len(gaussians)} have values that are not finite; remove them with "
+            "gaussians.map(lambda tensor: tensor[gaussians.valid])"
+        )

@@ -7,14 +7,8 @@ one in the alpha channel, and SH coefficients above degree 0 as an index into a 
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import math
 import os
-import zipfile
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +19,14 @@ from numpy.typing import NDArray
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
 from ..gaussians import Gaussians
+from .image_sets import META, Load, Meta, archive_loader, decode_image
 from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
-
-META = "meta.json"
-META_MAX = 1 << 22
-"""Maximum size of ``meta.json`` in bytes."""
-
-DEFLATE_RATIO_MAX = 1032
-"""Maximum compression ratio of deflate."""
 
 LARGEST_IS_W = 252
 """Alpha of a rotation whose largest component is w; 253 to 255 stand for x, y and z."""
 
-SPARE_PIXELS = 1 << 20
-"""Pixels that an image may have in addition to four per Gaussian; enough for any palette."""
-
 PALETTE_WIDTH = 64
 """Palette entries side by side in the image of centroids."""
-
-ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, RuntimeError)
-"""Exceptions that zipfile raises for damaged archives."""
-
-Load = Callable[[str], bytes]
-"""Returns the content of a file of the dataset by its name."""
 
 
 def read_sog(path: str | os.PathLike[str]) -> Gaussians:
@@ -67,79 +46,11 @@ def read_sog(path: str | os.PathLike[str]) -> Gaussians:
     if path.name == META or path.is_dir():
         folder = path if path.is_dir() else path.parent
         return _read(str(path), lambda name: (folder / name).read_bytes())
-    return _read(str(path), _archive(path))
-
-
-def _archive(path: Path) -> Load:
-    """Returns a function that reads a member of a ZIP archive."""
-    # Read from memory, so that the sizes stored in the archive are checked against the actual content.
-    content = path.read_bytes()
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(content))
-    except ZIP_ERRORS as error:
-        raise FileError(f"{path}: the ZIP archive is damaged or cut short ({error})") from error
-
-    def load(name: str) -> bytes:
-        if name not in archive.NameToInfo:
-            raise FileError(f"{path}: the archive has no {name}; it is not a SOG file or it is damaged")
-        info = archive.getinfo(name)
-        plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not info.flag_bits & 1
-        if not plain or info.file_size > min(info.compress_size, len(content)) * DEFLATE_RATIO_MAX:
-            raise FileError(
-                f"{path}: {name} is encrypted, uses another compression than deflate, or has an invalid size"
-            )
-        try:
-            return archive.read(info)
-        except ZIP_ERRORS as error:
-            raise FileError(f"{path}: {name} is damaged or cut short in the ZIP archive ({error})") from error
-
-    return load
-
-
-class _Meta:
-    """An object in ``meta.json``; every access checks the type of the value."""
-
-    def __init__(self, path: str, values: Any) -> None:
-        self.path = path
-        self.values = values if isinstance(values, dict) else {}
-
-    def fail(self, name: str, expected: str) -> FileError:
-        return FileError(f"{self.path}: {META}: expected {name} to be {expected}; the file is damaged")
-
-    def part(self, name: str) -> _Meta:
-        return _Meta(self.path, self.values.get(name))
-
-    def count(self, name: str) -> int:
-        value = self.values.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.fail(name, "a nonnegative integer")
-        return value
-
-    def floats(self, name: str, size: int | None = None) -> Floats:
-        """Returns a list of numbers, of any length if no size is given."""
-        value = self.values.get(name)
-        numeric = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
-        if not isinstance(value, list) or not numeric or size not in (None, len(value)):
-            raise self.fail(name, "a list of numbers" if size is None else f"a list of {size} numbers")
-        with np.errstate(over="ignore"), contextlib.suppress(OverflowError):
-            return np.array(value, np.float64).astype(np.float32)
-        raise self.fail(name, "a list of numbers in the range of a float")
-
-    def files(self, size: int) -> list[str]:
-        value = self.values.get("files")
-        if not isinstance(value, list) or len(value) < size or not all(isinstance(x, str) for x in value):
-            raise self.fail("files", f"a list of {size} file names")
-        if not all(x and x == os.path.basename(x) for x in value):
-            raise self.fail("files", "file names without a folder")
-        return value
+    return _read(str(path), archive_loader(path))
 
 
 def _read(path: str, load: Load) -> Gaussians:
-    text = load(META)
-    try:
-        meta = _Meta(path, json.loads(text[:META_MAX]))
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: {META} is not JSON ({error})") from error
+    meta = Meta.parse(path, load(META))
     version = meta.values.get("version")
     if version != 2:
         found = "none (a file from before version 2)" if version is None else repr(version)
@@ -150,7 +61,7 @@ def _read(path: str, load: Load) -> Gaussians:
 
     def pixels(name: str) -> Bytes:
         """Returns the first pixels of an image, [count, 4]."""
-        flat = _decode_image(path, name, load(name), count).reshape(-1, 4)
+        flat = decode_image(path, name, load(name), count).reshape(-1, 4)
         if len(flat) < count:
             raise FileError(
                 f"{path}: {name}: expected {count} pixels, one per Gaussian, found {len(flat)}; the file is damaged"
@@ -174,7 +85,7 @@ def _read(path: str, load: Load) -> Gaussians:
     if meta.values.get("shN") is not None:
         part = meta.part("shN")
         centroids, labels = part.files(2)[:2]
-        shN = _decode_sh(part, _decode_image(path, centroids, load(centroids), count), pixels(labels))
+        shN = _decode_sh(part, decode_image(path, centroids, load(centroids), count), pixels(labels))
     return Gaussians(
         means=torch.from_numpy(means),
         log_scales=torch.from_numpy(log_scales),
@@ -186,24 +97,7 @@ def _read(path: str, load: Load) -> Gaussians:
     )
 
 
-def _decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:
-    """Decodes an image, [H, W, 4], unless it has far more pixels than `count` Gaussians need."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            if image.width * image.height > 4 * count + SPARE_PIXELS:
-                raise FileError(
-                    f"{path}: {name} has {image.width} x {image.height} pixels for {count} Gaussians; it is damaged"
-                )
-            return np.asarray(image.convert("RGBA"))
-    except FileError:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise FileError(f"{path}: {name} cannot be read as an image ({error})") from error
-
-
-def _look_up(part: _Meta, indices: NDArray[Any]) -> Floats:
+def _look_up(part: Meta, indices: NDArray[Any]) -> Floats:
     """Returns the entries of the codebook at `indices`, in the shape of `indices`."""
     codebook = part.floats("codebook")
     if indices.size and int(indices.max()) >= len(codebook):
@@ -221,11 +115,11 @@ def _decode_quats(path: str, pixels: Bytes) -> Floats:
     return quats_from_smallest_three(others, pixels[:, 3] - LARGEST_IS_W)
 
 
-def _decode_sh(part: _Meta, centroids: Bytes, pixels: Bytes) -> Floats:
+def _decode_sh(part: Meta, centroids: Bytes, pixels: Bytes) -> Floats:
     """Decodes the SH coefficients above degree 0, [N, K - 1, 3], from the palette and its indices."""
     bands = part.count("bands")
     if bands not in (1, 2, 3):
-        raise part.fail("shN.bands", "1, 2 or 3")
+        raise part.fail("bands", "1, 2 or 3")
     size = (bands + 1) ** 2 - 1
     height, width, _ = centroids.shape
     if width != PALETTE_WIDTH * size:

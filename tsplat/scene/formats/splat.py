@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from ...config import SH_NORMS
-from ...errors import ArgumentError, FileError
+from ...errors import FileError
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
-from .quantization import logits_from_opacities, sh0_from_colors
+from .quantization import check_valid, logits_from_opacities, sh0_from_colors
 
 RECORD = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
 
@@ -58,12 +58,7 @@ def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
         ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
         OSError: The file cannot be written.
     """
-    n_invalid = int((~gaussians.valid).sum())
-    if n_invalid:
-        raise ArgumentError(
-            f"gaussians: {n_invalid} of {len(gaussians)} have values that are not finite; remove them with "
-            "gaussians.map(lambda tensor: tensor[gaussians.valid])"
-        )
+    check_valid(gaussians)
     tensors = {name: tensor.detach().double().cpu() for name, tensor in gaussians.tensors().items()}
     logits = tensors["opacity_logits"]
     sizes = tensors["log_scales"].sum(1) + torch.nn.functional.logsigmoid(logits)

@@ -18,10 +18,11 @@ class SelectiveAdam(torch.optim.Adam):
         params: Parameter groups with one tensor [N, ...] each, contiguous and fp32 or fp64.
         eps: Added to the root of the second moment.
         betas: Decay rates of the moments.
+        lr: Learning rate of the groups that set none.
     """
 
-    def __init__(self, params: Any, eps: float, betas: tuple[float, float]) -> None:
-        super().__init__(params=params, eps=eps, betas=betas)
+    def __init__(self, params: Any, eps: float, betas: tuple[float, float], *, lr: float = 1e-3) -> None:
+        super().__init__(params=params, lr=lr, eps=eps, betas=betas)
 
     @torch.no_grad()
     def step(self, visibility: Tensor) -> None:  # type: ignore[override]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsplat.ops.morton import morton_codes, morton_order
+from tsplat.scene.morton import morton_codes, morton_order
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 2**21 - 1)] * 3), min_size=1, max_size=20))

@@ -1,4 +1,4 @@
-"""The drop-in replacement for Inria's rasterizer, called as its users do, against the reference."""
+"""Inria's rasterizer of both generations, called as its users do, against the reference."""
 
 import math
 
@@ -7,8 +7,8 @@ import torch
 
 from tests.support import scenes
 from tests.support.closeness import assert_exact
-from tsplat import ArgumentError, InvalidValueError, UnsupportedError, reference
-from tsplat.compat.inria import GaussianRasterizationSettings, GaussianRasterizer
+from tsplat import ArgumentError, InvalidValueError, reference
+from tsplat.compat.inria import GaussianRasterizationSettings, GaussianRasterizer, rasterize_gaussians
 from tsplat.config import PRESETS
 
 STRUCTURE = scenes.Structure(n=25, cameras=1, sh_degree=2, width=40, height=30, size=3.0, seed=11)
@@ -111,6 +111,104 @@ def test_scale_modifier_and_precomputed_values_match_reference():
     assert_exact("color", image, plain.colors[0].movedim(-1, 0))
 
 
+def settings_of(scene, **changes):
+    """Settings as the programs of 2023 make them: without `antialiasing`."""
+    values = dict(bg=scene["backgrounds"][0], scale_modifier=1.0, sh_degree=scene["sh_degree"], prefiltered=False)
+    return GaussianRasterizationSettings(**camera(scene), **{**values, "debug": False, **changes})
+
+
+def arguments_of(scene):
+    return dict(
+        means3D=scene["means"], means2D=None, opacities=scene["opacities"][:, None], shs=scene["colors"],
+        colors_precomp=None, scales=scene["scales"], rotations=scene["quats"], cov3D_precomp=None,
+    )  # fmt: skip
+
+
+def test_settings_choose_the_generation():
+    scene = scenes.make(STRUCTURE)
+    image, radii = GaussianRasterizer(settings_of(scene))(**arguments_of(scene))
+    recent = GaussianRasterizer(raster_settings=settings_of(scene, antialiasing=False))(**arguments_of(scene))
+    assert len(recent) == 3
+    assert torch.equal(image, recent[0])
+    assert torch.equal(radii, recent[1])
+    assert radii.dtype == torch.int32
+    # Settings may be positional, as in `GaussianRasterizationSettings(*values)`.
+    values = tuple(settings_of(scene, antialiasing=True))
+    assert len(GaussianRasterizer(GaussianRasterizationSettings(*values[:12]))(**arguments_of(scene))) == 2
+    assert len(GaussianRasterizer(GaussianRasterizationSettings(*values))(**arguments_of(scene))) == 3
+
+
+def test_generation_can_be_given():
+    scene = scenes.make(STRUCTURE)
+    recent = GaussianRasterizer(settings_of(scene, antialiasing=True))(**arguments_of(scene))
+    old = GaussianRasterizer(settings_of(scene, antialiasing=True), generation=2023)(**arguments_of(scene))
+    assert len(old) == 2
+    assert torch.equal(old[0], recent[0])
+    plain = GaussianRasterizer(settings_of(scene), generation=2024)(**arguments_of(scene))
+    assert len(plain) == 3
+    assert not torch.equal(plain[0], recent[0])
+    with pytest.raises(ArgumentError, match="generation: expected one of 2023, 2024, found 2025"):
+        GaussianRasterizer(settings_of(scene), generation=2025)
+
+
+def test_separate_coefficients_equal_joined_ones():
+    scene = scenes.make(STRUCTURE)
+    joined = scene["colors"].clone().requires_grad_()
+    separate = [joined.detach()[:, part].clone().requires_grad_() for part in (slice(1), slice(1, None))]
+    rasterizer = GaussianRasterizer(settings_of(scene))
+    image, _ = rasterizer(**arguments_of(scene) | dict(shs=joined))
+    other, _ = rasterizer(**arguments_of(scene) | dict(dc=separate[0], shs=separate[1]))
+    assert torch.equal(image, other)
+    (v_image,) = scenes.random_like((image,), 0)
+    (v_joined,) = torch.autograd.grad(image, joined, v_image)
+    assert torch.equal(torch.cat(torch.autograd.grad(other, separate, v_image), 1), v_joined)
+    assert v_joined.any()
+    # A model of degree 0 has no coefficients of higher degrees.
+    rasterizer = GaussianRasterizer(settings_of(scene, sh_degree=0))
+    image, _ = rasterizer(**arguments_of(scene) | dict(shs=joined[:, :1]))
+    other, _ = rasterizer(**arguments_of(scene) | dict(dc=joined[:, :1], shs=joined[:, :0]))
+    assert torch.equal(image, other)
+
+
+def test_function_takes_empty_tensors_for_none():
+    scene = scenes.make(STRUCTURE)
+    none = torch.Tensor([])
+    settings = settings_of(scene)
+    image, radii = rasterize_gaussians(
+        scene["means"], none, scene["colors"], none, scene["opacities"][:, None], scene["scales"], scene["quats"],
+        none, settings,
+    )  # fmt: skip
+    expected, expected_radii = GaussianRasterizer(settings)(**arguments_of(scene))
+    assert torch.equal(image, expected)
+    assert torch.equal(radii, expected_radii)
+
+
+def test_no_gaussians_give_the_background():
+    scene = scenes.make(STRUCTURE)
+    none = {name: tensor[:0] for name, tensor in arguments_of(scene).items() if tensor is not None}
+    image, radii, invdepths = GaussianRasterizer(settings_of(scene, antialiasing=False))(means2D=None, **none)
+    assert torch.equal(image, scene["backgrounds"][0][:, None, None].expand_as(image))
+    assert radii.shape == (0,)
+    assert not invdepths.any()
+
+
+def test_prefiltered_gaussians_are_in_front_of_the_camera():
+    scene = scenes.make(STRUCTURE)
+    view = scene["viewmats"][0]
+    scene["means"][4] = (torch.tensor([0.0, 0, 0.1], dtype=torch.float64) - view[:3, 3]) @ view[:3, :3]
+    image, radii = GaussianRasterizer(settings_of(scene))(**arguments_of(scene))
+    rasterizer = GaussianRasterizer(settings_of(scene, prefiltered=True))
+    kept = rasterizer.markVisible(scene["means"])
+    assert not kept[4]
+    n_culled = int((~kept).sum())
+    with pytest.raises(ArgumentError, match=f"prefiltered: {n_culled} of 25 Gaussians are at most 0.2 in front"):
+        rasterizer(**arguments_of(scene))
+    filtered = {name: tensor[kept] for name, tensor in arguments_of(scene).items() if tensor is not None}
+    other, other_radii = rasterizer(means2D=None, **filtered)
+    assert torch.equal(image, other)
+    assert torch.equal(radii[kept], other_radii)
+
+
 def test_mark_visible_uses_the_near_plane():
     scene = scenes.make(STRUCTURE)
     settings = GaussianRasterizationSettings(**camera(scene), bg=torch.zeros(3), scale_modifier=1.0, sh_degree=0)
@@ -130,8 +228,13 @@ def test_invalid_arguments_are_named():
         GaussianRasterizer(settings)(means, means, opacities, scales=scene["scales"], rotations=scene["quats"])
     with pytest.raises(ArgumentError, match="scales: pass either scales and rotations, or cov3D_precomp"):
         GaussianRasterizer(settings)(means, means, opacities, shs=scene["colors"], scales=scene["scales"])
-    with pytest.raises(UnsupportedError, match="prefiltered: True is not implemented"):
-        GaussianRasterizer(settings._replace(prefiltered=True))
+    covariances = dict(cov3D_precomp=torch.rand(25, 6))
+    with pytest.raises(ArgumentError, match="scales: pass either scales and rotations, or cov3D_precomp"):
+        GaussianRasterizer(settings)(means, means, opacities, shs=scene["colors"], scales=means, **covariances)
+    with pytest.raises(ArgumentError, match=r"colors_precomp: expected \[N, C\] as means3D, here \[25, \?\]"):
+        GaussianRasterizer(settings)(means, means, opacities, colors_precomp=means[1:], **covariances)
+    with pytest.raises(ArgumentError, match="dc: pass it with the shs"):
+        GaussianRasterizer(settings)(means, means, opacities, colors_precomp=means, dc=means[:, None])
     scene["scales"][3] = math.nan
     with pytest.raises(InvalidValueError, match=r"scales: 1 of 25 Gaussians are not finite \(first: Gaussian 3\)"):
         render(scene, debug=True)

@@ -1,0 +1,22 @@
+"""Runs a script that imports Inria's packages, without them: ``python -m tsplat.compat.inria SCRIPT [ARGUMENTS]``."""
+
+from __future__ import annotations
+
+import sys
+
+from ..installation import run_script
+from .installation import install
+
+USAGE = """usage: python -m tsplat.compat.inria SCRIPT [ARGUMENTS ...]
+
+Runs a Python script in which `import diff_gaussian_rasterization`, `import simple_knn` and `import fused_ssim` give
+tsplat. The arguments after SCRIPT are those of the script."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a script; see :func:`tsplat.compat.installation.run_script`."""
+    return run_script(arguments, install, USAGE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+"""Adam for visible Gaussians under the name of Inria's accelerated rasterizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ShapeError
+from ..gsplat.optimizers import SelectiveAdam
+
+
+class SparseGaussianAdam(SelectiveAdam):
+    """Adam without bias correction, for the visible Gaussians of each step. The others and their moments do not change.
+
+    Args:
+        params: Parameter groups with one tensor [N, ...] each, contiguous and fp32 or fp64.
+        lr: Learning rate of the groups that set none.
+        eps: Added to the root of the second moment.
+    """
+
+    def __init__(self, params: Any, lr: float, eps: float) -> None:
+        super().__init__(params, eps=eps, betas=(0.9, 0.999), lr=lr)
+
+    @torch.no_grad()
+    def step(self, visibility: Tensor, N: int) -> None:  # type: ignore[override]
+        """Performs a step.
+
+        Args:
+            visibility: [N] bool, which Gaussians to update.
+            N: Number of Gaussians.
+
+        Raises:
+            ArgumentError: A group has several tensors, or ``visibility`` does not match a tensor or ``N``.
+        """
+        if visibility.shape != (N,):
+            raise ShapeError(f"visibility: expected [{N}] as N, found {list(visibility.shape)}")
+        super().step(visibility)

@@ -1,0 +1,1 @@
+"""The package ``simple_knn``, whose only module is ``_C``."""

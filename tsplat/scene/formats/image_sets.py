@@ -1,0 +1,139 @@
+"""What the formats that store parameters as images share: ``meta.json``, images and ZIP archives."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import FileError
+from .quantization import Bytes, Floats
+
+META = "meta.json"
+META_MAX = 1 << 22
+"""Maximum size of ``meta.json`` in bytes."""
+
+DEFLATE_RATIO_MAX = 1032
+"""Maximum compression ratio of deflate."""
+
+SPARE_PIXELS = 1 << 20
+"""Pixels that an image may have in addition to four per Gaussian; enough for any palette."""
+
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, RuntimeError)
+"""Exceptions that zipfile raises for damaged archives."""
+
+Load = Callable[[str], bytes]
+"""Returns the content of a file of the dataset by its name."""
+
+
+def archive_loader(path: Path) -> Load:
+    """Returns a function that reads a member of a ZIP archive."""
+    # Read from memory, so that the sizes stored in the archive are checked against the actual content.
+    content = path.read_bytes()
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except ZIP_ERRORS as error:
+        raise FileError(f"{path}: the ZIP archive is damaged or cut short ({error})") from error
+
+    def load(name: str) -> bytes:
+        if name not in archive.NameToInfo:
+            raise FileError(f"{path}: the archive has no {name}; it is damaged or of another format")
+        info = archive.getinfo(name)
+        plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not info.flag_bits & 1
+        if not plain or info.file_size > min(info.compress_size, len(content)) * DEFLATE_RATIO_MAX:
+            raise FileError(
+                f"{path}: {name} is encrypted, uses another compression than deflate, or has an invalid size"
+            )
+        try:
+            return archive.read(info)
+        except ZIP_ERRORS as error:
+            raise FileError(f"{path}: {name} is damaged or cut short in the ZIP archive ({error})") from error
+
+    return load
+
+
+class Meta:
+    """An object in ``meta.json``; every access checks the type of the value.
+
+    Args:
+        path: Path of the dataset, for messages.
+        values: The object. Another type is taken for an empty object.
+        name: Name of the object, for messages; empty for the outermost one.
+    """
+
+    def __init__(self, path: str, values: Any, name: str = "") -> None:
+        self.path = path
+        self.values = values if isinstance(values, dict) else {}
+        self.name = name
+
+    @classmethod
+    def parse(cls, path: str, text: bytes) -> Meta:
+        """Parses the content of ``meta.json``."""
+        try:
+            return cls(path, json.loads(text[:META_MAX]))
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{path}: {META} is not JSON ({error})") from error
+
+    def fail(self, name: str, expected: str) -> FileError:
+        name = f"{self.name}.{name}" if self.name else name
+        return FileError(f"{self.path}: {META}: expected {name} to be {expected}; the file is damaged")
+
+    def part(self, name: str) -> Meta:
+        return Meta(self.path, self.values.get(name), name)
+
+    def count(self, name: str) -> int:
+        value = self.values.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.fail(name, "a nonnegative integer")
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.values.get(name)
+        with contextlib.suppress(OverflowError):
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                return float(value)
+        raise self.fail(name, "a finite number")
+
+    def floats(self, name: str, size: int | None = None) -> Floats:
+        """Returns a list of numbers, of any length if no size is given."""
+        value = self.values.get(name)
+        numeric = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
+        if not isinstance(value, list) or not numeric or size not in (None, len(value)):
+            raise self.fail(name, "a list of numbers" if size is None else f"a list of {size} numbers")
+        with np.errstate(over="ignore"), contextlib.suppress(OverflowError):
+            return np.array(value, np.float64).astype(np.float32)
+        raise self.fail(name, "a list of numbers in the range of a float")
+
+    def files(self, size: int) -> list[str]:
+        value = self.values.get("files")
+        if not isinstance(value, list) or len(value) < size or not all(isinstance(x, str) for x in value):
+            raise self.fail("files", f"a list of {size} file names")
+        if not all(x and x == os.path.basename(x) for x in value):
+            raise self.fail("files", "file names without a folder")
+        return value
+
+
+def decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:
+    """Decodes an image, [H, W, 4], unless it has far more pixels than `count` Gaussians need."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.width * image.height > 4 * count + SPARE_PIXELS:
+                raise FileError(
+                    f"{path}: {name} has {image.width} x {image.height} pixels for {count} Gaussians; it is damaged"
+                )
+            return np.asarray(image.convert("RGBA"))
+    except FileError:
+        raise
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise FileError(f"{path}: {name} cannot be read as an image ({error})") from error

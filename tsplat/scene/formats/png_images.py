@@ -1,0 +1,305 @@
+"""The folders of gsplat's ``PngCompression``: parameters as PNG images of n x n pixels, one pixel per Gaussian.
+
+- ``meta.json``: the shape and dtype of each parameter, and the bounds between which it is quantized.
+- ``means_l.png``, ``means_u.png``: lower and upper bytes of 16 bits of sign(x) log(1 + |x|).
+- ``scales.png``, ``quats.png``, ``opacities.png``, ``sh0.png``: 8 bits per channel.
+- ``shN.npz``: ``centroids`` [K, D] of at most 65,536 clusters, 6 bits each as uint8, and ``labels`` [N] uint16.
+- Any other parameter as ``NAME.npz``, with the array ``arr`` as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import ArgumentError, FileError, ShapeError
+from ...support.extras import require
+from ...support.files import atomic_write, output_folder, write_json
+from ..gaussians import Gaussians
+from .clustering import cluster
+from .image_sets import META, ZIP_ERRORS, Meta, archive_loader, decode_image
+
+PARAMETERS = dict(means="means", scales="log_scales", quats="quats", opacities="opacity_logits", sh0="sh0", shN="shN")
+"""gsplat's name -> field of :class:`Gaussians`."""
+
+MEANS = "means"
+PNG_MEANS = f"{MEANS}_l.png"
+CLUSTERED = "shN"
+BYTES = ("scales", "quats", "opacities", "sh0")
+"""Parameters with 8 bits per channel."""
+
+N_CLUSTERS = 1 << 16
+CLUSTER_BITS = 6
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+"""Number of channels -> Pillow's mode."""
+
+CHANNELS = {1: [0], 2: [0, 3], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
+"""Number of channels -> their places in the decoded image."""
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+SIZE_MAX = 1 << 48
+"""Maximum number of values of a parameter."""
+
+Array = NDArray[Any]
+Load = Callable[[str], bytes]
+
+
+def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
+    """Writes parameters as gsplat's ``PngCompression`` does.
+
+    ``meta.json`` is removed first and written last, and each file is written atomically, so that a folder with
+    ``meta.json`` is complete.
+
+    Args:
+        folder: Created if it does not exist.
+        tensors: Parameters before activation by gsplat's names, each [N, ...], N a square number.
+
+    Raises:
+        ArgumentError: A name is not the name of a file, a shape is invalid, or a value is not finite.
+        MissingExtraError: Pillow is not installed.
+        FileError: The folder is not writable.
+        OSError: A file cannot be written.
+    """
+    require("PIL")
+    side = _check_tensors(tensors)
+    files: dict[str, bytes] = {}
+    meta: dict[str, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        meta[name] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        if not tensor.numel():
+            continue
+        if name == CLUSTERED:
+            files[f"{name}.npz"], bounds = _encode_clusters(tensor)
+            meta[name] |= bounds
+        elif name == MEANS or name in BYTES:
+            images, bounds = _encode_images(name, _array(tensor).reshape(side, side, -1))
+            files |= images
+            meta[name] |= bounds
+        else:
+            files[f"{name}.npz"] = _npz(arr=_array(tensor))
+    with output_folder(folder) as path:
+        (path / META).unlink(missing_ok=True)
+        for file_name, content in files.items():
+            with atomic_write(path / file_name) as file:
+                file.write(content)
+        write_json(path / META, meta)
+
+
+def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Reads the parameters that :func:`write_png_images` or gsplat's ``PngCompression`` wrote, on the CPU.
+
+    Raises:
+        FileError: A file or value is missing, damaged or inconsistent with the others.
+        MissingExtraError: Pillow is not installed.
+    """
+    require("PIL")
+    path = Path(folder)
+
+    def load(name: str) -> bytes:
+        try:
+            return (path / name).read_bytes()
+        except OSError as error:
+            raise FileError(f"{path}: cannot read {name} ({error.strerror})") from error
+
+    meta = Meta.parse(str(path), load(META))
+    tensors: dict[str, Tensor] = {}
+    for name in meta.values:
+        _check_name(name, FileError, f"{path}: {META}")
+        part = meta.part(name)
+        shape, dtype = _shape(part), _dtype(part)
+        if math.prod(shape) == 0:
+            tensors[name] = torch.zeros(shape, dtype=dtype)
+            continue
+        if name == CLUSTERED:
+            array = _decode_clusters(part, path / f"{name}.npz", shape)
+        elif name == MEANS or name in BYTES:
+            array = _decode_images(part, name, load, shape)
+        else:
+            array = _load_array(path / f"{name}.npz", "arr")
+        if array.size != math.prod(shape):
+            raise part.fail("shape", f"that of {array.size} values")
+        tensors[name] = torch.from_numpy(array.reshape(shape)).to(dtype)
+    counts = {len(tensor) for tensor in tensors.values()}
+    if len(counts) > 1:
+        raise FileError(f"{path}: {META}: expected one number of Gaussians, found {sorted(counts)}")
+    return tensors
+
+
+def read_png_model(folder: str | os.PathLike[str]) -> Gaussians:
+    """Reads the Gaussians in a folder that gsplat's ``PngCompression`` wrote.
+
+    Raises:
+        FileError: A file or value is missing, damaged or inconsistent with the others.
+        MissingExtraError: Pillow is not installed.
+    """
+    tensors = read_png_images(folder)
+    missing = [name for name in PARAMETERS if name not in tensors]
+    if missing:
+        raise FileError(f"{folder}: {META}: expected {', '.join(PARAMETERS)}; {', '.join(missing)} is missing")
+    fields = {field: tensors[name].float() for name, field in PARAMETERS.items()}
+    fields["opacity_logits"] = fields["opacity_logits"].flatten()
+    try:
+        return Gaussians(**fields, antialiased=False)
+    except ArgumentError as error:
+        raise FileError(f"{folder}: {error}") from error
+
+
+def _check_name(name: str, error: type[ArgumentError], where: str) -> None:
+    """Raises unless ``name`` can be a part of the name of a file."""
+    if name in ("", ".", "..") or name != os.path.basename(name) or "\\" in name or "\0" in name:
+        raise error(f"{where}: {name!r} is not the name of a file")
+
+
+def _check_tensors(tensors: Mapping[str, Tensor]) -> int:
+    """Checks names, shapes and values. Returns the number of pixels along an edge."""
+    if MEANS not in tensors or tensors[MEANS].dim() != 2 or tensors[MEANS].shape[1] != 3:
+        raise ShapeError(f"{MEANS}: expected [N, 3], found {list(tensors[MEANS].shape) if MEANS in tensors else None}")
+    n = len(tensors[MEANS])
+    side = math.isqrt(n)
+    if side**2 != n:
+        raise ShapeError(f"{MEANS}: expected a square number of Gaussians, found {n}")
+    for name, tensor in tensors.items():
+        _check_name(name, ArgumentError, "tensors")
+        if tensor.dim() == 0 or len(tensor) != n:
+            raise ShapeError(f"{name}: expected [N, ...] as {MEANS}, here [{n}, ...], found {list(tensor.shape)}")
+        if name in BYTES and n and tensor.numel() // n not in MODES:
+            raise ShapeError(f"{name}: expected 1 to {max(MODES)} channels, found {list(tensor.shape)}")
+        if name in (MEANS, CLUSTERED, *BYTES) and not tensor.isfinite().all():
+            n_invalid = int((~tensor.reshape(n, -1).isfinite()).any(1).sum())
+            raise ArgumentError(f"{name}: {n_invalid} of {n} Gaussians are not finite; remove them")
+    return side
+
+
+def _array(tensor: Tensor) -> Array:
+    # NumPy has no bfloat16.
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+
+
+def _quantize(values: Array, low: Array, high: Array, bits: int) -> Array:
+    """Scales values between their bounds to integers. Constant values become 0."""
+    fractions = (values - low) / np.where(high > low, high - low, 1)
+    levels: Array = np.round(fractions * (2**bits - 1))
+    return levels
+
+
+def _encode_images(name: str, pixels: Array) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Encodes pixels [H, W, channels] as one or two PNG files. Returns them by name, and their bounds."""
+    values = pixels.astype(np.float64)
+    if name == MEANS:
+        values = np.copysign(np.log1p(np.abs(values)), values)
+    low, high = values.min((0, 1)), values.max((0, 1))
+    bounds = {"mins": low.tolist(), "maxs": high.tolist()}
+    if name != MEANS:
+        return {f"{name}.png": _png(_quantize(values, low, high, 8))}, bounds
+    words = _quantize(values, low, high, 16).astype(np.uint16)
+    return {f"{name}_l.png": _png(words & 255), f"{name}_u.png": _png(words >> 8)}, bounds
+
+
+def _decode_images(part: Meta, name: str, load: Load, shape: list[int]) -> Array:
+    """Decodes the values of a parameter, [N, channels]."""
+    n = shape[0]
+    n_channels = math.prod(shape[1:])
+    if n_channels not in CHANNELS:
+        raise part.fail("shape", f"that of 1 to {max(CHANNELS)} channels")
+    low, high = (part.floats(bound, n_channels).astype(np.float64) for bound in ("mins", "maxs"))
+
+    def levels(file_name: str) -> Array:
+        pixels = decode_image(part.path, file_name, load(file_name), n).reshape(-1, 4)
+        if len(pixels) != n:
+            raise FileError(f"{part.path}: {file_name}: expected {n} pixels, found {len(pixels)}; it is damaged")
+        return pixels[:, CHANNELS[n_channels]]
+
+    if name != MEANS:
+        return low + (high - low) * (levels(f"{name}.png") / 255)
+    words = levels(f"{name}_u.png").astype(np.uint16) << 8 | levels(f"{name}_l.png")
+    logs = low + (high - low) * (words / 65535)
+    with np.errstate(over="ignore"):
+        return np.copysign(np.expm1(np.abs(logs)), logs)
+
+
+def _png(levels: Array) -> bytes:
+    """Encodes levels from 0 to 255, [H, W, channels], as a PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    pixels = levels.astype(np.uint8)
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _encode_clusters(tensor: Tensor) -> tuple[bytes, dict[str, Any]]:
+    """Encodes SH coefficients [N, K, 3] by clusters. Returns the file and the bounds of the centroids."""
+    rows = tensor.reshape(len(tensor), -1)
+    found, labels = cluster(rows if rows.dtype == torch.float64 else rows.float(), N_CLUSTERS)
+    centroids = found.double().cpu().numpy()
+    low, high = centroids.min(), centroids.max()
+    levels = _quantize(centroids, low, high, CLUSTER_BITS).astype(np.uint8)
+    content = _npz(centroids=levels, labels=labels.cpu().numpy().astype(np.uint16))
+    return content, {"mins": float(low), "maxs": float(high), "quantization": CLUSTER_BITS}
+
+
+def _decode_clusters(part: Meta, path: Path, shape: list[int]) -> Array:
+    """Decodes SH coefficients, [N, K * 3]."""
+    low, high, bits = part.number("mins"), part.number("maxs"), part.count("quantization")
+    if not 1 <= bits <= 16:
+        raise part.fail("quantization", "1 to 16 bits")
+    levels, labels = _load_array(path, "centroids"), _load_array(path, "labels")
+    columns = math.prod(shape[1:])
+    if levels.ndim != 2 or levels.shape[1] != columns or labels.shape != (shape[0],) or labels.dtype.kind not in "iu":
+        raise FileError(
+            f"{path}: expected centroids [?, {columns}] and integer labels [{shape[0]}], found "
+            f"{list(levels.shape)} and {labels.dtype} {list(labels.shape)}; it is damaged"
+        )
+    if int(labels.min()) < 0 or int(labels.max()) >= len(levels):
+        raise FileError(f"{path}: expected labels from 0 to {len(levels) - 1}; it is damaged")
+    centroids: Array = low + (high - low) * (levels / (2**bits - 1))
+    return np.take(centroids, labels, 0)
+
+
+def _npz(**arrays: Array) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _load_array(path: Path, name: str) -> Array:
+    """Reads one array of numbers of an NPZ file."""
+    try:
+        content = archive_loader(path)(f"{name}.npy")
+    except OSError as error:
+        raise FileError(f"{path}: cannot read the file ({error.strerror})") from error
+    try:
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except (*ZIP_ERRORS, MemoryError, SyntaxError, TypeError) as error:
+        raise FileError(f"{path}: {name} is damaged ({error})") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.itemsize > 8:
+        raise FileError(f"{path}: {name}: expected an array of numbers; it is damaged")
+    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
+
+
+def _shape(part: Meta) -> list[int]:
+    value = part.values.get("shape")
+    sizes = value if isinstance(value, list) else []
+    if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
+        raise part.fail("shape", "a list of nonnegative integers")
+    if math.prod(max(size, 1) for size in sizes) > SIZE_MAX:
+        raise part.fail("shape", f"that of at most {SIZE_MAX} values")
+    return sizes
+
+
+def _dtype(part: Meta) -> torch.dtype:
+    value = part.values.get("dtype")
+    if value not in DTYPES:
+        raise part.fail("dtype", f"one of {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, value)
+    return dtype
