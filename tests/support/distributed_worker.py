@@ -103,7 +103,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     settings = case.mode | case.layout
     dtype, half = r.choice([torch.float64, torch.float32]), r.random() < 0.2
     frozen, frozen_cameras = r.choice([None, None, None, *range(size)]), r.random() < 0.3
-    # Ranks exchange the same whatever composites; kernels are compiled anew for most cases.
+    # Ranks exchange the same whatever composites; most cases need kernels of their own.
     settings["backend"] = r.choice(["triton", *["torch"] * 7])
     rank = dist.get_rank()
     if rank >= size:
