@@ -36,6 +36,14 @@ def test_compiled_function_gives_the_same_bits():
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_function_has_one_graph_break():
+    inputs = scenes.leaves(scenes.make(STRUCTURE, torch.float32))
+    found = torch._dynamo.explain(lambda inputs: loss(inputs) * 2)(inputs)
+    assert (found.graph_count, found.graph_break_count) == (2, 1)
+
+
 def test_gradient_checkpointing_gives_the_same_bits():
     inputs = scenes.leaves(scenes.make(STRUCTURE, torch.float32))
     plain = gradients(loss, inputs)

@@ -12,6 +12,7 @@ from .arguments import RollingShutterType, compute_dtype
 from .config import DEPTH_ALPHA_MIN, Backend, CameraModel, NumericsName, RasterizeMode, RenderMode, Validate
 from .data import Features, Splats
 from .stages.backend import full_precision
+from .stages.compilation import eager
 from .stages.compositing import composite
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@eager
 def rasterization(
     means: Tensor,
     quats: Tensor | None,

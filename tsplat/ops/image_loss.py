@@ -13,6 +13,7 @@ from ..config import SSIM_TAPS, Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..stages.autograd import once_differentiable
 from ..stages.backend import full_precision, launchers
+from ..stages.compilation import eager
 
 Padding = Literal["same", "valid"]
 
@@ -41,6 +42,7 @@ class _L1Ssim(torch.autograd.Function):
         return v_image.to(image.dtype), None, None, None
 
 
+@eager
 def l1_and_ssim(
     image: Tensor, target: Tensor, *, padding: Padding = "same", backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from ..data import (
 from ..errors import ArgumentError, ShapeError
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
+from .compilation import eager
 
 N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields)
 N_LISTS = 2 + N_ORDER
@@ -206,6 +207,7 @@ def composite(
     return images
 
 
+@eager
 def rasterize_to_pixels(
     means2d: Tensor,
     conics: Tensor,

@@ -28,6 +28,7 @@ from ..data import (
 )
 from ..errors import ArgumentError, MemoryBudgetError, ShapeError
 from .backend import launchers
+from .compilation import eager
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
 
 Band = tuple[int, int]
@@ -215,6 +216,7 @@ def _tile_bits(n_tiles: int) -> int:
     return math.floor(math.log2(n_tiles)) + 1
 
 
+@eager
 def isect_tiles(
     means2d: Tensor,
     radii: Tensor,

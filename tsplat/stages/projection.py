@@ -20,6 +20,7 @@ from ..config import Backend, CameraModel, NumericsName
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, flatten_batch
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
+from .compilation import eager
 
 N_GAUSSIAN_TENSORS = len(Gaussians3D._fields)
 OWN_SHAPES = ((2,), (2,), (), (3,), ())
@@ -72,6 +73,7 @@ def project(
     return projected._replace(means2d=projected.means2d.view(*batch, n_cameras, n_gaussians, 2))
 
 
+@eager
 def fully_fused_projection(
     means: Tensor,
     covars: Tensor | None,

@@ -13,6 +13,7 @@ from ..config import Backend, Numerics
 from ..data import Features, ProjectedGaussians
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
+from .compilation import eager
 
 
 class _SphericalHarmonics(torch.autograd.Function):
@@ -109,6 +110,7 @@ def shade(
     return Features((values + 0.5).clamp_min(0.0), None)
 
 
+@eager
 def spherical_harmonics(
     degrees_to_use: int,
     dirs: Tensor,
