@@ -381,7 +381,7 @@ class Property:
 
 
 PROPERTIES = {
-    "random scenes against fp64": Property(random_scene, 300, 5000),
+    "random scenes against fp64": Property(random_scene, 150, 5000),
     "special values": Property(special_values, 100, 1000, per_case=20),
     "permuted Gaussians": Property(permuted, 30, 500),
     "gradients scaled by 2^k": Property(scaled, 30, 500),
@@ -389,8 +389,8 @@ PROPERTIES = {
     "packed = unpacked": Property(packed_is_unpacked, 30, 500),
     "tile sizes": Property(tile_sizes, 30, 500),
     "cameras split": Property(cameras_split, 30, 500),
-    "banded = whole": Property(banded, 50, 500),
-    "mixed precision": Property(mixed_precision, 40, 600),
+    "banded = whole": Property(banded, 30, 500),
+    "mixed precision": Property(mixed_precision, 20, 600),
     "repeated": Property(repeated, 20, 100),
     "memory errors": Property(memory_error, 20, 200),
 }

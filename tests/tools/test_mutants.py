@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools.mutants import MUTANTS, ROOT, is_caught
 
-SAMPLED = random.Random(0).sample(MUTANTS, 3)
+SAMPLED = random.Random(0).sample(MUTANTS, 2)
 
 
 @functools.cache
