@@ -26,7 +26,9 @@ import triton.language as tl
 from ..config import FISHEYE_SERIES
 from .device_math import constant
 
-SERIES = tl.constexpr(FISHEYE_SERIES)
+HIGHEST = tl.constexpr(FISHEYE_SERIES[-1])
+LOWER = tl.constexpr(FISHEYE_SERIES[-2::-1])
+N_LOWER = tl.constexpr(len(FISHEYE_SERIES) - 1)
 PI = tl.constexpr(math.pi)
 
 
@@ -63,9 +65,9 @@ def fisheye_direction(p):
     square = d[0] * d[0] + d[1] * d[1]
     c = tl.abs(d[2])
     x = 1.0 - 2.0 * c
-    n = constant(SERIES[len(SERIES) - 1], x)
-    for i in tl.static_range(2, len(SERIES) + 1):
-        n = n * x + SERIES[len(SERIES) - i]
+    n = constant(HIGHEST, x)
+    for i in tl.static_range(N_LOWER):
+        n = n * x + LOWER[i]
     m = (2.0 * c + square * n) * (-1.0 / 3.0)
     k = c - square * m
     behind = p[2] < 0.0
