@@ -50,6 +50,7 @@ FOLD = ("tests/kernels/test_warp_sums.py",)
 """On the emulator, as kernels for CPUs have no PTX."""
 FEATURES = ("-m", "triton", "tests/kernels/test_compositing_features.py", "tests/kernels/test_segments.py")
 IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
+LENSES = ("tests/scene/capture/test_lenses.py",)
 STRATEGIES = ("-m", "not interpreter", "tests/strategies")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 
@@ -426,6 +427,18 @@ MUTANTS = [
         "kernels_torch/image_loss.py",
         ("-m", "not interpreter and not triton", IMAGE_LOSS),
         ("(mean_x * ssim - mean_y * luminance)", "(mean_x * ssim)", "cross term of SSIM's gradient lost"),
+    ),
+    *_in(
+        "scene/capture/lenses.py",
+        LENSES,
+        ("[1.0, *((2 * i + 3) * k", "[1.0, *((2 * i + 1) * k", "fisheye: derivative of the distortion"),
+        ("theta < self._max_theta", "theta < 4.0", "fisheye: pixels beyond 90 degrees not masked out"),
+        ("zoom = self._zoom()", "zoom = 1.0", "fisheye: empty borders, or a part of the field of view lost"),
+    ),
+    *_in(
+        "training/trainer.py",
+        ("tests/training/test_trainer.py",),
+        ("            camera_model=view.camera_model,\n", "", "camera model of a view ignored"),
     ),
     *_in(
         "strategies/operations.py",

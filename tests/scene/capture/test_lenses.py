@@ -158,6 +158,14 @@ def test_fisheye_pixels_beyond_90_degrees_are_masked_out(tmp_path):
         torch.testing.assert_close(view.K, torch.tensor([[focal, 0, 60], [0, focal, 45], [0, 0, 1]]))
 
 
+def test_fisheye_pixels_beyond_the_extremum_of_the_distortion_have_no_source():
+    # theta - 0.3 theta^3 is largest at theta = 1 / sqrt(0.9), where it is 2/3 of it.
+    undistortion = Undistortion(Lens(WIDTH, HEIGHT, 60, 60, 60, 45, (-0.3, 0.0, 0.0, 0.0), "fisheye"), WIDTH, HEIGHT)
+    assert float(undistortion.K[0, 0]) == pytest.approx(40.0)
+    x, y = torch.arange(WIDTH) + 0.5 - 60, torch.arange(HEIGHT) + 0.5 - 45
+    assert torch.equal(undistortion.has_source, torch.hypot(x[None], y[:, None]) < 40 / math.sqrt(0.9))
+
+
 def test_downscaled_images_are_undistorted(tmp_path):
     model, params, coefficients = LENSES[3]
     points = grid_points()
