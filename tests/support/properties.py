@@ -364,7 +364,9 @@ def repeated(case: Case, backend: str) -> float:
 
 def memory_error(case: Case, backend: str) -> float:
     """Scales that are far too large raise MemoryBudgetError, and do not change the bits of the next call."""
-    structure = dataclasses.replace(case.structure, n=40, size=1.0, covars=False, width=32, height=32, batch=())
+    structure = dataclasses.replace(
+        case.structure, n=40, size=1.0, covars=False, width=32, height=32, batch=(), camera_model="pinhole"
+    )
     if _is_interpreted(backend):
         structure = dataclasses.replace(structure, cameras=1)
     scene = _scene(structure, backend, torch.float32)
