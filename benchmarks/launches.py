@@ -148,7 +148,8 @@ def _projection(vendor: str) -> Labeled:
     radii, means2d, conics, depths = _rows()
     cameras = Cameras(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
     for name, gaussians in _gaussians():
-        for antialiased in (False, True):
+        others = () if name else ((True, "ortho"), (True, "fisheye"))
+        for antialiased, camera_model in ((False, "pinhole"), (True, "pinhole"), *others):
             settings = ProjectionSettings(
                 width=WIDTH,
                 height=HEIGHT,
@@ -158,6 +159,7 @@ def _projection(vendor: str) -> Labeled:
                 radius_clip=0.0,
                 antialiased=antialiased,
                 packed=False,
+                camera_model=camera_model,
                 numerics=DEFAULT_NUMERICS,
                 backend="triton",
             )
@@ -166,7 +168,9 @@ def _projection(vendor: str) -> Labeled:
                 kernels.projection_fwd(gaussians, cameras, settings)
                 kernels.projection_fwd(gaussians, cameras, dataclasses.replace(settings, packed=True))
                 kernels.projection_bwd(gaussians, cameras, torch.arange(N), radii, v, settings, True)
-            yield from ((f"{'antialiased' if antialiased else 'classic'}{name}", call) for call in launches)
+            label = f"{'antialiased' if antialiased else 'classic'}{name}"
+            label += f" {camera_model}" if camera_model != "pinhole" else ""
+            yield from ((label, call) for call in launches)
         with recorded(vendor) as launches:
             kernels.valid_gaussians(gaussians, torch.ones(1, N, 3), per_camera=False)
             kernels.valid_gaussians(gaussians, torch.ones(1, 1, N, 3), per_camera=True)

@@ -53,6 +53,38 @@ def test_batches_of_cameras_match_reference(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("camera_model", ["ortho", "fisheye"])
+@pytest.mark.parametrize("render_mode", ["RGB", "D", "ED", "RGB+D", "RGB+ED"])
+def test_camera_models_match_reference_in_every_mode(backend, camera_model, render_mode):
+    """Depths are negative for half of the Gaussians."""
+    structure = scenes.Structure(n=10, cameras=2, width=13, height=11, camera_model=camera_model, seed=3)
+    options = dict(near_plane=-10.0, render_mode=render_mode, rasterize_mode="antialiased", packed=False)
+    assert_run_exact(scenes.make(structure), backend=backend, **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_negative_depths_are_composited_in_order_of_value(backend):
+    n = 5
+    depths = torch.tensor([3.0, -1.0, 0.0, -4.0, 1.0])
+    means = torch.cat([torch.zeros(n, 2), depths[:, None]], 1)
+    colors, _, meta = tsplat.rasterization(
+        means, torch.tensor([[1.0, 0, 0, 0]]).repeat(n, 1), torch.full((n, 3), 0.1), torch.full((n,), 0.5),
+        torch.eye(n), torch.eye(4)[None], torch.tensor([[[40.0, 0, 4.5], [0, 40, 4.5], [0, 0, 1]]]), 9, 9,
+        near_plane=-5.0, render_mode="RGB+ED", camera_model="ortho", backend=backend,
+    )  # fmt: skip
+    order = depths.argsort()
+    weights = 0.5 ** torch.arange(1, n + 1)
+    torch.testing.assert_close(colors[0, 4, 4, :n][order], weights)
+    torch.testing.assert_close(colors[0, 4, 4, n], (weights * depths[order]).sum() / weights.sum())
+    assert meta["flatten_ids"].tolist() == order.tolist()
+    # Ids hold the bits of depths, and offsets can be found from them.
+    bits = (meta["isect_ids"] & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
+    assert torch.equal(bits, depths[order])
+    assert tsplat.isect_offset_encode(meta["isect_ids"], 1, 1, 1).tolist() == [[[0]]]
+    assert (meta["isect_ids"] >> 32 == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("empty", [dict(cameras=0), dict(batch=(0,)), dict(n=0)], ids=str)
 @pytest.mark.parametrize("channels", [3, 17])

@@ -9,6 +9,7 @@ import torch
 from tests.support import scenes
 from tsplat import reference
 from tsplat.config import PRESETS
+from tsplat.data import ProjectionSettings
 
 DTYPE = torch.float64
 WIDTH, HEIGHT, FOCAL = 9, 7, 10.0
@@ -105,6 +106,73 @@ def test_antialiasing_compensates_opacity_for_blur():
         rtol=1e-12,
         atol=0,
     )
+
+
+def pixel(camera_model, K):
+    """The camera model as a function of a point, from its definition."""
+
+    def project(point):
+        x, y, z = point.unbind()
+        if camera_model == "pinhole":
+            u, v = x / z, y / z
+        elif camera_model == "ortho":
+            u, v = x, y
+        else:
+            theta = torch.acos(z / point.norm())
+            phi = torch.atan2(y, x)
+            u, v = theta * phi.cos(), theta * phi.sin()
+        return torch.stack([K[0, 0] * u + K[0, 2], K[1, 1] * v + K[1, 2]])
+
+    return project
+
+
+@pytest.mark.parametrize("camera_model", ["pinhole", "ortho", "fisheye"])
+def test_projection_matches_differentiated_camera(camera_model):
+    generator = torch.Generator().manual_seed(0)
+    K = torch.tensor([[100.0, 0, 500], [0, 110.0, 480], [0, 0, 1]], dtype=DTYPE)
+    directions = torch.randn(60, 3, generator=generator, dtype=DTYPE)
+    if camera_model == "pinhole":
+        directions[:, 2] = directions[:, 2].abs() + 1.0
+    elif camera_model == "fisheye":
+        # Within and just outside of the series' range around the axis.
+        directions[:8] = torch.tensor([[0.01, 0.02, 1.0], [0.2, 0.2, 1.0], [0.2, 0.25, 1.0], [1.0, 0, 0]]).repeat(2, 1)
+    root = 0.1 * torch.randn(60, 3, 3, generator=generator, dtype=DTYPE)
+    covars = root @ root.mT
+    settings = ProjectionSettings(1000, 960, eps2d=0.0, near_plane=-10.0, camera_model=camera_model)
+    projected = reference.project(directions, covars, None, torch.eye(4, dtype=DTYPE)[None], K[None], settings)
+    assert projected.visible.sum() > 30
+    function = pixel(camera_model, K)
+    for i in projected.visible[0].nonzero()[:, 0]:
+        jacobian = torch.func.jacrev(function)(directions[i])
+        inverse = torch.linalg.inv(jacobian @ covars[i] @ jacobian.T)
+        torch.testing.assert_close(projected.means2d[0, i], function(directions[i]), rtol=1e-12, atol=0)
+        expected = torch.stack([inverse[0, 0], inverse[0, 1], inverse[1, 1]])
+        torch.testing.assert_close(projected.conics[0, i], expected, rtol=1e-7, atol=1e-9 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("direction", [(0.0, 0.0, 2.0), (1e-3, 2e-3, 1.0), (0.4, -0.3, 1.0), (0.5, 0.2, -0.4)])
+def test_fisheye_gradients_match_finite_differences(direction):
+    """On the axis, close to it, where the series ends, and behind the camera."""
+    means = torch.tensor([direction], dtype=DTYPE, requires_grad=True)
+    root = 0.1 * torch.randn(3, 3, generator=torch.Generator().manual_seed(1), dtype=DTYPE)
+    covars = (root @ root.T)[None].requires_grad_()
+    viewmats = torch.eye(4, dtype=DTYPE)[None].requires_grad_()
+    Ks = torch.tensor([[[10.0, 0, 40], [0, 11.0, 40], [0, 0, 1]]], dtype=DTYPE)
+    settings = ProjectionSettings(80, 80, near_plane=-10.0, antialiased=True, camera_model="fisheye")
+
+    def outputs(*inputs):
+        p = reference.project(inputs[0], inputs[1], None, inputs[2], Ks, settings)
+        return p.means2d, p.depths, p.conics, p.compensations
+
+    assert torch.autograd.gradcheck(outputs, (means, covars, viewmats), eps=1e-6, atol=1e-6, rtol=1e-5)
+
+
+def test_ortho_composites_negative_depths_by_value():
+    colors = torch.eye(3, dtype=DTYPE)
+    view = front_view(camera_model="ortho", near_plane=-5.0, render_mode="RGB+ED")
+    truth = reference.rasterize(**ball(1.0, -2.0, -1.0, opacities=[0.5, 0.5, 0.5], sigma=0.1), colors=colors, **view)
+    expected = torch.tensor([0.125, 0.5, 0.25, (0.125 - 1.0 - 0.25) / 0.875], dtype=DTYPE)
+    torch.testing.assert_close(truth.colors[0, 3, 4], expected, rtol=1e-12, atol=0)
 
 
 def test_camera_centers_of_scaled_view_matrix_by_preset():

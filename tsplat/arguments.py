@@ -116,8 +116,12 @@ def check_rolling_shutter(rolling_shutter: object) -> None:
 
 
 def check_camera_model(camera_model: object) -> None:
+    """Raises unless a camera model is implemented."""
     check_choice("camera_model", camera_model, CAMERA_MODELS)
-    check_not_implemented({"camera_model": (camera_model, "pinhole")})
+    if camera_model == "ftheta":
+        raise UnsupportedError(
+            "camera_model: 'ftheta' is not implemented; undistort the images and use 'pinhole' or 'fisheye'"
+        )
 
 
 def check_no_grad(name: str, tensor: Tensor) -> None:

@@ -48,6 +48,34 @@ DEPTH_ALPHA_MIN: Final = 1e-10
 
 SH_DEGREE_MAX: Final = 4
 
+FISHEYE_SERIES: Final = (
+    2.4490644061661078,
+    1.2515593230562816,
+    0.5807344615724495,
+    0.2536384204801607,
+    0.10625988382956976,
+    0.04318192461049334,
+    0.017145004353215573,
+    0.006683535245959919,
+    0.0025669986181389463,
+    0.0009738879539913036,
+    0.0003656989608249821,
+    0.00013617784345265344,
+    5.030464885246822e-05,
+    1.8342848580000943e-05,
+    6.693803662747518e-06,
+    2.582602705341621e-06,
+    9.320486887863393e-07,
+    2.139805398351034e-07,
+    7.72424979292881e-08,
+    8.157016908645434e-08,
+    2.894833238403237e-08,
+)
+"""Coefficients, constant term first, of the polynomial in x = 1 - 2 cos(theta) in [-1, 1] that replaces
+8/5 F(1, 5; 7/2; (1 + x) / 4) in the fisheye projection; F is the hypergeometric function.
+
+It interpolates at Chebyshev nodes, to a relative error of 5e-15."""
+
 _WINDOW: Final = [math.exp(-0.5 * (place / 1.5) ** 2) for place in range(-5, 6)]
 SSIM_TAPS: Final = tuple(value / sum(_WINDOW) for value in _WINDOW)
 """Gaussian window of SSIM along each axis: 11 taps, standard deviation 1.5 pixels."""
@@ -66,7 +94,7 @@ class Numerics:
         compensation_floor: Lower bound of the antialiasing compensation (Mip-Splatting, arXiv 2311.16493).
         camera_center: ``"inverse"``: -R^-1 t of the view matrix; ``"transpose"``: -R^T t. They differ where R is not
             a rotation.
-        near_min: Lower bound of ``near_plane``.
+        near_min: Lower bound of ``near_plane``; that of pinhole cameras is at least 0, see :meth:`nearest`.
         extend: Radius in standard deviations; an upper bound if ``opacity_aware``.
         opacity_aware: If true, radii per axis end where alpha falls below :data:`ALPHA_MIN` (arXiv 2402.00525, section
             B.2). Otherwise both radii follow the larger principal axis.
@@ -80,6 +108,10 @@ class Numerics:
     extend: float
     opacity_aware: bool
 
+    def nearest(self, near_plane: float, camera_model: CameraModel) -> float:
+        """Returns the smallest depth that is projected. Pinhole cameras do not see what is behind them."""
+        return max(near_plane, self.near_min, 0.0 if camera_model == "pinhole" else -MAGNITUDE_MAX)
+
 
 PRESETS: Final[dict[str, Numerics]] = {
     preset.name: preset
@@ -89,7 +121,7 @@ PRESETS: Final[dict[str, Numerics]] = {
             alpha_max=0.999,
             compensation_floor=0.0,
             camera_center="inverse",
-            near_min=0.0,
+            near_min=-math.inf,
             extend=3.33,
             opacity_aware=True,
         ),
@@ -98,7 +130,7 @@ PRESETS: Final[dict[str, Numerics]] = {
             alpha_max=0.99,
             compensation_floor=0.005,
             camera_center="transpose",
-            near_min=0.0,
+            near_min=-math.inf,
             extend=3.33,
             opacity_aware=True,
         ),

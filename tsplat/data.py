@@ -14,7 +14,7 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
-from .config import DEFAULT_NUMERICS, Backend, Numerics
+from .config import DEFAULT_NUMERICS, Backend, CameraModel, Numerics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,7 @@ class ProjectionSettings:
         radius_clip: Gaussians whose radii are both at most this are culled.
         antialiased: Whether to compute compensations (Mip-Splatting, arXiv 2311.16493).
         packed: Whether to output visible rows only.
+        camera_model: How points are projected.
         numerics, backend: As in :func:`tsplat.rasterization`.
     """
 
@@ -39,6 +40,7 @@ class ProjectionSettings:
     radius_clip: float = 0.0
     antialiased: bool = False
     packed: bool = False
+    camera_model: CameraModel = "pinhole"
     numerics: Numerics = DEFAULT_NUMERICS
     backend: Backend = "auto"
 

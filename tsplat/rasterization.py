@@ -81,9 +81,10 @@ def rasterization(
         colors: [..., N, D] or per camera [..., C, N, D], any D >= 1; with ``sh_degree``, spherical harmonics
             coefficients [..., N, K, 3] or [..., C, N, K, 3]. Half precision is read without a copy.
         viewmats: [..., C, 4, 4] world to camera; cameras look along +z, x points right, y down (OpenCV).
-        Ks: [..., C, 3, 3] intrinsics in pixels; pixel centers are at +0.5. Not differentiable.
+        Ks: [..., C, 3, 3] intrinsics in pixels (see ``camera_model``); pixel centers are at +0.5. Not differentiable.
         width, height: Image size in pixels.
-        near_plane, far_plane: Gaussians outside these camera-space depths are culled.
+        near_plane, far_plane: Gaussians outside these camera-space depths z are culled. Pinhole cameras see nothing
+            behind z = 0.
         radius_clip: Gaussians whose radii along both image axes are at most this, in pixels, are culled.
         eps2d: Added to the diagonal of the screen covariance, pixels^2.
         sh_degree: Highest degree of spherical harmonics to use, 0 to 4; None if ``colors`` are colors.
@@ -112,8 +113,13 @@ def rasterization(
             Gaussians and cameras, any number of either, and gets the images of its cameras with the Gaussians of all
             ranks. Gradients go back to the rank that holds a Gaussian. No batch dimensions, no colors per camera.
         group: The process group; by default all processes.
+        camera_model: How a point (x, y, z) of the camera frame appears in the image, with the focal lengths and
+            principal point of ``Ks``: ``"pinhole"`` at fx x/z + cx; ``"ortho"`` at fx x + cx, focal lengths in pixels
+            per world unit; ``"fisheye"`` at fx theta x/r + cx, with r = sqrt(x^2 + y^2) and the angle theta from the
+            optical axis in radians (equidistant, without distortion). y is alike. ``near_plane`` may be negative for
+            ortho, and for fisheye with a field of view beyond 180 degrees. ``"ftheta"`` raises.
         sparse_grad, segmented, with_ut, with_eval3d, radial_coeffs, tangential_coeffs, thin_prism_coeffs,
-            ftheta_coeffs, rolling_shutter, viewmats_rs, camera_model: As in gsplat; only the defaults are implemented.
+            ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
@@ -149,8 +155,8 @@ def rasterization(
     options = Options(
         width=width, height=height, near_plane=near_plane, far_plane=far_plane, radius_clip=radius_clip, eps2d=eps2d,
         sh_degree=sh_degree, packed=packed, tile_size=tile_size, render_mode=render_mode, absgrad=absgrad,
-        rasterize_mode=rasterize_mode, backend=backend, numerics=numerics, validate=validate,
-        channel_chunk=channel_chunk, memory_budget=memory_budget,
+        rasterize_mode=rasterize_mode, backend=backend, numerics=numerics,
+        camera_model=camera_model, validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget,
     )  # fmt: skip
     not_implemented = {
         "sparse_grad": (sparse_grad, False), "segmented": (segmented, False), "with_ut": (with_ut, False),
@@ -159,7 +165,7 @@ def rasterization(
         "ftheta_coeffs": (ftheta_coeffs, None), "viewmats_rs": (viewmats_rs, None),
     }  # fmt: skip
     scene = Scene(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, covars)
-    request = check_request(scene, options, not_implemented, camera_model, rolling_shutter, group, distributed)
+    request = check_request(scene, options, not_implemented, rolling_shutter, group, distributed)
     if backend == "reference":
         return _render_reference(request)
 
@@ -216,6 +222,7 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
             sh_degree=o.sh_degree,
             render_mode=o.render_mode,
             rasterize_mode=o.rasterize_mode,
+            camera_model=o.camera_model,
             numerics=request.numerics,
             cull=o.validate != "off",
         )

@@ -12,6 +12,7 @@ distance of its own values from each threshold as :class:`Margins`.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from .config import (
     QUAT_NORM_MIN,
     RADIUS_MAX,
     TRANSMITTANCE_MIN,
+    CameraModel,
     Numerics,
     RasterizeMode,
     RenderMode,
@@ -112,16 +114,9 @@ class Projection:
 
 
 def project(
-    means: Tensor,
-    covars: Tensor,
-    opacities: Tensor | None,
-    viewmats: Tensor,
-    Ks: Tensor,
-    settings: ProjectionSettings,
-    *,
-    shown: Tensor | None = None,
-    visible: Tensor | None = None,
-) -> Projection:
+    means: Tensor, covars: Tensor, opacities: Tensor | None, viewmats: Tensor, Ks: Tensor,
+    settings: ProjectionSettings, *, shown: Tensor | None = None, visible: Tensor | None = None,
+) -> Projection:  # fmt: skip
     """Projects every Gaussian with every camera (EWA splatting); culled Gaussians are zero.
 
     Args:
@@ -134,22 +129,11 @@ def project(
     width, height, numerics, eps2d = settings.width, settings.height, settings.numerics, settings.eps2d
     rotation = viewmats[..., None, :3, :3]
     camera = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
-    x, y, z = camera.unbind(-1)
-    near = max(settings.near_plane, numerics.near_min)
-    seen = (z >= near) & (z <= settings.far_plane)
+    z = camera[..., 2]
+    near = numerics.nearest(settings.near_plane, settings.camera_model)
+    means2d, jacobian, defined = _project_points(camera, Ks, settings)
+    seen = defined & (z >= near) & (z <= settings.far_plane)
     margin = torch.minimum(_relative(z, near), _relative(z, settings.far_plane))
-    safe_z = torch.where(z.abs() > 0, z, torch.ones_like(z))
-
-    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    margin_x, margin_y = FOV_MARGIN * 0.5 * width / fx, FOV_MARGIN * 0.5 * height / fy
-    slope_x = torch.clamp(x / safe_z, min=-(cx / fx + margin_x), max=(width - cx) / fx + margin_x)
-    slope_y = torch.clamp(y / safe_z, min=-(cy / fy + margin_y), max=(height - cy) / fy + margin_y)
-    zero = torch.zeros_like(z)
-    row_x = torch.stack([fx / safe_z, zero, -fx * slope_x / safe_z], -1)
-    row_y = torch.stack([zero, fy / safe_z, -fy * slope_y / safe_z], -1)
-    jacobian = torch.stack([row_x, row_y], -2)  # [..., C, N, 2, 3]
-    means2d = torch.stack([fx * x / safe_z + cx, fy * y / safe_z + cy], -1)
-
     to_screen = jacobian @ rotation
     sharp = to_screen @ covars[..., None, :, :, :] @ to_screen.transpose(-1, -2)
     a, b, c = sharp[..., 0, 0] + eps2d, sharp[..., 0, 1], sharp[..., 1, 1] + eps2d
@@ -199,6 +183,51 @@ def project(
     )
 
 
+def _project_points(points: Tensor, Ks: Tensor, settings: ProjectionSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3]; whether defined.
+
+    Fisheye: u = fx k x + cx with k = theta / r. With m = (dk / dr) / r, J = f [k I + m p p^T | -p / |(x, y, z)|^2].
+    """
+    x, y, z = points.unbind(-1)
+    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    zero = torch.zeros_like(z)
+    defined = torch.ones_like(z, dtype=torch.bool)
+    if settings.camera_model == "pinhole":
+        safe_z = torch.where(z.abs() > 0, z, 1.0)
+        slopes = []
+        for p, f, c, size in ((x, fx, cx, settings.width), (y, fy, cy, settings.height)):
+            margin = FOV_MARGIN * 0.5 * size / f
+            slopes.append(torch.clamp(p / safe_z, min=-(c / f + margin), max=(size - c) / f + margin))
+        u, v = fx * x / safe_z + cx, fy * y / safe_z + cy
+        rows = (fx / safe_z, zero, -fx * slopes[0] / safe_z), (zero, fy / safe_z, -fy * slopes[1] / safe_z)
+    elif settings.camera_model == "ortho":
+        u, v = fx * x + cx, fy * y + cy
+        rows = (fx + zero, zero, zero), (zero, fy + zero, zero)
+    else:
+        square = x * x + y * y
+        defined = (square > 0) | (z > 0)
+        k, m = _equidistant(torch.where(defined, square, 1.0), z)
+        u, v = fx * k * x + cx, fy * k * y + cy
+        full = torch.where(defined, square + z * z, 1.0)
+        x_row = (fx * (k + m * x * x), fx * m * x * y, -fx * x / full)
+        rows = x_row, (fy * m * x * y, fy * (k + m * y * y), -fy * y / full)
+    return torch.stack([u, v], -1), torch.stack([torch.stack(row, -1) for row in rows], -2), defined
+
+
+def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """theta / r and its derivative with respect to r, divided by r, for r^2 = square; both are smooth at r = 0."""
+    near_axis = (z > 0) & (square < 0.1 * z * z)
+    # Each formula is evaluated at a harmless point where the other one is taken.
+    safe_z, far = torch.where(near_axis, z, 1.0), torch.where(near_axis, 1.0, square)
+    t = torch.where(near_axis, square, 0.0) / (safe_z * safe_z)
+    # atan(sqrt(t)) / sqrt(t) and twice its derivative.
+    value = sum((-t) ** n / (2 * n + 1) for n in range(18))
+    slope = sum(-2 * n * (-t) ** (n - 1) / (2 * n + 1) for n in range(1, 19))
+    k = torch.atan2(far.sqrt(), z) / far.sqrt()
+    m = (z / (far + z * z) - k) / far
+    return torch.where(near_axis, value / safe_z, k), torch.where(near_axis, slope / safe_z**3, m)
+
+
 def _half_extents(a: Tensor, c: Tensor, det: Tensor, opacities: Tensor | None, numerics: Numerics) -> Tensor:
     """Half extents in pixels along x and y of covariances with diagonal a, c and determinant det. [..., 2]"""
     extend = torch.full_like(det, numerics.extend)
@@ -240,9 +269,7 @@ def sh_basis(degree: int, directions: Tensor) -> Tensor:
     for n in range(degree + 1):
         for m in range(-n, n + 1):
             k = abs(m)
-            factorials = 1.0
-            for i in range(n - k + 1, n + k + 1):
-                factorials *= i
+            factorials = math.prod(range(n - k + 1, n + k + 1))
             norm = ((2 * n + 1) / (4 * torch.pi) / factorials) ** 0.5 * (2**0.5 if k else 1.0)
             basis.append(norm * legendre[n][k] * (sine[k] if m < 0 else cosine[k]))
     return torch.stack(basis, -1)
@@ -271,19 +298,10 @@ def _pixel_centers(size: int, like: Tensor) -> Tensor:
 
 
 def composite(
-    means2d: Tensor,
-    conics: Tensor,
-    opacities: Tensor,
-    colors: Tensor,
-    backgrounds: Tensor | None,
-    order: Tensor,
-    visible: Tensor,
-    width: int,
-    height: int,
-    *,
-    numerics: Numerics = DEFAULT_NUMERICS,
-    contributes: Tensor | None = None,
-) -> Composite:
+    means2d: Tensor, conics: Tensor, opacities: Tensor, colors: Tensor, backgrounds: Tensor | None, order: Tensor,
+    visible: Tensor, width: int, height: int, *, numerics: Numerics = DEFAULT_NUMERICS, contributes: Tensor | None =
+    None,
+) -> Composite:  # fmt: skip
     """Composites projected Gaussians [..., N] in the given order, front to back.
 
     Args:
@@ -352,29 +370,13 @@ class Rendering:
 
 
 def rasterize(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    opacities: Tensor,
-    colors: Tensor,
-    viewmats: Tensor,
-    Ks: Tensor,
-    width: int,
-    height: int,
-    *,
-    near_plane: float = 0.01,
-    far_plane: float = 1e10,
-    radius_clip: float = 0.0,
-    eps2d: float = 0.3,
-    sh_degree: int | None = None,
-    backgrounds: Tensor | None = None,
-    render_mode: RenderMode = "RGB",
-    rasterize_mode: RasterizeMode = "classic",
-    covars: Tensor | None = None,
-    numerics: Numerics = DEFAULT_NUMERICS,
-    cull: bool = False,
-    decisions: Decisions | None = None,
-) -> Rendering:
+    means: Tensor, quats: Tensor | None, scales: Tensor | None, opacities: Tensor, colors: Tensor, viewmats: Tensor,
+    Ks: Tensor, width: int, height: int, *, near_plane: float = 0.01, far_plane: float = 1e10, radius_clip: float =
+    0.0, eps2d: float = 0.3, sh_degree: int | None = None, backgrounds: Tensor | None = None, render_mode:
+    RenderMode = "RGB", rasterize_mode: RasterizeMode = "classic", camera_model: CameraModel = "pinhole", covars:
+    Tensor | None = None, numerics: Numerics = DEFAULT_NUMERICS, cull: bool = False, decisions: Decisions | None =
+    None,
+) -> Rendering:  # fmt: skip
     """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
 
     Args:
@@ -398,7 +400,7 @@ def rasterize(
 
     settings = ProjectionSettings(
         width, height, eps2d, near_plane, min(far_plane, MAGNITUDE_MAX), radius_clip,
-        antialiased=rasterize_mode == "antialiased", numerics=numerics,
+        antialiased=rasterize_mode == "antialiased", camera_model=camera_model, numerics=numerics,
     )  # fmt: skip
     projection = project(means, covars, opacities, viewmats, Ks, settings, shown=shown, visible=decided.visible)
     visible, depths = projection.visible, projection.depths

@@ -41,7 +41,7 @@ VARIANTS = {
         r"D=3 and depth tile [48] absgrad part \w+",
     )),
     "features": r"D=16 tile 16 part 8x8 segments",
-    "projection": r"classic|antialiased covars",
+    "projection": r"classic|antialiased (covars|ortho|fisheye)",
     "sh": r"degree [034]",
 }  # fmt: skip
 """Labels of variants: every value of every option, every size of parts with three channels, and the most registers."""

@@ -20,8 +20,10 @@ pytestmark = pytest.mark.interpreter
         (dict(sh_degree=2), dict(rasterize_mode="antialiased", packed=False)),
         (dict(covars=True, channels=9), dict(absgrad=True, channel_chunk=5)),
         (dict(channels=17), dict(packed=False)),
+        (dict(channels=1, camera_model="ortho"), dict(near_plane=-10.0)),
+        (dict(channels=1, camera_model="fisheye"), dict(near_plane=-10.0)),
     ],
-    ids=["depth", "spherical harmonics", "covariances and absgrad", "many channels"],
+    ids=["depth", "spherical harmonics", "covariances and absgrad", "many channels", "ortho", "fisheye"],
 )
 def test_rasterization_matches_reference(structure, options):
     structure = scenes.Structure(**{"n": 6, "cameras": 1, "width": 9, "height": 6, "seed": 4, **structure})

@@ -30,11 +30,14 @@ def assert_intersections_match_brute_force(structure, tile_size, opaque, backend
     scene = scenes.make(structure)
     if opaque:
         scene["opacities"] = scene["opacities"] + 0.5  # above 1, where the rectangle would be too small
-    _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=tile_size, backend=backend)
+    options = dict(packed=False, tile_size=tile_size, near_plane=-10.0, backend=backend)
+    _, _, meta = tsplat.rasterization(**scene, **options)
     truth = reference.project(
         scene["means"], reference.covariances(scene["quats"], scene["scales"]) if scene["covars"] is None
         else scene["covars"], scene["opacities"], scene["viewmats"], scene["Ks"],
-        ProjectionSettings(scene["width"], scene["height"]),
+        ProjectionSettings(
+            scene["width"], scene["height"], near_plane=-10.0, camera_model=structure.camera_model
+        ),
     )  # fmt: skip
     rows, columns = -(-structure.height // tile_size), -(-structure.width // tile_size)
     x = torch.arange(columns * tile_size, dtype=torch.float64) + 0.5

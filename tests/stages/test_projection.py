@@ -15,12 +15,19 @@ from tsplat import reference
 from tsplat.data import ProjectionSettings
 
 
+@pytest.mark.parametrize("camera_model", ["pinhole", "ortho", "fisheye"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=15)
-@given(seed=st.integers(0, 2**31), compensate=st.booleans(), covars=st.booleans(), packed=st.booleans())
-def test_outputs_and_gradients_match_reference(backend, seed, compensate, covars, packed):
+@given(
+    seed=st.integers(0, 2**31), compensate=st.booleans(), covars=st.booleans(), packed=st.booleans(),
+    near=st.sampled_from([0.01, -10.0]),
+)  # fmt: skip
+def test_outputs_and_gradients_match_reference(backend, camera_model, seed, compensate, covars, packed, near):
     """The loss is on every output: means2d, depths, conics and compensations."""
-    scene = scenes.make(scenes.Structure(n=9, batch=(2,), seed=seed, covars=covars))
+    if camera_model != "pinhole":
+        compensate = True
+    scene = scenes.make(scenes.Structure(n=9, batch=(2,), seed=seed, covars=covars, camera_model=camera_model))
+    options = dict(near_plane=near, camera_model=camera_model)
     triangle = ((0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2))
     results = []
     for use_reference in (False, True):
@@ -30,7 +37,7 @@ def test_outputs_and_gradients_match_reference(backend, seed, compensate, covars
         if use_reference:
             full = reference.covariances(leaves["quats"], leaves["scales"]) if not covars else leaves["covars"]
             full = full.triu() + full.triu(1).transpose(-1, -2)
-            settings = ProjectionSettings(leaves["width"], leaves["height"], antialiased=compensate)
+            settings = ProjectionSettings(leaves["width"], leaves["height"], antialiased=compensate, **options)
             p = reference.project(leaves["means"], full, None, leaves["viewmats"], leaves["Ks"], settings)
             outputs = [p.means2d, p.depths, p.conics, p.compensations]
             radii = p.radii
@@ -39,7 +46,7 @@ def test_outputs_and_gradients_match_reference(backend, seed, compensate, covars
         else:
             *ids, radii, means2d, depths, conics, compensations = tsplat.fully_fused_projection(
                 leaves["means"], upper, leaves["quats"], leaves["scales"], *shape,
-                packed=packed, calc_compensations=compensate, backend=backend,
+                packed=packed, calc_compensations=compensate, backend=backend, **options,
             )  # fmt: skip
             assert len(ids) == (3 if packed else 0)
             outputs = [means2d, depths, conics, compensations]

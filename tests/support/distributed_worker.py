@@ -228,6 +228,7 @@ DISAGREEMENTS: dict[str, dict[str, Any]] = {
     "rasterize_mode": dict(rasterize_mode="antialiased"),
     "backend": dict(backend="torch"),
     "numerics": dict(numerics="inria"),
+    "camera_model": dict(camera_model="ortho"),
     "validate": dict(validate="off"),
     "compute dtype": dict(opacities="double"),
     "colors dtype": dict(colors="bfloat16"),

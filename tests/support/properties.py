@@ -26,6 +26,9 @@ from tsplat.stages.backend import triton_is_interpreted
 
 SETTINGS_IN_TESTS = 40
 
+BEHIND = -10.0
+"""A near plane behind the camera and all Gaussians."""
+
 GEOMETRY = ("means", "quats", "scales", "opacities", "colors")
 
 
@@ -55,6 +58,7 @@ class Case:
         changes: list[dict[str, Any]] = [
             dict(n=s.n // 2), dict(n=s.n - 1), dict(cameras=1), dict(batch=()), dict(channels=1), dict(sh_degree=None),
             dict(per_camera_colors=False), dict(covars=False), dict(backgrounds=False), dict(spare_bases=0),
+            dict(camera_model="pinhole"),
             dict(width=max(s.width // 2, 1)), dict(height=max(s.height // 2, 1)),
         ]  # fmt: skip
         structures = [dataclasses.replace(s, **change) for change in changes if change.get("n", 1) >= 1]
@@ -96,6 +100,9 @@ def draw(seed: int, *, max_n: int = 20, max_pixels: int = 24) -> Case:
         packed=r.random() < 0.5, tile_size=r.choice([4, 8, 16]), channel_chunk=r.choice([1, 2, 32]),
         absgrad=r.random() < 0.3,
     )  # fmt: skip
+    if r.random() > 0.7:
+        structure = dataclasses.replace(structure, camera_model=r.choice(["ortho", "fisheye"]))
+        mode["near_plane"] = r.choice([mode["near_plane"], BEHIND])
     return Case(structure, mode, layout)
 
 
@@ -108,6 +115,8 @@ def draw_for_tests(seed: int) -> Case:
     s = case.structure
     of_scene = dict(n=s.n, cameras=s.cameras, batch=s.batch, width=s.width, height=s.height, size=s.size, seed=seed)
     at_run_time = {name: case.mode[name] for name in ("eps2d", "radius_clip", "near_plane", "far_plane")}
+    if options.structure.camera_model != "pinhole" and seed // SETTINGS_IN_TESTS % 2:
+        at_run_time["near_plane"] = BEHIND
     return Case(dataclasses.replace(options.structure, **of_scene), options.mode | at_run_time, options.layout)
 
 
@@ -355,7 +364,9 @@ def repeated(case: Case, backend: str) -> float:
 
 def memory_error(case: Case, backend: str) -> float:
     """Scales that are far too large raise MemoryBudgetError, and do not change the bits of the next call."""
-    structure = dataclasses.replace(case.structure, n=40, size=1.0, covars=False, width=32, height=32, batch=())
+    structure = dataclasses.replace(
+        case.structure, n=40, size=1.0, covars=False, width=32, height=32, batch=(), camera_model="pinhole"
+    )
     if _is_interpreted(backend):
         structure = dataclasses.replace(structure, cameras=1)
     scene = _scene(structure, backend, torch.float32)

@@ -9,6 +9,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tsplat.config import CameraModel
+
 DIFFERENTIABLE = ("means", "quats", "scales", "covars", "opacities", "colors", "viewmats", "backgrounds")
 
 
@@ -30,13 +32,16 @@ class Structure:
     size: float = 3.0
     """Typical standard deviation on screen, pixels."""
     seed: int = 0
+    camera_model: CameraModel = "pinhole"
 
 
 def make(structure: Structure, dtype: torch.dtype = torch.float64, device: str = "cpu") -> dict[str, Any]:
     """Builds keyword arguments of `rasterization`: a cloud of Gaussians before cameras of various poses and intrinsics.
 
     Means are [*batch, N, 3], viewmats [*batch, C, 4, 4]. Some means lie outside the image, a few behind the camera, and
-    one opacity in six is 1, so that alpha reaches its clamp.
+    one opacity in six is 1, so that alpha reaches its clamp. Half of the means are behind other cameras than pinhole.
+    A fisheye camera has a field of view of 229 degrees along the longer edge. The first one of a scene is the identity,
+    and some means lie on or close to its axis.
     """
     s = structure
     generator = torch.Generator().manual_seed(s.seed)
@@ -49,15 +54,24 @@ def make(structure: Structure, dtype: torch.dtype = torch.float64, device: str =
 
     b = s.batch
     focal = 0.9 * max(s.width, s.height)
+    behind = 0.05 if s.camera_model == "pinhole" else 0.5
     depth = uniform(*b, s.n, low=2.0, high=6.0)
     xy = uniform(*b, s.n, 2, low=-0.7, high=0.7) * torch.tensor([s.width, s.height]) / focal * depth[..., None]
-    depth = torch.where(uniform(*b, s.n) < 0.05, -depth, depth)
+    depth = torch.where(uniform(*b, s.n) < behind, -depth, depth)
+    if s.camera_model == "fisheye":
+        off_axis = torch.tensor([0.0, 1e-6, 1e-3, 1.0, 4.0, 4.0])[torch.arange(s.n) % 6]
+        xy = xy * torch.where(depth > 0, off_axis, 4.0)[..., None]
+        focal *= 0.25 / 0.9
     means = torch.cat([xy, depth[..., None]], -1)
     scales = (s.size / focal * depth.abs())[..., None] * (0.5 * normal(*b, s.n, 3)).exp()
     quats = normal(*b, s.n, 4) * uniform(*b, s.n, 1, low=0.2, high=3.0)
     viewmats = torch.eye(4, dtype=torch.float64).repeat(*b, s.cameras, 1, 1)
     viewmats[..., :3, :3] = _small_rotations(0.1 * normal(*b, s.cameras, 3))
     viewmats[..., :3, 3] = 0.1 * normal(*b, s.cameras, 3)
+    if s.camera_model == "fisheye":
+        viewmats[..., :1, :, :] = torch.eye(4, dtype=torch.float64)
+    elif s.camera_model == "ortho":
+        focal /= 4.0  # pixels per world unit
     Ks = torch.zeros(*b, s.cameras, 3, 3, dtype=torch.float64)
     Ks[..., 0, 0] = focal * uniform(*b, s.cameras, low=0.8, high=1.2)
     Ks[..., 1, 1] = focal * uniform(*b, s.cameras, low=0.8, high=1.2)
@@ -84,7 +98,7 @@ def make(structure: Structure, dtype: torch.dtype = torch.float64, device: str =
         m = _small_rotations(quats[..., 1:]) * scales[..., None, :]
         scene.update(covars=m @ m.transpose(-1, -2), quats=None, scales=None)
     scene = {name: None if t is None else t.to(device, dtype) for name, t in scene.items()}
-    return scene | dict(width=s.width, height=s.height, sh_degree=s.sh_degree)
+    return scene | dict(width=s.width, height=s.height, sh_degree=s.sh_degree, camera_model=s.camera_model)
 
 
 def _small_rotations(axis_angle: Tensor) -> Tensor:
@@ -112,6 +126,7 @@ def structures(draw: st.DrawFn, *, max_pixels: int = 24, max_n: int = 20, channe
         height=draw(st.integers(1, max_pixels)),
         size=draw(st.sampled_from([0.3, 1.0, 3.0, 8.0])),
         seed=draw(st.integers(0, 2**31)),
+        camera_model=draw(st.sampled_from(["pinhole", "ortho", "fisheye"])),
     )
 
 
@@ -124,7 +139,7 @@ def modes(draw: st.DrawFn) -> dict[str, Any]:
         numerics=draw(st.sampled_from(["gsplat-1.5", "gsplat-1.6", "inria"])),
         eps2d=draw(st.sampled_from([0.1, 0.3, 1.0])),
         radius_clip=draw(st.sampled_from([0.0, 3.0])),
-        near_plane=draw(st.sampled_from([0.01, 2.5])),
+        near_plane=draw(st.sampled_from([0.01, 2.5, -10.0])),
         far_plane=draw(st.sampled_from([5.0, 1e10])),
     )
 

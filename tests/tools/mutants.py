@@ -50,6 +50,7 @@ FOLD = ("tests/kernels/test_warp_sums.py",)
 """On the emulator, as kernels for CPUs have no PTX."""
 FEATURES = ("-m", "triton", "tests/kernels/test_compositing_features.py", "tests/kernels/test_segments.py")
 IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
+LENSES = ("tests/scene/capture/test_lenses.py",)
 STRATEGIES = ("-m", "not interpreter", "tests/strategies")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 
@@ -101,11 +102,27 @@ MUTANTS = [
     *_in(
         "kernels/camera_math.py",
         _compiled("tests/stages/test_projection.py"),
-        ("- tl.where(inside, v_slope * p / (z * z), 0.0)", "", "cross term of the Jacobian's gradient lost"),
-        ("tl.where(inside, v_slope / z, 0.0)", "v_slope / z", "gradient flows through the clamp of the field of view"),
         ("+ v[1] * (t0[0] * t1[2] + t0[2] * t1[0])", "+ v[1] * t0[0] * t1[2]",
          "cross term of the covariance's gradient lost"),
+    ),
+    *_in(
+        "kernels/camera_models.py",
+        _compiled("tests/stages/test_projection.py", "tests/kernels/test_camera_models.py"),
+        ("- tl.where(inside, v_slope * p / (z * z), 0.0)", "", "cross term of the Jacobian's gradient lost"),
+        ("tl.where(inside, v_slope / z, 0.0)", "v_slope / z", "gradient flows through the clamp of the field of view"),
         ("fx * p[0] / p[2] + cx", "fx * p[0] / p[2] + cy", "principal point's axes swapped"),
+        ("(fx * p[0] + cx, fy * p[1] + cy)", "(fx * p[0] + cx, fx * p[1] + cy)", "ortho: focal lengths of x for y"),
+        ("return fx * v_pixel[0], fy * v_pixel[1], p[2] * 0.0", "return v_pixel[0], v_pixel[1], p[2] * 0.0",
+         "ortho: focal length lost in the gradient"),
+        ("m = (2.0 * c + square * n)", "m = (2.0 + square * n)", "fisheye: cosine lost in the series"),
+        ("k = tl.where(behind, turn - k, k)", "k = k", "fisheye: points behind the camera mirrored"),
+        ("3.0 * turn * around * around - n, n)", "n, n)",
+         "fisheye: second derivative behind the camera that of the mirrored point"),
+        ("along = 2.0 * column - trace * d[2] - bent * n", "along = 2.0 * column - trace * d[2]",
+         "fisheye: derivative of M lost"),
+        ("mixed = v_0[1] + v_1[0]", "mixed = v_0[1]", "fisheye: half of an off-diagonal gradient lost"),
+        ("- 2.0 * bent\n", "+ 2.0 * bent\n", "fisheye: sign of a gradient of depth"),
+        ("tl.where(behind, square, 1.0)", "square + 1e-7", "fisheye: an epsilon behind the camera"),
     ),
     *_in(
         "kernels/tile_math.py",
@@ -266,9 +283,10 @@ MUTANTS = [
         ("seen = seen | visible", "seen = visible", "only the last camera's gradient kept"),
         ("v_opacity += tl.where(visible, v_own_opacity, 0.0)", "v_opacity = tl.where(visible, v_own_opacity, 0.0)",
          "a dropped camera in the opacity's gradient"),
-        ("v_w2 = v_p[2] * mean[k] + j02 * v_t0[k] + j12 * v_t1[k]", "v_w2 = v_p[2] * mean[k] + j02 * v_t0[k]",
+        ("v_w2 = add_product(add_product(v_p[2] * mean[k], row0[2], v_t0[k]), row1[2], v_t1[k])",
+         "v_w2 = add_product(v_p[2] * mean[k], row0[2], v_t0[k])",
          "cross term of the pose's gradient lost"),
-        ("            + v_depth,\n", "", "gradient of depth lost"),
+        ("v_p[2] + v_depth)", "v_p[2])", "gradient of depth lost"),
         ("visible & (tl.load(valid", "visible | (tl.load(valid", "invalid Gaussians not culled"),
         ("(mean2d[1] - radius_y < height)", "(mean2d[1] - radius_y < width)", "width for height in culling"),
         ("(p[2] >= constant(near, det))", "(p[2] > -constant(near, det))", "Gaussians behind the camera rendered"),
@@ -309,10 +327,18 @@ MUTANTS = [
     *_in(
         "kernels_torch/projection.py",
         _torch("tests/stages/test_projection.py"),
-        ("0.5 * FOV_MARGIN * extent", "FOV_MARGIN * extent", "margin of the field of view doubled"),
         ("visible &= gaussians.valid.flatten()[ids]", "pass", "invalid Gaussians not culled"),
         ("kept = _all_finite(found) | ~_all_finite(incoming)", "kept = _all_finite(incoming) | True",
          "overflowing gradients not zeroed"),
+    ),
+    *_in(
+        "kernels_torch/camera_models.py",
+        _torch("tests/stages/test_projection.py", "tests/kernels/test_camera_models.py"),
+        ("0.5 * FOV_MARGIN * extent", "FOV_MARGIN * extent", "margin of the field of view doubled"),
+        ("torch.where(behind, -dz, dz)", "dz.abs()", "fisheye: no gradient of the cosine at 90 degrees"),
+        ("mixed = m * dx * dy", "mixed = -m * dx * dy", "fisheye: sign of the off-diagonal entry"),
+        ("(fx, None, None), (None, fy, None)", "(fx, None, None), (None, fx, None)",
+         "ortho: focal length of x in the Jacobian of y"),
     ),
     *_in(
         "kernels_torch/intersection.py",
@@ -340,6 +366,7 @@ MUTANTS = [
         ("bits = depths.detach().to(torch.float32)[intersections.flatten_ids]",
          "bits = depths.detach().to(torch.float32)[:1]",
          "every intersection's id has the first depth"),
+        ("bits = bits & 0xFFFFFFFF", "pass", "the sign of a depth fills the bits of its tile"),
     ),
     *_in(
         "stages/compositing.py",
@@ -373,8 +400,9 @@ MUTANTS = [
     *_in(
         "stages/request.py",
         _torch("tests/test_rasterization.py"),
-        ("near_plane=max(o.near_plane, self.numerics.near_min)", "near_plane=o.near_plane",
+        ("near_plane=self.numerics.nearest(o.near_plane, o.camera_model)", "near_plane=o.near_plane",
          "the preset's near plane ignored"),
+        ("camera_model=o.camera_model", 'camera_model="pinhole"', "the camera model ignored"),
         ('antialiased=o.rasterize_mode == "antialiased"', "antialiased=False", "antialiasing ignored"),
     ),
     *_in(
@@ -399,6 +427,18 @@ MUTANTS = [
         "kernels_torch/image_loss.py",
         ("-m", "not interpreter and not triton", IMAGE_LOSS),
         ("(mean_x * ssim - mean_y * luminance)", "(mean_x * ssim)", "cross term of SSIM's gradient lost"),
+    ),
+    *_in(
+        "scene/capture/lenses.py",
+        LENSES,
+        ("[1.0, *((2 * i + 3) * k", "[1.0, *((2 * i + 1) * k", "fisheye: derivative of the distortion"),
+        ("theta < self._max_theta", "theta < 4.0", "fisheye: pixels beyond 90 degrees not masked out"),
+        ("zoom = self._zoom()", "zoom = 1.0", "fisheye: empty borders, or a part of the field of view lost"),
+    ),
+    *_in(
+        "training/trainer.py",
+        ("tests/training/test_trainer.py",),
+        ("            camera_model=view.camera_model,\n", "", "camera model of a view ignored"),
     ),
     *_in(
         "strategies/operations.py",

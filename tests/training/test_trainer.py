@@ -59,6 +59,14 @@ def renders(monkeypatch):
     return calls
 
 
+def test_fisheye_views_are_trained_and_evaluated_with_their_camera_model():
+    gaussians = make_gaussians(30)
+    views = make_views(gaussians, camera_model="fisheye")
+    assert mean_psnr(evaluate(gaussians, views)) > 50
+    assert mean_psnr(evaluate(gaussians, [dataclasses.replace(view, camera_model="pinhole") for view in views])) < 35
+    assert Trainer(gaussians, views, Config(steps=2, **FROZEN)).advance().psnr > 50
+
+
 @pytest.mark.slow
 def test_training_improves_a_held_out_view(noisy):
     start, views = noisy

@@ -1,47 +1,37 @@
-"""Device functions of the camera model: perspective projection and the screen covariance.
+"""Device functions of the screen covariance, whatever the camera model.
 
-EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001, equations 24 to 31). A further camera model adds its
-Jacobian and its gradient here, and a case in ``to_screen``. Tuples are laid out as in ``device_math.py``.
+EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001, equations 24 to 31). Tuples are laid out as in
+``device_math.py``, the rows of a Jacobian as in ``camera_models.py``.
 """
 
 import triton
 import triton.language as tl
 
+from .camera_models import project_point
 from .device_math import constant, dot3, load_tuple, matvec3, symmetric_matvec3
 
 
 @triton.jit
-def clamped_slope(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
-    """p / z clamped to the image plus a margin, and whether it was inside (bounds included)."""
-    margin = extent / focal * (0.5 * FOV_MARGIN)
-    low = -(center / focal + margin)
-    high = (extent - center) / focal + margin
-    slope = p / z
-    return tl.minimum(tl.maximum(slope, low), high), (slope >= low) & (slope <= high)
+def add_product(total, a, b):
+    """total + a b; total and a may be None for zero."""
+    if a is None:
+        return total
+    elif total is None:
+        return a * b
+    else:
+        return total + a * b
 
 
 @triton.jit
-def image_jacobian(p, z, focal, center, extent, FOV_MARGIN: tl.constexpr):
-    """Row of the perspective Jacobian for one image axis: d pixel / d p and d pixel / d z."""
-    slope, inside = clamped_slope(p, z, focal, center, extent, FOV_MARGIN)
-    return focal / z, -focal * slope / z, inside
+def row_times(row, w, K: tl.constexpr):
+    """Entry K of the row of a Jacobian times the world-to-camera rotation W."""
+    return add_product(add_product(add_product(None, row[0], w[K]), row[1], w[3 + K]), row[2], w[6 + K])
 
 
 @triton.jit
-def image_jacobian_vjp(p, z, focal, j_p, j_z, inside, v_p, v_z):
-    """Gradients of p and z from those of the row of the Jacobian."""
-    v_slope = -v_z * focal / z
-    grad_z = -(v_p * j_p + v_z * j_z) / z - tl.where(inside, v_slope * p / (z * z), 0.0)
-    return tl.where(inside, v_slope / z, 0.0), grad_z
-
-
-@triton.jit
-def screen_rows(j0, j02, j1, j12, w):
-    """The two rows of J W for J = [[j0, 0, j02], [0, j1, j12]] and the world-to-camera rotation W."""
-    return (
-        (j0 * w[0] + j02 * w[6], j0 * w[1] + j02 * w[7], j0 * w[2] + j02 * w[8]),
-        (j1 * w[3] + j12 * w[6], j1 * w[4] + j12 * w[7], j1 * w[5] + j12 * w[8]),
-    )
+def row_times_vjp(w, v):
+    """Gradient of the row from that of row W."""
+    return dot3(v, (w[0], w[1], w[2])), dot3(v, (w[3], w[4], w[5])), dot3(v, (w[6], w[7], w[8]))
 
 
 @triton.jit
@@ -88,21 +78,21 @@ def load_camera(viewmats, Ks, image):
 
 
 @triton.jit
-def to_screen(mean, sigma, w, t, intrinsics, width, height, eps2d, FOV_MARGIN: tl.constexpr):
+def to_screen(
+    mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA: tl.constexpr, FOV_MARGIN: tl.constexpr
+):  # fmt: skip
     """Projects a Gaussian with mean and covariance sigma by the camera w, t, intrinsics.
 
     Returns:
-        Mean in camera space; mean in pixels; the Jacobian J and what its gradient needs; the two rows of J W; screen
-        covariance without and with eps2d on its diagonal.
+        Mean in camera space; mean in pixels; the two rows of the Jacobian J and what its gradient needs; the two rows
+        of J W; screen covariance without and with eps2d on its diagonal.
     """
-    fx, fy, cx, cy = intrinsics[0], intrinsics[1], intrinsics[2], intrinsics[3]
     rotated = matvec3(w, mean)
     p = (rotated[0] + t[0], rotated[1] + t[1], rotated[2] + t[2])
-    j0, j02, inside_x = image_jacobian(p[0], p[2], fx, cx, width, FOV_MARGIN)
-    j1, j12, inside_y = image_jacobian(p[1], p[2], fy, cy, height, FOV_MARGIN)
-    t0, t1 = screen_rows(j0, j02, j1, j12, w)
+    mean2d, row0, row1, saved = project_point(p, intrinsics, width, height, CAMERA, FOV_MARGIN)
+    t0 = (row_times(row0, w, 0), row_times(row0, w, 1), row_times(row0, w, 2))
+    t1 = (row_times(row1, w, 0), row_times(row1, w, 1), row_times(row1, w, 2))
     sharp = screen_covariance(t0, t1, sigma)
     blur = constant(eps2d, sharp[0])
     blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)
-    mean2d = (fx * p[0] / p[2] + cx, fy * p[1] / p[2] + cy)
-    return p, mean2d, (j0, j02, inside_x, j1, j12, inside_y), t0, t1, sharp, blurred
+    return p, mean2d, (row0, row1, saved), t0, t1, sharp, blurred

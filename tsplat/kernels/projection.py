@@ -1,8 +1,8 @@
 """Projection of 3D Gaussians to the image plane, forward and backward.
 
 EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001) as used by 3D Gaussian Splatting (Kerbl et al., 2023):
-Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean, with x/z and y/z clamped to the
-image plus a margin. The projected mean itself is not clamped.
+Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean. Pinhole cameras clamp x/z and
+y/z in it to the image plus a margin, but not in the projected mean.
 
 Forward: one lane per output row. Packed output takes two passes, `_projection_visible_kernel` to find visible rows and
 `_projection_fwd_kernel` to write them.
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
-from .camera_math import image_jacobian_vjp, load_camera, screen_covariance_vjp, to_screen
+from .camera_math import add_product, load_camera, row_times_vjp, screen_covariance_vjp, to_screen
+from .camera_models import project_point_vjp
 from .device_math import (
     compensation,
     compensation_vjp,
@@ -72,8 +73,8 @@ def _bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr
 def _project(
     means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
     eps2d, near, far, radius_clip,
-    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
+    CAMERA: tl.constexpr, ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr,
+    OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
 ):  # fmt: skip
     """Projects one row per lane.
 
@@ -86,7 +87,9 @@ def _project(
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
     sigma = _load_covariance(quats, scales, covars, gaussian, mask)
     w, t, intrinsics = load_camera(viewmats, Ks, image)
-    p, mean2d, _, _, _, sharp, blurred = to_screen(mean, sigma, w, t, intrinsics, width, height, eps2d, FOV_MARGIN)
+    p, mean2d, _, _, _, sharp, blurred = to_screen(
+        mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA, FOV_MARGIN
+    )
     det = det2(blurred)
     inverse = conic(blurred, det)
     visible = (
@@ -132,8 +135,9 @@ def _projection_visible_kernel(
     visible_out,  # [B, C, N] int8, output
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr,
+    OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -142,7 +146,8 @@ def _projection_visible_kernel(
     image = tl.where(mask, image, 0)
     visible, _, _, _, _, _, _, _ = _project(
         means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
-        eps2d, near, far, radius_clip, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
+        eps2d, near, far, radius_clip, CAMERA, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR,
+        RADIUS_MAX,
     )  # fmt: skip
     tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
 
@@ -166,8 +171,9 @@ def _projection_fwd_kernel(
     opacities_out,  # [nnz], output, or None
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr,
-    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr,
+    OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -179,7 +185,8 @@ def _projection_fwd_kernel(
     image = tl.where(mask, image, 0)
     visible, radius_x, radius_y, mean2d, depth, conic_, rho, opacity = _project(
         means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
-        eps2d, near, far, radius_clip, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
+        eps2d, near, far, radius_clip, CAMERA, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR,
+        RADIUS_MAX,
     )  # fmt: skip
     tl.store(radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
     tl.store(radii + row * 2 + 1, tl.where(visible, radius_y, 0.0).to(tl.int32), mask=mask)
@@ -216,7 +223,7 @@ def _projection_bwd_kernel(
     v_viewmats,  # [blocks, I, 12], output, or None
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
     eps2d: tl.float64,
-    FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr,
+    CAMERA: tl.constexpr, FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
@@ -244,10 +251,8 @@ def _projection_bwd_kernel(
             visible = tl.load(radii + row * 2, mask=mask, other=0) > 0
         seen = seen | visible
         w, t, intrinsics = load_camera(viewmats, Ks, image)
-        fx = intrinsics[0]
-        fy = intrinsics[1]
         p, _, jacobian, t0, t1, sharp, blurred = to_screen(
-            mean, sigma, w, t, intrinsics, width, height, eps2d, FOV_MARGIN
+            mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA, FOV_MARGIN
         )
         det = det2(blurred)
 
@@ -276,22 +281,11 @@ def _projection_bwd_kernel(
                 incoming += tl.abs(v_own_opacity)
 
         v_t0, v_t1, v_cov3d = screen_covariance_vjp(t0, t1, sigma, v_cov2d)
-        v_j0 = v_t0[0] * w[0] + v_t0[1] * w[1] + v_t0[2] * w[2]
-        v_j02 = v_t0[0] * w[6] + v_t0[1] * w[7] + v_t0[2] * w[8]
-        v_j1 = v_t1[0] * w[3] + v_t1[1] * w[4] + v_t1[2] * w[5]
-        v_j12 = v_t1[0] * w[6] + v_t1[1] * w[7] + v_t1[2] * w[8]
-        j0, j02, inside_x, j1, j12, inside_y = (
-            jacobian[0], jacobian[1], jacobian[2], jacobian[3], jacobian[4], jacobian[5],
-        )  # fmt: skip
-        v_x, v_zx = image_jacobian_vjp(p[0], p[2], fx, j0, j02, inside_x, v_j0, v_j02)
-        v_y, v_zy = image_jacobian_vjp(p[1], p[2], fy, j1, j12, inside_y, v_j1, v_j12)
-        v_p = (
-            v_x + fx * v_mean2d[0] / p[2],
-            v_y + fy * v_mean2d[1] / p[2],
-            v_zx + v_zy
-            - (fx * p[0] * v_mean2d[0] + fy * p[1] * v_mean2d[1]) / (p[2] * p[2])
-            + v_depth,
-        )  # fmt: skip
+        row0, row1, saved = jacobian
+        v_row0 = row_times_vjp(w, v_t0)
+        v_row1 = row_times_vjp(w, v_t1)
+        v_p = project_point_vjp(p, intrinsics, row0, row1, saved, v_mean2d, v_row0, v_row1, CAMERA)
+        v_p = (v_p[0], v_p[1], v_p[2] + v_depth)
         v_world = matvec3_transposed(w, v_p)
         clean = clean & finite(incoming)
         outgoing = size_of(v_world) + size_of(v_cov3d) + tl.abs(v_own_opacity)
@@ -313,9 +307,9 @@ def _projection_bwd_kernel(
         if v_viewmats is not None:
             out = v_viewmats + (block.to(tl.int64) * n_images + image) * 12
             for k in tl.static_range(3):
-                v_w0 = v_p[0] * mean[k] + j0 * v_t0[k]
-                v_w1 = v_p[1] * mean[k] + j1 * v_t1[k]
-                v_w2 = v_p[2] * mean[k] + j02 * v_t0[k] + j12 * v_t1[k]
+                v_w0 = add_product(add_product(v_p[0] * mean[k], row0[0], v_t0[k]), row1[0], v_t1[k])
+                v_w1 = add_product(add_product(v_p[1] * mean[k], row0[1], v_t0[k]), row1[1], v_t1[k])
+                v_w2 = add_product(add_product(v_p[2] * mean[k], row0[2], v_t0[k]), row1[2], v_t1[k])
                 tl.store(out + k, tl.sum(tl.where(visible, v_w0, 0.0)))
                 tl.store(out + 4 + k, tl.sum(tl.where(visible, v_w1, 0.0)))
                 tl.store(out + 8 + k, tl.sum(tl.where(visible, v_w2, 0.0)))
@@ -356,6 +350,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         near=settings.near_plane,
         far=settings.far_plane,
         radius_clip=settings.radius_clip,
+        CAMERA=settings.camera_model,
         ALPHA_MIN=ALPHA_MIN,
         FOV_MARGIN=FOV_MARGIN,
         EXTEND=settings.numerics.extend,
@@ -451,6 +446,7 @@ def projection_bwd(
         width=settings.width,
         height=settings.height,
         eps2d=settings.eps2d,
+        CAMERA=settings.camera_model,
         FOV_MARGIN=FOV_MARGIN,
         COMPENSATE=settings.antialiased,
         FLOOR=settings.numerics.compensation_floor,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
+from ..config import ALPHA_MIN, RADIUS_MAX
 from ..data import (
     Cameras,
     Gaussians3D,
@@ -16,9 +18,8 @@ from ..data import (
     ProjectionSettings,
     sum_by_id,
 )
+from .camera_models import Row, Triple, project_points
 from .indices import gaussians_and_images, visible_rows
-
-Triple = tuple[Tensor, Tensor, Tensor]
 
 
 def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | None) -> tuple[Tensor, ...]:
@@ -45,22 +46,15 @@ def _screen(
     covariance: tuple[Tensor, ...],
     viewmats: Tensor,
     Ks: Tensor,
-    width: int,
-    height: int,
+    settings: ProjectionSettings,
 ) -> tuple[Tensor, Tensor, Tensor, Triple]:
     """Pixel mean x and y, depth, and the screen covariance before eps2d is added. [nnz] each"""
     mean = means.unbind(-1)
     w0, w1, w2 = (tuple(viewmats[:, i, j] for j in range(3)) for i in range(3))
     x, y, z = (_dot(w, mean) + viewmats[:, i, 3] for i, w in enumerate((w0, w1, w2)))  # type: ignore[arg-type]
-    fx, fy, cx, cy = Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2]
-    reciprocal = 1 / z
-    j = []
-    for p, focal, center, extent in ((x, fx, cx, width), (y, fy, cy, height)):
-        margin = 0.5 * FOV_MARGIN * extent / focal
-        slope = torch.clamp(p * reciprocal, -(center / focal + margin), (extent - center) / focal + margin)
-        j.append((focal * reciprocal, -focal * reciprocal * slope))
-    t0 = tuple(j[0][0] * a + j[0][1] * b for a, b in zip(w0, w2))
-    t1 = tuple(j[1][0] * a + j[1][1] * b for a, b in zip(w1, w2))
+    intrinsics = (Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2])
+    u, v, row0, row1 = project_points((x, y, z), intrinsics, settings.width, settings.height, settings.camera_model)
+    t0, t1 = (_times_rotation(row, (w0, w1, w2)) for row in (row0, row1))
     s = covariance
     s0, s1 = (
         (
@@ -70,8 +64,15 @@ def _screen(
         )
         for t in (t0, t1)
     )
-    sharp = (_dot(t0, s0), _dot(t0, s1), _dot(t1, s1))  # type: ignore[arg-type]
-    return fx * x * reciprocal + cx, fy * y * reciprocal + cy, z, sharp
+    sharp = (_dot(t0, s0), _dot(t0, s1), _dot(t1, s1))
+    return u, v, z, sharp
+
+
+def _times_rotation(row: Row, w: tuple[tuple[Tensor, ...], ...]) -> Triple:
+    """The row of the Jacobian times the world-to-camera rotation with rows w."""
+    terms = [(entry, of_rotation) for entry, of_rotation in zip(row, w) if entry is not None]
+    x, y, z = (functools.reduce(operator.add, [entry * rotation[k] for entry, rotation in terms]) for k in range(3))
+    return x, y, z
 
 
 def _finish(sharp: Triple, eps2d: float, compensate: bool, floor: float) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -97,8 +98,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         tuple(entry[ids] for entry in covariance),
         cameras.viewmats.flatten(0, 1)[images],
         cameras.Ks.flatten(0, 1)[images],
-        settings.width,
-        settings.height,
+        settings,
     )
     det, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
     opacities = None
@@ -179,8 +179,7 @@ def projection_bwd(
             _covariance(own.get("quats"), own.get("scales"), own.get("covars")),
             own["viewmats"],
             cameras.Ks.flatten(0, 1)[images],
-            settings.width,
-            settings.height,
+            settings,
         )
         _, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
         outputs = [

@@ -204,10 +204,14 @@ def count_tiles(order: GaussianMajor) -> Tensor:
 
 
 def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid) -> Tensor:
-    """Encodes gsplat's 64-bit ids: image | tile | depth, with 32 bits of fp32 depth. [M] int64"""
+    """Encodes gsplat's 64-bit ids: image | tile | depth, with 32 bits of fp32 depth. [M] int64
+
+    In the order of compositing, ids of a tile ascend unless depths are negative: the bits of those descend.
+    """
     assert intersections.keys is not None
     tile_ids = intersections.keys.to(torch.int64) + intersections.key_bias
     bits = depths.detach().to(torch.float32)[intersections.flatten_ids].view(torch.int32).to(torch.int64)
+    bits = bits & 0xFFFFFFFF
     image_ids, tile_ids = tile_ids // grid.tiles_per_image, tile_ids % grid.tiles_per_image
     return (image_ids << (32 + _tile_bits(grid.tiles_per_image))) | (tile_ids << 32) | bits
 

@@ -18,6 +18,7 @@ from ..arguments import (
 )
 from ..config import Backend, CameraModel, NumericsName
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, flatten_batch
+from ..kernels_torch.camera_models import project_points
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
 from .compilation import eager
@@ -111,6 +112,7 @@ def fully_fused_projection(
         radius_clip: Gaussians whose radii are both at most this, in pixels, are culled.
         packed: Whether to return visible Gaussians only, as packed tensors.
         calc_compensations: Whether to return antialiasing factors (Mip-Splatting, arXiv 2311.16493).
+        camera_model: As in :func:`tsplat.rasterization`.
         opacities: [..., N] after sigmoid; they tighten the radii. Not differentiable here.
         backend, numerics: As in :func:`tsplat.rasterization`.
 
@@ -122,7 +124,7 @@ def fully_fused_projection(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: ``sparse_grad=True``, a camera model other than pinhole, or ``Ks`` that require a gradient.
+        NotImplementedError: ``sparse_grad=True``, ``camera_model="ftheta"``, or ``Ks`` that require a gradient.
     """
     check_not_implemented({"sparse_grad": (sparse_grad, False)})
     check_camera_model(camera_model)
@@ -139,11 +141,12 @@ def fully_fused_projection(
         width=width,
         height=height,
         eps2d=eps2d,
-        near_plane=max(near_plane, preset.near_min),
+        near_plane=preset.nearest(near_plane, camera_model),
         far_plane=far_plane,
         radius_clip=radius_clip,
         antialiased=calc_compensations,
         packed=packed,
+        camera_model=camera_model,
         numerics=preset,
         backend=backend,
     )
@@ -155,6 +158,30 @@ def fully_fused_projection(
         return *projected.ids(), *outputs
     shape = (*batch, n_cameras, n_gaussians)
     return tuple(None if t is None else t.view(*shape, *own) for t, own in zip(outputs, OWN_SHAPES))
+
+
+def project_covariances(
+    means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int, camera_model: CameraModel
+) -> tuple[Tensor, Tensor]:
+    """Projects Gaussians of the camera frame, without blur and culling, in PyTorch.
+
+    Args:
+        means, covars: [..., C, N, 3] and [..., C, N, 3, 3], camera frame.
+        Ks: [..., C, 3, 3]. Not differentiable.
+        width, height, camera_model: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        Means [..., C, N, 2] in pixels and covariances [..., C, N, 2, 2] in pixels^2. Differentiable with respect to
+        means and covars.
+    """
+    fx, fy, cx, cy = (Ks[..., i, j, None].detach() for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    x, y, z = means.unbind(-1)
+    *mean2d, row0, row1 = project_points((x, y, z), (fx, fy, cx, cy), width, height, camera_model)
+    zero = torch.zeros_like(x)
+    rows = (torch.stack([zero if entry is None else entry + zero for entry in row], -1) for row in (row0, row1))
+    jacobian = torch.stack(list(rows), -2)  # [..., C, N, 2, 3]
+    with full_precision(means.device):
+        return torch.stack(mean2d, -1), jacobian @ covars @ jacobian.transpose(-1, -2)
 
 
 def quat_scale_to_covar_preci(

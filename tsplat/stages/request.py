@@ -30,6 +30,7 @@ from ..config import (
     RENDER_MODES,
     VALIDATE,
     Backend,
+    CameraModel,
     Numerics,
     NumericsName,
     RasterizeMode,
@@ -93,6 +94,7 @@ class Options:
     rasterize_mode: RasterizeMode
     backend: Backend
     numerics: NumericsName
+    camera_model: CameraModel
     validate: Validate
     channel_chunk: int
     memory_budget: int | None
@@ -161,11 +163,12 @@ class Request:
             width=o.width,
             height=o.height,
             eps2d=o.eps2d,
-            near_plane=max(o.near_plane, self.numerics.near_min),
+            near_plane=self.numerics.nearest(o.near_plane, o.camera_model),
             far_plane=min(o.far_plane, MAGNITUDE_MAX),
             radius_clip=o.radius_clip,
             antialiased=o.rasterize_mode == "antialiased",
             packed=o.packed,
+            camera_model=o.camera_model,
             numerics=self.numerics,
             backend=o.backend,
         )
@@ -207,7 +210,6 @@ def check_request(
     scene: Scene,
     options: Options,
     not_implemented: dict[str, tuple[Any, Any]],
-    camera_model: object,
     rolling_shutter: object,
     group: ProcessGroup | None,
     distributed: bool,
@@ -225,7 +227,7 @@ def check_request(
     ranks = join(group) if distributed else None
     with agreement(ranks, options.shared()) as record:
         check_not_implemented(not_implemented)
-        check_camera_model(camera_model)
+        check_camera_model(options.camera_model)
         check_rolling_shutter(rolling_shutter)
         numerics = _check_options(options)
         batch, n_gaussians, n_cameras = check_scene(

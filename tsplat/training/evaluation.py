@@ -87,6 +87,7 @@ def evaluate(
             view.K,
             view.width,
             view.height,
+            camera_model=view.camera_model,
             background=background,
             backend=backend,
         ).clamp(0, 1)

@@ -180,7 +180,7 @@ class Trainer:
         """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
 
         Args:
-            index: One of the views that the other ranks render, which all have the same size.
+            index: One of the views that the other ranks render, which all have the same size and camera model.
 
         Returns:
             ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
@@ -204,6 +204,7 @@ class Trainer:
             view.K[None][:n_cameras],
             view.width,
             view.height,
+            camera_model=view.camera_model,
             background=background,
             sh_degree=min(self._sh_degree, self.step // self._sh_interval),
             render_mode="RGB+ED" if config.depth_weight else "RGB",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..config import Backend, RenderMode
+from ..config import Backend, CameraModel, RenderMode
 from ..rasterization import rasterization
 from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
@@ -22,6 +22,7 @@ def render_views(
     width: int,
     height: int,
     *,
+    camera_model: CameraModel = "pinhole",
     background: Color = (0.0, 0.0, 0.0),
     sh_degree: int | None = None,
     render_mode: RenderMode = "RGB",
@@ -40,7 +41,7 @@ def render_views(
         width, height: Image size in pixels.
         background: RGB in [0, 1]; used by render modes with RGB.
         sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' where None.
-        render_mode, absgrad: As in :func:`tsplat.rasterization`.
+        camera_model, render_mode, absgrad: As in :func:`tsplat.rasterization`.
         group: Process group over which Gaussians and cameras are distributed; None for a single process.
 
     Returns:
@@ -70,6 +71,7 @@ def render_views(
         render_mode=render_mode,
         rasterize_mode="antialiased" if gaussians.antialiased else "classic",
         absgrad=absgrad,
+        camera_model=camera_model,
         distributed=group is not None,
         group=group,
         backend=backend,
@@ -83,6 +85,7 @@ def render(
     width: int,
     height: int,
     *,
+    camera_model: CameraModel = "pinhole",
     background: Color = (0.0, 0.0, 0.0),
     sh_degree: int | None = None,
     backend: Backend = "auto",
@@ -99,6 +102,7 @@ def render(
         K[None],
         width,
         height,
+        camera_model=camera_model,
         background=background,
         sh_degree=sh_degree,
         backend=backend,

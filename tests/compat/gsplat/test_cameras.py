@@ -9,7 +9,13 @@ from tests.support import scenes
 from tests.support.closeness import assert_exact
 from tsplat import ArgumentError, UnsupportedError, fully_fused_projection
 from tsplat.compat.gsplat import proj, quat_scale_to_covar_preci, world_to_cam
-from tsplat.compat.gsplat.cuda._torch_impl import _fully_fused_projection, _quat_scale_to_matrix, _quat_to_rotmat
+from tsplat.compat.gsplat.cuda._torch_impl import (
+    _fisheye_proj,
+    _fully_fused_projection,
+    _ortho_proj,
+    _quat_scale_to_matrix,
+    _quat_to_rotmat,
+)
 from tsplat.compat.gsplat.cuda._wrapper import persp_proj
 
 
@@ -86,6 +92,9 @@ WIDTH, HEIGHT = 40, 30
 KS = torch.tensor([[[35.0, 0, 18], [0, 30, 16], [0, 0, 1]], [[50.0, 0, 20], [0, 45, 12], [0, 0, 1]]]).double()
 
 
+FUNCTIONS = {"pinhole": persp_proj, "ortho": _ortho_proj, "fisheye": _fisheye_proj}
+
+
 def in_view():
     """Means [2, 4, 3] within the field of view, camera frame, and covariances."""
     means = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
@@ -93,37 +102,45 @@ def in_view():
     return (means - 0.5) * 0.5 + torch.tensor([0.0, 0.0, 2.0]), root @ root.mT
 
 
-def test_proj_matches_the_differentiated_camera():
+@pytest.mark.parametrize("camera_model", FUNCTIONS)
+def test_proj_matches_the_differentiated_camera(camera_model):
     means, covars = in_view()
-    means2d, covars2d = proj(means, covars, KS, WIDTH, HEIGHT)
+    means2d, covars2d = proj(means, covars, KS, WIDTH, HEIGHT, camera_model)
     for c in range(2):
         for i in range(4):
 
             def pixel(point, K=KS[c]):
-                clip = K @ point
-                return clip[:2] / clip[2]
+                x, y, z = point.unbind()
+                r = (x * x + y * y).sqrt()
+                scale = {"pinhole": 1 / z, "ortho": 1.0, "fisheye": torch.atan2(r, z) / r}[camera_model]
+                return torch.stack([K[0, 0] * x * scale + K[0, 2], K[1, 1] * y * scale + K[1, 2]])
 
             jacobian = torch.autograd.functional.jacobian(pixel, means[c, i])
             assert_exact("means2d", means2d[c, i], pixel(means[c, i]))
             assert_exact("covars2d", covars2d[c, i], jacobian @ covars[c, i] @ jacobian.T)
-    for found, expected in zip(persp_proj(means, covars, KS, WIDTH, HEIGHT), (means2d, covars2d)):
+    for found, expected in zip(FUNCTIONS[camera_model](means, covars, KS, WIDTH, HEIGHT), (means2d, covars2d)):
         assert torch.equal(found, expected)
 
 
-def test_proj_gradients():
+@pytest.mark.parametrize("camera_model", FUNCTIONS)
+def test_proj_gradients(camera_model):
     means, covars = (tensor.requires_grad_() for tensor in in_view())
-    assert torch.autograd.gradcheck(lambda m, s: proj(m, s, KS, WIDTH, HEIGHT), (means, covars))
+    assert torch.autograd.gradcheck(lambda m, s: proj(m, s, KS, WIDTH, HEIGHT, camera_model), (means, covars))
 
 
-def test_proj_without_blur_is_the_inverse_of_the_conics():
-    """Also for means far outside the image, where the Jacobian is taken within 1.3 times the field of view."""
-    scene = scenes.make(scenes.Structure(n=40, cameras=2, width=WIDTH, height=HEIGHT, size=12.0))
+@pytest.mark.parametrize("camera_model", FUNCTIONS)
+def test_proj_without_blur_is_the_inverse_of_the_conics(camera_model):
+    """Also for means far outside the image, where a pinhole's Jacobian is taken within 1.3 times the field of view."""
+    structure = scenes.Structure(n=40, cameras=2, width=WIDTH, height=HEIGHT, size=12.0, camera_model=camera_model)
+    scene = scenes.make(structure)
     scene["means"][:10, 0] *= 2.5
     covars, _ = quat_scale_to_covar_preci(scene["quats"], scene["scales"])
     radii, pixels, _, conics, _ = fully_fused_projection(
-        scene["means"], None, scene["quats"], scene["scales"], scene["viewmats"], scene["Ks"], WIDTH, HEIGHT, eps2d=0.0
-    )
-    means2d, covars2d = proj(*world_to_cam(scene["means"], covars, scene["viewmats"]), scene["Ks"], WIDTH, HEIGHT)
+        scene["means"], None, scene["quats"], scene["scales"], scene["viewmats"], scene["Ks"], WIDTH, HEIGHT, eps2d=0.0,
+        camera_model=camera_model, near_plane=-10.0,
+    )  # fmt: skip
+    means_c, covars_c = world_to_cam(scene["means"], covars, scene["viewmats"])
+    means2d, covars2d = proj(means_c, covars_c, scene["Ks"], WIDTH, HEIGHT, camera_model)
     visible = (radii > 0).all(-1)
     outside = ((means2d < -0.3 * 0.5 * WIDTH) | (means2d > 1.3 * WIDTH)).any(-1)
     assert (visible & outside).any()
@@ -132,23 +149,23 @@ def test_proj_without_blur_is_the_inverse_of_the_conics():
     assert_exact("conics", conics[visible], torch.stack([inverse[:, 0, 0], inverse[:, 0, 1], inverse[:, 1, 1]], -1))
 
 
-def test_projection_of_full_covariances_is_that_of_quats_and_scales():
-    scene = scenes.make(scenes.Structure(n=20, cameras=2, width=WIDTH, height=HEIGHT))
+@pytest.mark.parametrize("camera_model", FUNCTIONS)
+def test_projection_of_full_covariances_is_that_of_quats_and_scales(camera_model):
+    structure = scenes.Structure(n=20, cameras=2, width=WIDTH, height=HEIGHT, camera_model=camera_model)
+    scene = scenes.make(structure)
     covars, _ = quat_scale_to_covar_preci(scene["quats"], scene["scales"])
     views = scene["viewmats"], scene["Ks"], WIDTH, HEIGHT
-    found = _fully_fused_projection(scene["means"], covars, *views, eps2d=0.1, calc_compensations=True)
-    expected = fully_fused_projection(
-        scene["means"], None, scene["quats"], scene["scales"], *views, eps2d=0.1, calc_compensations=True
-    )
+    options = dict(eps2d=0.1, calc_compensations=True, camera_model=camera_model)
+    found = _fully_fused_projection(scene["means"], covars, *views, **options)
+    expected = fully_fused_projection(scene["means"], None, scene["quats"], scene["scales"], *views, **options)
     for name, one, other in zip(("radii", "means2d", "depths", "conics", "compensations"), found, expected):
         assert_exact(name, one.double(), other.double())
 
 
-@pytest.mark.parametrize("camera_model", ["ortho", "fisheye", "ftheta"])
-def test_other_camera_models_raise(camera_model):
+def test_ftheta_raises():
     means, covars = in_view()
-    with pytest.raises(UnsupportedError, match=f"camera_model: '{camera_model}' is not implemented"):
-        proj(means, covars, KS, WIDTH, HEIGHT, camera_model)
+    with pytest.raises(UnsupportedError, match="camera_model: 'ftheta' is not implemented"):
+        proj(means, covars, KS, WIDTH, HEIGHT, "ftheta")
 
 
 def test_shapes_are_checked():

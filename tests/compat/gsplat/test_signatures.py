@@ -16,8 +16,6 @@ from tsplat import UnsupportedError
 PACKAGE = "tsplat.compat.gsplat"
 NOT_IMPLEMENTED = (
     "accumulate_2dgs",
-    "cuda._torch_impl._fisheye_proj",
-    "cuda._torch_impl._ortho_proj",
     "cuda._torch_impl_2dgs._fully_fused_projection_2dgs",
     "fully_fused_projection_2dgs",
     "fully_fused_projection_with_ut",

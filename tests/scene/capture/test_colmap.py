@@ -85,7 +85,7 @@ def test_intrinsics_are_scaled_to_smaller_images(tmp_path):
 @pytest.mark.parametrize(
     ("scene", "error", "words"),
     [
-        (dict(camera="1 OPENCV_FISHEYE 43 30 50 52 21 14 0.1 0 0 0"), UnsupportedError, "OPENCV.*undistort"),
+        (dict(camera="1 FOV 43 30 50 52 21 14 0.1"), UnsupportedError, "OPENCV_FISHEYE, found FOV; undistort"),
         (dict(camera="1 PINHOLE 43 30 nan 52 21 14"), FileError, "not a readable COLMAP model"),
         (dict(camera="1 PINHOLE 43 30 -50 52 21 14"), ArgumentError, r"K: .*00\.png"),
         (dict(pose="nan nan nan nan"), FileError, "not a readable COLMAP model"),

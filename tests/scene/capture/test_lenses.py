@@ -1,10 +1,12 @@
 """Tests of undistortion: dots in distorted images have to move to their pinhole projections."""
 
+import math
+
 import pytest
 import torch
 
 from tests.support.captures import write_colmap, write_image, write_transforms
-from tsplat import ArgumentError
+from tsplat import ArgumentError, fully_fused_projection
 from tsplat.scene import View, read_colmap, read_transforms
 from tsplat.scene.capture.lenses import Lens, Undistortion
 
@@ -81,6 +83,87 @@ def test_dots_are_at_their_pinhole_projections(tmp_path, model, params, coeffici
     torch.testing.assert_close(view.sparse[:, 2].sort().values, points[:, 2].float())
     # The distortion is large enough for the test to fail without undistortion.
     assert (view.sparse[:, :2] - distorted_pixels(points, params, coefficients)).norm(dim=-1).max() > 0.5
+
+
+FISHEYE_LENSES = [
+    ("SIMPLE_FISHEYE", (70.0, 58.0, 47.0), (0.0, 0.0, 0.0, 0.0)),
+    ("FISHEYE", (70.0, 74.0, 58.0, 47.0), (0.0, 0.0, 0.0, 0.0)),
+    ("SIMPLE_RADIAL_FISHEYE", (70.0, 58.0, 47.0, -0.1), (-0.1, 0.0, 0.0, 0.0)),
+    ("RADIAL_FISHEYE", (70.0, 58.0, 47.0, 0.1, -0.03), (0.1, -0.03, 0.0, 0.0)),
+    ("OPENCV_FISHEYE", (70.0, 74.0, 58.0, 47.0, -0.1, 0.04, -0.03, 0.01), (-0.1, 0.04, -0.03, 0.01)),
+]
+
+
+def fisheye_points():
+    """Twelve points at up to 45 degrees from the axis of a camera, one of them almost on it."""
+    angles = torch.tensor([1e-9, *torch.linspace(0.15, 0.55, 11)]).double()
+    around = 2.4 * torch.arange(12).double()
+    directions = torch.stack([angles.sin() * around.cos(), angles.sin() * around.sin(), angles.cos()], -1)
+    return directions * torch.linspace(2, 5, 12).double()[:, None]
+
+
+@pytest.mark.parametrize(("model", "params", "coefficients"), FISHEYE_LENSES)
+def test_dots_are_at_their_equidistant_projections(tmp_path, model, params, coefficients):
+    """Those that the rasterizer computes with the camera of the view."""
+    import pycolmap
+
+    points = fisheye_points()
+    lens = pycolmap.Camera(model=model, width=WIDTH, height=HEIGHT, params=list(params))
+    pixels = torch.from_numpy(lens.img_from_cam(points.numpy()))
+    image = dots(pixels, WIDTH, HEIGHT)
+    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+    camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
+    view = read_colmap(write_colmap(tmp_path, views, points, camera)).train[0]
+    assert view.camera_model == "fisheye"
+    assert view.mask is None, "some pixels have no source"
+    assert_dots_at_sparse(view, 12)
+    _, means2d, _, _, _ = fully_fused_projection(
+        points.float(), None, torch.tensor([[1.0, 0, 0, 0]]).repeat(12, 1), torch.full((12, 3), 0.01),
+        torch.eye(4)[None], view.K[None], WIDTH, HEIGHT, camera_model="fisheye",
+    )  # fmt: skip
+    torch.testing.assert_close(means2d[0].sort(0).values, view.sparse[:, :2].sort(0).values, rtol=0, atol=1e-3)
+    assert bool(any(coefficients)) == bool(
+        (view.sparse[:, :2].sort(0).values - pixels.sort(0).values).abs().max() > 0.2
+    )
+
+
+@pytest.mark.parametrize(("model", "params", "coefficients"), FISHEYE_LENSES[2:])
+def test_fisheye_camera_has_the_largest_field_of_view(model, params, coefficients):
+    fx, fy, cx, cy = params[:4] if len(params) == 8 else (params[0], *params[:3])
+    undistortion = Undistortion(Lens(WIDTH, HEIGHT, fx, fy, cx, cy, coefficients, "fisheye"), WIDTH, HEIGHT)
+    assert undistortion.has_source.all()
+    image = torch.full((HEIGHT, WIDTH, 1), 255, dtype=torch.uint8)
+    image[2:-2, 2:-2] = 0
+    result = undistortion(image)
+    assert result.max() == 255
+    assert (result > 0).float().mean() < 0.2
+
+
+def test_fisheye_pixels_beyond_90_degrees_are_masked_out(tmp_path):
+    focal = 30.0  # 90 degrees are 47 pixels from the center
+    image = torch.full((HEIGHT, WIDTH, 3), 200, dtype=torch.uint8)
+    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+    points = torch.tensor([[0.0, 0, 2], [0.1, 0.1, 2]])
+    colmap = write_colmap(tmp_path / "colmap", views, points, f"OPENCV_FISHEYE 120 90 {focal} {focal} 60 45 0 0 0 0")
+    keys = dict(fl_x=focal, fl_y=focal, cx=60, cy=45, w=WIDTH, h=HEIGHT)
+    write_transforms(tmp_path / "json", views, camera_model="OPENCV_FISHEYE", **keys)
+    write_transforms(tmp_path / "ngp", views, is_fisheye=True, **keys)
+    captures = [read_colmap(colmap), read_transforms(tmp_path / "json"), read_transforms(tmp_path / "ngp")]
+    x, y = torch.arange(WIDTH) + 0.5 - 60, torch.arange(HEIGHT) + 0.5 - 45
+    inside = torch.hypot(x[None], y[:, None]) < focal * math.pi / 2
+    for capture in captures:
+        view = capture.train[0]
+        assert torch.equal(view.mask, inside)
+        assert (view.image[inside] == 200).all()
+        torch.testing.assert_close(view.K, torch.tensor([[focal, 0, 60], [0, focal, 45], [0, 0, 1]]))
+
+
+def test_fisheye_pixels_beyond_the_extremum_of_the_distortion_have_no_source():
+    # theta - 0.3 theta^3 is largest at theta = 1 / sqrt(0.9), where it is 2/3 of it.
+    undistortion = Undistortion(Lens(WIDTH, HEIGHT, 60, 60, 60, 45, (-0.3, 0.0, 0.0, 0.0), "fisheye"), WIDTH, HEIGHT)
+    assert float(undistortion.K[0, 0]) == pytest.approx(40.0)
+    x, y = torch.arange(WIDTH) + 0.5 - 60, torch.arange(HEIGHT) + 0.5 - 45
+    assert torch.equal(undistortion.has_source, torch.hypot(x[None], y[:, None]) < 40 / math.sqrt(0.9))
 
 
 def test_downscaled_images_are_undistorted(tmp_path):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_size
+from ...config import CameraModel
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.extras import require
 from .lenses import Lens
@@ -25,6 +26,15 @@ CAMERA_MODELS = {
     "OPENCV": (0, 1, 2, 3, 4, 5, 6, 7),
 }
 """Camera model -> indices of fx, fy, cx, cy, k1, k2, p1, p2 in its parameters; missing ones are zero."""
+
+FISHEYE_MODELS = {
+    "SIMPLE_FISHEYE": (0, 0, 1, 2),
+    "FISHEYE": (0, 1, 2, 3),
+    "SIMPLE_RADIAL_FISHEYE": (0, 0, 1, 2, 3),
+    "RADIAL_FISHEYE": (0, 0, 1, 2, 3, 4),
+    "OPENCV_FISHEYE": (0, 1, 2, 3, 4, 5, 6, 7),
+}
+"""The same with k1, k2, k3, k4."""
 
 DOWNSCALED_FOLDERS = (2, 4, 8)
 """Values of `downscale` for which ``images_<downscale>/`` is used if it exists."""
@@ -43,7 +53,8 @@ def read_colmap(
 ) -> Capture:
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
-    Images of SIMPLE_RADIAL, RADIAL and OPENCV cameras are undistorted to pinhole images of the same size. The mask of
+    Images of SIMPLE_RADIAL, RADIAL and OPENCV cameras are undistorted to pinhole images of the same size, those of
+    fisheye cameras to equidistant fisheye images, up to 90 degrees from the optical axis. The mask of
     ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Each view has
     the sparse points that COLMAP observed in it.
 
@@ -59,7 +70,7 @@ def read_colmap(
 
     Raises:
         FileError: A file or folder is missing or cannot be read.
-        UnsupportedError: A fisheye camera or another unsupported camera model.
+        UnsupportedError: An unsupported camera model.
         ArgumentError: An invalid argument, fewer than two images or points, or values that are not finite.
         MissingExtraError: pycolmap or Pillow is not installed.
     """
@@ -138,17 +149,19 @@ def _read_model(folder: Path) -> Any:
 
 
 def _check_camera(folder: Path, camera: Any) -> None:
-    if camera.model.name not in CAMERA_MODELS:
+    if camera.model.name not in CAMERA_MODELS | FISHEYE_MODELS:
         raise UnsupportedError(
-            f"{folder}: camera {camera.camera_id}: expected {', '.join(CAMERA_MODELS)}, found {camera.model.name}; "
-            "undistort the images first (colmap image_undistorter)"
+            f"{folder}: camera {camera.camera_id}: expected {', '.join(CAMERA_MODELS | FISHEYE_MODELS)}, found "
+            f"{camera.model.name}; undistort the images first (colmap image_undistorter)"
         )
 
 
 def _lens(camera: Any) -> Lens:
-    values = [float(camera.params[i]) for i in CAMERA_MODELS[camera.model.name]]
-    fx, fy, cx, cy, k1, k2, p1, p2 = (values + [0.0] * 4)[:8]
-    return Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, p1, p2))
+    name = camera.model.name
+    values = [float(camera.params[i]) for i in (CAMERA_MODELS | FISHEYE_MODELS)[name]]
+    fx, fy, cx, cy, k1, k2, k3, k4 = (values + [0.0] * 4)[:8]
+    camera_model: CameraModel = "fisheye" if name in FISHEYE_MODELS else "pinhole"
+    return Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)
 
 
 def _viewmat(image: Any) -> Tensor:

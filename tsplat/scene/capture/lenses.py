@@ -1,21 +1,28 @@
-"""Lens distortion: intrinsics with distortion, and undistortion to pinhole images.
+"""Lens distortion: intrinsics with distortion, and undistortion to pinhole images or equidistant fisheye images.
 
-The model is COLMAP's OPENCV (radial and tangential distortion), of which SIMPLE_RADIAL and RADIAL are special cases.
-pycolmap computes the pinhole camera and the projections; images are sampled bilinearly.
+The models are COLMAP's OPENCV (radial and tangential distortion), of which SIMPLE_RADIAL and RADIAL are special cases,
+and OPENCV_FISHEYE (Kannala and Brandt, 2006). pycolmap computes the pinhole camera and its projections; images are
+sampled bilinearly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
+from ...config import CameraModel
 from ...errors import ArgumentError
 from ...support.extras import require
+
+Array = npt.NDArray[Any]
 
 CHUNK_PIXELS = 1 << 20
 """Pixels sampled at a time, which limits the memory that large images need."""
@@ -28,7 +35,8 @@ class Lens:
     Attributes:
         width, height: Image size in pixels, to which the other values refer.
         fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5.
-        distortion: OpenCV's k1, k2, p1, p2.
+        distortion: OpenCV's k1, k2, p1, p2; of fisheye cameras k1, k2, k3, k4.
+        camera_model: ``"pinhole"`` or ``"fisheye"``, the model without distortion.
 
     Raises:
         ArgumentError: The distortion is not finite.
@@ -41,6 +49,7 @@ class Lens:
     cx: float
     cy: float
     distortion: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    camera_model: CameraModel = "pinhole"
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(value) for value in self.distortion):
@@ -48,7 +57,7 @@ class Lens:
 
     @property
     def is_pinhole(self) -> bool:
-        return not any(self.distortion)
+        return self.camera_model == "pinhole" and not any(self.distortion)
 
     def intrinsics(self, width: int, height: int) -> Tensor:
         """Returns K [3, 3] in fp64 for images of another size, scaled per axis."""
@@ -59,45 +68,40 @@ class Lens:
 
 
 class Undistortion:
-    """Resamples distorted images to pinhole images of the same size.
+    """Resamples distorted images to pinhole images, or to equidistant fisheye images, of the same size.
 
-    The field of view of the pinhole camera is the largest one without empty borders. If the distortion is so strong
-    that there is none, pixels without a source are black.
+    The field of view is the largest one without empty borders. If the distortion is so strong that there is none,
+    pixels without a source are black, as are those of a fisheye image at 90 degrees from the optical axis and more.
 
     Args:
         lens: Intrinsics; they may refer to another image size.
         width, height: Image size in pixels.
 
     Attributes:
-        K: [3, 3] fp64, intrinsics of the pinhole images in pixels.
+        K: [3, 3] fp64, intrinsics of the undistorted images in pixels.
         has_source: [H, W] bool, True for pixels that the distorted image covers.
 
     Raises:
         ArgumentError: A value is not finite, or a focal length is not positive.
-        MissingExtraError: pycolmap is not installed.
+        MissingExtraError: The lens is not a fisheye, and pycolmap is not installed.
     """
 
     def __init__(self, lens: Lens, width: int, height: int) -> None:
-        require("pycolmap")
-        import pycolmap
-
         values = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
         if not all(math.isfinite(value) for value in values) or min(lens.fx, lens.fy) <= 0:
             raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
-        camera = pycolmap.Camera(model="OPENCV", width=lens.width, height=lens.height, params=values)
-        pinhole = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), camera)
-        fx, fy, cx, cy = (float(value) for value in pinhole.params)
-        self.K = Lens(pinhole.width, pinhole.height, fx, fy, cx, cy).intrinsics(width, height)
-        # [H, W, 2] position of each pinhole pixel in the distorted image, in pixels.
+        distortion = _Fisheye(lens) if lens.camera_model == "fisheye" else _Radial(lens)
+        self.K = distortion.undistorted.intrinsics(width, height)
+        # [H, W, 2] position of each undistorted pixel in the distorted image, in pixels.
         self._sources = torch.empty(height, width, 2)
         self.has_source = torch.empty(height, width, dtype=torch.bool)
         scale = np.array([width / lens.width, height / lens.height])
         x = (np.arange(width) + 0.5 - float(self.K[0, 2])) / float(self.K[0, 0])
         for rows in _row_chunks(width, height):
             y = (np.arange(rows.start, rows.stop) + 0.5 - float(self.K[1, 2])) / float(self.K[1, 1])
-            directions = np.stack(np.broadcast_arrays(x[None], y[:, None], 1.0), -1).reshape(-1, 3)
-            near = directions[:, 0] ** 2 + directions[:, 1] ** 2 < _max_squared_radius(lens)
-            sources = np.nan_to_num(camera.img_from_cam(directions) * scale, nan=-1.0)
+            points = np.stack(np.broadcast_arrays(x[None], y[:, None]), -1).reshape(-1, 2)
+            sources, near = distortion.sources(points)
+            sources = np.nan_to_num(sources * scale, nan=-1.0)
             inside = ((sources >= 0) & (sources <= (width, height))).all(-1)
             self._sources[rows] = torch.from_numpy(sources).float().view(-1, width, 2)
             self.has_source[rows] = torch.from_numpy(near & inside).view(-1, width)
@@ -130,12 +134,79 @@ class Undistortion:
         return result
 
 
-def _max_squared_radius(lens: Lens) -> float:
-    """Squared radius at depth 1 up to which the distortion is monotonic; beyond it, the image would repeat itself."""
-    k1, k2, _, _ = lens.distortion
-    # Zeros of the derivative of r + k1 r^3 + k2 r^5, in r^2.
-    roots = np.roots([5 * k2, 3 * k1, 1])
-    return min((float(root.real) for root in roots if root.real > 0 and abs(root.imag) < 1e-12), default=math.inf)
+class _Radial:
+    """OpenCV's radial and tangential distortion of a pinhole camera.
+
+    Attributes:
+        undistorted: The pinhole camera.
+    """
+
+    def __init__(self, lens: Lens) -> None:
+        require("pycolmap")
+        import pycolmap
+
+        params = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
+        self._camera = pycolmap.Camera(model="OPENCV", width=lens.width, height=lens.height, params=params)
+        pinhole = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), self._camera)
+        fx, fy, cx, cy = (float(value) for value in pinhole.params)
+        self.undistorted = Lens(pinhole.width, pinhole.height, fx, fy, cx, cy)
+        self._max_squared_radius = min(_roots([1, 3 * lens.distortion[0], 5 * lens.distortion[1]]), default=math.inf)
+
+    def sources(self, points: Array) -> tuple[Array, Array]:
+        """Pixels [P, 2] of undistorted points [P, 2] at depth 1, and whether they are where distortion is monotonic."""
+        near = (points**2).sum(-1) < self._max_squared_radius
+        return self._camera.img_from_cam(np.concatenate([points, np.ones((len(points), 1))], -1)), near
+
+
+class _Fisheye:
+    """Distortion theta_d = theta + k1 theta^3 + k2 theta^5 + k3 theta^7 + k4 theta^9 of an equidistant fisheye camera.
+
+    Attributes:
+        undistorted: The equidistant camera, with the same principal point.
+    """
+
+    def __init__(self, lens: Lens) -> None:
+        self._lens = lens
+        derivative = [1.0, *((2 * i + 3) * k for i, k in enumerate(lens.distortion))]
+        # Beyond the first extremum of theta_d, the image would repeat itself.
+        self._max_theta = min([math.pi / 2, *(math.sqrt(square) for square in _roots(derivative))])
+        zoom = self._zoom()
+        self.undistorted = dataclasses.replace(
+            lens, fx=zoom * lens.fx, fy=zoom * lens.fy, distortion=(0.0, 0.0, 0.0, 0.0)
+        )
+
+    def _distorted(self, theta: Array) -> Array:
+        k1, k2, k3, k4 = self._lens.distortion
+        square = theta * theta
+        return theta * (1 + square * (k1 + square * (k2 + square * (k3 + square * k4))))
+
+    def _zoom(self) -> float:
+        """The smallest factor of the focal lengths for which no pixel on the border of the image lies outside of it."""
+        lens = self._lens
+        x, y = (np.linspace(0, size, 201) for size in (lens.width, lens.height))
+        edges = [(x, 0 * x), (x, 0 * x + lens.height), (0 * y, y), (0 * y + lens.width, y)]
+        border = np.concatenate([np.stack(edge, -1) for edge in edges])
+        radii = np.hypot((border[:, 0] - lens.cx) / lens.fx, (border[:, 1] - lens.cy) / lens.fy)
+        thetas = np.linspace(0, self._max_theta, 10_001)
+        distorted = self._distorted(thetas)
+        # Where the lens does not reach the border, its whole field of view is inside.
+        reached = radii[(radii > 0) & (radii <= distorted[-1])]
+        ratios = reached / np.interp(reached, distorted, thetas)
+        return float(ratios.max(initial=0.0) or distorted[-1] / self._max_theta)
+
+    def sources(self, points: Array) -> tuple[Array, Array]:
+        """Pixels [P, 2] of undistorted points [P, 2], theta x/r and theta y/r, and whether the lens reaches them."""
+        lens = self._lens
+        theta = np.hypot(points[:, 0], points[:, 1])
+        ratio = self._distorted(theta) / np.maximum(theta, 1e-12)
+        sources = points * ratio[:, None] * (lens.fx, lens.fy) + (lens.cx, lens.cy)
+        return sources, theta < self._max_theta
+
+
+def _roots(coefficients: Sequence[float]) -> list[float]:
+    """Positive real roots of a polynomial, given its coefficients with the constant term first."""
+    roots = np.roots(coefficients[::-1])
+    return [float(root.real) for root in roots if root.real > 0 and abs(root.imag) < 1e-12]
 
 
 def _row_chunks(width: int, height: int) -> list[slice]:

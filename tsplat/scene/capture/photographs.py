@@ -58,8 +58,8 @@ def read_views(
 ) -> list[View]:
     """Reads photographs in several threads. Views are in the order of the photographs.
 
-    Distorted images and their masks are undistorted to pinhole images of the same size. Pixels without a source are
-    masked out.
+    Distorted images and their masks are undistorted to pinhole or equidistant fisheye images of the same size. Pixels
+    without a source are masked out.
 
     Args:
         photographs: The files to read.
@@ -124,8 +124,9 @@ def _read(photograph: Photograph, background: Color, undistortions: Undistortion
         viewmat=photograph.viewmat.float(),
         K=K.float(),
         mask=image[..., 3] > 127 if masked else None,
-        sparse=None if points is None else _project_visible(points, photograph.viewmat, K, width, height),
+        sparse=None if points is None else _project_visible(points, photograph, K, width, height),
         camera_id=photograph.camera_id,
+        camera_model=photograph.lens.camera_model,
     )
 
 
@@ -148,11 +149,16 @@ def _has_aspect_ratio(width: int, height: int, full_width: int, full_height: int
     return abs(width * full_height / full_width - height) <= max(1.0, ASPECT_TOLERANCE * height)
 
 
-def _project_visible(points: Tensor, viewmat: Tensor, K: Tensor, width: int, height: int) -> Tensor:
+def _project_visible(points: Tensor, photograph: Photograph, K: Tensor, width: int, height: int) -> Tensor:
     """Projects points [P, 3] and returns pixel x, y and depth of those inside the image. [Q, 3] fp32"""
+    viewmat = photograph.viewmat
     camera = points.double() @ viewmat[:3, :3].T + viewmat[:3, 3]
     camera = camera[camera[:, 2] > 0]
-    pixels = (camera @ K.T)[:, :2] / camera[:, 2:]
+    directions = camera / camera[:, 2:]
+    if photograph.lens.camera_model == "fisheye":
+        radii = directions[:, :2].norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        directions = torch.cat([directions[:, :2] * radii.atan() / radii, directions[:, 2:]], -1)
+    pixels = (directions @ K.T)[:, :2]
     inside = ((pixels >= 0) & (pixels < pixels.new_tensor([width, height]))).all(-1)
     return torch.cat([pixels, camera[:, 2:]], -1)[inside].float()
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_size
+from ...config import CameraModel
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ..cameras import centers
 from ..formats.point_clouds import read_point_cloud
@@ -30,7 +31,9 @@ from .views import Capture, Color
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
 """Suffixes tried, in this order, if ``file_path`` has none."""
 
-CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
+CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE")
+
+DISTORTION_KEYS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
 
 BLENDER_HALF_SIZE = 1.3
 """The synthetic NeRF scenes lie in the box [-1.3, 1.3]^3."""
@@ -55,7 +58,8 @@ def read_transforms(
     else ``transforms_val.json``; otherwise ``transforms.json`` has both. Initial points come from ``ply_file_path``. If
     it is missing, they are drawn at random and gray: uniformly in [-1.3, 1.3]^3 for the synthetic NeRF scenes,
     otherwise in a box around the cameras and what they look at. Images with distortion (``k1``, ``k2``, ``p1``, ``p2``)
-    are undistorted. ``mask_path`` is white for valid pixels.
+    are undistorted. Those with ``camera_model`` OPENCV_FISHEYE or ``is_fisheye`` (``k1`` to ``k4``) become equidistant
+    fisheye images, up to 90 degrees from the optical axis. ``mask_path`` is white for valid pixels.
 
     Args:
         path: A folder or the JSON file. Paths of images are relative to it.
@@ -71,7 +75,7 @@ def read_transforms(
 
     Raises:
         FileError: A file is missing or cannot be read, or a value in it is missing or invalid.
-        UnsupportedError: A fisheye camera, another unsupported camera model, or a rolling shutter.
+        UnsupportedError: An unsupported camera model, or a rolling shutter.
         ArgumentError: An invalid argument, or fewer than two images.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
@@ -209,12 +213,19 @@ def _find_image(path: Path, name: object, where: str) -> Path:
 def _lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     """Returns the intrinsics of a frame."""
     model = values.get("camera_model", "OPENCV")
-    if model not in CAMERA_MODELS or values.get("is_fisheye"):
-        found = model if model not in CAMERA_MODELS else "a fisheye"
-        raise UnsupportedError(f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {found}")
-    unknown = [key for key in ("k3", "k4", "k5", "k6") if _number(values, key, where, 0.0)]
+    if model not in CAMERA_MODELS:
+        raise UnsupportedError(f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {model}")
+    camera_model: CameraModel = "pinhole"
+    if model == "OPENCV_FISHEYE" or values.get("is_fisheye"):
+        camera_model = "fisheye"
+    keys = ("k1", "k2", "p1", "p2") if camera_model == "pinhole" else ("k1", "k2", "k3", "k4")
+    k1, k2, k3, k4 = (_number(values, key, where, 0.0) for key in keys)
+    unknown = [key for key in DISTORTION_KEYS if key not in keys and _number(values, key, where, 0.0)]
     if unknown:
-        raise UnsupportedError(f"{where}: {unknown[0]} is not implemented; only the distortion k1, k2, p1, p2 is")
+        raise UnsupportedError(
+            f"{where}: {unknown[0]} is not implemented for {camera_model} cameras; only the distortion "
+            f"{', '.join(keys)} is"
+        )
     shutter = values.get("rolling_shutter")
     if isinstance(shutter, list) and any(shutter):
         raise UnsupportedError(f"{where}: rolling_shutter: not implemented; expected zeros, found {shutter}")
@@ -228,16 +239,16 @@ def _lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     if "fl_x" in values:
         fx = _number(values, "fl_x", where)
         fy = _number(values, "fl_y", where, fx)
-    elif "camera_angle_x" in values:
+    elif "camera_angle_x" in values and camera_model == "pinhole":
         fx = _focal(values, "camera_angle_x", width, where)
         fy = _focal(values, "camera_angle_y", height, where) if "camera_angle_y" in values else fx
     else:
-        raise FileError(f"{where}: no focal length; expected fl_x or camera_angle_x in the frame or the file")
+        expected = "fl_x" if camera_model == "fisheye" else "fl_x or camera_angle_x"
+        raise FileError(f"{where}: no focal length; expected {expected} in the frame or the file")
     if not (fx > 0 and fy > 0):
         raise FileError(f"{where}: fl_x and fl_y: expected positive focal lengths, found {fx} and {fy}")
     cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
-    k1, k2, p1, p2 = (_number(values, key, where, 0.0) for key in ("k1", "k2", "p1", "p2"))
-    return Lens(width, height, fx, fy, cx, cy, (k1, k2, p1, p2))
+    return Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)
 
 
 def _focal(values: Mapping[str, Any], key: str, size: int, where: str) -> float:

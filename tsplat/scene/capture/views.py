@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from ...config import CameraModel
 from ...errors import ArgumentError, ShapeError
 
 Color = tuple[float, float, float]
@@ -15,7 +16,7 @@ Color = tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """An image and its pinhole camera.
+    """An image and its camera, without distortion.
 
     Attributes:
         name: Name of the image.
@@ -25,6 +26,7 @@ class View:
         mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
         sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
+        camera_model: ``"pinhole"`` or ``"fisheye"``, as in :func:`tsplat.rasterization`.
 
     Raises:
         ArgumentError: A shape or dtype does not match, a value is not finite, or a focal length is not positive.
@@ -37,6 +39,7 @@ class View:
     mask: Tensor | None = None
     sparse: Tensor | None = None
     camera_id: int = 0
+    camera_model: CameraModel = "pinhole"
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
@@ -59,6 +62,10 @@ class View:
             )
         if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
             raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
+        if self.camera_model not in ("pinhole", "fisheye"):
+            raise ArgumentError(
+                f"camera_model: expected 'pinhole' or 'fisheye', found {self.camera_model!r} in view {self.name!r}"
+            )
         if self.camera_id < 0:
             raise ArgumentError(f"camera_id: expected a nonnegative int, found {self.camera_id} in view {self.name!r}")
 

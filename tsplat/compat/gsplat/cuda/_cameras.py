@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from .... import ShapeError, UnsupportedError
-from ....arguments import check_choice, check_tensor
-from ....config import CAMERA_MODELS, FOV_MARGIN, CameraModel
+from .... import ShapeError
+from ....arguments import check_camera_model, check_tensor
+from ....config import CameraModel
 from ....stages.backend import full_precision
+from ....stages.projection import project_covariances
 
 
 def world_to_cam(means: Tensor, covars: Tensor, viewmats: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,14 +47,15 @@ def proj(
 ) -> tuple[Tensor, Tensor]:
     """Projects Gaussians to the image plane (EWA splatting, Zwicker et al., 2001), without blur and culling.
 
-    The Jacobian is taken at the mean, moved into 1.3 times the field of view, as in :func:`tsplat.rasterization`.
+    The Jacobian of a pinhole camera is taken at the mean, moved into 1.3 times the field of view, as in
+    :func:`tsplat.rasterization`.
 
     Args:
         means: [..., C, N, 3], camera frame.
         covars: [..., C, N, 3, 3], camera frame.
         Ks: [..., C, 3, 3] intrinsics in pixels; focal lengths and principal point are read.
         width, height: Image size in pixels.
-        camera_model: Only ``"pinhole"`` is implemented.
+        camera_model: ``"pinhole"``, ``"ortho"`` or ``"fisheye"``, as in :func:`tsplat.rasterization`.
 
     Returns:
         Means [..., C, N, 2] in pixels and covariances [..., C, N, 2, 2] in pixels^2. Differentiable with respect to
@@ -62,34 +63,28 @@ def proj(
 
     Raises:
         ArgumentError: A shape or dtype is invalid.
-        NotImplementedError: Another camera model.
+        NotImplementedError: ``camera_model="ftheta"``.
     """
-    check_choice("camera_model", camera_model, CAMERA_MODELS)
-    if camera_model != "pinhole":
-        raise UnsupportedError(f"camera_model: {camera_model!r} is not implemented; undistort images and use 'pinhole'")
+    check_camera_model(camera_model)
     if means.dim() < 3:
         raise ShapeError(f"means: expected [..., C, N, 3], found {list(means.shape)}")
     cameras, n = means.shape[:-2], means.shape[-2]
     check_tensor("means", means, [*cameras, n, 3], "[..., C, N, 3]")
     check_tensor("covars", covars, [*cameras, n, 3, 3], "[..., C, N, 3, 3] as means")
     check_tensor("Ks", Ks, [*cameras, 3, 3], "[..., C, 3, 3] with the leading dimensions of means")
-    x, y, z = means.unbind(-1)
-    fx, fy, cx, cy = (Ks[..., i, j, None].detach() for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    slopes = []
-    for value, f, c, size in ((x, fx, cx, width), (y, fy, cy, height)):
-        margin = FOV_MARGIN * 0.5 * size / f
-        slopes.append(torch.clamp(value / z, min=-(c / f + margin), max=(size - c) / f + margin))
-    zero = torch.zeros_like(z)
-    rows = [
-        torch.stack([fx / z, zero, -fx * slopes[0] / z], -1),
-        torch.stack([zero, fy / z, -fy * slopes[1] / z], -1),
-    ]
-    jacobian = torch.stack(rows, -2)  # [..., C, N, 2, 3]
-    means2d = torch.stack([fx * x / z + cx, fy * y / z + cy], -1)
-    with full_precision(means.device):
-        return means2d, jacobian @ covars @ jacobian.transpose(-1, -2)
+    return project_covariances(means, covars, Ks, width, height, camera_model)
 
 
 def persp_proj(means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int) -> tuple[Tensor, Tensor]:
     """Projects Gaussians to the image plane of a pinhole camera; see :func:`proj`."""
     return proj(means, covars, Ks, width, height)
+
+
+def ortho_proj(means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int) -> tuple[Tensor, Tensor]:
+    """Projects Gaussians to the image plane of an orthographic camera; see :func:`proj`."""
+    return proj(means, covars, Ks, width, height, "ortho")
+
+
+def fisheye_proj(means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int) -> tuple[Tensor, Tensor]:
+    """Projects Gaussians to the image plane of an equidistant fisheye camera; see :func:`proj`."""
+    return proj(means, covars, Ks, width, height, "fisheye")

@@ -16,8 +16,7 @@ from .... import (
 from ....arguments import check_size
 from ....config import SH_DEGREE_MAX, CameraModel
 from .._rotations import normalized_quat_to_rotmat
-from .._unsupported import unsupported
-from ._cameras import persp_proj, world_to_cam
+from ._cameras import fisheye_proj, ortho_proj, persp_proj, world_to_cam
 from ._contributions import accumulate, rasterize_to_indices_in_range
 
 __all__ = ["accumulate"]
@@ -25,10 +24,8 @@ __all__ = ["accumulate"]
 _quat_scale_to_covar_preci = quat_scale_to_covar_preci
 _persp_proj = persp_proj
 _world_to_cam = world_to_cam
-_fisheye_proj, _ortho_proj = (
-    unsupported(name, "means covars Ks width height", instead="undistort the images, and use _persp_proj")
-    for name in ("_fisheye_proj", "_ortho_proj")
-)
+_fisheye_proj = fisheye_proj
+_ortho_proj = ortho_proj
 
 
 def _quat_to_rotmat(quats: Tensor) -> Tensor:
