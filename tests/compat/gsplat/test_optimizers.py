@@ -76,3 +76,28 @@ def test_groups_have_one_tensor():
     optimizer = SelectiveAdam([{"params": parameters, "lr": LR}], eps=EPS, betas=BETAS)
     with pytest.raises(ArgumentError, match="one tensor per group, found 2"):
         optimizer.step(torch.ones(N, dtype=torch.bool))
+
+
+def test_parameters_of_any_strides():
+    """Scripts make ``shN`` a slice of all coefficients."""
+    coefficients, mask = random(N, 4, 3, seed=0), random(N, seed=1) > 0
+    results = []
+    for parameter in (torch.nn.Parameter(coefficients[:, 1:].clone()), torch.nn.Parameter(coefficients[:, 1:])):
+        optimizer = SelectiveAdam([{"params": [parameter], "lr": LR}], eps=EPS, betas=BETAS)
+        for seed in (2, 3):
+            parameter.grad = random(N, 3, 3, seed=seed)
+            optimizer.step(mask)
+        results.append((parameter, *optimizer.state[parameter].values()))
+    contiguous, slices = results
+    assert not slices[0].is_contiguous()
+    assert all(torch.equal(one, other) for one, other in zip(contiguous, slices, strict=True))
+    assert not torch.equal(coefficients[:, 1:], random(N, 4, 3, seed=0)[:, 1:])
+    assert torch.equal(coefficients[:, :1], random(N, 4, 3, seed=0)[:, :1])
+
+
+def test_sparse_gradients_are_refused():
+    parameter = torch.nn.Parameter(random(N, 2, seed=0))
+    optimizer = SelectiveAdam([{"params": [parameter], "lr": LR}], eps=EPS, betas=BETAS)
+    parameter.grad = torch.sparse_coo_tensor([[1]], [[1.0, 2.0]], (N, 2), dtype=torch.float64, check_invariants=True)
+    with pytest.raises(ArgumentError, match="expected dense gradients"):
+        optimizer.step(torch.ones(N, dtype=torch.bool))

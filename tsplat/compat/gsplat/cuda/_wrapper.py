@@ -102,12 +102,16 @@ def adam(
     """Updates valid Gaussians by a step of Adam without bias correction, in place.
 
     Args:
-        param, param_grad, exp_avg, exp_avg_sq: [N, ...] fp32 or fp64, contiguous.
+        param, param_grad, exp_avg, exp_avg_sq: [N, ...] fp32 or fp64; the moments are contiguous.
         valid: [N] bool.
         lr, b1, b2, eps: Learning rate; decay rates of the moments; added to the root of the second moment.
     """
     # Without bias correction, the correction of the step size and of the root are 1.
     constants = param.new_tensor([1 - b1, b2, 1 - b2, lr, 1.0, eps])
+    values = param.detach()
+    contiguous = values.contiguous()
     launchers(param.device).adam_step(
-        param.detach(), param_grad.contiguous(), exp_avg, exp_avg_sq, constants, valid.contiguous()
+        contiguous, param_grad.contiguous(), exp_avg, exp_avg_sq, constants, valid.contiguous()
     )
+    if not values.is_contiguous():
+        values.copy_(contiguous)

@@ -15,7 +15,7 @@ class SelectiveAdam(torch.optim.Adam):
     """Adam without bias correction, for the visible Gaussians of each step. The others and their moments do not change.
 
     Args:
-        params: Parameter groups with one tensor [N, ...] each, contiguous and fp32 or fp64.
+        params: Parameter groups with one tensor [N, ...] each, fp32 or fp64, with dense gradients.
         eps: Added to the root of the second moment.
         betas: Decay rates of the moments.
     """
@@ -41,8 +41,8 @@ class SelectiveAdam(torch.optim.Adam):
             (parameter,) = group["params"]
             if parameter.grad is None:
                 continue
-            if not parameter.is_contiguous() or parameter.grad.is_sparse:
-                raise ArgumentError("params: expected contiguous tensors with dense gradients")
+            if parameter.grad.is_sparse:
+                raise ArgumentError("params: expected dense gradients, found sparse ones; use torch.optim.SparseAdam")
             if parameter.shape[:1] != visibility.shape:
                 raise ShapeError(
                     f"visibility: expected {list(parameter.shape[:1])} as the parameter, found {list(visibility.shape)}"
@@ -50,8 +50,8 @@ class SelectiveAdam(torch.optim.Adam):
             state = self.state[parameter]
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
             b1, b2 = group["betas"]
             moments = state["exp_avg"], state["exp_avg_sq"]
             adam(parameter, parameter.grad, *moments, visibility, group["lr"], b1, b2, group["eps"])
