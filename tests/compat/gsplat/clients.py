@@ -7,7 +7,7 @@ import functools
 import math
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
 from tsplat.compat.gsplat import SelectiveAdam
@@ -94,7 +94,7 @@ class SimpleTrainer:
     def rasterize(self, camtoworlds, Ks, width, height, *, sh_degree, image_ids=None, rasterize_mode=None, **options):
         means = self.splats["means"]
         if self.app_opt:
-            directions = F.normalize(means[None] - camtoworlds[:, None, :3, 3], dim=-1)
+            directions = functional.normalize(means[None] - camtoworlds[:, None, :3, 3], dim=-1)
             bases = torch.zeros(*directions.shape[:2], (self.sh_degree + 1) ** 2)
             n_bases = (sh_degree + 1) ** 2
             bases[..., :n_bases] = _eval_sh_bases_fast(n_bases, directions)
@@ -152,12 +152,12 @@ class SimpleTrainer:
             self.strategy.step_pre_backward(
                 params=self.splats, optimizers=self.optimizers, state=self.state, step=step, info=info
             )
-            loss = F.l1_loss(colors, pixels)
+            loss = functional.l1_loss(colors, pixels)
             if self.depth_loss:
                 depths = renders[..., 3]
-                loss += 0.01 * F.l1_loss(
-                    torch.where(depths > 0, 1 / depths, torch.zeros_like(depths)), 1 / 3 + 0 * depths
-                )
+                # The gradient of 1 / depth is NaN where nothing is rendered.
+                disparities = torch.where(depths > 0, 1 / depths, torch.zeros_like(depths))
+                loss += 0.01 * functional.l1_loss(disparities, torch.full_like(disparities, 1 / 3))
             loss.backward()
             self.step_optimizers(info)
             for scheduler in schedulers:
@@ -282,7 +282,8 @@ class Splatfacto(torch.nn.Module):
     def fit(self, steps=STEPS):
         camtoworlds, Ks, images = make_data()
         scaler = torch.amp.GradScaler("cpu", enabled=False)
-        for self.step in range(self.step, self.step + steps):
+        for step in range(self.step, self.step + steps):
+            self.step = step
             view = self.step % N_VIEWS
             for optimizer in self.optimizers.values():
                 optimizer.zero_grad()

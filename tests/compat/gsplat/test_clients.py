@@ -1,4 +1,4 @@
-"""Programs written for gsplat 1.5.3: the calls of simple_trainer and of splatfacto train through several refinements."""
+"""Programs written for gsplat 1.5.3: the calls of simple_trainer and splatfacto, through several refinements."""
 
 import copy
 import dataclasses
