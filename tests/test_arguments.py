@@ -1,10 +1,13 @@
 """Invalid and unsupported arguments: typed errors with the argument, the expected and the found value, and a remedy."""
 
+import copy
+
 import pytest
 import torch
 
 import tsplat
 from tests.support import scenes
+from tests.support.identity import assert_identical
 from tsplat import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
 
 INVALID = [
@@ -78,18 +81,33 @@ def _id(value):
     return value.__name__ if isinstance(value, type) else str(value)[:40]
 
 
+def assert_refused(arguments, error, message):
+    """Asserts that a call raises and changes no tensor, gradient or random number; returns the error."""
+    arguments = dict(arguments)
+    for name in scenes.DIFFERENTIABLE:
+        if isinstance(arguments[name], torch.Tensor) and arguments[name].is_floating_point():
+            arguments[name] = arguments[name].clone().requires_grad_()
+            arguments[name].grad = torch.ones_like(arguments[name])
+    tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+
+    def state():
+        return [(t.detach(), t.grad, t.requires_grad, t._version) for t in tensors], torch.get_rng_state()
+
+    before = copy.deepcopy(state())
+    with pytest.raises(error, match=message) as caught:
+        tsplat.rasterization(**arguments)
+    assert_identical(state(), before)
+    return caught.value
+
+
 @pytest.mark.parametrize(("change", "error", "message"), INVALID, ids=_id)
 def test_invalid_argument_raises(scene, change, error, message):
-    with pytest.raises(error, match=message) as caught:
-        tsplat.rasterization(**(scene | change))
-    assert isinstance(caught.value, ValueError)
+    assert isinstance(assert_refused(scene | change, error, message), ValueError)
 
 
 @pytest.mark.parametrize(("change", "name"), UNSUPPORTED, ids=_id)
 def test_unsupported_option_raises(scene, change, name):
-    with pytest.raises(NotImplementedError, match=f"^{name}: ") as caught:
-        tsplat.rasterization(**(scene | change))
-    assert isinstance(caught.value, UnsupportedError)
+    assert isinstance(assert_refused(scene | change, NotImplementedError, f"^{name}: "), UnsupportedError)
 
 
 def test_invalid_arguments_of_stages_raise():
