@@ -47,10 +47,17 @@ class ProjectionSettings:
 
 @dataclasses.dataclass(frozen=True)
 class IntersectionSettings:
-    """Settings of the intersection: whose constants the radii were computed with, and the backend."""
+    """Settings of the intersection.
+
+    Attributes:
+        numerics: Whose constants the radii were computed with.
+        backend: As in :func:`tsplat.rasterization`.
+        segmented: Whether each image is sorted on its own.
+    """
 
     numerics: Numerics
     backend: Backend
+    segmented: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,11 +93,15 @@ def rasterization(
         backgrounds: [..., C, D]; depth always has background 0.
         render_mode: ``"RGB"``; ``"D"`` accumulated depth, the sum of w z; ``"ED"`` expected depth, divided by alpha;
             ``"RGB+D"``, ``"RGB+ED"`` with depth as the last channel.
+        sparse_grad: Whether the gradients of means, quats, scales and covars are sparse COO tensors with a row for
+            each visible Gaussian, in ascending order, as ``torch.optim.SparseAdam`` takes them. Requires ``packed`` and
+            no batch dimensions. The other gradients are dense.
         absgrad: Whether the backward pass sets ``meta["means2d"].absgrad``, the sum over pixels of absolute gradients
             (AbsGS, arXiv 2404.10484), in pixel units.
         rasterize_mode: ``"classic"``, or ``"antialiased"`` (Mip-Splatting, arXiv 2311.16493), which scales opacities by
             what ``eps2d`` added to the screen area.
         channel_chunk: Upper bound of the channels accumulated in one pass. Bounds memory, does not change the result.
+        segmented: Whether to sort the intersections of each image on their own. The image is the same.
         covars: [..., N, 3, 3] covariances in place of quats and scales; the upper triangle is read.
         backend: ``"triton"`` kernels, on a GPU or compiled for the CPU; ``"torch"``, vectorized PyTorch on any device;
             ``"reference"``, dense and slow; ``"auto"``, the fastest that runs.
@@ -118,8 +122,8 @@ def rasterization(
             per world unit; ``"fisheye"`` at fx theta x/r + cx, with r = sqrt(x^2 + y^2) and the angle theta from the
             optical axis in radians (equidistant, without distortion). y is alike. ``near_plane`` may be negative for
             ortho, and for fisheye with a field of view beyond 180 degrees. ``"ftheta"`` raises.
-        sparse_grad, segmented, with_ut, with_eval3d, radial_coeffs, tangential_coeffs, thin_prism_coeffs,
-            ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are implemented.
+        with_ut, with_eval3d, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter,
+            viewmats_rs: As in gsplat; only the defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
@@ -155,12 +159,12 @@ def rasterization(
     options = Options(
         width=width, height=height, near_plane=near_plane, far_plane=far_plane, radius_clip=radius_clip, eps2d=eps2d,
         sh_degree=sh_degree, packed=packed, tile_size=tile_size, render_mode=render_mode, absgrad=absgrad,
-        rasterize_mode=rasterize_mode, backend=backend, numerics=numerics,
-        camera_model=camera_model, validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget,
+        rasterize_mode=rasterize_mode, backend=backend, numerics=numerics, camera_model=camera_model,
+        validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget, sparse_grad=sparse_grad,
+        segmented=segmented,
     )  # fmt: skip
     not_implemented = {
-        "sparse_grad": (sparse_grad, False), "segmented": (segmented, False), "with_ut": (with_ut, False),
-        "with_eval3d": (with_eval3d, False), "radial_coeffs": (radial_coeffs, None),
+        "with_ut": (with_ut, False), "with_eval3d": (with_eval3d, False), "radial_coeffs": (radial_coeffs, None),
         "tangential_coeffs": (tangential_coeffs, None), "thin_prism_coeffs": (thin_prism_coeffs, None),
         "ftheta_coeffs": (ftheta_coeffs, None), "viewmats_rs": (viewmats_rs, None),
     }  # fmt: skip
@@ -173,6 +177,8 @@ def rasterization(
         cameras = gather_cameras(request.ranks, request.cameras)
         gaussians, cameras = request.valid(cameras)
         projected = project(gaussians, cameras, request.projection_settings(), request.batch)
+        if request.sparse_gradients is not None:
+            request.sparse_gradients.set_visible(projected)
         features = Features(None, None)
         if options.renders_color:
             features = shade(

@@ -122,3 +122,26 @@ def test_masked_tiles_have_background_and_no_gradient(backend):
     assert alphas[0, :8, :8].any()
     gradients = torch.autograd.grad(rendered[0, :8, 8:16].sum(), [*inputs.values(), colors])
     assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [3, 17])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gradients_at_uncovered_pixels_reach_no_gaussian(backend, channels, value):
+    """The gradient of 1 / depth is NaN where nothing was rendered, though a loss leaves those pixels out."""
+    structure = scenes.Structure(n=6, cameras=2, channels=channels, width=40, height=32, size=2.0)
+    scene = scenes.make(structure, torch.float32)
+    gradients = []
+    for at_uncovered in (0.0, value):
+        leaves = scenes.leaves(scene | {"backgrounds": scene["backgrounds"]})
+        colors, alphas, meta = tsplat.rasterization(**leaves, backend=backend, absgrad=True, render_mode="RGB+ED")
+        v_images = scenes.random_like((colors, alphas), 3)
+        for v in v_images:
+            v[(alphas == 0).expand_as(v)] = at_uncovered
+        torch.autograd.backward((colors, alphas), v_images)
+        names = ("means", "quats", "scales", "opacities", "colors", "viewmats")
+        gradients.append([leaves[name].grad for name in names] + [meta["means2d"].absgrad])
+    assert 100 < (alphas == 0).sum() < alphas.numel() - 100
+    for expected, found in zip(*gradients, strict=True):
+        assert expected.any()
+        assert torch.equal(found, expected)

@@ -101,3 +101,50 @@ def test_ids_with_16_and_32_bit_keys(backend, tile_height):
     assert len(set(zip(tiles.tolist(), indices.tolist()))) == len(indices)
     offsets = tsplat.isect_offset_encode(ids, 1, 250, tile_height)
     assert offsets.flatten()[int(tiles[-1])] <= len(indices) - 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_segmented_sort_changes_no_bit(backend):
+    """Images, ``meta`` and gradients, packed or not, in one band and in several."""
+
+    @settings(max_examples=12)
+    @given(scenes.structures(max_n=12), st.booleans(), st.sampled_from([None, 3000]))
+    def check(structure, packed, memory_budget):
+        scene = scenes.make(structure, torch.float32)
+        results = []
+        for segmented in (False, True):
+            leaves = scenes.leaves(scene)
+            colors, alphas, meta = tsplat.rasterization(
+                **leaves, packed=packed, tile_size=4, segmented=segmented, memory_budget=memory_budget, backend=backend
+            )
+            torch.autograd.backward((colors, alphas), scenes.random_like((colors, alphas), 1))
+            gradients = [leaves[name].grad for name in scenes.DIFFERENTIABLE if leaves[name] is not None]
+            lists = [meta[name] for name in ("tiles_per_gauss", "isect_ids", "flatten_ids", "isect_offsets")]
+            results.append((colors, alphas, *gradients, *lists))
+        for plain, segmented in zip(*results, strict=True):
+            assert (plain is None) == (segmented is None)
+            assert plain is None or torch.equal(plain, segmented)
+
+    check()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_segmented_isect_tiles(packed):
+    """Depths overlap between images, and several are equal. Packed rows come in any order of images."""
+    generator = torch.Generator().manual_seed(2)
+    n_images, n = 3, 17
+    means2d = torch.rand(n_images, n, 2, generator=generator) * 32
+    radii = torch.randint(0, 9, (n_images, n, 2), generator=generator, dtype=torch.int32)
+    depths = torch.randint(1, 6, (n_images, n), generator=generator).float()
+    options = {}
+    if packed:
+        image_ids = torch.randint(0, n_images, (n_images * n,), generator=generator)
+        image_ids[image_ids == 1] = 2  # one image without rows
+        means2d, radii, depths = means2d.flatten(0, 1), radii.flatten(0, 1), depths.flatten()
+        options = dict(packed=True, n_images=n_images, image_ids=image_ids)
+    for sort in (True, False):
+        expected = tsplat.isect_tiles(means2d, radii, depths, 8, 4, 4, sort=sort, **options)
+        found = tsplat.isect_tiles(means2d, radii, depths, 8, 4, 4, sort=sort, segmented=True, **options)
+        for one, other in zip(expected, found, strict=True):
+            assert torch.equal(one, other)
+    assert expected[1].numel() > 50

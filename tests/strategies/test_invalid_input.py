@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.support.identity import assert_identical
 from tests.support.strategy_models import check_moments, make_info, make_model
 from tsplat import ArgumentError
 from tsplat.strategies import DefaultStrategy, MCMCStrategy, operations
@@ -41,29 +42,11 @@ def snapshot(params, optimizers, state):
     return values, states, copy.deepcopy(state)
 
 
-def assert_equal(value, other):
-    assert type(value) is type(other)
-    if isinstance(value, torch.Tensor):
-        assert value.dtype == other.dtype
-        assert value.shape == other.shape
-        assert value.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes()
-    elif isinstance(value, dict):
-        assert list(value) == list(other)
-        for key in value:
-            assert_equal(value[key], other[key])
-    elif isinstance(value, list | tuple):
-        assert len(value) == len(other)
-        for one, two in zip(value, other):
-            assert_equal(one, two)
-    else:
-        assert value == other
-
-
 def assert_raises_and_changes_nothing(call, model, match):
     before = snapshot(*model)
     with pytest.raises(ArgumentError, match=match):
         call()
-    assert_equal(snapshot(*model), before)
+    assert_identical(snapshot(*model), before)
 
 
 def replace(params, optimizers, name, value):

@@ -85,7 +85,8 @@ def gradients(
         meta["means2d"].retain_grad()
     torch.autograd.backward((colors, alphas), (v[0][cameras], v[1][cameras]))
     found = {"colors": colors.detach(), "alphas": alphas.detach()}
-    return found | {f"v_{n}": inputs[n].grad for n in scenes.DIFFERENTIABLE if inputs[n] is not None}, meta
+    leaves = {n: inputs[n] for n in scenes.DIFFERENTIABLE if inputs[n] is not None}
+    return found | {f"v_{n}": None if t.grad is None else t.grad.to_dense() for n, t in leaves.items()}, meta
 
 
 def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float] | None:
@@ -132,7 +133,8 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     inputs = leaves(own.select(scene))
     if rank == frozen:
         inputs = {k: t.detach() if isinstance(t, Tensor) else t for k, t in inputs.items()}
-    found, meta = gradients(inputs, settings | dict(distributed=True, group=groups[size]), own.cameras, v)
+    local = dict(sparse_grad=settings["packed"] and (seed + rank) % 2 == 0, segmented=(seed + rank) % 3 == 0)
+    found, meta = gradients(inputs, settings | local | dict(distributed=True, group=groups[size]), own.cameras, v)
 
     for name in ("colors", "alphas"):
         expected = truth[name][own.cameras]

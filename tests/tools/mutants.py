@@ -51,6 +51,7 @@ FOLD = ("tests/kernels/test_warp_sums.py",)
 FEATURES = ("-m", "triton", "tests/kernels/test_compositing_features.py", "tests/kernels/test_segments.py")
 IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
 LENSES = ("tests/scene/capture/test_lenses.py",)
+CLIENTS = ("tests/compat/gsplat/test_optimizers.py", "tests/compat/gsplat/test_clients.py")
 STRATEGIES = ("-m", "not interpreter", "tests/strategies")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 
@@ -258,6 +259,12 @@ MUTANTS = [
     ),
     *_in(
         "kernels/compositing_backward.py",
+        PARTS,
+        ("FEATURES, covered)", "FEATURES, inside)", "gradients of uncovered pixels' colors reach Gaussians"),
+        ("mask=covered", "mask=inside", "gradients of uncovered pixels' alphas reach Gaussians"),
+    ),
+    *_in(
+        "kernels/compositing_backward.py",
         FOLD,
         ("_add_product(sums, 4, g_dx, dy)", "_add_product(sums, 3, g_dx, dy)", "sum of another column"),
         ("_add(sums, 1, g_dx)", "_add((), 1, g_dx)", "sums of the blocks before lost"),
@@ -361,12 +368,20 @@ MUTANTS = [
         "stages/intersection.py",
         _torch("tests/stages/test_intersection.py"),
         ("(2**15 if short else 0)", "(2**14 if short else 0)", "bias of the short key does not match"),
-        ("torch.where((radii > 0).all(-1), depths, torch.inf).argsort(stable=True)", "depths.argsort(descending=True)",
-         "back to front"),
+        ("return depths.argsort(stable=True)", "return depths.argsort(descending=True)", "back to front"),
+        ("[:, None] * images.shape[1]", "[:, None]", "rows of the first image taken for those of others"),
+        ("argsort(stable=True) + begin", "argsort(stable=True)", "intersections of the first image taken for others"),
+        ("depths[row].argsort(stable=True)", "depths[row].argsort(descending=True)", "packed segments reversed"),
         ("bits = depths.detach().to(torch.float32)[intersections.flatten_ids]",
          "bits = depths.detach().to(torch.float32)[:1]",
          "every intersection's id has the first depth"),
         ("bits = bits & 0xFFFFFFFF", "pass", "the sign of a depth fills the bits of its tile"),
+    ),
+    *_in(
+        "stages/sparse_gradients.py",
+        ("-m", "not interpreter and not triton", "tests/stages/test_sparse_gradients.py"),
+        ("% max(self._n_gaussians, 1)", "// max(self._n_gaussians, 1)", "cameras taken for Gaussians"),
+        ("v.index_select(0, ids)", "v[: len(ids)]", "gradients of the first Gaussians taken for the visible ones"),
     ),
     *_in(
         "stages/compositing.py",
@@ -416,6 +431,17 @@ MUTANTS = [
         ("2.0 * a * by_square", "a * by_square", "factor 2 of the square's gradient lost"),
         ("(place <= 2 * RADIUS)", "(place < 2 * RADIUS)", "the window's last tap lost"),
         ("(r < height - RADIUS)", "(r <= height - RADIUS)", "one window too many at the lower edge"),
+    ),
+    *_in(
+        "compat/gsplat/cuda/_adam.py",
+        CLIENTS,
+        ("values.copy_(contiguous)", "pass", "parameters of other strides not updated"),
+    ),
+    *_in(
+        "compat/gsplat/optimizers/selective_adam.py",
+        CLIENTS,
+        ('            check_adam(parameter, parameter.grad, moments, "visibility", visibility)\n', "",
+         "groups not checked before the first update"),
     ),
     *_in(
         "kernels/adam.py",

@@ -102,14 +102,14 @@ def _features_bwd_kernel(
             TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * chunks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
-        rest = -tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+        transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+        rest = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
         if backgrounds is not None:
             for chunk in range(chunks):
                 channel = chunk * CHANNELS + channels
                 background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
                 v = tl.load(v_part + chunk * PIXELS * CHANNELS)
                 rest += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
-        transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
         rest = rest * transmittance
         if segment_lists is not None:
             if is_segment:
@@ -197,6 +197,8 @@ def features_bwd(
     records = pack_records(splats._replace(colors=None, depths=None), settings, large)
     assigned = assign_slots(lists, intersections, records, columns)
     options = product_options(records, splats, shape)
+    # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
+    v_render_colors = torch.where(transmittances[..., None] < 1, v_render_colors, 0.0)
     launch(
         _features_bwd_kernel,
         assigned.n_programs,

@@ -199,10 +199,12 @@ def composite_bwd(
         here = (tile.image, *tile.pixels)
         tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
         shape = (tile_ys.numel(), tile_xs.numel(), -1)
-        v_color = v_render_colors[here].reshape(-1, channels)
         transmittance, last = transmittances[here].flatten(), last_ids[here].flatten()
+        # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
+        covered = transmittance < 1
+        v_color = torch.where(covered[:, None], v_render_colors[here].reshape(-1, channels), 0.0)
         # Gradient of the loss with respect to ln(T) behind everything.
-        rest = -v_render_alphas[here].flatten()
+        rest = -torch.where(covered, v_render_alphas[here].flatten(), 0.0)
         if backgrounds is not None:
             rest = rest + (v_color[:, : backgrounds.shape[1]] * backgrounds[tile.image]).sum(-1)
         rest = rest * transmittance

@@ -61,29 +61,27 @@ class Adam(torch.optim.Adam):
                 Adam, as other moments do not decay. The step count is common to all Gaussians.
 
         Raises:
-            ArgumentError: ``visible`` or a moment does not match a parameter, or a parameter is not contiguous.
+            ArgumentError: ``visible`` or a moment does not match a parameter, or a parameter is not contiguous. Nothing
+                has been changed.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._check(parameter, self.state.get(parameter, {}), visible)
+        for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                self._check(parameter, visible)
                 state = self.state[parameter]
                 if not state:
                     state["step"] = torch.zeros((), dtype=torch.float32)
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
-                for name in ("exp_avg", "exp_avg_sq"):
-                    if state[name].shape != parameter.shape or not state[name].is_contiguous():
-                        raise ShapeError(
-                            f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
-                            f"{list(state[name].shape)} with strides {state[name].stride()}"
-                        )
                 state["step"] += 1
                 t = float(state["step"])
                 rates = [group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
@@ -99,7 +97,7 @@ class Adam(torch.optim.Adam):
         return loss
 
     @staticmethod
-    def _check(parameter: Tensor, visible: Tensor | None) -> None:
+    def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> None:
         if parameter.dtype not in (torch.float32, torch.float64):
             raise UnsupportedError(f"params: {parameter.dtype} is not implemented; keep parameters in fp32")
         if not parameter.is_contiguous():
@@ -111,6 +109,13 @@ class Adam(torch.optim.Adam):
                 f"visible: expected bool {list(parameter.shape[:1])} as the parameter, found {visible.dtype} "
                 f"{list(visible.shape)}"
             )
+        for name in ("exp_avg", "exp_avg_sq"):
+            moment = state.get(name)
+            if moment is not None and (moment.shape != parameter.shape or not moment.is_contiguous()):
+                raise ShapeError(
+                    f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
+                    f"{list(moment.shape)} with strides {moment.stride()}"
+                )
 
 
 def _without_importing_dynamo(method: Any) -> Callable[..., None]:

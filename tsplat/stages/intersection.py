@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from ..arguments import (
     check_devices,
-    check_not_implemented,
     check_numerics,
     check_size,
     check_tensor,
@@ -58,13 +58,14 @@ def intersect(
         MemoryBudgetError: A single row of tiles exceeds the budget.
     """
     assert projected.opacities is not None
+    image_ids, n_segments = projected.image_ids(), grid.n_images if settings.segmented else 1
     screen = ScreenGaussians(
         projected.means2d.detach().reshape(-1, 2),
         projected.radii,
         projected.conics.detach(),
         projected.opacities.detach(),
-        depth_order(projected.radii, projected.depths.detach()),
-        projected.image_ids(),
+        depth_order(projected.radii, projected.depths.detach(), image_ids, n_segments),
+        image_ids,
     )
     return BandedIntersections(screen, grid, settings, budget, explain)
 
@@ -120,9 +121,27 @@ class BandedIntersections:
             yield list_intersections(self._screen, self._grid, band, spans, self._settings)
 
 
-def depth_order(radii: Tensor, depths: Tensor) -> Tensor:
-    """Sorts rows front to back, ties by row, culled rows last. [nnz, 2], [nnz] -> [nnz] int64"""
-    return torch.where((radii > 0).all(-1), depths, torch.inf).argsort(stable=True)
+def depth_order(radii: Tensor, depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
+    """Sorts rows front to back, ties by row, culled rows last; with several segments, image by image.
+
+    Args:
+        radii, depths: [nnz, 2], [nnz].
+        image_ids: [nnz] int64; None if rows are [n_segments, N].
+        n_segments: The number of images, to sort the rows of each on their own; or 1.
+
+    Returns:
+        [nnz] int64.
+    """
+    depths = torch.where((radii > 0).all(-1), depths, torch.inf)
+    if n_segments <= 1:
+        return depths.argsort(stable=True)
+    if image_ids is None:
+        images = depths.view(n_segments, -1)
+        starts = torch.arange(n_segments, device=depths.device)[:, None] * images.shape[1]
+        return (images.argsort(dim=1, stable=True) + starts).flatten()
+    counts = image_ids.bincount(minlength=n_segments)
+    rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
+    return torch.cat([row[depths[row].argsort(stable=True)] for row in rows])
 
 
 @torch.no_grad()
@@ -183,12 +202,33 @@ def list_intersections(
     slots = torch.arange(n_intersections, device=keys.device)
     isect_offsets = slots[:0]
     if sort:
-        keys, slots = keys.sort(stable=True)
+        keys, slots = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
         flatten_ids = flatten_ids[slots]
         bounds = torch.arange(n_tiles + 1, device=keys.device) + (first_tile - key_bias)
         isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32))
     gaussian_major = GaussianMajor(slots, spans.slot_starts, spans.span_starts, screen.order, spans.positions)
     return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
+
+
+def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int]:
+    """First intersection of each image, and their number M, as rows of an image follow each other. I + 1 ints"""
+    images = torch.arange(grid.n_images + 1, device=screen.order.device)
+    if screen.image_ids is None:
+        starts = images * (screen.order.numel() // max(grid.n_images, 1))
+    else:
+        starts = torch.searchsorted(screen.image_ids[screen.order], images)
+    bounds: list[int] = spans.slot_starts[spans.span_starts[starts]].tolist()
+    return bounds
+
+
+def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Tensor]:
+    """Sorts keys [M], equal ones by index, and returns their indices as well; segment by segment if there are any."""
+    if segments is None or len(segments) <= 2:
+        return keys.sort(stable=True)
+    indices = torch.empty(keys.shape, dtype=torch.int64, device=keys.device)
+    for begin, end in itertools.pairwise(segments):
+        indices[begin:end] = keys[begin:end].argsort(stable=True) + begin
+    return keys[indices], indices
 
 
 def _exclusive_sum(counts: Tensor) -> Tensor:
@@ -250,6 +290,7 @@ def isect_tiles(
         tile_width, tile_height: Number of tiles along each axis of an image.
         sort: Whether to sort by image, tile and depth, ties by index; otherwise intersections come Gaussian by
             Gaussian.
+        segmented: Whether to sort each image on its own. The result is the same.
         packed: Whether inputs are packed; requires ``n_images`` and ``image_ids`` [nnz].
         gaussian_ids: Unused, in gsplat as well.
         conics, opacities: [..., N, 3] and [..., N], or packed. With both, only tiles with a pixel center inside the
@@ -263,9 +304,8 @@ def isect_tiles(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: ``segmented=True``, or a tile size that is not implemented.
+        NotImplementedError: A tile size that is not implemented.
     """
-    check_not_implemented({"segmented": (segmented, False)})
     check_tile_size(tile_size)
     check_size("tile_width", tile_width)
     check_size("tile_height", tile_height)
@@ -288,16 +328,20 @@ def isect_tiles(
     else:
         n_images, image_ids = math.prod(depths.shape[:-1]), None
     radii, depths_flat = radii.reshape(-1, 2).contiguous(), depths.reshape(-1).contiguous()
+    if sort:
+        order = depth_order(radii, depths_flat, image_ids, n_images if segmented else 1)
+    else:
+        order = torch.arange(depths_flat.numel(), device=depths.device)
     screen = ScreenGaussians(
         means2d.reshape(-1, 2).contiguous(),
         radii,
         None if conics is None else conics.reshape(-1, 3).contiguous(),
         None if opacities is None else opacities.reshape(-1).contiguous(),
-        depth_order(radii, depths_flat) if sort else torch.arange(depths_flat.numel(), device=depths.device),
+        order,
         image_ids,
     )
     grid = TileGrid(n_images, tile_size, tile_width, tile_height)
-    settings = IntersectionSettings(check_numerics(numerics), backend)
+    settings = IntersectionSettings(check_numerics(numerics), backend, segmented=segmented)
     band = (0, grid.n_tile_rows)
     spans = find_spans(screen, grid, band, settings)
     found = list_intersections(screen, grid, band, spans, settings, sort=sort)

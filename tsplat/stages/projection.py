@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..arguments import (
     check_camera_model,
-    check_not_implemented,
     check_numerics,
     check_scene,
     check_size,
@@ -18,10 +17,12 @@ from ..arguments import (
 )
 from ..config import Backend, CameraModel, NumericsName
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, flatten_batch
+from ..errors import ArgumentError
 from ..kernels_torch.camera_models import project_points
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
 from .compilation import eager
+from .sparse_gradients import SparseGradients
 
 N_GAUSSIAN_TENSORS = len(Gaussians3D._fields)
 OWN_SHAPES = ((2,), (2,), (), (3,), ())
@@ -111,6 +112,7 @@ def fully_fused_projection(
         near_plane, far_plane: Gaussians outside these camera-space depths are culled.
         radius_clip: Gaussians whose radii are both at most this, in pixels, are culled.
         packed: Whether to return visible Gaussians only, as packed tensors.
+        sparse_grad: As in :func:`tsplat.rasterization`, for means, covars, quats and scales.
         calc_compensations: Whether to return antialiasing factors (Mip-Splatting, arXiv 2311.16493).
         camera_model: As in :func:`tsplat.rasterization`.
         opacities: [..., N] after sigmoid; they tighten the radii. Not differentiable here.
@@ -124,16 +126,20 @@ def fully_fused_projection(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: ``sparse_grad=True``, ``camera_model="ftheta"``, or ``Ks`` that require a gradient.
+        NotImplementedError: ``camera_model="ftheta"``, or ``Ks`` that require a gradient.
     """
-    check_not_implemented({"sparse_grad": (sparse_grad, False)})
     check_camera_model(camera_model)
     check_size("width", width)
     check_size("height", height)
     batch, n_gaussians, n_cameras = check_scene(means, quats, scales, covars, (6,), opacities, viewmats, Ks)
+    if sparse_grad and (not packed or batch):
+        raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
+    sparse_gradients = SparseGradients() if sparse_grad else None
     preset = check_numerics(numerics)
     if covars is not None:
         quats = scales = None
+    if sparse_gradients is not None:
+        means, covars, quats, scales = map(sparse_gradients.attach, (means, covars, quats, scales))  # type: ignore[assignment]
     dtype = compute_dtype(means, quats, scales, covars, opacities, viewmats, Ks)
     if opacities is not None:
         opacities = opacities.detach()
@@ -153,6 +159,8 @@ def fully_fused_projection(
     gaussians = Gaussians3D(*(flatten_batch(t, len(batch), dtype) for t in (means, quats, scales, covars, opacities)))  # type: ignore[arg-type]
     cameras = Cameras(flatten_batch(viewmats, len(batch), dtype), flatten_batch(Ks, len(batch), dtype))
     projected = project(gaussians, cameras, settings, batch)
+    if sparse_gradients is not None:
+        sparse_gradients.set_visible(projected)
     outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)
     if packed:
         return *projected.ids(), *outputs

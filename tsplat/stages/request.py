@@ -50,13 +50,18 @@ from ..errors import ArgumentError
 from .agreement import Ranks, agreement, describe, join
 from .backend import launchers
 from .memory import MemoryBudget
+from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, find_valid, raise_if_invalid, replace_invalid_cameras
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-N_LOCAL = 2
+N_LOCAL = 4
 """Trailing fields of :class:`Options` that may differ between ranks."""
+GEOMETRY = ("means", "quats", "scales", "covars")
+"""Fields of :class:`Scene` whose gradients ``sparse_grad`` makes sparse."""
+NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False}
+"""Options of which ``backend="reference"`` implements this value only."""
 
 
 class Scene(NamedTuple):
@@ -77,7 +82,7 @@ class Scene(NamedTuple):
 class Options:
     """The options of a call as the caller passed them; see :func:`tsplat.rasterization`.
 
-    All but ``channel_chunk`` and ``memory_budget`` must be equal on all ranks.
+    All but the last ``N_LOCAL`` must be equal on all ranks.
     """
 
     width: int
@@ -98,6 +103,8 @@ class Options:
     validate: Validate
     channel_chunk: int
     memory_budget: int | None
+    sparse_grad: bool
+    segmented: bool
 
     @property
     def renders_color(self) -> bool:
@@ -133,6 +140,7 @@ class Request:
         colors_per_camera: Whether there are colors for each camera.
         backgrounds: [I, D], or None.
         grid: The tiles of this rank's images.
+        sparse_gradients: What makes the gradients of the Gaussians sparse, or None.
     """
 
     scene: Scene
@@ -147,6 +155,7 @@ class Request:
     colors_per_camera: bool
     backgrounds: Tensor | None
     grid: TileGrid
+    sparse_gradients: SparseGradients | None
 
     @property
     def device(self) -> torch.device:
@@ -174,7 +183,7 @@ class Request:
         )
 
     def intersection_settings(self) -> IntersectionSettings:
-        return IntersectionSettings(self.numerics, self.options.backend)
+        return IntersectionSettings(self.numerics, self.options.backend, segmented=self.options.segmented)
 
     def compositing_settings(self) -> CompositingSettings:
         o = self.options
@@ -237,9 +246,12 @@ def check_request(
         if scene.backgrounds is not None:
             expected = [*batch, n_cameras, channels]
             check_tensor("backgrounds", scene.backgrounds, expected, "[..., C, D] as viewmats and colors")
+        if options.sparse_grad and batch:
+            raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
         check_devices(dict(means=scene.means, colors=scene.colors, backgrounds=scene.backgrounds))
         per_camera = scene.colors.dim() == len(batch) + (3 if options.sh_degree is None else 4)
-        gaussians = _gaussians(scene)
+        sparse_gradients = SparseGradients() if options.sparse_grad else None
+        gaussians = _gaussians(scene, sparse_gradients)
         dtype = compute_dtype(*gaussians, scene.colors, scene.viewmats, scene.Ks, scene.backgrounds)
         if options.validate == "error":
             sh = options.sh_degree is not None
@@ -264,6 +276,7 @@ def check_request(
         colors_per_camera=per_camera,
         backgrounds=None if backgrounds is None else backgrounds.flatten(0, 1),
         grid=TileGrid.cover(cameras.viewmats.shape[0] * n_cameras, options.width, options.height, options.tile_size),
+        sparse_gradients=sparse_gradients,
     )
 
 
@@ -279,12 +292,17 @@ def _check_options(options: Options) -> Numerics:
     if options.memory_budget is not None:
         check_size("memory_budget", options.memory_budget)
     if options.backend == "reference":
-        check_not_implemented({"absgrad": (options.absgrad, False), "memory_budget": (options.memory_budget, None)})
+        check_not_implemented({name: (getattr(options, name), value) for name, value in NOT_OF_REFERENCE.items()})
+    if options.sparse_grad and not options.packed:
+        raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
     return check_numerics(options.numerics)
 
 
-def _gaussians(scene: Scene) -> Gaussians3D:
+def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None) -> Gaussians3D:
     """The Gaussians with covariances as upper triangles, which take precedence over quats and scales."""
+    if sparse_gradients is not None:
+        attached = {name: sparse_gradients.attach(getattr(scene, name)) for name in GEOMETRY}
+        scene = scene._replace(**attached)  # type: ignore[arg-type]
     means, opacities, covars = scene.means, scene.opacities, scene.covars
     if covars is None:
         return Gaussians3D(means, scene.quats, scene.scales, None, opacities)

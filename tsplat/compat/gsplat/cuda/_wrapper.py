@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from .... import (
     RollingShutterType,
     fully_fused_projection,
@@ -13,8 +11,8 @@ from .... import (
     rasterize_to_pixels,
     spherical_harmonics,
 )
-from ....stages.backend import launchers
 from .._unsupported import unsupported
+from ._adam import adam
 from ._cameras import persp_proj, proj, world_to_cam
 from ._contributions import rasterize_to_indices_in_range
 from ._distortion import FThetaCameraDistortionParameters, FThetaPolynomialType, UnscentedTransformParameters
@@ -86,28 +84,3 @@ rasterize_to_indices_in_range_2dgs = unsupported(
     "isect_offsets flatten_ids",
     instead="2D Gaussians cannot be rendered; use 3D Gaussians, with rasterize_to_indices_in_range",
 )
-
-
-def adam(
-    param: Tensor,
-    param_grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    valid: Tensor,
-    lr: float,
-    b1: float,
-    b2: float,
-    eps: float,
-) -> None:
-    """Updates valid Gaussians by a step of Adam without bias correction, in place.
-
-    Args:
-        param, param_grad, exp_avg, exp_avg_sq: [N, ...] fp32 or fp64, contiguous.
-        valid: [N] bool.
-        lr, b1, b2, eps: Learning rate; decay rates of the moments; added to the root of the second moment.
-    """
-    # Without bias correction, the correction of the step size and of the root are 1.
-    constants = param.new_tensor([1 - b1, b2, 1 - b2, lr, 1.0, eps])
-    launchers(param.device).adam_step(
-        param.detach(), param_grad.contiguous(), exp_avg, exp_avg_sq, constants, valid.contiguous()
-    )

@@ -7,15 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .... import ArgumentError, ShapeError
-from ..cuda._wrapper import adam
+from .... import ArgumentError
+from ..cuda._adam import adam, check_adam
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class SelectiveAdam(torch.optim.Adam):
     """Adam without bias correction, for the visible Gaussians of each step. The others and their moments do not change.
 
     Args:
-        params: Parameter groups with one tensor [N, ...] each, contiguous and fp32 or fp64.
+        params: Parameter groups with one tensor [N, ...] each, fp32 or fp64, with dense gradients.
         eps: Added to the root of the second moment.
         betas: Decay rates of the moments.
         lr: Learning rate of the groups that set none.
@@ -32,27 +34,25 @@ class SelectiveAdam(torch.optim.Adam):
             visibility: [N] bool, which Gaussians to update.
 
         Raises:
-            ArgumentError: A group has several tensors, or ``visibility`` does not match a tensor.
+            ArgumentError: A group has several tensors, or a shape, dtype or device is invalid. Nothing has been
+                changed.
         """
-        if visibility.dtype != torch.bool or visibility.dim() != 1:
-            raise ArgumentError(f"visibility: expected bool [N], found {visibility.dtype} {list(visibility.shape)}")
         for group in self.param_groups:
             if len(group["params"]) != 1:
                 raise ArgumentError(f"params: expected one tensor per group, found {len(group['params'])}")
+        updated = [group for group in self.param_groups if group["params"][0].grad is not None]
+        for group in updated:
             (parameter,) = group["params"]
-            if parameter.grad is None:
-                continue
-            if not parameter.is_contiguous() or parameter.grad.is_sparse:
-                raise ArgumentError("params: expected contiguous tensors with dense gradients")
-            if parameter.shape[:1] != visibility.shape:
-                raise ShapeError(
-                    f"visibility: expected {list(parameter.shape[:1])} as the parameter, found {list(visibility.shape)}"
-                )
+            state = self.state.get(parameter, {})
+            moments = {name: state[name] for name in MOMENTS if name in state}
+            check_adam(parameter, parameter.grad, moments, "visibility", visibility)
+        for group in updated:
+            (parameter,) = group["params"]
             state = self.state[parameter]
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                for name in MOMENTS:
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
             b1, b2 = group["betas"]
-            moments = state["exp_avg"], state["exp_avg_sq"]
-            adam(parameter, parameter.grad, *moments, visibility, group["lr"], b1, b2, group["eps"])
+            first, second = (state[name] for name in MOMENTS)
+            adam(parameter, parameter.grad, first, second, visibility, group["lr"], b1, b2, group["eps"])

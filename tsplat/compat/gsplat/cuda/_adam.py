@@ -1,0 +1,67 @@
+"""A step of Adam for visible Gaussians."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .... import ArgumentError, DtypeError
+from ....arguments import check_devices, check_tensor
+from ....stages.backend import launchers
+
+
+def adam(
+    param: Tensor,
+    param_grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    valid: Tensor,
+    lr: float,
+    b1: float,
+    b2: float,
+    eps: float,
+) -> None:
+    """Updates valid Gaussians by a step of Adam without bias correction, in place.
+
+    Args:
+        param, param_grad, exp_avg, exp_avg_sq: [N, ...] fp32 or fp64; the moments are contiguous.
+        valid: [N] bool.
+        lr, b1, b2, eps: Learning rate; decay rates of the moments; added to the root of the second moment.
+
+    Raises:
+        ArgumentError: A shape, dtype or device is invalid. Nothing has been changed.
+    """
+    check_adam(param, param_grad, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}, "valid", valid)
+    # Without bias correction, the correction of the step size and of the root are 1.
+    constants = param.new_tensor([1 - b1, b2, 1 - b2, lr, 1.0, eps])
+    values = param.detach()
+    contiguous = values.contiguous()
+    launchers(param.device).adam_step(
+        contiguous, param_grad.contiguous(), exp_avg, exp_avg_sq, constants, valid.contiguous()
+    )
+    if not values.is_contiguous():
+        values.copy_(contiguous)
+
+
+def check_adam(
+    param: Tensor, param_grad: Tensor, moments: dict[str, Tensor], name_of_valid: str, valid: Tensor
+) -> None:
+    """Raises unless :func:`adam` can update these tensors; ``moments`` by name. Messages name the mask as given."""
+    if param.dim() == 0 or param.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(f"param: expected fp32 or fp64 [N, ...], found {param.dtype} {list(param.shape)}")
+    if param_grad.layout != torch.strided:
+        raise ArgumentError(
+            f"param_grad: expected a dense gradient, found {param_grad.layout}; use torch.optim.SparseAdam"
+        )
+    for name, tensor in {"param_grad": param_grad, **moments}.items():
+        check_tensor(name, tensor, list(param.shape), "[N, ...] as param")
+        if tensor.dtype != param.dtype:
+            raise DtypeError(f"{name}: expected {param.dtype} as param, found {tensor.dtype}")
+    for name, tensor in moments.items():
+        if not tensor.is_contiguous():
+            raise ArgumentError(f"{name}: expected a contiguous tensor, found strides {tensor.stride()}")
+    if valid.dtype != torch.bool or valid.shape != param.shape[:1]:
+        raise ArgumentError(
+            f"{name_of_valid}: expected bool {list(param.shape[:1])} as param, found {valid.dtype} {list(valid.shape)}"
+        )
+    check_devices({"param": param, "param_grad": param_grad, name_of_valid: valid, **moments})
