@@ -115,9 +115,14 @@ def draw_for_tests(seed: int) -> Case:
     s = case.structure
     of_scene = dict(n=s.n, cameras=s.cameras, batch=s.batch, width=s.width, height=s.height, size=s.size, seed=seed)
     at_run_time = {name: case.mode[name] for name in ("eps2d", "radius_clip", "near_plane", "far_plane")}
-    if options.structure.camera_model != "pinhole" and seed // SETTINGS_IN_TESTS % 2:
-        at_run_time["near_plane"] = BEHIND
-    return Case(dataclasses.replace(options.structure, **of_scene), options.mode | at_run_time, options.layout)
+    structure, mode = dataclasses.replace(options.structure, **of_scene), options.mode | at_run_time
+    if structure.camera_model != "pinhole":
+        # One projection kernel for each of the other camera models.
+        structure = dataclasses.replace(structure, covars=False)
+        mode |= dict(rasterize_mode="antialiased", numerics="gsplat-1.5")
+        if seed // SETTINGS_IN_TESTS % 2:
+            mode["near_plane"] = BEHIND
+    return Case(structure, mode, options.layout)
 
 
 def _scene(structure: scenes.Structure, backend: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
