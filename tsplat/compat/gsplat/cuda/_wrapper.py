@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
 from .... import (
@@ -17,30 +19,79 @@ from ....stages.backend import launchers
 from .._unsupported import unsupported
 from ._cameras import persp_proj, proj, world_to_cam
 from ._contributions import rasterize_to_indices_in_range
-from ._distortion import FThetaCameraDistortionParameters, FThetaPolynomialType, UnscentedTransformParameters
+from ._contributors import (
+    rasterize_contributing_gaussian_ids,
+    rasterize_contributing_gaussian_ids_sparse,
+    rasterize_num_contributing_gaussians,
+    rasterize_num_contributing_gaussians_sparse,
+    rasterize_top_contributing_gaussian_ids,
+    rasterize_top_contributing_gaussian_ids_sparse,
+)
+from ._distortion import (
+    BivariateWindshieldModelParameters,
+    ExternalDistortionModelParameters,
+    FThetaCameraDistortionParameters,
+    FThetaPolynomialType,
+    UnscentedTransformParameters,
+)
+from ._lidar import (
+    RowOffsetStructuredSpinningLidarModelParameters,
+    RowOffsetStructuredSpinningLidarModelParametersExt,
+    isect_tiles_lidar,
+)
+from ._sparse_pixels import build_sparse_tile_layout, isect_tiles_sparse, rasterize_to_pixels_sparse
+from ._spherical_harmonics import spherical_harmonics_l0, spherical_harmonics_l1_plus
 
 __all__ = [
+    "BivariateWindshieldModelParameters",
+    "CameraModel",
+    "ExternalDistortionModelMeta",
+    "ExternalDistortionModelParameters",
     "FThetaCameraDistortionParameters",
     "FThetaPolynomialType",
     "RollingShutterType",
+    "RowOffsetStructuredSpinningLidarModelParameters",
+    "RowOffsetStructuredSpinningLidarModelParametersExt",
     "UnscentedTransformParameters",
     "adam",
+    "build_sparse_tile_layout",
     "fully_fused_projection",
     "fully_fused_projection_2dgs",
     "fully_fused_projection_with_ut",
+    "has_2dgs",
+    "has_3dgs",
+    "has_3dgut",
+    "has_adam",
+    "has_camera_wrappers",
+    "has_losses",
+    "has_reloc",
     "isect_offset_encode",
     "isect_tiles",
+    "isect_tiles_lidar",
+    "isect_tiles_sparse",
     "persp_proj",
     "proj",
     "quat_scale_to_covar_preci",
+    "rasterize_contributing_gaussian_ids",
+    "rasterize_contributing_gaussian_ids_sparse",
+    "rasterize_num_contributing_gaussians",
+    "rasterize_num_contributing_gaussians_sparse",
     "rasterize_to_indices_in_range",
     "rasterize_to_indices_in_range_2dgs",
     "rasterize_to_pixels",
     "rasterize_to_pixels_2dgs",
     "rasterize_to_pixels_eval3d",
+    "rasterize_to_pixels_sparse",
+    "rasterize_top_contributing_gaussian_ids",
+    "rasterize_top_contributing_gaussian_ids_sparse",
     "spherical_harmonics",
+    "spherical_harmonics_l0",
+    "spherical_harmonics_l1_plus",
     "world_to_cam",
 ]
+
+CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta", "lidar"]
+ExternalDistortionModelMeta = Literal["bivariate-windshield"]
 
 _CULLING = dict(eps2d=0.3, near_plane=0.01, far_plane=1e10, radius_clip=0.0)
 _DISTORTION = dict(
@@ -111,3 +162,38 @@ def adam(
     launchers(param.device).adam_step(
         param.detach(), param_grad.contiguous(), exp_avg, exp_avg_sq, constants, valid.contiguous()
     )
+
+
+def has_2dgs() -> bool:
+    """Returns whether 2D Gaussians are implemented."""
+    return False
+
+
+def has_3dgs() -> bool:
+    """Returns whether 3D Gaussians are implemented."""
+    return True
+
+
+def has_3dgut() -> bool:
+    """Returns whether the unscented transform and evaluation in 3D are implemented."""
+    return False
+
+
+def has_adam() -> bool:
+    """Returns whether `adam` and `SelectiveAdam` are implemented."""
+    return True
+
+
+def has_camera_wrappers() -> bool:
+    """Returns whether distorted cameras are implemented."""
+    return False
+
+
+def has_losses() -> bool:
+    """Returns whether `FusedGaussianLosses` is implemented."""
+    return True
+
+
+def has_reloc() -> bool:
+    """Returns whether `compute_relocation` is implemented."""
+    return True
