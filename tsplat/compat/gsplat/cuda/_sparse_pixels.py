@@ -148,10 +148,11 @@ def build_sparse_tile_layout(
         )
     rows, columns = pixels.to(torch.int64).unbind(-1)
     images = image_ids.to(torch.int64)
-    bounds = (("image", images, n_images), ("row", rows, tile_height * tile_size))
-    for name, values, end in (*bounds, ("column", columns, tile_width * tile_size)):
-        if bool(((values < 0) | (values >= end)).any()):
-            raise ArgumentError(f"pixels: expected a {name} from 0 to {end - 1}, found another")
+    bounds = (("image_ids", images, n_images), ("pixels: rows", rows, tile_height * tile_size))
+    for name, values, end in (*bounds, ("pixels: columns", columns, tile_width * tile_size)):
+        outside = values[(values < 0) | (values >= end)]
+        if outside.numel():
+            raise ArgumentError(f"{name}: expected 0 to {end - 1}, found {int(outside[0])}")
     tiles = (images * tile_height + rows // tile_size) * tile_width + columns // tile_size
     places = rows % tile_size * tile_size + columns % tile_size
     keys, pixel_map = (tiles * tile_size**2 + places).sort()
