@@ -81,6 +81,10 @@ def rasterization(
         colors: [..., N, D] or per camera [..., C, N, D], any D >= 1; with ``sh_degree``, spherical harmonics
             coefficients [..., N, K, D] or [..., C, N, K, D]. Half precision is read without a copy. May be None if
             only depth is rendered.
+        extra_signals: [..., N, E] or [..., C, N, E], rendered like colors into ``meta["render_extra_signals"]``, and
+            differentiable. Not implemented with ``distributed`` and ``backend="reference"``.
+        extra_signals_sh_degree: Like ``sh_degree``, for extra signals [..., N, K, E] or [..., C, N, K, E]: spherical
+            harmonics + 0.5, which are not clamped.
         viewmats: [..., C, 4, 4] world to camera; cameras look along +z, x points right, y down (OpenCV).
         Ks: [..., C, 3, 3] intrinsics in pixels; pixel centers are at +0.5. Not differentiable.
         width, height: Image size in pixels.
@@ -113,10 +117,6 @@ def rasterization(
             Gaussians and cameras, any number of either, and gets the images of its cameras with the Gaussians of all
             ranks. Gradients go back to the rank that holds a Gaussian. No batch dimensions, no colors per camera.
         group: The process group; by default all processes.
-        extra_signals: [..., N, E] or [..., C, N, E], rendered like colors into ``meta["render_extra_signals"]``, and
-            differentiable. Not implemented with ``distributed`` and ``backend="reference"``.
-        extra_signals_sh_degree: Like ``sh_degree``, for extra signals [..., N, K, E] or [..., C, N, K, E]: spherical
-            harmonics + 0.5, which are not clamped.
         sparse_grad, segmented, with_ut, with_eval3d, radial_coeffs, tangential_coeffs, thin_prism_coeffs,
             ftheta_coeffs, rolling_shutter, viewmats_rs, camera_model: As in gsplat; only the defaults are implemented.
 
@@ -152,10 +152,11 @@ def rasterization(
         MemoryBudgetError: The intersections of a single row of tiles exceed the budget; the message says the likely
             cause.
     """
+    tile_size = 16 if tile_size is None else tile_size
     options = Options(
+        extra_signals_sh_degree=extra_signals_sh_degree,
         width=width, height=height, near_plane=near_plane, far_plane=far_plane, radius_clip=radius_clip, eps2d=eps2d,
-        sh_degree=sh_degree, extra_signals_sh_degree=extra_signals_sh_degree, packed=packed,
-        tile_size=16 if tile_size is None else tile_size, render_mode=render_mode, absgrad=absgrad,
+        sh_degree=sh_degree, packed=packed, tile_size=tile_size, render_mode=render_mode, absgrad=absgrad,
         rasterize_mode=rasterize_mode, backend=backend, numerics=numerics, validate=validate,
         channel_chunk=channel_chunk, memory_budget=memory_budget,
     )  # fmt: skip

@@ -254,13 +254,11 @@ def check_request(
             scene = scene._replace(colors=colors, backgrounds=None)
         sizes = batch, n_cameras, n_gaussians
         channels = check_colors(colors, options.sh_degree, *sizes)
-        channels += _check_extra_signals(scene.extra_signals, options, *sizes, distributed=distributed)
+        channels += _check_extra_signals(scene, options, *sizes, distributed=distributed)
         if scene.backgrounds is not None:
             expected = [*batch, n_cameras, channels]
             check_tensor("backgrounds", scene.backgrounds, expected, "[..., C, D] as viewmats and colors")
-        check_devices(
-            dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds, extra_signals=scene.extra_signals)
-        )
+        check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds))
         per_camera = colors.dim() == len(batch) + (3 if options.sh_degree is None else 4)
         gaussians = _gaussians(scene)
         dtype = compute_dtype(*gaussians, colors, scene.viewmats, scene.Ks, scene.backgrounds, scene.extra_signals)
@@ -293,6 +291,49 @@ def check_request(
     )
 
 
+def _stand_in(means: Tensor, options: Options) -> Tensor:
+    """Returns valid colors [..., N, 3] for a call without colors, which renders none."""
+    if options.renders_color:
+        raise ArgumentError(f"colors: found None, but render_mode is {options.render_mode!r}; pass colors, or use 'D'")
+    if options.sh_degree is not None:
+        raise ArgumentError("sh_degree: expected None, as colors is None")
+    return means.detach()
+
+
+def _check_extra_signals(
+    scene: Scene,
+    options: Options,
+    batch: torch.Size,
+    n_cameras: int,
+    n_gaussians: int,
+    *,
+    distributed: bool,
+) -> int:
+    """Checks the extra signals and returns the number of their channels, 0 if there are none."""
+    extra_signals, sh_degree = scene.extra_signals, options.extra_signals_sh_degree
+    if extra_signals is None:
+        if sh_degree is not None:
+            raise ArgumentError("extra_signals_sh_degree: expected None, as extra_signals is None")
+        return 0
+    for value, name in ((distributed, "distributed"), (options.backend == "reference", 'backend="reference"')):
+        if value:
+            raise UnsupportedError(f"extra_signals: not implemented with {name}; append them to colors instead")
+    names = ("extra_signals", "extra_signals_sh_degree")
+    channels = check_colors(extra_signals, sh_degree, batch, n_cameras, n_gaussians, names)
+    check_devices(dict(means=scene.means, extra_signals=extra_signals))
+    return channels
+
+
+def _raise_if_invalid_extra_signals(scene: Scene, options: Options, gaussians: Gaussians3D) -> None:
+    """Raises if extra signals are not finite or too large."""
+    extra, sh = scene.extra_signals, options.extra_signals_sh_degree is not None
+    if extra is not None:
+        per_camera = extra.dim() == scene.means.dim() + (2 if sh else 1)
+        raise_if_invalid(
+            gaussians, extra, scene.viewmats, scene.Ks, per_camera=per_camera, sh=sh, colors_name="extra_signals"
+        )
+
+
 def _check_options(options: Options) -> Numerics:
     check_choice("render_mode", options.render_mode, RENDER_MODES)
     check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
@@ -307,46 +348,6 @@ def _check_options(options: Options) -> Numerics:
     if options.backend == "reference":
         check_not_implemented({"absgrad": (options.absgrad, False), "memory_budget": (options.memory_budget, None)})
     return check_numerics(options.numerics)
-
-
-def _stand_in(means: Tensor, options: Options) -> Tensor:
-    """Returns valid colors [..., N, 3] for a call without colors, which renders none."""
-    if options.renders_color:
-        raise ArgumentError(f"colors: found None, but render_mode is {options.render_mode!r}; pass colors, or use 'D'")
-    if options.sh_degree is not None:
-        raise ArgumentError("sh_degree: expected None, as colors is None")
-    return means.detach()
-
-
-def _check_extra_signals(
-    extra_signals: Tensor | None,
-    options: Options,
-    batch: torch.Size,
-    n_cameras: int,
-    n_gaussians: int,
-    *,
-    distributed: bool,
-) -> int:
-    """Checks the extra signals and returns the number of their channels, 0 if there are none."""
-    sh_degree = options.extra_signals_sh_degree
-    if extra_signals is None:
-        if sh_degree is not None:
-            raise ArgumentError("extra_signals_sh_degree: expected None, as extra_signals is None")
-        return 0
-    for value, name in ((distributed, "distributed"), (options.backend == "reference", 'backend="reference"')):
-        if value:
-            raise UnsupportedError(f"extra_signals: not implemented with {name}; append them to colors instead")
-    names = ("extra_signals", "extra_signals_sh_degree")
-    return check_colors(extra_signals, sh_degree, batch, n_cameras, n_gaussians, names)
-
-
-def _raise_if_invalid_extra_signals(scene: Scene, options: Options, gaussians: Gaussians3D) -> None:
-    extra, sh = scene.extra_signals, options.extra_signals_sh_degree is not None
-    if extra is not None:
-        per_camera = extra.dim() == scene.means.dim() + (2 if sh else 1)
-        raise_if_invalid(
-            gaussians, extra, scene.viewmats, scene.Ks, per_camera=per_camera, sh=sh, colors_name="extra_signals"
-        )
 
 
 def _gaussians(scene: Scene) -> Gaussians3D:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError, ShapeError
-from ....arguments import check_numerics, check_size, check_tensor, check_tile_size
+from ....arguments import check_devices, check_numerics, check_size, check_tensor, check_tile_size, compute_dtype
 from ....config import Numerics, NumericsName
 from ._contributions import TilePixels, dense_tiles, pack_splats
 from ._sparse_pixels import SparseLayout
@@ -84,7 +84,10 @@ def _query(
     check_tensor("means2d", means2d, [*leading, 2], "[..., N, 2] or [nnz, 2]")
     check_tensor("conics", conics, [*leading, 3], "[..., N, 3] as means2d")
     check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
-    return _Query(pack_splats(*splats), means2d.shape[-2], tiles, shape, check_numerics(numerics))
+    check_devices(dict(means2d=means2d, conics=conics, opacities=opacities))
+    dtype = compute_dtype(*splats)
+    packed = pack_splats(means2d.to(dtype), conics.to(dtype), opacities.to(dtype))
+    return _Query(packed, means2d.shape[-2], tiles, shape, check_numerics(numerics))
 
 
 def _dense(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
 from .... import (
@@ -18,6 +16,17 @@ from .... import (
 from ....stages.backend import launchers
 from .._unsupported import unsupported
 from ._cameras import persp_proj, proj, world_to_cam
+from ._capabilities import (
+    CameraModel,
+    ExternalDistortionModelMeta,
+    has_2dgs,
+    has_3dgs,
+    has_3dgut,
+    has_adam,
+    has_camera_wrappers,
+    has_losses,
+    has_reloc,
+)
 from ._contributions import rasterize_to_indices_in_range
 from ._contributors import (
     rasterize_contributing_gaussian_ids,
@@ -90,9 +99,6 @@ __all__ = [
     "world_to_cam",
 ]
 
-CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta", "lidar"]
-ExternalDistortionModelMeta = Literal["bivariate-windshield"]
-
 _CULLING = dict(eps2d=0.3, near_plane=0.01, far_plane=1e10, radius_clip=0.0)
 _DISTORTION = dict(
     ut_params=UnscentedTransformParameters(),
@@ -162,38 +168,3 @@ def adam(
     launchers(param.device).adam_step(
         param.detach(), param_grad.contiguous(), exp_avg, exp_avg_sq, constants, valid.contiguous()
     )
-
-
-def has_2dgs() -> bool:
-    """Returns whether 2D Gaussians are implemented."""
-    return False
-
-
-def has_3dgs() -> bool:
-    """Returns whether 3D Gaussians are implemented."""
-    return True
-
-
-def has_3dgut() -> bool:
-    """Returns whether the unscented transform and evaluation in 3D are implemented."""
-    return False
-
-
-def has_adam() -> bool:
-    """Returns whether `adam` and `SelectiveAdam` are implemented."""
-    return True
-
-
-def has_camera_wrappers() -> bool:
-    """Returns whether distorted cameras are implemented."""
-    return False
-
-
-def has_losses() -> bool:
-    """Returns whether `FusedGaussianLosses` is implemented."""
-    return True
-
-
-def has_reloc() -> bool:
-    """Returns whether `compute_relocation` is implemented."""
-    return True
