@@ -113,6 +113,22 @@ def test_extra_signals_have_a_gradient_of_their_own_dtype():
     assert scene["extra_signals"].grad.dtype == torch.float16
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_changes_nothing(dtype):
+    """Forward and backward, with float16 coefficients while autocast uses bfloat16."""
+    scene = make(1)
+    scene = {name: v.to(dtype) if isinstance(v, torch.Tensor) else v for name, v in scene.items()}
+    results = []
+    for enabled in (False, True):
+        own = leaves({**scene, "colors": scene["colors"].half(), "extra_signals": scene["extra_signals"].half()})
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            images = render(own, render_mode="RGB+ED")
+            torch.autograd.backward(images, scenes.random_like(images, 0))
+        results.append([*images, *(v.grad for v in own.values() if isinstance(v, torch.Tensor))])
+    for one, other in zip(*results):
+        assert one is other is None or torch.equal(one, other)
+
+
 def test_invalid_extra_signals_are_culled():
     scene = make()
     expected = render({**scene, "opacities": scene["opacities"] * (torch.arange(N) != 3)})

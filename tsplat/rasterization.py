@@ -209,9 +209,9 @@ def rasterization(
         if options.expects_depth:
             expected_depth = render_colors[..., -1:] / render_alphas.clamp_min(DEPTH_ALPHA_MIN)
             render_colors = torch.cat([render_colors[..., :-1], expected_depth], -1)
-    meta = describe_render(request, gaussians.valid, projected, received, intersections)
-    if request.extra_signals is not None:
-        render_colors, meta["render_extra_signals"] = request.split(render_colors)
+        meta = describe_render(request, gaussians.valid, projected, received, intersections)
+        if request.extra_signals is not None:
+            render_colors, meta["render_extra_signals"] = request.split(render_colors)
     return render_colors, render_alphas, meta
 
 

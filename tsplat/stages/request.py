@@ -175,12 +175,11 @@ class Request:
         )
 
     def split(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Splits rendered channels into colors, with depth as the last channel, and extra signals."""
+        """Separates rendered channels: colors, with depth as the last channel, and extra signals."""
         assert self.extra_signals is not None
-        n_extra, n_depths = self.extra_signals.shape[-1], int(self.options.renders_depth)
-        sizes = [images.shape[-1] - n_extra - n_depths, n_extra, n_depths]
-        colors, extra, depths = torch.split(images, sizes, -1)
-        return torch.cat([colors, depths], -1), extra
+        end = images.shape[-1] - int(self.options.renders_depth)
+        begin = end - self.extra_signals.shape[-1]
+        return torch.cat([images[..., :begin], images[..., end:]], -1), images[..., begin:end]
 
     def intersection_settings(self) -> IntersectionSettings:
         return IntersectionSettings(self.numerics, self.options.backend)

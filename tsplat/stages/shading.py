@@ -76,15 +76,19 @@ def _evaluate(
     """
     n_channels = coeffs.shape[-1]
     means, centers = means.contiguous(), centers.contiguous()
-    # Kernels evaluate three channels.
-    padded = coeffs if n_channels == 3 else torch.nn.functional.pad(coeffs, (0, -n_channels % 3))
-    colors = [
+    chunks = [coeffs]
+    if n_channels != 3:
+        # Kernels evaluate three channels. Slices, as the gradient of split is cat, which autocast changes.
+        padded = torch.nn.functional.pad(coeffs, (0, -n_channels % 3))
+        chunks = [padded[..., first : first + 3] for first in range(0, n_channels, 3)]
+    colors: list[Tensor] = [
         _SphericalHarmonics.apply(  # type: ignore[no-untyped-call]
             means, centers, chunk.contiguous(), dense_ids, radii, degree, backend
         )
-        for chunk in torch.split(padded, 3, -1)
+        for chunk in chunks
     ]
-    return colors[0] if n_channels == 3 else torch.cat(colors, -1)[:, :n_channels]
+    with full_precision(means.device):
+        return colors[0] if n_channels == 3 else torch.cat(colors, -1)[:, :n_channels]
 
 
 def shade(
@@ -125,10 +129,12 @@ def concatenate(features: Features, extra: Features) -> Features:
     if features.values is None:
         return extra
     assert extra.values is not None
-    own = features.values if features.ids is None else features.values[features.ids]
-    others = extra.values if extra.ids is None else extra.values[extra.ids]
-    dtype = compute_dtype(own, others)
-    return Features(torch.cat([own.to(dtype), others.to(dtype)], -1), None)
+    dtype = compute_dtype(features.values, extra.values)
+    # Converted first, so that gradients of rows are summed in that dtype.
+    own, others = features.values.to(dtype), extra.values.to(dtype)
+    own = own if features.ids is None else own[features.ids]
+    others = others if extra.ids is None else others[extra.ids]
+    return Features(torch.cat([own, others], -1), None)
 
 
 def spherical_harmonics(
