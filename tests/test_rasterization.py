@@ -29,7 +29,9 @@ def test_signature_is_gsplats_with_additional_keywords():
     assert list(positional) == REQUIRED + list(GSPLAT_DEFAULTS)
     assert {name: p.default for name, p in positional.items() if name not in REQUIRED} == GSPLAT_DEFAULTS
     assert all(positional[name].default is inspect.Parameter.empty for name in REQUIRED)
-    assert list(parameters)[len(positional) :] == ["backend", "numerics", "validate", "memory_budget", "group"]
+    assert list(parameters)[len(positional) :] == [
+        "backend", "numerics", "validate", "memory_budget", "group", "extra_signals", "extra_signals_sh_degree",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

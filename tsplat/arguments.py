@@ -73,14 +73,14 @@ def check_devices(tensors: dict[str, Tensor | None]) -> None:
             )
 
 
-def check_sh_degree(sh_degree: object, n_bases: int) -> None:
-    """Raises unless ``sh_degree`` is supported and the coefficients have enough bases for it."""
+def check_sh_degree(sh_degree: object, n_bases: int, name: str = "sh_degree") -> None:
+    """Raises unless a degree is supported and the coefficients have enough bases for it."""
     if not isinstance(sh_degree, int) or isinstance(sh_degree, bool) or not 0 <= sh_degree <= SH_DEGREE_MAX:
-        raise ArgumentError(f"sh_degree: expected an int from 0 to {SH_DEGREE_MAX}, found {sh_degree!r}")
+        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {sh_degree!r}")
     if n_bases < (sh_degree + 1) ** 2:
         raise ShapeError(
-            f"sh_degree: degree {sh_degree} needs {(sh_degree + 1) ** 2} bases, but the coefficients have {n_bases}; "
-            "lower sh_degree or pass more coefficients"
+            f"{name}: degree {sh_degree} needs {(sh_degree + 1) ** 2} bases, but the coefficients have {n_bases}; "
+            f"lower {name} or pass more coefficients"
         )
 
 
@@ -170,19 +170,26 @@ def check_scene(
     return batch, n_gaussians, n_cameras
 
 
-def check_colors(colors: object, sh_degree: int | None, batch: torch.Size, n_cameras: int, n_gaussians: int) -> int:
+def check_colors(
+    colors: object,
+    sh_degree: int | None,
+    batch: torch.Size,
+    n_cameras: int,
+    n_gaussians: int,
+    names: tuple[str, str] = ("colors", "sh_degree"),
+) -> int:
     """Checks colors or SH coefficients, per Gaussian or per camera and Gaussian. Returns the number of channels."""
     n_own_dims = 1 if sh_degree is None else 2
     meaning = (
         "[..., N, D] or [..., C, N, D]"
         if sh_degree is None
-        else "[..., N, K, 3] or [..., C, N, K, 3], as sh_degree is given"
+        else "[..., N, K, D] or [..., C, N, K, D], as " + names[1] + " is given"
     )
     per_camera = isinstance(colors, Tensor) and colors.dim() == len(batch) + 2 + n_own_dims
     leading = [*batch, n_cameras, n_gaussians] if per_camera else [*batch, n_gaussians]
-    tensor = check_tensor("colors", colors, leading + ([None] if sh_degree is None else [None, 3]), meaning)
+    tensor = check_tensor(names[0], colors, leading + [None] * n_own_dims, meaning)
     if sh_degree is not None:
-        check_sh_degree(sh_degree, tensor.shape[-2])
+        check_sh_degree(sh_degree, tensor.shape[-2], names[1])
     if tensor.shape[-1] == 0:
-        raise ShapeError(f"colors: expected at least one channel, found {list(tensor.shape)}")
+        raise ShapeError(f"{names[0]}: expected at least one channel, found {list(tensor.shape)}")
     return tensor.shape[-1]

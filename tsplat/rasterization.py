@@ -19,7 +19,7 @@ from .stages.intersection import intersect
 from .stages.meta import describe_render
 from .stages.projection import project
 from .stages.request import Options, Request, Scene, check_request
-from .stages.shading import shade
+from .stages.shading import concatenate, shade
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -31,7 +31,7 @@ def rasterization(
     quats: Tensor | None,
     scales: Tensor | None,
     opacities: Tensor,
-    colors: Tensor,
+    colors: Tensor | None,
     viewmats: Tensor,
     Ks: Tensor,
     width: int,
@@ -42,7 +42,7 @@ def rasterization(
     eps2d: float = 0.3,
     sh_degree: int | None = None,
     packed: bool = True,
-    tile_size: int = 16,
+    tile_size: int | None = 16,
     backgrounds: Tensor | None = None,
     render_mode: RenderMode = "RGB",
     sparse_grad: bool = False,
@@ -67,6 +67,8 @@ def rasterization(
     validate: Validate = "cull",
     memory_budget: int | None = None,
     group: ProcessGroup | None = None,
+    extra_signals: Tensor | None = None,
+    extra_signals_sh_degree: int | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023). Drop-in for gsplat 1.5.3.
 
@@ -79,7 +81,12 @@ def rasterization(
         scales: [..., N, 3] standard deviations along the rotated axes, after exp.
         opacities: [..., N] after sigmoid, in [0, 1].
         colors: [..., N, D] or per camera [..., C, N, D], any D >= 1; with ``sh_degree``, spherical harmonics
-            coefficients [..., N, K, 3] or [..., C, N, K, 3]. Half precision is read without a copy.
+            coefficients [..., N, K, D] or [..., C, N, K, D]. Half precision is read without a copy. May be None if
+            only depth is rendered.
+        extra_signals: [..., N, E] or [..., C, N, E], rendered like colors into ``meta["render_extra_signals"]``, and
+            differentiable. Not implemented with ``distributed`` and ``backend="reference"``.
+        extra_signals_sh_degree: Like ``sh_degree``, for extra signals [..., N, K, E] or [..., C, N, K, E]: spherical
+            harmonics + 0.5, which are not clamped.
         viewmats: [..., C, 4, 4] world to camera; cameras look along +z, x points right, y down (OpenCV).
         Ks: [..., C, 3, 3] intrinsics in pixels (see ``camera_model``); pixel centers are at +0.5. Not differentiable.
         width, height: Image size in pixels.
@@ -89,8 +96,8 @@ def rasterization(
         eps2d: Added to the diagonal of the screen covariance, pixels^2.
         sh_degree: Highest degree of spherical harmonics to use, 0 to 4; None if ``colors`` are colors.
         packed: Whether ``meta`` holds packed tensors, of visible Gaussians only. The image is the same.
-        tile_size: Edge of a tile in pixels, 4, 8 or 16. The image is the same.
-        backgrounds: [..., C, D]; depth always has background 0.
+        tile_size: Edge of a tile in pixels, 4, 8 or 16; None for 16. The image is the same.
+        backgrounds: [..., C, D], with ``extra_signals`` [..., C, D + E]; depth always has background 0.
         render_mode: ``"RGB"``; ``"D"`` accumulated depth, the sum of w z; ``"ED"`` expected depth, divided by alpha;
             ``"RGB+D"``, ``"RGB+ED"`` with depth as the last channel.
         sparse_grad: Whether the gradients of means, quats, scales and covars are sparse COO tensors with a row for
@@ -135,7 +142,8 @@ def rasterization(
         and ``memory``, a dictionary of ``n_intersections``, ``bands``, ``peak_bytes`` that intersections took at a
         time, and ``budget``, None if too little was needed to query free memory. With several bands,
         ``tiles_per_gauss``, ``isect_ids``, ``flatten_ids`` and ``isect_offsets`` are None. ``backend="reference"`` is
-        never packed and has no keys about tiles or memory.
+        never packed and has no keys about tiles or memory. With ``extra_signals``,
+        ``render_extra_signals`` [..., C, H, W, E].
         With ``distributed``, packed tensors and ``n_invalid`` are about this rank's Gaussians on the cameras of all
         ranks: ``camera_ids`` count over all ranks, ``gaussian_ids`` are this rank's. ``n_cameras``, ``memory`` and
         tiles are about what this rank composites, the Gaussians in ``received``: a dictionary of ``camera_ids`` (this
@@ -156,19 +164,20 @@ def rasterization(
         MemoryBudgetError: The intersections of a single row of tiles exceed the budget; the message says the likely
             cause.
     """
+    tile_size = 16 if tile_size is None else tile_size
     options = Options(
         width=width, height=height, near_plane=near_plane, far_plane=far_plane, radius_clip=radius_clip, eps2d=eps2d,
         sh_degree=sh_degree, packed=packed, tile_size=tile_size, render_mode=render_mode, absgrad=absgrad,
         rasterize_mode=rasterize_mode, backend=backend, numerics=numerics, camera_model=camera_model,
         validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget, sparse_grad=sparse_grad,
-        segmented=segmented,
+        segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree,
     )  # fmt: skip
     not_implemented = {
         "with_ut": (with_ut, False), "with_eval3d": (with_eval3d, False), "radial_coeffs": (radial_coeffs, None),
         "tangential_coeffs": (tangential_coeffs, None), "thin_prism_coeffs": (thin_prism_coeffs, None),
         "ftheta_coeffs": (ftheta_coeffs, None), "viewmats_rs": (viewmats_rs, None),
     }  # fmt: skip
-    scene = Scene(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, covars)
+    scene = Scene(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, covars, extra_signals)
     request = check_request(scene, options, not_implemented, rolling_shutter, group, distributed)
     if backend == "reference":
         return _render_reference(request)
@@ -184,6 +193,12 @@ def rasterization(
             features = shade(
                 gaussians.means, request.colors, cameras.viewmats, projected, sh_degree, request.numerics, backend
             )
+        if request.extra_signals is not None:
+            extra = shade(
+                gaussians.means, request.extra_signals, cameras.viewmats, projected, extra_signals_sh_degree,
+                request.numerics, backend, clamp=False,
+            )  # fmt: skip
+            features = concatenate(features, extra)
         received, features = exchange(request.ranks, projected, features, absgrad=absgrad)
         splats = Splats.of(received, features, with_depths=options.renders_depth)
         intersections = intersect(
@@ -207,7 +222,10 @@ def rasterization(
         if options.expects_depth:
             expected_depth = render_colors[..., -1:] / render_alphas.clamp_min(DEPTH_ALPHA_MIN)
             render_colors = torch.cat([render_colors[..., :-1], expected_depth], -1)
-    return render_colors, render_alphas, describe_render(request, gaussians.valid, projected, received, intersections)
+        meta = describe_render(request, gaussians.valid, projected, received, intersections)
+        if request.extra_signals is not None:
+            render_colors, meta["render_extra_signals"] = request.split(render_colors)
+    return render_colors, render_alphas, meta
 
 
 def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -216,6 +234,7 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
 
     o, dtype = request.options, compute_dtype(*request.scene)
     scene: dict[str, Any] = {k: None if t is None else t.to(dtype) for k, t in request.scene._asdict().items()}
+    del scene["extra_signals"]
     with full_precision(request.device):
         rendering = rasterize(
             **scene,

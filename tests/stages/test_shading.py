@@ -31,6 +31,46 @@ def test_colors_and_gradients_match_reference(backend, degree):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [1, 2, 4, 7])
+def test_any_number_of_channels_matches_reference(backend, channels):
+    generator = torch.Generator().manual_seed(channels)
+    leaves = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((5, 3), (5, 9, channels))]
+    results = []
+    for function in (lambda *args: tsplat.spherical_harmonics(*args, backend=backend), reference.spherical_harmonics):
+        dirs, coeffs = (leaf.clone().requires_grad_() for leaf in leaves)
+        colors = function(2, dirs, coeffs)
+        gradients = torch.autograd.grad(colors, (dirs, coeffs), scenes.random_like((colors,), 0))
+        results.append((colors, *gradients))
+    for name, found, expected in zip(("colors", "v_dirs", "v_coeffs"), *results):
+        assert_exact(name, found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rendered_harmonics_of_five_channels_match_reference(backend):
+    structure = scenes.Structure(n=6, sh_degree=2, width=9, height=9, backgrounds=False)
+    scene = scenes.make(structure)
+    scene["colors"] = scene["colors"].repeat(1, 1, 2)[..., :5]
+    assert_run_exact(scene, backend=backend, tile_size=16)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_half_precision_coefficients_give_colors_in_fp32_and_gradients_in_half_precision(backend):
+    generator = torch.Generator().manual_seed(0)
+    dirs, coeffs = torch.randn(6, 3, generator=generator), torch.randn(6, 9, 4, generator=generator).half()
+    results = []
+    for given in (coeffs, coeffs.float()):
+        leaf = given.clone().requires_grad_()
+        colors = tsplat.spherical_harmonics(2, dirs, leaf, backend=backend)
+        (gradient,) = torch.autograd.grad(colors.sum(), leaf)
+        results.append((colors, gradient))
+    (colors, gradient), (expected, expected_gradient) = results
+    assert colors.dtype == torch.float32
+    assert gradient.dtype == torch.float16
+    assert torch.equal(colors, expected)
+    assert torch.equal(gradient, expected_gradient.half())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("sh_degree", range(5))
 def test_rendered_harmonics_match_reference(backend, sh_degree):
     structure = scenes.Structure(n=6, sh_degree=sh_degree, spare_bases=1, width=9, height=9, seed=sh_degree)

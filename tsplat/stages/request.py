@@ -46,7 +46,7 @@ from ..data import (
     TileGrid,
     flatten_batch,
 )
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from .agreement import Ranks, agreement, describe, join
 from .backend import launchers
 from .memory import MemoryBudget
@@ -71,11 +71,12 @@ class Scene(NamedTuple):
     quats: Tensor | None
     scales: Tensor | None
     opacities: Tensor
-    colors: Tensor
+    colors: Tensor | None
     viewmats: Tensor
     Ks: Tensor
     backgrounds: Tensor | None
     covars: Tensor | None
+    extra_signals: Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Options:
     radius_clip: float
     eps2d: float
     sh_degree: int | None
+    extra_signals_sh_degree: int | None
     packed: bool
     tile_size: int
     render_mode: RenderMode
@@ -129,7 +131,7 @@ class Request:
     """A checked call. Tensors have one batch dimension; all but colors are in the compute dtype.
 
     Attributes:
-        scene: The tensors as passed.
+        scene: The tensors as passed, with a stand-in for colors that are None.
         options: The options as passed.
         numerics: The preset.
         ranks: The ranks that render together, or None for a single one.
@@ -138,6 +140,7 @@ class Request:
         gaussians, cameras: This rank's own.
         colors: [B, N, ...], or [B, C, N, ...] if ``colors_per_camera``, in their own dtype.
         colors_per_camera: Whether there are colors for each camera.
+        extra_signals: Like colors, per camera or not; or None.
         backgrounds: [I, D], or None.
         grid: The tiles of this rank's images.
         sparse_gradients: What makes the gradients of the Gaussians sparse, or None.
@@ -153,6 +156,7 @@ class Request:
     cameras: Cameras
     colors: Tensor
     colors_per_camera: bool
+    extra_signals: Tensor | None
     backgrounds: Tensor | None
     grid: TileGrid
     sparse_gradients: SparseGradients | None
@@ -181,6 +185,13 @@ class Request:
             numerics=self.numerics,
             backend=o.backend,
         )
+
+    def split(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Separates rendered channels: colors, with depth as the last channel, and extra signals."""
+        assert self.extra_signals is not None
+        end = images.shape[-1] - int(self.options.renders_depth)
+        begin = end - self.extra_signals.shape[-1]
+        return torch.cat([images[..., :begin], images[..., end:]], -1), images[..., begin:end]
 
     def intersection_settings(self) -> IntersectionSettings:
         return IntersectionSettings(self.numerics, self.options.backend, segmented=self.options.segmented)
@@ -212,6 +223,11 @@ class Request:
         if self.options.validate == "off":
             return self.gaussians, cameras
         valid = find_valid(self.gaussians, self.colors, per_camera=self.colors_per_camera, backend=self.options.backend)
+        if self.extra_signals is not None:
+            per_camera = self.extra_signals.dim() == (4 if self.options.extra_signals_sh_degree is None else 5)
+            valid = valid & find_valid(
+                self.gaussians, self.extra_signals, per_camera=per_camera, backend=self.options.backend
+            )
         return self.gaussians._replace(valid=valid), replace_invalid_cameras(cameras)
 
 
@@ -242,26 +258,34 @@ def check_request(
         batch, n_gaussians, n_cameras = check_scene(
             scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.viewmats, scene.Ks
         )
-        channels = check_colors(scene.colors, options.sh_degree, batch, n_cameras, n_gaussians)
+        colors = scene.colors
+        if colors is None:
+            colors = _stand_in(scene.means, options)
+            scene = scene._replace(colors=colors, backgrounds=None)
+        sizes = batch, n_cameras, n_gaussians
+        channels = check_colors(colors, options.sh_degree, *sizes)
+        channels += _check_extra_signals(scene, options, *sizes, distributed=distributed)
         if scene.backgrounds is not None:
             expected = [*batch, n_cameras, channels]
             check_tensor("backgrounds", scene.backgrounds, expected, "[..., C, D] as viewmats and colors")
         if options.sparse_grad and batch:
             raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
-        check_devices(dict(means=scene.means, colors=scene.colors, backgrounds=scene.backgrounds))
-        per_camera = scene.colors.dim() == len(batch) + (3 if options.sh_degree is None else 4)
+        check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds))
+        per_camera = colors.dim() == len(batch) + (3 if options.sh_degree is None else 4)
         sparse_gradients = SparseGradients() if options.sparse_grad else None
         gaussians = _gaussians(scene, sparse_gradients)
-        dtype = compute_dtype(*gaussians, scene.colors, scene.viewmats, scene.Ks, scene.backgrounds)
+        dtype = compute_dtype(*gaussians, colors, scene.viewmats, scene.Ks, scene.backgrounds, scene.extra_signals)
         if options.validate == "error":
             sh = options.sh_degree is not None
-            raise_if_invalid(gaussians, scene.colors, scene.viewmats, scene.Ks, per_camera=per_camera, sh=sh)
+            raise_if_invalid(gaussians, colors, scene.viewmats, scene.Ks, per_camera=per_camera, sh=sh)
+            _raise_if_invalid_extra_signals(scene, options, gaussians)
         if distributed:
             check_distributed(batch, options.backend, per_camera=per_camera)
         if ranks is not None:
-            describe(record, ranks, gaussians, scene.colors, scene.viewmats, dtype)
+            describe(record, ranks, gaussians, colors, scene.viewmats, dtype)
     n = len(batch)
     cameras = Cameras(flatten_batch(scene.viewmats, n, dtype), flatten_batch(scene.Ks, n, dtype))
+    extra = scene.extra_signals
     backgrounds = flatten_batch(scene.backgrounds, n, dtype) if options.renders_color else None
     return Request(
         scene=scene,
@@ -272,12 +296,56 @@ def check_request(
         batch=batch,
         gaussians=Gaussians3D(*(flatten_batch(t, n, dtype) for t in gaussians)),  # type: ignore[arg-type]
         cameras=cameras,
-        colors=flatten_batch(scene.colors, n, scene.colors.dtype),
+        colors=flatten_batch(colors, n, colors.dtype),
         colors_per_camera=per_camera,
+        extra_signals=None if extra is None else flatten_batch(extra, n, extra.dtype),
         backgrounds=None if backgrounds is None else backgrounds.flatten(0, 1),
         grid=TileGrid.cover(cameras.viewmats.shape[0] * n_cameras, options.width, options.height, options.tile_size),
         sparse_gradients=sparse_gradients,
     )
+
+
+def _stand_in(means: Tensor, options: Options) -> Tensor:
+    """Returns valid colors [..., N, 3] for a call without colors, which renders none."""
+    if options.renders_color:
+        raise ArgumentError(f"colors: found None, but render_mode is {options.render_mode!r}; pass colors, or use 'D'")
+    if options.sh_degree is not None:
+        raise ArgumentError("sh_degree: expected None, as colors is None")
+    return means.detach()
+
+
+def _check_extra_signals(
+    scene: Scene,
+    options: Options,
+    batch: torch.Size,
+    n_cameras: int,
+    n_gaussians: int,
+    *,
+    distributed: bool,
+) -> int:
+    """Checks the extra signals and returns the number of their channels, 0 if there are none."""
+    extra_signals, sh_degree = scene.extra_signals, options.extra_signals_sh_degree
+    if extra_signals is None:
+        if sh_degree is not None:
+            raise ArgumentError("extra_signals_sh_degree: expected None, as extra_signals is None")
+        return 0
+    for value, name in ((distributed, "distributed"), (options.backend == "reference", 'backend="reference"')):
+        if value:
+            raise UnsupportedError(f"extra_signals: not implemented with {name}; append them to colors instead")
+    names = ("extra_signals", "extra_signals_sh_degree")
+    channels = check_colors(extra_signals, sh_degree, batch, n_cameras, n_gaussians, names)
+    check_devices(dict(means=scene.means, extra_signals=extra_signals))
+    return channels
+
+
+def _raise_if_invalid_extra_signals(scene: Scene, options: Options, gaussians: Gaussians3D) -> None:
+    """Raises if extra signals are not finite or too large."""
+    extra, sh = scene.extra_signals, options.extra_signals_sh_degree is not None
+    if extra is not None:
+        per_camera = extra.dim() == scene.means.dim() + (2 if sh else 1)
+        raise_if_invalid(
+            gaussians, extra, scene.viewmats, scene.Ks, per_camera=per_camera, sh=sh, colors_name="extra_signals"
+        )
 
 
 def _check_options(options: Options) -> Numerics:

@@ -67,18 +67,29 @@ def _evaluate(
     degree: int,
     backend: Backend,
 ) -> Tensor:
-    """Evaluates spherical harmonics along the direction from camera center to mean; zero for culled rows. [nnz, 3]
+    """Evaluates spherical harmonics along the direction from camera center to mean; zero for culled rows. [nnz, D]
 
     Args:
         means, centers: [B, N, 3], [B, C, 3].
-        coeffs: [B, N, K, 3] of any float dtype.
+        coeffs: [B, N, K, D] of any float dtype.
         dense_ids: [nnz] int64 index into [B, C, N], or None if not packed.
         radii: [nnz, 2] int32, zero where culled; None if nothing is.
     """
-    colors: Tensor = _SphericalHarmonics.apply(  # type: ignore[no-untyped-call]
-        means.contiguous(), centers.contiguous(), coeffs.contiguous(), dense_ids, radii, degree, backend
-    )
-    return colors
+    n_channels = coeffs.shape[-1]
+    means, centers = means.contiguous(), centers.contiguous()
+    chunks = [coeffs]
+    if n_channels != 3:
+        # Kernels evaluate three channels. Slices, as the gradient of split is cat, which autocast changes.
+        padded = torch.nn.functional.pad(coeffs, (0, -n_channels % 3))
+        chunks = [padded[..., first : first + 3] for first in range(0, n_channels, 3)]
+    colors: list[Tensor] = [
+        _SphericalHarmonics.apply(  # type: ignore[no-untyped-call]
+            means, centers, chunk.contiguous(), dense_ids, radii, degree, backend
+        )
+        for chunk in chunks
+    ]
+    with full_precision(means.device):
+        return colors[0] if n_channels == 3 else torch.cat(colors, -1)[:, :n_channels]
 
 
 def shade(
@@ -89,13 +100,16 @@ def shade(
     sh_degree: int | None,
     numerics: Numerics,
     backend: Backend,
+    *,
+    clamp: bool = True,
 ) -> Features:
     """Computes the features of projected Gaussians: with ``sh_degree`` max(spherical harmonics + 0.5, 0).
 
     Args:
         means, viewmats: [B, N, 3], [B, C, 4, 4].
-        colors: [B, N, D] or per camera [B, C, N, D] of any float dtype; with ``sh_degree``, coefficients [B, N, K, 3]
-            or [B, C, N, K, 3].
+        colors: [B, N, D] or per camera [B, C, N, D] of any float dtype; with ``sh_degree``, coefficients [B, N, K, D]
+            or [B, C, N, K, D].
+        clamp: Whether to clamp what spherical harmonics give to at least 0.
     """
     per_camera = colors.dim() == (4 if sh_degree is None else 5)
     if sh_degree is None:
@@ -107,7 +121,21 @@ def shade(
         centers = centers.flatten(0, 1)[:, None]
         colors = colors.flatten(0, 1)
     values = _evaluate(means, centers, colors, projected.dense_ids, projected.radii, sh_degree, backend)
-    return Features((values + 0.5).clamp_min(0.0), None)
+    values = values + 0.5
+    return Features(values.clamp_min(0.0) if clamp else values, None)
+
+
+def concatenate(features: Features, extra: Features) -> Features:
+    """Appends the channels of extra features to those of others, row by row."""
+    if features.values is None:
+        return extra
+    assert extra.values is not None
+    dtype = compute_dtype(features.values, extra.values)
+    # Converted first, so that gradients of rows are summed in that dtype.
+    own, others = features.values.to(dtype), extra.values.to(dtype)
+    own = own if features.ids is None else own[features.ids]
+    others = others if extra.ids is None else others[extra.ids]
+    return Features(torch.cat([own, others], -1), None)
 
 
 @eager
@@ -124,18 +152,18 @@ def spherical_harmonics(
     Args:
         degrees_to_use: Highest degree, 0 to 4.
         dirs: [..., 3] directions from camera to Gaussian, any norm.
-        coeffs: [..., K, 3] with K >= (degrees_to_use + 1)^2.
+        coeffs: [..., K, D] with K >= (degrees_to_use + 1)^2 and any D.
         masks: [...] bool; where false, colors and gradients are zero.
         backend: As in :func:`tsplat.rasterization`.
 
     Returns:
-        Colors [..., 3] in at least fp32. Differentiable with respect to ``dirs`` and ``coeffs``.
+        Colors [..., D] in at least fp32. Differentiable with respect to ``dirs`` and ``coeffs``.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
     """
     check_tensor("dirs", dirs, [*dirs.shape[:-1], 3], "[..., 3]")
-    check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, 3], "[..., K, 3] with the leading dimensions of dirs")
+    check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, None], "[..., K, D] with the leading dimensions of dirs")
     check_sh_degree(degrees_to_use, coeffs.shape[-2])
     check_devices(dict(dirs=dirs, coeffs=coeffs, masks=masks))
     dtype = compute_dtype(dirs, coeffs)
@@ -146,10 +174,10 @@ def spherical_harmonics(
     colors = _evaluate(
         dirs.to(dtype).reshape(1, n, 3),
         torch.zeros(1, 1, 3, dtype=dtype, device=dirs.device),
-        coeffs.reshape(1, n, coeffs.shape[-2], 3),
+        coeffs.reshape(1, n, *coeffs.shape[-2:]),
         None,
         radii,
         degrees_to_use,
         backend,
     )
-    return colors.view(dirs.shape)
+    return colors.view(*dirs.shape[:-1], coeffs.shape[-1])

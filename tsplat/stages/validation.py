@@ -63,7 +63,14 @@ def _has_no_focal_length(Ks: Tensor) -> Tensor:
 
 @torch.no_grad()
 def raise_if_invalid(
-    gaussians: Gaussians3D, colors: Tensor, viewmats: Tensor, Ks: Tensor, *, per_camera: bool, sh: bool
+    gaussians: Gaussians3D,
+    colors: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    *,
+    per_camera: bool,
+    sh: bool,
+    colors_name: str = "colors",
 ) -> None:
     """Raises if values are invalid or likely to be a mistake.
 
@@ -73,8 +80,9 @@ def raise_if_invalid(
 
     Args:
         gaussians: Gaussians with opacities and any batch dimensions; ``covars`` are [..., N, 6].
-        colors: [..., N, D], with ``sh`` [..., N, K, 3], and with ``per_camera`` [..., C, N, ...].
+        colors: [..., N, D], with ``sh`` [..., N, K, D], and with ``per_camera`` [..., C, N, ...].
         viewmats, Ks: [..., C, 4, 4], [..., C, 3, 3].
+        colors_name: Name of ``colors`` in messages.
 
     Raises:
         InvalidValueError: The message names the tensor, the number of invalid entries, the first, and the likely cause.
@@ -89,12 +97,12 @@ def raise_if_invalid(
         ("scales", scales, 1, "Gaussian", AFTER_STEP),
         ("covars", covars, 1, "Gaussian", AFTER_STEP),
         ("opacities", opacities, 0, "Gaussian", AFTER_STEP),
-        ("colors", colors, 2 if sh else 1, "Gaussian", AFTER_STEP),
+        (colors_name, colors, 2 if sh else 1, "Gaussian", AFTER_STEP),
     )
     for name, tensor, n_own_dims, noun, cause in kinds:
         if tensor is not None:
             invalid = _exceeds(tensor, n_own_dims)
-            if name == "colors" and per_camera:
+            if tensor is colors and per_camera:
                 invalid = invalid.any(-2)
             what = "are not finite" if not tensor.isfinite().all() else f"exceed {MAGNITUDE_MAX:g} in magnitude"
             _raise_if_any(name, invalid, noun, what, cause)

@@ -1,9 +1,10 @@
-"""Names of gsplat 1.5.3 with their signatures, without annotations. Enumerations have their members instead."""
+"""Names of gsplat with their signatures, without annotations. Enumerations and types have their values instead."""
 
 import enum
 import functools
 import importlib
 import inspect
+import typing
 
 SIGNATURES = {
     "PngCompression": "(use_sort=True, verbose=True)",
@@ -169,6 +170,78 @@ SIGNATURES = {
 }
 
 
+_SPLATS = "means2d, conics, opacities"
+_LAYOUT = "active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map"
+_SIZES = "image_width, image_height, tile_size"
+_GRID = f"{_SIZES}, tile_width, tile_height"
+
+SIGNATURES_1_6 = {
+    "CameraModel": "typing.Literal['pinhole', 'ortho', 'fisheye', 'ftheta', 'lidar']",
+    "ExternalDistortionModelMeta": "typing.Literal['bivariate-windshield']",
+    "ExternalDistortionModelParameters": "()",
+    "FusedGaussianLosses": "(z_scale_threshold=0.0)",
+    "LidarTiling": (
+        "(n_bins_azimuth, n_bins_elevation, cdf_elevation, cdf_dense_ray_mask, tiles_pack_info, tiles_to_elements_map)"
+    ),
+    "RasterizeMode": "typing.Literal['classic', 'antialiased']",
+    "RenderMode": "typing.Literal['RGB', 'd', 'Ed', 'D', 'ED', 'RGB-d', 'RGB-Ed', 'RGB+D', 'RGB+ED']",
+    "RendererConfig": "()",
+    "RendererConfig_MixedBatch": "()",
+    "RendererConfig_ParallelBatch": "()",
+    "RowOffsetStructuredSpinningLidarModelParameters": (
+        "(row_elevations_rad, column_azimuths_rad, row_azimuth_offsets_rad, spinning_frequency_hz, spinning_direction, "
+        "fov_eps_factor=4)"
+    ),
+    "RowOffsetStructuredSpinningLidarModelParametersExt": "(params, angles_to_columns_map, tiling)",
+    "SpinningDirection": "CLOCKWISE=0, COUNTER_CLOCKWISE=1",
+    "build_sparse_tile_layout": "(pixels, image_ids, n_images, tile_size, tile_width, tile_height)",
+    "color_correct_affine": "(img, ref)",
+    "color_correct_quadratic": "(img, ref, num_iters=5, eps=0.00196078431372549)",
+    "compute_lidar_angles_to_columns_map": "(lidar, resolution_factor=4, dtype=torch.int32)",
+    "compute_lidar_tiling": (
+        "(lidar_params, n_bins_elevation=16, max_pts_per_tile=256, resolution_elevation=1600, "
+        "densification_factor_azimuth=8)"
+    ),
+    "gaussian_density_reg": "(densities, visibility=None)",
+    "gaussian_scale_reg": "(scales, visibility=None)",
+    "gaussian_z_scale_reg": "(z_scales, threshold)",
+    "has_2dgs": "()",
+    "has_3dgs": "()",
+    "has_3dgut": "()",
+    "has_adam": "()",
+    "has_camera_wrappers": "()",
+    "has_losses": "()",
+    "has_reloc": "()",
+    "isect_tiles_lidar": (
+        "(lidar, means2d, radii, depths, sort=True, segmented=False, packed=False, n_images=None, image_ids=None, "
+        "gaussian_ids=None)"
+    ),
+    "isect_tiles_sparse": (
+        "(means2d, radii, depths, tile_mask, active_tiles, n_images, tile_size, tile_width, tile_height, "
+        "image_ids=None)"
+    ),
+    "out_of_bound_loss": "(positions, cuboid_dims)",
+    "rasterize_contributing_gaussian_ids": (
+        f"({_SPLATS}, tile_offsets, flatten_ids, {_SIZES}, num_contributing_gaussians)"
+    ),
+    "rasterize_contributing_gaussian_ids_sparse": f"({_SPLATS}, {_LAYOUT}, num_contributing_gaussians, {_GRID})",
+    "rasterize_num_contributing_gaussians": f"({_SPLATS}, tile_offsets, flatten_ids, {_SIZES})",
+    "rasterize_num_contributing_gaussians_sparse": f"({_SPLATS}, {_LAYOUT}, {_GRID})",
+    "rasterize_to_pixels_sparse": (
+        f"(means2d, conics, colors, opacities, image_ids, {_LAYOUT}, {_GRID}, backgrounds=None, masks=None, "
+        "packed=False, absgrad=False)"
+    ),
+    "rasterize_top_contributing_gaussian_ids": f"({_SPLATS}, tile_offsets, flatten_ids, {_SIZES}, num_depth_samples)",
+    "rasterize_top_contributing_gaussian_ids_sparse": f"({_SPLATS}, {_LAYOUT}, {_GRID}, num_depth_samples)",
+    "spherical_harmonics_l0": "(sh0)",
+    "spherical_harmonics_l1_plus": (
+        "(degrees_to_use, means, viewmats, shN, masks=None, batch_ids=None, camera_ids=None, gaussian_ids=None, "
+        "viewmats_rs=None)"
+    ),
+}
+"""The names of ``gsplat.__all__`` of gsplat 1.6 (August 2026, unreleased) that gsplat 1.5.3 does not have."""
+
+
 def find(package, path):
     """The object of a dotted path, the first parts of which may be modules of the package."""
     parts = path.split(".")
@@ -185,9 +258,11 @@ def parameters(function):
 
 
 def describe(value):
-    """What `SIGNATURES` says of a string, an enumeration, a function or a class."""
+    """What `SIGNATURES` says of a string, a type of literals, an enumeration, a function or a class."""
     if isinstance(value, str):
         return value
+    if typing.get_origin(value) is typing.Literal:
+        return str(value)
     if isinstance(value, type) and issubclass(value, enum.Enum):
         return ", ".join(f"{member.name}={member.value}" for member in value)
     return f"({', '.join(parameters(value))})"

@@ -78,11 +78,15 @@ import gsplat, gsplat.cuda._wrapper, gsplat.strategy.default
 from gsplat import rasterization
 from gsplat.strategy import DefaultStrategy
 from gsplat.utils import depth_to_normal
+from gsplat.losses import l1_loss
+from gsplat.losses_fused import FusedGaussianLosses
 import tsplat, tsplat.compat.gsplat, tsplat.strategies
 assert gsplat is tsplat.compat.gsplat
 assert rasterization is tsplat.rasterization
 assert gsplat.strategy.default.DefaultStrategy is DefaultStrategy is tsplat.strategies.DefaultStrategy
 assert gsplat.cuda._wrapper is tsplat.compat.gsplat.cuda._wrapper
+assert gsplat.l1_loss is l1_loss
+assert gsplat.FusedGaussianLosses is FusedGaussianLosses
 assert gsplat.__version__ == "1.5.3"
 try:
     import gsplat.nothing

@@ -1,15 +1,16 @@
-"""Names, signatures and defaults are those of gsplat 1.5.3."""
+"""Names, signatures and defaults are those of gsplat 1.5.3, and of the names that gsplat 1.6 adds."""
 
 import enum
 import inspect
 import json
 import re
+import typing
 
 import pytest
 
 import tsplat.compat.gsplat
 from benchmarks.gpu_timing import gsplat_kernels
-from tests.compat.gsplat.signatures import SIGNATURES, describe, find, parameters
+from tests.compat.gsplat.signatures import SIGNATURES, SIGNATURES_1_6, describe, find, parameters
 from tests.support.paths import ROOT
 from tsplat import UnsupportedError
 
@@ -25,13 +26,26 @@ NOT_IMPLEMENTED = (
     "rasterize_to_pixels_2dgs",
     "rasterize_to_pixels_eval3d",
 )
+NOT_IMPLEMENTED_1_6 = (
+    "ExternalDistortionModelParameters",
+    "LidarTiling",
+    "RendererConfig",
+    "RendererConfig_MixedBatch",
+    "RendererConfig_ParallelBatch",
+    "RowOffsetStructuredSpinningLidarModelParameters",
+    "RowOffsetStructuredSpinningLidarModelParametersExt",
+    "compute_lidar_angles_to_columns_map",
+    "compute_lidar_tiling",
+    "isect_tiles_lidar",
+)
 
 
-@pytest.mark.parametrize("path", SIGNATURES)
+@pytest.mark.parametrize("path", [*SIGNATURES, *SIGNATURES_1_6])
 def test_signature(path):
     """Parameters beyond gsplat's come last and have defaults."""
-    value, expected = find(PACKAGE, path), SIGNATURES[path]
-    if isinstance(value, str) or (isinstance(value, type) and issubclass(value, enum.Enum)):
+    value, expected = find(PACKAGE, path), {**SIGNATURES, **SIGNATURES_1_6}[path]
+    is_literal = typing.get_origin(value) is typing.Literal
+    if isinstance(value, str) or is_literal or (isinstance(value, type) and issubclass(value, enum.Enum)):
         assert describe(value) == expected
         return
     found = parameters(value)
@@ -43,10 +57,11 @@ def test_signature(path):
 
 def test_public_names():
     public = {path for path in SIGNATURES if "." not in path}
-    assert set(tsplat.compat.gsplat.__all__) == public | {"AlreadyImportedError", "install"}
+    assert len(SIGNATURES_1_6) == 40
+    assert set(tsplat.compat.gsplat.__all__) == public | set(SIGNATURES_1_6) | {"AlreadyImportedError", "install"}
 
 
-@pytest.mark.parametrize("path", NOT_IMPLEMENTED)
+@pytest.mark.parametrize("path", [*NOT_IMPLEMENTED, *NOT_IMPLEMENTED_1_6])
 def test_what_is_not_implemented_names_itself(path):
     function = find(PACKAGE, path)
     n_required = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in _parameters(function))
@@ -61,9 +76,9 @@ def _parameters(function):
 def test_documentation_states_what_is_implemented():
     rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|$", (ROOT / "docs" / "from_gsplat.md").read_text(), re.MULTILINE)
     states = {name: state for names, state in reversed(rows) for name in re.findall(r"`(\w+)`", names)}
-    for path in SIGNATURES:
+    for path in [*SIGNATURES, *SIGNATURES_1_6]:
         if "." not in path:
-            assert states[path].startswith("raise") == (path in NOT_IMPLEMENTED), path
+            assert states[path].startswith("raise") == (path in NOT_IMPLEMENTED + NOT_IMPLEMENTED_1_6), path
 
 
 @pytest.mark.slow

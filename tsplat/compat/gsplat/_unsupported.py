@@ -1,4 +1,4 @@
-"""Functions of gsplat that are not implemented: they have gsplat's signature and raise when called."""
+"""Functions and classes of gsplat that are not implemented: they have gsplat's signature and raise when called."""
 
 from __future__ import annotations
 
@@ -25,14 +25,50 @@ def unsupported(
     def function(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(message)
 
-    named, variadic = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD
-    parameters = [inspect.Parameter(parameter, named) for parameter in required.split()]
-    for parameter, default in (optional or {}).items():
-        if parameter.startswith("**"):
-            parameters.append(inspect.Parameter(parameter[2:], variadic))
-        else:
-            parameters.append(inspect.Parameter(parameter, named, default=default))
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"Raises `UnsupportedError`: not implemented; {instead}."
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__signature__ = _signature(required, optional or {})  # type: ignore[attr-defined]
     return function
+
+
+def unsupported_class(
+    name: str,
+    required: str,
+    optional: Mapping[str, object] | None = None,
+    *,
+    instead: str,
+    base: type | None = None,
+    keyword_only: bool = False,
+) -> type[Any]:
+    """Returns a class whose constructor has a signature of gsplat's and raises `UnsupportedError`.
+
+    Args:
+        name, required, optional, instead: As for :func:`unsupported`.
+        base: Base class.
+        keyword_only: Whether all parameters are keyword-only.
+    """
+    message = f"{name}: not implemented; {instead}"
+
+    def initialize(self: object, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(message)
+
+    return type(
+        name,
+        (base or object,),
+        {
+            "__doc__": f"Raises `UnsupportedError` when constructed: not implemented; {instead}.",
+            "__init__": initialize,
+            "__signature__": _signature(required, optional or {}, keyword_only=keyword_only),
+        },
+    )
+
+
+def _signature(required: str, optional: Mapping[str, object], *, keyword_only: bool = False) -> inspect.Signature:
+    named = inspect.Parameter.KEYWORD_ONLY if keyword_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(parameter, named) for parameter in required.split()]
+    for parameter, default in optional.items():
+        if parameter.startswith("**"):
+            parameters.append(inspect.Parameter(parameter[2:], inspect.Parameter.VAR_KEYWORD))
+        else:
+            parameters.append(inspect.Parameter(parameter, named, default=default))
+    return inspect.Signature(parameters)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from ... import ArgumentError, rasterization
-from ._unsupported import unsupported
+from ...config import RasterizeMode
+from ._unsupported import unsupported, unsupported_class
 from .cuda._wrapper import (
     FThetaCameraDistortionParameters,
     FThetaPolynomialType,
@@ -27,6 +28,11 @@ from .utils import depth_to_normal, get_projection_matrix
 __all__ = [
     "FThetaCameraDistortionParameters",
     "FThetaPolynomialType",
+    "RasterizeMode",
+    "RenderMode",
+    "RendererConfig",
+    "RendererConfig_MixedBatch",
+    "RendererConfig_ParallelBatch",
     "RollingShutterType",
     "depth_to_normal",
     "fully_fused_projection",
@@ -44,6 +50,14 @@ __all__ = [
     "rasterize_to_pixels_eval3d",
     "spherical_harmonics",
 ]
+
+RenderMode = Literal["RGB", "d", "Ed", "D", "ED", "RGB-d", "RGB-Ed", "RGB+D", "RGB+ED"]
+
+RendererConfig = unsupported_class("RendererConfig", "", instead="use the argument backend of rasterization")
+RendererConfig_MixedBatch, RendererConfig_ParallelBatch = (
+    unsupported_class(name, "", instead="use the argument backend of rasterization", base=RendererConfig)
+    for name in ("RendererConfig_MixedBatch", "RendererConfig_ParallelBatch")
+)
 
 _SCENE = "means quats scales opacities colors viewmats Ks width height"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .... import ArgumentError, ShapeError
 from ....arguments import check_size, check_tensor, check_tile_size
-from ....config import ALPHA_MIN, DEFAULT_NUMERICS, TRANSMITTANCE_MIN
+from ....config import ALPHA_MIN, DEFAULT_NUMERICS, TRANSMITTANCE_MIN, Numerics
 
 
 @torch.no_grad()
@@ -68,25 +69,52 @@ def rasterize_to_indices_in_range(
             f"isect_offsets: expected {[*images, *tiles]} tiles of {tile_size} for images of "
             f"{image_width}x{image_height}, found {list(isect_offsets.shape)}"
         )
-    splats = _pack(means2d, conics, opacities)
-    remaining = transmittances.reshape(-1, image_height, image_width)
+    splats = pack_splats(means2d, conics, opacities)
+    remaining = transmittances.reshape(-1)
     rows, keys = [flatten_ids.new_zeros(0, dtype=torch.int64)], [flatten_ids.new_zeros(0, dtype=torch.int64)]
-    for image, top, left, ids in _tile_lists(isect_offsets, flatten_ids, tile_size, (range_start, range_end)):
-        bottom, right = min(top + tile_size, image_height), min(left + tile_size, image_width)
-        y = torch.arange(top, bottom, device=ids.device)
-        x = torch.arange(left, right, device=ids.device)
-        centers = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2) + 0.5  # row by row
-        added = _contributes(splats[ids], centers, remaining[image, top:bottom, left:right].reshape(-1))
+    blocks = (range_start, range_end)
+    for tile in dense_tiles(isect_offsets, flatten_ids, image_width, image_height, tile_size, blocks):
+        added = tile.weights(splats, DEFAULT_NUMERICS, remaining[tile.places]) > 0
         pixel, place = added.nonzero(as_tuple=True)
-        pixel_ids = (y[:, None] * image_width + x).reshape(-1)[pixel]
-        rows.append(ids[place])
-        keys.append(image * (image_width * image_height) + pixel_ids)
+        rows.append(tile.rows[place])
+        keys.append(tile.places[pixel])
     all_keys, order = torch.cat(keys).sort(stable=True)
     n_pixels = image_width * image_height
     return torch.cat(rows)[order] % max(n, 1), all_keys % n_pixels, all_keys // n_pixels
 
 
-def _pack(means2d: Tensor, conics: Tensor, opacities: Tensor) -> Tensor:
+class TilePixels(NamedTuple):
+    """Pixels of a tile, and the rows that intersect it.
+
+    Attributes:
+        centers: [P, 2] pixels.
+        places: [P] int64, index of each pixel in the flat output.
+        rows: [K] int64, front to back.
+    """
+
+    centers: Tensor
+    places: Tensor
+    rows: Tensor
+
+    def weights(self, splats: Tensor, numerics: Numerics, transmittances: Tensor | None = None) -> Tensor:
+        """Computes alpha times transmittance of each row at each pixel, 0 where the row does not contribute. [P, K]
+
+        Args:
+            splats: From :func:`pack_splats`.
+            numerics: Whose upper bound of alpha to use.
+            transmittances: [P] before the first row; None for 1.
+        """
+        own = splats[self.rows]
+        alphas = _alphas(self.centers[:, None] - own[:, :2], own[:, 2:5], own[:, 5], numerics)
+        alphas = torch.where(alphas >= ALPHA_MIN, alphas, 0.0)
+        start = torch.ones_like(alphas[:, :1]) if transmittances is None else transmittances[:, None]
+        behind = start * (1 - alphas).cumprod(-1)
+        before = torch.cat([start, behind[:, :-1]], -1)
+        # The transmittance never rises, so that nothing is added behind the Gaussian at which a pixel stops.
+        return torch.where(behind > TRANSMITTANCE_MIN, alphas * before, 0.0)
+
+
+def pack_splats(means2d: Tensor, conics: Tensor, opacities: Tensor) -> Tensor:
     """Packs mean x, y; conic a, b, c; opacity, 0 for Gaussians that do not contribute. [I N, 6]"""
     a, b, c = conics.unbind(-1)
     valid = (a >= 0) & (c >= 0) & (b * b <= a * c * 1.0001)
@@ -94,36 +122,46 @@ def _pack(means2d: Tensor, conics: Tensor, opacities: Tensor) -> Tensor:
     return torch.cat([means2d, torch.where(valid[..., None], conics, 0.0), opacities[..., None]], -1).reshape(-1, 6)
 
 
-def _tile_lists(
-    isect_offsets: Tensor, flatten_ids: Tensor, tile_size: int, blocks: tuple[int, int]
-) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Iterates over the tiles: image, top and left pixel, and the [K] rows of its intersections in a range."""
+def dense_tiles(
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    blocks: tuple[int, int] | None = None,
+) -> Iterator[TilePixels]:
+    """Iterates over the tiles that have intersections. Pixels are placed in [I, H, W].
+
+    Args:
+        isect_offsets: [..., tile_height, tile_width].
+        flatten_ids: [M].
+        image_width, image_height: Image size in pixels.
+        tile_size: Edge of a tile in pixels.
+        blocks: Range of blocks of ``tile_size``^2 intersections of each tile; None for all.
+    """
     tile_height, tile_width = isect_offsets.shape[-2:]
     bounds = [*isect_offsets.reshape(-1).tolist(), flatten_ids.numel()]
     for index in range(len(bounds) - 1):
-        first = bounds[index] + blocks[0] * tile_size**2
-        end = min(bounds[index + 1], bounds[index] + blocks[1] * tile_size**2)
-        if first < end:
-            image, tile = divmod(index, tile_height * tile_width)
-            top, left = tile // tile_width * tile_size, tile % tile_width * tile_size
-            yield image, top, left, flatten_ids[first:end].to(torch.int64)
+        first, end = bounds[index], bounds[index + 1]
+        if blocks is not None:
+            first, end = first + blocks[0] * tile_size**2, min(end, first + blocks[1] * tile_size**2)
+        if first >= end:
+            continue
+        image, tile = divmod(index, tile_height * tile_width)
+        top, left = tile // tile_width * tile_size, tile % tile_width * tile_size
+        y = torch.arange(top, min(top + tile_size, image_height), device=flatten_ids.device)
+        x = torch.arange(left, min(left + tile_size, image_width), device=flatten_ids.device)
+        centers = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2) + 0.5  # row by row
+        places = ((image * image_height + y[:, None]) * image_width + x).reshape(-1)
+        yield TilePixels(centers, places, flatten_ids[first:end].to(torch.int64))
 
 
-def _contributes(splats: Tensor, centers: Tensor, transmittances: Tensor) -> Tensor:
-    """Whether each of K Gaussians [K, 6] contributes to each of P pixels [P, 2]. [P, K] bool"""
-    alphas = _alphas(centers[:, None] - splats[:, :2], splats[:, 2:5], splats[:, 5])
-    alphas = torch.where(alphas >= ALPHA_MIN, alphas, 0.0)
-    # The transmittance never rises, so that nothing is added behind the Gaussian at which a pixel stops.
-    behind = transmittances[:, None] * (1 - alphas).cumprod(-1)
-    return (alphas > 0) & (behind > TRANSMITTANCE_MIN)
-
-
-def _alphas(offsets: Tensor, conics: Tensor, opacities: Tensor) -> Tensor:
+def _alphas(offsets: Tensor, conics: Tensor, opacities: Tensor, numerics: Numerics) -> Tensor:
     """Alpha of Gaussians at offsets [..., 2] from their means, in pixels. [...]"""
     dx, dy = offsets.unbind(-1)
     a, b, c = conics.unbind(-1)
     sigmas = 0.5 * (a * dx * dx + c * dy * dy) + b * dx * dy
-    return (opacities * (-sigmas).exp()).clamp_max(DEFAULT_NUMERICS.alpha_max)
+    return (opacities * (-sigmas).exp()).clamp_max(numerics.alpha_max)
 
 
 def accumulate(
@@ -165,7 +203,8 @@ def accumulate(
     check_tensor("colors", colors, [*leading, None], "[..., N, D] as means2d")
     rows = image_ids * n + gaussian_ids
     centers = torch.stack([pixel_ids % image_width, pixel_ids // image_width], -1) + 0.5
-    alphas = _alphas(centers - means2d.reshape(-1, 2)[rows], conics.reshape(-1, 3)[rows], opacities.reshape(-1)[rows])
+    own = (means2d.reshape(-1, 2)[rows], conics.reshape(-1, 3)[rows], opacities.reshape(-1)[rows])
+    alphas = _alphas(centers - own[0], own[1], own[2], DEFAULT_NUMERICS)
     pixels = image_ids * (image_width * image_height) + pixel_ids
     weights = alphas * _exclusive_products(1 - alphas, pixels)
     values = torch.cat([colors.reshape(-1, colors.shape[-1])[rows], torch.ones_like(weights)[:, None]], -1)

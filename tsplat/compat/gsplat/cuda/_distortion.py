@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from .._unsupported import unsupported_class
+
 Polynomial = tuple[float, float, float, float, float, float]
 
 
@@ -42,3 +44,10 @@ class FThetaCameraDistortionParameters:
     angle_to_pixeldist_poly: Polynomial
     max_angle: float
     linear_cde: tuple[float, float, float]
+
+
+_UNDISTORT = "undistort the images, and use a pinhole camera"
+ExternalDistortionModelParameters = unsupported_class("ExternalDistortionModelParameters", "", instead=_UNDISTORT)
+BivariateWindshieldModelParameters = unsupported_class(
+    "BivariateWindshieldModelParameters", "", instead=_UNDISTORT, base=ExternalDistortionModelParameters
+)

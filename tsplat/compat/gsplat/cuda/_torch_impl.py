@@ -134,14 +134,9 @@ def _eval_sh_bases_fast(basis_dim: int, dirs: Tensor) -> Tensor:
     sizes = [(degree + 1) ** 2 for degree in range(SH_DEGREE_MAX + 1)]
     if basis_dim not in sizes:
         raise ArgumentError(f"basis_dim: expected one of {sizes}, found {basis_dim!r}")
-    # Three bases at a time: coefficients that are 1 for one basis in each channel.
+    # Coefficients that are 1 for one basis in each channel.
     one_hot = torch.eye(basis_dim, dtype=dirs.dtype, device=dirs.device)
-    one_hot = torch.nn.functional.pad(one_hot, (0, -basis_dim % 3))
-    bases = [
-        spherical_harmonics(sizes.index(basis_dim), dirs, columns.expand(*dirs.shape[:-1], basis_dim, 3))
-        for columns in torch.split(one_hot, 3, -1)
-    ]
-    return torch.cat(bases, -1)[..., :basis_dim]
+    return spherical_harmonics(sizes.index(basis_dim), dirs, one_hot.expand(*dirs.shape[:-1], basis_dim, basis_dim))
 
 
 def _spherical_harmonics(degrees_to_use: int, dirs: Tensor, coeffs: Tensor) -> Tensor:

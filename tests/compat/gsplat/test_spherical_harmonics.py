@@ -1,0 +1,88 @@
+"""Spherical harmonics in two parts, against the reference."""
+
+import pytest
+import torch
+
+from tests.support.closeness import assert_exact
+from tests.support.scenes import Structure, make, random_like
+from tsplat import ArgumentError, reference
+from tsplat.compat.gsplat import spherical_harmonics_l0, spherical_harmonics_l1_plus
+from tsplat.config import PRESETS
+
+N, D = 5, 4
+
+
+def inputs(batch=()):
+    """Leaves: means [..., N, 3], view matrices of the start and the end [..., 2, 4, 4], and coefficients [N, 16, D]."""
+    scene = make(Structure(n=N, cameras=2, batch=batch))
+    later = make(Structure(n=N, cameras=2, batch=batch, seed=1))["viewmats"]
+    sh = torch.randn(N, 16, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return [tensor.clone().requires_grad_() for tensor in (scene["means"], scene["viewmats"], later, sh)]
+
+
+def expected_values(degree, means, viewmats, later, sh, masks=None):
+    """Sums all degrees above 0 in the directions from the mean of the camera centers."""
+    centers = reference.camera_centers(viewmats, PRESETS["gsplat-1.6"])
+    if later is not None:
+        centers = (centers + reference.camera_centers(later, PRESETS["gsplat-1.6"])) / 2
+    dirs = means[..., None, :, :] - centers[..., None, :]
+    values = reference.spherical_harmonics(degree, dirs, sh) - reference.spherical_harmonics(0, dirs, sh)
+    return values if masks is None else torch.where(masks[..., None], values, 0.0)
+
+
+def test_degree_0():
+    sh0 = torch.randn(N, 1, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    expected = reference.spherical_harmonics(0, torch.ones(N, 3, dtype=torch.float64), sh0)
+    assert_exact("values", spherical_harmonics_l0(sh0), expected)
+    assert torch.autograd.gradcheck(spherical_harmonics_l0, sh0)
+    assert spherical_harmonics_l0(sh0.detach().half()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("degree", range(4))
+def test_higher_degrees_match_reference(degree, batch):
+    leaves = inputs(batch)
+    means, viewmats, later, sh = leaves
+    masks = torch.rand(*batch, 2, N, generator=torch.Generator().manual_seed(3)) < 0.7
+    found = spherical_harmonics_l1_plus(degree, means, viewmats, sh[:, 1:], masks, viewmats_rs=later)
+    expected = expected_values(degree, *leaves, masks)
+    assert found.shape == (*batch, 2, N, D)
+    assert_exact("values", found, expected)
+    if degree:
+        v = random_like((found,), 0)
+        gradients = (torch.autograd.grad(values, leaves, v) for values in (found, expected))
+        for name, one, other in zip(("means", "viewmats", "viewmats_rs", "sh"), *gradients):
+            assert_exact(name, one, other)
+
+
+def test_packed_rows_are_those_of_all_rows():
+    means, viewmats, _, sh = inputs((2,))
+    every = spherical_harmonics_l1_plus(3, means, viewmats, sh[:, 1:])
+    ids = torch.rand(2, 2, N, generator=torch.Generator().manual_seed(4)) < 0.5
+    batch_ids, camera_ids, gaussian_ids = ids.nonzero(as_tuple=True)
+    masks = torch.arange(len(batch_ids)) % 2 == 0
+    found = spherical_harmonics_l1_plus(
+        3, means, viewmats, sh[gaussian_ids, 1:], masks, batch_ids, camera_ids, gaussian_ids
+    )
+    expected = torch.where(masks[:, None], every[batch_ids, camera_ids, gaussian_ids], 0.0)
+    assert_exact("values", found, expected)
+
+
+def test_degree_0_has_no_higher_degrees():
+    means, viewmats, _, sh = inputs()
+    assert not spherical_harmonics_l1_plus(0, means, viewmats, sh[:, 1:1]).any()
+
+
+def test_arguments_are_checked():
+    means, viewmats, _, sh = inputs()
+    ids = torch.zeros(3, dtype=torch.int64)
+    for arguments, match in (
+        ((2, means, viewmats, sh[:, 1:4]), "sh_degree: degree 2 needs 9 bases, but the coefficients have 4"),
+        ((1, means, viewmats, sh[:3, 1:]), "shN: expected 5 rows"),
+        ((1, means, viewmats, sh[:, 1:], torch.ones(N, dtype=torch.bool)), r"masks: expected \[2, 5\], found \[5\]"),
+        ((1, means, viewmats, sh[:3, 1:], None, ids, ids), "batch_ids: expected together with"),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            spherical_harmonics_l1_plus(*arguments)
+    with pytest.raises(ArgumentError, match=r"sh0: expected \[N, 1, D\]"):
+        spherical_harmonics_l0(sh)

@@ -1,0 +1,313 @@
+"""Rendering of chosen pixels only: their layout by tiles, the intersections of those tiles, and compositing.
+
+A tile is *active* if it has a chosen pixel. AT is the number of active tiles, P that of chosen pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .... import ArgumentError, ShapeError, isect_offset_encode, isect_tiles, rasterize_to_pixels
+from ....arguments import check_size, check_tensor, check_tile_size
+from ....config import Backend, NumericsName
+from ._contributions import TilePixels
+
+WORD = 64
+"""Bits of a word of ``tile_pixel_mask``."""
+
+
+class SparseLayout(NamedTuple):
+    """Chosen pixels and the intersections of their tiles.
+
+    Attributes:
+        active_tiles: [AT] ascending flat tiles of [I, tile_height, tile_width].
+        tile_offsets: [AT + 1] first intersection of each active tile, and their number M.
+        flatten_ids: [M] row of each intersection.
+        tile_pixel_mask: [AT, words] uint64, a bit per pixel of a tile, row by row.
+        tile_pixel_cumsum: [AT] number of chosen pixels up to and including each active tile.
+        pixel_map: [P] int64, place of each chosen pixel in the order of the caller; pixels are ordered by tile, then
+            row by row.
+        width, height: Image size in pixels.
+        tile_size, tile_width, tile_height: Edge of a tile in pixels; number of tiles along each axis of an image.
+    """
+
+    active_tiles: Tensor
+    tile_offsets: Tensor
+    flatten_ids: Tensor
+    tile_pixel_mask: Tensor
+    tile_pixel_cumsum: Tensor
+    pixel_map: Tensor
+    width: int
+    height: int
+    tile_size: int
+    tile_width: int
+    tile_height: int
+
+    @property
+    def tiles_per_image(self) -> int:
+        return self.tile_width * self.tile_height
+
+    def check(self) -> None:
+        """Raises if shapes do not match each other."""
+        for name in ("width", "height"):
+            check_size(f"image_{name}", getattr(self, name))
+        check_tile_size(self.tile_size)
+        tiles = (math.ceil(self.width / self.tile_size), math.ceil(self.height / self.tile_size))
+        if (self.tile_width, self.tile_height) != tiles:
+            raise ArgumentError(
+                f"tile_width: expected {tiles[0]}x{tiles[1]} tiles of {self.tile_size} for images of "
+                f"{self.width}x{self.height}, found {self.tile_width}x{self.tile_height}"
+            )
+        n_active = self.active_tiles.numel()
+        words = -(-(self.tile_size**2) // WORD)
+        for name, shape, meaning in (
+            ("active_tiles", [n_active], "[AT]"),
+            ("tile_offsets", [n_active + 1], "[AT + 1]"),
+            ("tile_pixel_mask", [n_active, words], "[AT, words]"),
+            ("tile_pixel_cumsum", [max(n_active, 1)], "[AT]"),
+        ):
+            tensor = getattr(self, name)
+            if list(tensor.shape) != shape:
+                raise ShapeError(f"{name}: expected {meaning}, here {shape}, found {list(tensor.shape)}")
+        counts = self.chosen().sum(1).cumsum(0)
+        if not torch.equal(counts, self.tile_pixel_cumsum[:n_active].to(torch.int64)):
+            raise ArgumentError("tile_pixel_cumsum: expected the number of bits of tile_pixel_mask up to each tile")
+        n_pixels = int(counts[-1]) if n_active else 0
+        if list(self.pixel_map.shape) != [n_pixels]:
+            raise ShapeError(f"pixel_map: expected [P], here [{n_pixels}], found {list(self.pixel_map.shape)}")
+        _, rows, columns = self.pixels()
+        if bool(((rows >= self.height) | (columns >= self.width)).any()):
+            raise ArgumentError(
+                f"tile_pixel_mask: expected pixels of images of {self.width}x{self.height}, found others"
+            )
+
+    def chosen(self) -> Tensor:
+        """Finds the chosen pixels of each active tile, row by row. [AT, tile_size^2] bool"""
+        bits = torch.arange(WORD, device=self.tile_pixel_mask.device)
+        chosen = (self.tile_pixel_mask.view(torch.int64)[..., None] >> bits) & 1
+        return chosen.flatten(1)[:, : self.tile_size**2] == 1
+
+    def pixels(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Image, row and column of the chosen pixels, ordered by tile. [P] int64 each"""
+        ordinals, place = self.chosen().nonzero(as_tuple=True)
+        images, tiles = self._divide(self.active_tiles.to(torch.int64)[ordinals], self.tiles_per_image)
+        tile_rows, tile_columns = self._divide(tiles, self.tile_width)
+        rows, columns = self._divide(place, self.tile_size)
+        return images, tile_rows * self.tile_size + rows, tile_columns * self.tile_size + columns
+
+    @staticmethod
+    def _divide(numbers: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+        return numbers // divisor, numbers % divisor
+
+    def tiles(self) -> Iterator[TilePixels]:
+        """Iterates over the active tiles that have intersections. Pixels are placed in [P], as the caller's."""
+        _, rows, columns = self.pixels()
+        centers = torch.stack([columns, rows], -1) + 0.5
+        pixel_ends = self.tile_pixel_cumsum.tolist()
+        offsets = self.tile_offsets.tolist()
+        for tile in range(self.active_tiles.numel()):
+            if offsets[tile] < offsets[tile + 1]:
+                own = slice(pixel_ends[tile - 1] if tile else 0, pixel_ends[tile])
+                ids = self.flatten_ids[offsets[tile] : offsets[tile + 1]].to(torch.int64)
+                yield TilePixels(centers[own], self.pixel_map[own], ids)
+
+
+def build_sparse_tile_layout(
+    pixels: Tensor, image_ids: Tensor, n_images: int, tile_size: int, tile_width: int, tile_height: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Orders chosen pixels by tile.
+
+    Args:
+        pixels: [P, 2] integers, row and column, each pixel once.
+        image_ids: [P] integers.
+        n_images: I.
+        tile_size: Edge of a tile in pixels: 4, 8 or 16.
+        tile_width, tile_height: Number of tiles along each axis of an image.
+
+    Returns:
+        ``active_tiles`` [AT] int32, ascending; ``active_tile_mask`` [I, tile_height, tile_width] bool;
+        ``tile_pixel_mask`` [AT, words] uint64, a bit per pixel, row by row; ``tile_pixel_cumsum`` [AT] int64, inclusive
+        ([1], zero, without pixels); ``pixel_map`` [P] int64, the pixels ordered by tile, then row by row.
+
+    Raises:
+        ArgumentError: A shape or dtype is invalid, or a pixel is outside the images or repeated.
+    """
+    check_tile_size(tile_size)
+    for name, size in (("n_images", n_images), ("tile_width", tile_width), ("tile_height", tile_height)):
+        check_size(name, size)
+    if pixels.dim() != 2 or pixels.shape[1] != 2 or pixels.is_floating_point():
+        raise ShapeError(f"pixels: expected integers [P, 2], found {pixels.dtype} {list(pixels.shape)}")
+    if image_ids.shape != pixels.shape[:1] or image_ids.is_floating_point():
+        raise ShapeError(
+            f"image_ids: expected integers [P], here [{len(pixels)}], found {image_ids.dtype} {list(image_ids.shape)}"
+        )
+    rows, columns = pixels.to(torch.int64).unbind(-1)
+    images = image_ids.to(torch.int64)
+    bounds = (("image_ids", images, n_images), ("pixels: rows", rows, tile_height * tile_size))
+    for name, values, end in (*bounds, ("pixels: columns", columns, tile_width * tile_size)):
+        outside = values[(values < 0) | (values >= end)]
+        if outside.numel():
+            raise ArgumentError(f"{name}: expected 0 to {end - 1}, found {int(outside[0])}")
+    tiles = (images * tile_height + rows // tile_size) * tile_width + columns // tile_size
+    places = rows % tile_size * tile_size + columns % tile_size
+    keys, pixel_map = (tiles * tile_size**2 + places).sort()
+    if bool((keys.diff() == 0).any()):
+        raise ArgumentError("pixels: expected each pixel once, found a repeated one")
+    active_tiles, ordinals, counts = torch.unique_consecutive(
+        keys // tile_size**2, return_inverse=True, return_counts=True
+    )
+    active_mask = torch.zeros(n_images * tile_height * tile_width, dtype=torch.bool, device=pixels.device)
+    active_mask[active_tiles] = True
+    bits = keys % tile_size**2
+    words = -(-(tile_size**2) // WORD)
+    mask = keys.new_zeros(len(active_tiles) * words)
+    # Sums of different bits, which are their union.
+    mask.scatter_add_(0, ordinals * words + bits // WORD, torch.ones_like(bits) << (bits % WORD))
+    return (
+        active_tiles.to(torch.int32),
+        active_mask.view(n_images, tile_height, tile_width),
+        mask.view(-1, words).view(torch.uint64),
+        counts.cumsum(0) if len(counts) else counts.new_zeros(1),
+        pixel_map,
+    )
+
+
+@torch.no_grad()
+def isect_tiles_sparse(
+    means2d: Tensor,
+    radii: Tensor,
+    depths: Tensor,
+    tile_mask: Tensor,
+    active_tiles: Tensor,
+    n_images: int,
+    tile_size: int,
+    tile_width: int,
+    tile_height: int,
+    image_ids: Tensor | None = None,
+    *,
+    conics: Tensor | None = None,
+    opacities: Tensor | None = None,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:
+    """Lists the intersections of projected Gaussians with active tiles.
+
+    All intersections are listed first, as by :func:`tsplat.isect_tiles`, and those with other tiles are removed.
+
+    Args:
+        means2d, radii, depths: [..., N, 2], [..., N, 2] and [..., N], or packed [nnz, 2], [nnz, 2] and [nnz].
+        tile_mask: [I, tile_height, tile_width] bool, the active tiles.
+        active_tiles: [AT] their flat indices, ascending.
+        n_images: I.
+        tile_size: Edge of a tile in pixels: 4, 8 or 16.
+        tile_width, tile_height: Number of tiles along each axis of an image.
+        image_ids: [nnz], required if packed.
+        conics, opacities, backend, numerics: As for :func:`tsplat.isect_tiles`.
+
+    Returns:
+        ``tile_offsets`` [AT + 1] int32, the first intersection of each active tile, and M; ``flatten_ids`` [M] int32,
+        indices into [I * N] or [nnz], by tile, front to back.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+    """
+    if list(tile_mask.shape) != [n_images, tile_height, tile_width] or tile_mask.dtype != torch.bool:
+        expected = [n_images, tile_height, tile_width]
+        raise ShapeError(f"tile_mask: expected bool {expected}, found {tile_mask.dtype} {list(tile_mask.shape)}")
+    active = tile_mask.flatten()
+    if not torch.equal(active.nonzero().squeeze(1), active_tiles.to(torch.int64)):
+        raise ArgumentError("active_tiles: expected the indices of the tiles that tile_mask has, ascending")
+    packed = means2d.dim() == 2
+    _, isect_ids, flatten_ids = isect_tiles(
+        means2d, radii, depths, tile_size, tile_width, tile_height, packed=packed, n_images=n_images,
+        image_ids=None if image_ids is None else image_ids.to(torch.int64), conics=conics, opacities=opacities,
+        backend=backend, numerics=numerics,
+    )  # fmt: skip
+    if not packed and math.prod(means2d.shape[:-2]) != n_images:
+        raise ShapeError(f"means2d: expected n_images={n_images} images, found {list(means2d.shape)}")
+    starts = isect_offset_encode(isect_ids, n_images, tile_width, tile_height).flatten()
+    counts = torch.cat([starts, starts.new_tensor([flatten_ids.numel()])]).diff()
+    kept = torch.repeat_interleave(active, counts)
+    tile_offsets = torch.nn.functional.pad(counts[active].cumsum(0), (1, 0))
+    return tile_offsets.to(torch.int32), flatten_ids[kept]
+
+
+def rasterize_to_pixels_sparse(
+    means2d: Tensor,
+    conics: Tensor,
+    colors: Tensor,
+    opacities: Tensor,
+    image_ids: Tensor,
+    active_tiles: Tensor,
+    tile_offsets: Tensor,
+    flatten_ids: Tensor,
+    tile_pixel_mask: Tensor,
+    tile_pixel_cumsum: Tensor,
+    pixel_map: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    tile_width: int,
+    tile_height: int,
+    backgrounds: Tensor | None = None,
+    masks: Tensor | None = None,
+    packed: bool = False,
+    absgrad: bool = False,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:
+    """Composites projected Gaussians into chosen pixels: values and gradients are those of these pixels of the images.
+
+    Active tiles are composited as a whole, and memory is allocated for whole images.
+
+    Args:
+        means2d, conics, colors, opacities: [..., N, 2], [..., N, 3], [..., N, D] and [..., N], or packed [nnz, ...];
+            see :func:`tsplat.rasterize_to_pixels`.
+        image_ids: [P] image of each chosen pixel, as for :func:`build_sparse_tile_layout`.
+        tile_offsets, flatten_ids: From :func:`isect_tiles_sparse`.
+        active_tiles, tile_pixel_mask, tile_pixel_cumsum, pixel_map: From :func:`build_sparse_tile_layout`.
+        image_width, image_height: Image size in pixels.
+        tile_size, tile_width, tile_height: As for :func:`build_sparse_tile_layout`.
+        backgrounds: [I, D].
+        masks: [I, tile_height, tile_width] bool; pixels of tiles that are false show the background.
+        packed, absgrad, backend, numerics: As for :func:`tsplat.rasterize_to_pixels`.
+
+    Returns:
+        Colors [P, D] and alphas [P, 1], in the order of the chosen pixels. Differentiable with respect to means2d,
+        conics, colors, opacities and backgrounds.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+    """
+    layout = SparseLayout(
+        active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
+        image_height, tile_size, tile_width, tile_height,
+    )  # fmt: skip
+    layout.check()
+    images, rows, columns = layout.pixels()
+    if image_ids.shape != pixel_map.shape or not torch.equal(image_ids.to(torch.int64)[pixel_map], images):
+        raise ArgumentError("image_ids: expected the image of each chosen pixel, as for build_sparse_tile_layout")
+    check_tensor("means2d", means2d, [None, 2] if packed else [*means2d.shape[:-1], 2], "[..., N, 2] or [nnz, 2]")
+    shape = tuple(means2d.shape[:-2])
+    if packed:
+        given = [len(tensor) for tensor in (backgrounds, masks) if tensor is not None]
+        shape = (max([*given, int(images.max()) + 1 if len(images) else 1]),)
+    n_tiles = math.prod(shape) * layout.tiles_per_image
+    # An inactive tile starts where the next active one does, and so is empty.
+    following = torch.searchsorted(active_tiles.to(torch.int64), torch.arange(n_tiles, device=active_tiles.device))
+    tiles = (*shape, tile_height, tile_width)
+    render_colors, render_alphas = rasterize_to_pixels(
+        means2d, conics, colors, opacities, image_width, image_height, tile_size,
+        tile_offsets[following].view(tiles), flatten_ids,
+        None if backgrounds is None else backgrounds.reshape(*shape, -1),
+        None if masks is None else masks.reshape(tiles), packed, absgrad, backend=backend, numerics=numerics,
+    )  # fmt: skip
+    places = torch.empty_like(pixel_map)
+    places[pixel_map] = (images * image_height + rows) * image_width + columns
+    return render_colors.reshape(-1, render_colors.shape[-1])[places], render_alphas.reshape(-1, 1)[places]

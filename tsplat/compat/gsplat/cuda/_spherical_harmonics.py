@@ -1,0 +1,85 @@
+"""Spherical harmonics in two parts: degree 0, and all higher degrees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .... import ArgumentError, ShapeError, spherical_harmonics
+from ....arguments import check_tensor, compute_dtype
+from ....config import PRESETS, SH_NORMS
+from ....stages.shading import camera_centers
+
+NUMERICS = PRESETS["gsplat-1.6"]
+"""Where camera centers are -R^T t."""
+
+
+def spherical_harmonics_l0(sh0: Tensor) -> Tensor:
+    """Evaluates degree 0, which does not depend on the direction.
+
+    Args:
+        sh0: [N, 1, D].
+
+    Returns:
+        [N, D] in at least fp32. Differentiable.
+
+    Raises:
+        ArgumentError: The shape or dtype is invalid.
+    """
+    check_tensor("sh0", sh0, [None, 1, None], "[N, 1, D]")
+    return SH_NORMS[0][0] * sh0[:, 0].to(compute_dtype(sh0))
+
+
+def spherical_harmonics_l1_plus(
+    degrees_to_use: int,
+    means: Tensor,
+    viewmats: Tensor,
+    shN: Tensor,
+    masks: Tensor | None = None,
+    batch_ids: Tensor | None = None,
+    camera_ids: Tensor | None = None,
+    gaussian_ids: Tensor | None = None,
+    viewmats_rs: Tensor | None = None,
+) -> Tensor:
+    """Evaluates degrees 1 and above in the directions from cameras to Gaussians.
+
+    Args:
+        degrees_to_use: Highest degree, 0 to 4.
+        means: [..., N, 3], world frame.
+        viewmats: [..., C, 4, 4] world to camera, with rotations.
+        shN: [N, K - 1, D] coefficients from degree 1 on; or those of each row, [nnz, K - 1, D], if packed.
+        masks: [..., C, N] or [nnz] bool; where false, values and gradients are zero.
+        batch_ids, camera_ids, gaussian_ids: [nnz] int64, batch (flat), camera and Gaussian of each row if packed; or
+            None for all Gaussians and cameras.
+        viewmats_rs: [..., C, 4, 4] view matrices at the end of the exposure; directions are from the mean of the camera
+            centers.
+
+    Returns:
+        [..., C, N, D] or [nnz, D], in at least fp32. Differentiable with respect to means, viewmats, viewmats_rs and
+        shN.
+
+    Raises:
+        ArgumentError: A shape, dtype or value is invalid.
+    """
+    check_tensor("means", means, [*means.shape[:-1], 3], "[..., N, 3]")
+    batch = means.shape[:-2]
+    n_cameras, n_gaussians = viewmats.shape[-3], means.shape[-2]
+    check_tensor("viewmats", viewmats, [*batch, n_cameras, 4, 4], "[..., C, 4, 4] with the batch dimensions of means")
+    check_tensor("shN", shN, [None, None, None], "[N, K - 1, D]")
+    centers = camera_centers(viewmats, NUMERICS)
+    if viewmats_rs is not None:
+        check_tensor("viewmats_rs", viewmats_rs, list(viewmats.shape), "[..., C, 4, 4] as viewmats")
+        centers = (centers + camera_centers(viewmats_rs, NUMERICS)) / 2
+    if batch_ids is not None and camera_ids is not None and gaussian_ids is not None:
+        rows = means.reshape(-1, n_gaussians, 3)[batch_ids, gaussian_ids]
+        dirs = rows - centers.reshape(-1, n_cameras, 3)[batch_ids, camera_ids]
+    elif batch_ids is None and camera_ids is None and gaussian_ids is None:
+        dirs = means[..., None, :, :] - centers[..., :, None, :]
+    else:
+        raise ArgumentError("batch_ids: expected together with camera_ids and gaussian_ids, or none of them")
+    if len(shN) != dirs.shape[-2]:
+        raise ShapeError(f"shN: expected {dirs.shape[-2]} rows [N, K - 1, D], found {list(shN.shape)}")
+    if masks is not None and masks.shape != dirs.shape[:-1]:
+        raise ShapeError(f"masks: expected {list(dirs.shape[:-1])}, found {list(masks.shape)}")
+    coeffs = torch.nn.functional.pad(shN, (0, 0, 1, 0))
+    return spherical_harmonics(degrees_to_use, dirs, coeffs.expand(*dirs.shape[:-1], *coeffs.shape[1:]), masks)
