@@ -27,7 +27,7 @@ def test_mutant_applies(mutant, tmp_path):
     missing = [argument for argument in mutant.tests if "/" in argument and not (ROOT / argument).exists()]
     assert not missing, f"tests of {mutant.name} do not exist: {missing}"
     copy = tmp_path / mutant.path
-    copy.parent.mkdir(exist_ok=True)
+    copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text((ROOT / "tsplat" / mutant.path).read_text())
     mutant.apply(tmp_path)
     # A replacement in a comment or docstring would be no bug.
