@@ -361,8 +361,33 @@ MUTANTS = [
     *_in(
         "stages/shading.py",
         _torch("tests/stages/test_shading.py"),
-        ("(values + 0.5).clamp_min(0.0)", "values + 0.5", "negative colors not clamped"),
+        ("values.clamp_min(0.0) if clamp else values", "values", "negative colors not clamped"),
+        ("(0, -n_channels % 3)", "(-n_channels % 3, 0)", "channels shifted where their number is no multiple of 3"),
         ("t[..., 2, :] * xy) / det", "t[..., 2, :] * xy)", "camera center not divided by the determinant"),
+    ),
+    *_in(
+        "stages/shading.py",
+        _torch("tests/test_extra_signals.py"),
+        ("values.clamp_min(0.0) if clamp else values", "values.clamp_min(0.0)", "negative extra signals clamped"),
+        ("others = others if extra.ids is None else others[extra.ids]", "", "extra signals not gathered"),
+    ),
+    *_in(
+        "compat/gsplat/cuda/_contributions.py",
+        _torch("tests/compat/gsplat/test_contributors.py"),
+        ("behind > TRANSMITTANCE_MIN", "before > TRANSMITTANCE_MIN", "pixel stops one Gaussian late"),
+        ("clamp_max(numerics.alpha_max)", "clamp_max(0.999)", "alpha clamped as in gsplat 1.5 by all numerics"),
+    ),
+    *_in(
+        "compat/gsplat/cuda/_contributors.py",
+        _torch("tests/compat/gsplat/test_contributors.py"),
+        ("descending=True, stable=True)", "stable=True).flip(-1)", "of equal weights the farther kept"),
+        ("(tile.rows % max(self.n, 1))", "tile.rows", "rows in place of Gaussians"),
+    ),
+    *_in(
+        "compat/gsplat/cuda/_sparse_pixels.py",
+        _torch("tests/compat/gsplat/test_sparse_pixels.py"),
+        ("places[pixel_map] = ", "places[:] = ", "pixels in the order of tiles"),
+        ("self.pixel_map[own], ids)", "self.pixel_map[own].sort().values, ids)", "contributors of other pixels"),
     ),
     *_in(
         "stages/intersection.py",
