@@ -54,7 +54,7 @@ INVALID = [
     (["train", "scene", "--out", "new/run", "--downscale", "0"], "--downscale"),
     (["train", "scene", "--out", "new/run", "--downscale", "20"], "11 pixels"),
     (["train", "scene", "--out", "new/run", "--steps", "-1"], "--steps"),
-    (["train", "distorted", "--out", "new/run"], "OPENCV.*undistort"),
+    (["train", "distorted", "--out", "new/run"], "FOV.*undistort"),
     (["demo", "--steps", "0"], "--steps"),
     (["demo", "--seed", "-1"], "--seed"),
     (["demo", "--out", "text.ply/run"], "cannot write there"),
@@ -89,7 +89,7 @@ def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, mode
     if "scene" in arguments:
         write_scene(tmp_path / "scene", n=3)
     if "distorted" in arguments:
-        write_scene(tmp_path / "distorted", n=3, camera="1 OPENCV_FISHEYE 43 30 50 52 21 14 0.1 0 0 0")
+        write_scene(tmp_path / "distorted", n=3, camera="1 FOV 43 30 50 52 21 14 0.1")
     before = sorted(tmp_path.rglob("*"))
     assert cli.main([a.format(model=model) for a in arguments]) == 2
     captured = capsys.readouterr()
