@@ -7,31 +7,8 @@ EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001, equations 24 to 31)
 import triton
 import triton.language as tl
 
-from .camera_models import project_point
+from .camera_models import project_point, row_times
 from .device_math import constant, dot3, load_tuple, matvec3, symmetric_matvec3
-
-
-@triton.jit
-def add_product(total, a, b):
-    """total + a b; total and a may be None for zero."""
-    if a is None:
-        return total
-    elif total is None:
-        return a * b
-    else:
-        return total + a * b
-
-
-@triton.jit
-def row_times(row, w, K: tl.constexpr):
-    """Entry K of the row of a Jacobian times the world-to-camera rotation W."""
-    return add_product(add_product(add_product(None, row[0], w[K]), row[1], w[3 + K]), row[2], w[6 + K])
-
-
-@triton.jit
-def row_times_vjp(w, v):
-    """Gradient of the row from that of row W."""
-    return dot3(v, (w[0], w[1], w[2])), dot3(v, (w[3], w[4], w[5])), dot3(v, (w[6], w[7], w[8]))
 
 
 @triton.jit
@@ -90,8 +67,8 @@ def to_screen(
     rotated = matvec3(w, mean)
     p = (rotated[0] + t[0], rotated[1] + t[1], rotated[2] + t[2])
     mean2d, row0, row1, saved = project_point(p, intrinsics, width, height, CAMERA, FOV_MARGIN)
-    t0 = (row_times(row0, w, 0), row_times(row0, w, 1), row_times(row0, w, 2))
-    t1 = (row_times(row1, w, 0), row_times(row1, w, 1), row_times(row1, w, 2))
+    t0 = (row_times(row0, w, 0, 0, CAMERA), row_times(row0, w, 1, 0, CAMERA), row_times(row0, w, 2, 0, CAMERA))
+    t1 = (row_times(row1, w, 0, 1, CAMERA), row_times(row1, w, 1, 1, CAMERA), row_times(row1, w, 2, 1, CAMERA))
     sharp = screen_covariance(t0, t1, sigma)
     blur = constant(eps2d, sharp[0])
     blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)

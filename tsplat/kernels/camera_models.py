@@ -14,8 +14,9 @@ These quotients are smooth at the axis, but cancel there. In front of the camera
 M = -(2 c + s^2 N) / 3 and K = c - s^2 M are sums of terms of one sign. Behind the camera, K, M and N follow from those
 of the mirrored point, as theta = pi - theta'. So no angle loses precision, and there is no branch.
 
-A camera model is a value of ``CAMERA``, with a case in ``project_point`` and in ``project_point_vjp``. The rows of a
-Jacobian are tuples of three entries, None where they are zero.
+A camera model is a value of ``CAMERA``, with a case in each function below that takes it. The rows of a Jacobian are
+tuples of the entries that are not always zero: with ``AXIS`` 0 for the row of u and 1 for that of v, pinhole has the
+entries AXIS and 2, ortho has AXIS, and fisheye has all three.
 """
 
 import math
@@ -24,7 +25,7 @@ import triton
 import triton.language as tl
 
 from ..config import FISHEYE_SERIES
-from .device_math import constant
+from .device_math import constant, dot3
 
 HIGHEST = tl.constexpr(FISHEYE_SERIES[-1])
 LOWER = tl.constexpr(FISHEYE_SERIES[-2::-1])
@@ -121,10 +122,10 @@ def project_point(p, intrinsics, width, height, CAMERA: tl.constexpr, FOV_MARGIN
         j0, j02, inside_x = pinhole_row(p[0], p[2], fx, cx, width, FOV_MARGIN)
         j1, j12, inside_y = pinhole_row(p[1], p[2], fy, cy, height, FOV_MARGIN)
         pixel = (fx * p[0] / p[2] + cx, fy * p[1] / p[2] + cy)
-        return pixel, (j0, None, j02), (None, j1, j12), (inside_x, inside_y)
+        return pixel, (j0, j02), (j1, j12), (inside_x, inside_y)
     elif CAMERA == "ortho":
         zero = p[0] * 0.0
-        return (fx * p[0] + cx, fy * p[1] + cy), (fx + zero, None, None), (None, fy + zero, None), ()
+        return (fx * p[0] + cx, fy * p[1] + cy), (fx + zero,), (fy + zero,), (zero,)
     else:
         tl.static_assert(CAMERA == "fisheye")
         d, inverse_norm, k, m, n = fisheye_direction(p)
@@ -140,8 +141,8 @@ def project_point_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1,
     """Gradient of the point from those of its pixel and of the rows of the Jacobian."""
     fx, fy = intrinsics[0], intrinsics[1]
     if CAMERA == "pinhole":
-        v_x, v_zx = pinhole_row_vjp(p[0], p[2], fx, row0[0], row0[2], saved[0], v_row0[0], v_row0[2])
-        v_y, v_zy = pinhole_row_vjp(p[1], p[2], fy, row1[1], row1[2], saved[1], v_row1[1], v_row1[2])
+        v_x, v_zx = pinhole_row_vjp(p[0], p[2], fx, row0[0], row0[1], saved[0], v_row0[0], v_row0[2])
+        v_y, v_zy = pinhole_row_vjp(p[1], p[2], fy, row1[0], row1[1], saved[1], v_row1[1], v_row1[2])
         return (
             v_x + fx * v_pixel[0] / p[2],
             v_y + fy * v_pixel[1] / p[2],
@@ -157,3 +158,34 @@ def project_point_vjp(p, intrinsics, row0, row1, saved, v_pixel, v_row0, v_row1,
         v_0 = (sx * v_row0[0], sx * v_row0[1], sx * v_row0[2])
         v_1 = (sy * v_row1[0], sy * v_row1[1], sy * v_row1[2])
         return fisheye_vjp(d, inverse_norm, m, n, (fx * v_pixel[0], fy * v_pixel[1]), v_0, v_1)
+
+
+@triton.jit
+def row_times(row, w, K: tl.constexpr, AXIS: tl.constexpr, CAMERA: tl.constexpr):
+    """Entry K of the row of a Jacobian times the world-to-camera rotation W."""
+    if CAMERA == "pinhole":
+        return row[0] * w[3 * AXIS + K] + row[1] * w[6 + K]
+    elif CAMERA == "ortho":
+        return row[0] * w[3 * AXIS + K]
+    else:
+        tl.static_assert(CAMERA == "fisheye")
+        return row[0] * w[K] + row[1] * w[3 + K] + row[2] * w[6 + K]
+
+
+@triton.jit
+def row_times_vjp(w, v):
+    """Gradient of the row, all three entries, from that of row W."""
+    return dot3(v, (w[0], w[1], w[2])), dot3(v, (w[3], w[4], w[5])), dot3(v, (w[6], w[7], w[8]))
+
+
+@triton.jit
+def add_entry_times(total, row, K: tl.constexpr, v, AXIS: tl.constexpr, CAMERA: tl.constexpr):
+    """total + entry K of the row of a Jacobian times v."""
+    if CAMERA == "fisheye":
+        return total + row[K] * v
+    elif K == AXIS:
+        return total + row[0] * v
+    elif CAMERA == "pinhole" and K == 2:
+        return total + row[1] * v
+    else:
+        return total

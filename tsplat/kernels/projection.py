@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
-from .camera_math import add_product, load_camera, row_times_vjp, screen_covariance_vjp, to_screen
-from .camera_models import project_point_vjp
+from .camera_math import load_camera, screen_covariance_vjp, to_screen
+from .camera_models import add_entry_times, project_point_vjp, row_times_vjp
 from .device_math import (
     compensation,
     compensation_vjp,
@@ -307,9 +307,12 @@ def _projection_bwd_kernel(
         if v_viewmats is not None:
             out = v_viewmats + (block.to(tl.int64) * n_images + image) * 12
             for k in tl.static_range(3):
-                v_w0 = add_product(add_product(v_p[0] * mean[k], row0[0], v_t0[k]), row1[0], v_t1[k])
-                v_w1 = add_product(add_product(v_p[1] * mean[k], row0[1], v_t0[k]), row1[1], v_t1[k])
-                v_w2 = add_product(add_product(v_p[2] * mean[k], row0[2], v_t0[k]), row1[2], v_t1[k])
+                v_w0 = add_entry_times(v_p[0] * mean[k], row0, 0, v_t0[k], 0, CAMERA)
+                v_w0 = add_entry_times(v_w0, row1, 0, v_t1[k], 1, CAMERA)
+                v_w1 = add_entry_times(v_p[1] * mean[k], row0, 1, v_t0[k], 0, CAMERA)
+                v_w1 = add_entry_times(v_w1, row1, 1, v_t1[k], 1, CAMERA)
+                v_w2 = add_entry_times(v_p[2] * mean[k], row0, 2, v_t0[k], 0, CAMERA)
+                v_w2 = add_entry_times(v_w2, row1, 2, v_t1[k], 1, CAMERA)
                 tl.store(out + k, tl.sum(tl.where(visible, v_w0, 0.0)))
                 tl.store(out + 4 + k, tl.sum(tl.where(visible, v_w1, 0.0)))
                 tl.store(out + 8 + k, tl.sum(tl.where(visible, v_w2, 0.0)))
