@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.compat.inria.clients import camera_settings
 from tests.support import scenes
 from tests.support.closeness import assert_exact
 from tsplat import ArgumentError, InvalidValueError, reference
@@ -16,23 +17,7 @@ STRUCTURE = scenes.Structure(n=25, cameras=1, sh_degree=2, width=40, height=30, 
 
 def camera(scene):
     """The attributes of Inria's camera class: transposed matrices and tangents of half the fields of view."""
-    width, height = scene["width"], scene["height"]
-    (fx, _, cx), (_, fy, cy), _ = scene["Ks"][0].tolist()
-    near, far = 0.01, 100.0
-    projection = torch.zeros(4, 4, dtype=torch.float64)
-    projection[0, 0], projection[0, 2] = 2 * fx / width, 2 * cx / width - 1
-    projection[1, 1], projection[1, 2] = 2 * fy / height, 2 * cy / height - 1
-    projection[2, 2], projection[2, 3], projection[3, 2] = far / (far - near), -far * near / (far - near), 1
-    view = scene["viewmats"][0]
-    return dict(
-        image_width=width,
-        image_height=height,
-        tanfovx=width / (2 * fx),
-        tanfovy=height / (2 * fy),
-        viewmatrix=view.T,
-        projmatrix=(projection @ view).T,
-        campos=torch.linalg.inv(view)[:3, 3],
-    )
+    return camera_settings(scene["viewmats"][0], scene["Ks"][0], scene["width"], scene["height"])
 
 
 def render(scene, *, antialiasing=False, scale_modifier=1.0, colors=None, covariances=None, debug=False):
