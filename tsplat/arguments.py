@@ -170,6 +170,11 @@ def check_scene(
     return batch, n_gaussians, n_cameras
 
 
+def is_per_camera(colors: Tensor, sh_degree: int | None, n_batch_dims: int = 1) -> bool:
+    """Whether colors, or SH coefficients if a degree is given, are per camera and Gaussian rather than per Gaussian."""
+    return colors.dim() == n_batch_dims + (3 if sh_degree is None else 4)
+
+
 def check_colors(
     colors: object,
     sh_degree: int | None,
@@ -185,7 +190,7 @@ def check_colors(
         if sh_degree is None
         else "[..., N, K, D] or [..., C, N, K, D], as " + names[1] + " is given"
     )
-    per_camera = isinstance(colors, Tensor) and colors.dim() == len(batch) + 2 + n_own_dims
+    per_camera = isinstance(colors, Tensor) and is_per_camera(colors, sh_degree, len(batch))
     leading = [*batch, n_cameras, n_gaussians] if per_camera else [*batch, n_gaussians]
     tensor = check_tensor(names[0], colors, leading + [None] * n_own_dims, meaning)
     if sh_degree is not None:

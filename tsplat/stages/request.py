@@ -22,6 +22,7 @@ from ..arguments import (
     check_tensor,
     check_tile_size,
     compute_dtype,
+    is_per_camera,
 )
 from ..config import (
     BACKENDS,
@@ -138,8 +139,7 @@ class Request:
         distributed: Whether the caller asked for it.
         batch: The batch dimensions as passed.
         gaussians, cameras: This rank's own.
-        colors: [B, N, ...], or [B, C, N, ...] if ``colors_per_camera``, in their own dtype.
-        colors_per_camera: Whether there are colors for each camera.
+        colors: [B, N, ...], or per camera [B, C, N, ...], in their own dtype.
         extra_signals: Like colors, per camera or not; or None.
         backgrounds: [I, D], or None.
         grid: The tiles of this rank's images.
@@ -155,7 +155,6 @@ class Request:
     gaussians: Gaussians3D
     cameras: Cameras
     colors: Tensor
-    colors_per_camera: bool
     extra_signals: Tensor | None
     backgrounds: Tensor | None
     grid: TileGrid
@@ -222,13 +221,14 @@ class Request:
         """The Gaussians with invalid ones marked, and cameras with invalid ones replaced."""
         if self.options.validate == "off":
             return self.gaussians, cameras
-        valid = find_valid(self.gaussians, self.colors, per_camera=self.colors_per_camera, backend=self.options.backend)
+        valid = self._find_valid(self.colors, self.options.sh_degree)
         if self.extra_signals is not None:
-            per_camera = self.extra_signals.dim() == (4 if self.options.extra_signals_sh_degree is None else 5)
-            valid = valid & find_valid(
-                self.gaussians, self.extra_signals, per_camera=per_camera, backend=self.options.backend
-            )
+            valid = valid & self._find_valid(self.extra_signals, self.options.extra_signals_sh_degree)
         return self.gaussians._replace(valid=valid), replace_invalid_cameras(cameras)
+
+    def _find_valid(self, colors: Tensor, sh_degree: int | None) -> Tensor:
+        per_camera = is_per_camera(colors, sh_degree)
+        return find_valid(self.gaussians, colors, per_camera=per_camera, backend=self.options.backend)
 
 
 def check_request(
@@ -271,15 +271,17 @@ def check_request(
         if options.sparse_grad and batch:
             raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
         check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds))
-        per_camera = colors.dim() == len(batch) + (3 if options.sh_degree is None else 4)
         sparse_gradients = SparseGradients() if options.sparse_grad else None
         gaussians = _gaussians(scene, sparse_gradients)
         dtype = compute_dtype(*gaussians, colors, scene.viewmats, scene.Ks, scene.backgrounds, scene.extra_signals)
         if options.validate == "error":
-            sh = options.sh_degree is not None
-            raise_if_invalid(gaussians, colors, scene.viewmats, scene.Ks, per_camera=per_camera, sh=sh)
-            _raise_if_invalid_extra_signals(scene, options, gaussians)
+            cameras = Cameras(scene.viewmats, scene.Ks)
+            raise_if_invalid(gaussians, cameras, colors, options.sh_degree)
+            if scene.extra_signals is not None:
+                own = scene.extra_signals, options.extra_signals_sh_degree
+                raise_if_invalid(gaussians, cameras, *own, colors_name="extra_signals")
         if distributed:
+            per_camera = is_per_camera(colors, options.sh_degree, len(batch))
             check_distributed(batch, options.backend, per_camera=per_camera)
         if ranks is not None:
             describe(record, ranks, gaussians, colors, scene.viewmats, dtype)
@@ -297,7 +299,6 @@ def check_request(
         gaussians=Gaussians3D(*(flatten_batch(t, n, dtype) for t in gaussians)),  # type: ignore[arg-type]
         cameras=cameras,
         colors=flatten_batch(colors, n, colors.dtype),
-        colors_per_camera=per_camera,
         extra_signals=None if extra is None else flatten_batch(extra, n, extra.dtype),
         backgrounds=None if backgrounds is None else backgrounds.flatten(0, 1),
         grid=TileGrid.cover(cameras.viewmats.shape[0] * n_cameras, options.width, options.height, options.tile_size),
@@ -336,16 +337,6 @@ def _check_extra_signals(
     channels = check_colors(extra_signals, sh_degree, batch, n_cameras, n_gaussians, names)
     check_devices(dict(means=scene.means, extra_signals=extra_signals))
     return channels
-
-
-def _raise_if_invalid_extra_signals(scene: Scene, options: Options, gaussians: Gaussians3D) -> None:
-    """Raises if extra signals are not finite or too large."""
-    extra, sh = scene.extra_signals, options.extra_signals_sh_degree is not None
-    if extra is not None:
-        per_camera = extra.dim() == scene.means.dim() + (2 if sh else 1)
-        raise_if_invalid(
-            gaussians, extra, scene.viewmats, scene.Ks, per_camera=per_camera, sh=sh, colors_name="extra_signals"
-        )
 
 
 def _check_options(options: Options) -> Numerics:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_devices, check_sh_degree, check_tensor, compute_dtype
+from ..arguments import check_devices, check_sh_degree, check_tensor, compute_dtype, is_per_camera
 from ..config import Backend, Numerics
 from ..data import Features, ProjectedGaussians
 from .autograd import once_differentiable
@@ -111,7 +111,7 @@ def shade(
             or [B, C, N, K, D].
         clamp: Whether to clamp what spherical harmonics give to at least 0.
     """
-    per_camera = colors.dim() == (4 if sh_degree is None else 5)
+    per_camera = is_per_camera(colors, sh_degree)
     if sh_degree is None:
         return Features(colors.flatten(0, -2), projected.feature_ids(per_camera=per_camera))
     centers = camera_centers(viewmats, numerics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..arguments import is_per_camera
 from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN, Backend
 from ..data import Cameras, Gaussians3D
 from ..errors import InvalidValueError
@@ -64,12 +65,10 @@ def _has_no_focal_length(Ks: Tensor) -> Tensor:
 @torch.no_grad()
 def raise_if_invalid(
     gaussians: Gaussians3D,
+    cameras: Cameras,
     colors: Tensor,
-    viewmats: Tensor,
-    Ks: Tensor,
+    sh_degree: int | None,
     *,
-    per_camera: bool,
-    sh: bool,
     colors_name: str = "colors",
 ) -> None:
     """Raises if values are invalid or likely to be a mistake.
@@ -80,15 +79,16 @@ def raise_if_invalid(
 
     Args:
         gaussians: Gaussians with opacities and any batch dimensions; ``covars`` are [..., N, 6].
-        colors: [..., N, D], with ``sh`` [..., N, K, D], and with ``per_camera`` [..., C, N, ...].
-        viewmats, Ks: [..., C, 4, 4], [..., C, 3, 3].
+        cameras: With the batch dimensions of the Gaussians.
+        colors: [..., N, D] or [..., C, N, D]; with ``sh_degree``, coefficients [..., N, K, D] or [..., C, N, K, D].
         colors_name: Name of ``colors`` in messages.
 
     Raises:
         InvalidValueError: The message names the tensor, the number of invalid entries, the first, and the likely cause.
     """
-    means, quats, scales, covars, opacities, _ = gaussians
+    (means, quats, scales, covars, opacities, _), (viewmats, Ks) = gaussians, cameras
     assert opacities is not None
+    per_camera = is_per_camera(colors, sh_degree, means.dim() - 2)
     kinds: tuple[tuple[str, Tensor | None, int, str, str], ...] = (
         ("viewmats", viewmats, 2, "camera", "check the poses"),
         ("Ks", Ks, 2, "camera", "check the intrinsics"),
@@ -97,7 +97,7 @@ def raise_if_invalid(
         ("scales", scales, 1, "Gaussian", AFTER_STEP),
         ("covars", covars, 1, "Gaussian", AFTER_STEP),
         ("opacities", opacities, 0, "Gaussian", AFTER_STEP),
-        (colors_name, colors, 2 if sh else 1, "Gaussian", AFTER_STEP),
+        (colors_name, colors, 1 if sh_degree is None else 2, "Gaussian", AFTER_STEP),
     )
     for name, tensor, n_own_dims, noun, cause in kinds:
         if tensor is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ... import ArgumentError
 from ...arguments import check_choice, check_tensor
-from ...data import Gaussians3D
+from ...data import Cameras, Gaussians3D
 from ...stages.backend import full_precision
 from ...stages.compositing import rasterize_to_pixels
 from ...stages.intersection import isect_offset_encode, isect_tiles
@@ -174,7 +174,7 @@ class GaussianRasterizer(torch.nn.Module):
         width, height = s.image_width, s.image_height
         viewmats, Ks = s.viewmatrix.T[None], self._intrinsics(means)
         if s.debug:
-            raise_if_invalid(gaussians, colors, viewmats, Ks, per_camera=False, sh=False)
+            raise_if_invalid(gaussians, Cameras(viewmats, Ks), colors, None)
         radii, pixels, depths, conics, compensations = fully_fused_projection(
             means, covars, quats, scales, viewmats, Ks, width, height,
             calc_compensations=bool(s.antialiasing), opacities=opacities, numerics=NUMERICS,
