@@ -16,6 +16,7 @@ from tsplat import (
     reference,
 )
 from tsplat.compat import gsplat
+from tsplat.compat.gsplat.cuda import _tile_lists
 from tsplat.config import PRESETS
 
 STRUCTURE = scenes.Structure(n=60, cameras=2, channels=4, width=21, height=19, size=4.0, seed=3, backgrounds=False)
@@ -164,6 +165,22 @@ def test_packed_ids_are_rows():
     _, top = query("top_contributing_gaussian_ids", splats, isects, 2)
     _, packed_top = query("top_contributing_gaussian_ids", packed, packed_isects, 2)
     assert torch.equal(packed_top, top)
+
+
+@pytest.mark.parametrize("size", [1, 100, 3000])
+def test_batches_change_nothing(monkeypatch, size):
+    """Several tiles at a time, or some pixels of one tile."""
+    _, splats, isects, _ = project()
+
+    def results():
+        counts, alphas = query("num_contributing_gaussians", splats, isects)
+        listed = query("contributing_gaussian_ids", splats, isects, counts)
+        return counts, alphas, *listed, *query("top_contributing_gaussian_ids", splats, isects, 3)
+
+    expected = results()
+    monkeypatch.setattr(_tile_lists, "BATCH_SIZE", size)
+    for one, other in zip(results(), expected):
+        assert_exact("results", one, other)
 
 
 def test_pixels_without_contributors():

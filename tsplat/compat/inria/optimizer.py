@@ -15,7 +15,7 @@ class SparseGaussianAdam(SelectiveAdam):
     """Adam without bias correction, for the visible Gaussians of each step. The others and their moments do not change.
 
     Args:
-        params: Parameter groups with one tensor [N, ...] each, contiguous and fp32 or fp64.
+        params: Parameter groups with one tensor [N, ...] each, fp32 or fp64, of any strides.
         lr: Learning rate of the groups that set none.
         eps: Added to the root of the second moment.
     """

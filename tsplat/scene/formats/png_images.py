@@ -125,7 +125,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
         elif name == MEANS or name in BYTES:
             array = _decode_images(part, name, load, shape)
         else:
-            array = _load_array(path / f"{name}.npz", "arr")
+            (array,) = _load_arrays(path / f"{name}.npz", "arr")
         if array.size != math.prod(shape):
             raise part.fail("shape", f"that of {array.size} values")
         tensors[name] = torch.from_numpy(array.reshape(shape)).to(dtype)
@@ -253,7 +253,7 @@ def _decode_clusters(part: Meta, path: Path, shape: list[int]) -> Array:
     low, high, bits = part.number("mins"), part.number("maxs"), part.count("quantization")
     if not 1 <= bits <= 16:
         raise part.fail("quantization", "1 to 16 bits")
-    levels, labels = _load_array(path, "centroids"), _load_array(path, "labels")
+    levels, labels = _load_arrays(path, "centroids", "labels")
     columns = math.prod(shape[1:])
     if levels.ndim != 2 or levels.shape[1] != columns or labels.shape != (shape[0],) or labels.dtype.kind not in "iu":
         raise FileError(
@@ -272,12 +272,17 @@ def _npz(**arrays: Array) -> bytes:
     return file.getvalue()
 
 
-def _load_array(path: Path, name: str) -> Array:
-    """Reads one array of numbers of an NPZ file."""
+def _load_arrays(path: Path, *names: str) -> list[Array]:
+    """Reads arrays of numbers of an NPZ file."""
     try:
-        content = archive_loader(path)(f"{name}.npy")
+        load = archive_loader(path)
     except OSError as error:
         raise FileError(f"{path}: cannot read the file ({error.strerror})") from error
+    return [_decode_array(path, name, load(f"{name}.npy")) for name in names]
+
+
+def _decode_array(path: Path, name: str, content: bytes) -> Array:
+    """Decodes one array of numbers of an NPZ file."""
     try:
         array = np.load(io.BytesIO(content), allow_pickle=False)
     except (*ZIP_ERRORS, MemoryError, SyntaxError, TypeError) as error:

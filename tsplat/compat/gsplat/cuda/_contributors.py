@@ -8,49 +8,44 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from .... import ArgumentError, ShapeError
-from ....arguments import check_devices, check_numerics, check_size, check_tensor, check_tile_size, compute_dtype
+from .... import ArgumentError
+from ....arguments import check_numerics, check_size, compute_dtype
 from ....config import Numerics, NumericsName
-from ._contributions import TilePixels, dense_tiles, pack_splats
 from ._sparse_pixels import SparseLayout
+from ._tile_lists import TileLists, check_splats, dense_tiles, pack_splats
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Query:
     """Projected Gaussians, and the pixels whose contributors are to be found.
 
     Attributes:
-        splats: [rows, 6], see :func:`pack_splats`.
+        splats: [6, rows], see :func:`pack_splats`.
         n: N, or the number of rows if packed.
-        tiles: The tiles with their pixels.
+        lists: The tiles with their pixels.
         shape: Shape of the output; places of pixels are flat indices into it.
         numerics: Whose upper bound of alpha to use.
     """
 
     splats: Tensor
     n: int
-    tiles: Iterable[TilePixels]
+    lists: TileLists
     shape: tuple[int, ...]
     numerics: Numerics
-
-    def weights(self) -> Iterator[tuple[TilePixels, Tensor]]:
-        """Iterates over the tiles and the weights [P, K] of their rows, 0 where a row does not contribute."""
-        for tile in self.tiles:
-            yield tile, tile.weights(self.splats, self.numerics)
 
     def count(self) -> tuple[Tensor, Tensor]:
         """Counts contributors, int32, and sums their weights. Each of the shape of the output"""
         n_pixels = math.prod(self.shape)
         counts = torch.zeros(n_pixels, dtype=torch.int32, device=self.splats.device)
         alphas = self.splats.new_zeros(n_pixels)
-        for tile, weights in self.weights():
-            counts[tile.places] = (weights > 0).sum(-1).to(torch.int32)
-            alphas[tile.places] = weights.sum(-1)
+        for batch in self.lists.batches():
+            weights, pixels = batch.weights(self.splats, self.numerics), batch.places >= 0
+            counts[batch.places[pixels]] = (weights > 0).sum(-1, dtype=torch.int32)[pixels]
+            alphas[batch.places[pixels]] = weights.sum(-1)[pixels]
         return counts.view(self.shape), alphas.view(self.shape)
 
     def list_first(self, n_listed: int, *, largest: bool) -> tuple[Tensor, Tensor]:
@@ -62,32 +57,41 @@ class _Query:
         n_pixels = math.prod(self.shape)
         ids = torch.full((n_pixels, n_listed), -1, dtype=torch.int32, device=self.splats.device)
         listed = self.splats.new_zeros(n_pixels, n_listed)
-        for tile, weights in self.weights():
+        for batch in self.lists.batches():
+            weights = batch.weights(self.splats, self.numerics)
+            gaussians = (batch.rows % max(self.n, 1)).to(torch.int32)[:, None].expand(weights.shape)
+            found = _contributors(gaussians.flatten(0, 1), weights.flatten(0, 1))
             if largest:
-                # Stable, so that of equal weights the nearer ones are kept.
-                order = weights.argsort(dim=-1, descending=True, stable=True)[:, :n_listed]
-                kept = torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, True)
-                weights = torch.where(kept, weights, 0.0)
-            places = (weights == 0).to(torch.uint8).argsort(dim=-1, stable=True)[:, :n_listed]
-            found = weights.gather(-1, places)
-            gaussians = (tile.rows % max(self.n, 1)).to(torch.int32)[places]
-            ids[tile.places, : places.shape[1]] = torch.where(found > 0, gaussians, -1)
-            listed[tile.places, : places.shape[1]] = found
+                found = _keep_largest(*found, n_listed)
+            pixels = (batch.places >= 0).flatten()
+            own, width = batch.places.flatten()[pixels], min(n_listed, found[0].shape[-1])
+            ids[own, :width] = found[0][pixels, :width]
+            listed[own, :width] = found[1][pixels, :width]
         return ids.view(*self.shape, n_listed), listed.view(*self.shape, n_listed)
 
 
+def _contributors(gaussians: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Removes entries without weight from rows, and pads with -1 and 0. [P, K] -> [P, largest number of the others]"""
+    contributes = weights > 0
+    counts = contributes.sum(-1)
+    filled = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+    ids = torch.full(filled.shape, -1, dtype=gaussians.dtype, device=counts.device)
+    ids.masked_scatter_(filled, gaussians.masked_select(contributes))
+    return ids, weights.new_zeros(filled.shape).masked_scatter_(filled, weights.masked_select(contributes))
+
+
+def _keep_largest(gaussians: Tensor, weights: Tensor, n_kept: int) -> tuple[Tensor, Tensor]:
+    """Keeps the largest weights of each row, in their order; of equal weights the first ones. [P, K] -> [P, n_kept]"""
+    order = weights.argsort(dim=-1, descending=True, stable=True)[:, :n_kept].sort(dim=-1).values
+    return gaussians.gather(-1, order), weights.gather(-1, order)
+
+
 def _query(
-    splats: tuple[Tensor, Tensor, Tensor], tiles: Iterable[TilePixels], shape: tuple[int, ...], numerics: NumericsName
+    splats: tuple[Tensor, Tensor, Tensor], lists: TileLists, shape: tuple[int, ...], numerics: NumericsName
 ) -> _Query:
-    means2d, conics, opacities = splats
-    leading = means2d.shape[:-1]
-    check_tensor("means2d", means2d, [*leading, 2], "[..., N, 2] or [nnz, 2]")
-    check_tensor("conics", conics, [*leading, 3], "[..., N, 3] as means2d")
-    check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
-    check_devices(dict(means2d=means2d, conics=conics, opacities=opacities))
     dtype = compute_dtype(*splats)
-    packed = pack_splats(means2d.to(dtype), conics.to(dtype), opacities.to(dtype))
-    return _Query(packed, means2d.shape[-2], tiles, shape, check_numerics(numerics))
+    packed = pack_splats(*(tensor.to(dtype) for tensor in splats))
+    return _Query(packed, splats[0].shape[-2], lists, shape, check_numerics(numerics))
 
 
 def _dense(
@@ -99,23 +103,15 @@ def _dense(
     numerics: NumericsName,
 ) -> _Query:
     """Returns the query of all pixels of images of a size, width and height."""
-    check_size("image_width", size[0])
-    check_size("image_height", size[1])
-    check_tile_size(tile_size)
-    tiles = (math.ceil(size[1] / tile_size), math.ceil(size[0] / tile_size))
-    images = tuple(tile_offsets.shape[:-2])
-    if tuple(tile_offsets.shape[-2:]) != tiles or (splats[0].dim() > 2 and splats[0].shape[:-2] != images):
-        raise ShapeError(
-            f"tile_offsets: expected {[*images, *tiles]}, images as those of means2d and tiles of {tile_size} for "
-            f"images of {size[0]}x{size[1]}, found {list(tile_offsets.shape)}"
-        )
-    found = dense_tiles(tile_offsets, flatten_ids, *size, tile_size)
-    return _query(splats, found, (*images, size[1], size[0]), numerics)
+    check_splats(*splats)
+    lists = dense_tiles("tile_offsets", tile_offsets, flatten_ids, splats[0], size, tile_size)
+    return _query(splats, lists, (*tile_offsets.shape[:-2], size[1], size[0]), numerics)
 
 
 def _sparse(splats: tuple[Tensor, Tensor, Tensor], layout: SparseLayout, numerics: NumericsName) -> _Query:
     layout.check()
-    return _query(splats, layout.tiles(), tuple(layout.pixel_map.shape), numerics)
+    check_splats(*splats)
+    return _query(splats, layout.tile_lists(), tuple(layout.pixel_map.shape), numerics)
 
 
 def _largest_count(query: _Query, counts: Tensor) -> int:

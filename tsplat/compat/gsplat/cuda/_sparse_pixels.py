@@ -5,9 +5,9 @@ A tile is *active* if it has a chosen pixel. AT is the number of active tiles, P
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +15,14 @@ from torch import Tensor
 from .... import ArgumentError, ShapeError, isect_offset_encode, isect_tiles, rasterize_to_pixels
 from ....arguments import check_size, check_tensor, check_tile_size
 from ....config import Backend, NumericsName
-from ._contributions import TilePixels
+from ._tile_lists import TileLists
 
 WORD = 64
 """Bits of a word of ``tile_pixel_mask``."""
 
 
-class SparseLayout(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparseLayout:
     """Chosen pixels and the intersections of their tiles.
 
     Attributes:
@@ -74,27 +75,29 @@ class SparseLayout(NamedTuple):
             tensor = getattr(self, name)
             if list(tensor.shape) != shape:
                 raise ShapeError(f"{name}: expected {meaning}, here {shape}, found {list(tensor.shape)}")
-        counts = self.chosen().sum(1).cumsum(0)
+        counts = self.chosen.sum(1).cumsum(0)
         if not torch.equal(counts, self.tile_pixel_cumsum[:n_active].to(torch.int64)):
             raise ArgumentError("tile_pixel_cumsum: expected the number of bits of tile_pixel_mask up to each tile")
         n_pixels = int(counts[-1]) if n_active else 0
         if list(self.pixel_map.shape) != [n_pixels]:
             raise ShapeError(f"pixel_map: expected [P], here [{n_pixels}], found {list(self.pixel_map.shape)}")
-        _, rows, columns = self.pixels()
+        _, rows, columns = self.pixels
         if bool(((rows >= self.height) | (columns >= self.width)).any()):
             raise ArgumentError(
                 f"tile_pixel_mask: expected pixels of images of {self.width}x{self.height}, found others"
             )
 
+    @functools.cached_property
     def chosen(self) -> Tensor:
-        """Finds the chosen pixels of each active tile, row by row. [AT, tile_size^2] bool"""
+        """The chosen pixels of each active tile, row by row. [AT, tile_size^2] bool"""
         bits = torch.arange(WORD, device=self.tile_pixel_mask.device)
         chosen = (self.tile_pixel_mask.view(torch.int64)[..., None] >> bits) & 1
         return chosen.flatten(1)[:, : self.tile_size**2] == 1
 
+    @functools.cached_property
     def pixels(self) -> tuple[Tensor, Tensor, Tensor]:
         """Image, row and column of the chosen pixels, ordered by tile. [P] int64 each"""
-        ordinals, place = self.chosen().nonzero(as_tuple=True)
+        ordinals, place = self.chosen.nonzero(as_tuple=True)
         images, tiles = self._divide(self.active_tiles.to(torch.int64)[ordinals], self.tiles_per_image)
         tile_rows, tile_columns = self._divide(tiles, self.tile_width)
         rows, columns = self._divide(place, self.tile_size)
@@ -104,17 +107,11 @@ class SparseLayout(NamedTuple):
     def _divide(numbers: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
         return numbers // divisor, numbers % divisor
 
-    def tiles(self) -> Iterator[TilePixels]:
-        """Iterates over the active tiles that have intersections. Pixels are placed in [P], as the caller's."""
-        _, rows, columns = self.pixels()
-        centers = torch.stack([columns, rows], -1) + 0.5
-        pixel_ends = self.tile_pixel_cumsum.tolist()
-        offsets = self.tile_offsets.tolist()
-        for tile in range(self.active_tiles.numel()):
-            if offsets[tile] < offsets[tile + 1]:
-                own = slice(pixel_ends[tile - 1] if tile else 0, pixel_ends[tile])
-                ids = self.flatten_ids[offsets[tile] : offsets[tile + 1]].to(torch.int64)
-                yield TilePixels(centers[own], self.pixel_map[own], ids)
+    def tile_lists(self) -> TileLists:
+        """Returns the lists of the active tiles. Pixels are placed in [P], in the order of the caller."""
+        _, rows, columns = self.pixels
+        offsets = self.tile_offsets.to(torch.int64)
+        return TileLists(rows, columns, self.pixel_map, self.chosen.sum(1), offsets[:-1], offsets[1:], self.flatten_ids)
 
 
 def build_sparse_tile_layout(
@@ -290,7 +287,7 @@ def rasterize_to_pixels_sparse(
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
     layout.check()
-    images, rows, columns = layout.pixels()
+    images, rows, columns = layout.pixels
     if image_ids.shape != pixel_map.shape or not torch.equal(image_ids.to(torch.int64)[pixel_map], images):
         raise ArgumentError("image_ids: expected the image of each chosen pixel, as for build_sparse_tile_layout")
     check_tensor("means2d", means2d, [None, 2] if packed else [*means2d.shape[:-1], 2], "[..., N, 2] or [nnz, 2]")
