@@ -1,11 +1,9 @@
 """`install()` and ``python -m tsplat.compat.gsplat``."""
 
 import re
-import sys
 
 import pytest
 
-from tsplat.compat.gsplat import __main__ as runner
 from tsplat.scene import read_ply
 
 SCRIPT = """
@@ -140,21 +138,3 @@ def test_training_script_for_gsplat_runs_unchanged(tmp_path, forks):
     result = forks.run(RUN, tmp_path / "train.py", tmp_path / "model.ply")
     assert result.returncode == 0, result.stderr[-3000:]
     assert len(read_ply(tmp_path / "model.ply")) == int(result.stdout)
-
-
-def test_runner_passes_the_exit_status_of_the_script(tmp_path, forks):
-    (tmp_path / "script.py").write_text("import sys, gsplat; sys.exit(7)")
-    result = forks.run(RUN, tmp_path / "script.py")
-    assert result.returncode == 7, result.stderr[-3000:]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "error"),
-    [([], 2, "SCRIPT is missing"), (["none.py"], 2, "'none.py' is not a file"), (["--help"], 0, "")],
-)
-def test_runner_prints_its_usage(capsys, arguments, status, error):
-    assert runner.main(arguments) == status
-    output = capsys.readouterr()
-    assert "usage: python -m tsplat.compat.gsplat SCRIPT" in (output.err if error else output.out)
-    assert error in output.err
-    assert "gsplat" not in sys.modules

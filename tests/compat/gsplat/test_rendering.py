@@ -15,13 +15,7 @@ STRUCTURE = scenes.Structure(n=25, cameras=2, sh_degree=2, width=20, height=16, 
 
 
 def test_functions_of_tsplat_are_its_own():
-    for name in (
-        "rasterization",
-        "fully_fused_projection",
-        "isect_tiles",
-        "isect_offset_encode",
-        "rasterize_to_pixels",
-    ):
+    for name in NAMES:
         assert getattr(gsplat, name) is getattr(tsplat, name)
     assert gsplat.RollingShutterType is tsplat.RollingShutterType
 

@@ -8,6 +8,7 @@ import functools
 import torch
 
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
+from tsplat import quat_scale_to_covar_preci
 from tsplat.compat.inria import GaussianRasterizationSettings, GaussianRasterizer, SparseGaussianAdam
 from tsplat.compat.inria.fused_ssim import fused_ssim
 from tsplat.compat.inria.simple_knn._C import distCUDA2
@@ -117,7 +118,8 @@ class Trainer:
         scales, rotations = torch.exp(p["scaling"]), torch.nn.functional.normalize(p["rotation"])
         shape = dict(scales=scales, rotations=rotations, cov3D_precomp=None)
         if self.covariances:
-            shape = dict(scales=None, rotations=None, cov3D_precomp=covariances(scales, rotations))
+            covars, _ = quat_scale_to_covar_preci(rotations, scales, compute_preci=False, triu=True)
+            shape = dict(scales=None, rotations=None, cov3D_precomp=covars)
         if self.generation == 2024 and self.separate_sh:
             shs = dict(dc=p["f_dc"], shs=p["f_rest"])
         else:
@@ -208,19 +210,3 @@ class Trainer:
         _, images = make_data()
         errors = [(self.render(i)[0].clamp(0, 1) - images[i]).square().mean().log10() for i in range(N_VIEWS)]
         return -10 * float(sum(errors)) / N_VIEWS
-
-
-def covariances(scales, rotations):
-    """Upper triangles [N, 6] of the covariances of scales [N, 3] and unit quaternions [N, 4] wxyz."""
-    w, x, y, z = rotations.unbind(-1)
-    matrix = torch.stack(
-        [
-            1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
-            2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
-            2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y),
-        ],
-        -1,
-    ).reshape(-1, 3, 3)  # fmt: skip
-    factor = matrix * scales[:, None]
-    rows, columns = torch.triu_indices(3, 3)
-    return (factor @ factor.transpose(1, 2))[:, rows, columns]

@@ -1,11 +1,8 @@
 """`install()` and ``python -m tsplat.compat.inria``, with the training loops of both generations."""
 
 import re
-import sys
 
 import pytest
-
-from tsplat.compat.inria import __main__ as runner
 
 RUN = "import runpy; runpy.run_module('tsplat.compat.inria', run_name='__main__')"
 """As ``python -m tsplat.compat.inria``."""
@@ -213,15 +210,3 @@ def test_training_loop_runs_unchanged(tmp_path, forks, script):
     result = forks.run(RUN, tmp_path / "train.py")
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout == "trained 8\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "error"),
-    [([], 2, "SCRIPT is missing"), (["none.py"], 2, "'none.py' is not a file"), (["--help"], 0, "")],
-)
-def test_runner_prints_its_usage(capsys, arguments, status, error):
-    assert runner.main(arguments) == status
-    output = capsys.readouterr()
-    assert "usage: python -m tsplat.compat.inria SCRIPT" in (output.err if error else output.out)
-    assert error in output.err
-    assert "diff_gaussian_rasterization" not in sys.modules

@@ -57,8 +57,17 @@ def grid_points():
     return torch.stack([x.flatten(), y.flatten(), torch.ones(12)], -1).double() * depths[:, None]
 
 
+def intrinsics(params):
+    """Focal lengths and principal point: both focal lengths are given with four coefficients, otherwise one."""
+    return params[:4] if len(params) == 8 else (params[0], *params[:3])
+
+
+def two_views(image):
+    return [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+
+
 def distorted_pixels(points, params, coefficients):
-    fx, fy, cx, cy = params[:4] if len(params) == 8 else (params[0], *params[:3])
+    fx, fy, cx, cy = intrinsics(params)
     x, y = distort(points[:, 0] / points[:, 2], points[:, 1] / points[:, 2], *coefficients)
     return torch.stack([fx * x + cx, fy * y + cy], -1)
 
@@ -73,7 +82,7 @@ def assert_dots_at_sparse(view, count):
 def test_dots_are_at_their_pinhole_projections(tmp_path, model, params, coefficients):
     points = grid_points()
     image = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
-    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+    views = two_views(image)
     camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
     capture = read_colmap(write_colmap(tmp_path, views, points, camera))
     view = capture.train[0]
@@ -111,7 +120,7 @@ def test_dots_are_at_their_equidistant_projections(tmp_path, model, params, coef
     lens = pycolmap.Camera(model=model, width=WIDTH, height=HEIGHT, params=list(params))
     pixels = torch.from_numpy(lens.img_from_cam(points.numpy()))
     image = dots(pixels, WIDTH, HEIGHT)
-    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+    views = two_views(image)
     camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
     view = read_colmap(write_colmap(tmp_path, views, points, camera)).train[0]
     assert view.camera_model == "fisheye"
@@ -127,22 +136,10 @@ def test_dots_are_at_their_equidistant_projections(tmp_path, model, params, coef
     )
 
 
-@pytest.mark.parametrize(("model", "params", "coefficients"), FISHEYE_LENSES[2:])
-def test_fisheye_camera_has_the_largest_field_of_view(model, params, coefficients):
-    fx, fy, cx, cy = params[:4] if len(params) == 8 else (params[0], *params[:3])
-    undistortion = Undistortion(Lens(WIDTH, HEIGHT, fx, fy, cx, cy, coefficients, "fisheye"), WIDTH, HEIGHT)
-    assert undistortion.has_source.all()
-    image = torch.full((HEIGHT, WIDTH, 1), 255, dtype=torch.uint8)
-    image[2:-2, 2:-2] = 0
-    result = undistortion(image)
-    assert result.max() == 255
-    assert (result > 0).float().mean() < 0.2
-
-
 def test_fisheye_pixels_beyond_90_degrees_are_masked_out(tmp_path):
     focal = 30.0  # 90 degrees are 47 pixels from the center
     image = torch.full((HEIGHT, WIDTH, 3), 200, dtype=torch.uint8)
-    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+    views = two_views(image)
     points = torch.tensor([[0.0, 0, 2], [0.1, 0.1, 2]])
     colmap = write_colmap(tmp_path / "colmap", views, points, f"OPENCV_FISHEYE 120 90 {focal} {focal} 60 45 0 0 0 0")
     keys = dict(fl_x=focal, fl_y=focal, cx=60, cy=45, w=WIDTH, h=HEIGHT)
@@ -172,7 +169,7 @@ def test_downscaled_images_are_undistorted(tmp_path):
     camera = f"{model} {2 * WIDTH} {2 * HEIGHT} {' '.join(str(2 * p) for p in params[:4])} -0.12 0.03 0.01 -0.02"
     pixels = distorted_pixels(points, params, coefficients)
     large, small = dots(2 * pixels, 2 * WIDTH, 2 * HEIGHT, 3), dots(pixels, WIDTH, HEIGHT)
-    views = [View(f"{i}.png", large, torch.eye(4), torch.eye(3)) for i in range(2)]
+    views = two_views(large)
     write_colmap(tmp_path, views, points, camera)
     by_averaging = read_colmap(tmp_path, downscale=2).train[0]
     assert_dots_at_sparse(by_averaging, 12)
@@ -187,7 +184,7 @@ def test_transforms_and_colmap_are_undistorted_equally(tmp_path):
     _, params, coefficients = LENSES[3]
     points = grid_points()
     image = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
-    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+    views = two_views(image)
     keys = dict(zip(("fl_x", "fl_y", "cx", "cy", "k1", "k2", "p1", "p2"), params), w=WIDTH, h=HEIGHT)
     write_transforms(tmp_path / "json", views, **keys)
     one = read_transforms(tmp_path / "json").train[0]
@@ -196,14 +193,16 @@ def test_transforms_and_colmap_are_undistorted_equally(tmp_path):
     torch.testing.assert_close(one.K, other.train[0].K)
 
 
-@pytest.mark.parametrize(("model", "params", "coefficients"), LENSES)
-def test_pinhole_camera_has_the_largest_field_of_view(model, params, coefficients):
-    fx, fy, cx, cy = params[:4] if len(params) == 8 else (params[0], *params[:3])
-    undistortion = Undistortion(Lens(WIDTH, HEIGHT, fx, fy, cx, cy, coefficients), WIDTH, HEIGHT)
+@pytest.mark.parametrize(
+    ("camera_model", "border", "params", "coefficients"),
+    [("pinhole", 3, *lens[1:]) for lens in LENSES] + [("fisheye", 2, *lens[1:]) for lens in FISHEYE_LENSES[2:]],
+)
+def test_camera_has_the_largest_field_of_view(camera_model, border, params, coefficients):
+    """Every pixel has a source, and some of a white border remains visible."""
+    undistortion = Undistortion(Lens(WIDTH, HEIGHT, *intrinsics(params), coefficients, camera_model), WIDTH, HEIGHT)
     assert undistortion.has_source.all()
-    # Some of a white border of three pixels remains visible.
     image = torch.full((HEIGHT, WIDTH, 1), 255, dtype=torch.uint8)
-    image[3:-3, 3:-3] = 0
+    image[border:-border, border:-border] = 0
     result = undistortion(image)
     assert result.max() == 255
     assert (result > 0).float().mean() < 0.2
@@ -215,7 +214,7 @@ def test_pixels_without_a_source_are_masked_out(tmp_path):
     points = torch.tensor([[0.0, 0, 2], [0.1, 0.1, 2]])
     image = torch.full((HEIGHT, WIDTH, 3), 200, dtype=torch.uint8)
     image[:, :60] = 100
-    views = [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+    views = two_views(image)
     view = read_colmap(write_colmap(tmp_path, views, points, f"OPENCV 120 90 {' '.join(map(str, params))}")).train[0]
     x = (torch.arange(WIDTH) + 0.5 - view.K[0, 2]) / view.K[0, 0]
     y = (torch.arange(HEIGHT) + 0.5 - view.K[1, 2]) / view.K[1, 1]

@@ -18,14 +18,14 @@ from .lenses import Lens
 from .photographs import OnProgress, Photograph, read_views
 from .views import Capture, Color
 
-CAMERA_MODELS = {
+PINHOLE_MODELS = {
     "SIMPLE_PINHOLE": (0, 0, 1, 2),
     "PINHOLE": (0, 1, 2, 3),
     "SIMPLE_RADIAL": (0, 0, 1, 2, 3),
     "RADIAL": (0, 0, 1, 2, 3, 4),
     "OPENCV": (0, 1, 2, 3, 4, 5, 6, 7),
 }
-"""Camera model -> indices of fx, fy, cx, cy, k1, k2, p1, p2 in its parameters; missing ones are zero."""
+"""COLMAP's camera model -> indices of fx, fy, cx, cy, k1, k2, p1, p2 in its parameters; missing ones are zero."""
 
 FISHEYE_MODELS = {
     "SIMPLE_FISHEYE": (0, 0, 1, 2),
@@ -34,7 +34,9 @@ FISHEYE_MODELS = {
     "RADIAL_FISHEYE": (0, 0, 1, 2, 3, 4),
     "OPENCV_FISHEYE": (0, 1, 2, 3, 4, 5, 6, 7),
 }
-"""The same with k1, k2, k3, k4."""
+"""COLMAP's camera model -> indices of fx, fy, cx, cy, k1, k2, k3, k4 in its parameters; missing ones are zero."""
+
+MODELS = PINHOLE_MODELS | FISHEYE_MODELS
 
 DOWNSCALED_FOLDERS = (2, 4, 8)
 """Values of `downscale` for which ``images_<downscale>/`` is used if it exists."""
@@ -149,16 +151,16 @@ def _read_model(folder: Path) -> Any:
 
 
 def _check_camera(folder: Path, camera: Any) -> None:
-    if camera.model.name not in CAMERA_MODELS | FISHEYE_MODELS:
+    if camera.model.name not in MODELS:
         raise UnsupportedError(
-            f"{folder}: camera {camera.camera_id}: expected {', '.join(CAMERA_MODELS | FISHEYE_MODELS)}, found "
-            f"{camera.model.name}; undistort the images first (colmap image_undistorter)"
+            f"{folder}: camera {camera.camera_id}: expected {', '.join(MODELS)}, found {camera.model.name}; undistort "
+            "the images first (colmap image_undistorter)"
         )
 
 
 def _lens(camera: Any) -> Lens:
     name = camera.model.name
-    values = [float(camera.params[i]) for i in (CAMERA_MODELS | FISHEYE_MODELS)[name]]
+    values = [float(camera.params[i]) for i in MODELS[name]]
     fx, fy, cx, cy, k1, k2, k3, k4 = (values + [0.0] * 4)[:8]
     camera_model: CameraModel = "fisheye" if name in FISHEYE_MODELS else "pinhole"
     return Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)

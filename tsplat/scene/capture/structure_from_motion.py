@@ -24,7 +24,7 @@ from ...errors import ArgumentError, FileError
 from ...support.extras import require
 from ...support.files import output_folder
 from ..images import read_image_info
-from .colmap import CAMERA_MODELS
+from .colmap import PINHOLE_MODELS
 
 CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV"]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
@@ -95,7 +95,7 @@ def prepare(
     """
     require("pycolmap", "PIL")
     check_size("max_size", max_size)
-    check_choice("camera_model", camera_model, tuple(CAMERA_MODELS))
+    check_choice("camera_model", camera_model, tuple(PINHOLE_MODELS))
     if not 0 <= seed <= SEED_MAX:
         raise ArgumentError(f"seed: expected an int from 0 to {SEED_MAX}, found {seed}")
     photos, out = Path(photos), Path(out)
