@@ -7,7 +7,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
-from tsplat import ArgumentError, InvalidValueError, UnsupportedError, reference
+from tsplat import ArgumentError, InvalidValueError, reference
 from tsplat.config import PRESETS
 
 N, CAMERAS, E = 12, 2, 2
@@ -85,7 +85,7 @@ def assert_same(scene, render_mode="RGB", **options):
             assert_exact(name, leaf.grad, expected_leaves[name].grad)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("render_mode", ["RGB", "D", "RGB+ED"])
 @pytest.mark.parametrize("sh_degree", [None, 2])
@@ -94,13 +94,13 @@ def test_extra_signals_match_reference(backend, packed, render_mode, sh_degree):
     assert_same(scene, render_mode, backend=backend, packed=packed)
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("backend", "packed"), [("auto", True), ("auto", False), ("reference", False)])
 @pytest.mark.parametrize("sh_degree", [None, 1])
 @pytest.mark.parametrize("per_camera", [(True, False), (False, True), (True, True)], ids=str)
-def test_colors_and_extra_signals_per_camera(packed, sh_degree, per_camera):
+def test_colors_and_extra_signals_per_camera(backend, packed, sh_degree, per_camera):
     scene = make(sh_degree, per_camera[0], sh_degree=None, per_camera_colors=per_camera[1])
-    assert_same(scene, "ED", packed=packed)
-    assert_same(scene, "RGB+D", packed=packed)
+    assert_same(scene, "ED", backend=backend, packed=packed)
+    assert_same(scene, "RGB+D", backend=backend, packed=packed)
 
 
 def test_extra_signals_have_a_gradient_of_their_own_dtype():
@@ -129,11 +129,15 @@ def test_autocast_changes_nothing(dtype):
         assert one is other is None or torch.equal(one, other)
 
 
-def test_invalid_extra_signals_are_culled():
-    scene = make()
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("per_camera", [False, True])
+@pytest.mark.parametrize("sh_degree", [None, 1])
+def test_invalid_extra_signals_are_culled(backend, per_camera, sh_degree):
+    scene = make(sh_degree, per_camera)
     expected = render({**scene, "opacities": scene["opacities"] * (torch.arange(N) != 3)})
-    scene["extra_signals"][3, 1] = torch.nan
-    colors, alphas, meta = tsplat.rasterization(**scene)
+    # Of one camera if they are per camera.
+    scene["extra_signals"][(1, 3) if per_camera else 3][..., 1] = torch.nan
+    colors, alphas, meta = tsplat.rasterization(**scene, backend=backend)
     assert int(meta["n_invalid"]) == 1
     for name, one, other in zip(
         ("colors", "alphas", "extra"), (colors, alphas, meta["render_extra_signals"]), expected
@@ -158,8 +162,6 @@ def test_extra_signals_are_checked():
     ):
         with pytest.raises(ArgumentError, match=match):
             tsplat.rasterization(**{**scene, **change})
-    with pytest.raises(UnsupportedError, match='extra_signals: not implemented with backend="reference"'):
-        tsplat.rasterization(**scene, backend="reference")
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])

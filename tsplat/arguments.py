@@ -97,14 +97,19 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
             raise UnsupportedError(f"{name}: {value!r} is not implemented; only {implemented!r} is")
 
 
-def check_distributed(batch: torch.Size, backend: str, *, per_camera: bool) -> None:
-    """Raises for what is not implemented with ``distributed=True``, whatever the number of ranks."""
+def check_distributed(batch: torch.Size, backend: str, per_camera: dict[str, bool]) -> None:
+    """Raises for what is not implemented with ``distributed=True``, whatever the number of ranks.
+
+    Args:
+        per_camera: Name -> whether these features are per camera.
+    """
     if batch:
         raise UnsupportedError(
             f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
         )
-    if per_camera:
-        raise UnsupportedError("distributed: colors per camera are not implemented with it; pass colors [N, ...]")
+    for name in per_camera:
+        if per_camera[name]:
+            raise UnsupportedError(f"distributed: {name} per camera are not implemented with it; pass {name} [N, ...]")
     if backend == "reference":
         raise UnsupportedError('distributed: backend="reference" is not implemented with it; use "auto"')
 

@@ -84,7 +84,7 @@ def rasterization(
             coefficients [..., N, K, D] or [..., C, N, K, D]. Half precision is read without a copy. May be None if
             only depth is rendered.
         extra_signals: [..., N, E] or [..., C, N, E], rendered like colors into ``meta["render_extra_signals"]``, and
-            differentiable. Not implemented with ``distributed`` and ``backend="reference"``.
+            differentiable.
         extra_signals_sh_degree: Like ``sh_degree``, for extra signals [..., N, K, E] or [..., C, N, K, E]: spherical
             harmonics + 0.5, which are not clamped.
         viewmats: [..., C, 4, 4] world to camera; cameras look along +z, x points right, y down (OpenCV).
@@ -122,7 +122,8 @@ def rasterization(
             device. If more are needed, the image is rendered in bands of tile rows, with the same bits.
         distributed: Whether the ranks of a process group render together (docs/distributed.md). Each passes its own
             Gaussians and cameras, any number of either, and gets the images of its cameras with the Gaussians of all
-            ranks. Gradients go back to the rank that holds a Gaussian. No batch dimensions, no colors per camera.
+            ranks. Gradients go back to the rank that holds a Gaussian. No batch dimensions, no colors or extra signals
+            per camera.
         group: The process group; by default all processes.
         camera_model: How a point (x, y, z) of the camera frame appears in the image, with the focal lengths and
             principal point of ``Ks``: ``"pinhole"`` at fx x/z + cx; ``"ortho"`` at fx x + cx, focal lengths in pixels
@@ -234,7 +235,6 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
 
     o, dtype = request.options, compute_dtype(*request.scene)
     scene: dict[str, Any] = {k: None if t is None else t.to(dtype) for k, t in request.scene._asdict().items()}
-    del scene["extra_signals"]
     with full_precision(request.device):
         rendering = rasterize(
             **scene,
@@ -245,6 +245,7 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
             radius_clip=o.radius_clip,
             eps2d=o.eps2d,
             sh_degree=o.sh_degree,
+            extra_signals_sh_degree=o.extra_signals_sh_degree,
             render_mode=o.render_mode,
             rasterize_mode=o.rasterize_mode,
             camera_model=o.camera_model,
@@ -267,4 +268,7 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
         "n_cameras": request.cameras.viewmats.shape[1],
         "n_invalid": None if rendering.valid is None else (~rendering.valid).sum(),
     }
-    return rendering.colors, rendering.alphas, meta
+    colors = rendering.colors
+    if request.extra_signals is not None:
+        colors, meta["render_extra_signals"] = request.split(colors)
+    return colors, rendering.alphas, meta

@@ -147,9 +147,7 @@ def project(
         ratio = det_sharp / safe_det
         floor = numerics.compensation_floor
         free = ratio > floor * floor
-        compensations = torch.where(
-            free, torch.where(free, ratio, torch.ones_like(ratio)).sqrt(), torch.full_like(ratio, floor)
-        )
+        compensations = torch.where(free, torch.where(free, ratio, 1.0).sqrt(), floor)
 
     row_opacities = compensations
     if opacities is not None:
@@ -251,10 +249,7 @@ def sh_basis(degree: int, directions: Tensor) -> Tensor:
     # sin^m(theta) cos(m phi) and sin^m(theta) sin(m phi) as polynomials in x and y.
     cosine, sine = [one], [torch.zeros_like(x)]
     for _ in range(degree):
-        cosine, sine = (
-            [*cosine, cosine[-1] * x - sine[-1] * y],
-            [*sine, cosine[-1] * y + sine[-1] * x],
-        )
+        cosine, sine = [*cosine, cosine[-1] * x - sine[-1] * y], [*sine, cosine[-1] * y + sine[-1] * x]
     # legendre[l][m] = P_lm(z) / sin^m(theta), with the Condon-Shortley phase (-1)^m.
     legendre = [[one * 0 for _ in range(degree + 1)] for _ in range(degree + 1)]
     legendre[0][0] = one
@@ -319,13 +314,11 @@ def composite(
     dx = _pixel_centers(width, means2d)[None, :, None] - mean[..., 0]
     dy = _pixel_centers(height, means2d)[:, None, None] - mean[..., 1]
     sigma = 0.5 * (conic[..., 0] * dx * dx + conic[..., 2] * dy * dy) + conic[..., 1] * dx * dy
-    raw = torch.where(
-        shown, opacity * torch.exp(-torch.where(shown, sigma, torch.zeros_like(sigma))), torch.zeros_like(sigma)
-    )
-    alpha = torch.where(raw > numerics.alpha_max, torch.full_like(raw, numerics.alpha_max), raw)
+    raw = torch.where(shown, opacity * torch.exp(-torch.where(shown, sigma, 0.0)), 0.0)
+    alpha = torch.where(raw > numerics.alpha_max, numerics.alpha_max, raw)
 
     counts = alpha >= ALPHA_MIN
-    after = torch.cumprod(1 - torch.where(counts, alpha, torch.zeros_like(alpha)), -1)
+    after = torch.cumprod(1 - torch.where(counts, alpha, 0.0), -1)
     added = counts & (after > TRANSMITTANCE_MIN)
     alpha_margin = torch.where(shown, _relative(alpha, ALPHA_MIN), torch.inf)
     stop_margin = torch.where(counts, _relative(after, TRANSMITTANCE_MIN), torch.inf)
@@ -333,12 +326,14 @@ def composite(
     pixel_order = order[..., None, None, :].expand(alpha.shape)
     if contributes is not None:
         added = contributes.gather(-1, pixel_order) & shown
-    alpha = torch.where(added, alpha, torch.zeros_like(alpha))
+    alpha = torch.where(added, alpha, 0.0)
     through = torch.cumprod(1 - alpha, -1)
     before = torch.cat([torch.ones_like(through[..., :1]), through[..., :-1]], -1)
     weight = alpha * before
-    image = torch.einsum("...hwn,...nd->...hwd", weight, color)
-    left = through[..., -1] if through.shape[-1] else through.new_ones(through.shape[:-1])
+    # Where no Gaussian is added, incoming gradients may be NaN, as those of 1 / depth; they reach none.
+    covered = added.any(-1)
+    image = torch.where(covered[..., None], torch.einsum("...hwn,...nd->...hwd", weight, color), 0.0)
+    left = torch.where(covered, through[..., -1], 1.0) if through.shape[-1] else through.new_ones(covered.shape)
     if backgrounds is not None:
         image = image + left[..., None] * backgrounds[..., None, None, :]
     inverse = pixel_order.argsort(-1)
@@ -351,7 +346,7 @@ class Rendering:
     """Images with everything they were computed from.
 
     Attributes:
-        colors, alphas: [..., C, H, W, X], [..., C, H, W, 1].
+        colors, alphas: [..., C, H, W, X], with extra signals between colors and depth; [..., C, H, W, 1].
         projection: Projected Gaussians.
         shaded: [..., C, N, X] features.
         weights: [..., C, H, W, N].
@@ -375,7 +370,7 @@ def rasterize(
     0.0, eps2d: float = 0.3, sh_degree: int | None = None, backgrounds: Tensor | None = None, render_mode:
     RenderMode = "RGB", rasterize_mode: RasterizeMode = "classic", camera_model: CameraModel = "pinhole", covars:
     Tensor | None = None, numerics: Numerics = DEFAULT_NUMERICS, cull: bool = False, decisions: Decisions | None =
-    None,
+    None, extra_signals: Tensor | None = None, extra_signals_sh_degree: int | None = None,
 ) -> Rendering:  # fmt: skip
     """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
 
@@ -387,9 +382,11 @@ def rasterize(
     if covars is not None:
         quats = scales = None
     valid = shown = None
+    given = ((colors, sh_degree), (extra_signals, extra_signals_sh_degree))
+    signals = [(_per_camera(values, degree, means.dim() - 2), degree) for values, degree in given if values is not None]
     if cull:
         gaussians, cameras = Gaussians3D(means, quats, scales, covars, opacities), Cameras(viewmats, Ks)
-        gaussians, colors, (viewmats, Ks), shown = _cull_invalid(gaussians, colors, cameras, sh=sh_degree is not None)
+        gaussians, signals, (viewmats, Ks), shown = _cull_invalid(gaussians, signals, cameras)
         means, quats, scales, covars, opacities, valid = gaussians  # type: ignore[assignment]
     if covars is None:
         assert quats is not None and scales is not None
@@ -405,14 +402,15 @@ def rasterize(
     projection = project(means, covars, opacities, viewmats, Ks, settings, shown=shown, visible=decided.visible)
     visible, depths = projection.visible, projection.depths
 
-    shaded = _shade(means, colors, viewmats, sh_degree, numerics)
-    if render_mode != "RGB":
-        depth = depths[..., None]
-        shaded = depth if render_mode in ("D", "ED") else torch.cat([shaded, depth], -1)
-        if backgrounds is not None:
-            nothing = torch.zeros_like(backgrounds[..., :1])
-            backgrounds = nothing if render_mode in ("D", "ED") else torch.cat([backgrounds, nothing], -1)
-    shaded = torch.where(visible[..., None], shaded, torch.zeros_like(shaded))
+    features = [_shade(means, values, degree, viewmats, numerics) for values, degree in signals]
+    if sh_degree is not None:
+        features[0] = features[0].clamp_min(0)
+    if "RGB" not in render_mode:
+        features, backgrounds = features[1:], None
+    if "D" in render_mode:
+        features.append(depths[..., None])
+        backgrounds = None if backgrounds is None else torch.nn.functional.pad(backgrounds, (0, 1))
+    shaded = torch.where(visible[..., None], torch.cat(features, -1), 0.0)
 
     own_order, order_margin = _depth_order(visible, depths)
     order = own_order if decided.order is None else decided.order
@@ -436,15 +434,17 @@ def rasterize(
     )
 
 
-def _shade(means: Tensor, colors: Tensor, viewmats: Tensor, sh_degree: int | None, numerics: Numerics) -> Tensor:
-    """Features of every Gaussian on every camera. [..., C, N, D]"""
-    n_batch, n_cameras, n_gaussians = means.dim() - 2, viewmats.shape[-3], means.shape[-2]
-    per_camera = colors.dim() == n_batch + (3 if sh_degree is None else 4)
-    shaded = colors if per_camera else colors.unsqueeze(n_batch)
+def _per_camera(values: Tensor, sh_degree: int | None, n_batch: int) -> Tensor:
+    """Values or coefficients of every camera, [..., 1 or C, N, D] or [..., 1 or C, N, K, D]."""
+    return values if values.dim() == n_batch + (3 if sh_degree is None else 4) else values.unsqueeze(n_batch)
+
+
+def _shade(means: Tensor, values: Tensor, sh_degree: int | None, viewmats: Tensor, numerics: Numerics) -> Tensor:
+    """Features of every Gaussian on every camera, not clamped. [..., C, N, D]"""
     if sh_degree is not None:
         directions = means[..., None, :, :] - camera_centers(viewmats, numerics)[..., None, :]
-        shaded = (spherical_harmonics(sh_degree, directions, shaded) + 0.5).clamp_min(0)
-    return shaded.expand(*means.shape[:-2], n_cameras, n_gaussians, shaded.shape[-1])
+        values = spherical_harmonics(sh_degree, directions, values) + 0.5
+    return values.expand(*means.shape[:-2], viewmats.shape[-3], means.shape[-2], values.shape[-1])
 
 
 def _depth_order(visible: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
@@ -458,35 +458,33 @@ def _depth_order(visible: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cull_invalid(
-    gaussians: Gaussians3D, colors: Tensor, cameras: Cameras, *, sh: bool
-) -> tuple[Gaussians3D, Tensor, Cameras, Tensor]:
+    gaussians: Gaussians3D, signals: list[tuple[Tensor, int | None]], cameras: Cameras
+) -> tuple[Gaussians3D, list[tuple[Tensor, int | None]], Cameras, Tensor]:
     """Replaces invalid Gaussians and cameras by valid ones that are not shown, so that no gradient reaches them.
 
     Returns:
-        Gaussians, with ``valid``; colors; cameras; and which Gaussians are shown on which cameras [..., C, N].
+        Gaussians, with ``valid``; colors and extra signals; cameras; which Gaussians are shown on which [..., C, N].
     """
     (means, quats, scales, covars, opacities, _), (viewmats, Ks) = gaussians, cameras
     assert opacities is not None
-    n_batch = means.dim() - 2
-    per_camera = colors.dim() == n_batch + (4 if sh else 3)
     valid = torch.ones_like(opacities, dtype=torch.bool)
     for tensor, n_own_dims in ((means, 1), (quats, 1), (scales, 1), (covars, 2), (opacities, 0)):
         if tensor is not None:
             valid = valid & _within(tensor, n_own_dims)
-    valid_colors = _within(colors, 2 if sh else 1)
-    valid = valid & (valid_colors.all(-2) if per_camera else valid_colors)
+    for values, degree in signals:
+        valid = valid & _within(values, 1 if degree is None else 2).all(-2)
     if quats is not None:
         valid = valid & (quats.square().sum(-1) >= QUAT_NORM_MIN**2)
     seeing = _within(viewmats, 2) & _within(Ks, 2) & (Ks[..., (0, 1), (0, 1)].abs() >= 1e-12).all(-1)
     seeing = seeing & (torch.linalg.det(viewmats[..., :3, :3].nan_to_num()).abs() >= 1e-12)
     means, opacities = _replace(means, valid), _replace(opacities, valid)
     quats, scales, covars = (None if t is None else _replace(t, valid) for t in (quats, scales, covars))
-    colors = _replace(colors, valid[..., None, :].expand(colors.shape[: n_batch + 2]) if per_camera else valid)
+    signals = [(_replace(values, valid[..., None, :]), degree) for values, degree in signals]
     identity = torch.eye(4, dtype=means.dtype, device=means.device)
     viewmats = torch.where(seeing[..., None, None], viewmats, identity)
     Ks = torch.where(seeing[..., None, None], Ks, identity[:3, :3])
     shown = valid[..., None, :] & seeing[..., :, None]
-    return Gaussians3D(means, quats, scales, covars, opacities, valid), colors, Cameras(viewmats, Ks), shown
+    return Gaussians3D(means, quats, scales, covars, opacities, valid), signals, Cameras(viewmats, Ks), shown
 
 
 def _within(tensor: Tensor, n_own_dims: int) -> Tensor:

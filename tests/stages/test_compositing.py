@@ -124,7 +124,7 @@ def test_masked_tiles_have_background_and_no_gradient(backend):
     assert not any(gradient.any() for gradient in gradients)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("channels", [3, 17])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_gradients_at_uncovered_pixels_reach_no_gaussian(backend, channels, value):
@@ -134,14 +134,30 @@ def test_gradients_at_uncovered_pixels_reach_no_gaussian(backend, channels, valu
     gradients = []
     for at_uncovered in (0.0, value):
         leaves = scenes.leaves(scene | {"backgrounds": scene["backgrounds"]})
-        colors, alphas, meta = tsplat.rasterization(**leaves, backend=backend, absgrad=True, render_mode="RGB+ED")
+        absgrad = backend != "reference"
+        colors, alphas, meta = tsplat.rasterization(**leaves, backend=backend, absgrad=absgrad, render_mode="RGB+ED")
         v_images = scenes.random_like((colors, alphas), 3)
         for v in v_images:
             v[(alphas == 0).expand_as(v)] = at_uncovered
         torch.autograd.backward((colors, alphas), v_images)
         names = ("means", "quats", "scales", "opacities", "colors", "viewmats")
-        gradients.append([leaves[name].grad for name in names] + [meta["means2d"].absgrad])
+        gradients.append([leaves[name].grad for name in names] + ([meta["means2d"].absgrad] if absgrad else []))
     assert 100 < (alphas == 0).sum() < alphas.numel() - 100
     for expected, found in zip(*gradients, strict=True):
         assert expected.any()
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_a_loss_on_inverse_depths_match_reference(backend):
+    structure = scenes.Structure(n=6, cameras=2, width=40, height=32, size=2.0, backgrounds=False)
+    gradients = []
+    for own in (backend, "reference"):
+        leaves = scenes.leaves(scenes.make(structure))
+        depths, alphas, _ = tsplat.rasterization(**leaves, backend=own, render_mode="ED")
+        torch.where(alphas > 0, 1 / depths, 0.0).sum().backward()
+        gradients.append([leaves[name].grad for name in ("means", "quats", "scales", "opacities", "viewmats")])
+    assert (alphas == 0).any()
+    for found, expected in zip(*gradients, strict=True):
+        assert expected.any()
+        assert_exact("gradient", found, expected)

@@ -36,8 +36,9 @@ from tests.support.closeness import FP32_EPSILONS, assert_exact, compare
 from tests.support.paths import ROOT
 
 TIMEOUT = datetime.timedelta(seconds=30)
-PER_GAUSSIAN = ("means", "quats", "scales", "covars", "opacities", "colors")
+PER_GAUSSIAN = ("means", "quats", "scales", "covars", "opacities", "colors", "extra_signals")
 PER_CAMERA = ("viewmats", "Ks", "backgrounds")
+DIFFERENTIABLE = (*scenes.DIFFERENTIABLE, "extra_signals")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def split(r: random.Random, n: int, ranks: int) -> list[int]:
 
 
 def gradients(
-    inputs: dict[str, Any], settings: dict[str, Any], cameras: slice, v: tuple[Tensor, Tensor]
+    inputs: dict[str, Any], settings: dict[str, Any], cameras: slice, v: tuple[Tensor, ...]
 ) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
     """Images and input gradients, given the gradients v of all cameras' images."""
     colors, alphas, meta = tsplat.rasterization(**inputs, **settings)
@@ -83,9 +84,13 @@ def gradients(
     assert alphas.requires_grad
     if meta["means2d"].requires_grad:
         meta["means2d"].retain_grad()
-    torch.autograd.backward((colors, alphas), (v[0][cameras], v[1][cameras]))
+    images = (colors, alphas, meta.get("render_extra_signals"))
+    backward = [(image, v_image[cameras]) for image, v_image in zip(images, v, strict=True) if image is not None]
+    torch.autograd.backward(*zip(*backward))
     found = {"colors": colors.detach(), "alphas": alphas.detach()}
-    leaves = {n: inputs[n] for n in scenes.DIFFERENTIABLE if inputs[n] is not None}
+    if inputs["extra_signals"] is not None:
+        found["extra_signals"] = meta["render_extra_signals"].detach()
+    leaves = {n: inputs[n] for n in DIFFERENTIABLE if inputs[n] is not None}
     return found | {f"v_{n}": None if t.grad is None else t.grad.to_dense() for n, t in leaves.items()}, meta
 
 
@@ -118,8 +123,19 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
         # Equal depths, which are composited in order of index.
         scene["means"] = scene["means"][[r.randrange(n) for _ in range(n)]]
 
+    scene["extra_signals"], n_extra = None, 2
+    if r.random() < 0.5:
+        settings["extra_signals_sh_degree"] = degree = r.choice([None, 1])
+        extra = torch.empty(n, n_extra) if degree is None else torch.empty(n, 4, n_extra)
+        (extra,) = scenes.random_like((extra,), seed)
+        scene["extra_signals"] = extra.to(torch.float16 if half else dtype)
+        if scene["backgrounds"] is not None:
+            scene["backgrounds"] = torch.nn.functional.pad(scene["backgrounds"], (0, n_extra), value=0.25)
+
     def leaves(scene: dict[str, Any]) -> dict[str, Any]:
         inputs = scenes.leaves(scene)
+        if scene["extra_signals"] is not None:
+            inputs["extra_signals"] = scene["extra_signals"].clone().requires_grad_()
         if frozen_cameras:
             inputs["viewmats"] = inputs["viewmats"].detach()
         return inputs
@@ -128,7 +144,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     shape = (n_cameras, structure.height, structure.width)
     channels = {"RGB": 0, "D": 1, "ED": 1, "RGB+D": 1, "RGB+ED": 1}[settings["render_mode"]]
     channels += scene["colors"].shape[-1] if "RGB" in settings["render_mode"] else 0
-    v = scenes.random_like((torch.empty(*shape, channels, dtype=dtype), torch.empty(*shape, 1, dtype=dtype)), seed)
+    v = scenes.random_like(tuple(torch.empty(*shape, size, dtype=dtype) for size in (channels, 1, n_extra)), seed)
     truth, truth_meta = gradients(whole, settings, slice(None), v)
     inputs = leaves(own.select(scene))
     if rank == frozen:
@@ -136,7 +152,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     local = dict(sparse_grad=settings["packed"] and (seed + rank) % 2 == 0, segmented=(seed + rank) % 3 == 0)
     found, meta = gradients(inputs, settings | local | dict(distributed=True, group=groups[size]), own.cameras, v)
 
-    for name in ("colors", "alphas"):
+    for name in ("colors", "alphas", *(["extra_signals"] if scene["extra_signals"] is not None else [])):
         expected = truth[name][own.cameras]
         assert torch.equal(found[name], expected), f"{name}: {int((found[name] != expected).sum())} entries differ"
     assert meta["n_cameras"] == own.cameras.stop - own.cameras.start
@@ -149,7 +165,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     worst = same = compared = 0.0
     tensors = {
         name: (found[f"v_{name}"], whole[name].grad[own.cameras if name in PER_CAMERA else own.gaussians])
-        for name in scenes.DIFFERENTIABLE
+        for name in DIFFERENTIABLE
         if inputs[name] is not None and whole[name].grad is not None and rank != frozen
     }
     if rank != frozen:
@@ -159,7 +175,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     for name, (a, b) in tensors.items():
         if a is None and not b.any():
             continue
-        eps = FP32_EPSILONS * torch.finfo(torch.bfloat16 if b.dtype == torch.bfloat16 else torch.float32).eps
+        eps = FP32_EPSILONS * torch.finfo(b.dtype if b.dtype.itemsize == 2 else torch.float32).eps
         worst = max(worst, assert_exact(name, a, b) if b.dtype == torch.float64 else compare(name, a, b, eps))
         # Gradients of cameras are summed rank by rank; all other sums have the order of one process.
         assert name == "viewmats" or torch.equal(a, b), f"v_{name}: {int((a != b).sum())} entries differ"
@@ -235,6 +251,9 @@ DISAGREEMENTS: dict[str, dict[str, Any]] = {
     "compute dtype": dict(opacities="double"),
     "colors dtype": dict(colors="bfloat16"),
     "colors per Gaussian": dict(colors="fewer"),
+    "extra signals dtype": dict(extra_signals="half"),
+    "extra signals per Gaussian": dict(extra_signals="one channel"),
+    "extra_signals_sh_degree": dict(extra_signals_sh_degree=1),
     "grad mode": dict(grad=False),
 }
 
@@ -258,8 +277,13 @@ def _changed(change: dict[str, Any]) -> None:
         "double": torch.full((n,), 0.5, dtype=torch.float64),
         "bfloat16": torch.zeros(n, 9, 3, dtype=torch.bfloat16),
         "fewer": torch.zeros(n, 4, 3),
+        "half": torch.zeros(n, 4, 2, dtype=torch.float16),
+        "one channel": torch.zeros(n, 4, 1),
     }
-    change = {name: tensors.get(value, value) if isinstance(value, str) else value for name, value in change.items()}
+    extra = dict(extra_signals=torch.zeros(n, 4, 2), extra_signals_sh_degree=0)
+    change = extra | {
+        name: tensors.get(value, value) if isinstance(value, str) else value for name, value in change.items()
+    }
     with torch.set_grad_enabled(change.pop("grad", True)):
         call(change)
 
@@ -290,10 +314,12 @@ def rejections(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     assert "means: is on meta, but the process group sends from cpu" in message
     batch = dict(means=torch.zeros(1, n, 3))
     assert "colors per camera" in raised(tsplat.UnsupportedError, lambda: call(dict(colors=torch.zeros(c, n, 9, 3))))
+    extra = dict(extra_signals=torch.zeros(c, n, 2))
+    assert "extra signals per camera" in raised(tsplat.UnsupportedError, lambda: call(extra))
     assert "backend" in raised(tsplat.UnsupportedError, lambda: call(dict(backend="reference")))
     assert raised(tsplat.ShapeError, lambda: call(batch))
     call({})
-    return {"rejected": len(cases) + 4}
+    return {"rejected": len(cases) + 5}
 
 
 def raised(error: type[Exception], action: Callable[[], Any], what: str = "") -> str:

@@ -161,11 +161,14 @@ def describe(
     record: dict[str, Any],
     ranks: Ranks,
     gaussians: Gaussians3D,
-    colors: Tensor,
+    signals: dict[str, Tensor | None],
     viewmats: Tensor,
     dtype: torch.dtype,
 ) -> None:
     """Adds to the record of :func:`agreement` what ranks need to know of tensors whose shapes were checked.
+
+    Args:
+        signals: Name -> colors or extra signals [N, ...], or None.
 
     Raises:
         DeviceError: The group's backend cannot send from their device.
@@ -174,11 +177,14 @@ def describe(
     record["settings"] |= {
         "device": gaussians.means.device.type,
         "compute dtype": dtype,
-        "colors dtype": colors.dtype,
-        "colors per Gaussian": list(colors.shape[1:]),
         "grad mode": torch.is_grad_enabled(),
     }
-    inputs = (*gaussians, colors, viewmats)
+    for name, values in signals.items():
+        record["settings"] |= {
+            f"{name} dtype": None if values is None else values.dtype,
+            f"{name} per Gaussian": None if values is None else list(values.shape[1:]),
+        }
+    inputs = (*gaussians, *signals.values(), viewmats)
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     differentiable_cameras = torch.is_grad_enabled() and viewmats.requires_grad
     n_gaussians, n_cameras = gaussians.means.shape[0], viewmats.shape[0]

@@ -47,7 +47,7 @@ from ..data import (
     TileGrid,
     flatten_batch,
 )
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError
 from .agreement import Ranks, agreement, describe, join
 from .backend import launchers
 from .memory import MemoryBudget
@@ -264,7 +264,7 @@ def check_request(
             scene = scene._replace(colors=colors, backgrounds=None)
         sizes = batch, n_cameras, n_gaussians
         channels = check_colors(colors, options.sh_degree, *sizes)
-        channels += _check_extra_signals(scene, options, *sizes, distributed=distributed)
+        channels += _check_extra_signals(scene, options, *sizes)
         if scene.backgrounds is not None:
             expected = [*batch, n_cameras, channels]
             check_tensor("backgrounds", scene.backgrounds, expected, "[..., C, D] as viewmats and colors")
@@ -281,10 +281,15 @@ def check_request(
                 own = scene.extra_signals, options.extra_signals_sh_degree
                 raise_if_invalid(gaussians, cameras, *own, colors_name="extra_signals")
         if distributed:
-            per_camera = is_per_camera(colors, options.sh_degree, len(batch))
-            check_distributed(batch, options.backend, per_camera=per_camera)
+            per_camera = {"colors": is_per_camera(colors, options.sh_degree, len(batch))}
+            if scene.extra_signals is not None:
+                per_camera["extra signals"] = is_per_camera(
+                    scene.extra_signals, options.extra_signals_sh_degree, len(batch)
+                )
+            check_distributed(batch, options.backend, per_camera)
         if ranks is not None:
-            describe(record, ranks, gaussians, colors, scene.viewmats, dtype)
+            signals = {"colors": colors, "extra signals": scene.extra_signals}
+            describe(record, ranks, gaussians, signals, scene.viewmats, dtype)
     n = len(batch)
     cameras = Cameras(flatten_batch(scene.viewmats, n, dtype), flatten_batch(scene.Ks, n, dtype))
     extra = scene.extra_signals
@@ -321,8 +326,6 @@ def _check_extra_signals(
     batch: torch.Size,
     n_cameras: int,
     n_gaussians: int,
-    *,
-    distributed: bool,
 ) -> int:
     """Checks the extra signals and returns the number of their channels, 0 if there are none."""
     extra_signals, sh_degree = scene.extra_signals, options.extra_signals_sh_degree
@@ -330,9 +333,6 @@ def _check_extra_signals(
         if sh_degree is not None:
             raise ArgumentError("extra_signals_sh_degree: expected None, as extra_signals is None")
         return 0
-    for value, name in ((distributed, "distributed"), (options.backend == "reference", 'backend="reference"')):
-        if value:
-            raise UnsupportedError(f"extra_signals: not implemented with {name}; append them to colors instead")
     names = ("extra_signals", "extra_signals_sh_degree")
     channels = check_colors(extra_signals, sh_degree, batch, n_cameras, n_gaussians, names)
     check_devices(dict(means=scene.means, extra_signals=extra_signals))

@@ -15,7 +15,7 @@ from ....arguments import check_devices, check_size, check_tensor, check_tile_si
 from ....config import ALPHA_MIN, TRANSMITTANCE_MIN, Numerics
 
 BATCH_SIZE = 1 << 18
-"""Upper bound of the pairs of pixel and intersection that are evaluated at a time."""
+"""Upper bound of pixels times intersections that are evaluated at a time."""
 
 
 def check_splats(means2d: Tensor, conics: Tensor, opacities: Tensor) -> None:
