@@ -6,7 +6,7 @@ import torch
 from tests.support.closeness import assert_exact
 from tests.support.scenes import Structure, make, random_like
 from tsplat import ArgumentError, reference
-from tsplat.compat.gsplat import spherical_harmonics_l0, spherical_harmonics_l1_plus
+from tsplat.compat.gsplat import spherical_harmonics, spherical_harmonics_l0, spherical_harmonics_l1_plus
 from tsplat.config import PRESETS
 
 N, D = 5, 4
@@ -68,6 +68,49 @@ def test_packed_rows_are_those_of_all_rows():
     assert_exact("values", found, expected)
 
 
+@pytest.mark.parametrize("degree", range(4))
+def test_arguments_of_1_6(degree):
+    leaves = inputs((2,))
+    means, viewmats, later, sh = leaves
+    masks = torch.rand(2, 2, N, generator=torch.Generator().manual_seed(3)) < 0.7
+    found = spherical_harmonics(degree, means, viewmats, sh, masks, viewmats_rs=later)
+    expected = torch.where(masks[..., None], spherical_harmonics_l0(sh[:, :1]), 0.0)
+    expected = expected + expected_values(degree, *leaves, masks)
+    assert_exact("values", found, expected)
+    v = random_like((found,), 0)
+    gradients = (torch.autograd.grad(values, sh, v) for values in (found, expected))
+    assert_exact("sh", *(one for (one,) in gradients))
+
+
+def test_forms_of_arguments_are_told_apart():
+    means, viewmats, _, sh = inputs()
+    viewmats = viewmats[:1]
+    dirs = means - reference.camera_centers(viewmats, PRESETS["gsplat-1.6"])
+    masks = torch.arange(N) % 2 == 0
+    expected = spherical_harmonics(2, dirs, sh)
+    assert_exact("1.5.3", expected, reference.spherical_harmonics(2, dirs, sh))
+    masked = torch.where(masks[:, None], expected, 0.0)
+    ids = masks.nonzero()[:, 0]
+    for found, values in (
+        (spherical_harmonics(2, dirs, sh, None), expected),
+        (spherical_harmonics(degrees_to_use=2, dirs=dirs, coeffs=sh), expected),
+        (spherical_harmonics(2, dirs, coeffs=sh), expected),
+        (spherical_harmonics(2, dirs, sh, masks), masked),
+        (spherical_harmonics(2, dirs, coeffs=sh, masks=masks), masked),
+        (spherical_harmonics(2, means, viewmats, sh)[0], expected),
+        (spherical_harmonics(2, means, viewmats, sh, masks[None])[0], masked),
+        (spherical_harmonics(2, means, viewmats, coeffs=sh, masks=None)[0], expected),
+        (spherical_harmonics(2, means=means, viewmats=viewmats, coeffs=sh)[0], expected),
+        (spherical_harmonics(2, means, viewmats=viewmats, coeffs=sh, masks=masks[None])[0], masked),
+        (spherical_harmonics(2, means, viewmats, sh[ids], None, 0 * ids, 0 * ids, ids), expected[ids]),
+    ):
+        assert_exact("values", found, values)
+    with pytest.raises(ArgumentError, match="coeffs: expected coefficients of 5 rows, found 4"):
+        spherical_harmonics(2, means, viewmats, sh[1:])
+    with pytest.raises(TypeError):
+        spherical_harmonics(2, means, viewmats, sh, None, nothing=1)
+
+
 def test_degree_0_has_no_higher_degrees():
     means, viewmats, _, sh = inputs()
     assert not spherical_harmonics_l1_plus(0, means, viewmats, sh[:, 1:1]).any()
@@ -78,7 +121,7 @@ def test_arguments_are_checked():
     ids = torch.zeros(3, dtype=torch.int64)
     for arguments, match in (
         ((2, means, viewmats, sh[:, 1:4]), "sh_degree: degree 2 needs 9 bases, but the coefficients have 4"),
-        ((1, means, viewmats, sh[:3, 1:]), "shN: expected 5 rows"),
+        ((1, means, viewmats, sh[:3, 1:]), "shN: expected coefficients of 5 rows, found 3"),
         ((1, means, viewmats, sh[:, 1:], torch.ones(N, dtype=torch.bool)), r"masks: expected \[2, 5\], found \[5\]"),
         ((1, means, viewmats, sh[:3, 1:], None, ids, ids), "batch_ids: expected together with"),
     ):

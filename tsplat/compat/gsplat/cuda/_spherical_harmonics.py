@@ -1,14 +1,17 @@
-"""Spherical harmonics in two parts: degree 0, and all higher degrees."""
+"""Spherical harmonics: in two parts, degree 0 and all higher degrees; and in the forms of gsplat 1.5.3 and 1.6."""
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .... import ArgumentError, ShapeError, spherical_harmonics
+from .... import ArgumentError, ShapeError
 from ....arguments import check_tensor, compute_dtype
 from ....config import PRESETS, SH_NORMS
-from ....stages.shading import camera_centers
+from ....stages import shading
 
 NUMERICS = PRESETS["gsplat-1.6"]
 """Where camera centers are -R^T t."""
@@ -61,15 +64,40 @@ def spherical_harmonics_l1_plus(
     Raises:
         ArgumentError: A shape, dtype or value is invalid.
     """
+    check_tensor("shN", shN, [None, None, None], "[N, K - 1, D]")
+    ids = batch_ids, camera_ids, gaussian_ids
+    return _from_cameras(
+        degrees_to_use, means, viewmats, torch.nn.functional.pad(shN, (0, 0, 1, 0)), masks, *ids, viewmats_rs, "shN"
+    )
+
+
+def _from_cameras(
+    degrees_to_use: int,
+    means: Tensor,
+    viewmats: Tensor,
+    coeffs: Tensor,
+    masks: Tensor | None = None,
+    batch_ids: Tensor | None = None,
+    camera_ids: Tensor | None = None,
+    gaussian_ids: Tensor | None = None,
+    viewmats_rs: Tensor | None = None,
+    name: str = "coeffs",
+) -> Tensor:
+    """Evaluates all degrees, as :func:`spherical_harmonics_l1_plus` those from 1 on.
+
+    Args:
+        coeffs: [N, K, D]; or those of each row, [nnz, K, D], if packed.
+        name: Their name in messages.
+    """
     check_tensor("means", means, [*means.shape[:-1], 3], "[..., N, 3]")
     batch = means.shape[:-2]
     n_cameras, n_gaussians = viewmats.shape[-3], means.shape[-2]
     check_tensor("viewmats", viewmats, [*batch, n_cameras, 4, 4], "[..., C, 4, 4] with the batch dimensions of means")
-    check_tensor("shN", shN, [None, None, None], "[N, K - 1, D]")
-    centers = camera_centers(viewmats, NUMERICS)
+    check_tensor("coeffs", coeffs, [None, None, None], "[N, K, D]")
+    centers = shading.camera_centers(viewmats, NUMERICS)
     if viewmats_rs is not None:
         check_tensor("viewmats_rs", viewmats_rs, list(viewmats.shape), "[..., C, 4, 4] as viewmats")
-        centers = (centers + camera_centers(viewmats_rs, NUMERICS)) / 2
+        centers = (centers + shading.camera_centers(viewmats_rs, NUMERICS)) / 2
     if batch_ids is not None and camera_ids is not None and gaussian_ids is not None:
         rows = means.reshape(-1, n_gaussians, 3)[batch_ids, gaussian_ids]
         dirs = rows - centers.reshape(-1, n_cameras, 3)[batch_ids, camera_ids]
@@ -77,9 +105,30 @@ def spherical_harmonics_l1_plus(
         dirs = means[..., None, :, :] - centers[..., :, None, :]
     else:
         raise ArgumentError("batch_ids: expected together with camera_ids and gaussian_ids, or none of them")
-    if len(shN) != dirs.shape[-2]:
-        raise ShapeError(f"shN: expected {dirs.shape[-2]} rows [N, K - 1, D], found {list(shN.shape)}")
+    if len(coeffs) != dirs.shape[-2]:
+        raise ShapeError(f"{name}: expected coefficients of {dirs.shape[-2]} rows, found {len(coeffs)}")
     if masks is not None and masks.shape != dirs.shape[:-1]:
         raise ShapeError(f"masks: expected {list(dirs.shape[:-1])}, found {list(masks.shape)}")
-    coeffs = torch.nn.functional.pad(shN, (0, 0, 1, 0))
-    return spherical_harmonics(degrees_to_use, dirs, coeffs.expand(*dirs.shape[:-1], *coeffs.shape[1:]), masks)
+    coeffs = coeffs.expand(*dirs.shape[:-1], *coeffs.shape[1:])
+    return shading.spherical_harmonics(degrees_to_use, dirs, coeffs, masks)
+
+
+@functools.wraps(shading.spherical_harmonics, assigned=(), updated=())
+def spherical_harmonics(*args: Any, **kwargs: Any) -> Tensor:
+    """Evaluates spherical harmonics, in the form of gsplat 1.5.3 or in that of 1.6.
+
+    ``spherical_harmonics(degrees_to_use, dirs, coeffs, masks=None)`` is :func:`tsplat.spherical_harmonics`.
+    ``spherical_harmonics(degrees_to_use, means, viewmats, coeffs, masks=None, batch_ids=None, camera_ids=None,
+    gaussian_ids=None, viewmats_rs=None)`` takes directions from cameras to Gaussians: the arguments and the result are
+    those of :func:`spherical_harmonics_l1_plus`, with all coefficients [N, K, D] or, if packed, [nnz, K, D].
+
+    The form of 1.6 has coefficients as the fourth argument, where that of 1.5.3 has a mask; or names that 1.5.3 does
+    not have.
+
+    Raises:
+        ArgumentError: A shape, dtype or value is invalid.
+    """
+    fourth = args[3] if len(args) > 3 else None
+    from_cameras = isinstance(fourth, Tensor) and fourth.is_floating_point()
+    from_cameras = from_cameras or "means" in kwargs or "viewmats" in kwargs or ("coeffs" in kwargs and len(args) > 2)
+    return (_from_cameras if from_cameras else shading.spherical_harmonics)(*args, **kwargs)

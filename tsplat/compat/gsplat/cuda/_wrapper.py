@@ -9,7 +9,6 @@ from .... import (
     isect_tiles,
     quat_scale_to_covar_preci,
     rasterize_to_pixels,
-    spherical_harmonics,
 )
 from .._unsupported import unsupported
 from ._adam import adam
@@ -47,7 +46,7 @@ from ._lidar import (
     isect_tiles_lidar,
 )
 from ._sparse_pixels import build_sparse_tile_layout, isect_tiles_sparse, rasterize_to_pixels_sparse
-from ._spherical_harmonics import spherical_harmonics_l0, spherical_harmonics_l1_plus
+from ._spherical_harmonics import spherical_harmonics, spherical_harmonics_l0, spherical_harmonics_l1_plus
 
 __all__ = [
     "BivariateWindshieldModelParameters",
