@@ -17,6 +17,7 @@ from tsplat.compat.gsplat.cuda._torch_impl import (
     _quat_to_rotmat,
 )
 from tsplat.compat.gsplat.cuda._wrapper import persp_proj
+from tsplat.compat.gsplat.utils import normalized_quat_to_rotmat
 
 
 def random(*shape, seed=0):
@@ -51,12 +52,20 @@ def test_covariance_and_precision_match_rotated_diagonals():
     assert quat_scale_to_covar_preci(quats, scales, compute_preci=False)[1] is None
     assert_exact("rotations", _quat_to_rotmat(quats), rotations)
     assert_exact("matrices", _quat_scale_to_matrix(quats, scales), rotations @ torch.diag_embed(scales))
+    unit = torch.nn.functional.normalize(quats, dim=-1)
+    assert_exact("rotations", normalized_quat_to_rotmat(unit), rotations)
 
 
 @pytest.mark.parametrize("triu", [False, True])
 def test_covariance_and_precision_gradients(triu):
     quats, scales = random(3, 4).requires_grad_(), random(3, 3, seed=1).exp().requires_grad_()
     assert torch.autograd.gradcheck(lambda q, s: quat_scale_to_covar_preci(q, s, triu=triu), (quats, scales))
+
+
+def test_rotation_gradients():
+    quats, scales = random(3, 4).requires_grad_(), random(3, 3, seed=1).exp().requires_grad_()
+    assert torch.autograd.gradcheck(_quat_to_rotmat, quats)
+    assert torch.autograd.gradcheck(_quat_scale_to_matrix, (quats, scales))
 
 
 def cameras(batch=()):
@@ -160,6 +169,27 @@ def test_projection_of_full_covariances_is_that_of_quats_and_scales(camera_model
     expected = fully_fused_projection(scene["means"], None, scene["quats"], scene["scales"], *views, **options)
     for name, one, other in zip(("radii", "means2d", "depths", "conics", "compensations"), found, expected):
         assert_exact(name, one.double(), other.double())
+
+
+@pytest.mark.parametrize("camera_model", FUNCTIONS)
+def test_projection_of_full_covariances_gradients(camera_model):
+    structure = scenes.Structure(n=3, cameras=1, width=WIDTH, height=HEIGHT, camera_model=camera_model, seed=1)
+    scene = scenes.make(structure)
+    covars, _ = quat_scale_to_covar_preci(scene["quats"], scene["scales"])
+    # Only the upper triangles are read.
+    upper = covars.triu()
+    inputs = [tensor.clone().requires_grad_() for tensor in (scene["means"], upper, scene["viewmats"])]
+
+    def project(means, covars, viewmats):
+        # The last row of a view matrix has no gradient.
+        viewmats = torch.cat([viewmats[:, :3], viewmats[:, 3:].detach()], 1)
+        outputs = _fully_fused_projection(
+            means, covars, viewmats, scene["Ks"], WIDTH, HEIGHT, calc_compensations=True, camera_model=camera_model
+        )
+        return outputs[1:]
+
+    assert (project(*inputs)[1] > 0).any()
+    assert torch.autograd.gradcheck(project, inputs)
 
 
 def test_ftheta_raises():

@@ -69,6 +69,11 @@ def test_quadratic_matches_least_squares(low, high, num_iters):
     assert_exact("image", found, correct_by_least_squares(img, ref, num_iters, 0.5 / 255))
 
 
+def test_quadratic_gradients():
+    img, ref = (image[:4].clone().requires_grad_() for image in make_images())
+    assert torch.autograd.gradcheck(lambda *images: color_correct_quadratic(*images, num_iters=2), (img, ref))
+
+
 def test_quadratic_with_other_bounds_of_clipping():
     img, ref = make_images(0.0, 1.0)
     found = color_correct_quadratic(img, ref, 2, eps=0.15)

@@ -1,5 +1,6 @@
 """Lists of contributing Gaussians, and compositing of such lists."""
 
+import functools
 import math
 
 import pytest
@@ -147,8 +148,14 @@ def test_rasterization_in_pytorch_matches_the_kernels(batch_per_iter):
     # Faint enough that no pixel stops, which a later range would not know.
     splats["opacities"] = 0.05 * splats["opacities"]
     backgrounds = torch.rand(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = _rasterize_to_pixels(**splats, backgrounds=backgrounds, batch_per_iter=batch_per_iter)
-    for name, one, other in zip(("colors", "alphas"), found, rasterize_to_pixels(**splats, backgrounds=backgrounds)):
+    names = ("means2d", "conics", "opacities", "colors")
+    results = []
+    for function in (functools.partial(_rasterize_to_pixels, batch_per_iter=batch_per_iter), rasterize_to_pixels):
+        leaves = {name: splats[name].clone().requires_grad_() for name in names}
+        images = function(**{**splats, **leaves}, backgrounds=backgrounds)
+        gradients = torch.autograd.grad(images, list(leaves.values()), scenes.random_like(images, 0))
+        results.append((*images, *gradients))
+    for name, one, other in zip(("image colors", "alphas", *names), *results, strict=True):
         assert_exact(name, one, other)
 
 

@@ -64,6 +64,26 @@ def test_total_variation():
         losses.total_variation_loss(x[0, 0])
 
 
+@pytest.mark.parametrize(
+    ("loss", "shapes"),
+    [
+        (losses.l1_loss, [(2, 5), (2, 5)]),
+        (losses.mse_loss, [(2, 5), (2, 5)]),
+        (losses.ssim_loss, [(1, 1, 12, 12), (1, 1, 12, 12)]),
+        (losses.depth_l1_loss, [(7,), (7,)]),
+        (losses.opacity_reg_loss, [(7,)]),
+        (losses.scale_reg_loss, [(7, 3)]),
+        (losses.total_variation_loss, [(2, 1, 3, 4)]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_gradients_of_losses(loss, shapes):
+    inputs = [random(*shape, low=0.1, seed=seed) for seed, shape in enumerate(shapes)]
+    # Targets of SSIM and of depths are constants.
+    needed = 1 if loss in (losses.ssim_loss, losses.depth_l1_loss) else len(inputs)
+    assert torch.autograd.gradcheck(loss, [t.requires_grad_(i < needed) for i, t in enumerate(inputs)])
+
+
 def regularizer_inputs():
     return random(6, 3), random(6, seed=1), random(6, seed=2), random(6, 3, low=-2, high=2, seed=3), random(6, 3, low=1)
 

@@ -132,6 +132,19 @@ def test_refused_first_step_makes_no_state():
     assert not optimizer.state
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_adam_matches_python(masked):
+    param, moments, gradients = random(N, 2, seed=0), torch.zeros(2, N, 2, dtype=torch.float64), random(3, N, 2, seed=1)
+    before, valid = param.clone(), random(N, seed=2) > 0 if masked else ALL
+    for gradient in gradients:
+        adam(param, gradient, *moments, valid, LR, *BETAS, EPS)
+    visible = valid[:, None].expand(N, 2).flatten().tolist()
+    columns = zip(before.flatten().tolist(), gradients.flatten(1).T.tolist(), visible)
+    expected = [update(value, own, [shown] * 3) for value, own, shown in columns]
+    assert_exact("param", param, torch.tensor(expected, dtype=torch.float64).view(N, 2))
+    assert torch.equal(param != before, valid[:, None].expand(N, 2))
+
+
 ADAM = dict(param=(N, 2), param_grad=(N, 2), exp_avg=(N, 2), exp_avg_sq=(N, 2))
 
 

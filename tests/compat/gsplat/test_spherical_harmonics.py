@@ -78,8 +78,9 @@ def test_arguments_of_1_6(degree):
     expected = expected + expected_values(degree, *leaves, masks)
     assert_exact("values", found, expected)
     v = random_like((found,), 0)
-    gradients = (torch.autograd.grad(values, sh, v) for values in (found, expected))
-    assert_exact("sh", *(one for (one,) in gradients))
+    gradients = (torch.autograd.grad(values, leaves, v, allow_unused=True) for values in (found, expected))
+    for name, one, other in zip(("means", "viewmats", "viewmats_rs", "sh"), *gradients):
+        assert_exact(name, one, other)
 
 
 def test_forms_of_arguments_are_told_apart():
