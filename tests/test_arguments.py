@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.identity import assert_identical
 from tsplat import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
+from tsplat.compat import gsplat
 
 INVALID = [
     (dict(means=torch.zeros(12, 2)), ShapeError, r"means: expected \[..., N, 3\], here \[\?, 3\], found \[12, 2\]"),
@@ -135,3 +137,61 @@ def test_invalid_arguments_of_stages_raise():
             torch.zeros(1, 2, 2),
             torch.zeros(0, dtype=torch.int32),
         )
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, torch.tensor], ids=lambda integer: integer.__name__)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_integers_of_any_type(scene, backend, integer):
+    coefficients = torch.rand(12, 4, 3, generator=torch.Generator().manual_seed(0))
+    scene |= dict(colors=coefficients, backend=backend, extra_signals=coefficients, backgrounds=None)
+    sizes = dict(width=21, height=19, sh_degree=1, extra_signals_sh_degree=1, tile_size=8, channel_chunk=2)
+    expected, _, meta = tsplat.rasterization(**scene | sizes)
+    found, _, found_meta = tsplat.rasterization(**scene | {name: integer(size) for name, size in sizes.items()})
+    assert torch.equal(found, expected)
+    assert torch.equal(found_meta["render_extra_signals"], meta["render_extra_signals"])
+    assert type(found_meta["width"]) is int
+
+
+def test_integers_of_any_type_in_stages(scene):
+    def run(integer):
+        """The outputs of all stages."""
+        size = integer(21), integer(19)
+        splats = tsplat.fully_fused_projection(
+            scene["means"], None, scene["quats"], scene["scales"], scene["viewmats"], scene["Ks"], *size
+        )
+        radii, means2d, depths, conics, _ = splats
+        colors = tsplat.spherical_harmonics(integer(1), scene["means"], torch.ones(12, 4, 3)).expand(2, 12, 3)
+        grid = integer(8), integer(3), integer(3)
+        _, isect_ids, flatten_ids = tsplat.isect_tiles(means2d, radii, depths, *grid)
+        isects = tsplat.isect_offset_encode(isect_ids, integer(2), *grid[1:]), flatten_ids
+        opacities = scene["opacities"].expand(2, 12)
+        images = tsplat.rasterize_to_pixels(means2d, conics, colors, opacities, *size, grid[0], *isects)
+        counts = gsplat.rasterize_num_contributing_gaussians(means2d, conics, opacities, *isects, *size, grid[0])
+        return *splats[:4], colors, isect_ids, *isects, *images, *counts
+
+    for found, expected in zip(run(np.int64), run(int), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_backgrounds_of_a_single_image_need_no_camera(backend):
+    scene = scenes.make(scenes.Structure(n=12, cameras=1)) | dict(backend=backend)
+    expected, _, meta = tsplat.rasterization(**scene)
+    found, _, _ = tsplat.rasterization(**scene | dict(backgrounds=scene["backgrounds"][0]))
+    assert torch.equal(found, expected)
+    assert found.isfinite().all()
+    if backend == "auto":
+        row_colors = scene["colors"][meta["gaussian_ids"]]
+        inputs = [meta["means2d"], meta["conics"], row_colors, meta["opacities"], 21, 19, 16]
+        isects = meta["isect_offsets"], meta["flatten_ids"]
+        composited, _ = tsplat.rasterize_to_pixels(*inputs, *isects, backgrounds=scene["backgrounds"][0], packed=True)
+        assert torch.equal(composited, expected)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("render_mode", ["D", "ED"])
+def test_backgrounds_have_any_number_of_channels_if_only_depth_is_rendered(scene, backend, render_mode):
+    scene |= dict(backend=backend, render_mode=render_mode)
+    expected, _, _ = tsplat.rasterization(**scene | dict(backgrounds=None))
+    for backgrounds in (torch.ones(2, 1), torch.ones(2, 3)):
+        assert torch.equal(tsplat.rasterization(**scene | dict(backgrounds=backgrounds))[0], expected)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import math
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -30,18 +33,31 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise ArgumentError(f"{name}: expected one of {known}, found {value!r}")
 
 
-def check_size(name: str, value: object) -> None:
-    """Raises unless a value is a positive int."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+def to_int(value: object) -> int | None:
+    """Returns an integer of any type, such as NumPy's, as an int. Returns None for other values, and for bools."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    with contextlib.suppress(TypeError):
+        return operator.index(value)
+    return None
+
+
+def check_size(name: str, value: object) -> int:
+    """Checks that a value is a positive integer of any type, and returns it as an int."""
+    size = to_int(value)
+    if size is None or size < 1:
         raise ArgumentError(f"{name}: expected a positive int, found {value!r}")
+    return size
 
 
-def check_tile_size(tile_size: int) -> None:
-    check_size("tile_size", tile_size)
+def check_tile_size(value: object) -> int:
+    """Checks the edge of a tile in pixels, and returns it as an int."""
+    tile_size = check_size("tile_size", value)
     if tile_size not in TILE_SIZES:
         raise UnsupportedError(
             f"tile_size: {tile_size} is not implemented; use one of {TILE_SIZES} (the image is the same)"
         )
+    return tile_size
 
 
 def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning: str) -> Tensor:
@@ -62,6 +78,13 @@ def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning:
     return value
 
 
+def check_backgrounds(backgrounds: object, images: Sequence[int], channels: int | None, meaning: str) -> Tensor:
+    """Checks backgrounds [..., D], any number of them if None. Returns them; those of a single image may be [D]."""
+    if isinstance(backgrounds, Tensor) and backgrounds.dim() == 1 and math.prod(images) == 1:
+        backgrounds = backgrounds.view(*images, -1)
+    return check_tensor("backgrounds", backgrounds, [*images, channels], meaning)
+
+
 def check_devices(tensors: dict[str, Tensor | None]) -> None:
     """Raises unless all given tensors are on the device of the first."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -73,15 +96,17 @@ def check_devices(tensors: dict[str, Tensor | None]) -> None:
             )
 
 
-def check_sh_degree(sh_degree: object, n_bases: int, name: str = "sh_degree") -> None:
-    """Raises unless a degree is supported and the coefficients have enough bases for it."""
-    if not isinstance(sh_degree, int) or isinstance(sh_degree, bool) or not 0 <= sh_degree <= SH_DEGREE_MAX:
-        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {sh_degree!r}")
+def check_sh_degree(value: object, n_bases: int, name: str = "sh_degree") -> int:
+    """Checks that a degree is supported and that there are enough bases for it, and returns it as an int."""
+    sh_degree = to_int(value)
+    if sh_degree is None or not 0 <= sh_degree <= SH_DEGREE_MAX:
+        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {value!r}")
     if n_bases < (sh_degree + 1) ** 2:
         raise ShapeError(
             f"{name}: degree {sh_degree} needs {(sh_degree + 1) ** 2} bases, but the coefficients have {n_bases}; "
             f"lower {name} or pass more coefficients"
         )
+    return sh_degree
 
 
 def check_numerics(numerics: object) -> Numerics:
@@ -97,19 +122,18 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
             raise UnsupportedError(f"{name}: {value!r} is not implemented; only {implemented!r} is")
 
 
-def check_distributed(batch: torch.Size, backend: str, per_camera: dict[str, bool]) -> None:
+def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]) -> None:
     """Raises for what is not implemented with ``distributed=True``, whatever the number of ranks.
 
     Args:
-        per_camera: Name -> whether these features are per camera.
+        per_camera: Names of the arguments that are per camera.
     """
     if batch:
         raise UnsupportedError(
             f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
         )
     for name in per_camera:
-        if per_camera[name]:
-            raise UnsupportedError(f"distributed: {name} per camera are not implemented with it; pass {name} [N, ...]")
+        raise UnsupportedError(f"distributed: {name} per camera are not implemented with it; pass {name} [N, ...]")
     if backend == "reference":
         raise UnsupportedError('distributed: backend="reference" is not implemented with it; use "auto"')
 

@@ -97,7 +97,8 @@ def rasterization(
         sh_degree: Highest degree of spherical harmonics to use, 0 to 4; None if ``colors`` are colors.
         packed: Whether ``meta`` holds packed tensors, of visible Gaussians only. The image is the same.
         tile_size: Edge of a tile in pixels, 4, 8 or 16; None for 16. The image is the same.
-        backgrounds: [..., C, D], with ``extra_signals`` [..., C, D + E]; depth always has background 0.
+        backgrounds: [..., C, D], with ``extra_signals`` [..., C, D + E]; of a single image also [D]. Depth always has
+            background 0.
         render_mode: ``"RGB"``; ``"D"`` accumulated depth, the sum of w z; ``"ED"`` expected depth, divided by alpha;
             ``"RGB+D"``, ``"RGB+ED"`` with depth as the last channel.
         sparse_grad: Whether the gradients of means, quats, scales and covars are sparse COO tensors with a row for
@@ -180,6 +181,7 @@ def rasterization(
     }  # fmt: skip
     scene = Scene(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, covars, extra_signals)
     request = check_request(scene, options, not_implemented, rolling_shutter, group, distributed)
+    options = request.options
     if backend == "reference":
         return _render_reference(request)
 
@@ -192,12 +194,13 @@ def rasterization(
         features = Features(None, None)
         if options.renders_color:
             features = shade(
-                gaussians.means, request.colors, cameras.viewmats, projected, sh_degree, request.numerics, backend
-            )
+                gaussians.means, request.colors, cameras.viewmats, projected, options.sh_degree, request.numerics,
+                backend,
+            )  # fmt: skip
         if request.extra_signals is not None:
             extra = shade(
-                gaussians.means, request.extra_signals, cameras.viewmats, projected, extra_signals_sh_degree,
-                request.numerics, backend, clamp=False,
+                gaussians.means, request.extra_signals, cameras.viewmats, projected,
+                options.extra_signals_sh_degree, request.numerics, backend, clamp=False,
             )  # fmt: skip
             features = concatenate(features, extra)
         received, features = exchange(request.ranks, projected, features, absgrad=absgrad)

@@ -251,8 +251,8 @@ DISAGREEMENTS: dict[str, dict[str, Any]] = {
     "compute dtype": dict(opacities="double"),
     "colors dtype": dict(colors="bfloat16"),
     "colors per Gaussian": dict(colors="fewer"),
-    "extra signals dtype": dict(extra_signals="half"),
-    "extra signals per Gaussian": dict(extra_signals="one channel"),
+    "extra_signals dtype": dict(extra_signals="half"),
+    "extra_signals per Gaussian": dict(extra_signals="one channel"),
     "extra_signals_sh_degree": dict(extra_signals_sh_degree=1),
     "grad mode": dict(grad=False),
 }
@@ -315,7 +315,7 @@ def rejections(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     batch = dict(means=torch.zeros(1, n, 3))
     assert "colors per camera" in raised(tsplat.UnsupportedError, lambda: call(dict(colors=torch.zeros(c, n, 9, 3))))
     extra = dict(extra_signals=torch.zeros(c, n, 2))
-    assert "extra signals per camera" in raised(tsplat.UnsupportedError, lambda: call(extra))
+    assert "extra_signals per camera" in raised(tsplat.UnsupportedError, lambda: call(extra))
     assert "backend" in raised(tsplat.UnsupportedError, lambda: call(dict(backend="reference")))
     assert raised(tsplat.ShapeError, lambda: call(batch))
     call({})

@@ -168,7 +168,7 @@ def describe(
     """Adds to the record of :func:`agreement` what ranks need to know of tensors whose shapes were checked.
 
     Args:
-        signals: Name -> colors or extra signals [N, ...], or None.
+        signals: Name -> colors or extra_signals [N, ...], or None.
 
     Raises:
         DeviceError: The group's backend cannot send from their device.

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_devices, check_numerics, check_size, check_tensor, check_tile_size, compute_dtype
+from ..arguments import (
+    check_backgrounds,
+    check_devices,
+    check_numerics,
+    check_size,
+    check_tensor,
+    check_tile_size,
+    compute_dtype,
+)
 from ..config import Backend, NumericsName
 from ..data import (
     CompositingSettings,
@@ -238,7 +246,7 @@ def rasterize_to_pixels(
         tile_size: Edge of a tile in pixels: 4, 8 or 16.
         isect_offsets, flatten_ids: From :func:`isect_tiles` and :func:`isect_offset_encode`, [..., tile_height,
             tile_width] and [M].
-        backgrounds: [..., D].
+        backgrounds: [..., D]; of a single image also [D].
         masks: [..., tile_height, tile_width] bool; tiles that are false show the background.
         packed: Whether inputs are packed.
         absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients.
@@ -252,9 +260,8 @@ def rasterize_to_pixels(
         ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: A tile size that is not implemented.
     """
-    check_size("image_width", image_width)
-    check_size("image_height", image_height)
-    check_tile_size(tile_size)
+    image_width, image_height = check_size("image_width", image_width), check_size("image_height", image_height)
+    tile_size = check_tile_size(tile_size)
     images = isect_offsets.shape[:-2]
     tiles = (math.ceil(image_height / tile_size), math.ceil(image_width / tile_size))
     if tuple(isect_offsets.shape[-2:]) != tiles:
@@ -273,7 +280,7 @@ def rasterize_to_pixels(
     if channels == 0:
         raise ShapeError(f"colors: expected at least one channel, found {list(colors.shape)}")
     if backgrounds is not None:
-        check_tensor("backgrounds", backgrounds, [*images, channels], "[..., D] as colors")
+        backgrounds = check_backgrounds(backgrounds, images, channels, "[..., D] as colors")
     if masks is not None and masks.shape != isect_offsets.shape:
         raise ShapeError(f"masks: expected {list(isect_offsets.shape)} as isect_offsets, found {list(masks.shape)}")
     given = dict(means2d=means2d, conics=conics, colors=colors, opacities=opacities, backgrounds=backgrounds)

@@ -306,9 +306,8 @@ def isect_tiles(
         ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: A tile size that is not implemented.
     """
-    check_tile_size(tile_size)
-    check_size("tile_width", tile_width)
-    check_size("tile_height", tile_height)
+    tile_size = check_tile_size(tile_size)
+    tile_width, tile_height = check_size("tile_width", tile_width), check_size("tile_height", tile_height)
     check_tensor("depths", depths, [None] if packed else list(depths.shape), "[nnz], as packed is True")
     check_tensor("means2d", means2d, [*depths.shape, 2], "[..., N, 2] as depths")
     if radii.shape != means2d.shape:

@@ -129,8 +129,7 @@ def fully_fused_projection(
         NotImplementedError: ``camera_model="ftheta"``, or ``Ks`` that require a gradient.
     """
     check_camera_model(camera_model)
-    check_size("width", width)
-    check_size("height", height)
+    width, height = check_size("width", width), check_size("height", height)
     batch, n_gaussians, n_cameras = check_scene(means, quats, scales, covars, (6,), opacities, viewmats, Ks)
     if sparse_grad and (not packed or batch):
         raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
+    check_backgrounds,
     check_camera_model,
     check_choice,
     check_colors,
@@ -19,10 +20,10 @@ from ..arguments import (
     check_rolling_shutter,
     check_scene,
     check_size,
-    check_tensor,
     check_tile_size,
     compute_dtype,
     is_per_camera,
+    to_int,
 )
 from ..config import (
     BACKENDS,
@@ -254,7 +255,7 @@ def check_request(
         check_not_implemented(not_implemented)
         check_camera_model(options.camera_model)
         check_rolling_shutter(rolling_shutter)
-        numerics = _check_options(options)
+        options, numerics = _check_options(options)
         batch, n_gaussians, n_cameras = check_scene(
             scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.viewmats, scene.Ks
         )
@@ -266,34 +267,35 @@ def check_request(
         channels = check_colors(colors, options.sh_degree, *sizes)
         channels += _check_extra_signals(scene, options, *sizes)
         if scene.backgrounds is not None:
-            expected = [*batch, n_cameras, channels]
-            check_tensor("backgrounds", scene.backgrounds, expected, "[..., C, D] as viewmats and colors")
+            meaning, images = "[..., C, D] as viewmats and colors", (*batch, n_cameras)
+            backgrounds = check_backgrounds(
+                scene.backgrounds, images, channels if options.renders_color else None, meaning
+            )
+            scene = scene._replace(backgrounds=backgrounds)
         if options.sparse_grad and batch:
             raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
         check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds))
         sparse_gradients = SparseGradients() if options.sparse_grad else None
         gaussians = _gaussians(scene, sparse_gradients)
         dtype = compute_dtype(*gaussians, colors, scene.viewmats, scene.Ks, scene.backgrounds, scene.extra_signals)
+        signals = {"colors": (colors, options.sh_degree)}
+        if scene.extra_signals is not None:
+            signals["extra_signals"] = scene.extra_signals, options.extra_signals_sh_degree
         if options.validate == "error":
-            cameras = Cameras(scene.viewmats, scene.Ks)
-            raise_if_invalid(gaussians, cameras, colors, options.sh_degree)
-            if scene.extra_signals is not None:
-                own = scene.extra_signals, options.extra_signals_sh_degree
-                raise_if_invalid(gaussians, cameras, *own, colors_name="extra_signals")
+            for name, (values, degree) in signals.items():
+                raise_if_invalid(gaussians, Cameras(scene.viewmats, scene.Ks), values, degree, name)
         if distributed:
-            per_camera = {"colors": is_per_camera(colors, options.sh_degree, len(batch))}
-            if scene.extra_signals is not None:
-                per_camera["extra signals"] = is_per_camera(
-                    scene.extra_signals, options.extra_signals_sh_degree, len(batch)
-                )
+            per_camera = [
+                name for name, (values, degree) in signals.items() if is_per_camera(values, degree, len(batch))
+            ]
             check_distributed(batch, options.backend, per_camera)
         if ranks is not None:
-            signals = {"colors": colors, "extra signals": scene.extra_signals}
-            describe(record, ranks, gaussians, signals, scene.viewmats, dtype)
+            given = {"colors": colors, "extra_signals": scene.extra_signals}
+            describe(record, ranks, gaussians, given, scene.viewmats, dtype)
     n = len(batch)
     cameras = Cameras(flatten_batch(scene.viewmats, n, dtype), flatten_batch(scene.Ks, n, dtype))
     extra = scene.extra_signals
-    backgrounds = flatten_batch(scene.backgrounds, n, dtype) if options.renders_color else None
+    rendered = flatten_batch(scene.backgrounds, n, dtype) if options.renders_color else None
     return Request(
         scene=scene,
         options=options,
@@ -305,7 +307,7 @@ def check_request(
         cameras=cameras,
         colors=flatten_batch(colors, n, colors.dtype),
         extra_signals=None if extra is None else flatten_batch(extra, n, extra.dtype),
-        backgrounds=None if backgrounds is None else backgrounds.flatten(0, 1),
+        backgrounds=None if rendered is None else rendered.flatten(0, 1),
         grid=TileGrid.cover(cameras.viewmats.shape[0] * n_cameras, options.width, options.height, options.tile_size),
         sparse_gradients=sparse_gradients,
     )
@@ -339,22 +341,25 @@ def _check_extra_signals(
     return channels
 
 
-def _check_options(options: Options) -> Numerics:
+def _check_options(options: Options) -> tuple[Options, Numerics]:
+    """Checks options, and returns them with integers of any type as ints."""
     check_choice("render_mode", options.render_mode, RENDER_MODES)
     check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
     check_choice("backend", options.backend, BACKENDS)
     check_choice("validate", options.validate, VALIDATE)
-    check_tile_size(options.tile_size)
-    check_size("width", options.width)
-    check_size("height", options.height)
-    check_size("channel_chunk", options.channel_chunk)
-    if options.memory_budget is not None:
-        check_size("memory_budget", options.memory_budget)
+    integers = {"tile_size": check_tile_size(options.tile_size)}
+    for name in ("width", "height", "channel_chunk", "memory_budget"):
+        if name != "memory_budget" or options.memory_budget is not None:
+            integers[name] = check_size(name, getattr(options, name))
+    for name in ("sh_degree", "extra_signals_sh_degree"):
+        degree = to_int(getattr(options, name))
+        if degree is not None:
+            integers[name] = degree
     if options.backend == "reference":
         check_not_implemented({name: (getattr(options, name), value) for name, value in NOT_OF_REFERENCE.items()})
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
-    return check_numerics(options.numerics)
+    return dataclasses.replace(options, **integers), check_numerics(options.numerics)  # type: ignore[arg-type]
 
 
 def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None) -> Gaussians3D:

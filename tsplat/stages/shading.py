@@ -164,7 +164,7 @@ def spherical_harmonics(
     """
     check_tensor("dirs", dirs, [*dirs.shape[:-1], 3], "[..., 3]")
     check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, None], "[..., K, D] with the leading dimensions of dirs")
-    check_sh_degree(degrees_to_use, coeffs.shape[-2])
+    degrees_to_use = check_sh_degree(degrees_to_use, coeffs.shape[-2])
     check_devices(dict(dirs=dirs, coeffs=coeffs, masks=masks))
     dtype = compute_dtype(dirs, coeffs)
     radii = None

@@ -68,7 +68,6 @@ def raise_if_invalid(
     cameras: Cameras,
     colors: Tensor,
     sh_degree: int | None,
-    *,
     colors_name: str = "colors",
 ) -> None:
     """Raises if values are invalid or likely to be a mistake.
