@@ -19,7 +19,7 @@ def refine(strategy, params, optimizers, seed=0):
         n = len(params["means"])
         gradients = 1e-5 * torch.randn(n, 2, generator=generator)
         radii = torch.randint(0, 30, (n, 2), generator=generator, dtype=torch.int32)
-        extra = {"lr": 1e-4} if isinstance(strategy, MCMCStrategy) else {}
+        extra = {"lr": 1e-4} if hasattr(strategy, "noise_lr") else {}
         strategy.step_post_backward(params, optimizers, state, step, make_info(gradients, radii), **extra)
         numbers.append(len(params["means"]))
     return numbers

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from benchmarks.gpu_timing import gsplat_kernels
 from tests.support.closeness import assert_exact
 from tests.support.strategy_models import check_moments, make_model
 from tsplat import ArgumentError, quat_scale_to_covar_preci, strategies
@@ -201,3 +202,57 @@ def test_check_sanity_compares_names_and_groups():
     optimizers["means"].add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     with pytest.raises(ArgumentError, match=r"optimizers: .*one.* means"):
         Strategy().check_sanity(params, optimizers)
+
+
+WHEEL_COMPARISON = """
+import sys
+import torch
+from tests.strategies.test_base import refine
+from tests.support.strategy_models import make_model
+from tsplat import quat_scale_to_covar_preci
+from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.strategies.relocation import compute_relocation
+sys.path.insert(0, sys.argv[1])
+import gsplat.strategy.ops
+from gsplat import strategy
+# These two need a GPU.
+gsplat.strategy.ops.compute_relocation = compute_relocation
+gsplat.strategy.ops.quat_scale_to_covar_preci = quat_scale_to_covar_preci
+schedule = dict(refine_start_iter=1, refine_every=3, refine_stop_iter=100)
+# gsplat 1.5.3 never resets opacities.
+default = schedule | dict(reset_every=50, grow_scale3d=0.05, prune_opa=0.02)
+cases = [
+    (DefaultStrategy, strategy.DefaultStrategy, default),
+    (DefaultStrategy, strategy.DefaultStrategy, default | dict(revised_opacity=True, refine_scale2d_stop_iter=50)),
+    (MCMCStrategy, strategy.MCMCStrategy, schedule),
+]
+assert strategy.DefaultStrategy.__module__ == "gsplat.strategy.default"
+for ours, theirs, settings in cases:
+    for seed in range(3):
+        results = []
+        for cls in (ours, theirs):
+            params, optimizers = make_model(60, seed)
+            torch.manual_seed(seed)
+            numbers = refine(cls(**settings), params, optimizers, seed)
+            results.append((numbers, params))
+        (found, params), (expected, expected_params) = results
+        assert found == expected, (ours, found, expected)
+        assert len(set(found)) > 2
+        if ours is DefaultStrategy:
+            for name in params:
+                torch.testing.assert_close(params[name], expected_params[name], rtol=1e-5, atol=1e-6, msg=name)
+        print(ours.__name__, found[-1])
+"""
+
+
+@pytest.mark.slow
+def test_numbers_of_gaussians_are_those_of_the_wheel(forks):
+    try:
+        wheel = gsplat_kernels.find_wheel()
+    except gsplat_kernels.UnavailableError as error:
+        pytest.skip(str(error))
+    result = forks.run(WHEEL_COMPARISON, wheel)
+    if "No module named" in result.stderr:
+        pytest.skip(f"gsplat cannot be imported: {result.stderr.strip().splitlines()[-1]}")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.count("Strategy ") == 9
