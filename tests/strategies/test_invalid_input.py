@@ -179,6 +179,8 @@ MCMC_CASES = {
     "no binoms": (lambda s, p, state, a: state.clear(), "state: expected binoms"),
     "shape of binoms": (lambda s, p, state, a: state.update(binoms=torch.ones(51, 50)), "binoms: expected"),
     "learning rate": (lambda s, p, state, a: a.update(lr=math.inf), "lr: expected a finite learning rate"),
+    "opacity of noise": (lambda s, p, state, a: setattr(s, "noise_opacity_t", math.nan), "noise_opacity_t: expected"),
+    "steepness of noise": (lambda s, p, state, a: setattr(s, "noise_opacity_k", math.inf), "noise_opacity_k: expected"),
     "shard": (lambda s, p, state, a: a.update(shard=(0, 2 * N)), "shard: shards cannot be refined"),
     "minimum opacity": (lambda s, p, state, a: setattr(s, "min_opacity", 1.5), "min_opacity: expected at least 0"),
 }
@@ -259,6 +261,7 @@ def test_invalid_mask(operation, mask, match):
         (lambda *model: operations.reset_opa(*model, 0.0), "value: expected an opacity between 0 and 1"),
         (lambda *model: operations.reset_opa(*model, math.nan), "value: expected an opacity between 0 and 1"),
         (lambda *model: operations.inject_noise_to_position(*model, math.inf), "scaler: expected a finite number"),
+        (lambda *model: operations.inject_noise_to_position(*model, 1.0, t=math.nan), "t: expected a finite number"),
         (lambda *model: operations.relocate(*model, MASK, binomial_table()), "weights: expected finite values"),
         (lambda *model: operations.sample_add(*model, 2, binomial_table()), "weights: expected finite values"),
         (lambda *model: operations.sample_add(*model, -1, binomial_table()), "n: expected 0 to"),

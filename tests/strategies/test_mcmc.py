@@ -51,6 +51,28 @@ def test_noise_has_the_covariance_of_transparent_gaussians_and_skips_opaque_ones
     assert float(moved[:1000, 1:].abs().max()) < 1e-4
 
 
+def test_noise_ends_at_a_step():
+    for stop, step, moves in ((-1, 9, True), (0, 0, False), (5, 4, True), (5, 5, False)):
+        params, optimizers = make_model(10)
+        before = params["means"].detach().clone()
+        strategy = MCMCStrategy(noise_injection_stop_iter=stop)
+        strategy.step_post_backward(params, optimizers, {}, step, {}, lr=1e-3)
+        assert torch.equal(params["means"], before) != moves
+
+
+def test_noise_depends_on_opacity():
+    settings = dict(noise_opacity_t=0.3, noise_opacity_k=7.0)
+    params, optimizers = make_model(10)
+    params["scales"].data.fill_(-1.0)
+    before = params["means"].detach().clone()
+    strategy = MCMCStrategy(**settings, generator=torch.Generator().manual_seed(0))
+    strategy.step_post_backward(params, optimizers, {}, 1, {}, lr=1e-6)
+    opacities = params["opacities"].detach().sigmoid()
+    samples = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    expected = 0.5 * math.exp(-2) * samples / (1 + torch.exp(-7 * (0.3 - opacities)))[:, None]
+    torch.testing.assert_close(params["means"].detach() - before, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_noise_of_shards_is_that_of_the_whole_scene():
     params, optimizers = make_model(10)
     strategy = MCMCStrategy(generator=torch.Generator().manual_seed(0))

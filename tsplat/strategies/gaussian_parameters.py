@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
@@ -110,6 +111,12 @@ def check_mask(mask: Tensor) -> int:
     if mask.dtype != torch.bool or mask.dim() != 1:
         raise ArgumentError(f"mask: expected [N] bool, found {list(mask.shape)} {mask.dtype}")
     return len(mask)
+
+
+def check_finite(name: str, value: float) -> None:
+    """Raises if a number is NaN or infinite."""
+    if not math.isfinite(value):
+        raise ArgumentError(f"{name}: expected a finite number, found {value}")
 
 
 def check_opacity(name: str, value: float) -> None:

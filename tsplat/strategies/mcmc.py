@@ -11,7 +11,15 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from .base import Strategy
-from .gaussian_parameters import Optimizers, Parameters, State, check_min_opacity, check_parameters, opacities_of
+from .gaussian_parameters import (
+    Optimizers,
+    Parameters,
+    State,
+    check_finite,
+    check_min_opacity,
+    check_parameters,
+    opacities_of,
+)
 from .operations import inject_noise_to_position, relocate, sample_add
 from .relocation import binomial_table, check_binoms
 
@@ -28,6 +36,9 @@ class MCMCStrategy(Strategy):
         refine_every: Number of steps between refinements.
         min_opacity: Gaussians with at most this opacity are dead.
         verbose: Print the number of changed Gaussians.
+        noise_injection_stop_iter: Step before which noise is added; negative for all steps.
+        noise_opacity_t: Opacity of Gaussians that get half the noise; those that are more opaque get less.
+        noise_opacity_k: Steepness of that transition.
         generator: Random generator of noise and samples; PyTorch's global one if None.
     """
 
@@ -38,6 +49,9 @@ class MCMCStrategy(Strategy):
     refine_every: int = 100
     min_opacity: float = 0.005
     verbose: bool = False
+    noise_injection_stop_iter: int = -1
+    noise_opacity_t: float = 0.005
+    noise_opacity_k: float = 100.0
     generator: torch.Generator | None = None
 
     def initialize_state(self, scene_scale: float = 1.0) -> State:
@@ -79,6 +93,8 @@ class MCMCStrategy(Strategy):
         """
         if not math.isfinite(lr * self.noise_lr):
             raise ArgumentError(f"lr: expected a finite learning rate and noise_lr, found {lr} and {self.noise_lr}")
+        for name in ("noise_opacity_t", "noise_opacity_k"):
+            check_finite(name, getattr(self, name))
         if self.refines(step):
             self._check(params, optimizers, state, shard)
             state["binoms"] = binoms = state["binoms"].to(params["means"].device)
@@ -86,9 +102,11 @@ class MCMCStrategy(Strategy):
             n_added = self._add_new_gs(params, optimizers, binoms)
             if self.verbose:
                 print(f"step {step}: {n_moved} relocated, {n_added} added, {len(params['means'])} Gaussians")
-        inject_noise_to_position(
-            params, optimizers, state, lr * self.noise_lr, generator=self.generator, shard=shard
-        )  # fmt: skip
+        if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
+            inject_noise_to_position(
+                params, optimizers, state, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k,
+                generator=self.generator, shard=shard,
+            )  # fmt: skip
 
     def _check(self, params: Parameters, optimizers: Optimizers, state: State, shard: tuple[int, int] | None) -> None:
         """Raises before the first change what a refinement or its noise would raise."""

@@ -25,6 +25,7 @@ from .gaussian_parameters import (
     Optimizers,
     Parameters,
     State,
+    check_finite,
     check_mask,
     check_min_opacity,
     check_opacity,
@@ -355,6 +356,8 @@ def inject_noise_to_position(
     optimizers: Optimizers,
     state: State,
     scaler: float,
+    t: float = 0.005,
+    k: float = 100.0,
     *,
     generator: torch.Generator | None = None,
     shard: tuple[int, int] | None = None,
@@ -365,26 +368,25 @@ def inject_noise_to_position(
         params: See the module; only the values of the means change.
         optimizers, state: Not changed.
         scaler: Factor of the noise, usually the means' learning rate in world units times 5e5.
+        t, k: The noise of a Gaussian of opacity o is multiplied by sigmoid(k (t - o)).
         generator: See the module.
         shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all Gaussians,
             so that the noise does not depend on the sharding.
 
     Raises:
-        ArgumentError: `scaler` is not finite, the shard is invalid, or see :func:`check_shapes`.
+        ArgumentError: `scaler`, `t` or `k` is not finite, the shard is invalid, or see :func:`check_shapes`.
     """
     n = check_shapes(params)
     first, total = shard or (0, n)
-    if not math.isfinite(scaler):
-        raise ArgumentError(f"scaler: expected a finite number, found {scaler}")
+    for name, value in (("scaler", scaler), ("t", t), ("k", k)):
+        check_finite(name, value)
     if not 0 <= first <= first + n <= total:
         raise ArgumentError(f"shard: {n} Gaussians from {first} on are not among {total}")
     means = params["means"]
-    gate = torch.sigmoid(100 * ((1 - opacities_of(params)) - 0.995))
+    gate = torch.sigmoid(k * ((1 - opacities_of(params)) - (1 - t)))
     samples = standard_normal((total, 3), means, generator)[first : first + n]
     noise = samples * (gate * scaler)[:, None]
-    covars, _ = quat_scale_to_covar_preci(
-        params["quats"].detach(), params["scales"].detach().exp(), compute_preci=False
-    )
+    covars, _ = quat_scale_to_covar_preci(params["quats"], params["scales"].exp(), compute_preci=False)
     assert covars is not None
     means.add_((covars.to(noise) @ noise[..., None])[..., 0])
 

@@ -207,8 +207,12 @@ def scale_schedule(strategy: S, steps: int) -> S:
     them, and otherwise come more often.
     """
     factor = min(1.0, steps / SCHEDULE_STEPS)
-    names = ("refine_start_iter", "refine_stop_iter", "reset_every", "pause_refine_after_reset")
-    scaled = {name: math.ceil(factor * getattr(strategy, name)) for name in names if hasattr(strategy, name)}
+    names = (
+        "refine_start_iter", "refine_stop_iter", "reset_every", "pause_refine_after_reset", "noise_injection_stop_iter",
+    )  # fmt: skip
+    # A negative step is none.
+    given = {name: getattr(strategy, name) for name in names if getattr(strategy, name, -1) >= 0}
+    scaled = {name: math.ceil(factor * value) for name, value in given.items()}
     duration = scaled["refine_stop_iter"] - scaled["refine_start_iter"]
     every = min(strategy.refine_every, max(1, math.ceil(duration / REFINEMENTS_MIN)))
     return dataclasses.replace(strategy, **scaled, refine_every=every)

@@ -5,8 +5,8 @@ import torch
 
 from tests.support.model_files import assert_same_tensors, random_gaussians
 from tsplat import ArgumentError
-from tsplat.compat.gsplat import export_splats
-from tsplat.scene import read_model, write_compressed_ply, write_ply, write_splat
+from tsplat.compat.gsplat.exporter import export_splats, load_ply_to_splats
+from tsplat.scene import FileError, read_model, write_compressed_ply, write_ply, write_splat
 
 WRITERS = {"ply": write_ply, "splat": write_splat, "ply_compressed": write_compressed_ply}
 
@@ -58,3 +58,20 @@ def test_format_is_checked():
     tensors = arguments(random_gaussians(n=3))
     with pytest.raises(ArgumentError, match="format: expected one of 'ply', 'splat', 'ply_compressed', found 'obj'"):
         export_splats(**tensors, format="obj")
+
+
+@pytest.mark.parametrize("degree", [0, 3])
+def test_ply_files_are_loaded_as_they_were_exported(tmp_path, degree):
+    splats = arguments(random_gaussians(n=9, degree=degree))
+    export_splats(**splats, save_to=str(tmp_path / "model.ply"))
+    found = load_ply_to_splats(str(tmp_path / "model.ply"))
+    assert list(found) == list(splats)
+    for name, tensor in splats.items():
+        # Exported files have all coefficients up to degree 3.
+        values = found[name][:, : tensor.shape[1]] if name == "shN" else found[name]
+        assert torch.equal(values, tensor), name
+    assert not found["shN"][:, splats["shN"].shape[1] :].any()
+    assert found["opacities"].shape == (9,)
+    (tmp_path / "damaged.ply").write_bytes((tmp_path / "model.ply").read_bytes()[:-9])
+    with pytest.raises(FileError, match=r"damaged\.ply"):
+        load_ply_to_splats(str(tmp_path / "damaged.ply"))

@@ -9,9 +9,9 @@ from typing import Literal
 from torch import Tensor
 
 from ...arguments import check_choice
-from ...scene import Gaussians, write_compressed_ply, write_ply, write_splat
+from ...scene import Gaussians, read_ply, write_compressed_ply, write_ply, write_splat
 
-__all__ = ["export_splats"]
+__all__ = ["export_splats", "load_ply_to_splats"]
 
 WRITERS = {"ply": write_ply, "splat": write_splat, "ply_compressed": write_compressed_ply}
 OPACITY_MIN = 1 / 255
@@ -65,3 +65,21 @@ def export_splats(
         path = pathlib.Path(folder) / "model"
         write(path, gaussians)
         return path.read_bytes()
+
+
+def load_ply_to_splats(path: str) -> dict[str, Tensor]:
+    """Reads the Gaussians of a PLY file, as :func:`tsplat.scene.read_ply` does.
+
+    Returns:
+        The arguments of :func:`export_splats`: ``means`` [N, 3], ``scales`` [N, 3], ``quats`` [N, 4], ``opacities``
+        [N], ``sh0`` [N, 1, 3] and ``shN`` [N, K - 1, 3], before activation, fp32 on the CPU.
+
+    Raises:
+        FileError: The file is damaged or of another format.
+        OSError: The file cannot be read.
+    """
+    found = read_ply(path)
+    return dict(
+        means=found.means, scales=found.log_scales, quats=found.quats, opacities=found.opacity_logits, sh0=found.sh0,
+        shN=found.shN,
+    )  # fmt: skip
