@@ -42,6 +42,9 @@ INVALID = [
     (dict(width=0), ArgumentError, "width: expected a positive int, found 0"),
     (dict(height=2.5), ArgumentError, "height: expected a positive int, found 2.5"),
     (dict(channel_chunk=0), ArgumentError, "channel_chunk: expected a positive int, found 0"),
+    (dict(near_plane="0.1"), ArgumentError, "near_plane: expected a number, found '0.1'"),
+    (dict(eps2d=torch.ones(2)), ArgumentError, "eps2d: expected a number, found tensor"),
+    (dict(far_plane=None), ArgumentError, "far_plane: expected a number, found None"),
     (dict(render_mode="rgb"), ArgumentError, "render_mode: expected one of 'RGB', .*found 'rgb'"),
     (dict(rasterize_mode="fast"), ArgumentError, "rasterize_mode: expected one of 'classic', 'antialiased'"),
     (dict(camera_model="lidar"), ArgumentError, "camera_model: expected one of 'pinhole'"),
@@ -163,7 +166,9 @@ def test_integers_of_any_type_in_stages(scene):
         colors = tsplat.spherical_harmonics(integer(1), scene["means"], torch.ones(12, 4, 3)).expand(2, 12, 3)
         grid = integer(8), integer(3), integer(3)
         _, isect_ids, flatten_ids = tsplat.isect_tiles(means2d, radii, depths, *grid)
+        # Tensors of integers, too.
         isects = tsplat.isect_offset_encode(isect_ids, integer(2), *grid[1:]), flatten_ids
+        isects = [tensor if integer is int else tensor.to(torch.int64) for tensor in isects]
         opacities = scene["opacities"].expand(2, 12)
         images = tsplat.rasterize_to_pixels(means2d, conics, colors, opacities, *size, grid[0], *isects)
         counts = gsplat.rasterize_num_contributing_gaussians(means2d, conics, opacities, *isects, *size, grid[0])
@@ -171,6 +176,25 @@ def test_integers_of_any_type_in_stages(scene):
 
     for found, expected in zip(run(np.int64), run(int), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "number", [np.float64, lambda x: torch.tensor(x, dtype=torch.float64)], ids=["numpy", "tensor"]
+)
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+def test_numbers_of_any_type(scene, backend, number):
+    numbers = dict(near_plane=2.5, far_plane=5.5, radius_clip=1.0, eps2d=0.25)
+    expected, _, _ = tsplat.rasterization(**scene | numbers, backend=backend)
+    changed = {name: number(value) for name, value in numbers.items()}
+    assert torch.equal(tsplat.rasterization(**scene | changed, backend=backend)[0], expected)
+    assert not torch.equal(tsplat.rasterization(**scene, backend=backend)[0], expected)
+    if backend != "reference":
+        inputs = [scene[name] for name in ("quats", "scales", "viewmats", "Ks", "width", "height")]
+        outputs = (
+            tsplat.fully_fused_projection(scene["means"], None, *inputs, **own, backend=backend)
+            for own in (numbers, changed)
+        )
+        assert all(one is other is None or torch.equal(one, other) for one, other in zip(*outputs))
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

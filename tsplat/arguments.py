@@ -7,7 +7,7 @@ import enum
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -48,6 +48,14 @@ def check_size(name: str, value: object) -> int:
     if size is None or size < 1:
         raise ArgumentError(f"{name}: expected a positive int, found {value!r}")
     return size
+
+
+def check_number(name: str, value: object) -> float:
+    """Checks that a value is a number of any type, such as a tensor with one element, and returns it as a float."""
+    if isinstance(value, SupportsFloat):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return float(value)
+    raise ArgumentError(f"{name}: expected a number, found {value!r}")
 
 
 def check_tile_size(value: object) -> int:

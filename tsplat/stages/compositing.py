@@ -312,7 +312,7 @@ def rasterize_to_pixels(
         None if backgrounds is None else backgrounds.to(dtype).reshape(-1, channels),
         None if masks is None else masks.reshape(-1, tiles[0] * tiles[1]),
         math.prod(images),
-        [Intersections(0, offsets, flatten_ids.contiguous(), None)],
+        [Intersections(0, offsets, flatten_ids.to(torch.int32).contiguous(), None)],
         settings,
     )
     size = (*images, image_height, image_width)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..arguments import (
     check_camera_model,
+    check_number,
     check_numerics,
     check_scene,
     check_size,
@@ -130,6 +131,8 @@ def fully_fused_projection(
     """
     check_camera_model(camera_model)
     width, height = check_size("width", width), check_size("height", height)
+    near_plane, far_plane = check_number("near_plane", near_plane), check_number("far_plane", far_plane)
+    radius_clip, eps2d = check_number("radius_clip", radius_clip), check_number("eps2d", eps2d)
     batch, n_gaussians, n_cameras = check_scene(means, quats, scales, covars, (6,), opacities, viewmats, Ks)
     if sparse_grad and (not packed or batch):
         raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")

@@ -16,6 +16,7 @@ from ..arguments import (
     check_devices,
     check_distributed,
     check_not_implemented,
+    check_number,
     check_numerics,
     check_rolling_shutter,
     check_scene,
@@ -342,24 +343,26 @@ def _check_extra_signals(
 
 
 def _check_options(options: Options) -> tuple[Options, Numerics]:
-    """Checks options, and returns them with integers of any type as ints."""
+    """Checks options, and returns them with numbers of any type as ints and floats."""
     check_choice("render_mode", options.render_mode, RENDER_MODES)
     check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
     check_choice("backend", options.backend, BACKENDS)
     check_choice("validate", options.validate, VALIDATE)
-    integers = {"tile_size": check_tile_size(options.tile_size)}
+    numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
     for name in ("width", "height", "channel_chunk", "memory_budget"):
         if name != "memory_budget" or options.memory_budget is not None:
-            integers[name] = check_size(name, getattr(options, name))
+            numbers[name] = check_size(name, getattr(options, name))
     for name in ("sh_degree", "extra_signals_sh_degree"):
         degree = to_int(getattr(options, name))
         if degree is not None:
-            integers[name] = degree
+            numbers[name] = degree
+    for name in ("near_plane", "far_plane", "radius_clip", "eps2d"):
+        numbers[name] = check_number(name, getattr(options, name))
     if options.backend == "reference":
         check_not_implemented({name: (getattr(options, name), value) for name, value in NOT_OF_REFERENCE.items()})
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
-    return dataclasses.replace(options, **integers), check_numerics(options.numerics)  # type: ignore[arg-type]
+    return dataclasses.replace(options, **numbers), check_numerics(options.numerics)
 
 
 def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None) -> Gaussians3D:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError
-from ....arguments import check_size, check_tensor
+from ....arguments import check_size, check_tensor, to_int
 from ....config import DEFAULT_NUMERICS
 from ._tile_lists import alphas_at, check_splats, dense_tiles, pack_splats
 
@@ -52,14 +52,17 @@ def rasterize_to_indices_in_range(
     Raises:
         ArgumentError: A shape, dtype or value is invalid.
     """
+    blocks = []
     for name, value in (("range_start", range_start), ("range_end", range_end)):
-        if not isinstance(value, int) or value < 0:
+        block = to_int(value)
+        if block is None or block < 0:
             raise ArgumentError(f"{name}: expected an int of at least 0, found {value!r}")
+        blocks.append(block)
     check_splats(means2d, conics, opacities)
     lists = dense_tiles("isect_offsets", isect_offsets, flatten_ids, means2d, (image_width, image_height), tile_size)
     images, n = means2d.shape[:-2], means2d.shape[-2]
     check_tensor("transmittances", transmittances, [*images, image_height, image_width], "[..., H, W]")
-    first, end = (min(number * tile_size**2, flatten_ids.numel()) for number in (range_start, range_end))
+    first, end = (min(number * tile_size**2, flatten_ids.numel()) for number in blocks)
     ends = torch.minimum(lists.ends, lists.starts + end)
     lists = dataclasses.replace(lists, starts=lists.starts + first, ends=ends)
     splats = pack_splats(means2d, conics, opacities)
