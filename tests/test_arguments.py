@@ -178,9 +178,7 @@ def test_integers_of_any_type_in_stages(scene):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "number", [np.float64, lambda x: torch.tensor(x, dtype=torch.float64)], ids=["numpy", "tensor"]
-)
+@pytest.mark.parametrize("number", [np.float64, torch.tensor], ids=lambda number: number.__name__)
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
 def test_numbers_of_any_type(scene, backend, number):
     numbers = dict(near_plane=2.5, far_plane=5.5, radius_clip=1.0, eps2d=0.25)
