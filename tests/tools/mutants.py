@@ -386,6 +386,11 @@ MUTANTS = [
         ("(batch.rows % max(self.n, 1))", "batch.rows", "rows in place of Gaussians"),
     ),
     *_in(
+        "compat/gsplat/cuda/_spherical_harmonics.py",
+        _torch("tests/compat/gsplat/test_spherical_harmonics.py"),
+        ("fourth.is_floating_point()", "not fourth.is_floating_point()", "masks taken for coefficients"),
+    ),
+    *_in(
         "compat/gsplat/cuda/_sparse_pixels.py",
         _torch("tests/compat/gsplat/test_sparse_pixels.py"),
         ("places[pixel_map] = ", "places[:] = ", "pixels in the order of tiles"),
@@ -531,6 +536,11 @@ MUTANTS = [
         ("any(gradients), any", "all(gradients), any", "no gradients unless every rank wants them"),
         ('ranks.exchange_records([0] * N_COUNTS, {"error": text})', "pass", "error not sent to other ranks"),
         ('        "grad mode": torch.is_grad_enabled(),\n', "", "a setting not compared between ranks"),
+    ),
+    *_in(
+        "stages/agreement.py",
+        EXCHANGE,
+        ("None if values is None else list(values.shape[1:])", "None", "numbers of channels not compared"),
     ),
     *_in(
         "stages/exchange.py",

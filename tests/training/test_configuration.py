@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from tsplat import ArgumentError
@@ -17,6 +18,12 @@ def test_json_round_trip(name, tmp_path):
     config = dataclasses.replace(preset(name), scene="a", steps=12, background=(0.5, 0.0, 1.0), depth_weight=0.25)
     (tmp_path / "config.json").write_text(json.dumps(to_json(config)))
     assert read_config(tmp_path / "config.json") == config
+
+
+def test_integers_of_any_type_are_saved():
+    values = dict(steps=12, views_per_step=2, downscale=4, keep=3)
+    config = RunConfig(**{name: np.int64(value) for name, value in values.items()})
+    assert json.dumps(to_json(config)) == json.dumps(to_json(RunConfig(**values)))
 
 
 @pytest.mark.parametrize(
@@ -65,5 +72,8 @@ def test_schedule_is_scaled_to_short_runs():
     assert (strategy.pause_refine_after_reset, strategy.refine_scale2d_stop_iter) == (0, 0)
     for steps in (30_000, 50_000):
         assert preset("mcmc", steps).strategy == MCMCStrategy()
+    assert preset("mcmc", 1000).strategy.noise_injection_stop_iter == -1
+    noise_ends = scale_schedule(MCMCStrategy(noise_injection_stop_iter=27_000), 1000).noise_injection_stop_iter
+    assert noise_ends == 900
     assert sum(scale_schedule(MCMCStrategy(), 1500).refines(step) for step in range(1500)) == 24
     assert scale_schedule(MCMCStrategy(), 1).refine_every == 1

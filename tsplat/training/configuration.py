@@ -111,10 +111,8 @@ class Config:
         return self.background or (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "sh_interval", "max_gaussians"):
-            check_size(name, getattr(self, name))
-        if self.views_per_step:
-            check_size("views_per_step", self.views_per_step)
+        for name in ("steps", "sh_interval", "max_gaussians", *(["views_per_step"] if self.views_per_step else [])):
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("parallel", self.parallel, PARALLELS)
         if not 0 <= self.seed < 2**63:
@@ -163,7 +161,7 @@ class RunConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("downscale", "test_every", "keep"):
-            check_size(name, getattr(self, name))
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
         for name in ("eval_every", "save_every"):
             if getattr(self, name) < 0:
                 raise ArgumentError(f"{name}: expected a number of steps or 0, found {getattr(self, name)}")
