@@ -505,7 +505,7 @@ MUTANTS = [
         ("append(moment[~mask])", "append(moment[: int((~mask).sum())])",
          "moments of other Gaussians kept"),
         ("both - LOG_SPLIT", "both", "scales of split Gaussians not reduced"),
-        ("(1 - opacities_of(params)) - 0.995", "opacities_of(params) - 0.995", "noise added to opaque Gaussians"),
+        ("(1 - opacities_of(params)) - (1 - t)", "opacities_of(params) - 0.995", "noise added to opaque Gaussians"),
     ),
     *_in(
         "strategies/default.py",
