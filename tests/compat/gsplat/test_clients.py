@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
 import tyro
 
 from tests.compat.gsplat.clients import HEIGHT, REFINE, WIDTH, N, SimpleTrainer, Splatfacto, make_data
+from tsplat.compat.gsplat.compression import PngCompression
 from tsplat.compat.gsplat.exporter import export_splats
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy
 from tsplat.scene import read_model
@@ -163,6 +165,22 @@ def test_simple_trainer_saves_checkpoints_and_ply(tmp_path):
     assert loaded.evaluate() == trainer.evaluate()
     gaussians = read_model(tmp_path / "point_cloud_6.ply")
     assert torch.equal(gaussians.sh0, splats["sh0"])
+
+
+def test_simple_trainer_compresses(tmp_path):
+    trainer = SimpleTrainer(strategy=default())
+    trainer.train(steps=12)
+    before, n = trainer.evaluate(), len(trainer.splats["means"])
+    folder = tmp_path / "compression" / "rank0"
+    folder.mkdir(parents=True)
+    method = PngCompression()
+    method.compress(f"{folder}", trainer.splats)
+    splats = method.decompress(f"{folder}")
+    assert splats.keys() == dict(trainer.splats).keys()
+    for name in splats:
+        trainer.splats[name].data = splats[name].to("cpu")
+    assert len(trainer.splats["means"]) == math.isqrt(n) ** 2
+    assert trainer.evaluate() > before - 1
 
 
 @pytest.mark.parametrize("strategy", [DefaultStrategy, MCMCStrategy])
