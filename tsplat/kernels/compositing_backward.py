@@ -171,10 +171,14 @@ def _composite_bwd_kernel(
             )  # fmt: skip
             v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
             end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+            loaded = load_tuple(v_image, channel_stride, FEATURES, inside)
+            loaded_alpha = tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
             # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
             covered = end_transmittance < 1.0
-            v_color = load_tuple(v_image, channel_stride, FEATURES, covered)
-            behind = -tl.load(v_render_alphas + pixel, mask=covered, other=0.0)
+            behind = tl.where(covered, -loaded_alpha, 0.0)
+            v_color = ()
+            for k in tl.static_range(FEATURES):
+                v_color = v_color + (tl.where(covered, loaded[k], 0.0),)
             if backgrounds is not None:
                 for k in tl.static_range(COLORS):
                     behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
