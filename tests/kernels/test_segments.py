@@ -203,7 +203,7 @@ def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channe
     scene = scenes.make(structure)
     options = dict(tile_size=tile_size, render_mode="RGB+D", absgrad=True)
     used = []
-    for name in ("_shared_slots", "part_slots"):
+    for name in ("_shared_entries", "part_entries"):
         original = getattr(compositing_parts, name)
         monkeypatch.setattr(
             compositing_parts, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments)
@@ -211,6 +211,6 @@ def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channe
     shared, _ = _assert_exact(scene, **options)
     monkeypatch.setattr(compositing_parts, "is_compiled_for_cpu", lambda tensor: False)
     own, _ = _assert_exact(scene, **options)
-    assert used == ["_shared_slots", "part_slots"]
+    assert used == ["_shared_entries", "part_entries"]
     for name, expected in shared.items():
         compare(name, own[name], expected, EXACT)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tsplat.triton_cpu import launch
+from tsplat.triton_cpu import UnsupportedOperationError, launch
 
 BLOCK = 128
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -126,6 +126,18 @@ def _bitcast_kernel(a, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _high_halves_kernel(a, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(a.to(tl.pointer_type(tl.int32)) + 2 * i + 1))
+
+
+@triton.jit
+def _cast_tensor_kernel(a, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load((a + i).to(tl.pointer_type(tl.int32))))
+
+
+@triton.jit
 def _bool_kernel(a, out, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(a + i) ^ (i % 2 == 0))
@@ -136,6 +148,18 @@ def test_bitcasts():
     out = torch.zeros(BLOCK)
     launch(_bitcast_kernel, (1,), (values, out, BLOCK))
     assert torch.equal(out, -values)
+
+
+def test_pointers_to_another_type():
+    values = torch.randint(-(2**62), 2**62, (BLOCK,))
+    out = torch.zeros(BLOCK, dtype=torch.int32)
+    launch(_high_halves_kernel, (1,), (values, out, BLOCK))
+    assert torch.equal(out, (values >> 32).to(torch.int32))
+
+
+def test_tensors_of_pointers_to_another_type_are_refused():
+    with pytest.raises(UnsupportedOperationError, match="tensor to pointers to another type"):
+        launch(_cast_tensor_kernel, (1,), (torch.zeros(BLOCK, dtype=torch.int64), torch.zeros(BLOCK).int(), BLOCK))
 
 
 def test_tensors_of_bool():

@@ -29,7 +29,7 @@ from .compositing_features_forward import features_fwd
 from .compositing_forward import walk_fwd
 from .compositing_parts import list_parts
 from .compositing_records import pack_records
-from .compositing_sums import sum_columns, sum_slots
+from .compositing_sums import slot_columns, sum_slots
 from .launch import FEATURES_MIN, PartShape, is_compiled_for_cpu, part_shape
 
 
@@ -41,7 +41,7 @@ def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgr
     # For each pixel and segment: two transmittances, a number of entries, and colors.
     segments = shape.width * shape.height * (3 + n_features) * size // shape.segment
     slots = 1 if is_compiled_for_cpu(means) else parts
-    return slots * sum_columns(n_features, absgrad) * size + parts * (12 + segments)
+    return slots * slot_columns(n_features, absgrad) * size + parts * (12 + segments)
 
 
 def composite_fwd(
@@ -101,7 +101,7 @@ def composite_bwd(
     assert order is not None
     if intersections.flatten_ids.numel() == 0:
         return
-    columns = sums.shape[1]
+    columns = slot_columns(splats.n_features, settings.absgrad)
     large = torch.empty_like(splats.opacities, dtype=torch.bool)
     pixels = (transmittances, last_ids, v_render_colors, v_render_alphas)
     grid = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size)

@@ -22,6 +22,8 @@ from .tile_math import (
     MOMENTS,
     absorb_vjp,
     clamped_alpha,
+    entry_row,
+    entry_slot,
     load_range,
     log2_alpha,
     part_pixels,
@@ -122,8 +124,7 @@ def _composite_bwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, COLORS] or None
     offsets,  # [lists + 1] int64
-    ids,  # [K] int32
-    slots,  # [K] integers
+    entries,  # [K] int64, see ``PartSlots``
     order,  # [lists] int64 or None
     transmittances,  # [I, height, width]
     last_ids,  # [I, height, width] int32
@@ -170,10 +171,14 @@ def _composite_bwd_kernel(
             )  # fmt: skip
             v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
             end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+            loaded = load_tuple(v_image, channel_stride, FEATURES, inside)
+            loaded_alpha = tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
             # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
             covered = end_transmittance < 1.0
-            v_color = load_tuple(v_image, channel_stride, FEATURES, covered)
-            behind = -tl.load(v_render_alphas + pixel, mask=covered, other=0.0)
+            behind = tl.where(covered, -loaded_alpha, 0.0)
+            v_color = ()
+            for k in tl.static_range(FEATURES):
+                v_color = v_color + (tl.where(covered, loaded[k], 0.0),)
             if backgrounds is not None:
                 for k in tl.static_range(COLORS):
                     behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
@@ -194,19 +199,20 @@ def _composite_bwd_kernel(
             rest = rest + (behind,)
             last = last + (end_last,)
             end = tl.maximum(end, tl.max(end_last))
-        list_ids = ids + start
-        list_slots = slots + start
+        list_entries = entries + start
         if FOLD:
             column, is_first = column_of_lane(COLUMNS, rest[0])
         end = tl.maximum(tl.minimum(end, range_end), begin)
         if begin < end:
-            record = load_record(records, tl.load(list_ids + end - 1), RECORD_WIDTH, VALUES, APPROX)
-            next_row = tl.load(list_ids + tl.maximum(end - 2, begin))
+            entry = tl.load(list_entries + end - 1)
+            record = load_record(records, entry_row(entry), RECORD_WIDTH, VALUES, APPROX)
+            next_entry = tl.load(list_entries + tl.maximum(end - 2, begin))
             for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
                 place = end - 1 - step
-                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
-                next_row = tl.load(list_ids + tl.maximum(place - 2, begin))
-                out = v_slots + tl.load(list_slots + place).to(tl.int64) * COLUMNS
+                next_record = load_record(records, entry_row(next_entry), RECORD_WIDTH, VALUES, APPROX)
+                out = v_slots + entry_slot(entry) * COLUMNS
+                entry = next_entry
+                next_entry = tl.load(list_entries + tl.maximum(place - 2, begin))
                 new_transmittance = ()
                 new_rest = ()
                 sums = ()
@@ -233,7 +239,7 @@ def _composite_bwd_kernel(
                             tl.store(out + k, sums[k])
                 record = next_record
         if TOGETHER == 1:
-            zero_slots(v_slots, list_slots, end, range_end, COLUMNS, PADDED)
+            zero_slots(v_slots, list_entries, end, range_end, COLUMNS, PADDED)
 
 
 def walk_bwd(
@@ -270,7 +276,7 @@ def walk_bwd(
         assigned.n_programs,
         records=records,
         backgrounds=backgrounds,
-        slots=assigned.slots,
+        entries=assigned.entries,
         order=assigned.order,
         transmittances=transmittances,
         last_ids=last_ids,

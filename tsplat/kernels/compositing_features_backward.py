@@ -27,7 +27,18 @@ from .compositing_parts import assign_slots, list_arguments, part_arguments
 from .compositing_records import pack_records
 from .device_math import load_tuple
 from .launch import FEATURES_MIN, Int, PartShape, kernel, launch
-from .tile_math import MOMENTS, RECORD, absorb_vjp, clamped_alpha, load_range, log2_alpha, part_pixels, zero_slots
+from .tile_math import (
+    MOMENTS,
+    RECORD,
+    absorb_vjp,
+    clamped_alpha,
+    load_range,
+    load_row,
+    load_slot,
+    log2_alpha,
+    part_pixels,
+    zero_slots,
+)
 
 
 @triton.jit
@@ -59,8 +70,7 @@ def _features_bwd_kernel(
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
     offsets,  # [lists + 1] int64
-    ids,  # [K] int32
-    slots,  # [K] integers
+    entries,  # [K] int64, see ``PartSlots``
     order,  # [lists] int64 or None
     transmittances,  # [I, height, width]
     last_ids,  # [I, height, width] int32
@@ -125,14 +135,13 @@ def _features_bwd_kernel(
                     rest += tl.reshape(tl.sum(v * behind, 1), [HEIGHT, WIDTH])
         last = tl.load(last_ids + pixel, mask=inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
-        list_ids = ids + start
-        list_slots = slots + start
+        list_entries = entries + start
         for done in range(0, end - begin, GROUP):
             # Back to front; before the start, repeats the first row with weight 0.
             place = end - 1 - done - column
             listed = place >= begin
-            rows = tl.load(list_ids + tl.maximum(place, begin)).to(tl.int64)
-            out = v_slots + tl.load(list_slots + tl.maximum(place, begin)).to(tl.int64) * slot_width
+            rows = load_row(list_entries, tl.maximum(place, begin)).to(tl.int64)
+            out = v_slots + load_slot(list_entries, tl.maximum(place, begin)) * slot_width
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
             for chunk in range(chunks):
                 channel = chunk * CHANNELS + channels
@@ -175,7 +184,7 @@ def _features_bwd_kernel(
                 in_slot = listed[:, None] & (channel < n_features)
                 _add_to_slots(out[:, None] + MOMENTS + channel, v_features, in_slot, TOGETHER)
         if TOGETHER == 1:
-            zero_slots(v_slots, list_slots, end, range_end, slot_width, PADDED)
+            zero_slots(v_slots, list_entries, end, range_end, slot_width, PADDED)
 
 
 def features_bwd(
@@ -206,7 +215,7 @@ def features_bwd(
         colors=splats.colors,
         depths=splats.depths,
         backgrounds=backgrounds,
-        slots=assigned.slots,
+        entries=assigned.entries,
         order=assigned.order,
         transmittances=transmittances,
         last_ids=last_ids,

@@ -156,6 +156,7 @@ def features_fwd(
         depths=splats.depths,
         backgrounds=backgrounds,
         masks=masks,
+        ids=lists.ids,
         order=part_order(lists.offsets, intersections.isect_offsets),
         render_colors=buffers.colors,
         transmittances=buffers.transmittances,

@@ -145,6 +145,7 @@ def walk_fwd(
             records=records,
             backgrounds=None if backgrounds is None else backgrounds[:, channels],
             masks=masks,
+            ids=lists.ids,
             order=order,
             render_colors=buffers.colors[..., first:],
             transmittances=buffers.transmittances if first == 0 else None,

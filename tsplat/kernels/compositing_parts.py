@@ -161,22 +161,24 @@ def _slot_counts_kernel(
 
 
 @kernel
-def _part_slots_kernel(
+def _part_entries_kernel(
+    flatten_ids,  # [M] int32
     slots,  # [M] int64
     starts,  # [M + 1] int64, first slot of each intersection in Gaussian-major order
     words,  # [parts, n_words] int32
     totals,  # [parts, n_words] int64
-    part_slots,  # [K] int32 or int64, output
+    entries,  # [K] int64, output
     n: "Int", n_words: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Assigns a slot to each entry of each list. One lane per intersection."""
+    """Writes row and slot of each entry of each list. One lane per intersection."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
+    row = tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
     slot = tl.load(starts + tl.load(slots + index, mask=mask, other=0), mask=mask, other=0)
     for part in tl.static_range(PARTS):
         place, reached = _place(words, totals, part, n_words, index, mask, PTX)
-        tl.store(part_slots + place, slot, mask=mask & (reached != 0))
+        tl.store(entries + place, slot << 32 | row, mask=mask & (reached != 0))
         slot += reached
 
 
@@ -184,7 +186,7 @@ class PartSlots(NamedTuple):
     """Where the programs of the backward pass write the gradients of the entries of lists.
 
     Attributes:
-        slots: [K] integers, slot of each entry.
+        entries: [K] int64, row of each entry in the low 32 bits, slot in the high ones.
         slot_starts: [S + 1], first slot of each span, see ``GaussianMajor``.
         v_slots: [slots, columns], uninitialized, or zero if parts of a tile share slots.
         order: Order of programs, [programs without segments] int64, or None.
@@ -192,7 +194,7 @@ class PartSlots(NamedTuple):
         n_programs: Number of programs.
     """
 
-    slots: Tensor
+    entries: Tensor
     slot_starts: Tensor
     v_slots: Tensor
     order: Tensor | None
@@ -221,7 +223,6 @@ def list_arguments(lists: PartLists) -> dict[str, Tensor | int | None]:
     """Returns the arguments of kernels that composite lists and their segments."""
     return {
         "offsets": lists.offsets,
-        "ids": lists.ids,
         "segment_starts": lists.segment_starts,
         "segment_lists": lists.segment_lists,
         "segment_transmittances": lists.segment_transmittances,
@@ -372,50 +373,54 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
     n_lists = lists.offsets.numel() - 1
     together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_segments == 0 else 1
     if together > 1:
-        slots, slot_starts = _shared_slots(lists, gaussian_major)
+        entries, slot_starts = _shared_entries(lists, intersections.flatten_ids, gaussian_major)
         order = longest_first(isect_offsets)
         v_slots = records.new_zeros(intersections.flatten_ids.numel(), columns)
     else:
-        slots, slot_starts = part_slots(lists, gaussian_major)
+        entries, slot_starts = part_entries(lists, intersections.flatten_ids, gaussian_major)
         order = longest_first(lists.offsets)
-        v_slots = records.new_empty(lists.ids.numel(), columns)
+        v_slots = records.new_empty(entries.numel(), columns)
     n_programs = programs(lists.n_segments + n_lists // together, 1)
-    return PartSlots(slots, slot_starts, v_slots, order, together, n_programs)
+    return PartSlots(entries, slot_starts, v_slots, order, together, n_programs)
 
 
-def _shared_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:
-    """Returns what :func:`part_slots` does, if the parts of a tile share the slot of an intersection."""
+def _shared_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) -> tuple[Tensor, Tensor]:
+    """Returns what :func:`part_entries` does, if the parts of a tile share the slot of an intersection."""
+    entries = order.slots << 32 | flatten_ids
     if lists.words is None or lists.totals is None:
-        return order.slots, order.slot_starts
-    return _listed(order.slots, lists.words, lists.totals, lists.ids.numel()), order.slot_starts
+        return entries, order.slot_starts
+    return _listed(entries, lists.words, lists.totals, lists.ids.numel()), order.slot_starts
 
 
-def part_slots(lists: PartLists, order: GaussianMajor) -> tuple[Tensor, Tensor]:
+def part_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) -> tuple[Tensor, Tensor]:
     """Assigns slots to the entries of lists, those of a Gaussian one after the other.
 
+    Args:
+        flatten_ids: [M], row of each intersection.
+
     Returns:
-        Slots of the entries [K], and the first slot of each span [S + 1].
+        Rows and slots of the entries [K], see ``PartSlots``, and the first slot of each span [S + 1].
     """
     if lists.words is None or lists.totals is None:
-        return order.slots, order.slot_starts
+        return _shared_entries(lists, flatten_ids, order)
     parts, n_words = lists.words.shape
     n = order.slots.numel()
     counts = lists.words.new_empty(n)
     sizes = {"n": n, "n_words": n_words, "PARTS": parts}
     launch_elementwise(_slot_counts_kernel, n, BLOCK, slots=order.slots, words=lists.words, counts=counts, **sizes)
     starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int64), (1, 0))
-    n_slots = lists.ids.numel()
-    slots = lists.ids.new_empty(n_slots, dtype=torch.int32 if n_slots < 2**31 else torch.int64)
+    entries = order.slots.new_empty(lists.ids.numel())
     launch_elementwise(
-        _part_slots_kernel,
+        _part_entries_kernel,
         n,
         BLOCK,
+        flatten_ids=flatten_ids,
         slots=order.slots,
         starts=starts,
         words=lists.words,
         totals=lists.totals,
-        part_slots=slots,
-        PTX=has_ptx(slots),
+        entries=entries,
+        PTX=has_ptx(entries),
         **sizes,
     )
-    return slots, starts[order.slot_starts]
+    return entries, starts[order.slot_starts]

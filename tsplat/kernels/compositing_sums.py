@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..data import CompositingSettings, GaussianMajor, SplatGradients
-from .device_math import load_tuple
-from .launch import Int, kernel, launch, launch_elementwise, programs
+from .device_math import load4, load_tuple
+from .launch import Int, approximate, kernel, launch, launch_elementwise, programs
 from .tile_math import MOMENTS
 
 BLOCK = 128
@@ -64,9 +64,9 @@ def _row_sum_kernel(
     span_starts,  # [nnz + 1] int64
     rows,  # [nnz] int64
     large,  # [nnz] bool
-    sums,  # [nnz, WIDTH], added to
+    sums,  # [nnz, SUMS_WIDTH], added to
     n_rows: "Int", blocks: "Int",
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Adds the slots of Gaussians, COLUMNS columns of them, to their rows. One lane per Gaussian and column."""
     GROUP: tl.constexpr = LANES // COLUMNS
@@ -82,7 +82,7 @@ def _row_sum_kernel(
     is_large = tl.load(large + row, mask=mask, other=0) != 0
     start = tl.load(slot_starts + first, mask=mask, other=0)
     end = tl.load(slot_starts + last, mask=mask, other=0)
-    total = tl.load(sums + row * WIDTH + column, mask=mask, other=0.0)
+    total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
     length = tl.where(is_large, 0, end - start).to(tl.int32)
     address = v_slots + start * WIDTH + column
     for base in range(0, tl.max(length), CHUNK):
@@ -92,28 +92,32 @@ def _row_sum_kernel(
     for base in range(0, tl.max(count), CHUNK):
         for k in tl.static_range(CHUNK):
             here = base + k < count
-            start = tl.load(slot_starts + first + base + k, mask=here, other=0)
             end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
-            total += tl.load(v_slots + start * WIDTH + column, mask=start < end, other=0.0)
-    tl.store(sums + row * WIDTH + column, total, mask=mask)
+            total += tl.load(v_slots + start * WIDTH + column, mask=here & (start < end), other=0.0)
+            start = end
+    tl.store(sums + row * SUMS_WIDTH + column, total, mask=mask)
 
 
 @kernel
 def _moments_kernel(
-    sums,  # [nnz, width]
+    sums,  # [nnz, width], width a multiple of 4
     conics,  # [nnz, 3]
     opacities,  # [nnz]
     v_means2d,  # [nnz, 2], output
     v_conics,  # [nnz, 3], output
     v_opacities,  # [nnz], output
     absgrad,  # [nnz, 2], output, or None
-    n_rows: "Int", width: "Int",
-    BLOCK: tl.constexpr,
+    n_rows: "Int", width: "Int", absgrad_column: "Int",
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of mean, conic and opacity from the moments of g."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
-    moment = load_tuple(sums + row * width, 1, MOMENTS, mask)
+    if WIDE:
+        at = sums + tl.minimum(row, n_rows - 1) * width
+        moment = load4(at) + load4(at + 4)
+    else:
+        moment = load_tuple(sums + row * width, 1, MOMENTS, mask)
     c = load_tuple(conics + row * 3, 1, 3, mask)
     opacity = tl.load(opacities + row, mask=mask, other=1.0)
     tl.store(v_means2d + row * 2, c[0] * moment[1] + c[1] * moment[2], mask=mask)
@@ -124,17 +128,17 @@ def _moments_kernel(
     tl.store(v_opacities + row, tl.where(opacity > 0.0, moment[0] / opacity, 0.0), mask=mask)
     if absgrad is not None:
         for k in tl.static_range(2):
-            slope = tl.load(sums + row * width + width - 2 + k, mask=mask, other=0.0)
+            slope = tl.load(sums + row * width + absgrad_column + k, mask=mask, other=0.0)
             tl.store(absgrad + row * 2 + k, slope * LN_2, mask=mask)
 
 
 def sum_slots(v_slots: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor) -> None:
-    """Adds the slots [K, width] of each Gaussian to its row of sums [nnz, width]. Overwrites slots.
+    """Adds the slots [K, columns] of each Gaussian to its row of sums [nnz, width]. Overwrites slots.
 
     The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, in
     parallel. As spans lie within a row of tiles, bits do not depend on the split into bands.
     """
-    n_spans, n_rows, width = order.slot_starts.numel() - 1, order.rows.numel(), sums.shape[1]
+    n_spans, n_rows, width = order.slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
     arguments = {"v_slots": v_slots, "slot_starts": order.slot_starts, "rows": order.rows, "large": large}
     columns = min(triton.next_power_of_2(width), 16)
     blocks = triton.cdiv(width, columns)
@@ -162,6 +166,7 @@ def sum_slots(v_slots: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor
         n_rows=n_rows,
         blocks=blocks,
         WIDTH=width,
+        SUMS_WIDTH=sums.shape[1],
         COLUMNS=columns,
         CHUNK=ROW_CHUNK,
         LANES=LANES,
@@ -169,9 +174,14 @@ def sum_slots(v_slots: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor
     )
 
 
-def sum_columns(n_features: int, absgrad: bool) -> int:
-    """Returns the columns of the sums that :func:`composite_bwd` adds to: moments, features, and two for absgrad."""
+def slot_columns(n_features: int, absgrad: bool) -> int:
+    """Returns the columns of slots: moments, features, and two for absgrad."""
     return int(MOMENTS.value) + n_features + 2 * absgrad
+
+
+def sum_columns(n_features: int, absgrad: bool) -> int:
+    """Returns the columns of the sums that :func:`composite_bwd` adds to: those of slots, padded for wide loads."""
+    return int(triton.cdiv(slot_columns(n_features, absgrad), 4)) * 4
 
 
 def composite_gradients(
@@ -199,6 +209,8 @@ def composite_gradients(
         absgrad=absgrad,
         n_rows=n_rows,
         width=sums.shape[1],
+        absgrad_column=MOMENTS.value + n_features,
+        WIDE=approximate(sums),
     )
     v_features = sums[:, MOMENTS.value : MOMENTS.value + n_features]
     return SplatGradients(v_means2d, v_conics, v_opacities, v_features, absgrad)

@@ -98,13 +98,38 @@ def part_pixels(
 
 
 @triton.jit
-def zero_slots(v_slots, slots, first, count, slot_width, COLUMNS: tl.constexpr):
+def entry_row(entry):
+    """Row of an entry of a list of the backward pass."""
+    return entry.to(tl.int32)
+
+
+@triton.jit
+def entry_slot(entry):
+    """Slot of an entry of a list of the backward pass. int64"""
+    return (entry >> 32).to(tl.uint32).to(tl.int64)
+
+
+@triton.jit
+def load_row(entries, index):
+    """Rows of the entries at an index."""
+    return tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index)
+
+
+@triton.jit
+def load_slot(entries, index, mask=None):
+    """Slots of the entries at an index. int64"""
+    slot = tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index + 1, mask=mask)
+    return slot.to(tl.uint32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def zero_slots(v_slots, entries, first, count, slot_width, COLUMNS: tl.constexpr):
     """Zeroes the slots of entries ``first`` to ``count``, those behind the last that any pixel added."""
     column = tl.arange(0, COLUMNS)[None, :]
     zeros = tl.zeros([ZEROED, COLUMNS], v_slots.dtype.element_ty)
     for base in range(first, count, ZEROED):
         index = base + tl.arange(0, ZEROED)
-        slot = tl.load(slots + index, mask=index < count, other=0).to(tl.int64)
+        slot = load_slot(entries, index, index < count)
         out = v_slots + slot[:, None] * slot_width + column
         tl.store(out, zeros, mask=(index < count)[:, None] & (column < slot_width))
 

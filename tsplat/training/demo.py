@@ -22,7 +22,7 @@ from .configuration import Config
 from .runs import fit_and_report
 from .trainer import Trainer
 
-SHORT_RUN = Config(means_rate=6.4e-4, scales_rate=1e-2, quats_rate=4e-3, sh0_rate=1e-2, shN_rate=1e-3)
+SHORT_RUN = Config(means_rate=1e-3, scales_rate=2.2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2, shN_rate=1.5e-3)
 """Learning rates for about a thousand steps; the defaults of :class:`Config` are meant for 30,000."""
 
 
@@ -51,7 +51,7 @@ class DemoSize:
     frame_scale: float = 1.0
 
 
-ON_CPU = DemoSize(256, 192, n_train=24, n_test=4, n_points=12_000, sh_degree=1, steps=800, frames=36, frame_scale=1.5)
+ON_CPU = DemoSize(256, 192, n_train=24, n_test=4, n_points=12_000, sh_degree=1, steps=600, frames=36, frame_scale=1.5)
 ON_GPU = DemoSize(480, 360, n_train=96, n_test=6, n_points=60_000, sh_degree=2, steps=4000, frames=72)
 
 

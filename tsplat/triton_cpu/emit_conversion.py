@@ -96,8 +96,9 @@ def emit_bitcast(e: Emitter, operation: Operation) -> Value:
     (a,) = e.operands(operation)
     if a.type.pointer:
         type = operation.type
-        if type.element != a.type.element and {type.element, a.type.element} != {"i1", "i8"}:
-            raise UnsupportedFormError("conversion to a pointer to another type")
+        same_size = type.element == a.type.element or {type.element, a.type.element} == {"i1", "i8"}
+        if a.base is not None and not same_size:
+            raise UnsupportedFormError("conversion of a tensor to pointers to another type")
         return Value(type, a.chunks, a.steps, a.base, a.offset)
     type = a.type.with_element(operation.type.element)
     if type.llvm == a.type.llvm:

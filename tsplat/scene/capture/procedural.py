@@ -188,7 +188,7 @@ def trace(
     depths = torch.stack([_march(solid, origins, directions) for solid in SOLIDS])
     nearest, solid_ids = depths.min(0)
     hit = (nearest < torch.inf).nonzero().squeeze(1)
-    points = torch.addcmul(origins[:, hit], directions[:, hit], nearest[hit])
+    points = torch.addcmul(*(values.index_select(-1, hit) for values in (origins, directions, nearest)))
     shades = _shade(points, solid_ids[hit])
     colors = directions.new_tensor(SKY)[:, None].repeat(1, directions.shape[1]).index_copy_(1, hit, shades)
     sizes = dict(c=len(viewmats), sy=supersampling, sx=supersampling, x=width)
@@ -215,13 +215,13 @@ def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
         directions: [3, R], normalized.
     """
     offsets = origins - origins.new_tensor(solid.center)[:, None]
-    along = -(offsets * directions).sum(0)
-    half = solid.radius**2 - (offsets * offsets).sum(0) + along * along
+    along = -_dot(offsets, directions)
+    half = (along * along - _dot(offsets, offsets)).add_(solid.radius**2)
     half = torch.where(half > 0, half, torch.nan).sqrt()
     active = (along + half > 0).nonzero().squeeze(1)
     depths = torch.full_like(along, torch.inf)
-    start = solid.rotated(offsets[:, active])
-    direction = solid.rotated(directions[:, active])
+    start = solid.rotated(offsets.index_select(1, active))
+    direction = solid.rotated(directions.index_select(1, active))
     # The part of each ray within the bounding sphere and box.
     extent = start.new_tensor(solid.half)[:, None] * direction.sign()
     t = torch.maximum((along - half)[active].clamp_min(0), ((-extent - start) / direction).amax(0))
@@ -230,7 +230,9 @@ def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
     for _ in range(STEPS // UNROLL):
         if not len(left):
             break
-        active, start, direction, t, end = active[left], start[:, left], direction[:, left], t[left], end[left]
+        active, start, direction, t, end = (
+            values.index_select(-1, left) for values in (active, start, direction, t, end)
+        )
         hit = torch.zeros_like(active, dtype=torch.bool)
         for _ in range(UNROLL):
             step = solid.field(torch.addcmul(start, direction, t))
@@ -246,18 +248,18 @@ def _shade(points: Tensor, solid_ids: Tensor) -> Tensor:
     albedo, normals = torch.empty_like(points), torch.empty_like(points)
     for i, solid in enumerate(SOLIDS):
         on_solid = (solid_ids == i).nonzero().squeeze(1)
-        local = solid.local(points[:, on_solid])
+        local = solid.local(points.index_select(1, on_solid))
         albedo.index_copy_(1, on_solid, solid.color(local))
         with torch.enable_grad():
             local.requires_grad_()
             (gradient,) = torch.autograd.grad(solid.field(local).sum(), local)
         normals.index_copy_(1, on_solid, solid.rotated_back(gradient / _norm(gradient)))
     sun = normalize(points.new_tensor(SUN), dim=0)[:, None]
-    sunlight = (normals * sun).sum(0).clamp_min(0)
+    sunlight = _dot(normals, sun).clamp_min(0)
     for solid in SOLIDS:
         facing = sunlight.nonzero().squeeze(1)
         # Offset from the surface to avoid self-shadowing.
-        origins = points[:, facing] + 5e-3 * normals[:, facing]
+        origins = points.index_select(1, facing) + 5e-3 * normals.index_select(1, facing)
         sunlight[facing[_march(solid, origins, sun.expand_as(origins)) < torch.inf]] = 0
     skylight = 0.5 - 0.5 * normals[1]
     # Ambient occlusion.
@@ -320,7 +322,15 @@ def _rounded(beyond: Tensor, edge: float) -> Tensor:
 
 def _norm(points: Tensor) -> Tensor:
     """Returns the norms [R] of vectors [D, R]."""
-    return (points * points).sum(0).sqrt()
+    return _dot(points, points).sqrt()
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Returns the dot products [R] of vectors [D, R]; faster than a sum of products over the first dimension."""
+    products = a[0] * b[0]
+    for i in range(1, len(a)):
+        products.addcmul_(a[i], b[i])
+    return products
 
 
 def _mix(choice: Tensor, *colors: tuple[float, float, float]) -> Tensor:
