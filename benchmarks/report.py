@@ -65,8 +65,6 @@ What the figures include and what they do not:
   present model predicts 2,549 + 3,405 us for kettle-400x300, 673 + 1,169 us for garden-648x420, 355 + 1,193 us for
   garden-1296x840, 473 + 1,241 us for garden-1920x1080, and 951 + 1,294 us for dense-tile.
 - 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, in parts of 8x8 pixels.
-- tsplat's figures are from before the backward pass skipped the gradients of pixels that no Gaussian covers. That
-  changes 20.6 us for cloud to 20.8 us; the other scenes were not predicted again.
 
 ### tsplat divided by gsplat
 
