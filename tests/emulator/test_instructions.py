@@ -110,6 +110,23 @@ def test_wide_and_narrow_integers(target, code):
 
 
 @triton.jit
+def _halves_of_scalars(a, out):
+    program = tl.program_id(0)
+    value = tl.load(a + program)
+    tl.store(out + 2 * program, value.to(tl.int32).to(tl.int64) * 5)
+    tl.store(out + 2 * program + 1, (value >> 32).to(tl.uint32).to(tl.int64))
+
+
+def test_halves_of_scalars(target, code):
+    values = torch.tensor(INTEGERS, dtype=torch.int64) * 0x3_0000_0007
+    out = torch.zeros(len(values), 2, dtype=torch.int64)
+    with emulated(target, code):
+        _halves_of_scalars[(len(values),)](values, out)
+    expected = torch.stack([values.int().long() * 5, values >> 32 & 0xFFFFFFFF], 1)
+    same(out, expected)
+
+
+@triton.jit
 def _floats(a, b, out, N: tl.constexpr):
     i = tl.arange(0, N)
     x = tl.load(a + i)

@@ -30,7 +30,7 @@ SMALL, LARGE = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
 are more programs; larger parts share more of the work of a Gaussian."""
 
-SEGMENTS = {256: 32, SMALL: 128, math.inf: 1024}
+SEGMENTS = {256: 16, SMALL: 64, math.inf: 1024}
 """Entries of the segments that long lists are cut into on GPUs, for numbers of tiles below the keys. Few tiles do not
 fill a GPU, and segments pay for that with a second walk over all but the last of them."""
 
