@@ -197,6 +197,8 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
         n_tiles: Number of tiles of all images. That of a band must not matter, or sums would depend on the bands.
     """
     segment = next(length for limit, length in SEGMENTS.items() if n_tiles < limit)
+    if n_features > 2 * FEATURES_MIN:
+        segment *= 2  # each keeps the features of its pixels
     if is_compiled_for_cpu(tensor):
         width, height, segment = tile_size, CPU_ROWS, CPU_SEGMENT
     elif n_features >= FEATURES_MIN:
