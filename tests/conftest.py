@@ -65,9 +65,9 @@ def _scope(item, fixture):
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory):
+def forks():
     """Runs code in new processes; see :class:`Forks`."""
-    forks = Forks(tmp_path_factory.mktemp("forks"))
+    forks = Forks()
     yield forks
     forks.close()
 
