@@ -10,8 +10,8 @@ import torch
 
 import tsplat
 from tests.support import scenes
+from tests.support.cases import draw
 from tests.support.closeness import assert_run_fp32, assert_same_bits, compare, run, run_reference
-from tests.support.properties import draw
 from tsplat import reference
 
 pytestmark = pytest.mark.triton

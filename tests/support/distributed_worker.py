@@ -31,7 +31,7 @@ from torch import Tensor
 
 import tsplat
 from benchmarks.scaling import ROW_BYTES, ROW_BYTES_BACK
-from tests.support import properties, scenes
+from tests.support import cases, scenes
 from tests.support.closeness import FP32_EPSILONS, assert_exact, compare
 from tests.support.paths import ROOT
 
@@ -99,7 +99,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     size = r.choice([2, 3, 4, 4])
     n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(0, 2 * size)
     parts = shards(split(r, n, size), split(r, n_cameras, size))
-    case = properties.draw(seed)
+    case = cases.draw(seed)
     structure = dataclasses.replace(case.structure, n=n, cameras=n_cameras, batch=(), per_camera_colors=False)
     settings = case.mode | case.layout
     dtype, half = r.choice([torch.float64, torch.float32]), r.random() < 0.2
