@@ -1,5 +1,6 @@
 """Selects the tests that can run on this machine, and fills uninitialized memory to reveal unwritten outputs."""
 
+import gc
 import os
 import sys
 
@@ -55,6 +56,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("rank_results"))
         elif shared and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared[0]}"))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # modules and tests stay; going through them again and again takes a few percent of the time
 
 
 def _scope(item, fixture):
