@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from tests.support.forks import Forks
-from tests.support.interpreter import vectorize_reductions
+from tests.support.interpreter import keep_booleans, vectorize_reductions
 from tsplat.stages.backend import cpu_compiler_problem
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
     vectorize_reductions()
+    keep_booleans()
 
 # Examples are the same in every run; `make fuzz` draws new ones. Slow machines do not fail.
 hypothesis.settings.register_profile(
