@@ -33,8 +33,9 @@ test-triton: $(VENV)/triton-$(VERSION) ## run the tests that execute Triton kern
 	$(PYTEST) tests/triton_cpu
 	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
 
+# The interpreter of Triton 3.6 converts arrays of one entry to numbers, which NumPy 2.4 no longer does.
 $(VENV)/triton-%: | $(INSTALLED)
-	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$*
+	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$* $(if $(filter 3.6.%,$*),numpy==2.3.5)
 
 lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff check .

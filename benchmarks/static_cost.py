@@ -21,6 +21,7 @@ import json
 import math
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,8 @@ from .launches import CHANNELS, Launch, kernels_are_interpreted, shipped_launche
 __all__ = ["BUDGETS", "TARGETS", "cost", "kernels_are_interpreted", "shipped_launches"]
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "hip:gfx1100")
+INSTRUCTION_BYTES = 16
+"""Of NVIDIA GPUs since Volta."""
 BUDGETS = Path(__file__).with_name("budgets.json")
 
 WALKS = ("_composite", "_features", "_transmittance")
@@ -146,23 +149,35 @@ def _exponentials(instructions: list[tuple[int, str]]) -> int:
     return sum("MUFU.EX2" in text for _, text in instructions)
 
 
-def per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> float:
-    """Instructions per 32 pixel-Gaussian evaluations in compositing, per 32 lanes elsewhere."""
+def walk_per_32(kernel: str, call: Launch, counted: list[tuple[int, str]]) -> float:
+    """Instructions per 32 pixel-Gaussian evaluations in compositing."""
+    # There is one exponential per evaluation, so their number is the unroll factor.
+    once = len(counted) / _exponentials(counted)
+    if kernel == "_features_bwd_kernel":
+        products = [counted[first : last + 1] for first, last in loops_inside(counted)]
+        again = sum(len(loop) for loop in products if any(re.search(CLASSES["tensor"], text) for _, text in loop))
+        return once + (call.chunks - 1) * again / _exponentials(counted)
+    # In the forward pass, one program per chunk of channels walks the list.
+    return once * call.chunks
+
+
+def per_32(call: Launch, n_instructions: int) -> float:
+    """Instructions per 32 lanes of output, given those of a program."""
     constants = call.constants
     warps: int = call.options.get("num_warps", 4)
-    if kernel.startswith(WALKS):
-        # There is one exponential per evaluation, so their number is the unroll factor.
-        once = len(counted) / _exponentials(counted)
-        if kernel == "_features_bwd_kernel":
-            products = [counted[first : last + 1] for first, last in loops_inside(counted)]
-            again = sum(len(loop) for loop in products if any(re.search(CLASSES["tensor"], text) for _, text in loop))
-            return once + (call.chunks - 1) * again / _exponentials(counted)
-        # In the forward pass, one program per chunk of channels walks the list.
-        return once * call.chunks
     shapes = (("BLOCK",), ("LANES",), ("ROWS", "COLUMNS"), ("GROUP", "COLUMNS"), ("WIDTH", "HEIGHT"))
     shape = next(names for names in shapes if all(name in constants for name in names))
     lanes: int = math.prod(constants[name] for name in shape)
-    return len(counted) * warps * 32 / lanes
+    return n_instructions * warps * 32 / lanes
+
+
+def code_bytes(cubin: bytes) -> int:
+    """Size of all machine code in an ELF file, with padding."""
+    (headers,) = struct.unpack_from("<Q", cubin, 40)
+    size, n_sections, names = struct.unpack_from("<3H", cubin, 58)
+    # Offset of the name, type, flags, address, offset in the file, size.
+    sections = [struct.unpack_from("<2I4Q", cubin, headers + i * size) for i in range(n_sections)]
+    return sum(section[5] for section in sections if cubin.startswith(b".text", sections[names][4] + section[0]))
 
 
 def classify(instructions: list[tuple[int, str]]) -> dict[str, int]:
@@ -173,14 +188,18 @@ def classify(instructions: list[tuple[int, str]]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def cost(label: str, call: Launch, target_text: str, *, counted: bool = True) -> dict[str, Any]:
+def cost(
+    label: str, call: Launch, target_text: str, *, counted: bool = True, budget: float | None = None
+) -> dict[str, Any]:
     """One record: kernel, variant, target, registers, spill_bytes, shared_bytes, per_32, stalls_per_32, by_class,
     code_hash.
 
     `stalls_per_32` are the cycles that a warp takes for the instructions of `per_32` if it never waits for memory or
     another warp.
 
-    Without `counted`, instructions are not counted: disassembling takes longer than compiling a short kernel.
+    Without `counted`, instructions are not counted: disassembling takes longer than compiling a short kernel. With a
+    `budget` instead, they are counted only if they could exceed it; `per_32_at_most` is their number, or a bound from
+    the size of the code.
     """
     target = parse_target(target_text)
     compiled = compile_launch(call, target)
@@ -197,13 +216,20 @@ def cost(label: str, call: Launch, target_text: str, *, counted: bool = True) ->
         }
     resources = resource_usage(compiled.asm["cubin"])
     record |= {"registers": resources["REG"], "spill_bytes": 0, "shared_bytes": compiled.metadata.shared}
+    if budget is not None and name.startswith(WALKS):
+        counted = True
+    elif budget is not None:
+        record["per_32_at_most"] = per_32(call, code_bytes(compiled.asm["cubin"]) // INSTRUCTION_BYTES)
+        counted = record["per_32_at_most"] > budget
     if not counted and not resources["STACK"]:
         return record
     listing = disassemble(compiled.asm["cubin"])
     instructions, stalls = parse_listing(listing), stall_cycles(listing)
     spilled = any(opcode(text) in ("LDL", "STL") for _, text in instructions)
     loop = body(name, instructions)
-    instructions_per_32 = per_32(name, call, loop)
+    instructions_per_32 = walk_per_32(name, call, loop) if name.startswith(WALKS) else per_32(call, len(loop))
+    if budget is not None:
+        record["per_32_at_most"] = round(instructions_per_32, 2)
     mean_stall = sum(stalls[address] for address, _ in loop) / len(loop)
     return record | {
         "spill_bytes": resources["STACK"] if spilled else 0,

@@ -1,5 +1,6 @@
 """Selects the tests that can run on this machine, and fills uninitialized memory to reveal unwritten outputs."""
 
+import gc
 import os
 import sys
 
@@ -11,12 +12,13 @@ import pytest
 import torch
 
 from tests.support.forks import Forks
-from tests.support.interpreter import vectorize_reductions
+from tests.support.interpreter import keep_booleans, vectorize_reductions
 from tsplat.stages.backend import cpu_compiler_problem
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
     vectorize_reductions()
+    keep_booleans()
 
 # Examples are the same in every run; `make fuzz` draws new ones. Slow machines do not fail.
 hypothesis.settings.register_profile(
@@ -57,6 +59,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared[0]}"))
 
 
+def pytest_collection_finish():
+    gc.freeze()  # modules and tests stay; going through them again and again takes a few percent of the time
+
+
 def _scope(item, fixture):
     """The scope of a fixture that a test asks for; None if pytest uses it for all tests of a module."""
     info = item._fixtureinfo
@@ -65,9 +71,9 @@ def _scope(item, fixture):
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory):
+def forks():
     """Runs code in new processes; see :class:`Forks`."""
-    forks = Forks(tmp_path_factory.mktemp("forks"))
+    forks = Forks()
     yield forks
     forks.close()
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from tests.support.cases import Case, draw, draw_for_tests
 from tests.support.paths import CASES
-from tests.support.properties import PROPERTIES, Case, draw, draw_for_tests
+from tests.support.properties import PROPERTIES
 
 SAVED = sorted(CASES.glob("*.json"))
 PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10))]

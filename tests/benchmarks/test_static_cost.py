@@ -28,3 +28,15 @@ def test_record_has_stall_cycles():
     label, call = next((label, call) for label, call in launches if call.kernel.__name__ == "_moments_kernel")
     record = static_cost.cost(label, call, "cuda:80")
     assert record["per_32"] <= record["stalls_per_32"] <= 15 * record["per_32"]
+
+
+@pytest.mark.slow
+def test_size_of_code_bounds_instructions():
+    launches = static_cost.shipped_launches("nvidia", (3,), (16,))
+    label, call = next((label, call) for label, call in launches if "pack" in call.kernel.__name__)
+    exact = static_cost.cost(label, call, "cuda:80")["per_32"]
+    bound = static_cost.cost(label, call, "cuda:80", counted=False, budget=1e9)
+    assert exact <= bound["per_32_at_most"] <= exact + 16
+    assert "per_32" not in bound
+    for budget in (exact, exact - 1):
+        assert static_cost.cost(label, call, "cuda:80", counted=False, budget=budget)["per_32_at_most"] == exact

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from tests.support import scenes
+from tests.support.cases import Case, draw
 from tests.support.closeness import assert_run_exact, assert_run_fp32
-from tests.support.properties import Case, draw
 from tests.tools.fuzz import write_record
 
 from .counters import total

@@ -20,9 +20,9 @@ ALL_VARIANTS = os.environ.get("TSPLAT_COMPILE") == "all"
 """Whether `make compile` runs the tests; otherwise, only some variants of the kernels in `LONG` are compiled."""
 
 LONG = {
-    "composite": {"cuda:80": (1, 3, 8), "cuda:100": (3,), "hip:gfx942": (3,)},
+    "composite": {"cuda:80": (1, 3, 8) if ALL_VARIANTS else (3, 8), "cuda:100": (3,), "hip:gfx942": (3,)},
     "features": {"cuda:100": (16, 64), "hip:gfx942": (16,)} if ALL_VARIANTS else {"cuda:100": (16,)},
-    "projection": {"cuda:80": (3,), "cuda:100": (3,), "hip:gfx942": (3,)},
+    "projection": {"cuda:80": (3,), "hip:gfx942": (3,)} | ({"cuda:100": (3,)} if ALL_VARIANTS else {}),
     "sh": {"cuda:80": (3,), "cuda:100": (3,), "hip:gfx942": (3,)},
 }
 """Kernels that take long to compile, and the channels that they are tested with on some targets.
@@ -34,22 +34,30 @@ VARIANTS = {
         r"D=3 tile 16 part \w+( segments)?",
         r"D=3 tile [48] part \w+",
         r"D=3 tile 16 image only part 16x8",
-        r"D=8 tile 16 (absgrad )?part 8x4( segments)?",
-        r"D=1 tile 16 part 16x8",
+        r"D=8 tile 16 absgrad part 8x4 segments",
         r"D=0 and depth tile 16 absgrad part 16x8",
-        r"D=3 and depth tile 16 (absgrad )?part 16x8",
+        r"D=3 and depth tile 16 absgrad part 16x8",
         r"D=3 and depth tile [48] absgrad part \w+",
     )),
     "features": r"D=16 tile 16 part 8x8 segments",
-    "projection": r"classic|antialiased (covars|ortho|fisheye)",
-    "sh": r"degree [034]",
+    "projection": r"classic|antialiased (covars|fisheye)",
+    "sh": r"degree [04]",
+    "pack": r"D=(3 and depth|16) tile \d+",
+    "sum": r"D=(3|16) tile 16",
+    "transmittance": r"D=(3|16) .*",
+    "combine": r"D=3 .*|D=16 tile 16 part .*",
 }  # fmt: skip
-"""Labels of variants: every value of every option, every size of parts with three channels, and the most registers."""
+"""Labels of variants: the values of options, every size of parts with three channels, and the most registers."""
 
 VARIANTS_ELSEWHERE = VARIANTS | {
     "composite": r"D=3 tile 16 part (8x4|16x8)( segments)?|D=3 tile [48] part \w+",
     "projection": r"antialiased covars",
     "sh": r"degree 3",
+    "pack": r"D=3 tile \d+",
+    "sum": r"D=3 tile 16",
+    "part": r"D=3 .*",
+    "transmittance": r"D=3 .*",
+    "combine": r"D=3 .*",
 }
 """The same on targets other than cuda:80."""
 
@@ -91,14 +99,14 @@ def compile_kernels(kernel, target, channels, tile_sizes):
     n_budgets = 0
     for label, call in calls.values():
         budget = BUDGETS.get(f"{call.kernel.__name__} {label}") if are_counted(kernel, target) else None
-        record = static_cost.cost(label, call, target, counted=budget is not None)
+        record = static_cost.cost(label, call, target, counted=False, budget=budget)
         if vendor == "nvidia":
             assert record["spill_bytes"] == 0, record
         if budget is not None:
             n_budgets += 1
-            assert record["per_32"] <= budget, (budget, record)
+            assert record["per_32_at_most"] <= budget, (budget, record)
             if label == "D=3 tile 16 part 16x8":
-                assert record["per_32"] <= GOALS.get(record["kernel"], 1e9), record
+                assert record["per_32_at_most"] <= GOALS.get(record["kernel"], 1e9), record
     return n_budgets
 
 

@@ -34,11 +34,11 @@ def specialization(kernel, arguments):
     "strategy",
     [
         MCMCStrategy(cap_max=400, refine_start_iter=20, refine_every=20),
-        DefaultStrategy(refine_start_iter=20, refine_every=20, reset_every=100),
+        DefaultStrategy(refine_start_iter=20, refine_every=20, reset_every=40),
     ],
     ids=["mcmc", "default"],
 )
-def test_training_compiles_nothing_after_its_first_hundred_steps(strategy, monkeypatch):
+def test_training_compiles_nothing_after_its_first_steps(strategy, monkeypatch):
     compiled, sizes = set(), set()
     run = triton_cpu.launch
 
@@ -48,11 +48,11 @@ def test_training_compiles_nothing_after_its_first_hundred_steps(strategy, monke
 
     monkeypatch.setattr(triton_cpu, "launch", recorded)
     gaussians = make_gaussians(n=64)
-    trainer = Trainer(gaussians, make_views(gaussians), Config(steps=300, sh_interval=20, strategy=strategy))
-    for _ in range(100):
+    trainer = Trainer(gaussians, make_views(gaussians), Config(steps=160, sh_interval=20, strategy=strategy))
+    for _ in range(70):
         trainer.advance()
     early = set(compiled)
-    for _ in range(200):
+    for _ in range(90):
         trainer.advance()
         sizes.add(len(trainer.gaussians.means))
     assert len(sizes) > 3, "the number of Gaussians did not change"

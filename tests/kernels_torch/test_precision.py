@@ -9,7 +9,7 @@ from tests.support.closeness import assert_decisions, assert_run_fp32
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(scenes.structures(max_pixels=40, max_n=40), scenes.modes(), scenes.layouts())
 def test_random_scenes_match_reference(structure, mode, layout):
     scene = scenes.make(structure, torch.float32)

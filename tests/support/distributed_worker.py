@@ -31,7 +31,7 @@ from torch import Tensor
 
 import tsplat
 from benchmarks.scaling import ROW_BYTES, ROW_BYTES_BACK
-from tests.support import properties, scenes
+from tests.support import cases, scenes
 from tests.support.closeness import FP32_EPSILONS, assert_exact, compare
 from tests.support.paths import ROOT
 
@@ -104,13 +104,13 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     size = r.choice([2, 3, 4, 4])
     n, n_cameras = r.choice([0, 1, 12, 30, 100]), r.randint(0, 2 * size)
     parts = shards(split(r, n, size), split(r, n_cameras, size))
-    case = properties.draw(seed)
+    # Ranks exchange the same whatever composites, and kernels have to be compiled.
+    backend = r.choice(["triton", *["torch"] * 7])
+    case = cases.draw_for_tests(seed) if backend == "triton" else cases.draw(seed)
     structure = dataclasses.replace(case.structure, n=n, cameras=n_cameras, batch=(), per_camera_colors=False)
-    settings = case.mode | case.layout
+    settings = case.mode | case.layout | dict(backend=backend)
     dtype, half = r.choice([torch.float64, torch.float32]), r.random() < 0.2
     frozen, frozen_cameras = r.choice([None, None, None, *range(size)]), r.random() < 0.3
-    # Ranks exchange the same whatever composites; most cases need kernels of their own.
-    settings["backend"] = r.choice(["triton", *["torch"] * 7])
     rank = dist.get_rank()
     if rank >= size:
         return None

@@ -1,16 +1,18 @@
 """New processes with PyTorch imported, and nothing of tsplat: forked from one process, as the import takes seconds.
 
-``python -m tests.support.forks`` is that process. It reads requests from its standard input, one JSON object per line,
-and answers each with an exit status.
+``python -m tests.support.forks MODULE...`` is that process. It imports the modules, reads requests from its standard
+input, one JSON object per line, and answers each with an exit status and the output.
 """
 
+import contextlib
+import importlib
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import traceback
-from pathlib import Path
 
 from tests.support.paths import ROOT
 
@@ -19,11 +21,11 @@ class Forks:
     """Runs code in forked processes, one at a time.
 
     Args:
-        folder: For the output of the processes.
+        modules: What is imported besides PyTorch, before processes are forked.
     """
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, modules=()):
+        self.modules = modules
         self.server = None
 
     def run(self, code, *arguments, cwd=ROOT, environment=None, timeout=120):
@@ -34,37 +36,37 @@ class Forks:
             arguments: The rest of `sys.argv`.
             cwd: The working directory.
             environment: Environment variables; None for those of this process.
-            timeout: Seconds after which the process is killed.
+            timeout: Seconds after which the process is killed. Processes that it leaves behind are killed, too.
 
         Returns:
             A `subprocess.CompletedProcess` with the output as text.
         """
         if self.server is None:
-            command = [sys.executable, "-m", "tests.support.forks"]
+            command = [sys.executable, "-m", "tests.support.forks", *self.modules]
             pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self.server = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
-        outputs = [str(self.folder / name) for name in ("stdout", "stderr")]
         request = {
-            "code": code, "arguments": list(map(str, arguments)), "cwd": str(cwd), "outputs": outputs,
-            "environment": dict(os.environ if environment is None else environment), "timeout": timeout,
+            "code": code, "arguments": list(map(str, arguments)), "cwd": str(cwd), "timeout": timeout,
+            "environment": dict(os.environ if environment is None else environment),
         }  # fmt: skip
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
-        status = int(self.server.stdout.readline())
-        return subprocess.CompletedProcess([code, *arguments], status, *(Path(path).read_text() for path in outputs))
+        return subprocess.CompletedProcess([code, *arguments], *json.loads(self.server.stdout.readline()))
 
     def close(self):
         if self.server is not None:
             self.server.communicate()
 
 
-def run(request):
+def run(request, outputs):
     """Runs the code of a request in this process, which ends."""
     status = 1
     try:
-        for descriptor, path in enumerate(request["outputs"], start=1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.setsid()
+        for descriptor, output in enumerate(outputs, start=1):
+            os.dup2(output, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.closerange(3, 64)
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
@@ -83,14 +85,43 @@ def run(request):
         os._exit(status)
 
 
-def main():
-    import torch  # noqa: F401  # for all processes
+def answer(request):
+    """Returns the exit status, the standard output and the standard error of a request."""
+    pipes = [os.pipe(), os.pipe()]
+    child = os.fork()
+    if child == 0:
+        run(request, [writing for _, writing in pipes])
+    found = {reading: b"" for reading, _ in pipes}
+    status = None
+    with selectors.DefaultSelector() as selector:
+        for reading, writing in pipes:
+            os.close(writing)
+            selector.register(reading, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(0.1)
+            for key, _ in ready:
+                found[key.fd] += (content := os.read(key.fd, 65536))
+                if not content:
+                    selector.unregister(key.fd)
+            # Processes that the child left behind may keep the pipes open.
+            if not ready and status is not None:
+                break
+            if not ready and (ended := os.waitpid(child, os.WNOHANG))[0]:
+                status = ended[1]
+    if status is None:
+        status = os.waitpid(child, 0)[1]
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    for reading in found:
+        os.close(reading)
+    return os.waitstatus_to_exitcode(status), *(content.decode() for content in found.values())
 
+
+def main():
+    for module in ("torch", *sys.argv[1:]):
+        importlib.import_module(module)
     for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            run(json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(json.dumps(answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

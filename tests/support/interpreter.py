@@ -1,14 +1,14 @@
-"""A faster `tl.reduce` for Triton's interpreter.
-
-The interpreter calls custom combine functions element by element. Here, they are called for whole slices: with
-the same operands in the same order, and so with the same results.
-"""
+"""Triton's interpreter for the tests: a faster `tl.reduce`, and masks that Triton 3.9 can store with."""
 
 import numpy as np
 
 
 def vectorize_reductions():
-    """Replaces the interpreter's fallback for `tl.reduce` in this process."""
+    """Replaces the interpreter's fallback for `tl.reduce` in this process.
+
+    The interpreter calls custom combine functions element by element. Here, they are called for whole slices: with the
+    same operands in the same order, and so with the same results.
+    """
     from triton.runtime.interpreter import ReduceOps
 
     def reduce_slices(self, tensors):
@@ -31,3 +31,22 @@ def vectorize_reductions():
         return [self.to_tensor(result, tensor.dtype) for result, tensor in zip(results, tensors)]
 
     ReduceOps.generic_reduce = reduce_slices
+
+
+def keep_booleans():
+    """Keeps the type of comparisons of scalars in this process when they become tensors.
+
+    Comparisons have the type of what is compared, and `create_splat` converts them to it. Triton 3.9 raises if such a
+    tensor is a mask; earlier versions take any number.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    splat = InterpreterBuilder.create_splat
+
+    def splat_of_type(self, shape, value):
+        if value.data.dtype == np.bool_:
+            value = TensorHandle(value.data, tl.int1)
+        return splat(self, shape, value)
+
+    InterpreterBuilder.create_splat = splat_of_type

@@ -1,8 +1,7 @@
 """Properties that hold for every scene. Tests check each on a few random cases, `make fuzz` on any number.
 
-A case is plain data, so that one that failed can be saved as a small file and replayed by the tests. A property takes a
-case and a backend, raises AssertionError if it does not hold, and returns the largest error over its bound, or 0 if it
-compares bits.
+A property takes a case and a backend, raises AssertionError if it does not hold, and returns the largest error over its
+bound, or 0 if it compares bits.
 """
 
 from __future__ import annotations
@@ -19,110 +18,13 @@ from torch import Tensor
 
 import tsplat
 from tests.support import scenes
+from tests.support.cases import Case
 from tests.support.closeness import LAYOUT, assert_exact, assert_run_exact, assert_run_fp32, assert_same_bits, run
 from tsplat import reference
 from tsplat.config import PRESETS
 from tsplat.stages.backend import triton_is_interpreted
 
-SETTINGS_IN_TESTS = 40
-
-BEHIND = -10.0
-"""A near plane behind the camera and all Gaussians."""
-
 GEOMETRY = ("means", "quats", "scales", "opacities", "colors")
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A scene's structure and the settings of the call. Properties draw whatever else they need from the seed."""
-
-    structure: scenes.Structure
-    mode: dict[str, Any]
-    layout: dict[str, Any]
-
-    @property
-    def seed(self) -> int:
-        return self.structure.seed
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> Case:
-        structure = dict(values["structure"], batch=tuple(values["structure"]["batch"]))
-        return Case(scenes.Structure(**structure), values["mode"], values["layout"])
-
-    def simpler(self) -> list[Case]:
-        """Cases with one simplification each."""
-        s = self.structure
-        changes: list[dict[str, Any]] = [
-            dict(n=s.n // 2), dict(n=s.n - 1), dict(cameras=1), dict(batch=()), dict(channels=1), dict(sh_degree=None),
-            dict(per_camera_colors=False), dict(covars=False), dict(backgrounds=False), dict(spare_bases=0),
-            dict(camera_model="pinhole"),
-            dict(width=max(s.width // 2, 1)), dict(height=max(s.height // 2, 1)),
-        ]  # fmt: skip
-        structures = [dataclasses.replace(s, **change) for change in changes if change.get("n", 1) >= 1]
-        modes = [{k: v for k, v in self.mode.items() if k != name} for name in self.mode]
-        return [dataclasses.replace(self, structure=new) for new in structures if new != s] + [
-            dataclasses.replace(self, mode=mode) for mode in modes
-        ]
-
-
-def draw(seed: int, *, max_n: int = 20, max_pixels: int = 24) -> Case:
-    """Draws a random case, the same for the same seed."""
-    r = random.Random(seed)
-    sh_degree = r.choice([None, 0, 1, 2, 3, 4])
-    structure = scenes.Structure(
-        n=r.randint(1, max_n),
-        cameras=r.randint(1, 3),
-        batch=r.choice([(), (), (1,), (2,), (2, 1)]),
-        channels=3 if sh_degree is not None else r.choice([1, 2, 3, 5, 7, 9]),
-        sh_degree=sh_degree,
-        spare_bases=r.randint(0, 2),
-        per_camera_colors=r.random() < 0.4,
-        covars=r.random() < 0.3,
-        backgrounds=r.random() < 0.5,
-        width=r.randint(1, max_pixels),
-        height=r.randint(1, max_pixels),
-        size=r.choice([0.3, 1.0, 3.0, 8.0]),
-        seed=seed,
-    )
-    mode = dict(
-        render_mode=r.choice(["RGB", "D", "ED", "RGB+D", "RGB+ED"]),
-        rasterize_mode=r.choice(["classic", "antialiased"]),
-        numerics=r.choice(["gsplat-1.5", "gsplat-1.6", "inria"]),
-        eps2d=r.choice([0.1, 0.3, 1.0]),
-        radius_clip=r.choice([0.0, 0.0, 3.0]),
-        near_plane=r.choice([0.01, 0.01, 2.5]),
-        far_plane=r.choice([5.0, 1e10, 1e10]),
-    )
-    layout = dict(
-        packed=r.random() < 0.5, tile_size=r.choice([4, 8, 16]), channel_chunk=r.choice([1, 2, 32]),
-        absgrad=r.random() < 0.3,
-    )  # fmt: skip
-    if r.random() > 0.7:
-        structure = dataclasses.replace(structure, camera_model=r.choice(["ortho", "fisheye"]))
-        mode["near_plane"] = r.choice([mode["near_plane"], BEHIND])
-    return Case(structure, mode, layout)
-
-
-def draw_for_tests(seed: int) -> Case:
-    """Draws a random case with one of `SETTINGS_IN_TESTS` sets of those options that kernels are compiled for.
-
-    Compiling takes most of the tests' time. `make fuzz` draws options for each case.
-    """
-    case, options = draw(seed), draw(seed % SETTINGS_IN_TESTS)
-    s = case.structure
-    of_scene = dict(n=s.n, cameras=s.cameras, batch=s.batch, width=s.width, height=s.height, size=s.size, seed=seed)
-    at_run_time = {name: case.mode[name] for name in ("eps2d", "radius_clip", "near_plane", "far_plane")}
-    structure, mode = dataclasses.replace(options.structure, **of_scene), options.mode | at_run_time
-    if structure.camera_model != "pinhole":
-        # One projection kernel for each of the other camera models.
-        structure = dataclasses.replace(structure, covars=False)
-        mode |= dict(rasterize_mode="antialiased", numerics="gsplat-1.5")
-        if seed // SETTINGS_IN_TESTS % 2:
-            mode["near_plane"] = BEHIND
-    return Case(structure, mode, options.layout)
 
 
 def _scene(structure: scenes.Structure, backend: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:

@@ -2,13 +2,10 @@
 
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from tests.support.paths import ROOT
 from tsplat import UnsupportedError
 from tsplat.compat.gsplat.distributed import LAUNCHERS, cli
 
@@ -24,6 +21,22 @@ def main(local_rank, world_rank, world_size, args):
 cli(main, 10)
 assert not dist.is_initialized()
 """
+
+RANKS = f"""
+import os, sys
+pipe, is_first = os.pipe(), os.fork() > 0
+for name in sys.argv[1:]:
+    os.environ[name] = str(int(not is_first))
+if not is_first:
+    os.dup2(pipe[1], 1)
+{RANK}
+sys.stdout.flush()
+if is_first:
+    os.close(pipe[1])
+    print(open(pipe[0]).read(), end="")
+    assert os.wait()[1] == 0
+"""
+"""Forks two ranks, and prints the output of one after that of the other."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,27 +62,12 @@ def test_several_gpus_need_a_launcher(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", LAUNCHERS, ids=lambda names: names[2])
-def test_ranks_of_a_launcher_share_a_group(names):
+def test_ranks_of_a_launcher_share_a_group(names, forks):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     # Without GPUs, so that the backend is gloo.
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK],
-            cwd=ROOT,
-            env={**os.environ, **shared, names[0]: str(rank), names[1]: str(rank), names[2]: "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=100) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert [output for output, _ in outputs] == ["0 0 2 21\n", "1 1 2 21\n"]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": "", names[2]: "2"}
+    found = forks.run(RANKS, *names[:2], environment=os.environ | shared, timeout=100)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == "0 0 2 21\n1 1 2 21\n"

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from tests.support.captures import write_colmap
 from tests.support.fault_worker import STEPS
-from tests.support.paths import ROOT
+from tests.support.forked_ranks import MODULES
+from tests.support.forks import Forks
 from tests.support.train_worker import capture
 from tsplat import ArgumentError, cli
 from tsplat.training import read_checkpoint, read_newest, resume, runs
@@ -34,7 +35,22 @@ WORKER = "tests.support.fault_worker"
 KINDS = {"killed": 3, "disk": 2, "stopped": 3, "raises": 2, "shape": 2, "setting": 3}
 """Kinds of faults, and the number of ranks: more than one survives those that only the heartbeat notices."""
 
-LAUNCH = "import sys; from tsplat.training.processes.launcher import launch; sys.exit(launch({}, {}, module={!r}))"
+LAUNCH = """
+import sys
+from tests.support.forked_ranks import fork_ranks
+from tests.support.train_worker import capture
+from tsplat.training.processes.launcher import launch
+capture()  # for all ranks
+fork_ranks()
+sys.exit(launch(sys.argv[3:], int(sys.argv[1]), module=sys.argv[2]))
+"""
+COMMAND = """
+import sys
+from tests.support.forked_ranks import fork_ranks
+from tsplat.cli import main
+fork_ranks()
+sys.exit(main())
+"""
 
 
 def faults():
@@ -44,29 +60,32 @@ def faults():
     return [(kind, world_size, rng.randrange(world_size), rng.randrange(7, STEPS - 2)) for kind, world_size in kinds]
 
 
-def launch_with_fault(run, kind, world_size, victim, step):
+@pytest.fixture(scope="module")
+def launcher_forks():
+    """Processes with everything imported that ranks need, which can fork."""
+    forks = Forks(MODULES)
+    yield forks
+    forks.close()
+
+
+def launch_with_fault(forks, run, kind, world_size, victim, step):
     """Launches ranks, one of which fails. Returns the exit status, the output and the seconds until the end."""
-    arguments = [str(run), kind, str(victim), str(step), str(HEARTBEAT_TIMEOUT)]
-    command = [sys.executable, "-c", LAUNCH.format(arguments, world_size, WORKER)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=150)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output = process.communicate()[0]
-            pytest.fail(f"the ranks did not end: {output[-3000:]}")
+    arguments = [run, kind, victim, step, HEARTBEAT_TIMEOUT]
+    process = forks.run(LAUNCH, world_size, WORKER, *arguments, timeout=150)
+    output = process.stdout + process.stderr
     failed = Path(f"{run}.failed")
+    assert process.returncode != -signal.SIGALRM, f"the ranks did not end: {output[-3000:]}"
     assert failed.exists(), output[-3000:]
     return process.returncode, output, time.time() - float(failed.read_text())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 @pytest.mark.parametrize(("kind", "world_size", "victim", "step"), faults())
-def test_failing_rank_ends_the_run_which_can_be_resumed(kind, world_size, victim, step, tmp_path, monkeypatch):
+def test_failing_rank_ends_the_run_which_can_be_resumed(
+    kind, world_size, victim, step, tmp_path, monkeypatch, launcher_forks
+):
     run = tmp_path / "run"
-    status, output, seconds = launch_with_fault(run, kind, world_size, victim, step)
+    status, output, seconds = launch_with_fault(launcher_forks, run, kind, world_size, victim, step)
     assert status != 0, output
     assert seconds < 60
     expected = {
@@ -92,8 +111,8 @@ def test_failing_rank_ends_the_run_which_can_be_resumed(kind, world_size, victim
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_after_ctrl_c_all_ranks_save_and_exit(tmp_path):
-    status, output, _ = launch_with_fault(tmp_path / "run", "interrupted", 3, 1, 10)
+def test_after_ctrl_c_all_ranks_save_and_exit(tmp_path, launcher_forks):
+    status, output, _ = launch_with_fault(launcher_forks, tmp_path / "run", "interrupted", 3, 1, 10)
     assert status == 128 + signal.SIGINT, output[-3000:]
     assert "SIGINT was forwarded to all ranks" in output
     match = re.search(rf"stopped after (\d+) of {STEPS} steps", output)
@@ -104,29 +123,23 @@ def test_after_ctrl_c_all_ranks_save_and_exit(tmp_path):
     assert {"contact_sheet.png", "metrics.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
 
-def test_command_resumes_with_another_number_of_ranks(tmp_path):
+def test_command_resumes_with_another_number_of_ranks(tmp_path, launcher_forks):
     scene, run = capture(), tmp_path / "run"
     folder = write_colmap(tmp_path / "scene", [*scene.train, *scene.test], scene.points)
 
-    def tsplat_train(*arguments):
-        process = subprocess.run(
-            [sys.executable, "-m", "tsplat", "train", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-        assert process.returncode == 0, process.stdout
+    def results(process):
+        output = process.stdout + process.stderr
+        assert process.returncode == 0, output
         assert (run / "point_cloud.ply").exists()
-        return process.stdout, json.loads((run / "metrics.json").read_text()), read_newest(run)[1].config
+        return output, json.loads((run / "metrics.json").read_text()), read_newest(run)[1].config
 
-    output, metrics, config = tsplat_train(
-        str(folder), "--out", str(run), "--device", "cpu", "--ranks", "2", "--steps", "8", "--stop-after", "4"
-    )
+    # The launcher starts these ranks as new processes, and forks those of the other tests.
+    command = [sys.executable, "-m", "tsplat", "train", str(folder), "--out", str(run), "--device", "cpu"]
+    command += ["--ranks", "2", "--steps", "8", "--stop-after", "4"]
+    output, metrics, config = results(subprocess.run(command, capture_output=True, text=True, timeout=150, check=False))
     assert "2 ranks with sharded Gaussians; 1 views per rank and step" in output
     assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (2, 4, 2)
-    output, metrics, config = tsplat_train("--resume", str(run), "--ranks", "3")
+    output, metrics, config = results(launcher_forks.run(COMMAND, "train", "--resume", run, "--ranks", 3, timeout=150))
     assert "3 ranks with sharded Gaussians; 0 or 1 views per rank and step" in output
     assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (3, 8, 2)
 

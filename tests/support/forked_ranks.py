@@ -1,0 +1,72 @@
+"""Ranks that torchrun's launcher forks from its own process, as importing all that a rank needs takes seconds."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+
+from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+
+MODULES = (
+    "matplotlib.figure", "scipy.spatial", "tests.support.train_worker", "torch._dynamo",
+    "torch.distributed.checkpoint", "torch.distributed.launcher.api", "tsplat.cli.commands", "tsplat.kernels",
+    "tsplat.triton_cpu", "tyro",
+)  # fmt: skip
+"""What ranks need; see :class:`tests.support.forks.Forks`."""
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that the launcher catches, and that a new process does not."""
+
+
+class Fork:
+    """A forked process that runs ``python -m MODULE ARGUMENTS``; has the methods of Popen that the launcher calls."""
+
+    def __init__(self, arguments, environment):
+        assert arguments[:2] == (sys.executable, "-m"), arguments
+        self.returncode = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            run(arguments[2:], environment)
+
+    def poll(self):
+        if self.returncode is None and (found := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(found[1])
+        return self.returncode
+
+    def wait(self, timeout):
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("rank", timeout)
+            time.sleep(0.02)
+        return self.returncode
+
+
+def run(arguments, environment):
+    """Runs a module in this process, which ends."""
+    status = 1
+    try:
+        os.setsid()
+        for caught in CAUGHT:
+            signal.signal(caught, signal.default_int_handler if caught == signal.SIGINT else signal.SIG_DFL)
+        os.closerange(3, 1024)  # sockets of the launcher
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv[1:] = arguments[1:]
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # PyTorch's, which names the rank
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def fork_ranks():
+    """Makes the launcher of this process fork its ranks."""
+    SubprocessHandler._popen = lambda self, arguments, environment: Fork(arguments, environment)
