@@ -275,7 +275,8 @@ MUTANTS = [
         "kernels/compositing_backward.py",
         PARTS,
         ("tl.where(covered, loaded[k], 0.0)", "loaded[k]", "gradients of uncovered pixels' colors reach Gaussians"),
-        ("tl.where(covered, -loaded_alpha, 0.0)", "-loaded_alpha", "gradients of uncovered pixels' alphas reach Gaussians"),
+        ("tl.where(covered, -loaded_alpha, 0.0)", "-loaded_alpha",
+         "gradients of uncovered pixels' alphas reach Gaussians"),
     ),
     *_in(
         "kernels/compositing_backward.py",
