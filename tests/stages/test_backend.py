@@ -35,7 +35,7 @@ def test_compiled_kernels_are_the_default_on_cpu():
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", ["projection_fwd", "composite_fwd", "composite_bwd"])
+@pytest.mark.parametrize("name", ["projection_fwd", "composite_fwd", "composite_bwd", "composite_gradients"])
 def test_kernels_that_cannot_be_compiled_fall_back_to_torch(name, monkeypatch):
     """With one warning, in the forward and the backward pass; only under backend="auto"."""
     from tsplat import kernels
@@ -44,14 +44,16 @@ def test_kernels_that_cannot_be_compiled_fall_back_to_torch(name, monkeypatch):
     def unsupported(*args, **kwargs):
         raise UnsupportedOperationError("tt.new", "a_kernel", "9.9", "not implemented")
 
-    expected, _ = run(_scene(), backend="torch")
+    expected, meta = run(_scene(), backend="torch", absgrad=True)
+    absgrad = meta["means2d"].absgrad
     monkeypatch.setattr(backend, "_fallback_reason", None)
     monkeypatch.setattr(kernels, name, unsupported)
     with pytest.warns(UserWarning, match="falls back to backend='torch'.*tt.new of Triton 9.9") as caught:
-        found, _ = run(_scene(), backend="auto")
+        found, meta = run(_scene(), backend="auto", absgrad=True)
     assert len(caught) == 1
+    torch.testing.assert_close(meta["means2d"].absgrad, absgrad, rtol=1e-3, atol=1e-3)
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key], tensor, rtol=1e-3, atol=1e-3)
-    assert_same_bits(run(_scene(), backend="auto")[0], expected)
+    assert_same_bits(run(_scene(), backend="auto", absgrad=True)[0], expected)
     with pytest.raises(UnsupportedOperationError, match=r"tt\.new"):
         run(_scene(), backend="triton")

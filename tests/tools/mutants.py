@@ -156,10 +156,10 @@ MUTANTS = [
          "no word for the end of the last list"),
         ("lengths > CUT * segment", "lengths > segment", "lists cut that are a little longer than a segment"),
         ("(lengths + (segment - 1)) // segment", "lengths // segment", "end of a list in no segment"),
-        ("slot += reached", "slot += 0", "parts share slots that they do not add to"),
+        ("reached.to(tl.int64) << 32", "0", "parts share slots that they do not add to"),
         ("entries, starts[order.slot_starts]", "entries, order.slot_starts",
          "spans of intersections for those of slots"),
-        ("slot << 32 | row", "slot << 32", "rows of entries lost"),
+        ("entry = slot << 32 | tl.load", "entry = slot << 32 | 0 * tl.load", "rows of entries lost"),
     ),
     *_in(
         "kernels/compositing_records.py",

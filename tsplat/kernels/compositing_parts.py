@@ -174,12 +174,12 @@ def _part_entries_kernel(
     """Writes row and slot of each entry of each list. One lane per intersection."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
-    row = tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
     slot = tl.load(starts + tl.load(slots + index, mask=mask, other=0), mask=mask, other=0)
+    entry = slot << 32 | tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
     for part in tl.static_range(PARTS):
         place, reached = _place(words, totals, part, n_words, index, mask, PTX)
-        tl.store(entries + place, slot << 32 | row, mask=mask & (reached != 0))
-        slot += reached
+        tl.store(entries + place, entry, mask=mask & (reached != 0))
+        entry += reached.to(tl.int64) << 32
 
 
 class PartSlots(NamedTuple):

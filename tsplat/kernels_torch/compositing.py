@@ -194,7 +194,7 @@ def composite_bwd(
     means2d, channels, absgrad = splats.means2d, splats.n_features, settings.absgrad
     records, features = _pack(splats, settings.numerics), _Features(splats)
     xs, ys = _pixel_centers(settings, means2d)
-    v_slots = means2d.new_zeros(flatten_ids.numel(), sums.shape[1])
+    v_slots = means2d.new_zeros(flatten_ids.numel(), sum_columns(channels, absgrad))
     for tile in _tiles(intersections, len(v_render_colors), settings, None):
         here = (tile.image, *tile.pixels)
         tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
@@ -245,7 +245,8 @@ def composite_bwd(
                 out.append((g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)))
                 out.append((g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)))
             v_slots[order.slots[tile.start + places]] = torch.stack(out, -1)
-    _sum_slots(v_slots, order, sums)
+    # After composite_fwd in Triton, sums are wider.
+    _sum_slots(v_slots, order, sums[:, : v_slots.shape[1]])
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
@@ -276,11 +277,12 @@ def composite_gradients(
     sums: Tensor, conics: Tensor, opacities: Tensor, n_features: int, settings: CompositingSettings
 ) -> SplatGradients:
     moment = sums[:, :MOMENTS].unbind(-1)
+    end = MOMENTS + n_features
     a, b, c = conics.unbind(-1)
     return SplatGradients(
         torch.stack([a * moment[1] + b * moment[2], b * moment[1] + c * moment[2]], -1),
         torch.stack([-0.5 * moment[3], -moment[4], -0.5 * moment[5]], -1),
         torch.where(opacities > 0, moment[0] / opacities, 0.0),
-        sums[:, MOMENTS : MOMENTS + n_features],
-        sums[:, -2:].contiguous() if settings.absgrad else None,
+        sums[:, MOMENTS:end],
+        sums[:, end : end + 2].contiguous() if settings.absgrad else None,
     )

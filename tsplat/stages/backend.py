@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -100,6 +101,9 @@ def launchers(device: torch.device, backend: Backend = "auto") -> Any:
     return _WithFallback(module) if chosen == "triton" and backend == "auto" and device.type == "cpu" else module
 
 
+SAME_BACKEND = {"composite_bwd": {"composite_fwd"}, "composite_gradients": {"composite_fwd", "composite_bwd"}}
+"""Launchers that run in PyTorch once one of these does."""
+
 _fallback_reason: str | None = None
 """Why a kernel could not be compiled for the CPU in this process; None if all could."""
 
@@ -119,8 +123,8 @@ class _WithFallback:
         def run(*args: Any, **kwargs: Any) -> Any:
             global _fallback_reason
             torch_kernels = importlib.import_module("tsplat.kernels_torch")
-            if name == "composite_bwd" and "composite_fwd" in self._fallen_back:
-                return torch_kernels.composite_bwd(*args, **kwargs)
+            if self._fallen_back & SAME_BACKEND.get(name, set()):
+                return getattr(torch_kernels, name)(*args, **kwargs)
             try:
                 return compiled(*args, **kwargs)
             except TritonCPUError as error:
@@ -130,6 +134,8 @@ class _WithFallback:
                 self._fallen_back.add(name)
                 if name == "composite_bwd":
                     args = _with_counts_of_tiles(*args)
+                if name == "composite_gradients":
+                    args = _with_natural_slopes(*args)
                 return getattr(torch_kernels, name)(*args, **kwargs)
 
         return run
@@ -142,6 +148,16 @@ def _with_counts_of_tiles(*args: Any) -> tuple[Any, ...]:
     splats, backgrounds, intersections, transmittances, last_ids, v_colors, v_alphas, sums, settings, _ = args
     counts = count_passed(splats, intersections, last_ids, settings)
     return splats, backgrounds, intersections, transmittances, counts, v_colors, v_alphas, sums, settings, None
+
+
+def _with_natural_slopes(*args: Any) -> tuple[Any, ...]:
+    """Arguments of composite_gradients in PyTorch after composite_bwd in Triton, whose slopes are those of log2."""
+    from ..kernels_torch import sum_columns
+
+    sums, conics, opacities, n_features, settings = args
+    sums = sums.clone()
+    sums[:, sum_columns(n_features, absgrad=False) :] *= math.log(2.0)
+    return sums, conics, opacities, n_features, settings
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
