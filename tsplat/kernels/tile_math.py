@@ -143,6 +143,10 @@ def log2_alpha(record, dx, dy):
 
 @triton.jit
 def clamped_alpha(record, e, APPROX: tl.constexpr):
+    """Alpha clamped to alpha_max, where it is not below the threshold."""
+    if not APPROX:
+        # Underflow would cost CPUs a hundred cycles.
+        e = tl.maximum(e, -126.0)
     return tl.minimum(exp2(e, APPROX), record[6])
 
 
