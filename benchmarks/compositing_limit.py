@@ -1,6 +1,6 @@
 """Measures how close compositing on a CPU comes to the limit of its own instructions. Uses one thread.
 
-    python -m benchmarks.compositing_limit [--only NAME] [--repeats N]
+    python -m benchmarks.compositing_limit [--only NAME] [--repeats N] [--json FILE]
 
 An evaluation is one Gaussian at one vector of pixels: 16 pixels with AVX-512, 8 with AVX2. The walks of compositing do
 nothing else that grows with the scene, so their limit is the number of evaluations times the time of one under ideal
@@ -11,10 +11,12 @@ missing to 100 % is the start and the end of lists, cache misses, and mispredict
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 import tsplat
-from benchmarks.run import COMPARED, load
+from benchmarks.run import COMPARED, Case, load
 from benchmarks.timing_worker import forward_backward
 from tsplat import triton_cpu
 from tsplat.config import TRANSMITTANCE_MIN
@@ -153,33 +155,50 @@ def vector_instructions(launch: Launch) -> int:
     return max(sum("%zmm" in line or "%ymm" in line for line in lines[a:b]) for a, b in innermost)
 
 
+def measure(cases: Iterable[Case], repeats: int) -> Iterator[dict[str, Any]]:
+    """Yields a record per scene and pass.
+
+    `evaluations` of `lanes` pixels took `ms`; one takes `ideal_ns` and `instructions` vector instructions at best.
+    """
+    lanes = target.host_target().lanes
+    passes = (("forward", FORWARD, walked), ("backward", BACKWARD, walked_back))
+    ideal = {}
+    for name, launch in recorded(ideal_step).items():
+        vectors = pixels(launch) // lanes
+        nanoseconds = 1e6 * milliseconds(launch, repeats) / (int(launch[2]["offsets"][-1]) * vectors)
+        ideal[name] = {"ideal_ns": nanoseconds, "instructions": round(vector_instructions(launch) / vectors)}
+    for case in cases:
+        scene = load(case, torch.device("cpu"))
+        if scene is None:
+            continue
+        launches = recorded(lambda scene=scene: forward_backward(scene, backend="triton"))  # type: ignore[misc]
+        for what, name, count in passes:
+            launch = launches[name]
+            evaluations = count(launch) * pixels(launch) // lanes
+            counts = {"scene": case.name, "pass": what, "lanes": lanes, "evaluations": evaluations}
+            yield counts | ideal[name] | {"ms": milliseconds(launch, repeats)}
+
+
+def share(record: dict[str, Any]) -> float:
+    """Returns the share of the limit that a record reaches."""
+    return float(1e-6 * record["evaluations"] * record["ideal_ns"] / record["ms"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", default="", help="run only scenes whose name contains this text")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
     options = parser.parse_args()
     torch.set_num_threads(1)
     triton_cpu.set_num_threads(1)
-    lanes = target.host_target().lanes
-    nanoseconds = {}
-    for name, launch in recorded(ideal_step).items():
-        vectors = pixels(launch) // lanes
-        evaluations = int(launch[2]["offsets"][-1]) * vectors
-        nanoseconds[name] = 1e6 * milliseconds(launch, options.repeats) / evaluations
-        print(f"{name}: {nanoseconds[name]:.2f} ns per evaluation of {lanes} pixels at best, "
-              f"{vector_instructions(launch) / vectors:.0f} vector instructions")  # fmt: skip
-    for case in COMPARED:
-        scene = load(case, torch.device("cpu")) if options.only in case.name else None
-        if scene is None:
-            continue
-        launches = recorded(lambda scene=scene: forward_backward(scene, backend="triton"))  # type: ignore[misc]
-        for name, count in ((FORWARD, walked), (BACKWARD, walked_back)):
-            launch = launches[name]
-            evaluations = count(launch) * pixels(launch) // lanes
-            taken = milliseconds(launch, options.repeats)
-            limit = 1e-6 * evaluations * nanoseconds[name]
-            print(f"{case.name:40} {name:22} {evaluations / 1e6:8.2f} M evaluations {taken:8.2f} ms, "
-                  f"limit {limit:8.2f} ms: {limit / taken:.0%}", flush=True)  # fmt: skip
+    for r in measure([case for case in COMPARED if options.only in case.name], options.repeats):
+        print(f"{r['scene']:40} {r['pass']:8} {r['evaluations'] / 1e6:8.2f} M evaluations of {r['lanes']} pixels, "
+              f"at best {r['ideal_ns']:.2f} ns and {r['instructions']} vector instructions each; {r['ms']:8.2f} ms, "
+              f"{share(r):.0%} of the limit", flush=True)  # fmt: skip
+        if options.json:
+            with options.json.open("a") as file:
+                file.write(json.dumps(r) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compositing_limit import share
 from benchmarks.gpu_timing.ratios import RATIOS, ratios
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 PLOT = ROOT / "docs" / "performance.png"
+LIMITS = RESULTS / "limit" / "cpu.jsonl"
 PREDICTED = RESULTS / "predicted"
 PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 
@@ -39,16 +41,11 @@ LIMIT = """
 
 `python -m benchmarks.compositing_limit` compares the two walks of compositing with the limit of their own instructions:
 the number of evaluations, of one Gaussian at one vector of pixels, times the time of one under ideal conditions (long
-lists, all Gaussians in the L1 cache). One thread, AVX-512, 16 pixels; at best, an evaluation takes 43 vector
-instructions and 9.1 ns forward, 65 and 21 ns backward:
+lists, all Gaussians in the L1 cache). On one thread:
 
-| scene | evaluations, million | forward, ms | share of the limit | backward, ms | share of the limit |
-| --- | ---: | ---: | ---: | ---: | ---: |
-| 10,000 at 192x128 | 0.26 | 2.4 | 98 % | 5.3 | 100 % |
-| 100,000 at 640x480, SH degree 3 | 2.72 | 39.7 | 62 % | 83.3 | 68 % |
-| kettle at 640x480 | 1.59 | 21.3 | 68 % | 48.6 | 67 % |
-| luma-seal at 640x480 | 1.71 | 25.4 | 61 % | 55.7 | 63 % |
+"""
 
+LIMIT_NOTE = """
 What is missing is the start and the end of lists, and cache misses of records and slots.
 """
 
@@ -134,11 +131,25 @@ def table(records: list[dict[str, Any]]) -> str:
         "| --- | --- | --- | ---: | ---: | ---: |",
     ]
     for r in records:
-        # Older records have the number of intersections under another name.
-        n_intersections = r.get("n_intersections")
+        n_intersections = r["n_intersections"]
         intersections = f"{n_intersections:,}" if n_intersections else ""
         spread = f"{r['p20']:.2f} to {r['p80']:.2f}"
         lines.append(f"| {r['scene']} | {r['backend']} | {r['what']} | {intersections} | {r['p50']:.2f} | {spread} |")
+    return "\n".join(lines) + "\n"
+
+
+def limit_table(records: list[dict[str, Any]]) -> str:
+    """Returns the records of ``benchmarks.compositing_limit`` as a Markdown table."""
+    lines = [
+        "| scene | pass | evaluations, million | pixels each | vector instructions, at best | ns, at best | ms "
+        "| share of the limit |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for r in records:
+        lines.append(
+            f"| {r['scene']} | {r['pass']} | {r['evaluations'] / 1e6:.2f} | {r['lanes']} | {r['instructions']} "
+            f"| {r['ideal_ns']:.1f} | {r['ms']:.1f} | {share(r):.0%} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -276,7 +287,8 @@ def page() -> str:
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
         text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
     records = read_records()
-    return text + LIMIT + PREDICTION + predicted_table(by_scene(records)) + NOTES + ratio_table(records) + METHOD
+    text += LIMIT + limit_table([json.loads(line) for line in LIMITS.read_text().splitlines()]) + LIMIT_NOTE
+    return text + PREDICTION + predicted_table(by_scene(records)) + NOTES + ratio_table(records) + METHOD
 
 
 def main() -> None:

@@ -111,7 +111,7 @@ def entry_slot(entry):
 
 @triton.jit
 def load_row(entries, index):
-    """Rows of the entries at an index."""
+    """Rows of the entries at an index, where registers are too few for the slots as well."""
     return tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index)
 
 

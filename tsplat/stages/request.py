@@ -349,9 +349,8 @@ def _check_options(options: Options) -> tuple[Options, Numerics]:
     check_choice("backend", options.backend, BACKENDS)
     check_choice("validate", options.validate, VALIDATE)
     numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
-    for name in ("width", "height", "channel_chunk", "memory_budget"):
-        if name != "memory_budget" or options.memory_budget is not None:
-            numbers[name] = check_size(name, getattr(options, name))
+    for name in ("width", "height", "channel_chunk", *(() if options.memory_budget is None else ("memory_budget",))):
+        numbers[name] = check_size(name, getattr(options, name))
     for name in ("sh_degree", "extra_signals_sh_degree"):
         degree = to_int(getattr(options, name))
         if degree is not None:

@@ -14,6 +14,7 @@ from tsplat.compat.gsplat import SelectiveAdam
 from tsplat.compat.gsplat.cuda._torch_impl import _eval_sh_bases_fast
 from tsplat.compat.gsplat.rendering import rasterization
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy
+from tsplat.training.losses import psnr
 
 N, N_VIEWS, STEPS = 90, 4, 17
 REFINE = dict(refine_start_iter=2, refine_every=5)
@@ -31,10 +32,6 @@ def make_data():
 def initial_points():
     generator = torch.Generator().manual_seed(11)
     return 0.5 * torch.randn(N, 3, generator=generator), torch.rand(N, 3, generator=generator)
-
-
-def psnr(image, target):
-    return -10 * (image.clamp(0, 1) - target).square().mean().log10().item()
 
 
 @dataclasses.dataclass
@@ -203,7 +200,7 @@ class SimpleTrainer:
                 camtoworlds=camtoworlds[i : i + 1], Ks=Ks[i : i + 1], width=WIDTH, height=HEIGHT,
                 sh_degree=self.sh_degree, near_plane=0.01, far_plane=1e10,
             )  # fmt: skip
-            values.append(psnr(colors[0], images[i]))
+            values.append(psnr(colors[0].clamp(0, 1), images[i]).item())
         return sum(values) / N_VIEWS
 
 
@@ -318,6 +315,6 @@ class Splatfacto(torch.nn.Module):
         for i in range(N_VIEWS):
             rgb, depth = self.get_outputs(torch.linalg.inv(camtoworlds[i : i + 1]), Ks[i : i + 1])
             assert depth.shape == (HEIGHT, WIDTH, 1)
-            values.append(psnr(rgb, images[i]))
+            values.append(psnr(rgb.clamp(0, 1), images[i]).item())
         self.train()
         return sum(values) / N_VIEWS

@@ -12,6 +12,7 @@ from tsplat import quat_scale_to_covar_preci
 from tsplat.compat.inria import GaussianRasterizationSettings, GaussianRasterizer, SparseGaussianAdam
 from tsplat.compat.inria.fused_ssim import fused_ssim
 from tsplat.compat.inria.simple_knn._C import distCUDA2
+from tsplat.training.losses import psnr
 
 N, N_VIEWS, STEPS, REFINE_EVERY = 90, 4, 17, 5
 RATES = dict(xyz=5e-3, f_dc=5e-2, f_rest=2.5e-3, opacity=5e-2, scaling=2e-2, rotation=1e-2)
@@ -208,5 +209,4 @@ class Trainer:
     def evaluate(self):
         """Mean PSNR over the views, in dB."""
         _, images = make_data()
-        errors = [(self.render(i)[0].clamp(0, 1) - images[i]).square().mean().log10() for i in range(N_VIEWS)]
-        return -10 * float(sum(errors)) / N_VIEWS
+        return sum(psnr(self.render(i)[0].clamp(0, 1), images[i]).item() for i in range(N_VIEWS)) / N_VIEWS
