@@ -172,12 +172,10 @@ class ProjectedGaussians(NamedTuple):
 
     def feature_ids(self, *, per_camera: bool) -> Tensor | None:
         """Index of each row's features in [B N, D], or in [B C N, D] if per camera; None for the identity."""
-        if per_camera:
-            return self.dense_ids
         dense_ids = self.dense_ids
+        if per_camera or self.n_cameras == 1:
+            return dense_ids
         if dense_ids is None:
-            if self.n_cameras == 1:
-                return None
             dense_ids = torch.arange(self.depths.numel(), device=self.depths.device)
         n_gaussians = max(self.n_gaussians, 1)
         return dense_ids // (self.n_cameras * n_gaussians) * n_gaussians + dense_ids % n_gaussians
@@ -372,11 +370,13 @@ class SplatGradients(NamedTuple):
     absgrad: Tensor | None
 
 
-def sum_by_id(values: Tensor, ids: Tensor, n: int) -> Tensor:
-    """Sums the rows of values [R, ...] that share an id. [n, ...]
+def sum_by_id(values: Tensor, ids: Tensor, n: int, *, unique: bool = False) -> Tensor:
+    """Sums the rows of values [R, ...] that share an id; none do if ids are unique. [n, ...]
 
     The order of summation is fixed, so results are bit-reproducible, unlike those of ``index_add_`` with threads.
     """
+    if unique:
+        return values.new_zeros(n, *values.shape[1:]).index_copy_(0, ids, values)
     ids, order = ids.sort(stable=True)
     bounds = torch.searchsorted(ids, torch.arange(n + 1, device=ids.device))
     flat = values[..., None].flatten(1)[order]

@@ -122,7 +122,7 @@ class _Composite(torch.autograd.Function):
             if colors is not None:
                 v_colors = v_splats.v_features[:, :n_colors]
                 if color_ids is not None:
-                    v_colors = sum_by_id(v_colors, color_ids, colors.shape[0])
+                    v_colors = sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(v_render_alphas) == 1)
                 v_colors = v_colors.to(colors.dtype)
             if depths is not None:
                 v_depths = v_splats.v_features[:, -1]

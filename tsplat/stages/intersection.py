@@ -30,6 +30,7 @@ from ..errors import ArgumentError, MemoryBudgetError, ShapeError
 from .backend import launchers
 from .compilation import eager
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
+from .sorting import stable_sort
 
 Band = tuple[int, int]
 """First and end flat tile row."""
@@ -134,14 +135,14 @@ def depth_order(radii: Tensor, depths: Tensor, image_ids: Tensor | None = None, 
     """
     depths = torch.where((radii > 0).all(-1), depths, torch.inf)
     if n_segments <= 1:
-        return depths.argsort(stable=True)
+        return stable_sort(depths)[1]
     if image_ids is None:
         images = depths.view(n_segments, -1)
         starts = torch.arange(n_segments, device=depths.device)[:, None] * images.shape[1]
         return (images.argsort(dim=1, stable=True) + starts).flatten()
     counts = image_ids.bincount(minlength=n_segments)
     rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
-    return torch.cat([row[depths[row].argsort(stable=True)] for row in rows])
+    return torch.cat([row[stable_sort(depths[row])[1]] for row in rows])
 
 
 @torch.no_grad()
@@ -224,10 +225,8 @@ def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int
 def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Tensor]:
     """Sorts keys [M], equal ones by index, and returns their indices as well; segment by segment if there are any."""
     if segments is None or len(segments) <= 2:
-        return keys.sort(stable=True)
-    indices = torch.empty(keys.shape, dtype=torch.int64, device=keys.device)
-    for begin, end in itertools.pairwise(segments):
-        indices[begin:end] = keys[begin:end].argsort(stable=True) + begin
+        return stable_sort(keys)
+    indices = torch.cat([stable_sort(keys[begin:end])[1] + begin for begin, end in itertools.pairwise(segments)])
     return keys[indices], indices
 
 
@@ -249,11 +248,13 @@ def encode_ids(intersections: Intersections, depths: Tensor, grid: TileGrid) -> 
     In the order of compositing, ids of a tile ascend unless depths are negative: the bits of those descend.
     """
     assert intersections.keys is not None
-    tile_ids = intersections.keys.to(torch.int64) + intersections.key_bias
-    bits = depths.detach().to(torch.float32)[intersections.flatten_ids].view(torch.int32).to(torch.int64)
-    bits = bits & 0xFFFFFFFF
-    image_ids, tile_ids = tile_ids // grid.tiles_per_image, tile_ids % grid.tiles_per_image
-    return (image_ids << (32 + _tile_bits(grid.tiles_per_image))) | (tile_ids << 32) | bits
+    tile_ids = intersections.keys.to(torch.int32) + intersections.key_bias
+    if grid.n_images > 1:
+        # Tiles of an image take a power of two of ids.
+        unused = (1 << _tile_bits(grid.tiles_per_image)) - grid.tiles_per_image
+        tile_ids = tile_ids + tile_ids // grid.tiles_per_image * unused
+    bits = depths.detach().to(torch.float32).view(torch.int32)[intersections.flatten_ids]
+    return torch.stack([bits, tile_ids], -1).view(torch.int64).squeeze(-1)  # the low half comes first
 
 
 def _tile_bits(n_tiles: int) -> int:
