@@ -28,9 +28,9 @@ test: lint ## lint, types and all tests: about 20 minutes on two cores
 # The environment keeps its own Triton; the one in PYTHONPATH is found first.
 test-triton: export PYTHONPATH := $(abspath $(VENV)/triton-$(VERSION))
 test-triton: export TRITON_CACHE_DIR := $(abspath $(VENV)/triton-$(VERSION)-cache)
-test-triton: $(VENV)/triton-$(VERSION) ## run the tests that execute Triton kernels with Triton VERSION=3.9.0
+test-triton: $(VENV)/triton-$(VERSION) ## run the tests that execute or compile Triton kernels with VERSION=3.9.0
 	$(BIN)/python -c "import triton; assert triton.__version__ == '$(VERSION)', triton.__version__"
-	$(PYTEST) tests/triton_cpu
+	$(PYTEST) tests/triton_cpu tests/kernels/test_compile.py
 	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
 
 # The interpreter of Triton 3.6 converts arrays of one entry to numbers, which NumPy 2.4 no longer does.

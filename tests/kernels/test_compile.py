@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+triton = pytest.importorskip("triton")
 static_cost = pytest.importorskip("benchmarks.static_cost", reason="needs Triton")
 
 if static_cost.kernels_are_interpreted():
@@ -15,6 +16,9 @@ if static_cost.kernels_are_interpreted():
 BUDGETS = json.loads(static_cost.BUDGETS.read_text())
 GOALS = {"_composite_fwd_kernel": 21, "_composite_bwd_kernel": 56}
 """Machine instructions per 32 pixels and Gaussian, with three channels and parts of half a tile."""
+
+MARGIN = 1.04 if triton.__version__.startswith("3.6.") else 1.0
+"""Factor of all budgets, which are made for Triton 3.7 and newer (docs/decisions/0013)."""
 
 ALL_VARIANTS = os.environ.get("TSPLAT_COMPILE") == "all"
 """Whether `make compile` runs the tests; otherwise, only some variants of the kernels in `LONG` are compiled."""
@@ -99,6 +103,7 @@ def compile_kernels(kernel, target, channels, tile_sizes):
     n_budgets = 0
     for label, call in calls.values():
         budget = BUDGETS.get(f"{call.kernel.__name__} {label}") if are_counted(kernel, target) else None
+        budget = budget and MARGIN * budget
         record = static_cost.cost(label, call, target, counted=False, budget=budget)
         if vendor == "nvidia":
             assert record["spill_bytes"] == 0, record

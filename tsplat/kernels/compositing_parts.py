@@ -155,8 +155,10 @@ def _slot_counts_kernel(
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     count = tl.zeros([BLOCK], tl.int32)
-    for part in tl.static_range(PARTS):
-        count += tl.load(words + part * n_words + index // WORD, mask=mask, other=0) >> (index % WORD).to(tl.int32) & 1
+    word = words + index // WORD
+    for _ in tl.static_range(PARTS):
+        count += tl.load(word, mask=mask, other=0) >> (index % WORD).to(tl.int32) & 1
+        word += n_words
     tl.store(counts + tl.load(slots + index, mask=mask, other=0), count, mask=mask)
 
 
