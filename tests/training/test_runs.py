@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tsplat import ArgumentError
 from tsplat.scene import procedural_capture
 from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import RunConfig, evaluate_run, read_newest, resume, runs, train
+from tsplat.training import CheckpointError, RunConfig, evaluate_run, read_newest, resume, runs, train
 
 pytest.importorskip("safetensors")
 
@@ -127,8 +128,17 @@ def test_resume_skips_an_invalid_checkpoint(tmp_path, capsys):
     (newest / "training.safetensors").write_bytes(b"")
     resume(tmp_path / "run", stop_after=10)
     output = capsys.readouterr().out
-    assert "skipped an invalid checkpoint: " in output
+    assert re.search(r"skipped a damaged checkpoint \(.*step_00000009/training.*\); using step_00000007\n", output)
     assert "resumed from step_00000007: step 7 of 24" in output
+
+
+def test_checkpoint_to_resume_or_evaluate_can_be_chosen(tmp_path, capsys):
+    train(configuration("fixed"), tmp_path / "run", stop_after=9)
+    assert evaluate_run(tmp_path / "run", checkpoint="7")["steps"] == 7
+    resume(tmp_path / "run", checkpoint="step_00000007", stop_after=8)
+    assert "resumed from step_00000007: step 7 of 24" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="no checkpoint 3; found step_00000007, step_00000008, step_00000009"):
+        resume(tmp_path / "run", checkpoint="3")
 
 
 def test_evaluate_run_writes_the_metrics_of_the_checkpoint(tmp_path):

@@ -6,6 +6,7 @@ describing a model import nothing of `tsplat.training`.
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -58,7 +59,6 @@ def prepare(arguments: Namespace) -> int:
 
 def render(arguments: Namespace) -> int:
     """``tsplat render``."""
-    from ..scene import open_model
     from ..scene.images import write_png
     from ..support.extras import require
     from ..support.files import output_folder
@@ -76,7 +76,7 @@ def render(arguments: Namespace) -> int:
         raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos need --trajectory")
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
-    gaussians = _drop_invalid(open_model(arguments.model, force=arguments.force))
+    gaussians = _drop_invalid(_open(arguments))
     if trajectory in (None, "orbit", "spiral"):
         cameras = place_cameras(
             gaussians,
@@ -117,7 +117,9 @@ def train(arguments: Namespace) -> int:
     if status is not None:
         return status
     if isinstance(options, Resume):
-        resume(options.run, stop_after=options.stop_after, force=options.force)
+        resume(
+            options.run, stop_after=options.stop_after, force=options.force, checkpoint=options.checkpoint or None
+        )
     else:
         run_train(run_config(options), options.out, stop_after=options.stop_after)
     return 0
@@ -136,15 +138,16 @@ def evaluate(arguments: Namespace) -> int:
         scene=arguments.scene,
         lpips=arguments.lpips,
         force=arguments.force,
+        checkpoint=arguments.checkpoint,
     )
     return 0
 
 
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
-    from ..scene import lost_on_write, open_model, write_model
+    from ..scene import lost_on_write, write_model
 
-    gaussians = open_model(arguments.model, force=arguments.force)
+    gaussians = _open(arguments)
     write_model(arguments.out, gaussians)
     lost = lost_on_write(arguments.out, gaussians)
     print(f"wrote {len(gaussians)} Gaussians to {arguments.out}" + (f"; lost: {', '.join(lost)}" if lost else ""))
@@ -153,11 +156,23 @@ def convert(arguments: Namespace) -> int:
 
 def info(arguments: Namespace) -> int:
     """``tsplat info``."""
-    from ..scene import open_model, summarize
+    from ..scene import summarize
 
-    summary = summarize(open_model(arguments.model, force=arguments.force))
+    summary = summarize(_open(arguments))
     print(summary.json() if arguments.json else "\n".join(summary.lines()))
     return 0
+
+
+def _open(arguments: Namespace) -> Gaussians:
+    """Reads the model of a command, and prints a line on stderr for each damaged checkpoint that is skipped."""
+    from ..scene import open_model
+
+    return open_model(
+        arguments.model,
+        force=arguments.force,
+        checkpoint=arguments.checkpoint,
+        warn=lambda message: print(f"tsplat: {message}", file=sys.stderr),
+    )
 
 
 def _drop_invalid(gaussians: Gaussians) -> Gaussians:

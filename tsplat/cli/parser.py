@@ -122,6 +122,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
     parser.add_argument("--lpips", choices=("alex", "vgg", "squeeze"), help="also compute LPIPS with this network")
     parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="number of processes (1)")
+    _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept parameters that look already activated")
 
 
@@ -150,7 +151,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder",
     )
+    _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", metavar="STEP", help="step or folder name of the run's checkpoint to read (the newest)"
+    )
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:

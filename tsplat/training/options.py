@@ -47,12 +47,14 @@ class Resume:
         run: The run's folder, or one of its checkpoints.
         stop_after: Stop after this number of steps in total.
         force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
         ranks, gpus: As in :class:`Options`.
     """
 
     run: Path
     stop_after: int | None
     force: bool
+    checkpoint: str | None = None
     ranks: int = 1
     gpus: str = ""
 
@@ -129,11 +131,14 @@ def _resume(arguments: Sequence[str]) -> Resume:
         "--resume", type=Path, required=True, metavar="RUN", help="the run's folder or one of its checkpoints"
     )
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after N steps in total")
+    parser.add_argument(
+        "--checkpoint", metavar="STEP", help="step or folder name of the checkpoint to continue from (the newest)"
+    )
     parser.add_argument("--force", action="store_true", help="accept parameters that look activated already")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
     parser.add_argument("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")
     found = parser.parse_args(arguments)
-    return Resume(found.resume, found.stop_after, found.force, found.ranks, found.gpus)
+    return Resume(found.resume, found.stop_after, found.force, found.checkpoint, found.ranks, found.gpus)
 
 
 def _plain_text(text: str) -> str:

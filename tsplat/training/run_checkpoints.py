@@ -85,21 +85,24 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
     return Checkpoint(raw.step, raw.gaussians, raw.tensors, raw.figures, config)
 
 
-def read_newest(folder: str | os.PathLike[str], *, force: bool = False) -> tuple[Path, Checkpoint, list[str]]:
+def read_newest(
+    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None
+) -> tuple[Path, Checkpoint, list[str]]:
     """Reads the newest valid checkpoint of a run.
 
     Args:
         folder: A run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate.
         force: As in :func:`read_checkpoint`.
+        checkpoint: Step or folder name of the only candidate; None for all.
 
     Returns:
         The checkpoint's folder, the checkpoint, and the errors of the invalid checkpoints that were skipped.
 
     Raises:
-        CheckpointError: None is valid.
+        CheckpointError: None is valid, or there is no such checkpoint.
         AlreadyActivatedError: The parameters look activated already.
     """
-    return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force))
+    return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force), checkpoint)
 
 
 def write_checkpoint(

@@ -18,6 +18,7 @@ from ..arguments import check_size
 from ..errors import FileError
 from ..scene.capture.captures import read_capture
 from ..scene.capture.views import Capture
+from ..scene.formats.checkpoints import skipped_messages
 from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
 from ..support.extras import require
@@ -80,29 +81,36 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
     return metrics
 
 
-def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force: bool = False) -> dict[str, Any]:
+def resume(
+    run: str | os.PathLike[str],
+    *,
+    stop_after: int | None = None,
+    force: bool = False,
+    checkpoint: str | None = None,
+) -> dict[str, Any]:
     """Resumes a run from its newest valid checkpoint; :class:`Trainer` says when this is bit-exact.
 
     Args:
         run: The run's folder, or one of its checkpoints.
         stop_after: Stop after this number of steps in total, with the schedules of the full run.
         force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to read; None for the newest.
 
     Returns:
         The contents of ``metrics.json``.
 
     Raises:
-        CheckpointError: The run has no valid checkpoint.
+        CheckpointError: The run has no valid checkpoint, or not the given one.
         AlreadyActivatedError: The parameters look activated already.
         ArgumentError, BackendError, DivergedError, MissingExtraError: See :func:`train`.
     """
     _require_extras()
-    path, checkpoint, errors = read_newest(run, force=force)
-    config = checkpoint.config
+    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
+    config = found.config
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     with _rank_context(ranks), output_folder(path.parent.parent) as folder, _deterministic(config):
-        _print_skipped(errors)
+        _print_skipped(errors, path)
         # All ranks have read the checkpoint before any writes.
         ranks.barrier()
         if ranks.is_main:
@@ -111,11 +119,11 @@ def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force:
         reserve_threads(device, config.backend)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
-        trainer.restore(checkpoint.tensors | scene_tensors(checkpoint.gaussians), checkpoint.figures["trainer"])
+        trainer.restore(found.tensors | scene_tensors(found.gaussians), found.figures["trainer"])
         print(description)
-        print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(checkpoint.gaussians)} Gaussians")
+        print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
         metrics = fit_and_report(
-            trainer, initial, capture, folder, run=config, stop_after=stop_after, resumed=checkpoint.figures
+            trainer, initial, capture, folder, run=config, stop_after=stop_after, resumed=found.figures
         )
         print(f"written to {folder}")
     return metrics
@@ -128,6 +136,7 @@ def evaluate_run(
     scene: str | None = None,
     lpips: Network | None = None,
     force: bool = False,
+    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Evaluates the newest valid checkpoint of a run on its held-out views.
 
@@ -139,27 +148,28 @@ def evaluate_run(
         scene: Folder of the photographs, if they were moved.
         lpips: As in :func:`tsplat.training.evaluate`.
         force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to read; None for the newest.
 
     Returns:
         The contents of ``metrics.json``.
 
     Raises:
-        CheckpointError: The run has no valid checkpoint.
+        CheckpointError: The run has no valid checkpoint, or not the given one.
         AlreadyActivatedError: The parameters look activated already.
         ArgumentError, BackendError, MissingExtraError: See :func:`train`.
     """
     _require_extras()
-    path, checkpoint, errors = read_newest(run, force=force)
-    config = checkpoint.config if scene is None else dataclasses.replace(checkpoint.config, scene=scene)
+    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
+    config = found.config if scene is None else dataclasses.replace(found.config, scene=scene)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
     with _rank_context(ranks), output_folder(target) as folder:
-        _print_skipped(errors)
+        _print_skipped(errors, path)
         capture = _read_capture(config, device)
         reserve_threads(device, config.backend)
         print(description)
-        gaussians = checkpoint.gaussians.to(device)
+        gaussians = found.gaussians.to(device)
         scores = evaluate(
             gaussians, capture.test, background=config.backdrop, lpips=lpips, backend=config.backend, ranks=ranks
         )
@@ -167,14 +177,14 @@ def evaluate_run(
             **report(scores),
             "lpips_network": lpips,
             "num_gaussians": len(gaussians),
-            "steps": checkpoint.step,
+            "steps": found.step,
             "checkpoint": path.name,
         }
         write_held_out(folder / "held_out", scores)
         if ranks.is_main:
             write_json(folder / "metrics.json", metrics)
         _print_scores(scores)
-        print(f"step {checkpoint.step}, {len(gaussians)} Gaussians; written to {folder}")
+        print(f"step {found.step}, {len(gaussians)} Gaussians; written to {folder}")
     return metrics
 
 
@@ -236,9 +246,9 @@ def _print_setup(trainer: Trainer, capture: Capture) -> None:
         print(f"{ranks.world_size} ranks with {how} Gaussians; {views} views per rank and step")
 
 
-def _print_skipped(errors: list[str]) -> None:
-    for error in errors:
-        print(f"skipped an invalid checkpoint: {error}")
+def _print_skipped(errors: list[str], used: Path) -> None:
+    for message in skipped_messages(errors, used):
+        print(message)
 
 
 def _print_scores(scores: list[Score]) -> None:
