@@ -34,7 +34,7 @@ def capture():
 def _procedural_scene(capture, request, monkeypatch):
     """Runs read a procedural scene instead of photographs, and use the CPU."""
     if "photographs" not in request.node.name:
-        monkeypatch.setattr(runs, "_read_capture", lambda config, device: capture.to(device))
+        monkeypatch.setattr(runs, "_read_capture", lambda config, device, *_: capture.to(device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 

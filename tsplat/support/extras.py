@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import signal
+import threading
+from collections.abc import Iterator
 
 from ..errors import MissingExtraError
 
@@ -24,10 +28,20 @@ def require(*modules: str) -> None:
     """
     for module in modules:
         try:
-            importlib.import_module(module)
+            with _unchanged_sigterm():
+                importlib.import_module(module)
         except ImportError as error:
             package = PACKAGES.get(module, module)
             extra = EXTRAS.get(module, "train")
             missing = getattr(error, "name", None) == module
             problem = "is not installed" if missing else f"cannot be imported ({error})"
             raise MissingExtraError(f"the package {package} {problem}; run: pip install 'tsplat[{extra}]'") from error
+
+
+@contextlib.contextmanager
+def _unchanged_sigterm() -> Iterator[None]:
+    """Installs the handler of SIGTERM again after an import: that of pycolmap prints a stack trace of C++ functions."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)

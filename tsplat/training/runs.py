@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,8 @@ from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
 from ..support.extras import require
 from ..support.files import output_folder, write_json
+from ..support.interruption import StopRequest, stop_on_signals
+from ..support.locks import lock_folder
 from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
 from .configuration import RunConfig, to_json
@@ -30,7 +30,6 @@ from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
 from .processes.group import join_group
 from .processes.heartbeat import heartbeat
-from .processes.launcher import is_launched
 from .run_checkpoints import delete_incomplete, read_newest
 from .run_loop import RunLoop, score_views
 from .run_report import write_held_out, write_report
@@ -54,8 +53,10 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         The contents of ``metrics.json``.
 
     Raises:
-        ArgumentError: The scene is invalid (see :func:`tsplat.scene.read_capture`), or the folder cannot be written to
-            or contains another run.
+        ArgumentError: The scene is invalid (see :func:`tsplat.scene.read_capture`), or the folder cannot be written to,
+            contains another run or is in use.
+        Interrupted: A signal ended training, see :func:`tsplat.support.interruption.stop_on_signals`. The last step is
+            saved.
         BackendError: The backend cannot run here.
         DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
             ``inspect/``.
@@ -64,17 +65,23 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
     _require_extras()
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
-    if any(ranks.all_gather_object((Path(out) / "checkpoints").exists())):
-        raise FileError(f"{out}: contains the checkpoints of another run; resume it, or choose another folder")
-    with _rank_context(ranks), output_folder(out) as folder, _deterministic(config):
-        capture = _read_capture(config, device)
+    with (
+        _rank_context(ranks),
+        stop_on_signals() as stop,
+        output_folder(out) as folder,
+        _lock(folder, ranks),
+        _deterministic(config),
+    ):
+        if any(ranks.all_gather_object((folder / "checkpoints").exists())):
+            raise FileError(f"{out}: contains the checkpoints of another run; resume it, or choose another folder")
+        capture = _read_capture(config, device, stop)
         reserve_threads(device, config.backend)
         config = dataclasses.replace(config, background=capture.background)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
         run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
         print(description)
-        metrics = fit_and_report(trainer, initial, capture, folder, run=run, stop_after=stop_after)
+        metrics = fit_and_report(trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop)
         print(
             f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply"
         )
@@ -102,20 +109,26 @@ def resume(
     Raises:
         CheckpointError: The run has no valid checkpoint, or not the given one.
         AlreadyActivatedError: The parameters look activated already.
-        ArgumentError, BackendError, DivergedError, MissingExtraError: See :func:`train`.
+        ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError: See :func:`train`.
     """
     _require_extras()
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
     config = found.config
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
-    with _rank_context(ranks), output_folder(path.parent.parent) as folder, _deterministic(config):
+    with (
+        _rank_context(ranks),
+        stop_on_signals() as stop,
+        output_folder(path.parent.parent) as folder,
+        _lock(folder, ranks),
+        _deterministic(config),
+    ):
         _print_skipped(errors, path)
         # All ranks have read the checkpoint before any writes.
         ranks.barrier()
         if ranks.is_main:
             delete_incomplete(path.parent)
-        capture = _read_capture(config, device)
+        capture = _read_capture(config, device, stop)
         reserve_threads(device, config.backend)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
@@ -123,7 +136,7 @@ def resume(
         print(description)
         print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
         metrics = fit_and_report(
-            trainer, initial, capture, folder, run=config, stop_after=stop_after, resumed=found.figures
+            trainer, initial, capture, folder, run=config, stop_after=stop_after, resumed=found.figures, stop=stop
         )
         print(f"written to {folder}")
     return metrics
@@ -197,6 +210,7 @@ def fit_and_report(
     run: RunConfig | None = None,
     stop_after: int | None = None,
     resumed: dict[str, Any] | None = None,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Trains for the remaining steps and writes the results.
 
@@ -208,6 +222,7 @@ def fit_and_report(
         run: Configuration of a run with checkpoints; None for no checkpoints.
         stop_after: Stop after this number of steps in total.
         resumed: Figures of the checkpoint that the trainer was restored from.
+        stop: Whether a signal asked this process to stop; never if None.
 
     Returns:
         The contents of ``metrics.json``.
@@ -215,16 +230,16 @@ def fit_and_report(
     if stop_after is not None:
         check_size("stop_after", stop_after)
     _print_setup(trainer, capture)
-    scores = score_views(trainer, initial, capture.test)
+    loop = RunLoop(trainer, capture.test, folder, run, stop)
+    if resumed is not None:
+        loop.restore(resumed)
+    scores = score_views(trainer, initial, capture.test, lambda _done, _total: loop.raise_if_stopped())
     if run is not None and trainer.ranks.is_main:
         write_json(folder / CONFIG, to_json(run))
         if run.normalize:
             write_json(folder / WORLD, capture.world.tolist())
-    loop = RunLoop(trainer, capture.test, folder, run)
     if resumed is None:
         loop.history.record_test(0, mean_psnr(scores), len(initial))
-    else:
-        loop.restore(resumed)
     loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
     return write_report(loop, capture, scores)
 
@@ -258,8 +273,14 @@ def _print_scores(scores: list[Score]) -> None:
     print(f"{'mean of ' + str(len(scores)):24} {mean_psnr(scores):6.2f} dB {mean_ssim(scores):7.4f}")
 
 
-def _read_capture(config: RunConfig, device: torch.device) -> Capture:
+def _read_capture(config: RunConfig, device: torch.device, stop: StopRequest | None = None) -> Capture:
     with stage_display() as show:
+
+        def on_progress(done: int, total: int) -> None:
+            if stop is not None:
+                stop.check()
+            show("reading", done, total)
+
         capture = read_capture(
             config.scene,
             downscale=config.downscale,
@@ -267,7 +288,7 @@ def _read_capture(config: RunConfig, device: torch.device) -> Capture:
             background=config.background,
             normalize=config.normalize,
             seed=config.seed,
-            on_progress=lambda done, total: show("reading", done, total),
+            on_progress=on_progress,
         )
     return capture.to(device)
 
@@ -286,12 +307,25 @@ def _require_extras() -> None:
 def _rank_context(ranks: RankGroup) -> Iterator[None]:
     """Sends heartbeats to the other ranks, and lets only rank 0 print."""
     with contextlib.ExitStack() as stack:
-        if is_launched() and threading.current_thread() is threading.main_thread():
-            # pycolmap would print a stack trace of each rank that the launcher terminates.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not ranks.is_main:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         stack.enter_context(heartbeat(ranks))
+        yield
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, ranks: RankGroup) -> Iterator[None]:
+    """Locks the folder of a run. Raises FileError on every rank if another process uses it."""
+    with contextlib.ExitStack() as stack:
+        problem = None
+        if ranks.is_main:
+            try:
+                stack.enter_context(lock_folder(folder))
+            except FileError as error:
+                problem = str(error)
+        problem = ranks.all_gather_object(problem)[0]
+        if problem is not None:
+            raise FileError(problem)
         yield
 
 
