@@ -154,7 +154,8 @@ def test_all_ranks_stop_at_the_same_step(name, where, count, step, tmp_path, tra
     if name == "SIGKILL":
         # The launcher was killed; the ranks end because its store no longer answers.
         assert process.returncode == -signal.SIGKILL
-        wait_for(lambda: not is_running(json.loads((run / "lock").read_text())["pid"]))
+        lock = run / "lock"
+        wait_for(lambda: not lock.exists() or not is_running(json.loads(lock.read_text())["pid"]))
         step = read_newest(run)[1].step
     else:
         assert process.returncode == 128 + getattr(signal, name), process.stderr

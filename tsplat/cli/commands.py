@@ -117,7 +117,14 @@ def train(arguments: Namespace) -> int:
     if status is not None:
         return status
     if isinstance(options, Resume):
-        resume(options.run, stop_after=options.stop_after, force=options.force, checkpoint=options.checkpoint or None)
+        resume(
+            options.run,
+            stop_after=options.stop_after,
+            force=options.force,
+            checkpoint=options.checkpoint,
+            scene=options.scene,
+            accept_changes=options.accept_changes,
+        )
     else:
         run_train(run_config(options), options.out, stop_after=options.stop_after)
     return 0

@@ -48,13 +48,17 @@ class Resume:
         stop_after: Stop after this number of steps in total.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
+        scene: Where the scene is, if it has moved relative to the run.
+        accept_changes: Accept photographs that have changed.
         ranks, gpus: As in :class:`Options`.
     """
 
     run: Path
-    stop_after: int | None
-    force: bool
+    stop_after: int | None = None
+    force: bool = False
     checkpoint: str | None = None
+    scene: str | None = None
+    accept_changes: bool = False
     ranks: int = 1
     gpus: str = ""
 
@@ -134,11 +138,14 @@ def _resume(arguments: Sequence[str]) -> Resume:
     parser.add_argument(
         "--checkpoint", metavar="STEP", help="step or folder name of the checkpoint to continue from (the newest)"
     )
+    parser.add_argument("--scene", metavar="SCENE", help="where the scene is, if it has moved relative to the run")
+    parser.add_argument("--accept-changes", action="store_true", help="accept photographs that have changed")
     parser.add_argument("--force", action="store_true", help="accept parameters that look activated already")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
     parser.add_argument("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")
     found = parser.parse_args(arguments)
-    return Resume(found.resume, found.stop_after, found.force, found.checkpoint, found.ranks, found.gpus)
+    values = vars(found)
+    return Resume(run=values.pop("resume"), **values)
 
 
 def _plain_text(text: str) -> str:

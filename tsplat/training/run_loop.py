@@ -37,6 +37,7 @@ class RunLoop:
         folder: The run's folder.
         run: The run's configuration; None for a run without checkpoints.
         stop: Whether a signal asked this process to stop; never if None.
+        scene: What checkpoints hold about the scene, as JSON values.
 
     Attributes:
         history: Metrics so far.
@@ -51,6 +52,7 @@ class RunLoop:
         folder: Path,
         run: RunConfig | None,
         stop: StopRequest | None = None,
+        scene: dict[str, Any] | None = None,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
@@ -59,7 +61,8 @@ class RunLoop:
         self.first_step = trainer.step
         self._test_views = test_views
         self._run_config = run
-        self._stop = stop or StopRequest()
+        self._stop = StopRequest() if stop is None else stop
+        self._scene = scene or {}
         self._monitor = PsnrMonitor(trainer.config.steps)
         self._saved_step = -1
         steps = trainer.config.steps
@@ -165,6 +168,7 @@ class RunLoop:
                 "watch": self._monitor.state(),
                 "random": get_rng_state(),
                 "seconds": self.seconds,
+                "scene": self._scene,
             },
             config=run,
             per_gaussian_names=trainer.per_gaussian_names,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,27 @@ from ..scene.capture.captures import read_capture
 from ..scene.capture.views import Capture
 from ..scene.formats.checkpoints import skipped_messages
 from ..scene.gaussians import Gaussians
-from ..stages.process_group import RankGroup
 from ..support.extras import require
 from ..support.files import output_folder, write_json
 from ..support.interruption import StopRequest, stop_on_signals
-from ..support.locks import lock_folder
 from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
 from .configuration import RunConfig, to_json
 from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
 from .processes.group import join_group
-from .processes.heartbeat import heartbeat
 from .run_checkpoints import delete_incomplete, read_newest
+from .run_context import deterministic, lock_run, on_main, rank_context
 from .run_loop import RunLoop, score_views
 from .run_report import write_held_out, write_report
+from .scene_record import (
+    describe_photographs,
+    difference_message,
+    differences,
+    locate_scene,
+    record_scene,
+    with_absolute_scene,
+)
 from .trainer import Trainer
 
 CONFIG, WORLD = "config.json", "world.json"
@@ -63,14 +67,15 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         MissingExtraError: A package of the extra ``train`` is not installed.
     """
     _require_extras()
+    config = with_absolute_scene(config)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     with (
-        _rank_context(ranks),
+        rank_context(ranks),
         stop_on_signals() as stop,
         output_folder(out) as folder,
-        _lock(folder, ranks),
-        _deterministic(config),
+        lock_run(folder, ranks),
+        deterministic(config),
     ):
         if any(ranks.all_gather_object((folder / "checkpoints").exists())):
             raise FileError(f"{out}: contains the checkpoints of another run; resume it, or choose another folder")
@@ -81,7 +86,10 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         trainer = Trainer(initial, capture.train, config, ranks)
         run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
         print(description)
-        metrics = fit_and_report(trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop)
+        scene = record_scene(run, on_main(ranks, lambda: describe_photographs(capture)), folder)
+        metrics = fit_and_report(
+            trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene
+        )
         print(
             f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply"
         )
@@ -94,6 +102,8 @@ def resume(
     stop_after: int | None = None,
     force: bool = False,
     checkpoint: str | None = None,
+    scene: str | None = None,
+    accept_changes: bool = False,
 ) -> dict[str, Any]:
     """Resumes a run from its newest valid checkpoint; :class:`Trainer` says when this is bit-exact.
 
@@ -102,6 +112,8 @@ def resume(
         stop_after: Stop after this number of steps in total, with the schedules of the full run.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
+        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
+        accept_changes: Accept photographs that have changed since the run was started.
 
     Returns:
         The contents of ``metrics.json``.
@@ -113,15 +125,16 @@ def resume(
     """
     _require_extras()
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
-    config = found.config
+    record = found.figures.get("scene", {})
+    config = locate_scene(found.config, record, path.parent.parent, scene)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     with (
-        _rank_context(ranks),
+        rank_context(ranks),
         stop_on_signals() as stop,
         output_folder(path.parent.parent) as folder,
-        _lock(folder, ranks),
-        _deterministic(config),
+        lock_run(folder, ranks),
+        deterministic(config),
     ):
         _print_skipped(errors, path)
         # All ranks have read the checkpoint before any writes.
@@ -129,6 +142,13 @@ def resume(
         if ranks.is_main:
             delete_incomplete(path.parent)
         capture = _read_capture(config, device, stop)
+        photographs = on_main(ranks, lambda: describe_photographs(capture))
+        changes = differences(record.get("photographs", {}), photographs)
+        if changes:
+            message = difference_message(changes, config.scene)
+            if not accept_changes:
+                raise FileError(f"{message}; restore them, or use them as they are: --accept-changes")
+            print(f"warning: {message}")
         reserve_threads(device, config.backend)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
@@ -136,7 +156,15 @@ def resume(
         print(description)
         print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
         metrics = fit_and_report(
-            trainer, initial, capture, folder, run=config, stop_after=stop_after, resumed=found.figures, stop=stop
+            trainer,
+            initial,
+            capture,
+            folder,
+            run=config,
+            stop_after=stop_after,
+            resumed=found.figures,
+            stop=stop,
+            scene=record_scene(config, photographs, folder),
         )
         print(f"written to {folder}")
     return metrics
@@ -158,7 +186,7 @@ def evaluate_run(
     Args:
         run: The run's folder, or one of its checkpoints.
         out: Parent of the folder to write; ``eval`` in the run's folder if None.
-        scene: Folder of the photographs, if they were moved.
+        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
         lpips: As in :func:`tsplat.training.evaluate`.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
@@ -173,13 +201,17 @@ def evaluate_run(
     """
     _require_extras()
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
-    config = found.config if scene is None else dataclasses.replace(found.config, scene=scene)
+    record = found.figures.get("scene", {})
+    config = locate_scene(found.config, record, path.parent.parent, scene)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
-    with _rank_context(ranks), output_folder(target) as folder:
+    with rank_context(ranks), output_folder(target) as folder:
         _print_skipped(errors, path)
         capture = _read_capture(config, device)
+        changes = differences(record.get("photographs", {}), on_main(ranks, lambda: describe_photographs(capture)))
+        if changes:
+            print(f"warning: {difference_message(changes, config.scene)}")
         reserve_threads(device, config.backend)
         print(description)
         gaussians = found.gaussians.to(device)
@@ -211,6 +243,7 @@ def fit_and_report(
     stop_after: int | None = None,
     resumed: dict[str, Any] | None = None,
     stop: StopRequest | None = None,
+    scene: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains for the remaining steps and writes the results.
 
@@ -223,6 +256,7 @@ def fit_and_report(
         stop_after: Stop after this number of steps in total.
         resumed: Figures of the checkpoint that the trainer was restored from.
         stop: Whether a signal asked this process to stop; never if None.
+        scene: What checkpoints hold about the scene.
 
     Returns:
         The contents of ``metrics.json``.
@@ -230,7 +264,7 @@ def fit_and_report(
     if stop_after is not None:
         check_size("stop_after", stop_after)
     _print_setup(trainer, capture)
-    loop = RunLoop(trainer, capture.test, folder, run, stop)
+    loop = RunLoop(trainer, capture.test, folder, run, stop, scene)
     if resumed is not None:
         loop.restore(resumed)
     scores = score_views(trainer, initial, capture.test, lambda _done, _total: loop.raise_if_stopped())
@@ -301,41 +335,3 @@ def _initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
 
 def _require_extras() -> None:
     require("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
-
-
-@contextlib.contextmanager
-def _rank_context(ranks: RankGroup) -> Iterator[None]:
-    """Sends heartbeats to the other ranks, and lets only rank 0 print."""
-    with contextlib.ExitStack() as stack:
-        if not ranks.is_main:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        stack.enter_context(heartbeat(ranks))
-        yield
-
-
-@contextlib.contextmanager
-def _lock(folder: Path, ranks: RankGroup) -> Iterator[None]:
-    """Locks the folder of a run. Raises FileError on every rank if another process uses it."""
-    with contextlib.ExitStack() as stack:
-        problem = None
-        if ranks.is_main:
-            try:
-                stack.enter_context(lock_folder(folder))
-            except FileError as error:
-                problem = str(error)
-        problem = ranks.all_gather_object(problem)[0]
-        if problem is not None:
-            raise FileError(problem)
-        yield
-
-
-@contextlib.contextmanager
-def _deterministic(config: RunConfig) -> Iterator[None]:
-    """Uses PyTorch's deterministic algorithms inside the block if the configuration asks for them."""
-    before = torch.get_deterministic_debug_mode()
-    # torch.use_deterministic_algorithms would import torch._inductor, which takes seconds.
-    torch.set_deterministic_debug_mode("error" if config.deterministic else before)
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)

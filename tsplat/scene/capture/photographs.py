@@ -127,6 +127,7 @@ def _read(photograph: Photograph, background: Color, undistortions: Undistortion
         sparse=None if points is None else _project_visible(points, photograph, K, width, height),
         camera_id=photograph.camera_id,
         camera_model=photograph.lens.camera_model,
+        files=(photograph.path, *([photograph.mask] if photograph.mask else [])),
     )
 
 
