@@ -157,7 +157,7 @@ def test_training_on_photographs(tmp_path):
     assert metrics["psnr"] > metrics["psnr_initial"] + 3
     assert (metrics["num_gaussians"], metrics["steps"]) == (8150, 60)
     assert [view["name"] for view in metrics["views"]] == ["DSC_0423.JPG", "DSC_0431.JPG"]
-    files = {"checkpoints", "config.json", "contact_sheet.png", "curve.png", "held_out", "metrics.json"}
+    files = {"cameras.json", "checkpoints", "config.json", "contact_sheet.png", "curve.png", "held_out", "metrics.json"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == files | {"point_cloud.ply"}
     sizes = image_sizes(tmp_path / "run" / "held_out")
     assert sizes == {"000_DSC_0423.png": (100, 33), "001_DSC_0431.png": (100, 33)}

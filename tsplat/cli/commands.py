@@ -11,10 +11,13 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from .. import ArgumentError
 
 if TYPE_CHECKING:
     from ..scene import Gaussians
+    from ..viewing import Camera
 
 
 def demo(arguments: Namespace) -> int:
@@ -63,13 +66,15 @@ def render(arguments: Namespace) -> int:
     from ..support.extras import require
     from ..support.files import output_folder
     from ..support.progress import track
-    from ..viewing import read_cameras, render_frames, write_frames
+    from ..viewing import render_frames, write_frames
     from ..viewing.devices import pick_device, reserve_threads
-    from ..viewing.framing import place_cameras
+    from ..viewing.run_cameras import find_background
     from ..viewing.videos import check_video_path
 
     require("PIL")
     trajectory, out = arguments.trajectory, arguments.out
+    if arguments.view is not None:
+        _check_view_options(arguments)
     if trajectory is not None:
         check_video_path(out)
     elif out.suffix.lower() != ".png":
@@ -77,26 +82,13 @@ def render(arguments: Namespace) -> int:
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
     gaussians = _drop_invalid(_open(arguments))
-    if trajectory in (None, "orbit", "spiral"):
-        cameras = place_cameras(
-            gaussians,
-            arguments.width,
-            arguments.height,
-            arguments.fov,
-            eye=arguments.eye,
-            target=arguments.look_at,
-            up=arguments.up,
-            trajectory=trajectory,
-            frames=arguments.frames,
-        )
-    else:
-        cameras = read_cameras(trajectory)
+    cameras = _cameras(arguments, gaussians)
     with output_folder(out.parent):
         frames = render_frames(
             gaussians.to(device),
             cameras,
             show=arguments.show,
-            background=tuple(arguments.background),
+            background=tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0)),
             backend=arguments.backend,
         )
         if trajectory is None:
@@ -104,6 +96,44 @@ def render(arguments: Namespace) -> int:
         else:
             write_frames(out, track(frames, len(cameras), "rendering"), arguments.fps)
     return 0
+
+
+def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
+    """The cameras that ``tsplat render`` renders."""
+    from ..viewing import read_cameras
+    from ..viewing.framing import place_cameras
+    from ..viewing.run_cameras import find_cameras, frame_by_cameras, mean_up, vertical_fov
+    from ..viewing.trajectories import choose_camera
+
+    trajectory, eye, target, up = arguments.trajectory, arguments.eye, arguments.look_at, arguments.up
+    if arguments.view is None and trajectory not in (None, "orbit", "spiral"):
+        return read_cameras(trajectory)
+    cameras = find_cameras(arguments.model)
+    if arguments.view is not None:
+        if not cameras:
+            raise ArgumentError(f"--view: {arguments.model} has no cameras.json of a run")
+        return [choose_camera(cameras, arguments.view)]
+    training = [camera for camera in cameras if not camera.is_test]
+    fov = arguments.fov
+    if training:
+        up = mean_up(training) if up is None else up
+        fov = vertical_fov(training) if fov is None else fov
+        if up is not None and (eye is None or target is None):
+            position, center = frame_by_cameras(gaussians, training, up)
+            target = center.tolist() if target is None else target
+            # The same direction and distance, whatever the target.
+            eye = (position - center + torch.tensor(target)).tolist() if eye is None else eye
+    return place_cameras(
+        gaussians,
+        arguments.width or 800,
+        arguments.height or 600,
+        50.0 if fov is None else fov,
+        eye=eye,
+        target=target,
+        up=up,
+        trajectory=trajectory,
+        frames=arguments.frames,
+    )
 
 
 def train(arguments: Namespace) -> int:
@@ -178,6 +208,15 @@ def _open(arguments: Namespace) -> Gaussians:
         checkpoint=arguments.checkpoint,
         warn=lambda message: print(f"tsplat: {message}", file=sys.stderr),
     )
+
+
+def _check_view_options(arguments: Namespace) -> None:
+    """Raises :class:`ArgumentError` for options of ``tsplat render`` that ``--view`` excludes."""
+    for name in ("trajectory", "width", "height", "fov", "eye", "look_at", "up"):
+        if getattr(arguments, name) is not None:
+            raise ArgumentError(
+                f"--{name.replace('_', '-')}: not with --view, which uses the camera and the size of the view"
+            )
 
 
 def _drop_invalid(gaussians: Gaussians) -> Gaussians:

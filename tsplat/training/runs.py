@@ -21,6 +21,8 @@ from ..support.files import output_folder, write_json
 from ..support.interruption import StopRequest, stop_on_signals
 from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
+from ..viewing.run_cameras import CAMERAS
+from ..viewing.trajectories import describe_cameras
 from .configuration import RunConfig, to_json
 from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
@@ -45,8 +47,8 @@ CONFIG, WORLD = "config.json", "world.json"
 def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | None = None) -> dict[str, Any]:
     """Trains on photographs with known cameras, starting from their sparse points.
 
-    Writes ``config.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side by side,
-    ``contact_sheet.png``, ``curve.png``, ``metrics.json`` and ``point_cloud.ply``.
+    Writes ``config.json``, ``cameras.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side
+    by side, ``contact_sheet.png``, ``curve.png``, ``metrics.json`` and ``point_cloud.ply``.
 
     Args:
         config: Settings of the run; ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
@@ -270,6 +272,7 @@ def fit_and_report(
     scores = score_views(trainer, initial, capture.test, lambda _done, _total: loop.raise_if_stopped())
     if run is not None and trainer.ranks.is_main:
         write_json(folder / CONFIG, to_json(run))
+        write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test))
         if run.normalize:
             write_json(folder / WORLD, capture.world.tolist())
     if resumed is None:

@@ -64,6 +64,7 @@ def render_frames(
             camera.K.to(device)[None],
             camera.width,
             camera.height,
+            camera_model=camera.camera_model,
             background=background,
             render_mode="ED" if show == "depth" else "RGB",
             backend=backend,
