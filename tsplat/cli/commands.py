@@ -71,8 +71,9 @@ def render(arguments: Namespace) -> int:
     from ..viewing.run_cameras import find_background
     from ..viewing.videos import check_video_path
 
-    require("PIL")
     trajectory, out = arguments.trajectory, arguments.out
+    # With a trajectory, check_video_path() checks the other packages as well.
+    require(*([] if trajectory is not None else ["PIL"]), *(["rich"] if sys.stdout.isatty() and trajectory else []))
     if arguments.view is not None:
         _check_view_options(arguments)
     if trajectory is not None:
@@ -141,8 +142,10 @@ def train(arguments: Namespace) -> int:
     from ..training import resume
     from ..training import train as run_train
     from ..training.options import Resume, parse, run_config
+    from ..training.run_context import require_extras
 
     options = parse(arguments.rest)
+    require_extras(None if isinstance(options, Resume) else options)
     status = _launch(arguments.command_line, options.ranks, options.gpus)
     if status is not None:
         return status
@@ -163,7 +166,9 @@ def train(arguments: Namespace) -> int:
 def evaluate(arguments: Namespace) -> int:
     """``tsplat eval``."""
     from ..training import evaluate_run
+    from ..training.run_context import require_extras
 
+    require_extras(lpips=arguments.lpips)
     status = _launch(arguments.command_line, arguments.ranks, "")
     if status is not None:
         return status

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 from ..errors import ArgumentError
 from ..support.extras import require
 from .configuration import PRESETS, Preset, RunConfig, preset, read_config
+from .run_context import MODULES
 
 PROGRAM = "tsplat train"
 HELP = f"see {PROGRAM} --help"
@@ -84,8 +85,11 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     known, rest = first.parse_known_args(arguments)
     if known.resume is not None:
         return _resume(arguments)
-    require("tyro")
-    import tyro
+    try:
+        import tyro
+    except ImportError:
+        require("tyro", *MODULES)
+        raise
 
     steps = int(known.steps) if known.steps.isdecimal() and int(known.steps) else 1  # tyro rejects it below
     base = read_config(known.config) if known.config else preset(known.preset, steps)

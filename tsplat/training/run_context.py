@@ -12,11 +12,25 @@ import torch
 
 from ..errors import FileError
 from ..stages.process_group import RankGroup
+from ..support.extras import require
 from ..support.locks import lock_folder
 from .configuration import RunConfig
 from .processes.heartbeat import heartbeat
 
 T = TypeVar("T")
+
+MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
+"""Optional modules that every run needs."""
+
+
+def require_extras(config: RunConfig | None = None, *, lpips: str | None = None) -> None:
+    """Checks that all optional modules of a run or of its evaluation can be imported, before any work.
+
+    Raises:
+        MissingExtraError: Names all that cannot.
+    """
+    logging = ["tensorboard"] if config is not None and config.tensorboard else []
+    require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []))
 
 
 @contextlib.contextmanager

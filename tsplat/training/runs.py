@@ -16,7 +16,6 @@ from ..scene.capture.captures import read_capture
 from ..scene.capture.views import Capture
 from ..scene.formats.checkpoints import skipped_messages
 from ..scene.gaussians import Gaussians
-from ..support.extras import require
 from ..support.files import output_folder, write_json
 from ..support.interruption import StopRequest, stop_on_signals
 from ..support.progress import stage_display
@@ -28,7 +27,7 @@ from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
 from .processes.group import join_group
 from .run_checkpoints import delete_incomplete, read_newest
-from .run_context import deterministic, lock_run, on_main, rank_context
+from .run_context import deterministic, lock_run, on_main, rank_context, require_extras
 from .run_loop import RunLoop, score_views
 from .run_report import write_held_out, write_report
 from .scene_record import (
@@ -68,7 +67,7 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
             ``inspect/``.
         MissingExtraError: A package of the extra ``train`` is not installed.
     """
-    _require_extras()
+    require_extras(config)
     config = with_absolute_scene(config)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
@@ -125,8 +124,9 @@ def resume(
         AlreadyActivatedError: The parameters look activated already.
         ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError: See :func:`train`.
     """
-    _require_extras()
+    require_extras()
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
+    require_extras(found.config)
     record = found.figures.get("scene", {})
     config = locate_scene(found.config, record, path.parent.parent, scene)
     device, description = pick_device(config.backend, config.device)
@@ -201,7 +201,7 @@ def evaluate_run(
         AlreadyActivatedError: The parameters look activated already.
         ArgumentError, BackendError, MissingExtraError: See :func:`train`.
     """
-    _require_extras()
+    require_extras(lpips=lpips)
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
     record = found.figures.get("scene", {})
     config = locate_scene(found.config, record, path.parent.parent, scene)
@@ -334,7 +334,3 @@ def _initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
     return Gaussians.from_points(
         capture.points, capture.colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
     )
-
-
-def _require_extras() -> None:
-    require("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
