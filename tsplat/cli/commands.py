@@ -190,7 +190,10 @@ def convert(arguments: Namespace) -> int:
     gaussians = _open(arguments)
     write_model(arguments.out, gaussians)
     lost = lost_on_write(arguments.out, gaussians)
-    print(f"wrote {len(gaussians)} Gaussians to {arguments.out}" + (f"; lost: {', '.join(lost)}" if lost else ""))
+    n_invalid = int((~gaussians.valid).sum())
+    invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
+    losses = f"; lost: {', '.join(lost)}" if lost else ""
+    print(f"wrote {len(gaussians)} Gaussians{invalid} to {arguments.out}{losses}")
     return 0
 
 

@@ -126,7 +126,7 @@ def evaluate(
 
 
 def report(scores: Sequence[Score]) -> dict[str, Any]:
-    """Metrics as JSON values: means over the views, and those of each view."""
+    """Metrics as JSON values: means over the views, and those of each view. Means of no views are None."""
     views = [
         {
             "name": score.view.name,
@@ -137,6 +137,8 @@ def report(scores: Sequence[Score]) -> dict[str, Any]:
         }
         for score in scores
     ]
+    if not scores:
+        return {"psnr": None, "ssim": None, "seconds_per_image": None, "views": []}
     means = {"psnr": finite_or_none(mean_psnr(scores)), "ssim": mean_ssim(scores)}
     distances = [score.lpips for score in scores if score.lpips is not None]
     if distances:

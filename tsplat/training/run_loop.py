@@ -124,7 +124,7 @@ class RunLoop:
         """
         step = self.trainer.step
         is_due = step % self._eval_every == 0 and step < self.trainer.config.steps
-        if not is_due or step in self.history.test_steps:
+        if not is_due or not self._test_views or step in self.history.test_steps:
             return
         with contextlib.suppress(Interrupted):
             scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self._check_stop)

@@ -17,7 +17,7 @@ from ..stages.process_group import RankGroup
 from ..support.files import write_json
 from ..support.progress import stage_display
 from .evaluation import OnView, Score, finite_or_none, mean_psnr, mean_ssim, report
-from .plots import contact_sheet, curve, sheet_views, side_by_side
+from .plots import contact_sheet, curve, evenly_spaced, side_by_side
 from .run_loop import RunLoop, score_views
 
 REPORT_DELAY = 2.0
@@ -30,7 +30,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
     Args:
         loop: The run, after its last step.
         capture: Training and held-out views.
-        initial: Scores of the initial Gaussians on the held-out views.
+        initial: Scores of the initial Gaussians on the held-out views or, if there are none, on training views.
 
     Returns:
         The contents of ``metrics.json``.
@@ -49,14 +49,17 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
 
             return on_view
 
-        final = score_views(trainer, gaussians, capture.test, progress_of("held-out"))
+        shown = [score.view for score in initial]
+        final = score_views(trainer, gaussians, shown, progress_of("held-out" if capture.test else "shown"))
         train = score_views(trainer, gaussians, capture.train, progress_of("training"))
-        write_held_out(folder / "held_out", final, progress_of("images"))
-    loop.history.record_test(trainer.step, mean_psnr(final), len(gaussians))
+        if capture.test:
+            write_held_out(folder / "held_out", final, progress_of("images"))
+    if capture.test:
+        loop.history.record_test(trainer.step, mean_psnr(final), len(gaussians))
     metrics = {
-        **report(final),
-        "psnr_initial": finite_or_none(mean_psnr(initial)),
-        "ssim_initial": mean_ssim(initial),
+        **report(final if capture.test else []),
+        "psnr_initial": finite_or_none(mean_psnr(initial)) if capture.test else None,
+        "ssim_initial": mean_ssim(initial) if capture.test else None,
         "psnr_train": finite_or_none(mean_psnr(train)),
         "num_gaussians": len(gaussians),
         "steps": trainer.step,
@@ -68,10 +71,10 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
         "ranks": trainer.ranks.world_size,
         **_metrics_of_ranks(loop),
     }
-    print("held-out views    PSNR      SSIM")
+    print("held-out views    PSNR      SSIM" if capture.test else "training views    PSNR      SSIM")
     for name, scores in (("before", initial), ("after", final)):
         print(f"{name:14} {mean_psnr(scores):7.2f} dB  {mean_ssim(scores):.4f}")
-    sheet = [_gather_images(sheet_views(scores), trainer.ranks) for scores in (initial, final)]
+    sheet = [_gather_images(evenly_spaced(scores), trainer.ranks) for scores in (initial, final)]
     if trainer.ranks.is_main:
         write_ply(folder / "point_cloud.ply", gaussians)
         contact_sheet(folder / "contact_sheet.png", *sheet)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..arguments import check_size
-from ..errors import FileError
+from ..errors import ArgumentError, FileError
 from ..scene.capture.captures import read_capture
 from ..scene.capture.views import Capture
 from ..scene.formats.checkpoints import skipped_messages
@@ -25,6 +25,7 @@ from ..viewing.trajectories import describe_cameras
 from .configuration import RunConfig, to_json
 from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
+from .plots import evenly_spaced
 from .processes.group import join_group
 from .run_checkpoints import delete_incomplete, read_newest
 from .run_context import deterministic, lock_run, on_main, rank_context, require_extras
@@ -211,6 +212,10 @@ def evaluate_run(
     with rank_context(ranks), output_folder(target) as folder:
         _print_skipped(errors, path)
         capture = _read_capture(config, device)
+        if not capture.test:
+            raise ArgumentError(
+                f"{run}: was trained with test_every=0, so that there are no held-out views to evaluate"
+            )
         changes = differences(record.get("photographs", {}), on_main(ranks, lambda: describe_photographs(capture)))
         if changes:
             print(f"warning: {difference_message(changes, config.scene)}")
@@ -269,13 +274,14 @@ def fit_and_report(
     loop = RunLoop(trainer, capture.test, folder, run, stop, scene)
     if resumed is not None:
         loop.restore(resumed)
-    scores = score_views(trainer, initial, capture.test, lambda _done, _total: loop.raise_if_stopped())
+    shown = capture.test or evenly_spaced(capture.train)
+    scores = score_views(trainer, initial, shown, lambda _done, _total: loop.raise_if_stopped())
     if run is not None and trainer.ranks.is_main:
         write_json(folder / CONFIG, to_json(run))
         write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test))
         if run.normalize:
             write_json(folder / WORLD, capture.world.tolist())
-    if resumed is None:
+    if resumed is None and capture.test:
         loop.history.record_test(0, mean_psnr(scores), len(initial))
     loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
     return write_report(loop, capture, scores)
@@ -331,6 +337,15 @@ def _read_capture(config: RunConfig, device: torch.device, stop: StopRequest | N
 
 
 def _initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
+    """A Gaussian for each point, or for a random subset if there are more than the maximum number of Gaussians."""
+    points, colors = capture.points, capture.colors
+    cap = None if config.strategy is None else config.strategy.cap_max
+    n_max = min(config.max_gaussians, cap or config.max_gaussians)
+    if len(points) > n_max:
+        print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
+        generator = torch.Generator().manual_seed(config.seed)
+        chosen = torch.randperm(len(points), generator=generator)[:n_max].sort().values.to(points.device)
+        points, colors = points[chosen], colors[chosen]
     return Gaussians.from_points(
-        capture.points, capture.colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
+        points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
     )
