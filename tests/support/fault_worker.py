@@ -64,7 +64,7 @@ def main():
         inject(kind, step, Path(f"{run}.failed"))
     config = f"{run}.{os.environ.get('RANK', '0')}.json"
     write_json(config, to_json(configuration()))
-    return cli.main(["train", "scene", "--out", run, "--config", config])
+    return cli.main(["train", ".", "--out", run, "--config", config])
 
 
 if __name__ == "__main__":

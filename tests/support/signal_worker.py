@@ -61,7 +61,7 @@ def main():
     )  # fmt: skip
     path = f"{run}.{os.environ.get('RANK', '0')}.json"
     write_json(path, to_json(config))
-    return cli.main(["train", "scene", "--out", run, "--config", path])
+    return cli.main(["train", ".", "--out", run, "--config", path])
 
 
 if __name__ == "__main__":
