@@ -21,7 +21,7 @@ HELP = f"see {PROGRAM} --help"
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunConfig):
-    """Train on photographs with cameras. To resume a run: tsplat train --resume RUN [--stop-after N] [--force].
+    """Train on photographs with cameras. To resume a run, see: tsplat train --resume RUN --help
 
     Attributes:
         out: Folder to write the run to.
