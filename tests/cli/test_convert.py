@@ -1,5 +1,9 @@
 """`tsplat convert` and `tsplat export`: models in other formats."""
 
+import os
+import re
+import signal
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,6 +19,35 @@ def test_convert_reports_losses_and_writes_a_model_that_renders(model, tmp_path,
     assert printed.startswith(f"wrote 3 Gaussians to {splat}; lost: view dependence (SH degree 3)")
     assert cli.main(["render", str(splat), "--out", str(out), "--width", "90", "--height", "60"]) == 0
     assert (np.asarray(Image.open(out)).max(-1) > 60).mean() > 0.1
+
+
+def test_convert_mentions_invalid_gaussians(model, tmp_path, capsys):
+    content = bytearray(model.read_bytes())
+    content[-62 * 4 : -61 * 4] = b"\xff" * 4  # x of the last Gaussian
+    model.write_bytes(content)
+    out = tmp_path / "b.ply"
+    assert cli.main(["convert", str(model), str(out)]) == 0
+    assert capsys.readouterr().out == f"wrote 3 Gaussians, 1 of them with invalid values, such as NaN, to {out}\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")
+@pytest.mark.parametrize("name", ["b.ply", "b.splat", "b.compressed.ply"])
+def test_convert_names_path_and_size_on_a_full_disk(name, model, tmp_path, capsys):
+    import resource
+
+    out = tmp_path / name
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        assert cli.main(["convert", str(model), str(out)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert cli.main(["convert", str(model), str(out)]) == 0
+    problem = rf"File too large; at least {out.stat().st_size:,} bytes are needed, and [\d,]+ are free"
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"tsplat: error: {out}: {problem}\n", error), error
 
 
 @pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -100,24 +101,40 @@ def test_invalid_input_prints_one_line_and_writes_nothing(arguments, words, mode
     assert sorted(tmp_path.rglob("*")) == before
 
 
+OPTIONAL = ("imageio_ffmpeg", "tensorboard", "torchmetrics", "torchvision")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "module", "package"),
+    ("arguments", "module", "package", "extra"),
     [
-        (["demo", "--out", "run"], "matplotlib", "matplotlib"),
-        (["demo", "--out", "run"], "rich", "rich"),
-        (["train", "scene", "--out", "run"], "pycolmap", "pycolmap"),
-        (["train", "scene", "--out", "run"], "scipy", "scipy"),
-        (["render", "{model}", "--out", "a.png"], "PIL", "pillow"),
+        (["demo", "--out", "run"], "matplotlib", "matplotlib", "train"),
+        (["demo", "--out", "run"], "rich", "rich", "train"),
+        (["prepare", "photos", "--out", "scene"], "pycolmap", "pycolmap", "train"),
+        (["train", "scene", "--out", "run"], "tyro", "tyro", "train"),
+        (["train", "scene", "--out", "run"], "pycolmap", "pycolmap", "train"),
+        (["train", "scene", "--out", "run"], "scipy", "scipy", "train"),
+        (["train", "scene", "--out", "run", "--tensorboard"], "tensorboard", "tensorboard", "train"),
+        (["train", "scene", "--out", "run", "--ranks", "2", "--device", "cpu"], "scipy", "scipy", "train"),
+        (["train", "--resume", "run"], "safetensors", "safetensors", "train"),
+        (["eval", "run", "--lpips", "alex"], "torchmetrics", "torchmetrics", "lpips"),
+        (["render", "{model}", "--out", "a.png"], "PIL", "pillow", "train"),
+        (["render", "{model}", "--out", "a.mp4", "--trajectory", "orbit"], "imageio_ffmpeg", "imageio-ffmpeg", "video"),
+        (["render", "{model}", "--out", "a.gif", "--trajectory", "orbit"], "PIL", "pillow", "train"),
     ],
 )
 def test_missing_optional_package_is_reported_before_any_work(
-    arguments, module, package, model, tmp_path, monkeypatch, capsys
+    arguments, module, package, extra, model, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    # Whatever else this environment lacks.
+    for name in OPTIONAL:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("tsplat.scene.open_model", None)
+    monkeypatch.setattr("tsplat.training.runs._read_capture", None)
     assert cli.main([a.format(model=model) for a in arguments]) == 2
     error = capsys.readouterr().err
-    assert error == f"tsplat: error: the package {package} is not installed; run: pip install 'tsplat[train]'\n"
+    assert error == f"tsplat: error: the package {package} is not installed; run: pip install 'tsplat[{extra}]'\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
 
 

@@ -1,14 +1,19 @@
 """`tsplat render`: images and videos of models."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.support.paths import MODELS
 from tsplat import cli
-from tsplat.scene import read_ply, write_ply
+from tsplat.scene import View, intrinsics, look_at, read_ply, write_ply
+from tsplat.support.files import write_json
+from tsplat.training import Checkpoint, RunConfig, write_checkpoint
+from tsplat.viewing.trajectories import describe_cameras
 
 
 def read_pixels(path):
@@ -74,6 +79,58 @@ def test_render_antialiases_models_marked_so(model, tmp_path):
         brightness[antialiased] = read_pixels(out).max()
     assert brightness[False] > 100
     assert brightness[True] < 20
+
+
+@pytest.fixture
+def run(model, tmp_path):
+    """A run of the balls in a world with z up: blue above green above red, seen from all around and from above."""
+    balls = read_ply(model)
+    balls = dataclasses.replace(balls, means=balls.means[:, [1, 2, 0]].clone())
+    path = tmp_path / "run"
+    config = RunConfig()
+    write_checkpoint(path / "checkpoints", Checkpoint(1, balls, {}, {}, config))
+    views = []
+    for i in range(8):
+        eye = (6 * math.cos(i * math.pi / 4), 6 * math.sin(i * math.pi / 4), 3.0)
+        image = torch.zeros(20 + i, 30, 3, dtype=torch.uint8)
+        views.append(View(f"{i}.png", image, look_at(eye, (0, 0, 0), (0, 0, 1)), intrinsics(30, 20 + i, 40)))
+    write_json(path / "cameras.json", describe_cameras(views[:6], views[6:]))
+    write_json(path / "config.json", {"background": [0.1, 0.2, 0.1]})
+    return path
+
+
+def rows_of_colors(image):
+    """Mean rows of red, green and blue pixels."""
+    lit = image.max(-1) > 60
+    return [float((lit & (image.argmax(-1) == color)).nonzero()[0].mean()) for color in range(3)]
+
+
+def test_runs_are_rendered_upright_as_their_cameras_see_them(run, tmp_path):
+    out = tmp_path / "frames"
+    size = ["--width", "64", "--height", "48"]
+    assert cli.main(["render", str(run), *size, "--out", str(tmp_path / "a.png")]) == 0
+    red, green, blue = rows_of_colors(read_pixels(tmp_path / "a.png"))
+    assert blue < green < red
+    orbit = ["--trajectory", "orbit", "--frames", "5"]
+    assert cli.main(["render", str(run), *size, *orbit, "--out", str(out)]) == 0
+    for path in sorted(out.iterdir()):
+        red, green, blue = rows_of_colors(read_pixels(path))
+        assert blue < green < red
+
+
+def test_view_renders_a_view_of_a_run_at_its_own_size(run, model, tmp_path, capsys):
+    out = tmp_path / "a.png"
+    for view, height in (("3", 23), ("7.png", 27), ("7", 27)):
+        assert cli.main(["render", str(run), "--view", view, "--out", str(out)]) == 0
+        image = read_pixels(out)
+        assert image.shape == (height, 30, 3)
+        assert image[0, 0].tolist() == [26, 51, 26]
+        red, green, blue = rows_of_colors(image)
+        assert blue < green < red
+    assert cli.main(["render", str(run), "--view", "3", "--width", "9", "--out", str(out)]) == 2
+    assert "--width: not with --view" in capsys.readouterr().err
+    assert cli.main(["render", str(model), "--view", "3", "--out", str(out)]) == 2
+    assert "has no cameras.json of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

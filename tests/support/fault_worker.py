@@ -59,12 +59,12 @@ def main():
     torch.set_num_threads(1)
     heartbeat.TIMEOUT = timeout
     heartbeat.INTERVAL = min(heartbeat.INTERVAL, timeout / 4)
-    runs._read_capture = lambda config, device: capture()
+    runs._read_capture = lambda config, device, *_: capture()
     if int(os.environ.get("RANK", "0")) == victim:
         inject(kind, step, Path(f"{run}.failed"))
     config = f"{run}.{os.environ.get('RANK', '0')}.json"
     write_json(config, to_json(configuration()))
-    return cli.main(["train", "scene", "--out", run, "--config", config])
+    return cli.main(["train", ".", "--out", run, "--config", config])
 
 
 if __name__ == "__main__":

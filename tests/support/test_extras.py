@@ -22,6 +22,17 @@ def test_require_names_package_and_extra(monkeypatch, module, package, extra):
         require("json", module)
 
 
+def test_require_names_all_missing_packages(monkeypatch):
+    for module in ("PIL", "imageio_ffmpeg", "scipy"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError) as error:
+        require("PIL", "json", "imageio_ffmpeg", "scipy")
+    assert str(error.value) == (
+        "the package pillow is not installed, the package imageio-ffmpeg is not installed, "
+        "the package scipy is not installed; run: pip install 'tsplat[train,video]'"
+    )
+
+
 def test_require_reports_the_error_of_a_broken_module(tmp_path, monkeypatch):
     (tmp_path / "broken_module.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)

@@ -13,7 +13,7 @@ from tsplat.training import RunConfig, preset, read_config
 from tsplat.training.configuration import from_json, scale_schedule, to_json
 
 
-@pytest.mark.parametrize("name", ["fixed", "default", "mcmc"])
+@pytest.mark.parametrize("name", ["fixed", "adaptive", "mcmc"])
 def test_json_round_trip(name, tmp_path):
     config = dataclasses.replace(preset(name), scene="a", steps=12, background=(0.5, 0.0, 1.0), depth_weight=0.25)
     (tmp_path / "config.json").write_text(json.dumps(to_json(config)))
@@ -36,6 +36,8 @@ def test_integers_of_any_type_are_saved():
         ({"background": [1, 2]}, "background"),
         ({"means_rate": -1.0}, "means_rate"),
         ({"precision": "fp8"}, "precision"),
+        ({"test_every": 1}, "test_every: 1 holds out every view"),
+        ({"test_every": -1}, "test_every"),
         ({"strategy": {"kind": "best"}}, "strategy: expected kind"),
         ({"strategy": {"kind": "mcmc", "cap": 3}}, "strategy: MCMCStrategy has no field 'cap'"),
         ({"strategy": 3}, "strategy"),
@@ -62,13 +64,23 @@ def test_fixed_preset_has_the_defaults():
 def test_unknown_preset_is_rejected():
     with pytest.raises(ArgumentError, match="preset"):
         preset("best")
+    with pytest.raises(ArgumentError, match="default was renamed to adaptive"):
+        preset("default")
+
+
+def test_configurations_of_runs_with_the_former_preset_default_are_read():
+    config = from_json({"strategy": {"kind": "default", "reset_every": 7}}, "config.json")
+    assert config.strategy == DefaultStrategy(reset_every=7)
 
 
 def test_schedule_is_scaled_to_short_runs():
-    strategy = preset("default", 1000).strategy
+    strategy = preset("adaptive", 1000).strategy
     assert isinstance(strategy, DefaultStrategy)
     schedule = (strategy.refine_start_iter, strategy.refine_stop_iter, strategy.refine_every, strategy.reset_every)
     assert schedule == (17, 500, 21, 100)
+    assert preset("adaptive", 400).strategy.reset_every == 100
+    assert preset("adaptive", 7000).strategy.reset_every == 700
+    assert scale_schedule(DefaultStrategy(reset_every=30), 400).reset_every == 30
     assert (strategy.pause_refine_after_reset, strategy.refine_scale2d_stop_iter) == (0, 0)
     for steps in (30_000, 50_000):
         assert preset("mcmc", steps).strategy == MCMCStrategy()

@@ -1,5 +1,6 @@
 """The live progress display."""
 
+import dataclasses
 import io
 import sys
 
@@ -29,6 +30,19 @@ def test_without_a_terminal_a_few_lines_are_printed(capsys):
     assert "3 Gaussians" in lines[0]
     assert "steps/s" in lines[0]
     assert "GiB" in lines[0]
+
+
+def test_slow_steps_are_all_shown_with_seconds_per_step(monkeypatch):
+    terminal = use_terminal(monkeypatch)
+    now = [0.0]
+    monkeypatch.setattr("tsplat.training.display.time.perf_counter", lambda: now[0])
+    with progress_display(200) as show:
+        for progress in progress_of_steps(7):
+            now[0] += 40
+            show(dataclasses.replace(progress, steps=200))
+    assert "40.0 s/step" in terminal.getvalue()
+    assert "0.0 steps/s" not in terminal.getvalue()
+    assert "7/200" in terminal.getvalue()
 
 
 class Terminal(io.StringIO):

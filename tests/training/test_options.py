@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -31,17 +32,41 @@ def test_options_change_the_preset_or_the_configuration_file(tmp_path):
     changed = parse(["--config", str(tmp_path / "config.json"), "--out", "run", "--steps", "31", "elsewhere"])
     assert isinstance(changed, Options)
     assert run_config(changed) == dataclasses.replace(expected, steps=31, scene="elsewhere")
-    default = parse(["scene", "--out", "run", "--preset", "default", "--strategy.absgrad"])
-    assert isinstance(default, Options)
-    assert default.strategy == scale_schedule(DefaultStrategy(absgrad=True), RunConfig.steps)
+    adaptive = parse(["scene", "--out", "run", "--preset", "adaptive", "--strategy.absgrad"])
+    assert isinstance(adaptive, Options)
+    assert adaptive.strategy == scale_schedule(DefaultStrategy(absgrad=True), RunConfig.steps)
+
+
+def test_preset_without_a_choice_is_mcmc():
+    options = parse(["scene", "--out", "run", "--steps", "400", "--max-gaussians", "5000"])
+    assert isinstance(options, Options)
+    assert run_config(options) == dataclasses.replace(preset("mcmc", 400), scene="scene", max_gaussians=5000)
+
+
+def test_help_names_arguments_and_what_is_required(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"])
+    printed = capsys.readouterr().out
+    assert "(default: '')" not in printed
+    assert "[STR]" not in printed
+    assert re.search(r"SCENE.*\(required\)", printed)
+    assert re.search(r"--out RUN .*\(required\)", printed)
 
 
 def test_resume_does_not_take_settings():
     options = parse(["--resume", "run", "--stop-after", "5"])
     assert isinstance(options, Resume)
     assert (str(options.run), options.stop_after, options.force) == ("run", 5, False)
-    with pytest.raises(ArgumentError, match="--steps 3"):
-        parse(["--resume", "run", "--steps", "3"])
+    message = (
+        r"--steps: a run is resumed with the settings .* --stop-after N; .* --config run/config.json --out NEW_RUN"
+    )
+    for words in (["--steps", "3"], ["--steps=3"]):
+        with pytest.raises(ArgumentError, match=message):
+            parse(["--resume", "run", *words])
+    with pytest.raises(ArgumentError, match=r"--strategy\.cap-max: a run is resumed with"):
+        parse(["--resume", "run", "--strategy.cap-max", "3"])
+    with pytest.raises(ArgumentError, match="unrecognized arguments: --colors red"):
+        parse(["--resume", "run", "--colors", "red"])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +76,9 @@ def test_resume_does_not_take_settings():
         ("--out run", "SCENE: expected a folder"),
         ("scene --out run --steps 0", "steps"),
         ("scene --out run --means-rate -1", "--means-rate: expected a number of at least 0"),
-        ("scene --out run --strategy.cap-max 3", "the preset fixed has no strategy"),
+        ("scene --out run --preset fixed --strategy.cap-max 3", "the preset fixed has no strategy"),
+        ("scene --out run --preset default", "default was renamed to adaptive"),
+        ("scene --out run --test-every 1", "--test-every: 1 holds out every view"),
         ("scene --out run --preset best", "preset"),
         ("scene --out run --colors red", "--colors"),
     ],

@@ -1,21 +1,26 @@
 """Training runs: resuming, checkpoints to keep, and the files that a run writes."""
 
 import dataclasses
+import errno
 import json
 import os
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.captures import write_scene
 from tests.support.paths import SCENES
 from tests.support.training_scenes import image_sizes
 from tsplat import ArgumentError
-from tsplat.scene import procedural_capture
+from tsplat.scene import FileError, procedural_capture
 from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import RunConfig, evaluate_run, read_newest, resume, runs, train
+from tsplat.support import files
+from tsplat.training import CheckpointError, RunConfig, evaluate_run, read_newest, resume, runs, train
 
 pytest.importorskip("safetensors")
 
@@ -32,8 +37,8 @@ def capture():
 @pytest.fixture(autouse=True)
 def _procedural_scene(capture, request, monkeypatch):
     """Runs read a procedural scene instead of photographs, and use the CPU."""
-    if "photographs" not in request.node.name:
-        monkeypatch.setattr(runs, "_read_capture", lambda config, device: capture.to(device))
+    if not {"photographs", "held"} & set(request.node.name.split("_")):
+        monkeypatch.setattr(runs, "_read_capture", lambda config, device, *_: capture.to(device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -127,8 +132,79 @@ def test_resume_skips_an_invalid_checkpoint(tmp_path, capsys):
     (newest / "training.safetensors").write_bytes(b"")
     resume(tmp_path / "run", stop_after=10)
     output = capsys.readouterr().out
-    assert "skipped an invalid checkpoint: " in output
+    assert re.search(r"skipped a damaged checkpoint \(.*step_00000009/training.*\); using step_00000007\n", output)
     assert "resumed from step_00000007: step 7 of 24" in output
+
+
+def test_checkpoint_to_resume_or_evaluate_can_be_chosen(tmp_path, capsys):
+    train(configuration("fixed"), tmp_path / "run", stop_after=9)
+    assert evaluate_run(tmp_path / "run", checkpoint="7")["steps"] == 7
+    resume(tmp_path / "run", checkpoint="step_00000007", stop_after=8)
+    assert "resumed from step_00000007: step 7 of 24" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="no checkpoint 3; found step_00000007, step_00000008, step_00000009"):
+        resume(tmp_path / "run", checkpoint="3")
+
+
+def test_points_beyond_the_maximum_number_of_gaussians_are_left_out(tmp_path, capsys):
+    config = dataclasses.replace(configuration("fixed"), max_gaussians=150)
+    metrics = train(config, tmp_path / "a", stop_after=2)
+    assert metrics["num_gaussians"] == 150
+    message = "starting with 150 of 200 points, as more than 150 Gaussians are not allowed\n"
+    assert message in capsys.readouterr().out
+    config = configuration("mcmc")
+    strategy = dataclasses.replace(config.strategy, cap_max=120)
+    metrics = train(dataclasses.replace(config, strategy=strategy), tmp_path / "b", stop_after=9)
+    assert metrics["num_gaussians"] == 120
+    assert resume(tmp_path / "b", stop_after=11)["num_gaussians"] == 120
+
+
+def test_runs_without_held_out_views(tmp_path, capsys):
+    scene = write_scene(tmp_path / "scene")
+    config = RunConfig(scene=str(scene), steps=4, backend="torch", sh_degree=0, test_every=0, eval_every=1)
+    metrics = train(config, tmp_path / "photographs", stop_after=3)
+    assert (metrics["psnr"], metrics["psnr_initial"], metrics["views"]) == (None, None, [])
+    assert metrics["psnr_train"] > 0
+    assert "10 training views" in capsys.readouterr().out
+    assert {"contact_sheet.png", "curve.png", "point_cloud.ply"} <= set(os.listdir(tmp_path / "photographs"))
+    assert not (tmp_path / "photographs" / "held_out").exists()
+    assert resume(tmp_path / "photographs")["steps"] == 4
+    with pytest.raises(ArgumentError, match="there are no held-out views to evaluate"):
+        evaluate_run(tmp_path / "photographs")
+
+
+WRITES = (
+    "config.json", "cameras.json", "checkpoint.json", "latest", "000_test_000.png", "point_cloud.ply",
+    "contact_sheet.png", "curve.png", "metrics.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_full_disk_names_the_file_and_leaves_the_last_checkpoint_intact(name, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    train(configuration("fixed"), run, stop_after=4)
+    newest = read_newest(run)[0]
+
+    def fail(self, data, /):
+        # Files have their final name within a temporary one.
+        if Path(self.raw.name).name.startswith(f".{name}."):
+            write(self, data)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, data)
+
+    write = files._Writer.write
+    with monkeypatch.context() as patch:
+        patch.setattr(files._Writer, "write", fail)
+        with pytest.raises(
+            (OSError, FileError), match=r"No space left on device.* [\d,]+ bytes.*, and [\d,]+ are free"
+        ) as e:
+            resume(run, stop_after=6)
+    assert str(run) in str(e.value)
+    assert name in str(e.value) or "the checkpoint of step 6" in str(e.value)
+    assert not [path for path in run.rglob(".*") if path.name.startswith((f".{name}.", ".step_"))]
+    path, _, errors = read_newest(run)
+    assert errors == []
+    assert path == newest or path.name == "step_00000006"
+    assert resume(run, stop_after=6)["steps"] == 6
 
 
 def test_evaluate_run_writes_the_metrics_of_the_checkpoint(tmp_path):
@@ -147,7 +223,7 @@ def test_training_on_photographs(tmp_path):
     assert metrics["psnr"] > metrics["psnr_initial"] + 3
     assert (metrics["num_gaussians"], metrics["steps"]) == (8150, 60)
     assert [view["name"] for view in metrics["views"]] == ["DSC_0423.JPG", "DSC_0431.JPG"]
-    files = {"checkpoints", "config.json", "contact_sheet.png", "curve.png", "held_out", "metrics.json"}
+    files = {"cameras.json", "checkpoints", "config.json", "contact_sheet.png", "curve.png", "held_out", "metrics.json"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == files | {"point_cloud.ply"}
     sizes = image_sizes(tmp_path / "run" / "held_out")
     assert sizes == {"000_DSC_0423.png": (100, 33), "001_DSC_0431.png": (100, 33)}

@@ -8,6 +8,7 @@ import sys
 import torch
 
 from .. import ArgumentError, BackendError, PeerError, UnsupportedError
+from ..support.interruption import Interrupted
 from .parser import build_parser
 
 __all__ = ["main"]
@@ -22,8 +23,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: Arguments without the program name; those of the process where None.
 
     Returns:
-        Exit status: 0 on success; 2 after an error, reported as one line ``tsplat: error: ...`` on stderr; 130 after
-        Ctrl-C outside training; 1 if `tsplat doctor` finds no device that works.
+        Exit status: 0 on success; 2 after an error, reported as one line ``tsplat: error: ...`` on stderr; 128 plus
+        its number after a signal, such as 130 after Ctrl-C; 1 if `tsplat doctor` finds no device that works.
     """
     try:
         parser = build_parser()
@@ -34,6 +35,10 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         status: int = arguments.run(arguments)
         return status
+    except Interrupted as error:
+        if error.message:
+            print(f"tsplat: {error.message}", file=sys.stderr)
+        return 128 + error.signum
     except KeyboardInterrupt:
         print("tsplat: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

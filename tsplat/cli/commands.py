@@ -6,14 +6,18 @@ describing a model import nothing of `tsplat.training`.
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import torch
 
 from .. import ArgumentError
 
 if TYPE_CHECKING:
     from ..scene import Gaussians
+    from ..viewing import Camera
 
 
 def demo(arguments: Namespace) -> int:
@@ -58,45 +62,34 @@ def prepare(arguments: Namespace) -> int:
 
 def render(arguments: Namespace) -> int:
     """``tsplat render``."""
-    from ..scene import open_model
     from ..scene.images import write_png
     from ..support.extras import require
     from ..support.files import output_folder
     from ..support.progress import track
-    from ..viewing import read_cameras, render_frames, write_frames
+    from ..viewing import render_frames, write_frames
     from ..viewing.devices import pick_device, reserve_threads
-    from ..viewing.framing import place_cameras
+    from ..viewing.run_cameras import find_background
     from ..viewing.videos import check_video_path
 
-    require("PIL")
     trajectory, out = arguments.trajectory, arguments.out
+    # With a trajectory, check_video_path() checks the other packages as well.
+    require(*([] if trajectory is not None else ["PIL"]), *(["rich"] if sys.stdout.isatty() and trajectory else []))
+    if arguments.view is not None:
+        _check_view_options(arguments)
     if trajectory is not None:
         check_video_path(out)
     elif out.suffix.lower() != ".png":
         raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos need --trajectory")
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
-    gaussians = _drop_invalid(open_model(arguments.model, force=arguments.force))
-    if trajectory in (None, "orbit", "spiral"):
-        cameras = place_cameras(
-            gaussians,
-            arguments.width,
-            arguments.height,
-            arguments.fov,
-            eye=arguments.eye,
-            target=arguments.look_at,
-            up=arguments.up,
-            trajectory=trajectory,
-            frames=arguments.frames,
-        )
-    else:
-        cameras = read_cameras(trajectory)
+    gaussians = _drop_invalid(_open(arguments))
+    cameras = _cameras(arguments, gaussians)
     with output_folder(out.parent):
         frames = render_frames(
             gaussians.to(device),
             cameras,
             show=arguments.show,
-            background=tuple(arguments.background),
+            background=tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0)),
             backend=arguments.backend,
         )
         if trajectory is None:
@@ -106,18 +99,65 @@ def render(arguments: Namespace) -> int:
     return 0
 
 
+def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
+    """The cameras that ``tsplat render`` renders."""
+    from ..viewing import read_cameras
+    from ..viewing.framing import place_cameras
+    from ..viewing.run_cameras import find_cameras, frame_by_cameras, mean_up, vertical_fov
+    from ..viewing.trajectories import choose_camera
+
+    trajectory, eye, target, up = arguments.trajectory, arguments.eye, arguments.look_at, arguments.up
+    if arguments.view is None and trajectory not in (None, "orbit", "spiral"):
+        return read_cameras(trajectory)
+    cameras = find_cameras(arguments.model)
+    if arguments.view is not None:
+        if not cameras:
+            raise ArgumentError(f"--view: {arguments.model} has no cameras.json of a run")
+        return [choose_camera(cameras, arguments.view)]
+    training = [camera for camera in cameras if not camera.is_test]
+    fov = arguments.fov
+    if training:
+        up = mean_up(training) if up is None else up
+        fov = vertical_fov(training) if fov is None else fov
+        if up is not None and (eye is None or target is None):
+            position, center = frame_by_cameras(gaussians, training, up)
+            target = center.tolist() if target is None else target
+            # The same direction and distance, whatever the target.
+            eye = (position - center + torch.tensor(target)).tolist() if eye is None else eye
+    return place_cameras(
+        gaussians,
+        arguments.width or 800,
+        arguments.height or 600,
+        50.0 if fov is None else fov,
+        eye=eye,
+        target=target,
+        up=up,
+        trajectory=trajectory,
+        frames=arguments.frames,
+    )
+
+
 def train(arguments: Namespace) -> int:
     """``tsplat train``."""
     from ..training import resume
     from ..training import train as run_train
     from ..training.options import Resume, parse, run_config
+    from ..training.run_context import require_extras
 
     options = parse(arguments.rest)
+    require_extras(None if isinstance(options, Resume) else options)
     status = _launch(arguments.command_line, options.ranks, options.gpus)
     if status is not None:
         return status
     if isinstance(options, Resume):
-        resume(options.run, stop_after=options.stop_after, force=options.force)
+        resume(
+            options.run,
+            stop_after=options.stop_after,
+            force=options.force,
+            checkpoint=options.checkpoint,
+            scene=options.scene,
+            accept_changes=options.accept_changes,
+        )
     else:
         run_train(run_config(options), options.out, stop_after=options.stop_after)
     return 0
@@ -126,7 +166,9 @@ def train(arguments: Namespace) -> int:
 def evaluate(arguments: Namespace) -> int:
     """``tsplat eval``."""
     from ..training import evaluate_run
+    from ..training.run_context import require_extras
 
+    require_extras(lpips=arguments.lpips)
     status = _launch(arguments.command_line, arguments.ranks, "")
     if status is not None:
         return status
@@ -136,28 +178,53 @@ def evaluate(arguments: Namespace) -> int:
         scene=arguments.scene,
         lpips=arguments.lpips,
         force=arguments.force,
+        checkpoint=arguments.checkpoint,
     )
     return 0
 
 
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
-    from ..scene import lost_on_write, open_model, write_model
+    from ..scene import lost_on_write, write_model
 
-    gaussians = open_model(arguments.model, force=arguments.force)
+    gaussians = _open(arguments)
     write_model(arguments.out, gaussians)
     lost = lost_on_write(arguments.out, gaussians)
-    print(f"wrote {len(gaussians)} Gaussians to {arguments.out}" + (f"; lost: {', '.join(lost)}" if lost else ""))
+    n_invalid = int((~gaussians.valid).sum())
+    invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
+    losses = f"; lost: {', '.join(lost)}" if lost else ""
+    print(f"wrote {len(gaussians)} Gaussians{invalid} to {arguments.out}{losses}")
     return 0
 
 
 def info(arguments: Namespace) -> int:
     """``tsplat info``."""
-    from ..scene import open_model, summarize
+    from ..scene import summarize
 
-    summary = summarize(open_model(arguments.model, force=arguments.force))
+    summary = summarize(_open(arguments))
     print(summary.json() if arguments.json else "\n".join(summary.lines()))
     return 0
+
+
+def _open(arguments: Namespace) -> Gaussians:
+    """Reads the model of a command, and prints a line on stderr for each damaged checkpoint that is skipped."""
+    from ..scene import open_model
+
+    return open_model(
+        arguments.model,
+        force=arguments.force,
+        checkpoint=arguments.checkpoint,
+        warn=lambda message: print(f"tsplat: {message}", file=sys.stderr),
+    )
+
+
+def _check_view_options(arguments: Namespace) -> None:
+    """Raises :class:`ArgumentError` for options of ``tsplat render`` that ``--view`` excludes."""
+    for name in ("trajectory", "width", "height", "fov", "eye", "look_at", "up"):
+        if getattr(arguments, name) is not None:
+            raise ArgumentError(
+                f"--{name.replace('_', '-')}: not with --view, which uses the camera and the size of the view"
+            )
 
 
 def _drop_invalid(gaussians: Gaussians) -> Gaussians:

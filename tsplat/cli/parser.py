@@ -89,28 +89,45 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--frames", type=_count, default=120, metavar="N", help="frames of an orbit or spiral (120)")
     parser.add_argument("--fps", type=_count, default=30, metavar="N", help="frames per second (30)")
-    parser.add_argument("--width", type=_size, default=800, metavar="N", help="image width in pixels (800)")
-    parser.add_argument("--height", type=_size, default=600, metavar="N", help="image height in pixels (600)")
     parser.add_argument(
-        "--fov", type=_number, default=50.0, metavar="DEG", help="vertical field of view in degrees (50)"
+        "--view", metavar="N|NAME", help="render a training or test view of a run at its own size, by index or name"
+    )
+    parser.add_argument("--width", type=_size, metavar="N", help="image width in pixels (800)")
+    parser.add_argument("--height", type=_size, metavar="N", help="image height in pixels (600)")
+    parser.add_argument(
+        "--fov",
+        type=_number,
+        metavar="DEG",
+        help="vertical field of view in degrees (the run's, or 50)",
     )
     vector = ("X", "Y", "Z")
     parser.add_argument(
-        "--eye", type=_number, nargs=3, metavar=vector, help="camera position (chosen to show the whole model)"
+        "--eye",
+        type=_number,
+        nargs=3,
+        metavar=vector,
+        help="camera position (a run: like its cameras; else to show the whole model)",
     )
     parser.add_argument(
-        "--look-at", type=_number, nargs=3, metavar=vector, help="point at the image center (center of the model)"
+        "--look-at",
+        type=_number,
+        nargs=3,
+        metavar=vector,
+        help="point at the image center (a run: what its cameras look at)",
     )
     parser.add_argument(
-        "--up", type=_number, nargs=3, metavar=vector, help="up direction (0 -1 0, or 0 1 0 if the ground is at -y)"
+        "--up",
+        type=_number,
+        nargs=3,
+        metavar=vector,
+        help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)",
     )
     parser.add_argument(
         "--background",
         type=_channel,
         nargs=3,
-        default=(0.0, 0.0, 0.0),
         metavar=("R", "G", "B"),
-        help="background color, each from 0 to 1 (0 0 0)",
+        help="background color, each from 0 to 1 (a run: that of its training; else 0 0 0)",
     )
     _add_backend(parser)
 
@@ -122,6 +139,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
     parser.add_argument("--lpips", choices=("alex", "vgg", "squeeze"), help="also compute LPIPS with this network")
     parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="number of processes (1)")
+    _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept parameters that look already activated")
 
 
@@ -150,7 +168,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder",
     )
+    _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", metavar="STEP", help="step or folder name of the run's checkpoint to read (the newest)"
+    )
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import signal
+import threading
+from collections.abc import Iterator
 
 from ..errors import MissingExtraError
 
@@ -20,14 +24,30 @@ def require(*modules: str) -> None:
         modules: Module names, such as ``"PIL"``.
 
     Raises:
-        MissingExtraError: For the first module that cannot be imported.
+        MissingExtraError: Names all packages that cannot be imported, and the extras that install them.
     """
+    problems: list[str] = []
+    extras: list[str] = []
+    first: ImportError | None = None
     for module in modules:
         try:
-            importlib.import_module(module)
+            with _unchanged_sigterm():
+                importlib.import_module(module)
         except ImportError as error:
-            package = PACKAGES.get(module, module)
-            extra = EXTRAS.get(module, "train")
             missing = getattr(error, "name", None) == module
             problem = "is not installed" if missing else f"cannot be imported ({error})"
-            raise MissingExtraError(f"the package {package} {problem}; run: pip install 'tsplat[{extra}]'") from error
+            problems.append(f"the package {PACKAGES.get(module, module)} {problem}")
+            extras.append(EXTRAS.get(module, "train"))
+            first = first or error
+    if problems:
+        chosen = ",".join(dict.fromkeys(extras))
+        raise MissingExtraError(f"{', '.join(problems)}; run: pip install 'tsplat[{chosen}]'") from first
+
+
+@contextlib.contextmanager
+def _unchanged_sigterm() -> Iterator[None]:
+    """Installs the handler of SIGTERM again after an import: that of pycolmap prints a stack trace of C++ functions."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)

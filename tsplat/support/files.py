@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import FileError
+
+FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name))
+"""Error numbers of a full disk, an exhausted quota, and a file larger than allowed."""
 
 ZIP = b"PK\x03\x04"
 """The first four bytes of a ZIP archive."""
@@ -24,20 +30,49 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     If the block raises, `path` is left as it was and no temporary file remains.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The file cannot be written. If the disk is full, the message tells the size.
     """
     path = Path(path)
     # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    writer: _Writer | None = None
     try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        with _Writer(io.FileIO(temporary, "x")) as writer:
+            yield writer
+            writer.flush()
+            os.fsync(writer.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno in FULL and (error.filename is None or Path(error.filename) == temporary):
+            raise disk_full(error, path, writer.size if writer is not None else 0) from error
+        raise
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def disk_full(error: OSError, path: Path, size: int) -> OSError:
+    """Returns the error of a full disk, with the path, the size that is needed at least, and the free space."""
+    found = ""
+    with contextlib.suppress(OSError):
+        found = f", and {shutil.disk_usage(path.parent).free:,} are free"
+    needed = f"at least {size:,} bytes are needed{found}" if size else "free some space"
+    return OSError(error.errno, f"{error.strerror}; {needed}", str(path))
+
+
+class _Writer(io.BufferedWriter):
+    """A binary file that knows the size that it would have if nothing failed.
+
+    Attributes:
+        size: Size in bytes.
+    """
+
+    size = 0
+
+    def write(self, data: Any, /) -> int:
+        self.size = max(self.size, self.tell() + memoryview(data).nbytes)
+        return super().write(data)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

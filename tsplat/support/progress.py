@@ -21,13 +21,16 @@ Show = Callable[[str, int, int], None]
 
 
 @contextlib.contextmanager
-def stage_display() -> Iterator[Show]:
+def stage_display(delay: float = 0.0) -> Iterator[Show]:
     """Yields a callback `show(stage, done, total)` that displays the progress and elapsed time of each stage.
+
+    Args:
+        delay: Seconds from the start of a stage until its first line, without a terminal.
 
     Raises:
         MissingExtraError: rich is not installed and stdout is a terminal.
     """
-    with _bars() if sys.stdout.isatty() else _lines() as show:
+    with _bars() if sys.stdout.isatty() else _lines(delay) as show:
         yield show
 
 
@@ -49,14 +52,14 @@ def _bars() -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines() -> Iterator[Show]:
+def _lines(delay: float) -> Iterator[Show]:
     start, shown, due = time.perf_counter(), "", 0.0
 
     def show(stage: str, done: int, total: int) -> None:
         nonlocal start, shown, due
         if stage != shown:
             start, shown, due = time.perf_counter(), stage, total / STAGE_LINES
-        if done < due:
+        if done < due or time.perf_counter() - start < delay:
             return
         # The next line; past the end once the last line is printed.
         due = (done * STAGE_LINES // max(total, 1) + 1) * total / STAGE_LINES if done < total else total + 1

@@ -12,11 +12,13 @@ from typing import Any, Literal, TypeVar
 from ..arguments import check_choice, check_size
 from ..config import Backend
 from ..errors import ArgumentError, FileError
+from ..scene.capture.photographs import check_test_every
 from ..scene.capture.views import Color
 from ..strategies import DefaultStrategy, MCMCStrategy
 
-Preset = Literal["fixed", "default", "mcmc"]
-PRESETS = ("fixed", "default", "mcmc")
+Preset = Literal["mcmc", "adaptive", "fixed"]
+PRESETS = ("mcmc", "adaptive", "fixed")
+DEFAULT_PRESET: Preset = "mcmc"
 
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 PRECISIONS = ("fp32", "bf16", "fp16", "auto")
@@ -33,6 +35,10 @@ SCHEDULE_STEPS = 30_000
 
 REFINEMENTS_MIN = 24
 """Minimum number of refinements in a shorter run."""
+
+RESET_INTERVAL_MIN = 100
+"""Minimum number of steps between resets of opacities in a shorter run. At the default rate, an opacity needs about as
+many steps to recover; until then, Gaussians are too faint to have gradients, and are pruned."""
 
 CONFIG_BYTES_MAX = 1 << 20
 
@@ -132,7 +138,8 @@ class RunConfig(Config):
         downscale: Factor by which the photographs are made smaller.
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
             distance 1. The transform from the files' frame is saved as `world.json`.
-        test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first.
+        test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first; 0 for
+            none.
         device: Device to train on; auto is a GPU if there is one.
         sh_degree: Maximum degree of spherical harmonics, 0 to 4.
         start_opacity: Initial opacity of the Gaussians.
@@ -160,8 +167,9 @@ class RunConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("downscale", "test_every", "keep"):
+        for name in ("downscale", "keep", *(["test_every"] if self.test_every else [])):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        check_test_every(self.test_every)
         for name in ("eval_every", "save_every"):
             if getattr(self, name) < 0:
                 raise ArgumentError(f"{name}: expected a number of steps or 0, found {getattr(self, name)}")
@@ -177,16 +185,18 @@ def preset(name: Preset, steps: int = Config.steps) -> RunConfig:
     """Returns the configuration of a preset.
 
     Args:
-        name: "default" or "mcmc" for training with that strategy; "fixed" for a constant number of Gaussians, one per
-            sparse point.
+        name: "mcmc" for :class:`MCMCStrategy`, "adaptive" for :class:`DefaultStrategy`, "fixed" for a constant number
+            of Gaussians, one per sparse point.
         steps: Number of steps. The strategies' schedules are meant for 30,000; see :func:`scale_schedule`.
 
     Raises:
         ArgumentError: An unknown preset, or an invalid number of steps.
     """
+    if str(name) == "default":
+        raise ArgumentError("preset: default was renamed to adaptive; the preset that is used without a choice is mcmc")
     check_choice("preset", name, PRESETS)
     check_size("steps", steps)
-    if name == "default":
+    if name == "adaptive":
         return RunConfig(steps=steps, strategy=scale_schedule(DefaultStrategy(), steps))
     if name == "mcmc":
         return RunConfig(
@@ -201,8 +211,8 @@ S = TypeVar("S", DefaultStrategy, MCMCStrategy)
 def scale_schedule(strategy: S, steps: int) -> S:
     """Returns a strategy whose schedule, made for 30,000 steps, is compressed to a shorter run.
 
-    Start, end and resets are scaled in proportion. Refinements keep their interval if there are then at least 24 of
-    them, and otherwise come more often.
+    Start, end and resets are scaled in proportion, except that resets stay at least 100 steps apart. Refinements keep
+    their interval if there are then at least 24 of them, and otherwise come more often.
     """
     factor = min(1.0, steps / SCHEDULE_STEPS)
     names = (
@@ -211,6 +221,8 @@ def scale_schedule(strategy: S, steps: int) -> S:
     # A negative step is none.
     given = {name: getattr(strategy, name) for name in names if getattr(strategy, name, -1) >= 0}
     scaled = {name: math.ceil(factor * value) for name, value in given.items()}
+    if "reset_every" in given:
+        scaled["reset_every"] = min(given["reset_every"], max(scaled["reset_every"], RESET_INTERVAL_MIN))
     duration = scaled["refine_stop_iter"] - scaled["refine_start_iter"]
     every = min(strategy.refine_every, max(1, math.ceil(duration / REFINEMENTS_MIN)))
     return dataclasses.replace(strategy, **scaled, refine_every=every)

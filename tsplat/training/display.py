@@ -15,6 +15,9 @@ from .training_progress import Progress
 LINES = 10
 """Number of lines that a run prints without a terminal."""
 
+INTERVAL = 0.5
+"""Seconds after which a step is shown that is not one of every tenth. Reading its loss waits for the GPU."""
+
 SMOOTHING = 0.8
 """Weight of the previously shown PSNR in the next one."""
 
@@ -33,10 +36,13 @@ def progress_display(steps: int, start: int = 0) -> Iterator[Callable[[Progress]
     display = _bar(steps, start) if sys.stdout.isatty() else _lines(steps, start)
     with display as show:
         shown: float | None = None
+        last = time.perf_counter()
 
         def on_step(progress: Progress) -> None:
-            nonlocal shown
-            if progress.step % History.EVERY == 0 or progress.step in (start + 1, steps):
+            nonlocal shown, last
+            is_slow = time.perf_counter() - last > INTERVAL
+            if is_slow or progress.step % History.EVERY == 0 or progress.step in (start + 1, steps):
+                last = time.perf_counter()
                 psnr = float(progress.psnr)
                 shown = psnr if shown is None else SMOOTHING * shown + (1 - SMOOTHING) * psnr
                 device = progress.gaussians.means.device
@@ -50,6 +56,10 @@ def progress_display(steps: int, start: int = 0) -> Iterator[Callable[[Progress]
 
 
 Show = Callable[[int, str, str], None]
+
+
+def _format_speed(speed: float) -> str:
+    return f"{speed:.1f} steps/s" if speed >= 1 else f"{1 / max(speed, 1e-9):.1f} s/step"
 
 
 @contextlib.contextmanager
@@ -73,7 +83,7 @@ def _bar(steps: int, first: int) -> Iterator[Show]:
         def show(step: int, figures: str, memory: str) -> None:
             speed = (step - first) / (time.perf_counter() - start)
             bar.update(task, completed=step)
-            below.plain = f"{figures}  {speed:.1f} steps/s  {memory}"
+            below.plain = f"{figures}  {_format_speed(speed)}  {memory}"
 
         yield show
 
@@ -89,6 +99,6 @@ def _lines(steps: int, first: int) -> Iterator[Show]:
         due += steps / LINES
         speed = (step - first) / (time.perf_counter() - start)
         left = (steps - step) / speed
-        print(f"step {step}/{steps}  {figures}  {speed:.1f} steps/s  {memory}  {left:.0f} s left", flush=True)
+        print(f"step {step}/{steps}  {figures}  {_format_speed(speed)}  {memory}  {left:.0f} s left", flush=True)
 
     yield show

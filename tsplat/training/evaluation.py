@@ -47,6 +47,8 @@ class Score:
 Network = Literal["alex", "vgg", "squeeze"]
 """Networks of LPIPS."""
 
+OnView = Callable[[int, int], None]
+
 
 @torch.no_grad()
 def evaluate(
@@ -57,6 +59,7 @@ def evaluate(
     lpips: Network | None = None,
     backend: Backend = "auto",
     ranks: RankGroup | None = None,
+    on_view: OnView | None = None,
 ) -> list[Score]:
     """Renders views with all degrees of spherical harmonics and compares them with their photographs.
 
@@ -67,6 +70,7 @@ def evaluate(
         lpips: Network of the perceptual distance LPIPS (Zhang et al., 2018); None to leave it out.
         backend: As in :func:`tsplat.rasterization`.
         ranks: The ranks that call this together with equal arguments. Each renders its shard of the views.
+        on_view: Called on every rank, equally often, with the number of views done and the number of all views.
 
     Returns:
         The scores of all views, in order, on every rank; those of other ranks' views without images.
@@ -78,7 +82,12 @@ def evaluate(
     distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
     ranks = ranks or RankGroup()
     scores = []
-    for view in ranks.shard(views):
+    for first in range(0, len(views), ranks.world_size):
+        if on_view is not None:
+            on_view(first, len(views))
+        if first + ranks.rank >= len(views):
+            break
+        view = views[first + ranks.rank]
         _synchronize(gaussians.means.device)
         start = time.perf_counter()
         image = render(
@@ -105,6 +114,8 @@ def evaluate(
                 None if distance is None else distance(image, view.pixels),
             )
         )
+    if on_view is not None:
+        on_view(len(views), len(views))
     metrics = ranks.all_gather_object([(score.psnr, score.ssim, score.seconds, score.lpips) for score in scores])
     no_image = torch.empty(0)
     n = ranks.world_size
@@ -115,7 +126,7 @@ def evaluate(
 
 
 def report(scores: Sequence[Score]) -> dict[str, Any]:
-    """Metrics as JSON values: means over the views, and those of each view."""
+    """Metrics as JSON values: means over the views, and those of each view. Means of no views are None."""
     views = [
         {
             "name": score.view.name,
@@ -126,6 +137,8 @@ def report(scores: Sequence[Score]) -> dict[str, Any]:
         }
         for score in scores
     ]
+    if not scores:
+        return {"psnr": None, "ssim": None, "seconds_per_image": None, "views": []}
     means = {"psnr": finite_or_none(mean_psnr(scores)), "ssim": mean_ssim(scores)}
     distances = [score.lpips for score in scores if score.lpips is not None]
     if distances:

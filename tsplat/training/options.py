@@ -8,11 +8,12 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from ..errors import ArgumentError
 from ..support.extras import require
-from .configuration import PRESETS, Preset, RunConfig, preset, read_config
+from .configuration import DEFAULT_PRESET, PRESETS, Preset, RunConfig, preset, read_config
+from .run_context import MODULES
 
 PROGRAM = "tsplat train"
 HELP = f"see {PROGRAM} --help"
@@ -20,11 +21,12 @@ HELP = f"see {PROGRAM} --help"
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunConfig):
-    """Train on photographs with cameras. To resume a run: tsplat train --resume RUN [--stop-after N] [--force].
+    """Train on photographs with cameras. To resume a run, see: tsplat train --resume RUN --help
 
     Attributes:
         out: Folder to write the run to.
-        preset: Settings to start from: a fixed number of Gaussians, or one of the densification strategies.
+        preset: Settings to start from. mcmc relocates Gaussians and adds some, up to --max-gaussians; adaptive clones,
+            splits and prunes them by their gradients; fixed keeps their number.
         config: Settings to start from, as the config.json of another run; replaces the preset.
         stop_after: Stop after this number of steps, with the schedules of the full run.
         ranks: Number of processes on this machine that train together.
@@ -32,7 +34,7 @@ class Options(RunConfig):
     """
 
     out: str = ""
-    preset: Preset = "fixed"
+    preset: Preset = DEFAULT_PRESET
     config: str = ""
     stop_after: int | None = None
     ranks: int = 1
@@ -47,12 +49,18 @@ class Resume:
         run: The run's folder, or one of its checkpoints.
         stop_after: Stop after this number of steps in total.
         force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
+        scene: Where the scene is, if it has moved relative to the run.
+        accept_changes: Accept photographs that have changed.
         ranks, gpus: As in :class:`Options`.
     """
 
     run: Path
-    stop_after: int | None
-    force: bool
+    stop_after: int | None = None
+    force: bool = False
+    checkpoint: str | None = None
+    scene: str | None = None
+    accept_changes: bool = False
     ranks: int = 1
     gpus: str = ""
 
@@ -71,16 +79,21 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
         SystemExit: With status 0, after printing help.
     """
     first = _Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
-    first.add_argument("--preset", choices=PRESETS, default="fixed")
+    first.add_argument("--preset", choices=(*PRESETS, "default"), default=DEFAULT_PRESET)
     first.add_argument("--config", type=Path)
     first.add_argument("--steps", default=str(RunConfig.steps))
     first.add_argument("--resume", type=Path)
     known, rest = first.parse_known_args(arguments)
     if known.resume is not None:
         return _resume(arguments)
-    require("tyro")
-    import tyro
+    try:
+        import tyro
+    except ImportError:
+        require("tyro", *MODULES)
+        raise
 
+    if known.preset == "default":
+        raise ArgumentError(f"--preset: default was renamed to adaptive; without --preset it is mcmc; {HELP}")
     steps = int(known.steps) if known.steps.isdecimal() and int(known.steps) else 1  # tyro rejects it below
     base = read_config(known.config) if known.config else preset(known.preset, steps)
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
@@ -88,10 +101,19 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     if values["strategy"] is None:
         option = next((word for word in rest if word.startswith("--strategy.")), None)
         if option:
-            raise ArgumentError(f"{option}: the preset {known.preset} has no strategy; use default or mcmc; {HELP}")
-    # The scene is a positional argument.
-    scene = ("scene", Annotated[str, tyro.conf.Positional], base.scene)
-    command = dataclasses.make_dataclass("Options", [scene], bases=(Options,), frozen=True)
+            raise ArgumentError(f"{option}: the preset {known.preset} has no strategy; use mcmc or adaptive; {HELP}")
+    required = "(from the configuration file)" if known.config else "(required)"
+
+    def described(metavar: str, hint: str) -> Any:
+        return Annotated[str, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)]
+
+    fields = [
+        ("scene", Annotated[described("SCENE", required), tyro.conf.Positional], base.scene),
+        ("out", described("RUN", "(required)"), ""),
+        ("config", described("config.json", "(default: none)"), ""),
+        ("gpus", described("0,1", "(default: as --device)"), ""),
+    ]
+    command = dataclasses.make_dataclass("Options", fields, bases=(Options,), frozen=True)
     command.__doc__ = Options.__doc__
     errors = io.StringIO()
     try:
@@ -129,11 +151,27 @@ def _resume(arguments: Sequence[str]) -> Resume:
         "--resume", type=Path, required=True, metavar="RUN", help="the run's folder or one of its checkpoints"
     )
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after N steps in total")
+    parser.add_argument(
+        "--checkpoint", metavar="STEP", help="step or folder name of the checkpoint to continue from (the newest)"
+    )
+    parser.add_argument("--scene", metavar="SCENE", help="where the scene is, if it has moved relative to the run")
+    parser.add_argument("--accept-changes", action="store_true", help="accept photographs that have changed")
     parser.add_argument("--force", action="store_true", help="accept parameters that look activated already")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
     parser.add_argument("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")
-    found = parser.parse_args(arguments)
-    return Resume(found.resume, found.stop_after, found.force, found.ranks, found.gpus)
+    found, rest = parser.parse_known_args(arguments)
+    if rest:
+        option = rest[0].partition("=")[0]
+        known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Options)} | {"--scene"}
+        if option not in known and not option.startswith("--strategy."):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        raise ArgumentError(
+            f"{option}: a run is resumed with the settings that it was started with, on which its schedules depend; "
+            f"to stop earlier: --stop-after N; to train with other settings: {PROGRAM} --config "
+            f"{found.resume / 'config.json'} --out NEW_RUN {option} ..."
+        )
+    values = vars(found)
+    return Resume(run=values.pop("resume"), **values)
 
 
 def _plain_text(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from ..support.files import atomic_write
 from ..viewing.colormaps import apply_colormap
 from .evaluation import Score
 from .history import History
+
+T = TypeVar("T")
 
 CELL_WIDTH, CAPTION_HEIGHT, GAP = 352, 24, 8
 """Layout of the contact sheet in pixels."""
@@ -29,10 +32,10 @@ def side_by_side(path: str | os.PathLike[str], score: Score) -> None:
     write_png(path, torch.cat([score.view.image, to_bytes(score.image)], 1))
 
 
-def sheet_views(scores: Sequence[Score]) -> list[Score]:
-    """Selects the scores shown on a contact sheet: at most six, evenly spaced from the first to the last."""
-    chosen = np.linspace(0, len(scores) - 1, min(VIEWS_MAX, len(scores))).round().astype(int)
-    return [scores[i] for i in chosen]
+def evenly_spaced(values: Sequence[T]) -> list[T]:
+    """Selects the views or scores shown on a contact sheet: at most six, from the first to the last."""
+    chosen = np.linspace(0, len(values) - 1, min(VIEWS_MAX, len(values))).round().astype(int)
+    return [values[i] for i in chosen]
 
 
 def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
@@ -54,7 +57,7 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
     if not result or [score.view for score in start] != [score.view for score in result]:
         raise ArgumentError("contact sheet: expected start and result to be scores of the same views, at least one")
     rows = []
-    for before, after in zip(sheet_views(start), sheet_views(result)):
+    for before, after in zip(evenly_spaced(start), evenly_spaced(result)):
         target = after.view.image
         cells = {
             after.view.name: target,
@@ -95,9 +98,15 @@ def curve(path: str | os.PathLike[str], history: History) -> None:
     axes.plot(
         history.train_steps, history.train_psnr, color="#b9c6d6", linewidth=1, label="training views, one per point"
     )
-    axes.plot(
-        history.test_steps, history.test_psnr, color="#c2410c", marker="o", markersize=4, label="held-out views, mean"
-    )
+    if history.test_steps:
+        axes.plot(
+            history.test_steps,
+            history.test_psnr,
+            color="#c2410c",
+            marker="o",
+            markersize=4,
+            label="held-out views, mean",
+        )
     axes.set(xlabel="steps", ylabel="PSNR in dB", xlim=(0, None))
     axes.grid(alpha=0.3)
     if len(set(history.test_gaussians)) > 1:

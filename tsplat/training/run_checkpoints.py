@@ -40,7 +40,7 @@ from ..scene.formats.checkpoints import (
 from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
 from ..support.extras import require
-from ..support.files import atomic_write
+from ..support.files import FULL, atomic_write
 from .configuration import RunConfig, from_json, to_json
 from .processes.shards import write_shards
 
@@ -85,21 +85,24 @@ def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Che
     return Checkpoint(raw.step, raw.gaussians, raw.tensors, raw.figures, config)
 
 
-def read_newest(folder: str | os.PathLike[str], *, force: bool = False) -> tuple[Path, Checkpoint, list[str]]:
+def read_newest(
+    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None
+) -> tuple[Path, Checkpoint, list[str]]:
     """Reads the newest valid checkpoint of a run.
 
     Args:
         folder: A run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate.
         force: As in :func:`read_checkpoint`.
+        checkpoint: Step or folder name of the only candidate; None for all.
 
     Returns:
         The checkpoint's folder, the checkpoint, and the errors of the invalid checkpoints that were skipped.
 
     Raises:
-        CheckpointError: None is valid.
+        CheckpointError: None is valid, or there is no such checkpoint.
         AlreadyActivatedError: The parameters look activated already.
     """
-    return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force))
+    return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force), checkpoint)
 
 
 def write_checkpoint(
@@ -132,7 +135,7 @@ def write_checkpoint(
     try:
         temporary = _create_temporary(folder, checkpoint.step) if ranks.is_main else None
     except OSError as error:
-        temporary, problem = None, error.strerror or str(error)
+        temporary, problem = None, _reason(error)
     temporary, problem = ranks.all_gather_object((temporary, problem))[0]
     try:
         if temporary is not None:
@@ -140,7 +143,7 @@ def write_checkpoint(
             if ranks.is_main and problem is None:
                 path = _publish(folder, temporary)
     except OSError as error:
-        problem = error.strerror or str(error)
+        problem = _reason(error)
     finally:
         if temporary is not None and ranks.is_main and path is None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -149,8 +152,9 @@ def write_checkpoint(
         if problem is not None:
             where = f" on rank {rank}" if ranks.world_size > 1 and not problem.startswith("rank ") else ""
             raise FileError(
-                f"{folder}: the checkpoint of step {checkpoint.step} cannot be written{where} ({problem}); earlier "
-                "checkpoints are intact: free disk space or choose another folder, then resume"
+                f"{folder}: the checkpoint of step {checkpoint.step} cannot be written{where} ({problem}); its tensors "
+                f"have {_size(checkpoint):,} bytes{_free(folder)}; earlier checkpoints are intact: free disk space or "
+                "choose another folder, then resume"
             )
     path = results[0][0]
     assert path is not None
@@ -159,6 +163,24 @@ def write_checkpoint(
             if old != path:
                 _delete(old)
     return path
+
+
+def _size(checkpoint: Checkpoint) -> int:
+    """Size of the tensors of a checkpoint, or of this rank's rows of them, in bytes."""
+    tensors = [*checkpoint.gaussians.tensors().values(), *checkpoint.tensors.values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _reason(error: OSError) -> str:
+    # The size of a single file, which the message of a full disk tells, is not that of the checkpoint.
+    return os.strerror(error.errno) if error.errno and error.errno in FULL else error.strerror or str(error)
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f", and {shutil.disk_usage(folder).free:,} are free"
+    except OSError:
+        return ""
 
 
 def delete_incomplete(folder: Path) -> None:
@@ -211,7 +233,7 @@ def _write_contents(folder: Path, checkpoint: Checkpoint, ranks: RankGroup, shar
             ranks.barrier()
             write_shards(folder / ROWS, rows, n, ranks)
         except OSError as error:
-            return error.strerror or str(error)
+            return _reason(error)
         tensors = {name: tensor for name, tensor in tensors.items() if name not in rows}
     if ranks.is_main:
         _write_files(folder, checkpoint, tensors, n, sharded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 
 from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
+from ..support.interruption import Interrupted, StopRequest
 from .configuration import RunConfig
 from .display import progress_display
-from .evaluation import Score, evaluate, mean_psnr
+from .evaluation import OnView, Score, evaluate, mean_psnr
 from .history import History, PsnrMonitor
-from .interruption import stop_on_interrupt
 from .parameters import scene_tensors
 from .rng_state import get_rng_state, set_rng_state
 from .run_checkpoints import Checkpoint, write_checkpoint
@@ -35,6 +36,8 @@ class RunLoop:
         test_views: Held-out views for the evaluations.
         folder: The run's folder.
         run: The run's configuration; None for a run without checkpoints.
+        stop: Whether a signal asked this process to stop; never if None.
+        scene: What checkpoints hold about the scene, as JSON values.
 
     Attributes:
         history: Metrics so far.
@@ -42,7 +45,15 @@ class RunLoop:
         first_step: The step at which this process started.
     """
 
-    def __init__(self, trainer: Trainer, test_views: Sequence[View], folder: Path, run: RunConfig | None) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        test_views: Sequence[View],
+        folder: Path,
+        run: RunConfig | None,
+        stop: StopRequest | None = None,
+        scene: dict[str, Any] | None = None,
+    ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.history = History()
@@ -50,6 +61,8 @@ class RunLoop:
         self.first_step = trainer.step
         self._test_views = test_views
         self._run_config = run
+        self._stop = StopRequest() if stop is None else stop
+        self._scene = scene or {}
         self._monitor = PsnrMonitor(trainer.config.steps)
         self._saved_step = -1
         steps = trainer.config.steps
@@ -65,20 +78,18 @@ class RunLoop:
         set_rng_state(figures["random"])
 
     def run(self, last: int) -> None:
-        """Trains until a step, or until Ctrl-C, and saves the last step.
+        """Trains until a step, or until a signal asks any rank to stop, and saves the last step.
 
         Raises:
+            Interrupted: A signal asked to stop.
             DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
                 ``inspect/``.
         """
         trainer, steps = self.trainer, self.trainer.config.steps
         seconds_before, start = self.seconds, time.perf_counter()
-        with (
-            stop_on_interrupt() as stopped,
-            progress_display(steps, trainer.step) as show,
-            self._tensorboard() as log,
-        ):
-            while trainer.step < last and not trainer.ranks.any([stopped()], trainer.device)[0]:
+        with progress_display(steps, trainer.step) as show, self._tensorboard() as log:
+            self._complete_evaluation()
+            while trainer.step < last and not self.is_stopped():
                 try:
                     progress = trainer.advance()
                 except DivergedError as error:
@@ -92,7 +103,8 @@ class RunLoop:
             self._save("checkpoints")
         self.seconds = seconds_before + time.perf_counter() - start
         if trainer.step < steps:
-            print(f"stopped after {trainer.step} of {steps} steps")
+            print(f"stopped after {trainer.step} of {steps} steps", flush=True)
+        self.raise_if_stopped()
 
     def _after_step(self, progress: Progress) -> None:
         """Records the step, and warns, evaluates and saves where it is due."""
@@ -100,12 +112,40 @@ class RunLoop:
         for warning in (progress.warning, self._monitor.check(progress)):
             if warning is not None:
                 self._warn(warning)
-        if progress.step % self._eval_every == 0 and progress.step < progress.steps:
-            scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views)
-            self.history.record_test(progress.step, mean_psnr(scores), progress.n_gaussians)
+        self._complete_evaluation()
         if self._run_config is not None and progress.step % self._save_every == 0:
             self._save("checkpoints")
             self._saved_step = progress.step
+
+    def _complete_evaluation(self) -> None:
+        """Evaluates the held-out views if that is due after this step. A signal ends the evaluation.
+
+        The first step after a resume completes what a signal ended.
+        """
+        step = self.trainer.step
+        is_due = step % self._eval_every == 0 and step < self.trainer.config.steps
+        if not is_due or not self._test_views or step in self.history.test_steps:
+            return
+        with contextlib.suppress(Interrupted):
+            scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self._check_stop)
+            self.history.record_test(step, mean_psnr(scores), self.trainer.n_gaussians)
+
+    def is_stopped(self) -> bool:
+        """Whether a signal asked any rank to stop. A collective call."""
+        return self.trainer.ranks.any([self._stop.is_set], self.trainer.device)[0]
+
+    def raise_if_stopped(self) -> None:
+        """Raises :class:`Interrupted` on every rank if a signal asked any rank to stop. A collective call."""
+        if not self.is_stopped():
+            return
+        ranks, step, steps = self.trainer.ranks, self.trainer.step, self.trainer.config.steps
+        signum = max(ranks.all_gather_object(self._stop.signum or 0))
+        left = "all steps are saved; for the results" if step == steps else f"step {step} is saved; to continue"
+        message = f"stopped by {signal.Signals(signum).name}; {left}: tsplat train --resume {self.folder}"
+        raise Interrupted(signum, message if ranks.is_main else "")
+
+    def _check_stop(self, _done: int, _total: int) -> None:
+        self.raise_if_stopped()
 
     def _warn(self, message: str) -> None:
         """Prints a warning, and saves the state that it is about."""
@@ -128,6 +168,7 @@ class RunLoop:
                 "watch": self._monitor.state(),
                 "random": get_rng_state(),
                 "seconds": self.seconds,
+                "scene": self._scene,
             },
             config=run,
             per_gaussian_names=trainer.per_gaussian_names,
@@ -144,7 +185,9 @@ class RunLoop:
             yield log
 
 
-def score_views(trainer: Trainer, gaussians: Gaussians, views: Sequence[View]) -> list[Score]:
+def score_views(
+    trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView | None = None
+) -> list[Score]:
     """Evaluates Gaussians on views, with the trainer's background, backend and ranks."""
     return evaluate(
         gaussians,
@@ -152,4 +195,5 @@ def score_views(trainer: Trainer, gaussians: Gaussians, views: Sequence[View]) -
         background=trainer.config.backdrop,
         backend=trainer.config.backend,
         ranks=trainer.ranks,
+        on_view=on_view,
     )

@@ -15,9 +15,13 @@ from ..stages.backend import choose
 from ..stages.memory import used_memory
 from ..stages.process_group import RankGroup
 from ..support.files import write_json
-from .evaluation import Score, finite_or_none, mean_psnr, mean_ssim, report
-from .plots import contact_sheet, curve, sheet_views, side_by_side
+from ..support.progress import stage_display
+from .evaluation import OnView, Score, finite_or_none, mean_psnr, mean_ssim, report
+from .plots import contact_sheet, curve, evenly_spaced, side_by_side
 from .run_loop import RunLoop, score_views
+
+REPORT_DELAY = 2.0
+"""Seconds that scoring or writing must take for its progress to be printed, without a terminal."""
 
 
 def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> dict[str, Any]:
@@ -26,20 +30,37 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
     Args:
         loop: The run, after its last step.
         capture: Training and held-out views.
-        initial: Scores of the initial Gaussians on the held-out views.
+        initial: Scores of the initial Gaussians on the held-out views or, if there are none, on training views.
 
     Returns:
         The contents of ``metrics.json``.
+
+    Raises:
+        Interrupted: A signal asked to stop.
     """
     trainer, folder = loop.trainer, loop.folder
     gaussians = trainer.gather_gaussians()
-    final = score_views(trainer, gaussians, capture.test)
-    loop.history.record_test(trainer.step, mean_psnr(final), len(gaussians))
+    with stage_display(REPORT_DELAY) as show:
+
+        def progress_of(stage: str) -> OnView:
+            def on_view(done: int, total: int) -> None:
+                loop.raise_if_stopped()
+                show(stage, done, total)
+
+            return on_view
+
+        shown = [score.view for score in initial]
+        final = score_views(trainer, gaussians, shown, progress_of("held-out" if capture.test else "shown"))
+        train = score_views(trainer, gaussians, capture.train, progress_of("training"))
+        if capture.test:
+            write_held_out(folder / "held_out", final, progress_of("images"))
+    if capture.test:
+        loop.history.record_test(trainer.step, mean_psnr(final), len(gaussians))
     metrics = {
-        **report(final),
-        "psnr_initial": finite_or_none(mean_psnr(initial)),
-        "ssim_initial": mean_ssim(initial),
-        "psnr_train": finite_or_none(mean_psnr(score_views(trainer, gaussians, capture.train))),
+        **report(final if capture.test else []),
+        "psnr_initial": finite_or_none(mean_psnr(initial)) if capture.test else None,
+        "ssim_initial": mean_ssim(initial) if capture.test else None,
+        "psnr_train": finite_or_none(mean_psnr(train)),
         "num_gaussians": len(gaussians),
         "steps": trainer.step,
         "seconds": round(loop.seconds, 2),
@@ -50,11 +71,10 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
         "ranks": trainer.ranks.world_size,
         **_metrics_of_ranks(loop),
     }
-    print("held-out views    PSNR      SSIM")
+    print("held-out views    PSNR      SSIM" if capture.test else "training views    PSNR      SSIM")
     for name, scores in (("before", initial), ("after", final)):
         print(f"{name:14} {mean_psnr(scores):7.2f} dB  {mean_ssim(scores):.4f}")
-    write_held_out(folder / "held_out", final)
-    sheet = [_gather_images(sheet_views(scores), trainer.ranks) for scores in (initial, final)]
+    sheet = [_gather_images(evenly_spaced(scores), trainer.ranks) for scores in (initial, final)]
     if trainer.ranks.is_main:
         write_ply(folder / "point_cloud.ply", gaussians)
         contact_sheet(folder / "contact_sheet.png", *sheet)
@@ -64,13 +84,15 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
     return metrics
 
 
-def write_held_out(folder: Path, scores: Sequence[Score]) -> None:
+def write_held_out(folder: Path, scores: Sequence[Score], on_view: OnView | None = None) -> None:
     """Writes a PNG per view with the photograph and the rendered image side by side.
 
-    With several ranks, each writes the views that it rendered.
+    With several ranks, each writes the views that it rendered, and calls `on_view` for all of them.
     """
     folder.mkdir(exist_ok=True)
     for i, score in enumerate(scores):
+        if on_view is not None:
+            on_view(i + 1, len(scores))
         if score.image.numel():
             side_by_side(folder / f"{i:03d}_{Path(score.view.name).stem}.png", score)
 

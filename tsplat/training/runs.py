@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
-import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..arguments import check_size
-from ..errors import FileError
+from ..errors import ArgumentError, FileError
 from ..scene.capture.captures import read_capture
 from ..scene.capture.views import Capture
+from ..scene.formats.checkpoints import skipped_messages
 from ..scene.gaussians import Gaussians
-from ..stages.process_group import RankGroup
-from ..support.extras import require
 from ..support.files import output_folder, write_json
+from ..support.interruption import StopRequest, stop_on_signals
 from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
+from ..viewing.run_cameras import CAMERAS
+from ..viewing.trajectories import describe_cameras
 from .configuration import RunConfig, to_json
 from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
 from .parameters import scene_tensors
+from .plots import evenly_spaced
 from .processes.group import join_group
-from .processes.heartbeat import heartbeat
-from .processes.launcher import is_launched
 from .run_checkpoints import delete_incomplete, read_newest
+from .run_context import deterministic, lock_run, on_main, rank_context, require_extras
 from .run_loop import RunLoop, score_views
 from .run_report import write_held_out, write_report
+from .scene_record import (
+    describe_photographs,
+    difference_message,
+    differences,
+    locate_scene,
+    record_scene,
+    with_absolute_scene,
+)
 from .trainer import Trainer
 
 CONFIG, WORLD = "config.json", "world.json"
@@ -41,8 +47,8 @@ CONFIG, WORLD = "config.json", "world.json"
 def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | None = None) -> dict[str, Any]:
     """Trains on photographs with known cameras, starting from their sparse points.
 
-    Writes ``config.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side by side,
-    ``contact_sheet.png``, ``curve.png``, ``metrics.json`` and ``point_cloud.ply``.
+    Writes ``config.json``, ``cameras.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side
+    by side, ``contact_sheet.png``, ``curve.png``, ``metrics.json`` and ``point_cloud.ply``.
 
     Args:
         config: Settings of the run; ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
@@ -53,69 +59,115 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         The contents of ``metrics.json``.
 
     Raises:
-        ArgumentError: The scene is invalid (see :func:`tsplat.scene.read_capture`), or the folder cannot be written to
-            or contains another run.
+        ArgumentError: The scene is invalid (see :func:`tsplat.scene.read_capture`), or the folder cannot be written to,
+            contains another run or is in use.
+        Interrupted: A signal ended training, see :func:`tsplat.support.interruption.stop_on_signals`. The last step is
+            saved.
         BackendError: The backend cannot run here.
         DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
             ``inspect/``.
         MissingExtraError: A package of the extra ``train`` is not installed.
     """
-    _require_extras()
+    require_extras(config)
+    config = with_absolute_scene(config)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
-    if any(ranks.all_gather_object((Path(out) / "checkpoints").exists())):
-        raise FileError(f"{out}: contains the checkpoints of another run; resume it, or choose another folder")
-    with _rank_context(ranks), output_folder(out) as folder, _deterministic(config):
-        capture = _read_capture(config, device)
+    with (
+        rank_context(ranks),
+        stop_on_signals() as stop,
+        output_folder(out) as folder,
+        lock_run(folder, ranks),
+        deterministic(config),
+    ):
+        if any(ranks.all_gather_object((folder / "checkpoints").exists())):
+            raise FileError(f"{out}: contains the checkpoints of another run; resume it, or choose another folder")
+        capture = _read_capture(config, device, stop)
         reserve_threads(device, config.backend)
         config = dataclasses.replace(config, background=capture.background)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
         run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
         print(description)
-        metrics = fit_and_report(trainer, initial, capture, folder, run=run, stop_after=stop_after)
+        scene = record_scene(run, on_main(ranks, lambda: describe_photographs(capture)), folder)
+        metrics = fit_and_report(
+            trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene
+        )
         print(
             f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply"
         )
     return metrics
 
 
-def resume(run: str | os.PathLike[str], *, stop_after: int | None = None, force: bool = False) -> dict[str, Any]:
+def resume(
+    run: str | os.PathLike[str],
+    *,
+    stop_after: int | None = None,
+    force: bool = False,
+    checkpoint: str | None = None,
+    scene: str | None = None,
+    accept_changes: bool = False,
+) -> dict[str, Any]:
     """Resumes a run from its newest valid checkpoint; :class:`Trainer` says when this is bit-exact.
 
     Args:
         run: The run's folder, or one of its checkpoints.
         stop_after: Stop after this number of steps in total, with the schedules of the full run.
         force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to read; None for the newest.
+        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
+        accept_changes: Accept photographs that have changed since the run was started.
 
     Returns:
         The contents of ``metrics.json``.
 
     Raises:
-        CheckpointError: The run has no valid checkpoint.
+        CheckpointError: The run has no valid checkpoint, or not the given one.
         AlreadyActivatedError: The parameters look activated already.
-        ArgumentError, BackendError, DivergedError, MissingExtraError: See :func:`train`.
+        ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError: See :func:`train`.
     """
-    _require_extras()
-    path, checkpoint, errors = read_newest(run, force=force)
-    config = checkpoint.config
+    require_extras()
+    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
+    require_extras(found.config)
+    record = found.figures.get("scene", {})
+    config = locate_scene(found.config, record, path.parent.parent, scene)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
-    with _rank_context(ranks), output_folder(path.parent.parent) as folder, _deterministic(config):
-        _print_skipped(errors)
+    with (
+        rank_context(ranks),
+        stop_on_signals() as stop,
+        output_folder(path.parent.parent) as folder,
+        lock_run(folder, ranks),
+        deterministic(config),
+    ):
+        _print_skipped(errors, path)
         # All ranks have read the checkpoint before any writes.
         ranks.barrier()
         if ranks.is_main:
             delete_incomplete(path.parent)
-        capture = _read_capture(config, device)
+        capture = _read_capture(config, device, stop)
+        photographs = on_main(ranks, lambda: describe_photographs(capture))
+        changes = differences(record.get("photographs", {}), photographs)
+        if changes:
+            message = difference_message(changes, config.scene)
+            if not accept_changes:
+                raise FileError(f"{message}; restore them, or use them as they are: --accept-changes")
+            print(f"warning: {message}")
         reserve_threads(device, config.backend)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
-        trainer.restore(checkpoint.tensors | scene_tensors(checkpoint.gaussians), checkpoint.figures["trainer"])
+        trainer.restore(found.tensors | scene_tensors(found.gaussians), found.figures["trainer"])
         print(description)
-        print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(checkpoint.gaussians)} Gaussians")
+        print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
         metrics = fit_and_report(
-            trainer, initial, capture, folder, run=config, stop_after=stop_after, resumed=checkpoint.figures
+            trainer,
+            initial,
+            capture,
+            folder,
+            run=config,
+            stop_after=stop_after,
+            resumed=found.figures,
+            stop=stop,
+            scene=record_scene(config, photographs, folder),
         )
         print(f"written to {folder}")
     return metrics
@@ -128,6 +180,7 @@ def evaluate_run(
     scene: str | None = None,
     lpips: Network | None = None,
     force: bool = False,
+    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Evaluates the newest valid checkpoint of a run on its held-out views.
 
@@ -136,30 +189,39 @@ def evaluate_run(
     Args:
         run: The run's folder, or one of its checkpoints.
         out: Parent of the folder to write; ``eval`` in the run's folder if None.
-        scene: Folder of the photographs, if they were moved.
+        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
         lpips: As in :func:`tsplat.training.evaluate`.
         force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to read; None for the newest.
 
     Returns:
         The contents of ``metrics.json``.
 
     Raises:
-        CheckpointError: The run has no valid checkpoint.
+        CheckpointError: The run has no valid checkpoint, or not the given one.
         AlreadyActivatedError: The parameters look activated already.
         ArgumentError, BackendError, MissingExtraError: See :func:`train`.
     """
-    _require_extras()
-    path, checkpoint, errors = read_newest(run, force=force)
-    config = checkpoint.config if scene is None else dataclasses.replace(checkpoint.config, scene=scene)
+    require_extras(lpips=lpips)
+    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
+    record = found.figures.get("scene", {})
+    config = locate_scene(found.config, record, path.parent.parent, scene)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
-    with _rank_context(ranks), output_folder(target) as folder:
-        _print_skipped(errors)
+    with rank_context(ranks), output_folder(target) as folder:
+        _print_skipped(errors, path)
         capture = _read_capture(config, device)
+        if not capture.test:
+            raise ArgumentError(
+                f"{run}: was trained with test_every=0, so that there are no held-out views to evaluate"
+            )
+        changes = differences(record.get("photographs", {}), on_main(ranks, lambda: describe_photographs(capture)))
+        if changes:
+            print(f"warning: {difference_message(changes, config.scene)}")
         reserve_threads(device, config.backend)
         print(description)
-        gaussians = checkpoint.gaussians.to(device)
+        gaussians = found.gaussians.to(device)
         scores = evaluate(
             gaussians, capture.test, background=config.backdrop, lpips=lpips, backend=config.backend, ranks=ranks
         )
@@ -167,14 +229,14 @@ def evaluate_run(
             **report(scores),
             "lpips_network": lpips,
             "num_gaussians": len(gaussians),
-            "steps": checkpoint.step,
+            "steps": found.step,
             "checkpoint": path.name,
         }
         write_held_out(folder / "held_out", scores)
         if ranks.is_main:
             write_json(folder / "metrics.json", metrics)
         _print_scores(scores)
-        print(f"step {checkpoint.step}, {len(gaussians)} Gaussians; written to {folder}")
+        print(f"step {found.step}, {len(gaussians)} Gaussians; written to {folder}")
     return metrics
 
 
@@ -187,6 +249,8 @@ def fit_and_report(
     run: RunConfig | None = None,
     stop_after: int | None = None,
     resumed: dict[str, Any] | None = None,
+    stop: StopRequest | None = None,
+    scene: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains for the remaining steps and writes the results.
 
@@ -198,6 +262,8 @@ def fit_and_report(
         run: Configuration of a run with checkpoints; None for no checkpoints.
         stop_after: Stop after this number of steps in total.
         resumed: Figures of the checkpoint that the trainer was restored from.
+        stop: Whether a signal asked this process to stop; never if None.
+        scene: What checkpoints hold about the scene.
 
     Returns:
         The contents of ``metrics.json``.
@@ -205,16 +271,18 @@ def fit_and_report(
     if stop_after is not None:
         check_size("stop_after", stop_after)
     _print_setup(trainer, capture)
-    scores = score_views(trainer, initial, capture.test)
+    loop = RunLoop(trainer, capture.test, folder, run, stop, scene)
+    if resumed is not None:
+        loop.restore(resumed)
+    shown = capture.test or evenly_spaced(capture.train)
+    scores = score_views(trainer, initial, shown, lambda _done, _total: loop.raise_if_stopped())
     if run is not None and trainer.ranks.is_main:
         write_json(folder / CONFIG, to_json(run))
+        write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test))
         if run.normalize:
             write_json(folder / WORLD, capture.world.tolist())
-    loop = RunLoop(trainer, capture.test, folder, run)
-    if resumed is None:
+    if resumed is None and capture.test:
         loop.history.record_test(0, mean_psnr(scores), len(initial))
-    else:
-        loop.restore(resumed)
     loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
     return write_report(loop, capture, scores)
 
@@ -236,9 +304,9 @@ def _print_setup(trainer: Trainer, capture: Capture) -> None:
         print(f"{ranks.world_size} ranks with {how} Gaussians; {views} views per rank and step")
 
 
-def _print_skipped(errors: list[str]) -> None:
-    for error in errors:
-        print(f"skipped an invalid checkpoint: {error}")
+def _print_skipped(errors: list[str], used: Path) -> None:
+    for message in skipped_messages(errors, used):
+        print(message)
 
 
 def _print_scores(scores: list[Score]) -> None:
@@ -248,8 +316,14 @@ def _print_scores(scores: list[Score]) -> None:
     print(f"{'mean of ' + str(len(scores)):24} {mean_psnr(scores):6.2f} dB {mean_ssim(scores):7.4f}")
 
 
-def _read_capture(config: RunConfig, device: torch.device) -> Capture:
+def _read_capture(config: RunConfig, device: torch.device, stop: StopRequest | None = None) -> Capture:
     with stage_display() as show:
+
+        def on_progress(done: int, total: int) -> None:
+            if stop is not None:
+                stop.check()
+            show("reading", done, total)
+
         capture = read_capture(
             config.scene,
             downscale=config.downscale,
@@ -257,41 +331,21 @@ def _read_capture(config: RunConfig, device: torch.device) -> Capture:
             background=config.background,
             normalize=config.normalize,
             seed=config.seed,
-            on_progress=lambda done, total: show("reading", done, total),
+            on_progress=on_progress,
         )
     return capture.to(device)
 
 
 def _initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
+    """A Gaussian for each point, or for a random subset if there are more than the maximum number of Gaussians."""
+    points, colors = capture.points, capture.colors
+    cap = None if config.strategy is None else config.strategy.cap_max
+    n_max = min(config.max_gaussians, cap or config.max_gaussians)
+    if len(points) > n_max:
+        print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
+        generator = torch.Generator().manual_seed(config.seed)
+        chosen = torch.randperm(len(points), generator=generator)[:n_max].sort().values.to(points.device)
+        points, colors = points[chosen], colors[chosen]
     return Gaussians.from_points(
-        capture.points, capture.colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
+        points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
     )
-
-
-def _require_extras() -> None:
-    require("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
-
-
-@contextlib.contextmanager
-def _rank_context(ranks: RankGroup) -> Iterator[None]:
-    """Sends heartbeats to the other ranks, and lets only rank 0 print."""
-    with contextlib.ExitStack() as stack:
-        if is_launched() and threading.current_thread() is threading.main_thread():
-            # pycolmap would print a stack trace of each rank that the launcher terminates.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if not ranks.is_main:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        stack.enter_context(heartbeat(ranks))
-        yield
-
-
-@contextlib.contextmanager
-def _deterministic(config: RunConfig) -> Iterator[None]:
-    """Uses PyTorch's deterministic algorithms inside the block if the configuration asks for them."""
-    before = torch.get_deterministic_debug_mode()
-    # torch.use_deterministic_algorithms would import torch._inductor, which takes seconds.
-    torch.set_deterministic_debug_mode("error" if config.deterministic else before)
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)

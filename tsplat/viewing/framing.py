@@ -87,7 +87,7 @@ def look_at_all(
     Raises:
         ArgumentError: No Gaussian is visible; or as :func:`tsplat.scene.look_at`.
     """
-    means, weights = _visible_mass(gaussians)
+    means, weights = visible_mass(gaussians)
     up = _guess_up(means, weights) if up is None else up
     upright = look_at((0.0, 0.0, 0.0), (0.0, 0.0, 1.0) if up[0] or up[1] else (1.0, 0.0, 0.0), up).double()[:3, :3]
     direction = torch.tensor(VIEW_DIRECTION, dtype=torch.float64) @ upright
@@ -124,7 +124,7 @@ def guess_up(gaussians: Gaussians) -> tuple[float, float, float]:
     Raises:
         ArgumentError: No Gaussian is visible.
     """
-    return _guess_up(*_visible_mass(gaussians))
+    return _guess_up(*visible_mass(gaussians))
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, q: float) -> Tensor:
@@ -134,7 +134,7 @@ def weighted_quantile(values: Tensor, weights: Tensor, q: float) -> Tensor:
     return values[torch.searchsorted(cumulative, q * cumulative[-1]).clamp_max(len(values) - 1)]
 
 
-def _visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
+def visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     """Centers [M, 3] and weights [M] of the valid Gaussians, fp64 on the CPU."""
     valid = gaussians.map(lambda tensor: tensor.detach()[gaussians.valid].double().cpu())
     sizes = valid.scales.sort(-1).values[:, 1:].prod(-1).sqrt()

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_size
-from ..errors import FileError
+from ..arguments import check_choice, check_size
+from ..config import CameraModel
+from ..errors import ArgumentError, FileError
 from ..scene.cameras import look_at
+from ..scene.capture.views import View
 
 TURNS, SWING, DIVE = 2, 0.2, 0.1
 """Spirals: number of turns, and the amplitudes sideways and forward relative to the distance of the target."""
@@ -25,18 +27,30 @@ FILE_BYTES_MAX = 64 << 20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Camera:
-    """A pinhole camera.
+    """A camera.
 
     Attributes:
         viewmat: [4, 4] world to camera.
         K: [3, 3] intrinsics in pixels.
         width, height: Image size in pixels.
+        camera_model: As in :func:`tsplat.rasterization`.
+        name: Name of its photograph, if there is one.
+        is_test: Whether the photograph was held out from training.
     """
 
     viewmat: Tensor
     K: Tensor
     width: int
     height: int
+    camera_model: CameraModel = "pinhole"
+    name: str = ""
+    is_test: bool = False
+
+    @property
+    def position(self) -> Tensor:
+        """[3] fp64, world frame."""
+        viewmat = self.viewmat.double()
+        return -viewmat[:3, :3].T @ viewmat[:3, 3]
 
 
 def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int) -> Tensor:
@@ -96,9 +110,10 @@ def spiral_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float]
 
 
 def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
-    """Reads the `cameras.json` of Inria's code: a list of cameras with width, height, position, rotation, fx and fy.
+    """Reads the `cameras.json` of a run or of Inria's code: a list with width, height, position, rotation, fx and fy.
 
-    Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down.
+    Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down. Runs add the
+    principal point `cx` and `cy`, which otherwise is the center, `camera_model`, and `split`: train or test.
 
     Raises:
         FileError: The file cannot be read, or does not have this form.
@@ -126,10 +141,59 @@ def _camera(camera: dict[str, Any]) -> Camera:
     rotation = torch.tensor(camera["rotation"], dtype=torch.float64).reshape(3, 3)
     position = torch.tensor(camera["position"], dtype=torch.float64).reshape(3)
     fx, fy = float(camera["fx"]), float(camera["fy"])
-    if not (fx > 0 and fy > 0 and math.isfinite(fx * fy) and rotation.isfinite().all() and position.isfinite().all()):
+    cx, cy = float(camera.get("cx", width / 2)), float(camera.get("cy", height / 2))
+    finite = math.isfinite(fx * fy * cx * cy) and bool(rotation.isfinite().all() and position.isfinite().all())
+    if not (fx > 0 and fy > 0 and finite):
         raise ValueError("expected positive focal lengths and finite numbers")
+    camera_model = camera.get("camera_model", "pinhole")
+    check_choice("camera_model", camera_model, ("pinhole", "fisheye"))
     viewmat = torch.eye(4, dtype=torch.float64)
     viewmat[:3, :3] = rotation.T
     viewmat[:3, 3] = -rotation.T @ position
-    K = torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]])
-    return Camera(viewmat.float(), K, width, height)
+    K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
+    name = str(camera.get("img_name", ""))
+    return Camera(viewmat.float(), K, width, height, camera_model, name, camera.get("split") == "test")
+
+
+def describe_cameras(train: Sequence[View], test: Sequence[View]) -> list[dict[str, Any]]:
+    """Returns the cameras of views as JSON values for :func:`read_cameras`, in the order of the views' names."""
+    views = [(view, "train") for view in train] + [(view, "test") for view in test]
+    cameras = []
+    for i, (view, split) in enumerate(sorted(views, key=lambda entry: entry[0].name)):
+        viewmat, K = view.viewmat.double().cpu(), view.K.double().cpu()
+        cameras.append(
+            {
+                "id": i,
+                "img_name": view.name,
+                "split": split,
+                "width": view.width,
+                "height": view.height,
+                "position": (-viewmat[:3, :3].T @ viewmat[:3, 3]).tolist(),
+                "rotation": viewmat[:3, :3].T.tolist(),
+                "fy": K[1, 1].item(),
+                "fx": K[0, 0].item(),
+                "cx": K[0, 2].item(),
+                "cy": K[1, 2].item(),
+                "camera_model": view.camera_model,
+            }
+        )
+    return cameras
+
+
+def choose_camera(cameras: Sequence[Camera], view: str) -> Camera:
+    """Returns the camera with an index, or with the name of a photograph, with or without folder and suffix.
+
+    Raises:
+        ArgumentError: There is none, or several have the name.
+    """
+    named = [camera for camera in cameras if camera.name == view]
+    named = named or [camera for camera in cameras if view in (Path(camera.name).name, Path(camera.name).stem)]
+    if len(named) == 1:
+        return named[0]
+    if not named and view.isascii() and view.isdecimal() and int(view) < len(cameras):
+        return cameras[int(view)]
+    problem = f"{len(named)} views have the name" if named else "there is no view"
+    raise ArgumentError(
+        f"--view: {problem} {view!r}; expected an index from 0 to {len(cameras) - 1} or a name such as "
+        f"{cameras[0].name!r}"
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..arguments import check_choice
 from ..config import Backend
-from ..errors import ArgumentError
+from ..errors import ArgumentError, MissingExtraError
 from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
@@ -64,6 +64,7 @@ def render_frames(
             camera.K.to(device)[None],
             camera.width,
             camera.height,
+            camera_model=camera.camera_model,
             background=background,
             render_mode="ED" if show == "depth" else "RGB",
             backend=backend,
@@ -120,7 +121,13 @@ def check_video_path(path: Path) -> None:
         suffixes = ", ".join(VIDEO_SUFFIXES)
         raise ArgumentError(f"{path}: expected a file name ending in {suffixes}, or a folder name without a suffix")
     if path.suffix in (".mp4", ".webm"):
-        require("imageio_ffmpeg")
+        require("PIL", "imageio_ffmpeg")
+        import imageio_ffmpeg
+
+        try:
+            imageio_ffmpeg.get_ffmpeg_exe()
+        except RuntimeError as error:
+            raise MissingExtraError(f"{path.suffix} videos need ffmpeg, which imageio-ffmpeg does not find") from error
     else:
         require("PIL")
 

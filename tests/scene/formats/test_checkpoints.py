@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.training_scenes import make_checkpoint
+from tsplat import ArgumentError
 from tsplat.scene import AlreadyActivatedError, open_model, write_ply
 from tsplat.scene.formats.checkpoints import CheckpointError, is_run, read_newest_valid, read_raw_checkpoint
 from tsplat.training import read_checkpoint, write_checkpoint
@@ -80,6 +81,39 @@ def test_newest_valid_checkpoint_is_read(tmp_path):
     (old / "checkpoint.json").unlink()
     with pytest.raises(CheckpointError, match="no valid checkpoint found"):
         read_newest_valid(tmp_path, read_raw_checkpoint)
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "._scene.safetensors", "notes/a.txt", "x.safetensors"])
+def test_other_files_in_a_checkpoint_are_ignored(name, tmp_path):
+    write_checkpoint(tmp_path, make_checkpoint(1))
+    new = write_checkpoint(tmp_path, make_checkpoint(2))
+    for folder in (tmp_path, new):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"not ours")
+    path, checkpoint, errors = read_newest_valid(tmp_path, read_raw_checkpoint)
+    assert (path, checkpoint.step, errors) == (new, 2, [])
+
+
+def test_open_model_warns_when_it_skips_a_damaged_checkpoint(tmp_path):
+    write_checkpoint(tmp_path, make_checkpoint(1, 30))
+    new = write_checkpoint(tmp_path, make_checkpoint(2, 40))
+    (new / "scene.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"skipped a damaged .*step_00000002/scene.*; using step_00000001"):
+        assert len(open_model(tmp_path)) == 30
+
+
+def test_checkpoint_can_be_chosen(tmp_path):
+    for step, n in ((1, 30), (2, 40), (2, 50)):
+        write_checkpoint(tmp_path, make_checkpoint(step, n))
+    sizes = {name: len(open_model(tmp_path, checkpoint=name)) for name in ("1", "2", "step_00000002", "00000001")}
+    assert sizes == {"1": 30, "2": 50, "step_00000002": 40, "00000001": 30}
+    with pytest.raises(CheckpointError, match=r"no checkpoint 7; found step_00000001, step_00000002, step_00000002_2"):
+        open_model(tmp_path, checkpoint="7")
+    with pytest.raises(CheckpointError, match="is not checkpoint 1"):
+        open_model(tmp_path / "step_00000002", checkpoint="1")
+    write_ply(tmp_path / "model.ply", read_checkpoint(tmp_path / "step_00000001").gaussians)
+    with pytest.raises(ArgumentError, match="not a training run"):
+        open_model(tmp_path / "model.ply", checkpoint="1")
 
 
 @pytest.mark.parametrize("opacities", [False, True])

@@ -103,7 +103,7 @@ def test_failing_rank_ends_the_run_which_can_be_resumed(
     saved = read_checkpoint(path).step
     assert saved == step // 3 * 3 or (saved == 3 and step < 6)
     # A single process resumes the run of several ranks.
-    monkeypatch.setattr(runs, "_read_capture", lambda config, device: capture())
+    monkeypatch.setattr(runs, "_read_capture", lambda config, device, *_: capture())
     metrics = resume(run)
     assert (metrics["steps"], metrics["ranks"]) == (STEPS, 1)
     # With the same number of views per step: one for each rank.
@@ -118,9 +118,7 @@ def test_after_ctrl_c_all_ranks_save_and_exit(tmp_path, launcher_forks):
     match = re.search(rf"stopped after (\d+) of {STEPS} steps", output)
     assert match, output[-3000:]
     assert read_newest(tmp_path / "run")[1].step == int(match[1]) < STEPS
-    # Every rank writes the held-out views that it rendered, and rank 0 one contact sheet of all.
-    assert len(list((tmp_path / "run" / "held_out").iterdir())) == 5
-    assert {"contact_sheet.png", "metrics.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert not (tmp_path / "run" / "metrics.json").exists()
 
 
 def test_command_resumes_with_another_number_of_ranks(tmp_path, launcher_forks):
@@ -142,6 +140,9 @@ def test_command_resumes_with_another_number_of_ranks(tmp_path, launcher_forks):
     output, metrics, config = results(launcher_forks.run(COMMAND, "train", "--resume", run, "--ranks", 3, timeout=150))
     assert "3 ranks with sharded Gaussians; 0 or 1 views per rank and step" in output
     assert (metrics["ranks"], metrics["steps"], config.views_per_step) == (3, 8, 2)
+    # Every rank writes the held-out views that it rendered, and rank 0 one contact sheet of all.
+    assert len(list((run / "held_out").iterdir())) == len(metrics["views"])
+    assert (run / "contact_sheet.png").exists()
 
 
 def test_gpus_that_do_not_exist_are_an_error(tmp_path, capsys, monkeypatch):

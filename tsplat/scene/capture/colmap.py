@@ -15,7 +15,7 @@ from ...config import CameraModel
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.extras import require
 from .lenses import Lens
-from .photographs import OnProgress, Photograph, read_views
+from .photographs import OnProgress, Photograph, check_test_every, is_held_out, read_views
 from .views import Capture, Color
 
 PINHOLE_MODELS = {
@@ -66,7 +66,7 @@ def read_colmap(
             pixels, which also applies to images that are smaller than their camera. For 2, 4 and 8, images of
             ``images_2/``, ``images_4/`` or ``images_8/`` are used as they are if that folder exists; they have the
             names of ``images/``, with any suffix.
-        test_every: The first of every so many images, sorted by name, is held out.
+        test_every: The first of every so many images, sorted by name, is held out; 0 for none.
         background: RGB in [0, 1] behind the scene and behind transparent images; None for black.
         on_progress: Called with the number of images read and their total.
 
@@ -77,7 +77,7 @@ def read_colmap(
         MissingExtraError: pycolmap or Pillow is not installed.
     """
     check_size("downscale", downscale)
-    check_size("test_every", test_every)
+    check_test_every(test_every)
     folder = Path(folder)
     for path in (folder, folder / "images", folder / "sparse" / "0"):
         if not path.is_dir():
@@ -116,8 +116,8 @@ def read_colmap(
     background = background or (0.0, 0.0, 0.0)
     views = read_views(photographs, background, on_progress)
     return Capture(
-        train=tuple(view for i, view in enumerate(views) if i % test_every),
-        test=tuple(views[::test_every]),
+        train=tuple(view for i, view in enumerate(views) if not is_held_out(i, test_every)),
+        test=tuple(view for i, view in enumerate(views) if is_held_out(i, test_every)),
         points=torch.from_numpy(points).float(),
         colors=torch.from_numpy(colors) / 255,
         background=background,

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...arguments import check_size
 from ...errors import ArgumentError, FileError
 from ..images import downscale, read_image, read_image_info, read_mask
 from .lenses import Lens, Undistortion
@@ -51,6 +52,22 @@ class Photograph:
     downscale: int = 1
     mask: Path | None = None
     points: Tensor | None = None
+
+
+def check_test_every(test_every: int) -> None:
+    """Raises ArgumentError unless some views are left for training."""
+    if test_every == 1:
+        raise ArgumentError(
+            "test_every: 1 holds out every view, so that none is left for training; expected 0 for no held-out views, "
+            "or at least 2"
+        )
+    if test_every != 0:
+        check_size("test_every", test_every)
+
+
+def is_held_out(index: int, test_every: int) -> bool:
+    """Whether the view with an index, in the order of names, is held out: the first of every so many; never for 0."""
+    return test_every > 0 and index % test_every == 0
 
 
 def read_views(
@@ -127,6 +144,7 @@ def _read(photograph: Photograph, background: Color, undistortions: Undistortion
         sparse=None if points is None else _project_visible(points, photograph, K, width, height),
         camera_id=photograph.camera_id,
         camera_model=photograph.lens.camera_model,
+        files=(photograph.path, *([photograph.mask] if photograph.mask else [])),
     )
 
 

@@ -25,7 +25,7 @@ from ..formats.point_clouds import read_point_cloud
 from ..images import read_image_info
 from .colmap import TEST_EVERY, downscaled_folder, find_by_stem
 from .lenses import Lens
-from .photographs import OnProgress, Photograph, read_views
+from .photographs import OnProgress, Photograph, check_test_every, is_held_out, read_views
 from .views import Capture, Color
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
@@ -79,8 +79,9 @@ def read_transforms(
         ArgumentError: An invalid argument, or fewer than two images.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
-    for name, value in (("downscale", downscale), ("test_every", test_every), ("n_random", n_random)):
+    for name, value in (("downscale", downscale), ("n_random", n_random)):
         check_size(name, value)
+    check_test_every(test_every)
     path = Path(path)
     files, has_test_file = _find_files(path)
     lenses: dict[Lens, int] = {}
@@ -146,7 +147,7 @@ def _split(
         names = {_normalize_name(name) for name in listed if isinstance(name, str)}
         held_out = [photograph.name in names for photograph in photographs]
     else:
-        held_out = [i % test_every == 0 for i in range(len(photographs))]
+        held_out = [is_held_out(i, test_every) for i in range(len(photographs))]
     train = [photograph for photograph, is_test in zip(photographs, held_out) if not is_test]
     return train, [photograph for photograph, is_test in zip(photographs, held_out) if is_test]
 

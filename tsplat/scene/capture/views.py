@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class View:
         sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
         camera_model: ``"pinhole"`` or ``"fisheye"``, as in :func:`tsplat.rasterization`.
+        files: What the view was read from: the image and, if there is one, the mask.
 
     Raises:
         ArgumentError: A shape or dtype does not match, a value is not finite, or a focal length is not positive.
@@ -40,6 +42,7 @@ class View:
     sparse: Tensor | None = None
     camera_id: int = 0
     camera_model: CameraModel = "pinhole"
+    files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:

@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,22 +67,36 @@ class RawCheckpoint:
     config: dict[str, Any]
 
 
-def open_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    checkpoint: str | None = None,
+    warn: Callable[[str], object] = warnings.warn,
+) -> Gaussians:
     """Reads the Gaussians of a model file in any format, or of a training run.
 
     Args:
         path: A model as for :func:`read_model`; or a run, its ``checkpoints`` folder (both mean the newest valid
             checkpoint) or a single checkpoint.
         force: As in :func:`read_raw_checkpoint` and :func:`read_model`.
+        checkpoint: Step or folder name of a run's checkpoint to read instead of the newest.
+        warn: Called with a message for each damaged checkpoint that is skipped.
 
     Raises:
-        CheckpointError: The run has no valid checkpoint.
+        CheckpointError: The run has no valid checkpoint, or not the given one.
+        ArgumentError: `checkpoint` is given for a model that is not a run.
         AlreadyActivatedError: See :func:`read_raw_checkpoint`.
         FileError, UnsupportedError, MissingExtraError, OSError: See :func:`read_model`.
     """
     if not is_run(path):
+        if checkpoint is not None and Path(path).exists():
+            raise ArgumentError(f"checkpoint: {path} is not a training run, so that it has no checkpoint {checkpoint}")
         return read_model(path, force=force)
-    return read_newest_valid(path, lambda folder: read_raw_checkpoint(folder, force=force))[1].gaussians
+    found, raw, errors = read_newest_valid(path, lambda folder: read_raw_checkpoint(folder, force=force), checkpoint)
+    for message in skipped_messages(errors, found):
+        warn(message)
+    return raw.gaussians
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
@@ -101,27 +115,38 @@ def find_checkpoints(folder: Path) -> list[Path]:
     return [path for _, _, path in sorted(found)]
 
 
-def read_newest_valid(folder: str | os.PathLike[str], read: Callable[[Path], T]) -> tuple[Path, T, list[str]]:
+def read_newest_valid(
+    folder: str | os.PathLike[str], read: Callable[[Path], T], checkpoint: str | None = None
+) -> tuple[Path, T, list[str]]:
     """Reads the checkpoint that ``latest`` names or, if that is invalid, the newest valid one.
 
     Args:
         folder: A run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate.
         read: Reads a checkpoint's folder; raises :class:`CheckpointError` if it is invalid.
+        checkpoint: Step or folder name of the only candidate; None for all.
 
     Returns:
         The checkpoint's folder, what `read` returned, and the errors of the invalid checkpoints that were skipped.
 
     Raises:
-        CheckpointError: None is valid.
+        CheckpointError: None is valid, or there is no such checkpoint.
     """
     folder = Path(folder)
     if (folder / MANIFEST).is_file() or NAME.fullmatch(folder.name):
+        if checkpoint is not None and find_checkpoint([folder], checkpoint) is None:
+            raise CheckpointError(f"{folder}: is not checkpoint {checkpoint}; name the run's folder instead")
         return folder, read(folder), []
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected a run with a checkpoints/ folder")
     candidates = find_checkpoints(folder)[::-1]
+    if checkpoint is not None:
+        chosen = find_checkpoint(candidates, checkpoint)
+        if chosen is None:
+            names = ", ".join(path.name for path in candidates[::-1]) or "none"
+            raise CheckpointError(f"{folder}: no checkpoint {checkpoint}; found {names}")
+        return chosen, read(chosen), []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         latest = folder / (folder / LATEST).read_text("utf-8")[:100].strip()
         if latest in candidates:
@@ -134,6 +159,21 @@ def read_newest_valid(folder: str | os.PathLike[str], read: Callable[[Path], T])
         except CheckpointError as error:
             errors.append(str(error))
     raise CheckpointError("; ".join([f"{folder}: no valid checkpoint found", *errors]))
+
+
+def find_checkpoint(candidates: Sequence[Path], checkpoint: str) -> Path | None:
+    """Returns the first of some checkpoints with a folder name or step; None if there is none."""
+    for path in candidates:
+        match = NAME.fullmatch(path.name)
+        is_step = checkpoint.isascii() and checkpoint.isdecimal() and match and int(match[1]) == int(checkpoint)
+        if is_step or path.name == checkpoint:
+            return path
+    return None
+
+
+def skipped_messages(errors: Sequence[str], used: Path) -> list[str]:
+    """Returns a line for each checkpoint that :func:`read_newest_valid` skipped."""
+    return [f"skipped a damaged checkpoint ({error}); using {used.name}" for error in errors]
 
 
 def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> RawCheckpoint:
@@ -160,7 +200,8 @@ def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) ->
         try:
             tensors = load_file(path / TRAINING)
             if (path / ROWS).is_dir():
-                rows = _read_rows(path / ROWS, manifest["n_gaussians"])
+                shards = [path / name for name in manifest["files"] if name.startswith(f"{ROWS}/")]
+                rows = _read_rows(path / ROWS, shards, manifest["n_gaussians"])
                 scene = {k.removeprefix(SCENE_PREFIX): rows.pop(k) for k in list(rows) if k.startswith(SCENE_PREFIX)}
                 tensors |= rows
             else:
@@ -214,11 +255,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Raises :class:`CheckpointError` unless the folder holds exactly these files with these hashes."""
-    found = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {MANIFEST}
-    for names, problem in ((set(files) - found, "missing"), (found - set(files), "not part of the checkpoint")):
-        if names:
-            raise CheckpointError(f"{path / min(names)}: {problem}; copy a checkpoint's folder as a whole")
+    """Raises :class:`CheckpointError` unless the folder holds these files with these hashes.
+
+    Other files, which file managers and synchronization programs leave, are ignored.
+    """
+    missing = [name for name in sorted(files) if not (path / name).is_file()]
+    if missing:
+        raise CheckpointError(f"{path / missing[0]}: missing; copy a checkpoint's folder as a whole")
     for name, entry in files.items():
         with open(path / name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -226,19 +269,30 @@ def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
             raise CheckpointError(f"{path / name}: modified or truncated since it was written (hash mismatch)")
 
 
-def _read_rows(folder: Path, n_rows: int) -> dict[str, Tensor]:
+def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int) -> dict[str, Tensor]:
     """Reads the shards of all ranks in a single process and concatenates them. Needs no process group.
+
+    Args:
+        folder: Their folder.
+        shards: Their files; others in the folder are ignored.
+        n_rows: Number of rows of all ranks together.
 
     Raises:
         ArgumentError: A tensor does not have `n_rows` rows.
         ValueError, OSError: Files are missing or invalid.
     """
+    from torch.distributed.checkpoint.filesystem import FileSystem
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    class Files(FileSystem):
+        def ls(self, _path: str | os.PathLike[str]) -> list[str]:
+            return [str(shard) for shard in shards]
+
     with quiet_torch_checkpoint():
         reader = HuggingFaceStorageReader(str(folder))
+        reader.fs = Files()
         tensors = {}
         for name, metadata in reader.read_metadata().state_dict_metadata.items():
             assert isinstance(metadata, TensorStorageMetadata)
@@ -246,7 +300,7 @@ def _read_rows(folder: Path, n_rows: int) -> dict[str, Tensor]:
             if found != n_rows:
                 raise ArgumentError(f"{folder}: the shards hold {found} rows of {name}, expected {n_rows}")
             tensors[name] = torch.empty(metadata.size, dtype=metadata.properties.dtype)
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        load(tensors, storage_reader=reader, no_dist=True)
     return tensors
 
 

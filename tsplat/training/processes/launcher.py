@@ -12,8 +12,12 @@ import torch
 
 from ...arguments import check_size
 from ...errors import ArgumentError
+from ...support.interruption import SIGNALS
 
 PROGRAM = "tsplat"
+
+SAVE_TIMEOUT = 120
+"""Seconds after a signal in which the ranks can save. Those that still run then are killed."""
 
 
 def is_launched() -> bool:
@@ -62,8 +66,8 @@ def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
 def launch(arguments: Sequence[str], world_size: int, gpus: Sequence[int] = (), *, module: str = PROGRAM) -> int:
     """Runs ``python -m module arguments`` as several ranks and waits for them.
 
-    If a rank fails, the others are terminated. Signals are forwarded: after Ctrl-C the ranks save and exit, as a single
-    process does, within half a minute.
+    If a rank fails, the others are terminated. Signals are forwarded: after Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 the
+    ranks save and exit, as a single process does. After a second signal, they exit at once.
 
     Args:
         arguments: Command-line arguments of every rank.
@@ -92,12 +96,19 @@ def launch(arguments: Sequence[str], world_size: int, gpus: Sequence[int] = (), 
         max_restarts=0,
         monitor_interval=0.2,
     )
+    # Older versions of PyTorch lack these two; they do not forward SIGUSR1, and wait for 30 s.
+    handled = ",".join(s.name for s in SIGNALS if s == signal.SIGINT or signal.getsignal(s) != signal.SIG_IGN)
+    for name, value in (("signals_to_handle", handled), ("shutdown_timeout", SAVE_TIMEOUT)):
+        if hasattr(config, name):
+            setattr(config, name, value)
     # Failures are reported below, in one line.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
+        if failure.exitcode - 128 in SIGNALS:
+            return int(failure.exitcode)  # a signal to the ranks themselves
         cause = f"killed by signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit status {failure.exitcode}"
         print(
             f"tsplat: error: rank {rank} of {world_size} failed first ({cause}); the other ranks were terminated",

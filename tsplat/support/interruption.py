@@ -1,0 +1,100 @@
+"""Signals that end a run: Ctrl-C, and those that schedulers send before they kill a job."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+"""Signals that :func:`stop_on_signals` handles, where the platform has them."""
+
+REPEAT = 1.0
+"""Seconds within which another signal is the same request: launchers forward what schedulers send to every process."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the work, and everything that can be saved is saved.
+
+    Attributes:
+        signum: Number of the signal.
+        message: What to tell the user; empty if another process tells it.
+    """
+
+    def __init__(self, signum: int, message: str = "") -> None:
+        super().__init__(message)
+        self.signum = signum
+        self.message = message
+
+
+class StopRequest:
+    """Whether a signal asked this process to stop.
+
+    Attributes:
+        signum: Number of the first signal; None if there was none.
+    """
+
+    signum: int | None = None
+    _time = 0.0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there was a signal."""
+        return self.signum is not None
+
+    def check(self) -> None:
+        """Raises :class:`Interrupted` if a signal asked this process to stop."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+    def handle(self, signum: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        if self.signum is None:
+            self.signum, self._time = signum, time.monotonic()
+            _discard_output_of_closed_terminal()
+        elif time.monotonic() - self._time >= REPEAT:
+            if signum == signal.SIGINT:
+                raise KeyboardInterrupt
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Yields an object that records the first of :data:`SIGNALS`; a second one ends the process at once.
+
+    Signals that the process ignores, such as SIGHUP under nohup, stay ignored, except for Ctrl-C. Outside the main
+    thread, where Python does not handle signals, none is recorded.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    handled = [s for s in SIGNALS if s == signal.SIGINT or signal.getsignal(s) is not signal.SIG_IGN]
+    previous = {signum: signal.signal(signum, request.handle) for signum in handled}
+    try:
+        yield request
+    finally:
+        for signum, handler in previous.items():
+            # None is a handler that was not installed by Python, and that cannot be installed again.
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+def _discard_output_of_closed_terminal() -> None:
+    """Replaces stdout and stderr if their terminal was closed, as writing to them would raise an error."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            descriptor = stream.fileno()  # type: ignore[union-attr]
+            try:
+                os.write(descriptor, b"")
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    null = os.open(os.devnull, os.O_WRONLY)
+                    os.dup2(null, descriptor)
+                    os.close(null)

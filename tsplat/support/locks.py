@@ -1,0 +1,125 @@
+"""A lock file, so that only one process writes into a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import FileError
+
+LOCK = "lock"
+"""Name of the lock file."""
+
+CONTENT_BYTES_MAX = 4096
+
+
+@contextlib.contextmanager
+def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds the lock of a folder while the block runs.
+
+    The lock is a file with process id, machine and start time. If its process has ended without removing it, as after
+    SIGKILL, it is replaced.
+
+    Raises:
+        FileError: Another process holds the lock, or may do so on another machine; or the file cannot be written.
+    """
+    path = Path(folder) / LOCK
+    content = _describe_process()
+    try:
+        with _exclusive(path.parent):
+            holder = _read(path)
+            if holder is not None:
+                _check_ended(path, holder)
+                path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            with open(descriptor, "w") as file:
+                json.dump(content, file)
+    except FileExistsError as error:
+        raise FileError(f"{path}: another process just locked this folder; try again") from error
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written ({error.strerror or error})") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if _read(path) == content:
+                path.unlink()
+
+
+def _describe_process() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "machine": socket.gethostname(),
+        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "ticks": _start_ticks(os.getpid()),
+    }
+
+
+def _check_ended(path: Path, holder: dict[str, Any]) -> None:
+    """Raises :class:`FileError` unless the process that a lock file names has ended."""
+    pid, machine = holder.get("pid"), holder.get("machine")
+    if not isinstance(pid, int) or not isinstance(machine, str):
+        return  # cut off while it was written
+    who = f"process {pid} on {machine}, started {holder.get('started')}"
+    if machine != socket.gethostname():
+        raise FileError(
+            f"{path.parent}: locked by {who}; this machine cannot tell whether it still runs: wait for it, or choose "
+            f"another folder; if it has ended, delete {path}"
+        )
+    if _is_running(pid, holder.get("ticks")):
+        raise FileError(f"{path.parent}: in use by {who}; wait for it, or choose another folder")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The content of a lock file; empty if it is damaged, None if it does not exist."""
+    try:
+        with open(path, "rb") as file:
+            content = json.loads(file.read(CONTENT_BYTES_MAX))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_running(pid: int, ticks: object) -> bool:
+    """Whether a process of this machine runs; a later one with the same id does not count, where that can be known."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass
+    except (OSError, OverflowError):
+        return False
+    return ticks is None or _start_ticks(pid) in (None, ticks)
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the system started; None except on Linux."""
+    try:
+        # The name of the program, in parentheses, may contain spaces.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@contextlib.contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Lets one process at a time run the block, on platforms and file systems that support it."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

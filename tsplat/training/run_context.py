@@ -1,0 +1,85 @@
+"""What a run holds while it lasts: heartbeats, the lock of its folder, deterministic algorithms."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+
+from ..errors import FileError
+from ..stages.process_group import RankGroup
+from ..support.extras import require
+from ..support.locks import lock_folder
+from .configuration import RunConfig
+from .processes.heartbeat import heartbeat
+
+T = TypeVar("T")
+
+MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
+"""Optional modules that every run needs."""
+
+
+def require_extras(config: RunConfig | None = None, *, lpips: str | None = None) -> None:
+    """Checks that all optional modules of a run or of its evaluation can be imported, before any work.
+
+    Raises:
+        MissingExtraError: Names all that cannot.
+    """
+    logging = ["tensorboard"] if config is not None and config.tensorboard else []
+    require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []))
+
+
+@contextlib.contextmanager
+def rank_context(ranks: RankGroup) -> Iterator[None]:
+    """Sends heartbeats to the other ranks, and lets only rank 0 print."""
+    with contextlib.ExitStack() as stack:
+        if not ranks.is_main:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        stack.enter_context(heartbeat(ranks))
+        yield
+
+
+def on_main(ranks: RankGroup, function: Callable[[], T]) -> T:
+    """Returns the result of a function that only rank 0 calls. An OSError is raised on every rank."""
+    result: T | OSError | None = None
+    if ranks.is_main:
+        try:
+            result = function()
+        except OSError as error:
+            result = error
+    result = ranks.all_gather_object(result)[0]
+    if isinstance(result, OSError):
+        raise result
+    return cast(T, result)
+
+
+@contextlib.contextmanager
+def lock_run(folder: Path, ranks: RankGroup) -> Iterator[None]:
+    """Locks the folder of a run. Raises FileError on every rank if another process uses it."""
+    with contextlib.ExitStack() as stack:
+        problem = None
+        if ranks.is_main:
+            try:
+                stack.enter_context(lock_folder(folder))
+            except FileError as error:
+                problem = str(error)
+        problem = ranks.all_gather_object(problem)[0]
+        if problem is not None:
+            raise FileError(problem)
+        yield
+
+
+@contextlib.contextmanager
+def deterministic(config: RunConfig) -> Iterator[None]:
+    """Uses PyTorch's deterministic algorithms inside the block if the configuration asks for them."""
+    before = torch.get_deterministic_debug_mode()
+    # torch.use_deterministic_algorithms would import torch._inductor, which takes seconds.
+    torch.set_deterministic_debug_mode("error" if config.deterministic else before)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)

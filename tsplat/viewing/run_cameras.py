@@ -1,0 +1,124 @@
+"""The cameras of a run: where its photographs were taken from, and framing by them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..scene.capture.views import Color
+from ..scene.formats.checkpoints import is_run
+from ..scene.gaussians import Gaussians
+from .framing import visible_mass, weighted_quantile
+from .trajectories import Camera, read_cameras
+
+CAMERAS, CONFIG = "cameras.json", "config.json"
+"""Names of the files in a run's folder."""
+
+CONVERGENCE_MIN = 0.02
+"""Smallest eigenvalue of the mean projection across the optical axes for which their common point is used; about 0.5
+for axes in all directions, 0 for parallel ones."""
+
+IN_FRONT_MIN = 0.8
+"""Share of the cameras that must have the common point of the axes in front of them."""
+
+UP_MIN = 0.1
+"""Length of the mean of the cameras' up vectors from which it is used."""
+
+
+def find_cameras(model: str | os.PathLike[str]) -> list[Camera]:
+    """Reads the cameras of the run that a model belongs to: its folder, a checkpoint, or a file in its folder.
+
+    Returns:
+        The cameras; none if the model does not belong to a run, or if an older version of tsplat trained it.
+
+    Raises:
+        FileError: The file is damaged.
+    """
+    path = _find_file(model, CAMERAS)
+    return [] if path is None else read_cameras(path)
+
+
+def find_background(model: str | os.PathLike[str]) -> Color | None:
+    """Returns the background color that the run of a model was trained with; None if it is not known."""
+    path = _find_file(model, CONFIG)
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            r, g, b = (float(value) for value in json.loads(path.read_bytes())["background"])
+            return r, g, b
+    return None
+
+
+def _find_file(model: str | os.PathLike[str], name: str) -> Path | None:
+    """The file of the run that a model belongs to; None if there is none."""
+    path = Path(model).absolute()
+    folders = [folder for folder in (path, *path.parents[:2]) if is_run(folder) and (folder / name).is_file()]
+    return folders[0] / name if folders else None
+
+
+def mean_up(cameras: Sequence[Camera]) -> list[float] | None:
+    """Returns the mean of the cameras' up vectors [3], normalized; None if they have no common direction."""
+    up = -torch.stack([camera.viewmat[1, :3].double() for camera in cameras]).mean(0)
+    return (up / up.norm()).tolist() if up.norm() > UP_MIN else None
+
+
+def vertical_fov(cameras: Sequence[Camera]) -> float:
+    """Returns the median vertical field of view in degrees."""
+    fovs = [math.degrees(2 * math.atan(camera.height / (2 * float(camera.K[1, 1])))) for camera in cameras]
+    return sorted(fovs)[len(fovs) // 2]
+
+
+def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Places a camera as those of a run are placed, so that it looks at what they look at.
+
+    Args:
+        up: [3] world direction that points up.
+
+    Returns:
+        Position of the camera, at the median distance and on the side of the camera with about the median elevation,
+        and the point that the cameras look at; each [3] fp64, world frame.
+
+    Raises:
+        ArgumentError: No Gaussian is visible.
+    """
+    positions = torch.stack([camera.position for camera in cameras])
+    axes = torch.stack([camera.viewmat[2, :3].double() for camera in cameras])
+    axes = axes / axes.norm(dim=-1, keepdim=True)
+    center = _common_point(positions, axes)
+    if center is None:
+        center = _visible_point(gaussians, positions, axes)
+    offsets = positions - center
+    distances = offsets.norm(dim=-1).clamp_min(1e-9)
+    direction = torch.tensor(up, dtype=torch.float64)
+    elevations = offsets @ (direction / direction.norm()) / distances
+    deviation = (elevations - elevations.median()).abs() + (distances / distances.median()).log().abs()
+    best = int(deviation.argmin())
+    return center + offsets[best] * (distances.median() / distances[best]), center
+
+
+def _common_point(positions: Tensor, axes: Tensor) -> Tensor | None:
+    """The point closest to all optical axes; None if they are almost parallel, or diverge from it."""
+    across = torch.eye(3, dtype=torch.float64) - axes[:, :, None] * axes[:, None, :]
+    mean = across.mean(0)
+    if torch.linalg.eigvalsh(mean)[0] < CONVERGENCE_MIN:
+        return None
+    point = torch.linalg.solve(mean, (across @ positions[:, :, None]).mean(0)).flatten()
+    in_front = ((point - positions) * axes).sum(-1) > 0
+    return point if in_front.double().mean() >= IN_FRONT_MIN else None
+
+
+def _visible_point(gaussians: Gaussians, positions: Tensor, axes: Tensor) -> Tensor:
+    """The point at the median depth of the visible Gaussians, ahead of the camera closest to the middle of all."""
+    means, weights = visible_mass(gaussians)
+    middle = int((positions - positions.median(0).values).norm(dim=-1).argmin())
+    depths = (means - positions[middle]) @ axes[middle]
+    in_front = depths > 0
+    if not in_front.any():
+        return positions[middle] + axes[middle]
+    return positions[middle] + weighted_quantile(depths[in_front], weights[in_front], 0.5) * axes[middle]
