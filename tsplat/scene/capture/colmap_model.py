@@ -148,7 +148,7 @@ def read_model(folder: Path) -> ColmapModel:
     invalid = ~(np.abs(points) <= COORDINATE_MAX).all(-1)
     if invalid.any():
         raise FileError(
-            f"{paths[2]}: expected finite positions, of magnitude at most {COORDINATE_MAX:.0e}; {int(invalid.sum())} of "
+            f"{paths[2]}: expected finite positions of at most {COORDINATE_MAX:.0e}; {int(invalid.sum())} of "
             f"{len(points)} points are not (first: point {ids[invalid.argmax()]})"
         )
     notes = [

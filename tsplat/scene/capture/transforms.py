@@ -273,7 +273,7 @@ def _lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
     model = values.get("camera_model", "OPENCV")
     if model not in CAMERA_MODELS:
         raise UnsupportedError(
-            f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {_shortened(model)}"
+            f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {model!s:.80}"
         )
     camera_model: CameraModel = "pinhole"
     if model == "OPENCV_FISHEYE" or values.get("is_fisheye"):
@@ -288,9 +288,7 @@ def _lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
         )
     shutter = values.get("rolling_shutter")
     if isinstance(shutter, list) and any(shutter):
-        raise UnsupportedError(
-            f"{where}: rolling_shutter: not implemented; expected zeros, found {_shortened(shutter)}"
-        )
+        raise UnsupportedError(f"{where}: rolling_shutter: not implemented; expected zeros, found {shutter!s:.80}")
     if "w" in values and "h" in values:
         width, height = (round(min(_number(values, key, where), 1e9)) for key in ("w", "h"))
     else:
@@ -343,7 +341,7 @@ def _is_number(value: object) -> bool:
 def _shortened(value: object) -> str:
     """Returns a JSON value as it is shown in messages."""
     try:
-        text = value if isinstance(value, str) and value.isidentifier() else repr(value)
+        text = repr(value)
     except ValueError:  # an integer of too many digits
         text = "an integer of thousands of digits"
     return text if len(text) <= 80 else f"{text[:80]}.."
