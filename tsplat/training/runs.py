@@ -257,8 +257,11 @@ def _read_capture(config: RunConfig, device: torch.device) -> Capture:
             background=config.background,
             normalize=config.normalize,
             seed=config.seed,
+            strict=config.strict,
             on_progress=lambda done, total: show("reading", done, total),
         )
+    for note in capture.notes:
+        print(f"note: {note}")
     return capture.to(device)
 
 

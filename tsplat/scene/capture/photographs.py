@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...errors import ArgumentError, FileError
+from ...errors import ArgumentError, FileError, MissingExtraError
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .lenses import Lens, Undistortion
 from .views import Color, View
@@ -27,9 +27,9 @@ PIXELS_AT_ONCE = 200_000_000
 
 UNSUPPORTED_SUFFIXES = (
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"),
-    *(".pef", ".srw"),
+    *(".pef", ".srw", ".gif"),
 )
-"""Photographs that COLMAP cannot read, and Pillow not without plugins."""
+"""Photographs that COLMAP cannot read, and most of them Pillow not without plugins."""
 
 CONVERT = "convert them to JPEG, under the same names"
 
@@ -145,6 +145,8 @@ def read_views(
             if not photograph.lens.is_pinhole and key not in undistortions:
                 try:
                     undistortions[key] = Undistortion(*key)
+                except MissingExtraError:
+                    raise
                 except ArgumentError as error:
                     raise ArgumentError(f"{error} in view {photograph.name!r}") from error
 
