@@ -29,18 +29,14 @@ def temporary_folder(out: Path) -> Iterator[Path]:
     _remove_stale(out)
     folder = out.absolute().with_name(f".{out.name}.{secrets.token_hex(4)}")
     folder.mkdir()
-    owner = None
-    try:
-        owner = open(folder / OWNER, "xb")
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        owner = stack.enter_context(open(folder / OWNER, "xb"))
         # Locked before it names the host, without which nobody removes the folder.
         if _lock(owner):
             owner.write(_host())
             owner.flush()
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if owner is not None:
-            owner.close()
 
 
 def _remove_stale(out: Path) -> None:
