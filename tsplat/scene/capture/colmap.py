@@ -133,8 +133,10 @@ def find_model(folder: Path) -> Path | None:
 
 def downscaled_folder(folder: Path, downscale: int) -> Path | None:
     """Returns the folder of downscaled images next to `folder`, such as ``images_2/``, or None if there is none."""
+    if downscale not in DOWNSCALED_FOLDERS or not folder.name:
+        return None
     downscaled = folder.with_name(f"{folder.name}_{downscale}")
-    return downscaled if downscale in DOWNSCALED_FOLDERS and downscaled.is_dir() else None
+    return downscaled if os.path.isdir(downscaled) else None
 
 
 def find_by_stem(folder: Path, name: str) -> Path:
