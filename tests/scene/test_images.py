@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -197,3 +198,16 @@ def test_large_photograph_is_decoded_once(tmp_path):
     added = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     # Pillow's image takes 4 bytes per pixel, 63 MB. Floats of all pixels would take 192 MB more.
     assert added * 1024 < 64e6 + 80e6
+
+
+def test_damaged_chunk_length_allocates_little(tmp_path):
+    Image.new("RGB", (40, 30), (1, 2, 3)).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    content[content.index(b"IDAT") - 4] |= 0x20  # a length of 512 MiB
+    (tmp_path / "a.png").write_bytes(content)
+    tracemalloc.start()
+    # The pixels are complete.
+    assert (read_image(tmp_path / "a.png") == torch.tensor([1, 2, 3])).all()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20

@@ -26,9 +26,10 @@ def main(argv: list[str] | None = None) -> int:
         Exit status: 0 on success; 2 after an error, reported as one line ``tsplat: error: ...`` on stderr; 130 after
         Ctrl-C outside training; 1 if `tsplat doctor` finds no device that works.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # File names may not be valid in the encoding of the terminal.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # File names may not be valid in the encoding of the terminal.
+            stream.reconfigure(errors="backslashreplace")
     try:
         parser = build_parser()
         arguments, rest = parser.parse_known_args(argv)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -237,13 +238,25 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with _BoundedFile(path) as file, Image.open(file) as image:
             yield image
     except (ArgumentError, MemoryError):
         raise
     # Pillow raises errors of many types for damaged files.
     except Exception as error:
         raise FileError(f"{path}: cannot be read as an image ({_describe(error)})") from error
+
+
+class _BoundedFile(io.BufferedReader):
+    """A file of which no more bytes are requested than it has, whatever a damaged length in it says."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(io.FileIO(path))
+        self._size = os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(self._size - self.tell(), 0)
+        return super().read(left if size is None or size < 0 else min(size, left))
 
 
 def _describe(error: Exception) -> str:

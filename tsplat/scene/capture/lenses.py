@@ -37,6 +37,9 @@ FOCAL_RATIOS = (1e-3, 1e5)
 CENTER_RATIO_MAX = 2.0
 """Maximum distance of the principal point from the image, in units of the image's width and height."""
 
+COEFFICIENT_MIN = 1e-30
+"""Coefficients of the distortion with a smaller magnitude are zero."""
+
 DISTORTION_MAX = 100.0
 """Maximum of a term of the distortion at the image's corner, relative to 1."""
 
@@ -248,7 +251,8 @@ class _Fisheye:
 
 def _roots(coefficients: Sequence[float]) -> list[float]:
     """Positive real roots of a polynomial, given its coefficients with the constant term first."""
-    roots = np.roots(coefficients[::-1])
+    # Dividing by a subnormal leading coefficient would overflow.
+    roots = np.roots([value if abs(value) > COEFFICIENT_MIN else 0.0 for value in coefficients[::-1]])
     return [float(root.real) for root in roots if root.real > 0 and abs(root.imag) < 1e-12]
 
 

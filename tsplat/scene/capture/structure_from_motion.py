@@ -267,7 +267,7 @@ def _find_photographs(photos: Path, single_camera: bool) -> tuple[list[Path], li
             f"{photos}: expected at least two photographs ({', '.join(SUFFIXES)}), found {len(files)}"
             + "".join(f"; {note}" for note in notes)
         )
-    for path in (photos, *files):
+    for path in files:
         if not _is_utf8(path.name):
             raise FileError(f"{path}: expected a name in UTF-8, which COLMAP needs; rename it")
     infos = [read_image_info(file) for file in files]
