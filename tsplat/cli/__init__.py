@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -29,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # File names may not be valid in the encoding of the terminal.
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):
+                stream.reconfigure(errors="backslashreplace")
     try:
         parser = build_parser()
         arguments, rest = parser.parse_known_args(argv)
