@@ -206,8 +206,19 @@ def test_damaged_chunk_length_allocates_little(tmp_path):
     content[content.index(b"IDAT") - 4] |= 0x20  # a length of 512 MiB
     (tmp_path / "a.png").write_bytes(content)
     tracemalloc.start()
-    # The pixels are complete.
-    assert (read_image(tmp_path / "a.png") == torch.tensor([1, 2, 3])).all()
+    with pytest.raises(FileError, match=r"a\.png"):
+        read_image(tmp_path / "a.png")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10 << 20
+
+
+def test_damaged_pixels_of_a_png_are_noticed(tmp_path):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (30, 40, 3), np.uint8)).save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    start = content.index(b"IDAT")
+    for i in range(start + 4, len(content) - 12, 97):
+        (tmp_path / "a.png").write_bytes(content[:i] + bytes([content[i] ^ 4]) + content[i + 1 :])
+        with pytest.raises(FileError, match=r"a\.png: cannot be read as an image"):
+            read_image(tmp_path / "a.png")

@@ -27,6 +27,9 @@ from ..support.files import atomic_write
 STRIP_PIXELS = 1 << 20
 """Pixels that are converted at a time."""
 
+PNG = b"\x89PNG\r\n\x1a\n"
+"""The first bytes of a PNG."""
+
 EXIF_ORIENTATION = 0x112
 SWAPPED_ORIENTATIONS = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
@@ -111,7 +114,7 @@ def read_image(
         FileError: The file is missing or is not an image, or its mode has no known range.
         MissingExtraError: Pillow is not installed.
     """
-    with _opened(path) as file:
+    with _opened(path, verified=True) as file:
         image = _load(file, path)
         composited = image.has_transparency_data and (keep_alpha or background is not None)
         backdrop = None if keep_alpha or background is None else torch.tensor(background)
@@ -141,7 +144,7 @@ def read_mask(path: str | os.PathLike[str], *, size: tuple[int, int] | None = No
         FileError: The file is missing or is not an image, its mode has no known range, or its values are 0 and 1.
         MissingExtraError: Pillow is not installed.
     """
-    with _opened(path) as file:
+    with _opened(path, verified=True) as file:
         image = _load(file, path)
 
         def rows(first: int, last: int) -> Tensor:
@@ -233,13 +236,19 @@ def _assemble(rows: Rows, width: int, height: int, channels: int, size: tuple[in
 
 
 @contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+def _opened(path: str | os.PathLike[str], verified: bool = False) -> Iterator[Any]:
+    """Opens an image; if `verified`, after checking the checksums of a PNG, which Pillow ignores for its pixels."""
     require("PIL")
     from PIL import Image
 
     try:
-        with _BoundedFile(path) as file, Image.open(file) as image:
-            yield image
+        with _BoundedFile(path) as file:
+            if verified and file.read(len(PNG)) == PNG:
+                file.seek(0)
+                Image.open(file).verify()
+            file.seek(0)
+            with Image.open(file) as image:
+                yield image
     except (ArgumentError, MemoryError):
         raise
     # Pillow raises errors of many types for damaged files.

@@ -229,7 +229,7 @@ def test_names_that_are_not_utf8_are_read(tmp_path, views, kind):
     assert not any("missing" in note for note in capture.notes)
 
 
-@pytest.mark.parametrize("name", ["\ud800.png", "a" * 5000, "images", "/dev/zero", "..", "/"])
+@pytest.mark.parametrize("name", ["\ud800.png", "a" * 5000, "images", "/dev/zero", "..", "/"], ids=range(6))
 def test_names_of_no_file_are_skipped(tmp_path, views, name):
     frames = [{**frame(view), **({"file_path": name} if i == 3 else {})} for i, view in enumerate(views)]
     capture = read_transforms(write_transforms(tmp_path, views, frames=frames))
