@@ -1,5 +1,7 @@
 """`tsplat train`, and the other commands on the run it writes."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,6 +17,18 @@ assert main(["info", sys.argv[1]]) == 0
 loaded = [name for name in sys.modules if name.startswith("tsplat.training")]
 assert not loaded, loaded
 """
+
+
+def test_train_notes_missing_images_and_strict_refuses_them(tmp_path, capsys):
+    scene = write_scene(tmp_path / os.fsdecode(b"sc\xe9ne"))
+    missing = scene / "images" / "03.png"
+    missing.unlink()
+    command = ["train", str(scene), "--out", str(tmp_path / "run"), "--steps", "1", "--backend", "torch"]
+    assert cli.main([*command, "--strict"]) == 2
+    assert "images/03.png: no such file" in capsys.readouterr().err
+    assert cli.main(command) == 0
+    shown = str(missing).encode("utf-8", "backslashreplace").decode()
+    assert f"note: skipped 1 of 10 images whose files are missing (first: {shown})\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -54,6 +54,8 @@ def prepare(arguments: Namespace) -> int:
     if unregistered:
         more = f" and {len(unregistered) - 5} more" if len(unregistered) > 5 else ""
         print(f"not registered: {', '.join(unregistered[:5])}{more}")
+    for note in prepared.notes:
+        print(f"note: {note}")
     if prepared.n_models > 1:
         print(f"found {prepared.n_models} models that do not connect; kept the largest")
     print(f"wrote {arguments.out}: images/, sparse/0/")

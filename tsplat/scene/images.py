@@ -1,20 +1,58 @@
-"""Images: [H, W, 3] uint8 sRGB in memory, PNG on disk."""
+"""Images: [H, W, 3] uint8 sRGB in memory, PNG on disk.
+
+Every mode of Pillow with a known range is read in its right brightness: 8-bit modes, palettes and CMYK as Pillow
+converts them, 16-bit gray divided by 257, and the high byte of 16-bit RGB. Integers of 32 bits (I) and floats (F) have
+no known range and are refused, except that Pillow reads 16-bit PGM files as I.
+
+Large images are converted, composited and downscaled in strips of rows, so that no second copy of them is made.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import FileError
+from ..errors import ArgumentError, FileError
 from ..support.extras import require
 from ..support.files import atomic_write
+
+STRIP_PIXELS = 1 << 20
+"""Pixels that are converted at a time."""
+
+PNG = b"\x89PNG\r\n\x1a\n"
+"""The first bytes of a PNG."""
+
+EXIF_ORIENTATION = 0x112
+SWAPPED_ORIENTATIONS = (5, 6, 7, 8)
+"""EXIF orientations that swap width and height."""
+
+INVERSE_TRANSPOSES = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_90",
+    7: "TRANSVERSE",
+    8: "ROTATE_270",
+}
+"""EXIF orientation -> Pillow's name of the transpose from the upright image to the stored one."""
+
+SIXTEEN_BIT_FORMATS = ("PNG", "PPM")
+"""Formats whose images of mode I have values from 0 to 65535."""
+
+BITS_PER_SAMPLE = 258
+"""Tag of TIFF files."""
+
+Rows = Callable[[int, int], Tensor]
+"""Returns the rows from one index to before another, [rows, W, D] uint8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +60,20 @@ class ImageInfo:
     """The header of an image file.
 
     Attributes:
-        width, height: Size in pixels.
+        width, height: Size in pixels as stored, before any rotation.
         transparent: Whether the image has transparency data.
+        orientation: EXIF orientation, 1 to 8; 1 if the file has none.
     """
 
     width: int
     height: int
     transparent: bool
+    orientation: int = 1
+
+    @property
+    def is_sideways(self) -> bool:
+        """Whether the EXIF orientation swaps width and height."""
+        return self.orientation in SWAPPED_ORIENTATIONS
 
 
 def read_image_info(path: str | os.PathLike[str]) -> ImageInfo:
@@ -39,52 +84,195 @@ def read_image_info(path: str | os.PathLike[str]) -> ImageInfo:
         MissingExtraError: Pillow is not installed.
     """
     with _opened(path) as image:
-        return ImageInfo(image.width, image.height, image.has_transparency_data)
+        orientation = _orientation(image)
+        width, height = image.size
+        if image.format == "TIFF" and orientation in SWAPPED_ORIENTATIONS:
+            width, height = height, width  # Pillow rotates TIFF files.
+        return ImageInfo(width, height, image.has_transparency_data, orientation)
 
 
-def read_image(path: str | os.PathLike[str], background: tuple[float, float, float] | None = None) -> Tensor:
-    """Reads an image as RGB. The EXIF orientation is ignored, as in COLMAP.
+def read_image(
+    path: str | os.PathLike[str],
+    background: tuple[float, float, float] | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    keep_alpha: bool = False,
+) -> Tensor:
+    """Reads an image as RGB. The EXIF orientation is ignored, as in COLMAP; see :func:`rotate_by_exif`.
 
     Args:
         path: An image file.
         background: RGB in [0, 1] that transparent images are composited over. None ignores their alpha channel.
+        size: Width and height to downscale to (see :func:`downscale`); None for those of the file.
+        keep_alpha: Whether to return transparent images composited over black with their alpha as a fourth channel;
+            `background` is then unused.
 
     Returns:
-        [H, W, 3] uint8.
+        [H, W, 3] uint8; with `keep_alpha`, [H, W, 4] for transparent images.
 
     Raises:
-        FileError: The file is missing or is not an image.
+        FileError: The file is missing or is not an image, or its mode has no known range.
         MissingExtraError: Pillow is not installed.
     """
-    with _opened(path) as image:
-        if background is None or not image.has_transparency_data:
-            return torch.from_numpy(np.array(image.convert("RGB")))
-        pixels = torch.from_numpy(np.array(image.convert("RGBA"))).float() / 255
-    color, alpha = pixels[..., :3], pixels[..., 3:]
-    return to_bytes(color * alpha + (1 - alpha) * torch.tensor(background))
+    with _opened(path, verified=True) as file:
+        image = _load(file, path)
+        composited = image.has_transparency_data and (keep_alpha or background is not None)
+        backdrop = None if keep_alpha or background is None else torch.tensor(background)
+
+        def rows(first: int, last: int) -> Tensor:
+            strip = image.crop((0, first, image.width, last))
+            if not composited:
+                return torch.from_numpy(np.array(_to_8_bit(strip, file).convert("RGB")))
+            pixels = torch.from_numpy(np.array(_with_alpha(strip, file)))
+            alpha = pixels[..., 3:].float() / 255
+            color = pixels[..., :3].float() / 255 * alpha
+            if backdrop is None:
+                return torch.cat([to_bytes(color), pixels[..., 3:]], -1)
+            return to_bytes(color + (1 - alpha) * backdrop)
+
+        return _assemble(rows, image.width, image.height, 3 if backdrop is not None or not composited else 4, size)
 
 
-def read_mask(path: str | os.PathLike[str]) -> Tensor:
+def read_mask(path: str | os.PathLike[str], *, size: tuple[int, int] | None = None) -> Tensor:
     """Reads the brightness of an image, [H, W] uint8.
 
+    Args:
+        path: An image file.
+        size: Width and height to downscale to; None for those of the file.
+
     Raises:
-        FileError: The file is missing or is not an image.
+        FileError: The file is missing or is not an image, its mode has no known range, or its values are 0 and 1.
         MissingExtraError: Pillow is not installed.
     """
-    with _opened(path) as image:
-        return torch.from_numpy(np.array(image.convert("L")))
+    with _opened(path, verified=True) as file:
+        image = _load(file, path)
+
+        def rows(first: int, last: int) -> Tensor:
+            strip = image.crop((0, first, image.width, last))
+            return torch.from_numpy(np.array(_to_8_bit(strip, file).convert("L")))[..., None]
+
+        mask = _assemble(rows, image.width, image.height, 1, size)[..., 0]
+        if image.mode == "L" and image.getextrema()[1] == 1:
+            raise FileError(f"{path}: expected a mask that is white (255) for valid pixels, found values 0 and 1")
+    return mask
+
+
+def rotate_by_exif(image: Tensor, orientation: int) -> Tensor:
+    """Rotates and mirrors an image [H, W, D] or [H, W] as its EXIF orientation says, so that it is upright."""
+    if orientation in SWAPPED_ORIENTATIONS:
+        image = image.transpose(0, 1)
+    axes = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}.get(orientation, ())
+    return image.flip(axes).contiguous() if axes else image.contiguous()
+
+
+def _orientation(image: Any) -> int:
+    """Returns the EXIF orientation of an opened image, 1 if it has none or it cannot be read."""
+    try:
+        orientation = image.getexif().get(EXIF_ORIENTATION, 1)
+    # Pillow raises errors of many types for damaged metadata.
+    except Exception:
+        return 1
+    return int(orientation) if orientation in range(1, 9) else 1
+
+
+def _load(image: Any, path: str | os.PathLike[str]) -> Any:
+    """Decodes an opened image, as stored, after checking that its values have a known range."""
+    if image.mode == "F" or (image.mode == "I" and image.format not in SIXTEEN_BIT_FORMATS):
+        kind = "32-bit floats" if image.mode == "F" else "32-bit integers"
+        raise FileError(
+            f"{path}: expected an image of 8 or 16 bits per channel, found mode {image.mode} ({kind}), whose range is "
+            "unknown; convert it"
+        )
+    orientation = _orientation(image)
+    image.load()
+    key = image.info.get("transparency")
+    if isinstance(key, tuple) and max(key) > 255:
+        # The transparent color of a 16-bit RGB image, of which Pillow keeps the high bytes.
+        image.info["transparency"] = tuple(value >> 8 for value in key)
+    if image.format == "TIFF" and orientation != 1:
+        # Pillow has rotated the image.
+        from PIL import Image
+
+        return image.transpose(Image.Transpose[INVERSE_TRANSPOSES[orientation]])
+    return image
+
+
+def _to_8_bit(strip: Any, image: Any) -> Any:
+    """Returns rows of a gray image of more than 8 bits as mode L, others as they are."""
+    if strip.mode != "I" and not strip.mode.startswith("I;16"):
+        return strip
+    from PIL import Image
+
+    bits = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0] if image.format == "TIFF" else 16
+    largest = (1 << bits) - 1
+    values = np.asarray(strip).astype(np.uint32)
+    return Image.fromarray(np.minimum((values * 255 + largest // 2) // largest, 255).astype(np.uint8))
+
+
+def _with_alpha(strip: Any, image: Any) -> Any:
+    """Returns rows of an image as RGBA."""
+    gray = _to_8_bit(strip, image)
+    if gray is strip:
+        return strip.convert("RGBA")
+    # A transparent gray value of 16 bits.
+    from PIL import Image
+
+    alpha = np.where(np.asarray(strip) == image.info["transparency"], 0, 255).astype(np.uint8)
+    rgba = gray.convert("RGBA")
+    rgba.putalpha(Image.fromarray(alpha))
+    return rgba
+
+
+def _assemble(rows: Rows, width: int, height: int, channels: int, size: tuple[int, int] | None) -> Tensor:
+    """Returns an image that is given in strips, [H, W, channels] uint8, downscaled to `size`."""
+    if size is not None and size != (width, height):
+        return _downscale_rows(rows, (width, height), channels, size)
+    result = torch.empty(height, width, channels, dtype=torch.uint8)
+    step = max(1, STRIP_PIXELS // width)
+    for first in range(0, height, step):
+        last = min(first + step, height)
+        result[first:last] = rows(first, last)
+    return result
 
 
 @contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+def _opened(path: str | os.PathLike[str], verified: bool = False) -> Iterator[Any]:
+    """Opens an image; if `verified`, after checking the checksums of a PNG, which Pillow ignores for its pixels."""
     require("PIL")
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
-            yield image
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise FileError(f"{path}: cannot be read as an image ({error})") from error
+        with _BoundedFile(path) as file:
+            if verified and file.read(len(PNG)) == PNG:
+                file.seek(0)
+                Image.open(file).verify()
+            file.seek(0)
+            with Image.open(file) as image:
+                yield image
+    except (ArgumentError, MemoryError):
+        raise
+    # Pillow raises errors of many types for damaged files.
+    except Exception as error:
+        raise FileError(f"{path}: cannot be read as an image ({_describe(error)})") from error
+
+
+class _BoundedFile(io.BufferedReader):
+    """A file of which no more bytes are requested than it has, whatever a damaged length in it says."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(io.FileIO(path))
+        self._size = os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(self._size - self.tell(), 0)
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
+def _describe(error: Exception) -> str:
+    """Returns the reason without the path, which the message has already."""
+    if type(error).__name__ == "UnidentifiedImageError":
+        return "not in a format that Pillow knows; convert it to JPEG or PNG"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def write_png(path: str | os.PathLike[str], image: Tensor) -> None:
@@ -121,14 +309,39 @@ def downscale(image: Tensor, width: int, height: int) -> Tensor:
     Returns:
         [height, width, D] uint8.
     """
-    vertical, horizontal = _coverage(image.shape[0], height), _coverage(image.shape[1], width)
-    mean = torch.einsum("yh,hwc,xw->yxc", vertical, image.float(), horizontal)
-    return mean.round().clamp(0, 255).to(torch.uint8)
+    old_height, old_width, channels = image.shape
+    if (old_width, old_height) == (width, height):
+        return image
+    return _downscale_rows(lambda first, last: image[first:last], (old_width, old_height), channels, (width, height))
 
 
-def _coverage(old: int, new: int) -> Tensor:
-    """Weights [new, old] of each old pixel in each new pixel, along one axis."""
+def _downscale_rows(rows: Rows, old: tuple[int, int], channels: int, new: tuple[int, int]) -> Tensor:
+    """Downscales an image of `old` width and height that is given in strips of rows."""
+    vertical, horizontal = _coverage(old[1], new[1]), _coverage(old[0], new[0])
+    result = torch.empty(new[1], new[0], channels, dtype=torch.uint8)
+    step = max(1, STRIP_PIXELS * new[1] // (old[0] * old[1]))
+    for start in range(0, new[1], step):
+        indices, weights = (part[start : start + step] for part in vertical)
+        first = int(indices[0, 0])
+        strip = rows(first, int(indices.max()) + 1)
+        tall = _average(strip, indices - first, weights)
+        mean = _average(tall.transpose(0, 1), *horizontal).transpose(0, 1)
+        result[start : start + step] = mean.round_().clamp_(0, 255).to(torch.uint8)
+    return result
+
+
+def _average(values: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Returns weighted sums of the rows of `values` [old, ...]: fp32 [new, ...], given indices and weights [new, K]."""
+    total = torch.zeros(len(indices), *values.shape[1:])
+    for k in range(indices.shape[1]):
+        total += values[indices[:, k]] * weights[:, k].view(-1, *[1] * (values.dim() - 1))
+    return total
+
+
+def _coverage(old: int, new: int) -> tuple[Tensor, Tensor]:
+    """Indices and weights [new, K] of the old pixels that each new pixel covers, along one axis."""
     edges = torch.arange(new + 1, dtype=torch.float64) * old / new
-    pixels = torch.arange(old, dtype=torch.float64)
-    overlap = torch.minimum(edges[1:, None], pixels + 1) - torch.maximum(edges[:-1, None], pixels)
-    return (overlap.clamp_min(0) * new / old).float()
+    first = edges[:-1].floor().long()
+    indices = first[:, None] + torch.arange(int((edges[1:].ceil().long() - first).max()))
+    overlap = torch.minimum(edges[1:, None], indices + 1.0) - torch.maximum(edges[:-1, None], indices.double())
+    return indices.clamp_max(old - 1), (overlap.clamp_min(0) * new / old).float()

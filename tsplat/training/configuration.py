@@ -136,6 +136,7 @@ class RunConfig(Config):
     Attributes:
         scene: Folder of photographs with cameras.
         downscale: Factor by which the photographs are made smaller.
+        strict: Refuse a scene that names photographs whose files are missing; otherwise they are skipped.
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
             distance 1. The transform from the files' frame is saved as `world.json`.
         test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first; 0 for
@@ -154,6 +155,7 @@ class RunConfig(Config):
     scene: str = ""
     downscale: int = 1
     test_every: int = 8
+    strict: bool = False
     normalize: bool = False
     device: DeviceType = "auto"
     sh_degree: int = 3

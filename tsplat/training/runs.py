@@ -331,8 +331,11 @@ def _read_capture(config: RunConfig, device: torch.device, stop: StopRequest | N
             background=config.background,
             normalize=config.normalize,
             seed=config.seed,
+            strict=config.strict,
             on_progress=on_progress,
         )
+    for note in capture.notes:
+        print(f"note: {note}")
     return capture.to(device)
 
 

@@ -24,7 +24,9 @@ def test_format_is_detected_by_the_files_in_the_folder(tmp_path):
 
 def test_folder_without_cameras_is_rejected(tmp_path):
     (tmp_path / "c").mkdir()
-    with pytest.raises(FileError, match=r"c: no cameras found; expected sparse/0/.*transforms\.json.*tsplat prepare"):
+    with pytest.raises(
+        FileError, match=r"c: no cameras found; expected sparse/0/ or .*transforms\.json.*tsplat prepare"
+    ):
         read_capture(tmp_path / "c")
     with pytest.raises(FileError, match="d: no such folder"):
         read_capture(tmp_path / "d")

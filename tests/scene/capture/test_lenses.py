@@ -8,6 +8,7 @@ import torch
 from tests.support.captures import write_colmap, write_image, write_transforms
 from tsplat import ArgumentError, fully_fused_projection
 from tsplat.scene import View, read_colmap, read_transforms
+from tsplat.scene.capture import lenses
 from tsplat.scene.capture.lenses import Lens, Undistortion
 
 pytest.importorskip("pycolmap")
@@ -242,3 +243,18 @@ def test_invalid_lens_is_rejected(values):
         Undistortion(Lens(WIDTH, HEIGHT, *values, (0.1, 0, 0, 0)), WIDTH, HEIGHT)
     with pytest.raises(ArgumentError, match="distortion"):
         Lens(WIDTH, HEIGHT, *F, (float("inf"), 0, 0, 0))
+
+
+@pytest.mark.parametrize("camera_model", ["pinhole", "fisheye"])
+def test_subnormal_distortion_is_none(camera_model):
+    lens = Lens(40, 30, 50, 50, 20, 15, (0.1, 1e-320, 0.0, 0.0), camera_model)
+    expected = Lens(40, 30, 50, 50, 20, 15, (0.1, 0.0, 0.0, 0.0), camera_model)
+    assert torch.equal(Undistortion(lens, 40, 30).has_source, Undistortion(expected, 40, 30).has_source)
+
+
+def test_large_images_need_no_stored_map(monkeypatch):
+    lens = Lens(40, 30, 50, 50, 20, 15, (0.3, 0.1, 0.0, 0.0))
+    image = torch.randint(0, 256, (30, 40, 3), dtype=torch.uint8)
+    expected = Undistortion(lens, 40, 30)(image)
+    monkeypatch.setattr(lenses, "MAP_PIXELS_MAX", 100)
+    assert torch.equal(Undistortion(lens, 40, 30)(image), expected)

@@ -71,15 +71,16 @@ def test_folder_of_downscaled_images_is_used(tmp_path, views, suffix):
     assert (read_colmap(tmp_path, downscale=2).train[0].image.float().std()) > 1
     (tmp_path / "images_4" / views[3].name).with_suffix(suffix).unlink()
     with pytest.raises(FileError, match=r"images_4/train_001\.png"):
-        read_colmap(tmp_path, downscale=4)
+        read_colmap(tmp_path, downscale=4, strict=True)
+    assert "images_4/train_001.png" in read_colmap(tmp_path, downscale=4).notes[0]
 
 
-def test_missing_images_are_counted_before_any_is_read(tmp_path, views):
+def test_strict_counts_missing_images_before_any_is_read(tmp_path, views):
     write_colmap(tmp_path, views, POINTS)
     for view in views[3:]:
         (tmp_path / "images" / view.name).unlink()
     with pytest.raises(FileError, match=rf"{views[3].name}: no such file, and 5 more of 9 images are missing"):
-        read_colmap(tmp_path)
+        read_colmap(tmp_path, strict=True)
 
 
 def test_progress_is_reported_per_image(tmp_path, views):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ...errors import FileError
-from .colmap import TEST_EVERY, read_colmap
+from .colmap import TEST_EVERY, find_model, read_colmap
 from .normalization import normalize_capture
 from .photographs import OnProgress
 from .transforms import has_transforms, read_transforms
@@ -21,14 +21,15 @@ def read_capture(
     background: Color | None = None,
     normalize: bool = False,
     seed: int = 0,
+    strict: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Capture:
-    """Reads a capture: with :func:`read_colmap` if the folder has ``sparse/0/``, else with :func:`read_transforms`.
+    """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms`.
 
     Args:
         folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP is preferred), or the path of a
             ``transforms.json``.
-        downscale, test_every, background, on_progress: See :func:`read_colmap` and :func:`read_transforms`.
+        downscale, test_every, background, strict, on_progress: See :func:`read_colmap` and :func:`read_transforms`.
         normalize: Whether to apply :func:`normalize_capture`.
         seed: Random seed of the initial points that :func:`read_transforms` draws if the file has none.
 
@@ -37,15 +38,20 @@ def read_capture(
         UnsupportedError, ArgumentError, MissingExtraError: See the two functions.
     """
     folder = Path(folder)
-    if (folder / "sparse" / "0").is_dir():
-        capture = read_colmap(folder, downscale, test_every, background=background, on_progress=on_progress)
-    elif folder.suffix == ".json" or has_transforms(folder):
-        capture = read_transforms(folder, downscale, test_every, background, seed=seed, on_progress=on_progress)
+    is_json = folder.suffix == ".json" and not folder.is_dir()
+    if find_model(folder) is not None or ((folder / "sparse").is_dir() and not has_transforms(folder)):
+        capture = read_colmap(
+            folder, downscale, test_every, background=background, strict=strict, on_progress=on_progress
+        )
+    elif is_json or has_transforms(folder):
+        capture = read_transforms(
+            folder, downscale, test_every, background, seed=seed, strict=strict, on_progress=on_progress
+        )
     elif not folder.exists():
         raise FileError(f"{folder}: no such folder")
     else:
         raise FileError(
-            f"{folder}: no cameras found; expected sparse/0/ and images/ (COLMAP), transforms_train.json or "
+            f"{folder}: no cameras found; expected sparse/0/ or sparse/ and images/ (COLMAP), transforms_train.json or "
             "transforms.json; to compute cameras from photographs, run: tsplat prepare PHOTOS --out SCENE"
         )
     return normalize_capture(capture)[0] if normalize else capture

@@ -1,10 +1,11 @@
-"""COLMAP scenes: ``images/`` and a binary or text model in ``sparse/0/``."""
+"""COLMAP scenes: ``images/`` and a model in ``sparse/0/`` or ``sparse/``."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from ...arguments import check_size
 from ...config import CameraModel
 from ...errors import ArgumentError, FileError, UnsupportedError
-from ...support.extras import require
+from .colmap_model import ColmapImage, ColmapModel, has_model, read_model
 from .lenses import Lens
-from .photographs import OnProgress, Photograph, check_test_every, is_held_out, read_views
+from .photographs import OnProgress, Photograph, check_test_every, find_usable, is_held_out, read_views
 from .views import Capture, Color
 
 PINHOLE_MODELS = {
@@ -51,6 +52,7 @@ def read_colmap(
     test_every: int = TEST_EVERY,
     *,
     background: Color | None = None,
+    strict: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Capture:
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
@@ -58,123 +60,147 @@ def read_colmap(
     Images of SIMPLE_RADIAL, RADIAL and OPENCV cameras are undistorted to pinhole images of the same size, those of
     fisheye cameras to equidistant fisheye images, up to 90 degrees from the optical axis. The mask of
     ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Each view has
-    the sparse points that COLMAP observed in it.
+    the sparse points that COLMAP observed in it. Like COLMAP, this ignores the EXIF orientation of images, unless only
+    the rotated image has the size of its camera; see :func:`read_views`.
 
     Args:
-        folder: The scene, with ``images/`` and ``sparse/0/``.
+        folder: The scene, with ``images/`` and a binary or text model in ``sparse/0/`` or ``sparse/``.
         downscale: Factor to downscale images by, with area averaging. K is scaled per axis by the ratio of the sizes in
             pixels, which also applies to images that are smaller than their camera. For 2, 4 and 8, images of
             ``images_2/``, ``images_4/`` or ``images_8/`` are used as they are if that folder exists; they have the
             names of ``images/``, with any suffix.
         test_every: The first of every so many images, sorted by name, is held out; 0 for none.
-        background: RGB in [0, 1] behind the scene and behind transparent images; None for black.
+        background: RGB in [0, 1] behind the scene and behind transparent images. None is black, and pixels with an
+            alpha of less than one half are masked out.
+        strict: Whether to raise if any image is missing. Otherwise missing ones are skipped, and ``Capture.notes``
+            says so.
         on_progress: Called with the number of images read and their total.
 
     Raises:
-        FileError: A file or folder is missing or cannot be read.
+        FileError: A file or folder is missing, damaged or cannot be read, or fewer than two images are left.
         UnsupportedError: An unsupported camera model.
-        ArgumentError: An invalid argument, fewer than two images or points, or values that are not finite.
-        MissingExtraError: pycolmap or Pillow is not installed.
+        ArgumentError: An invalid argument, or fewer than two images or points.
+        MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
     check_size("downscale", downscale)
     check_test_every(test_every)
     folder = Path(folder)
-    for path in (folder, folder / "images", folder / "sparse" / "0"):
+    for path in (folder, folder / "images", folder / "sparse"):
         if not path.is_dir():
-            raise FileError(f"{path}: no such folder; expected a COLMAP scene with images/ and sparse/0/")
-    model = _read_model(folder / "sparse" / "0")
-    images = sorted((i for i in model.images.values() if i.has_pose), key=lambda image: image.name)
+            raise FileError(f"{path}: no such folder; expected a COLMAP scene with images/ and sparse/0/ or sparse/")
+    model = read_model(find_model(folder) or folder / "sparse" / "0")
+    images = sorted(model.images, key=lambda image: image.name)
     if len(images) < 2:
         raise ArgumentError(f"{folder}: expected at least two images with a pose, found {len(images)}")
-    for image in images:
-        _check_camera(folder, model.cameras[image.camera_id])
-    points = np.array([point.xyz for point in model.points3D.values()]).reshape(-1, 3)
-    colors = np.array([point.color for point in model.points3D.values()], np.float32).reshape(-1, 3)
-    if len(points) < 2:
-        raise ArgumentError(f"{folder}: expected at least two sparse points, found {len(points)}")
-    if not np.isfinite(points).all():
-        raise ArgumentError(f"{folder}: sparse points: expected finite positions, found NaN or infinity")
+    lenses = {i: _lens(model, i) for i in sorted({image.camera_id for image in images})}
+    if len(model.points) < 2:
+        raise ArgumentError(f"{folder}: expected at least two sparse points, found {len(model.points)}")
 
-    point_indices = {point_id: i for i, point_id in enumerate(model.points3D)}
-    cameras = sorted({image.camera_id for image in images})
     downscaled = downscaled_folder(folder / "images", downscale)
-    photographs = []
-    for image in images:
-        observed = [point_indices[point.point3D_id] for point in image.get_observation_points2D()]
-        photographs.append(
-            Photograph(
-                name=image.name,
-                path=find_by_stem(downscaled, image.name) if downscaled else folder / "images" / image.name,
-                lens=_lens(model.cameras[image.camera_id]),
-                viewmat=_viewmat(image),
-                camera_id=cameras.index(image.camera_id),
-                downscale=1 if downscaled else downscale,
-                mask=_find_mask(folder / "masks", image.name),
-                points=torch.from_numpy(points[observed]),
-            )
+    paths = [find_by_stem(downscaled, image.name) if downscaled else folder / "images" / image.name for image in images]
+    kept, notes = find_usable(paths, strict)
+    observed, note = _observed_points(model, images)
+    camera_ids = {camera_id: i for i, camera_id in enumerate(lenses)}
+    photographs = [
+        Photograph(
+            name=images[i].name,
+            path=paths[i],
+            lens=lenses[images[i].camera_id],
+            viewmat=_viewmat(images[i]),
+            camera_id=camera_ids[images[i].camera_id],
+            downscale=1 if downscaled else downscale,
+            mask=_find_mask(folder / "masks", images[i].name),
+            points=observed[i],
         )
-    background = background or (0.0, 0.0, 0.0)
+        for i in kept
+    ]
     views = read_views(photographs, background, on_progress)
     return Capture(
         train=tuple(view for i, view in enumerate(views) if not is_held_out(i, test_every)),
         test=tuple(view for i, view in enumerate(views) if is_held_out(i, test_every)),
-        points=torch.from_numpy(points).float(),
-        colors=torch.from_numpy(colors) / 255,
-        background=background,
+        points=torch.from_numpy(model.points).float(),
+        colors=torch.from_numpy(model.colors) / 255,
+        background=background or (0.0, 0.0, 0.0),
+        notes=(*model.notes, *notes, *note),
     )
+
+
+def find_model(folder: Path) -> Path | None:
+    """Returns ``sparse/0/`` or else ``sparse/``, whichever has files of a COLMAP model; None if neither has."""
+    candidates = (folder / "sparse" / "0", folder / "sparse")
+    return next((candidate for candidate in candidates if has_model(candidate)), None)
 
 
 def downscaled_folder(folder: Path, downscale: int) -> Path | None:
     """Returns the folder of downscaled images next to `folder`, such as ``images_2/``, or None if there is none."""
+    if downscale not in DOWNSCALED_FOLDERS or not folder.name:
+        return None
     downscaled = folder.with_name(f"{folder.name}_{downscale}")
-    return downscaled if downscale in DOWNSCALED_FOLDERS and downscaled.is_dir() else None
+    return downscaled if os.path.isdir(downscaled) else None
 
 
 def find_by_stem(folder: Path, name: str) -> Path:
     """Returns the image of that name in a folder, or the one that differs only in its suffix."""
     path = folder / name
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     others = [other for other in sorted(path.parent.glob("*")) if other.stem == path.stem]
     return others[0] if others else path
 
 
-def _read_model(folder: Path) -> Any:
-    require("pycolmap")
-    import pycolmap
-
-    try:
-        return pycolmap.Reconstruction(str(folder))
-    # pycolmap passes on the C++ exceptions for missing, truncated and invalid files.
-    except (ValueError, LookupError, RuntimeError, MemoryError, OSError) as error:
-        raise FileError(f"{folder}: not a readable COLMAP model ({str(error)[:120]})") from error
-
-
-def _check_camera(folder: Path, camera: Any) -> None:
-    if camera.model.name not in MODELS:
+def _lens(model: ColmapModel, camera_id: int) -> Lens:
+    """Returns the intrinsics of a camera after checking that a real one can have them."""
+    camera, where = model.cameras[camera_id], f"{model.cameras_file}: camera {camera_id}"
+    name = camera.model
+    if name not in MODELS:
         raise UnsupportedError(
-            f"{folder}: camera {camera.camera_id}: expected {', '.join(MODELS)}, found {camera.model.name}; undistort "
-            "the images first (colmap image_undistorter)"
+            f"{where}: expected {', '.join(MODELS)}, found {name}; undistort the images first (colmap "
+            "image_undistorter)"
         )
-
-
-def _lens(camera: Any) -> Lens:
-    name = camera.model.name
-    values = [float(camera.params[i]) for i in MODELS[name]]
+    values = [camera.params[i] for i in MODELS[name]]
+    if not all(math.isfinite(value) for value in values):
+        raise FileError(f"{where}: expected finite parameters, found {camera.params}")
     fx, fy, cx, cy, k1, k2, k3, k4 = (values + [0.0] * 4)[:8]
     camera_model: CameraModel = "fisheye" if name in FISHEYE_MODELS else "pinhole"
-    return Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)
+    lens = Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)
+    if lens.problem is not None:
+        raise FileError(f"{where}: {lens.problem}; the file may be damaged")
+    return lens
 
 
-def _viewmat(image: Any) -> Tensor:
+def _viewmat(image: ColmapImage) -> Tensor:
+    w, x, y, z = image.quat
     viewmat = torch.eye(4, dtype=torch.float64)
-    viewmat[:3] = torch.from_numpy(image.cam_from_world().matrix())
+    viewmat[:3, :3] = torch.tensor(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ],
+        dtype=torch.float64,
+    )
+    viewmat[:3, 3] = torch.tensor(image.translation, dtype=torch.float64)
     return viewmat
+
+
+def _observed_points(model: ColmapModel, images: Sequence[ColmapImage]) -> tuple[list[Tensor], list[str]]:
+    """Returns the points [O, 3] that each image observes, and a note if some of them are not in the model."""
+    order = np.argsort(model.point_ids)
+    ids, points = model.point_ids[order], model.points[order]
+    observed, lost = [], 0
+    for image in images:
+        places = np.searchsorted(ids, image.point_ids).clip(max=len(ids) - 1)
+        found = ids[places] == image.point_ids
+        lost += int((~found).sum())
+        observed.append(torch.from_numpy(points[places[found]]))
+    total = sum(len(image.point_ids) for image in images)
+    folder = model.cameras_file.parent
+    return observed, [f"{folder}: {lost} of {total} observations are of points that it lacks"] if lost else []
 
 
 def _find_mask(folder: Path, name: str) -> Path | None:
     """Returns the mask of an image: its name with the suffix .png, replaced or appended."""
     path = folder / name
     return next(
-        (mask for mask in (path.with_suffix(".png"), path.with_name(f"{path.name}.png")) if mask.is_file()), None
+        (mask for mask in (path.with_suffix(".png"), path.with_name(f"{path.name}.png")) if os.path.isfile(mask)), None
     )

@@ -27,6 +27,22 @@ Array = npt.NDArray[Any]
 CHUNK_PIXELS = 1 << 20
 """Pixels sampled at a time, which limits the memory that large images need."""
 
+MAP_PIXELS_MAX = 1 << 25
+"""Images with more pixels have no stored map of sources; it is computed again for each image."""
+
+SIZE_MAX = 1_000_000
+FOCAL_RATIOS = (1e-3, 1e5)
+"""Range of focal lengths, in units of the longer side of the image."""
+
+CENTER_RATIO_MAX = 2.0
+"""Maximum distance of the principal point from the image, in units of the image's width and height."""
+
+COEFFICIENT_MIN = 1e-30
+"""Coefficients of the distortion with a smaller magnitude are zero."""
+
+DISTORTION_MAX = 100.0
+"""Maximum of a term of the distortion at the image's corner, relative to 1."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Lens:
@@ -54,6 +70,29 @@ class Lens:
     def __post_init__(self) -> None:
         if not all(math.isfinite(value) for value in self.distortion):
             raise ArgumentError(f"distortion: expected finite values, found {self.distortion}; check the camera")
+
+    @property
+    def problem(self) -> str | None:
+        """What no real camera has, as "expected .., found .."; None for a plausible one."""
+        size = max(self.width, self.height)
+        if min(self.width, self.height) < 1 or size > SIZE_MAX:
+            return f"width and height: expected 1 to {SIZE_MAX} pixels, found {self.width}x{self.height}"
+        low, high = (ratio * size for ratio in FOCAL_RATIOS)
+        if not (low <= self.fx <= high and low <= self.fy <= high):
+            return (
+                f"focal lengths: expected {low:g} to {high:g} pixels for an image of {self.width}x{self.height}, found "
+                f"{self.fx:g} and {self.fy:g}"
+            )
+        for name, center, side in (("cx", self.cx, self.width), ("cy", self.cy, self.height)):
+            if not -CENTER_RATIO_MAX * side <= center <= (1 + CENTER_RATIO_MAX) * side:
+                return f"principal point: expected {name} in or near the image, 0 to {side}, found {center:g}"
+        radius = math.hypot(self.width / self.fx, self.height / self.fy) / 2
+        if self.camera_model == "fisheye":
+            radius = min(radius, math.pi / 2)
+        powers = (2, 4, 1, 1) if self.camera_model == "pinhole" else (2, 4, 6, 8)
+        if not all(abs(k) * radius**power <= DISTORTION_MAX for k, power in zip(self.distortion, powers)):
+            return f"distortion: expected coefficients of a lens, found {self.distortion}"
+        return None
 
     @property
     def is_pinhole(self) -> bool:
@@ -92,19 +131,26 @@ class Undistortion:
             raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
         distortion = _Fisheye(lens) if lens.camera_model == "fisheye" else _Radial(lens)
         self.K = distortion.undistorted.intrinsics(width, height)
+        self._distortion, self._scale = distortion, np.array([width / lens.width, height / lens.height])
+        is_stored = width * height <= MAP_PIXELS_MAX
         # [H, W, 2] position of each undistorted pixel in the distorted image, in pixels.
-        self._sources = torch.empty(height, width, 2)
+        self._sources = torch.empty(height, width, 2) if is_stored else None
         self.has_source = torch.empty(height, width, dtype=torch.bool)
-        scale = np.array([width / lens.width, height / lens.height])
-        x = (np.arange(width) + 0.5 - float(self.K[0, 2])) / float(self.K[0, 0])
         for rows in _row_chunks(width, height):
-            y = (np.arange(rows.start, rows.stop) + 0.5 - float(self.K[1, 2])) / float(self.K[1, 1])
-            points = np.stack(np.broadcast_arrays(x[None], y[:, None]), -1).reshape(-1, 2)
-            sources, near = distortion.sources(points)
-            sources = np.nan_to_num(sources * scale, nan=-1.0)
-            inside = ((sources >= 0) & (sources <= (width, height))).all(-1)
-            self._sources[rows] = torch.from_numpy(sources).float().view(-1, width, 2)
-            self.has_source[rows] = torch.from_numpy(near & inside).view(-1, width)
+            sources, self.has_source[rows] = self._map(rows)
+            if self._sources is not None:
+                self._sources[rows] = sources
+
+    def _map(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Sources of some rows of the undistorted image [rows, W, 2], and which of them are in the distorted one."""
+        height, width = self.has_source.shape
+        x = (np.arange(width) + 0.5 - float(self.K[0, 2])) / float(self.K[0, 0])
+        y = (np.arange(rows.start, rows.stop) + 0.5 - float(self.K[1, 2])) / float(self.K[1, 1])
+        points = np.stack(np.broadcast_arrays(x[None], y[:, None]), -1).reshape(-1, 2)
+        sources, near = self._distortion.sources(points)
+        sources = np.nan_to_num(sources * self._scale, nan=-1.0)
+        inside = ((sources >= 0) & (sources <= (width, height))).all(-1)
+        return torch.from_numpy(sources).float().view(-1, width, 2), torch.from_numpy(near & inside).view(-1, width)
 
     def __call__(self, image: Tensor) -> Tensor:
         """Undistorts an image [H, W, D] uint8; pixels without a source become black.
@@ -117,7 +163,7 @@ class Undistortion:
             raise ArgumentError(f"image: expected {width}x{height} pixels, found {image.shape[1]}x{image.shape[0]}")
         result = torch.empty_like(image)
         for rows in _row_chunks(width, height):
-            sources = self._sources[rows]
+            sources = self._map(rows)[0] if self._sources is None else self._sources[rows]
             source_y = sources[..., 1][self.has_source[rows]]
             if not len(source_y):
                 result[rows] = 0
@@ -205,7 +251,8 @@ class _Fisheye:
 
 def _roots(coefficients: Sequence[float]) -> list[float]:
     """Positive real roots of a polynomial, given its coefficients with the constant term first."""
-    roots = np.roots(coefficients[::-1])
+    # Dividing by a subnormal leading coefficient would overflow.
+    roots = np.roots([value if abs(value) > COEFFICIENT_MIN else 0.0 for value in coefficients[::-1]])
     return [float(root.real) for root in roots if root.real > 0 and abs(root.imag) < 1e-12]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_size
-from ...errors import ArgumentError, FileError
-from ..images import downscale, read_image, read_image_info, read_mask
+from ...errors import ArgumentError, FileError, MissingExtraError
+from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .lenses import Lens, Undistortion
 from .views import Color, View
 
@@ -21,6 +22,17 @@ ASPECT_TOLERANCE = 0.01
 """Relative difference of the aspect ratios of an image and its camera that is accepted, in addition to one pixel."""
 
 WORKERS_MAX = 8
+
+PIXELS_AT_ONCE = 200_000_000
+"""Pixels of the images that are read at the same time."""
+
+UNSUPPORTED_SUFFIXES = (
+    *(".heic", ".heif", ".hif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"),
+    *(".pef", ".srw", ".gif"),
+)
+"""Photographs that COLMAP cannot read, and most of them Pillow not without plugins."""
+
+CONVERT = "convert them to JPEG, under the same names"
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of images read and their total."""
@@ -70,17 +82,65 @@ def is_held_out(index: int, test_every: int) -> bool:
     return test_every > 0 and index % test_every == 0
 
 
+def find_usable(paths: Sequence[Path], strict: bool) -> tuple[list[int], list[str]]:
+    """Finds the images that exist and are not of a format that Pillow cannot read, such as HEIC.
+
+    Args:
+        paths: Images.
+        strict: Whether to raise if any image is left out.
+
+    Returns:
+        Indices of the usable images, and notes on the others.
+
+    Raises:
+        FileError: Images are left out, and `strict` is set or fewer than two remain.
+    """
+    missing = [i for i, path in enumerate(paths) if not os.path.isfile(path)]
+    unreadable = [i for i in set(range(len(paths))).difference(missing) if _is_unreadable(paths[i])]
+    left_out = {*missing, *unreadable}
+    kept = [i for i in range(len(paths)) if i not in left_out]
+    notes, n = [], len(paths)
+    if missing:
+        notes.append(f"skipped {len(missing)} of {n} images whose files are missing (first: {paths[missing[0]]})")
+    if unreadable:
+        first = paths[min(unreadable)]
+        notes.append(f"skipped {len(unreadable)} of {n} images that Pillow cannot read (first: {first}); {CONVERT}")
+    if left_out and (strict or len(kept) < 2):
+        if missing:
+            more = f", and {len(missing) - 1} more of {n} images are missing" if len(missing) > 1 else ""
+            message = f"{paths[missing[0]]}: no such file{more}"
+        else:
+            message = f"{paths[min(unreadable)]}: one of {len(unreadable)} images that Pillow cannot read; {CONVERT}"
+        raise FileError(message if strict else f"{message}; expected at least two images, {len(kept)} can be read")
+    return kept, notes
+
+
+def _is_unreadable(path: Path) -> bool:
+    if path.suffix.lower() not in UNSUPPORTED_SUFFIXES:
+        return False
+    try:
+        read_image_info(path)
+    except FileError:
+        return True
+    return False
+
+
 def read_views(
-    photographs: Sequence[Photograph], background: Color, on_progress: OnProgress | None = None
+    photographs: Sequence[Photograph], background: Color | None, on_progress: OnProgress | None = None
 ) -> list[View]:
     """Reads photographs in several threads. Views are in the order of the photographs.
 
     Distorted images and their masks are undistorted to pinhole or equidistant fisheye images of the same size. Pixels
     without a source are masked out.
 
+    The EXIF orientation of an image is ignored, as COLMAP, instant-ngp and nerfstudio do, if its size as stored fits
+    its camera; so it is if the image is square. If only the transposed size fits, the cameras were computed from
+    rotated images, and the image is rotated as its orientation says.
+
     Args:
         photographs: The files to read.
-        background: RGB in [0, 1] that transparent images are composited over.
+        background: RGB in [0, 1] that transparent images are composited over. None masks out pixels whose alpha is
+            less than one half.
         on_progress: Called after each image.
 
     Raises:
@@ -88,78 +148,130 @@ def read_views(
         ArgumentError: A camera is invalid.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
     """
-    _check_files([photograph.path for photograph in photographs], "images")
-    _check_files([photograph.mask for photograph in photographs if photograph.mask], "masks")
+    _check_masks([photograph.mask for photograph in photographs if photograph.mask])
     undistortions: Undistortions = {}
-    for photograph in photographs:
-        lens, info = photograph.lens, read_image_info(photograph.path)
-        if not _has_aspect_ratio(info.width, info.height, lens.width, lens.height):
-            raise FileError(
-                f"{photograph.path}: expected the aspect ratio of its camera, {lens.width}x{lens.height}, found "
-                f"{info.width}x{info.height}; use the images that the cameras were computed from"
-            )
-        key = (lens, info.width, info.height)
-        if not lens.is_pinhole and key not in undistortions:
-            try:
-                undistortions[key] = Undistortion(*key)
-            except ArgumentError as error:
-                raise ArgumentError(f"{error} in view {photograph.name!r}") from error
+    sources, largest = [], 1
+    with warnings.catch_warnings():
+        # Pillow warns of images of 90 megapixels; it refuses those of twice as many.
+        warnings.filterwarnings("ignore", "Image size", Warning)
+        for photograph in photographs:
+            source = _find_source(photograph)
+            sources.append(source)
+            largest = max(largest, source.width * source.height)
+            key = (photograph.lens, source.width, source.height)
+            if not photograph.lens.is_pinhole and key not in undistortions:
+                try:
+                    undistortions[key] = Undistortion(*key)
+                except MissingExtraError:
+                    raise
+                except ArgumentError as error:
+                    raise ArgumentError(f"{error} in view {photograph.name!r}") from error
 
-    def read(photograph: Photograph) -> View:
-        return _read(photograph, background, undistortions)
-
-    views: list[View] = []
-    with ThreadPoolExecutor(min(WORKERS_MAX, os.cpu_count() or 1)) as pool:
-        for view in pool.map(read, photographs):
-            views.append(view)
-            if on_progress is not None:
-                on_progress(len(views), len(photographs))
+        views: list[View] = []
+        workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // largest))
+        with ThreadPoolExecutor(workers) as pool:
+            for view in pool.map(lambda p, s: _read(p, s, background, undistortions), photographs, sources):
+                views.append(view)
+                if on_progress is not None:
+                    on_progress(len(views), len(photographs))
     return views
 
 
-def _read(photograph: Photograph, background: Color, undistortions: Undistortions) -> View:
-    image = read_image(photograph.path, background)
-    height, width, _ = image.shape
-    undistortion = undistortions.get((photograph.lens, width, height))
-    masked = photograph.mask is not None or (undistortion is not None and not undistortion.has_source.all())
-    if masked:
-        # The mask is undistorted and downscaled as a fourth channel.
-        image = torch.cat([image, _read_mask(photograph.mask, width, height)[..., None]], -1)
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Size of an image after it is rotated, and the EXIF orientation to rotate it by; 1 for none."""
+
+    width: int
+    height: int
+    orientation: int
+
+
+def _find_source(photograph: Photograph) -> _Source:
+    """Decides whether an image is rotated, and checks that it fits its camera."""
+    lens, info = photograph.lens, read_image_info(photograph.path)
+    size, full = (info.width, info.height), (lens.width, lens.height)
+    fits, turned_fits = _has_aspect_ratio(*size, *full), info.is_sideways and _has_aspect_ratio(*size[::-1], *full)
+    if turned_fits and size != full and (not fits or size[::-1] == full):
+        return _Source(info.height, info.width, info.orientation)
+    if not fits:
+        raise FileError(
+            f"{photograph.path}: expected the aspect ratio of its camera, {lens.width}x{lens.height}, found "
+            f"{info.width}x{info.height}; use the images that the cameras were computed from"
+        )
+    return _Source(*size, 1)
+
+
+def _read(photograph: Photograph, source: _Source, background: Color | None, undistortions: Undistortions) -> View:
+    old = (source.width, source.height)
+    factor = photograph.downscale
+    size = old if factor == 1 else (max(1, round(old[0] / factor)), max(1, round(old[1] / factor)))
+    undistortion = undistortions.get((photograph.lens, *old))
+    # Undistortion needs the full image; otherwise it is downscaled while it is read.
+    read_size = old if undistortion is not None else size
+    stored_size = read_size if source.orientation not in SWAPPED_ORIENTATIONS else read_size[::-1]
+    image = read_image(photograph.path, background, size=stored_size, keep_alpha=background is None)
+    image = rotate_by_exif(image, source.orientation)
+    mask = None
+    if photograph.mask is not None:
+        mask = _read_mask(photograph.mask, source, read_size)
+    elif undistortion is not None and not undistortion.has_source.all():
+        mask = torch.full((*image.shape[:2], 1), 255, dtype=torch.uint8)
     if undistortion is not None:
-        image = undistortion(image)
-    if photograph.downscale > 1:
-        size = (max(1, round(width / photograph.downscale)), max(1, round(height / photograph.downscale)))
-        image = downscale(image, *size)
-    old, (height, width) = (width, height), image.shape[:2]
-    K = photograph.lens.intrinsics(width, height)
+        image = downscale(undistortion(image), *size)
+        mask = None if mask is None else downscale(undistortion(mask), *size)
+    K = photograph.lens.intrinsics(*size)
     if undistortion is not None:
-        K = torch.diag(K.new_tensor([width / old[0], height / old[1], 1])) @ undistortion.K
+        K = torch.diag(K.new_tensor([size[0] / old[0], size[1] / old[1], 1])) @ undistortion.K
+    valid = None if mask is None else mask[..., 0] > 127
+    if image.shape[-1] == 4:
+        image, opaque = _split_alpha(image)
+        if not opaque.all():
+            valid = opaque if valid is None else valid & opaque
     points = photograph.points
     return View(
         name=photograph.name,
-        image=image[..., :3].contiguous(),
+        image=image,
         viewmat=photograph.viewmat.float(),
         K=K.float(),
-        mask=image[..., 3] > 127 if masked else None,
-        sparse=None if points is None else _project_visible(points, photograph, K, width, height),
+        mask=valid,
+        sparse=None if points is None else _project_visible(points, photograph, K, *size),
         camera_id=photograph.camera_id,
         camera_model=photograph.lens.camera_model,
         files=(photograph.path, *([photograph.mask] if photograph.mask else [])),
     )
 
 
-def _read_mask(path: Path | None, width: int, height: int) -> Tensor:
-    """Reads a mask in the size of its image, [height, width] uint8; all 255 without a path."""
-    if path is None:
-        return torch.full((height, width), 255, dtype=torch.uint8)
-    mask = read_mask(path)
-    if not _has_aspect_ratio(mask.shape[1], mask.shape[0], width, height):
+def _split_alpha(image: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the colors [H, W, 3] of an image [H, W, 4] that is composited over black, and where it is opaque."""
+    color, alpha = torch.empty_like(image[..., :3]), image[..., 3:]
+    for first in range(0, len(image), 256):
+        rows = slice(first, first + 256)
+        values = image[rows, :, :3].float() * 255 / alpha[rows].clamp_min(1)
+        color[rows] = values.round().clamp(0, 255).to(torch.uint8)
+    return color, alpha[..., 0] > 127
+
+
+def _read_mask(path: Path, source: _Source, size: tuple[int, int]) -> Tensor:
+    """Reads the mask of an image, [H, W, 1] uint8, downscaled to `size`.
+
+    A mask is rotated with its image if only that fits.
+    """
+    info, orientation = read_image_info(path), 1
+    width, height = info.width, info.height
+    if not _has_aspect_ratio(width, height, source.width, source.height) and _has_aspect_ratio(
+        height, width, source.width, source.height
+    ):
+        orientation = info.orientation if info.is_sideways else source.orientation
+    if orientation in SWAPPED_ORIENTATIONS:
+        width, height = height, width
+    if not _has_aspect_ratio(width, height, source.width, source.height):
         raise FileError(
-            f"{path}: expected the aspect ratio of its image, {width}x{height}, found {mask.shape[1]}x{mask.shape[0]}"
+            f"{path}: expected the aspect ratio of its image, {source.width}x{source.height}, found {width}x{height}"
         )
-    if mask.shape != (height, width):
-        mask = downscale(mask[..., None], width, height)[..., 0]
-    return mask
+    mask = rotate_by_exif(read_mask(path), orientation)[..., None]
+    if (width, height) != (source.width, source.height):
+        mask = downscale(mask, source.width, source.height)
+    return downscale(mask, *size)
 
 
 def _has_aspect_ratio(width: int, height: int, full_width: int, full_height: int) -> bool:
@@ -181,9 +293,9 @@ def _project_visible(points: Tensor, photograph: Photograph, K: Tensor, width: i
     return torch.cat([pixels, camera[:, 2:]], -1)[inside].float()
 
 
-def _check_files(paths: Sequence[Path], what: str) -> None:
-    """Raises for all missing files at once, before any of them is read."""
-    missing = [path for path in paths if not path.is_file()]
+def _check_masks(paths: Sequence[Path]) -> None:
+    """Raises for all missing masks at once, before any file is read."""
+    missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
-        more = f", and {len(missing) - 1} more of {len(paths)} {what} are missing" if len(missing) > 1 else ""
+        more = f", and {len(missing) - 1} more of {len(paths)} masks are missing" if len(missing) > 1 else ""
         raise FileError(f"{missing[0]}: no such file{more}")

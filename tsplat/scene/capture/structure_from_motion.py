@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from ...support.extras import require
 from ...support.files import output_folder
 from ..images import read_image_info
 from .colmap import PINHOLE_MODELS
+from .photographs import UNSUPPORTED_SUFFIXES
+from .temporary_folders import OWNER, exit_on_signals, temporary_folder
 
 CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV"]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
@@ -53,6 +54,7 @@ class Prepared:
         n_points: Number of sparse points.
         error: Mean reprojection error in pixels.
         n_models: Number of disconnected models found; the one with the most photographs is kept.
+        notes: What a user should know, such as skipped photographs, one sentence each.
     """
 
     registered: tuple[str, ...]
@@ -60,6 +62,7 @@ class Prepared:
     n_points: int
     error: float
     n_models: int
+    notes: tuple[str, ...] = ()
 
 
 def prepare(
@@ -75,10 +78,14 @@ def prepare(
     """Computes a COLMAP scene (``images/`` and ``sparse/0/``) from photographs, for :func:`tsplat.scene.read_colmap`.
 
     The scene is created in a hidden temporary folder next to ``out`` and renamed at the end, so ``out`` is complete or
-    absent.
+    absent. SIGTERM and SIGHUP remove the folder and exit. The next call with the same ``out`` removes what a killed
+    process has left.
+
+    COLMAP ignores the EXIF orientation, and so does :func:`tsplat.scene.read_colmap`: both use the pixels as stored.
 
     Args:
-        photos: A folder with at least two photographs. Subfolders are ignored.
+        photos: A folder with at least two photographs. Subfolders are ignored; photographs that COLMAP cannot read,
+            such as HEIC, are skipped with a note.
         out: The new folder of the scene; may exist if it is empty. Photographs are hard-linked if possible.
         max_size: Longest side in pixels at which features are extracted. The photographs are not resized.
         single_camera: Whether all photographs share their intrinsics; otherwise each has its own.
@@ -99,11 +106,11 @@ def prepare(
     if not 0 <= seed <= SEED_MAX:
         raise ArgumentError(f"seed: expected an int from 0 to {SEED_MAX}, found {seed}")
     photos, out = Path(photos), Path(out)
-    files = _find_photographs(photos, single_camera)
+    files, notes = _find_photographs(photos, single_camera)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise FileError(f"{out}: already exists and is not an empty folder; choose another folder")
 
-    with output_folder(out.parent), _temporary_folder(out) as folder:
+    with exit_on_signals(), output_folder(out.parent), temporary_folder(out) as folder:
         images, models = folder / "images", folder / "models"
         images.mkdir()
         models.mkdir()
@@ -123,7 +130,7 @@ def prepare(
         sparse.mkdir(parents=True)
         model.write_binary(str(sparse))
         shutil.rmtree(models)
-        for leftover in folder.glob("database.db*"):
+        for leftover in (*folder.glob("database.db*"), folder / OWNER):
             leftover.unlink()
         if out.exists():
             out.rmdir()
@@ -134,6 +141,7 @@ def prepare(
         n_points=model.num_points3D(),
         error=model.compute_mean_reprojection_error(),
         n_models=len(found),
+        notes=tuple(notes),
     )
 
 
@@ -242,17 +250,26 @@ class _Pipeline:
         return results[0]
 
 
-def _find_photographs(photos: Path, single_camera: bool) -> list[Path]:
-    """Returns the photographs in a folder, sorted by name, after checking that they can be used."""
+def _find_photographs(photos: Path, single_camera: bool) -> tuple[list[Path], list[str]]:
+    """Returns the photographs in a folder, sorted by name, after checking that they can be used; and notes."""
     if not photos.is_dir():
         raise FileError(f"{photos}: no such folder")
-    files = sorted(
-        path
-        for path in photos.iterdir()
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-    )
+    visible = sorted(path for path in photos.iterdir() if not path.name.startswith(".") and path.is_file())
+    files = [path for path in visible if path.suffix.lower() in SUFFIXES]
+    skipped = [path for path in visible if path.suffix.lower() in UNSUPPORTED_SUFFIXES]
+    notes = []
+    if skipped:
+        notes.append(
+            f"skipped {len(skipped)} photographs that COLMAP cannot read (first: {skipped[0]}); convert them to JPEG"
+        )
     if len(files) < 2:
-        raise FileError(f"{photos}: expected at least two photographs ({', '.join(SUFFIXES)}), found {len(files)}")
+        raise FileError(
+            f"{photos}: expected at least two photographs ({', '.join(SUFFIXES)}), found {len(files)}"
+            + "".join(f"; {note}" for note in notes)
+        )
+    for path in files:
+        if not _is_utf8(path.name):
+            raise FileError(f"{path}: expected a name in UTF-8, which COLMAP needs; rename it")
     infos = [read_image_info(file) for file in files]
     sizes = Counter((info.width, info.height) for info in infos)
     if single_camera and len(sizes) > 1:
@@ -261,7 +278,15 @@ def _find_photographs(photos: Path, single_camera: bool) -> list[Path]:
             f"{photos}: expected photographs of one size from a single camera, found {found}; "
             "pass single_camera=False (--no-single-camera)"
         )
-    return files
+    return files, notes
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _link(file: Path, target: Path) -> None:
@@ -270,17 +295,6 @@ def _link(file: Path, target: Path) -> None:
         os.link(file.resolve(), target)
     except OSError:
         shutil.copyfile(file, target)
-
-
-@contextlib.contextmanager
-def _temporary_folder(out: Path) -> Iterator[Path]:
-    """Creates a hidden folder next to `out`, and removes it at the end unless it was renamed."""
-    folder = out.absolute().with_name(f".{out.name}.{secrets.token_hex(4)}")
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 ROW_COUNTER = """

@@ -109,6 +109,7 @@ class Capture:
         background: Background color, RGB in [0, 1].
         world: [4, 4] fp64 on the CPU, the similarity transform from the world frame of the files to that of the
             capture. Its inverse maps a trained model back to the frame of the files.
+        notes: What a user should know about how the files were read, such as skipped images, one sentence each.
 
     Raises:
         ShapeError: ``world`` is not [4, 4].
@@ -120,6 +121,7 @@ class Capture:
     colors: Tensor
     background: Color = (0.0, 0.0, 0.0)
     world: Tensor = dataclasses.field(default_factory=lambda: torch.eye(4, dtype=torch.float64))
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.world.shape != (4, 4):

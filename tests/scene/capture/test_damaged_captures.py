@@ -1,0 +1,19 @@
+"""Damaged captures are read or rejected. ``python -m tests.tools.capture_corruption FORMAT`` tries more."""
+
+import os
+
+import pytest
+
+from tests.tools.capture_corruption import DAMAGES, FORMATS, Scene
+
+pytest.importorskip("pycolmap")
+
+COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "36"))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_file(tmp_path, kind):
+    scene = Scene(tmp_path / "scene", kind)
+    outcomes = {scene.check(seed) for seed in range(COUNT)}
+    assert "FileError" in outcomes
+    assert len(DAMAGES) * len(scene.targets) <= COUNT

@@ -1,0 +1,93 @@
+"""Temporary folders that no process leaves behind: removed at the end, on signals, or by the next process."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO, NoReturn
+
+OWNER = ".tsplat-owner"
+"""File in a temporary folder that names its process's host, and is locked while the process lives."""
+
+EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
+
+
+@contextlib.contextmanager
+def temporary_folder(out: Path) -> Iterator[Path]:
+    """Creates a hidden folder next to `out`, and removes it at the end unless it was renamed.
+
+    Folders that killed processes of this host have left for the same `out` are removed first.
+    """
+    _remove_stale(out)
+    folder = out.absolute().with_name(f".{out.name}.{secrets.token_hex(4)}")
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        owner = stack.enter_context(open(folder / OWNER, "xb"))
+        # Locked before it names the host, without which nobody removes the folder.
+        if _lock(owner):
+            owner.write(_host())
+            owner.flush()
+        yield folder
+
+
+def _remove_stale(out: Path) -> None:
+    """Removes temporary folders of `out` whose process was killed on this host."""
+    parent = out.absolute().parent
+    pattern = re.compile(re.escape(f".{out.name}.") + "[0-9a-f]{8}")
+    if not parent.is_dir():
+        return
+    for folder in parent.iterdir():
+        if pattern.fullmatch(folder.name) and not folder.is_symlink():
+            with contextlib.suppress(OSError), open(folder / OWNER, "rb") as owner:
+                # The system releases the lock of a process that ends in any way.
+                if owner.read(4096) == _host() and _lock(owner):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _host() -> bytes:
+    return f"tsplat prepare on {socket.gethostname()}\n".encode()
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Locks a file for this process; returns False if it is locked or cannot be."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Raises SystemExit on SIGTERM and SIGHUP inside the block, so that it cleans up, unless they have a handler.
+
+    Signals are handled by the main thread only; in other threads, this does nothing.
+    """
+    replaced = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in EXIT_SIGNALS:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                replaced[number] = signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    # A second signal must not interrupt the cleanup.
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
