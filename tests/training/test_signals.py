@@ -154,8 +154,7 @@ def test_all_ranks_stop_at_the_same_step(name, where, count, step, tmp_path, tra
     if name == "SIGKILL":
         # The launcher was killed; the ranks end because its store no longer answers.
         assert process.returncode == -signal.SIGKILL
-        lock = run / "lock"
-        wait_for(lambda: not lock.exists() or not is_running(json.loads(lock.read_text())["pid"]))
+        wait_for(lambda: not is_locked(run))
         step = read_newest(run)[1].step
     else:
         assert process.returncode == 128 + getattr(signal, name), process.stderr
@@ -166,8 +165,12 @@ def test_all_ranks_stop_at_the_same_step(name, where, count, step, tmp_path, tra
     assert_equal_results(run, uninterrupted_ranks)
 
 
-def is_running(pid):
-    # Processes that have ended, but that nobody waited for, count as running.
+def is_locked(run):
+    """Whether the process that locked a run still runs. One that ended, but that nobody waited for, does not."""
+    try:
+        pid = json.loads((run / "lock").read_text())["pid"]
+    except FileNotFoundError:
+        return False
     return (
         subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False).stdout[:1] not in b"Z"
     )

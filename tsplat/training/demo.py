@@ -15,6 +15,7 @@ from ..scene.gaussians import Gaussians
 from ..stages.backend import choose
 from ..support.extras import require
 from ..support.files import output_folder
+from ..support.interruption import stop_on_signals
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.rendering import render
 from ..viewing.videos import write_gif
@@ -96,7 +97,8 @@ def demo(
         config = dataclasses.replace(config, background=capture.background)
         start = Gaussians.from_points(capture.points, capture.colors, size.sh_degree)
         trainer = Trainer(start, capture.train, config)
-        metrics = fit_and_report(trainer, start, capture, folder)
+        with stop_on_signals() as stop:
+            metrics = fit_and_report(trainer, start, capture, folder, stop=stop)
         viewmats = _turntable(size.frames).to(device)
         width, height = round(size.width * size.frame_scale), round(size.height * size.frame_scale)
         K = intrinsics(width, height, FOV).to(device)

@@ -81,7 +81,7 @@ class RunLoop:
         """Trains until a step, or until a signal asks any rank to stop, and saves the last step.
 
         Raises:
-            Interrupted: A signal asked to stop.
+            Interrupted: A signal asked to stop, and the last step is saved.
             DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
                 ``inspect/``.
         """
@@ -135,8 +135,11 @@ class RunLoop:
         return self.trainer.ranks.any([self._stop.is_set], self.trainer.device)[0]
 
     def raise_if_stopped(self) -> None:
-        """Raises :class:`Interrupted` on every rank if a signal asked any rank to stop. A collective call."""
-        if not self.is_stopped():
+        """Raises :class:`Interrupted` on every rank if a signal asked any rank to stop. A collective call.
+
+        Does nothing if there are no checkpoints: the results that are left to compute could not be computed later.
+        """
+        if self._run_config is None or not self.is_stopped():
             return
         ranks, step, steps = self.trainer.ranks, self.trainer.step, self.trainer.config.steps
         signum = max(ranks.all_gather_object(self._stop.signum or 0))

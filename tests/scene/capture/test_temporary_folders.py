@@ -44,17 +44,17 @@ def test_next_call_removes_what_a_killed_process_left(tmp_path):
 
 
 def test_folders_of_others_are_kept(tmp_path):
-    other_scene, without_owner, other_host = (
+    other_scene, without_owner, other_machine = (
         tmp_path / name for name in (".scene2.01234567", ".scene.01234567", ".scene.89abcdef")
     )
-    for folder in (other_scene, without_owner, other_host):
+    for folder in (other_scene, without_owner, other_machine):
         folder.mkdir()
         (folder / "file").write_text("keep")
-    (other_host / OWNER).write_text("tsplat prepare on another-host\n")
+    (other_machine / OWNER).write_text("tsplat prepare on another-machine\n")
     with start(tmp_path / "scene") as process:
-        (running,) = (p for p in tmp_path.iterdir() if p not in (other_scene, without_owner, other_host))
+        (running,) = (p for p in tmp_path.iterdir() if p not in (other_scene, without_owner, other_machine))
         with temporary_folder(tmp_path / "scene"):
             assert (running / "photo").exists()
-        for folder in (other_scene, without_owner, other_host):
+        for folder in (other_scene, without_owner, other_machine):
             assert (folder / "file").exists()
         process.kill()

@@ -72,8 +72,8 @@ def read_colmap(
         test_every: The first of every so many images, sorted by name, is held out; 0 for none.
         background: RGB in [0, 1] behind the scene and behind transparent images. None is black, and pixels with an
             alpha of less than one half are masked out.
-        strict: Whether to raise if any image is missing. Otherwise missing ones are skipped, and ``Capture.notes``
-            says so.
+        strict: Whether to raise if any image is missing. Otherwise missing ones are skipped and counted in
+            ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
 
     Raises:

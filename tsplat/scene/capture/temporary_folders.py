@@ -15,7 +15,7 @@ from types import FrameType
 from typing import BinaryIO, NoReturn
 
 OWNER = ".tsplat-owner"
-"""File in a temporary folder that names its process's host, and is locked while the process lives."""
+"""File in a temporary folder that names its process's machine, and is locked while the process lives."""
 
 EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
 
@@ -24,7 +24,7 @@ EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
 def temporary_folder(out: Path) -> Iterator[Path]:
     """Creates a hidden folder next to `out`, and removes it at the end unless it was renamed.
 
-    Folders that killed processes of this host have left for the same `out` are removed first.
+    Folders that killed processes of this machine have left for the same `out` are removed first.
     """
     _remove_stale(out)
     folder = out.absolute().with_name(f".{out.name}.{secrets.token_hex(4)}")
@@ -32,15 +32,15 @@ def temporary_folder(out: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         owner = stack.enter_context(open(folder / OWNER, "xb"))
-        # Locked before it names the host, without which nobody removes the folder.
+        # Locked before it names the machine, without which nobody removes the folder.
         if _lock(owner):
-            owner.write(_host())
+            owner.write(_machine())
             owner.flush()
         yield folder
 
 
 def _remove_stale(out: Path) -> None:
-    """Removes temporary folders of `out` whose process was killed on this host."""
+    """Removes temporary folders of `out` whose process was killed on this machine."""
     parent = out.absolute().parent
     pattern = re.compile(re.escape(f".{out.name}.") + "[0-9a-f]{8}")
     if not parent.is_dir():
@@ -49,11 +49,11 @@ def _remove_stale(out: Path) -> None:
         if pattern.fullmatch(folder.name) and not folder.is_symlink():
             with contextlib.suppress(OSError), open(folder / OWNER, "rb") as owner:
                 # The system releases the lock of a process that ends in any way.
-                if owner.read(4096) == _host() and _lock(owner):
+                if owner.read(4096) == _machine() and _lock(owner):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _host() -> bytes:
+def _machine() -> bytes:
     return f"tsplat prepare on {socket.gethostname()}\n".encode()
 
 

@@ -79,7 +79,7 @@ def read_transforms(
         n_random: Number of points to draw if the file has none.
         seed: Random seed of these points.
         strict: Whether to raise if any image is missing. Otherwise missing ones are skipped, as by instant-ngp and
-            nerfstudio, and ``Capture.notes`` says so.
+            nerfstudio, and counted in ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
 
     Raises:
