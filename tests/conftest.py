@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -14,6 +15,10 @@ import torch
 from tests.support.forks import Forks
 from tests.support.interpreter import keep_booleans, vectorize_reductions
 from tsplat.stages.backend import cpu_compiler_problem
+
+if hasattr(signal, "SIGHUP"):
+    # Under nohup, tests and the processes that they start would ignore it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:

@@ -37,27 +37,29 @@ sys.exit(launch(sys.argv[2:], 2, module=sys.argv[1]))
 RENDERS = 5
 """Held-out views of the scene, and thus calls of `render` in an evaluation."""
 
+MORE = pytest.mark.skipif("TSPLAT_SLOW" not in os.environ, reason="slow; set TSPLAT_SLOW=1")
+
 MOMENTS = [
     ("SIGTERM", "step", 7, 7),
-    ("SIGHUP", "step", 13, 13),
-    ("SIGUSR1", "step", SAVE_EVERY, SAVE_EVERY),
+    pytest.param("SIGHUP", "step", 13, 13, marks=MORE),
+    pytest.param("SIGUSR1", "step", SAVE_EVERY, SAVE_EVERY, marks=MORE),
     ("SIGINT", "step", STEPS - 1, STEPS - 1),
     ("SIGUSR1", "render", 2, 0),
-    ("SIGTERM", "render", 2 * RENDERS + 2, 2 * EVAL_EVERY),
-    ("SIGTERM", "render", 4 * RENDERS + 2, STEPS),
+    pytest.param("SIGTERM", "render", 2 * RENDERS + 2, 2 * EVAL_EVERY, marks=MORE),
+    pytest.param("SIGTERM", "render", 4 * RENDERS + 2, STEPS, marks=MORE),
     ("SIGHUP", "render", 5 * RENDERS + 2, STEPS),
     ("SIGTERM", "save", 2, 2 * SAVE_EVERY),
-    ("SIGKILL", "step", 11, SAVE_EVERY),
+    pytest.param("SIGKILL", "step", 11, SAVE_EVERY, marks=MORE),
     ("SIGKILL", "save", 2, SAVE_EVERY),
-    ("SIGKILL", "render", 3 * RENDERS + 2, SAVE_EVERY),
+    pytest.param("SIGKILL", "render", 3 * RENDERS + 2, SAVE_EVERY, marks=MORE),
 ]
 """Signal, the function during which it is sent, which of its calls, and the step that is then saved."""
 
 RANK_MOMENTS = [
-    ("SIGTERM", "step", 7, 7),
+    pytest.param("SIGTERM", "step", 7, 7, marks=MORE),
     ("SIGUSR1", "step", 13, 13),
-    ("SIGHUP", "render", 3 + 2, EVAL_EVERY),
-    ("SIGINT", "save", 2, 2 * SAVE_EVERY),
+    pytest.param("SIGHUP", "render", 3 + 2, EVAL_EVERY, marks=MORE),
+    pytest.param("SIGINT", "save", 2, 2 * SAVE_EVERY, marks=MORE),
     ("SIGKILL", "step", 11, SAVE_EVERY),
 ]
 
