@@ -34,34 +34,59 @@ def _threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+    threads.set_num_threads(None)
 
 
-def work(n_threads, programs=500, steps=40):
-    torch.set_num_threads(n_threads)
+def work(n_threads, programs=500, steps=40, pool=False):
+    """Runs the kernel on PyTorch's OpenMP threads, or on those of the pool, which helps one thread of PyTorch."""
+    torch.set_num_threads(1 if pool else n_threads)
+    threads.set_num_threads(n_threads)
     x, out = torch.linspace(0, 1, 16), torch.full((programs, 16), torch.nan)
     launch(_work_kernel, (programs,), (x, out, steps))
     return out
 
 
 @pytest.mark.usefixtures("_threads")
-def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
+@pytest.mark.parametrize("pool", [False, True])
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch, pool):
     monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
     expected = work(1)
     assert expected.isfinite().all()
     for n_threads in (2, 3, 8):
         for n in (500, 7, 2, 1):
-            assert torch.equal(work(n_threads, n), expected[:n])
-    assert [thread.name for thread in threading.enumerate()].count("triton_cpu") >= 7
+            assert torch.equal(work(n_threads, n, pool=pool), expected[:n])
+    if pool:
+        assert [thread.name for thread in threading.enumerate()].count("triton_cpu") >= 7
 
 
 @pytest.mark.usefixtures("_threads")
-def test_launches_from_several_threads_at_once(monkeypatch):
+def test_openmp_threads_share_a_launch(monkeypatch):
+    """Each of two threads claims programs, and none is of the pool."""
+    monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
+    monkeypatch.setattr(threads, "TICKS", 0)  # each thread returns after one program
+    monkeypatch.setattr(threads, "_pool", None)
+    calls = []
+    run_parallel = threads._openmp()
+
+    def count(entry, state, n_threads, flags):
+        run_parallel(entry, state, n_threads, flags)
+        calls.append(state[threads.DONE])
+
+    monkeypatch.setattr(threads, "_openmp", lambda: count)
+    expected = work(1, 100)
+    assert torch.equal(work(2, 100), expected)
+    assert calls == list(range(2, 101, 2))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("pool", [False, True])
+def test_launches_from_several_threads_at_once(monkeypatch, pool):
     monkeypatch.setattr("tsplat.triton_cpu.launcher.HELPER_SECONDS", 1e-12)
     expected = work(2)
     results = {}
 
     def run(k):
-        results[k] = work(2)
+        results[k] = work(2, pool=pool)
 
     callers = [threading.Thread(target=run, args=(k,)) for k in range(4)]
     for caller in callers:
@@ -71,15 +96,16 @@ def test_launches_from_several_threads_at_once(monkeypatch):
     assert all(torch.equal(results[k], expected) for k in range(4))
 
 
+@pytest.mark.usefixtures("_threads")
 def test_calls_return_when_their_time_is_up_and_continue(monkeypatch):
     """Every call of machine code ends after its first program, as if programs were slow."""
     monkeypatch.setattr(threads, "TICKS", 0)
     calls = []
     expected = work(1, 100)
 
-    def entry(arguments, state):
+    def entry(state):
         calls.append(list(state[:3]))
-        real(arguments, state)
+        real(state)
 
     def run(run_entry, arguments, grid, n_threads):
         nonlocal real
@@ -92,6 +118,7 @@ def test_calls_return_when_their_time_is_up_and_continue(monkeypatch):
     assert len(calls) == 100
 
 
+@pytest.mark.usefixtures("_threads")
 def test_a_launch_needs_no_further_threads(monkeypatch):
     """Where the system starts only one more thread, that one and the caller share the programs."""
     pool, started = threads.Pool(), []
@@ -108,7 +135,7 @@ def test_a_launch_needs_no_further_threads(monkeypatch):
     monkeypatch.setattr(threads, "_pool", pool)
     monkeypatch.setattr(threads.threading, "Thread", Thread)
     for _ in range(3):
-        assert torch.equal(work(4), expected)
+        assert torch.equal(work(4, pool=True), expected)
     assert len(started) == pool._size == 1
     assert pool._jobs.qsize() <= 3  # one per launch
 
@@ -116,32 +143,36 @@ def test_a_launch_needs_no_further_threads(monkeypatch):
 FORK = """
 import os, threading
 import torch
-from tests.triton_cpu.test_threads import _work_kernel, work
+from tests.triton_cpu.test_threads import _work_kernel, threads, work
 from tsplat.triton_cpu import launcher
 expected = work(2)
+assert torch.equal(work(2, pool=True), expected)
 held = launcher._launchers[id(_work_kernel)].lock
 held.acquire()  # as another thread would while it compiles
 child = os.fork()
 if child == 0:
     launcher._launchers[id(_work_kernel)].compiled.clear()
-    os._exit(0 if torch.equal(work(2), expected) else 3)
+    torch.set_num_threads = lambda n: None  # OpenMP would wait for the parent's threads
+    threads.set_num_threads(2)
+    os._exit(0 if all(torch.equal(work(2, pool=pool), expected) for pool in (False, True)) else 3)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 held.release()
 assert torch.equal(work(2), expected)
+assert torch.equal(work(2, pool=True), expected)
 """
 
 INTERRUPT = """
 import signal, sys
 from tests.triton_cpu.test_threads import work
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with the signal ignored
-n = int(sys.argv[1])
-work(n, 8, 1)
+n, pool = int(sys.argv[1]), sys.argv[2] == "pool"
+work(n, 8, 1, pool)
 print("started", flush=True)
 try:
-    work(n, 400, 10_000_000)
+    work(n, 400, 10_000_000, pool)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-    work(n, 8, 1)
+    work(n, 8, 1, pool)
     sys.exit(7)
 """
 
@@ -164,9 +195,9 @@ def test_a_forked_child_launches_with_threads_and_locks_of_its_own(forks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_threads", ["1", "2"])
-def test_ctrl_c_ends_a_long_launch(n_threads):
-    with _python(INTERRUPT, n_threads) as process:
+@pytest.mark.parametrize(("n_threads", "kind"), [("1", "pool"), ("2", "pool"), ("2", "openmp")])
+def test_ctrl_c_ends_a_long_launch(n_threads, kind):
+    with _python(INTERRUPT, n_threads, kind) as process:
         assert process.stdout.readline() == "started\n"
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)

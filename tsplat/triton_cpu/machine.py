@@ -12,10 +12,10 @@ from typing import Any
 from .errors import TritonCPUError
 from .target import Target, import_llvm
 
-EntryPoint = Callable[[Any, Any], None]
-"""The machine code of a kernel: takes the addresses of the arguments and of the state of the launch."""
+EntryPoint = Callable[[Any], None]
+"""The machine code of a kernel, a function of ctypes: takes the address of the state of the launch."""
 
-_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _lock = threading.Lock()
 
 

@@ -1,18 +1,24 @@
-"""A pool of threads that run the programs of a launch together with the thread that launches.
+"""The threads that run the programs of a launch together with the thread that launches.
 
-Threads claim programs from a counter in machine code, without Python's global lock. Idle threads wait for a lock and
-take no CPU time. The launching thread returns to Python every 100 ms or so, or after a program that takes longer, which
-lets Ctrl-C interrupt a launch.
+Threads claim programs from a counter in machine code, without Python's global lock. They return to Python every 100 ms
+or so, or after a program that takes longer, which lets Ctrl-C interrupt a launch.
+
+Where PyTorch's operators use as many threads as the launch, its own OpenMP threads run the programs: they spin for
+some milliseconds after an operator, so that others would have to wait for a core. Otherwise the threads are those of a
+pool, which wait for a lock and take no CPU time, and which the launching thread does not wait for if they are late.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import queue
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +29,9 @@ NEXT, DONE, TOTAL, ACTIVE = 0, 1, 2, 8
 TICKS = 1 << 28
 """Ticks of the CPU's clock, at 1 to 5 GHz on x86-64, after which a call returns although programs are left."""
 
-State = ctypes.c_int64 * 9
+State = ctypes.c_int64 * 10
 """State of a launch, which machine code reads and updates: next program, programs done, programs in all, the most
-programs to claim at a time, ticks, grid x, y, z, and threads in machine code."""
-
+programs to claim at a time, ticks, grid x, y, z, threads in machine code, and the address of the arguments."""
 
 _limit: int | None = None
 
@@ -45,9 +50,9 @@ def get_num_threads() -> int:
 class Job:
     """A launch that several threads work on."""
 
-    def __init__(self, entry: EntryPoint, arguments: Any, state: Any) -> None:
+    def __init__(self, entry: EntryPoint, arguments: bytes, state: Any) -> None:
         self.entry = entry
-        self.arguments = arguments
+        self.arguments = arguments  # kept for as long as the state refers to it
         self.state = state
         self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -55,7 +60,7 @@ class Job:
         """Runs programs until none is left to claim; called by the threads of the pool."""
         state = self.state
         while state[NEXT] < state[TOTAL]:
-            self.entry(self.arguments, state)
+            self.entry(state)
         if state[DONE] >= state[TOTAL]:
             self.finished.put(None)
 
@@ -91,21 +96,50 @@ def run(entry: EntryPoint, arguments: bytes, grid: tuple[int, int, int], threads
     total = grid[0] * grid[1] * grid[2]
     threads = min(threads, total)
     claim = min(max(total // (16 * max(threads, 1)), 1), 64)
-    state = State(0, 0, total, claim, TICKS, *grid, 0)
+    state = State(0, 0, total, claim, TICKS, *grid, 0, _address(arguments))
     if threads <= 1:
         while state[DONE] < total:
-            entry(arguments, state)
-        return
-    job = Job(entry, arguments, state)
+            entry(state)
+    elif threads == torch.get_num_threads() and not _forked and (run_parallel := _openmp()):
+        while state[DONE] < total:
+            run_parallel(entry, state, threads, 0)
+    else:
+        _run_in_pool(Job(entry, arguments, state), threads - 1)
+
+
+def _run_in_pool(job: Job, helpers: int) -> None:
+    state = job.state
     try:
-        _pool.help(job, threads - 1)
-        while state[NEXT] < total:
-            entry(arguments, state)
-        if state[DONE] < total:
+        _pool.help(job, helpers)
+        while state[NEXT] < state[TOTAL]:
+            job.entry(state)
+        if state[DONE] < state[TOTAL]:
             job.finished.get()
     except BaseException:
         _cancel(state)
         raise
+
+
+def _address(data: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def _openmp() -> Callable[[Any, Any, int, int], None] | None:
+    """Returns the function that runs machine code on threads of PyTorch's OpenMP, if it has one.
+
+    libgomp, LLVM's and Intel's OpenMP export it, for code that GCC compiles: the function, its argument, the number of
+    threads, and flags. It returns when all threads have.
+    """
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        function = library.GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    function.restype = None
+    found: Callable[[Any, Any, int, int], None] = function
+    return found
 
 
 def _cancel(state: Any) -> None:
@@ -117,12 +151,13 @@ def _cancel(state: Any) -> None:
 
 
 _pool = Pool()
+_forked = False
 
 
 def _forget_threads() -> None:
-    """Starts over in a forked child, where the threads of the parent do not exist."""
-    global _pool
-    _pool = Pool()
+    """Starts over in a forked child, where the parent's threads do not exist and OpenMP would wait for them forever."""
+    global _pool, _forked
+    _pool, _forked = Pool(), True
 
 
 os.register_at_fork(after_in_child=_forget_threads)

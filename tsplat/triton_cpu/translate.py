@@ -2,8 +2,8 @@
 
 The module has two functions. `body` is one program of the grid. The entry point, exported under a given name, runs
 programs until none is left or its time is up; any number of threads may call it for the same launch. It takes the
-addresses of two arrays of 64-bit words: the kernel's arguments, one word each, and the state of the launch, shared by
-the threads, whose words `threads.State` describes.
+address of the state of the launch, shared by the threads, whose 64-bit words `threads.State` describes. The last is the
+address of the kernel's arguments, a word each.
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
     save, restore, declarations = _default_modes(x86)
     clock = "llvm.readcyclecounter" if x86 else "llvm.readsteadycounter"
     return f"""
-define void @{symbol}(ptr %arguments, ptr %state) #0 {{
+define void @{symbol}(ptr %state) #0 {{
 entry:
 {save}
+  %arguments_place = getelementptr i64, ptr %state, i64 9
+  %arguments = load ptr, ptr %arguments_place
 {loads}
   %done_place = getelementptr i64, ptr %state, i64 1
   %total_place = getelementptr i64, ptr %state, i64 2
