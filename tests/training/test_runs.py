@@ -158,6 +158,7 @@ def test_points_beyond_the_maximum_number_of_gaussians_are_left_out(tmp_path, ca
     assert resume(tmp_path / "b", stop_after=11)["num_gaussians"] == 120
 
 
+@pytest.mark.slow
 def test_runs_without_held_out_views(tmp_path, capsys):
     scene = write_scene(tmp_path / "scene")
     config = RunConfig(scene=str(scene), steps=4, backend="torch", sh_degree=0, test_every=0, eval_every=1)
@@ -178,7 +179,9 @@ WRITES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name != WRITES[0] else name for name in WRITES]
+)
 def test_full_disk_names_the_file_and_leaves_the_last_checkpoint_intact(name, tmp_path, monkeypatch):
     run = tmp_path / "run"
     train(configuration("fixed"), run, stop_after=4)
