@@ -284,3 +284,14 @@ def test_closing_the_terminal_saves_the_run(scene, tmp_path):
     status = os.waitpid(child, 0)[1]
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
     assert read_newest(run)[1].step > 0
+
+
+def test_training_goes_on_when_nobody_reads_its_output(scene, tmp_path):
+    run = tmp_path / "run"
+    command = [*train_command(scene, run), "--stop-after", "40"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        error = process.stderr.read()
+    assert (process.returncode, error) == (0, "")
+    assert read_newest(run)[1].step == 40
