@@ -13,6 +13,7 @@ from .doctor import doctor
 
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
+MODEL = "run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder"
 OUTPUT = "output file, .ply, .compressed.ply or .splat"
 CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 
@@ -32,6 +33,7 @@ def build_parser() -> Parser:
     _add_demo(subparsers.add_parser("demo", help="train on a small scene that needs no data", allow_abbrev=False))
     _add_prepare(subparsers.add_parser("prepare", help="make a scene from photographs (COLMAP)", allow_abbrev=False))
     _add_render(subparsers.add_parser("render", help="render an image or a video of a model", allow_abbrev=False))
+    _add_view(subparsers.add_parser("view", help="show models in a web browser", allow_abbrev=False))
     train = subparsers.add_parser("train", help="train on photographs with cameras, or resume a run", add_help=False)
     train.set_defaults(run=commands.train)
     _add_eval(subparsers.add_parser("eval", help="metrics and images of a run", allow_abbrev=False))
@@ -132,6 +134,23 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
     _add_backend(parser)
 
 
+def _add_view(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.view)
+    parser.add_argument(
+        "models",
+        type=Path,
+        nargs="+",
+        metavar="MODEL",
+        help=f"{MODEL}; or a scene folder, whose sparse points are shown; several to choose from",
+    )
+    _add_checkpoint(parser)
+    parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen at (127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=8080, metavar="N", help="port, or the next free one (8080)")
+    parser.add_argument("--open", action="store_true", help="open the page in a web browser")
+    _add_backend(parser)
+
+
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.evaluate)
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
@@ -166,7 +185,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "model",
         type=Path,
         metavar="MODEL",
-        help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder",
+        help=MODEL,
     )
     _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
@@ -211,6 +230,10 @@ def _size(text: str) -> int:
 
 def _count(text: str) -> int:
     return _integer(text, 1, 10**9)
+
+
+def _port(text: str) -> int:
+    return _integer(text, 1, 65535)
 
 
 def _seed(text: str) -> int:
