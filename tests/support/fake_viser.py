@@ -100,7 +100,7 @@ class Camera:
 
 
 class Client:
-    """A client; `images` has the pictures that it was sent, with their formats."""
+    """A client; `images` has the images that it was sent, with their formats."""
 
     def __init__(self, client_id=0, width=64, height=48):
         self.client_id = client_id

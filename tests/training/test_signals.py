@@ -286,7 +286,7 @@ def test_closing_the_terminal_saves_the_run(scene, tmp_path):
     assert read_newest(run)[1].step > 0
 
 
-def test_training_goes_on_when_nobody_reads_its_output(scene, tmp_path):
+def test_training_continues_when_nobody_reads_its_output(scene, tmp_path):
     run = tmp_path / "run"
     command = [*train_command(scene, run), "--stop-after", "40"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

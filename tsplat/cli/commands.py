@@ -124,7 +124,7 @@ def view(arguments: Namespace) -> int:
         )
         for path in arguments.models
     ]
-    viewer = Viewer(models, host=arguments.host, port=arguments.port)
+    viewer = Viewer(models, address=arguments.address, port=arguments.port)
     if viewer.port != arguments.port:
         print(f"port {arguments.port} is taken; using {viewer.port}")
     print(f"viewing {', '.join(model.name for model in models)} at {viewer.url}")

@@ -145,7 +145,7 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     )
     _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen at (127.0.0.1)")
+    parser.add_argument("--address", default="127.0.0.1", metavar="IP", help="address to listen at (127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8080, metavar="N", help="port, or the next free one (8080)")
     parser.add_argument("--open", action="store_true", help="open the page in a web browser")
     _add_backend(parser)

@@ -30,7 +30,7 @@ class _Output(io.FileIO):
 def protect_output() -> None:
     """Makes ``sys.stdout`` and ``sys.stderr`` accept any text for as long as the process runs.
 
-    Work goes on, and is saved, after the reader of a pipe such as ``tsplat train ... | head`` ends or the terminal is
+    Work continues, and is saved, after the reader of a pipe such as ``tsplat train ... | head`` ends or the terminal is
     closed. Characters that the encoding does not have, such as in names of files, are written as escapes.
     """
     for name in ("stdout", "stderr"):

@@ -1,4 +1,4 @@
-"""One client of the viewer: controls, cameras, crop and films."""
+"""One client of the viewer: controls, cameras, crop and videos."""
 
 import dataclasses
 import random
@@ -15,8 +15,8 @@ from tests.viewing.viewer.test_worker import wait_for
 from tsplat.scene import read_ply
 from tsplat.viewing import read_cameras
 from tsplat.viewing.trajectories import describe_cameras, parse_cameras
-from tsplat.viewing.viewer.models import ViewedModel
 from tsplat.viewing.viewer.renderer import Pose, Renderer, Settings
+from tsplat.viewing.viewer.viewed_models import ViewedModel
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 
@@ -54,7 +54,7 @@ def session(client, models):
 
 
 def settle(client):
-    """Waits for the picture at rest after a change."""
+    """Waits for the image at rest after a change."""
     n = len(client.images)
     wait_for(lambda: len(client.images) > n and client.images[-1][1] == "png")
     return client.images[-1][0]
@@ -65,7 +65,7 @@ def control(client, label):
 
 
 @pytest.mark.usefixtures("session")
-def test_picture_at_rest_is_that_of_the_renderer(client, models):
+def test_image_at_rest_is_that_of_the_renderer(client, models):
     client.camera.move((0.1, 0.0, -3.0))
     image = settle(client)
     viewmat = torch.eye(4)
@@ -82,7 +82,7 @@ def test_picture_at_rest_is_that_of_the_renderer(client, models):
     [("Show", "expected depth"), ("SH degree", 0), ("Background", (255, 0, 0)), ("Camera model", "ortho"),
      ("Antialiased", True), ("near_plane", 3.0), ("eps2d", 5.0), ("Resolution", "half")],
 )  # fmt: skip
-def test_controls_change_the_picture(client, label, value):
+def test_controls_change_the_image(client, label, value):
     before = client.images[-1][0]
     control(client, label).use(value)
     after = settle(client)
@@ -111,9 +111,9 @@ def test_views(client, models):
     assert np.array_equal(photograph.image, view.image.numpy())
     # The photographs of this model are its renders on black.
     control(client, "Background").use((0, 0, 0))
-    control(client, "Picture").use("difference")
+    control(client, "Image").use("difference")
     assert photograph.image.max() <= 1
-    control(client, "Picture").use("split")
+    control(client, "Image").use("split")
     assert np.abs(photograph.image.astype(int) - view.image.numpy()).max() <= 1
     control(client, "Show cameras").use(True)
     assert len(client.frusta) == 4
@@ -151,25 +151,25 @@ def test_crop_is_exported(client, models, tmp_path):
 
 
 @pytest.mark.usefixtures("session")
-def test_film(client, tmp_path):
+def test_video(client, tmp_path):
     for position in ((0, 0, -3), (1, 0, -3), (1, 1, -3)):
         client.camera.move(position)
         control(client, "Add keyframe").use()
     control(client, "Seconds").use(0.5)
-    control(client, "Film file").use(str(tmp_path / "cameras.json"))
-    control(client, "Save film").use()
+    control(client, "Video file").use(str(tmp_path / "cameras.json"))
+    control(client, "Save video").use()
     cameras = read_cameras(tmp_path / "cameras.json")
     assert len(cameras) == 15
     for camera, position in ((cameras[0], (0, 0, -3)), (cameras[7], (1, 0, -3)), (cameras[14], (1, 1, -3))):
         assert torch.allclose(camera.position, torch.tensor(position, dtype=torch.float64), atol=1e-5)
-    control(client, "Film file").use(str(tmp_path / "film.gif"))
-    control(client, "Save film").use()
-    assert (tmp_path / "film.gif").read_bytes()[:4] == b"GIF8"
+    control(client, "Video file").use(str(tmp_path / "video.gif"))
+    control(client, "Save video").use()
+    assert (tmp_path / "video.gif").read_bytes()[:4] == b"GIF8"
     assert "Wrote 15 frames" in client.status
     control(client, "Preview").use()
     assert np.allclose(client.camera.position, (1, 1, -3), atol=1e-5)
     control(client, "Remove all").use()
-    control(client, "Save film").use()
+    control(client, "Save video").use()
     assert "expected at least two keyframes, found 0" in client.status
 
 

@@ -23,7 +23,7 @@ class Client:
     def render(self, request, seconds):
         self.gate.wait()
         self.rendered.append((request, seconds))
-        if request == "bad":
+        if request == "invalid":
             raise RuntimeError("out of memory")
         return Frame(np.zeros((2, 2, 3), np.uint8), 1 if seconds is None else self.moving_divisor, 0.01, 0)
 
@@ -70,7 +70,7 @@ def test_older_requests_are_dropped(client):
 
 
 def test_errors_are_told_and_the_next_request_is_rendered(client):
-    client.worker.submit("bad")
+    client.worker.submit("invalid")
     wait_for(lambda: client.failed == ["out of memory"])
     client.worker.submit(1)
     wait_for(lambda: len(client.shown) == 2)

@@ -1,4 +1,4 @@
-"""The controls that one client sees beside the picture."""
+"""The controls that one client sees beside the image."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError
-from .models import ViewedModel
 from .renderer import CAMERA_MODELS, COLORMAPS, MODES, Settings
+from .viewed_models import ViewedModel
 
 RESOLUTIONS = {"full": 1, "half": 2, "quarter": 4}
 COMPARISONS = ("photograph", "render", "difference", "split")
@@ -31,10 +31,10 @@ class Actions:
         compare: Compares the render with the photograph of the camera with an index.
         show_frusta: Shows or hides the cameras.
         export: Writes the Gaussians in the crop box to a file, and returns a message.
-        keyframe: Adds the current camera to the film, and returns the number of keyframes.
+        keyframe: Adds the current camera to the video, and returns the number of keyframes.
         clear: Removes all keyframes.
-        preview: Moves along the film in a number of seconds.
-        film: Writes the film to a file in a number of seconds, and returns a message.
+        preview: Moves along the video in a number of seconds.
+        video: Writes the video to a file in a number of seconds, and returns a message.
     """
 
     change: Callable[[], None]
@@ -47,7 +47,7 @@ class Actions:
     keyframe: Callable[[], int]
     clear: Callable[[], None]
     preview: Callable[[float], None]
-    film: Callable[[str, float], str]
+    video: Callable[[str, float], str]
 
 
 class Panel:
@@ -72,8 +72,8 @@ class Panel:
             self._add_cameras()
         with tabs.add_tab("Crop"):
             self._add_crop()
-        with tabs.add_tab("Film"):
-            self._add_film()
+        with tabs.add_tab("Video"):
+            self._add_video()
         self.show_model(self.model)
 
     @property
@@ -83,7 +83,7 @@ class Panel:
 
     @property
     def divisor(self) -> int:
-        """Factor by which pictures are smaller than the canvas."""
+        """Factor by which images are smaller than the canvas."""
         return RESOLUTIONS[self._resolution.value]
 
     def settings(self) -> Settings:
@@ -137,7 +137,7 @@ class Panel:
         self.status.content = text
 
     def show_photograph(self, image: np.ndarray[Any, Any], name: str) -> None:
-        """Shows a picture beside the controls, with its name; of shape [h, w, 3], uint8."""
+        """Shows an image beside the controls, with its name; of shape [h, w, 3], uint8."""
         self._photograph.image = image
         self._photograph.label = name
         self._comparison.visible = self._photograph.visible = True
@@ -168,7 +168,7 @@ class Panel:
         self._go.on_click(lambda _: self._actions.show_view(int(self._view.value)))
         self._frusta = gui.add_checkbox("Show cameras", False)
         self._frusta.on_update(_by_client(lambda: self._actions.show_frusta(self._frusta.value)))
-        self._comparison = gui.add_dropdown("Picture", list(COMPARISONS), visible=False)
+        self._comparison = gui.add_dropdown("Image", list(COMPARISONS), visible=False)
         self._comparison.on_update(
             _by_client(lambda: self._actions.compare(int(self._view.value), self._comparison.value))
         )
@@ -183,7 +183,7 @@ class Panel:
         button = gui.add_button("Export")
         button.on_click(lambda _: self._run(lambda: self._actions.export(self._path.value)))
 
-    def _add_film(self) -> None:
+    def _add_video(self) -> None:
         gui = self._gui
         add = gui.add_button("Add keyframe")
         self._count = gui.add_markdown("No keyframes")
@@ -193,11 +193,11 @@ class Panel:
         self._seconds = gui.add_number("Seconds", 4.0, min=0.1, max=600.0)
         preview = gui.add_button("Preview")
         preview.on_click(lambda _: self._run(lambda: self._actions.preview(self._seconds.value)))
-        self._film = gui.add_text(
-            "Film file", "film.gif", hint=".mp4, .webm, .gif, a folder for PNGs, or .json for cameras"
+        self._video = gui.add_text(
+            "Video file", "video.gif", hint=".mp4, .webm, .gif, a folder for PNGs, or .json for cameras"
         )
-        save = gui.add_button("Save film")
-        save.on_click(lambda _: self._run(lambda: self._actions.film(self._film.value, self._seconds.value)))
+        save = gui.add_button("Save video")
+        save.on_click(lambda _: self._run(lambda: self._actions.video(self._video.value, self._seconds.value)))
 
     def _clear(self) -> None:
         self._actions.clear()

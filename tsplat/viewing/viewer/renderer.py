@@ -1,4 +1,4 @@
-"""Pictures for the viewer: a model, a camera and settings in, an image within a time budget out."""
+"""Images for the viewer: a model, a camera and settings in, an image within a time budget out."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from ...errors import ArgumentError
 from ...support.extras import require
-from .models import ViewedModel
 from .session import Session
+from .viewed_models import ViewedModel
 
 PORT = 8080
-HOST = "127.0.0.1"
+ADDRESS = "127.0.0.1"
 
 
 class Viewer:
@@ -27,7 +27,7 @@ class Viewer:
 
     Args:
         models: What to show, at least one; the first is shown to a new client.
-        host: Address to listen at; "0.0.0.0" for all.
+        address: Address to listen at; "0.0.0.0" for all.
         port: Port to listen at; the next free one where it is taken.
 
     Attributes:
@@ -39,20 +39,20 @@ class Viewer:
         OSError: The address is not available.
     """
 
-    def __init__(self, models: Sequence[ViewedModel], *, host: str = HOST, port: int = PORT) -> None:
+    def __init__(self, models: Sequence[ViewedModel], *, address: str = ADDRESS, port: int = PORT) -> None:
         if not models:
             raise ArgumentError("models: expected at least one, found none")
         require("viser", "PIL", "matplotlib")
         import viser
 
-        _check_address(host)
+        _check_address(address)
         # Clients that go away in the middle of a message are not worth a line.
         logging.getLogger("websockets").setLevel(logging.CRITICAL)
         self._models = _with_unique_names(models)
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
         with contextlib.redirect_stdout(io.StringIO()):  # its addresses
-            self._server = viser.ViserServer(host, port, "tsplat", verbose=False)
+            self._server = viser.ViserServer(address, port, "tsplat", verbose=False)
         self._server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
         first = self._models[0]
         self._server.scene.set_up_direction(tuple(first.up))
@@ -87,10 +87,10 @@ class Viewer:
             session.close()
 
 
-def _check_address(host: str) -> None:
+def _check_address(address: str) -> None:
     """Raises OSError if it is not possible to listen at an address."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind((address, 0))
 
 
 def _with_unique_names(models: Sequence[ViewedModel]) -> list[ViewedModel]:

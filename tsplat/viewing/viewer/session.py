@@ -20,14 +20,14 @@ from ...scene.images import downscale
 from ...support.files import write_json
 from ..trajectories import Camera, describe_camera, interpolate
 from ..videos import check_video_path, write_frames
-from .models import ViewedModel
 from .panel import Actions, Panel
 from .renderer import Frame, Pose, Settings
+from .viewed_models import ViewedModel
 from .worker import Worker
 
 FPS = 30
 JPEG_QUALITY = 75
-"""Quality of pictures while the camera moves; at rest they are PNG."""
+"""Quality of images while the camera moves; at rest they are PNG."""
 
 PHOTOGRAPH_WIDTH = 480
 """Width in pixels of photographs beside the controls."""
@@ -77,7 +77,7 @@ class Session:
                 keyframe=self._add_keyframe,
                 clear=self._keyframes.clear,
                 preview=self._preview,
-                film=self._film,
+                video=self._video,
             ),
         )
         self._ready = True
@@ -88,10 +88,10 @@ class Session:
         """Ends rendering for the client."""
         self._worker.close()
 
-    # Pictures
+    # Images
 
     def _change(self) -> None:
-        """Renders anew, as the camera or a setting has changed."""
+        """Renders again, as the camera or a setting has changed."""
         if not self._ready:
             return
         try:
@@ -217,7 +217,7 @@ class Session:
             self._move_to(camera.viewmat, _vertical_fov(camera))
             time.sleep(1 / PREVIEW_FPS)
 
-    def _film(self, name: str, seconds: float) -> str:
+    def _video(self, name: str, seconds: float) -> str:
         path, cameras = Path(name), list(self._path(seconds, FPS))
         if path.suffix == ".json":
             write_json(path, [describe_camera(camera, i) for i, camera in enumerate(cameras)])

@@ -101,7 +101,7 @@ def open_viewed(
 
 
 def _framing(gaussians: Gaussians, cameras: list[Camera]) -> tuple[list[float], list[float], list[float], float]:
-    """Returns eye, target, up and the vertical field of view in degrees of the first picture."""
+    """Returns eye, target, up and the vertical field of view in degrees of the first image."""
     try:
         known = complete_framing(gaussians, cameras)
         (camera,) = place_cameras(gaussians, *SIZE, **known)
