@@ -70,7 +70,8 @@ class Viewer:
             self._sessions.clear()
         for session in sessions:
             session.close()
-        self._server.stop()
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._server.stop()
 
     def _connect(self, client: Any) -> None:
         session = Session(client, self._models)
