@@ -3,7 +3,7 @@
 A damaged model has to be rejected with a typed error that names its file, or be read as what it still contains, within
 5 seconds and within twice its size plus 200 MB. Where the format has checksums, what is read has to be the intact
 model.
-`tests.tools.corruption` damages PLY files and checkpoints in other ways.
+`tests.tools.corruption` has more kinds of damage for PLY files and checkpoints.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ class Model:
 
 
 def _equal(one: Gaussians, other: Gaussians) -> bool:
-    pairs = zip(one.tensors().values(), other.tensors().values())
     return one.antialiased == other.antialiased and all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in pairs
+        a.shape == b.shape and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+        for a, b in zip(one.tensors().values(), other.tensors().values())
     )
 
 

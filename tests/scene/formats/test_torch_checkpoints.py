@@ -82,7 +82,7 @@ def test_checksums_of_records_are_verified(tmp_path, checksums):
     content[content.index(splats()["means"].numpy().tobytes())] ^= 1
     (tmp_path / "a.pt").write_bytes(content)
     if checksums:
-        with pytest.raises(FileError, match=r"a\.pt: damaged or cut short \(Bad CRC-32"):
+        with pytest.raises(FileError, match=r"a\.pt: damaged or cut short .*CRC-32"):
             read_torch_checkpoint(tmp_path / "a.pt")
     else:
         assert len(read_torch_checkpoint(tmp_path / "a.pt")) == 6
