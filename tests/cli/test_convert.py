@@ -44,6 +44,7 @@ def test_convert_names_path_and_size_on_a_full_disk(name, model, tmp_path, capsy
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == [model.parent]
     assert cli.main(["convert", str(model), str(out)]) == 0
     problem = rf"File too large; at least {out.stat().st_size:,} bytes are needed, and [\d,]+ are free"
     error = capsys.readouterr().err

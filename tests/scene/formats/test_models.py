@@ -9,7 +9,7 @@ import torch
 
 from tests.support.model_files import assert_same_rotations, random_gaussians, sog_files, spz_bytes, write_zip
 from tests.support.paths import MODELS
-from tsplat import UnsupportedError
+from tsplat import UnsupportedError, quat_scale_to_covar_preci, spherical_harmonics
 from tsplat.scene import FileError, MissingExtraError, lost_on_write, read_model, read_ply, write_model, write_ply
 
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason="needs the test models")
@@ -168,6 +168,50 @@ def test_compressed_models_match_uncompressed_ones(name, other, tolerances):
     assert (found.sh0 - expected.sh0).abs().max() <= sh0
     if shN is not None:
         assert torch.allclose(found.shN, expected.shN, rtol=0, atol=shN)
+
+
+def covariances(gaussians):
+    return quat_scale_to_covar_preci(gaussians.quats, gaussians.scales, True, False, False)[0]
+
+
+@needs_models
+@pytest.mark.parametrize(
+    ("name", "other", "means", "covars", "colors"),
+    [
+        ("kettle.spz", "kettle.from_spz.ply", 0, 1e-4, 1e-6),
+        ("playbot_3.sog", "playbot_3.from_sog.ply", 1e-6, 1e-6, 1e-6),
+        ("luma-seal.splat", "luma-seal.from_splat.ply", 0, 0.03, 1e-6),
+        ("biker.spz", "biker.compressed.ply", 2e-4, 0.07, 0.01),
+        ("tiny/test-splat.3-points-from-train.spz", "tiny/test-splat.3-points-from-train.ply", 2e-4, 0.05, 0.2),
+        ("tiny/test-splat.3-points-from-train.splat", "tiny/test-splat.3-points-from-train.ply", 0, 0.03, 0.01),
+        ("tiny/minimal-v3.spz", "tiny/minimal-v4.spz", 0, 0, 0),
+        ("tiny/minimal.splat", "tiny/minimal-v4.spz", 0, 0.03, 0.01),
+    ],
+)
+def test_formats_of_one_model_have_the_same_axes(name, other, means, covars, colors):
+    if "v4" in other or name == "biker.spz":
+        pytest.importorskip("zstandard")
+    found, expected = read_model(MODELS / name), read_model(MODELS / other)
+    assert (found.means - expected.means).abs().max() <= means
+    errors = (covariances(found) - covariances(expected)).flatten(1).norm(dim=1)
+    assert (errors <= covars * covariances(expected).flatten(1).norm(dim=1)).all()
+    degree = min(found.sh_degree, expected.sh_degree)
+    directions = torch.nn.functional.normalize(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
+    rows = slice(0, 2000)
+    for direction in directions:
+        one, two = (
+            spherical_harmonics(degree, direction.expand(len(coeffs), 3), coeffs)
+            for coeffs in (found.sh_coeffs(degree)[rows], expected.sh_coeffs(degree)[rows])
+        )
+        assert (one - two).abs().max() <= colors
+
+
+@needs_models
+@pytest.mark.parametrize("name", ["tiny/minimal-v2.spz", "tiny/minimal-raw.spz"])
+def test_spz_written_without_conversion_is_upside_down(name):
+    # The program that wrote these two files stored the axes of PLY files. Nothing in the files tells.
+    found, expected = read_model(MODELS / name), read_model(MODELS / "tiny/minimal-v3.spz")
+    assert torch.equal(found.means, expected.means * torch.tensor([1.0, -1, -1]))
 
 
 @needs_models

@@ -22,6 +22,7 @@ from ...config import SH_NORMS
 from ...errors import FileError
 from ..gaussians import Gaussians
 from ..morton import morton_order
+from .foreign import Warn, note_ignored
 from .ply_file import PlyFile, Table
 from .quantization import (
     Bytes,
@@ -49,8 +50,8 @@ LOG_SCALE_MAX = 20.0
 """Log scales are written within plus or minus this."""
 
 
-def decode_compressed_ply(ply: PlyFile, antialiased: bool) -> Gaussians:
-    """Decodes the Gaussians of an open compressed PLY.
+def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussians:
+    """Decodes the Gaussians of an open compressed PLY. `warn` is called with what is ignored.
 
     Raises:
         FileError: Elements or properties are missing or inconsistent, or the file is cut short.
@@ -65,6 +66,11 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool) -> Gaussians:
             f"{ply.path}: expected {math.ceil(len(vertex) / CHUNK)} chunks for {len(vertex)} Gaussians, "
             f"found {len(chunk)}; the file is damaged"
         )
+    known = {"vertex": VERTEX, "chunk": [bound + name for names in RANGES for bound in bounds for name in names]}
+    for name, properties in known.items():
+        names = (prop for prop in ply.elements[name].names if prop not in properties)
+        note_ignored(ply.path, f"the properties of {name!r}:", names, warn)
+    note_ignored(ply.path, "the elements", (name for name in ply.elements if name not in (*known, "sh")), warn)
     chunk_ids = np.arange(len(vertex)) // CHUNK
 
     def between(fractions: NDArray[np.float64], names: tuple[str, ...]) -> Floats:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 from ...errors import FileError, UnsupportedError
 from ...support.files import ZIP
 from ..gaussians import Gaussians
+from .foreign import Warn
 from .image_sets import META
 from .ply import read_ply, write_compressed_ply, write_ply
 from .png_images import PNG_MEANS, read_png_model
@@ -22,13 +24,18 @@ WRITERS = {".compressed.ply": write_compressed_ply, ".ply": write_ply, ".splat":
 """Ending of a file name -> function; the first one that matches is used."""
 
 
-def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
+LOD_META = "lod-meta.json"
+"""The index of PlayCanvas's Streamed SOG: many SOG datasets in several levels of detail."""
+
+
+def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
     """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat or Inria's program saved.
 
     Args:
         path: A file, a folder with ``meta.json`` (SOG, or gsplat's PNG images), or a folder with the checkpoints of
             gsplat's ranks.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
+        warn: Called with a note of one line that names what the file holds beyond 3D Gaussians and is ignored.
 
     Returns:
         Gaussians in float32 on the CPU.
@@ -42,9 +49,12 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     path = Path(path)
     if path.is_dir():
         if (path / META).exists():
-            return read_png_model(path) if (path / PNG_MEANS).exists() else read_sog(path)
+            return read_png_model(path, warn=warn) if (path / PNG_MEANS).exists() else read_sog(path, warn=warn)
         if any(path.glob("*.pt")):
-            return read_torch_checkpoint(path, force=force)
+            return read_torch_checkpoint(path, force=force, warn=warn)
+    if path.name == LOD_META or (path / LOD_META).is_file():
+        raise UnsupportedError(f"{path}: Streamed SOG is not implemented; convert it to .ply with splat-transform")
+    if path.is_dir():
         raise FileError(
             f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat); expected {KNOWN}"
         )
@@ -54,15 +64,15 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     if suffix == ".ksplat":
         raise UnsupportedError(f"{path}: .ksplat is not implemented; convert it to .ply with splat-transform")
     if suffix in CHECKPOINTS:
-        return read_torch_checkpoint(path, force=force)
+        return read_torch_checkpoint(path, force=force, warn=warn)
     if suffix == ".splat":
         return read_splat(path)
     if start[:3] == b"ply" or suffix == ".ply":
-        return read_ply(path)
+        return read_ply(path, warn=warn)
     if start[:2] == GZIP or start == MAGIC or suffix == ".spz":
-        return read_spz(path)
+        return read_spz(path, warn=warn)
     if path.name == META or suffix == ".sog" or start == ZIP:
-        return read_sog(path)
+        return read_sog(path, warn=warn)
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 
