@@ -24,6 +24,7 @@ from ..gaussians import Gaussians
 from ..morton import morton_order
 from .ply_file import PlyFile, Table
 from .quantization import (
+    LOG_SCALE_MAX,
     Bytes,
     Floats,
     check_valid,
@@ -44,9 +45,6 @@ SH_SIZES = (9, 24, 45)
 
 SH_RANGE = 8.0
 """Width of the interval of the f_rest values."""
-
-LOG_SCALE_MAX = 20.0
-"""Log scales are written within plus or minus this."""
 
 
 def decode_compressed_ply(ply: PlyFile, antialiased: bool) -> Gaussians:

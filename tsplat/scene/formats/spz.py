@@ -178,7 +178,7 @@ def _decode(sections: Sequence[bytes], version: int, count: int, fraction: int, 
         quats = _decode_quats_3(np.ascontiguousarray(rotations).view("<u4").reshape(count))
     quats[:, 2:] *= -1
     coefficients = (rest.reshape(count, -1 if rest.size else 0, 3).astype(np.float32) - 128) / 128
-    coefficients *= _signs(math.isqrt(coefficients.shape[1] + 1) - 1)[:, None]
+    coefficients *= sh_signs(math.isqrt(coefficients.shape[1] + 1) - 1)[:, None]
     return Gaussians(
         means=torch.from_numpy(means.astype(np.float32) * axes),
         log_scales=torch.from_numpy(scales.reshape(count, 3).astype(np.float32) / 16 - 10),
@@ -204,7 +204,7 @@ def _decode_quats_3(words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Float
     return xyzw[:, [3, 0, 1, 2]]
 
 
-def _signs(degree: int) -> Floats:
+def sh_signs(degree: int) -> Floats:
     """Sign of each SH basis function above degree 0 after a rotation by 180 degrees about x. [K - 1]"""
     return np.array(
         [
