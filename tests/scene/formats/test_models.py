@@ -80,7 +80,7 @@ def test_write_accepts_a_format_for_any_name(tmp_path):
     assert b"packed_position" in (tmp_path / "compressed-ply").read_bytes()
     write_model(tmp_path / "a.ply", gaussians, format="splat")
     assert (tmp_path / "a.ply").stat().st_size == 9 * 32
-    with pytest.raises(ArgumentError, match="format: expected ply, .*, found 'obj'"):
+    with pytest.raises(ArgumentError, match=r"format: expected ply, .*, found 'obj'"):
         write_model(tmp_path / "a", gaussians, format="obj")
     assert not (tmp_path / "a").exists()
 

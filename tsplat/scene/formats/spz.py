@@ -106,7 +106,7 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int) -> Gaussi
             )
         sections.append(section)
     file.read(1)  # reaching the end makes gzip verify its checksum
-    return _decode(sections, version, count, fraction, flags)
+    return _decode(sections, version, count, degree, fraction, flags)
 
 
 def _read_zstd(path: str, content: bytes) -> Gaussians:
@@ -138,7 +138,7 @@ def _read_zstd(path: str, content: bytes) -> Gaussians:
         if len(sections[i]) < size:
             raise FileError(f"{path}: stream {i} is shorter than its size in the table; the file is damaged")
         start += packed
-    return _decode(sections, version, count, fraction, flags)
+    return _decode(sections, version, count, degree, fraction, flags)
 
 
 def _read_up_to(file: BinaryIO | io.BufferedIOBase, size: int) -> bytes:
@@ -162,7 +162,7 @@ def _sizes(path: str, version: int, count: int, degree: int, fraction: int) -> l
     return [count * size for size in (9, 1, 3, 3, rotation, 3 * ((degree + 1) ** 2 - 1))]
 
 
-def _decode(sections: Sequence[bytes], version: int, count: int, fraction: int, flags: int) -> Gaussians:
+def _decode(sections: Sequence[bytes], version: int, count: int, degree: int, fraction: int, flags: int) -> Gaussians:
     """Decodes the sections and rotates the Gaussians by 180 degrees about x."""
     positions, opacities, colors, scales, rotations, rest = (
         np.frombuffer(section, np.uint8).reshape(count, -1 if section else 0) for section in sections
@@ -177,8 +177,8 @@ def _decode(sections: Sequence[bytes], version: int, count: int, fraction: int, 
     else:
         quats = _decode_quats_3(np.ascontiguousarray(rotations).view("<u4").reshape(count))
     quats[:, 2:] *= -1
-    coefficients = (rest.reshape(count, -1 if rest.size else 0, 3).astype(np.float32) - 128) / 128
-    coefficients *= sh_signs(math.isqrt(coefficients.shape[1] + 1) - 1)[:, None]
+    coefficients = (rest.reshape(count, (degree + 1) ** 2 - 1, 3).astype(np.float32) - 128) / 128
+    coefficients *= sh_signs(degree)[:, None]
     return Gaussians(
         means=torch.from_numpy(means.astype(np.float32) * axes),
         log_scales=torch.from_numpy(scales.reshape(count, 3).astype(np.float32) / 16 - 10),
