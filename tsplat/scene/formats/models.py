@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP
@@ -22,7 +23,8 @@ from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 
 KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, Inria's .pth"
 READ_ONLY = (".ksplat", ".pt", ".pth", ".json")
-WRITERS: dict[str, Callable[[str | os.PathLike[str], Gaussians], None]] = {
+Format = Literal["ply", "compressed-ply", "splat", "spz", "spz4", "sog"]
+WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], None]] = {
     "ply": write_ply,
     "compressed-ply": write_compressed_ply,
     "splat": write_splat,
@@ -32,7 +34,7 @@ WRITERS: dict[str, Callable[[str | os.PathLike[str], Gaussians], None]] = {
 }
 """Format -> function."""
 
-ENDINGS = {
+ENDINGS: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
     ".ply": "ply",
     ".splat": "splat",
@@ -87,7 +89,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 
-def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: str | None = None) -> None:
+def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> None:
     """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ or SOG.
 
     :func:`lost_on_write` lists what the format cannot represent.
@@ -117,7 +119,7 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: s
     raise FileError(f"{path}: cannot tell the format from the file name; expected {known}, or choose a format")
 
 
-def _format(path: str | os.PathLike[str], format: str | None) -> str | None:
+def _format(path: str | os.PathLike[str], format: Format | None) -> Format | None:
     """Returns the format of a file to be written, a key of :data:`WRITERS`, or None if its name does not tell."""
     if format is not None and format not in WRITERS:
         raise ArgumentError(f"format: expected {', '.join(WRITERS)}, found {format!r}")
@@ -125,7 +127,7 @@ def _format(path: str | os.PathLike[str], format: str | None) -> str | None:
     return format or next((known for ending, known in ENDINGS.items() if name.endswith(ending)), None)
 
 
-def lost_on_write(path: str | os.PathLike[str], gaussians: Gaussians, *, format: str | None = None) -> list[str]:
+def lost_on_write(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> list[str]:
     """Describes what :func:`write_model` loses by writing these Gaussians to a file of this name.
 
     Returns:

@@ -39,7 +39,7 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: in
     - means: 2^-13 world units. If the largest coordinate is 2,048 or more, errors are larger: 2^-24 of the next power
       of two. If it is below 0.5, they are smaller: 2^-13 of the next power of two, but not below 2^-25.
     - log scales: 1/32; clamped to [-10, 5.9375].
-    - rotations: an angle of 0.0048 (0.28 degrees).
+    - rotations: an angle of 0.0048 (0.27 degrees).
     - opacities: 1/510.
     - sh0: 1/76.5, which is 0.0037 of a color in [0, 1]; clamped to [-10/3, 10/3].
     - shN: 1/256, and 1/128 for values near 1 or -1, to which they are clamped. All 8 bits are used; Niantic's encoder
