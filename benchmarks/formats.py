@@ -2,9 +2,9 @@
 
     python -m benchmarks.formats [--models FOLDER] [--splat-transform COMMAND] [--write]
 
-Each model is written in every format and read again. The first table has the size of the file, the time to write it on
-one thread, and the PSNR of a rendered view against the same view of the original. The second one has the largest error
-of each parameter. Models that do not exist are skipped.
+Each model is written in every format and read again. The first table has the size of the file, the CPU time to write
+it on one thread, and the PSNR of a rendered view against the same view of the original. The second one has the largest
+error of each parameter. Models that do not exist are skipped.
 
 `--splat-transform` is the command of PlayCanvas's converter, such as "node cli.mjs"; it converts the same models, for
 their sizes. `--write` writes the tables to docs/formats.md.
@@ -34,8 +34,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "formats.md"
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 WIDTH, HEIGHT, FOV = 320, 240, 50.0
-CONVERTER_SECONDS = 150
-"""Time limit of a conversion by splat-transform, which clusters SH coefficients for hours without a GPU."""
+CLUSTERED = 1 << 16
+"""With as many Gaussians, splat-transform needs a GPU to cluster SH coefficients in minutes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +79,14 @@ def measure(name: str, gaussians: Gaussians, converter: list[str], folder: Path)
     sizes = errors = ""
     for format, known in FORMATS.items():
         path = folder / f"{name}.{format}{'.splat' if format == 'splat' else ''}"
-        start = time.perf_counter()
+        start = time.process_time()
         write_model(path, gaussians, format=format)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         found = read_model(path)
         if format != "splat":
             check_round_trip(format, gaussians, found)
-        theirs = converted_size(known, converter, folder)
+        is_clustered = format == "sog" and gaussians.sh_degree > 0 and len(gaussians) > CLUSTERED
+        theirs = "needs a GPU" if is_clustered else converted_size(known, converter, folder)
         mse = float((view(found, viewmat) - target).square().mean())
         psnr = f"{-10 * math.log10(mse):.1f}" if mse else "identical"
         head = f"| {name} | {len(gaussians):,} | {gaussians.sh_degree} | {known.title}"
@@ -106,10 +107,7 @@ def converted_size(format: Known, converter: list[str], folder: Path) -> str:
     out = folder / f"theirs{format.ending}"
     out.unlink(missing_ok=True)
     command = [*converter, "-q", str(folder / "original.ply"), *format.options, str(out)]
-    try:
-        subprocess.run(command, check=True, timeout=CONVERTER_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"over {CONVERTER_SECONDS} s"
+    subprocess.run(command, check=True)
     return f"{out.stat().st_size:,}"
 
 

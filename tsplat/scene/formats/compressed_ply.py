@@ -149,9 +149,15 @@ def _pack(fractions: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.uint32]:
 
 
 def _encode_sh(shN: NDArray[Any]) -> Bytes:
-    """Encodes SH coefficients above degree 0, [N, K - 1, 3], as bytes in the order of f_rest, [N, 3 (K - 1)]."""
-    rest = rearrange(shN.astype(np.float64), "n k c -> n (c k)")
-    return np.clip(np.trunc((rest / SH_RANGE + 0.5) * 256), 0, 255).astype(np.uint8)
+    """Encodes SH coefficients above degree 0, [N, K - 1, 3], as bytes in the order of f_rest, [N, 3 (K - 1)].
+
+    Byte b stands for b + 0.5, so that 0 is as far from 127 as from 128. Such values are rounded up and down by turns:
+    always rounding them up would brighten a model that has many zeros.
+    """
+    levels = (rearrange(shN.astype(np.float64), "n k c -> n (c k)") / SH_RANGE + 0.5) * 256
+    lower = np.floor(levels)
+    is_odd = np.add.outer(np.arange(levels.shape[0]), np.arange(levels.shape[1])) % 2 == 1
+    return np.clip(lower - ((levels == lower) & is_odd), 0, 255).astype(np.uint8)
 
 
 def _table(ply: PlyFile, name: str, needed: tuple[str, ...] | list[str]) -> Table:
