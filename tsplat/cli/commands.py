@@ -219,8 +219,8 @@ def convert(arguments: Namespace) -> int:
     from ..scene import lost_on_write, write_model
 
     gaussians = _open(arguments)
-    write_model(arguments.out, gaussians)
-    lost = lost_on_write(arguments.out, gaussians)
+    write_model(arguments.out, gaussians, format=arguments.format)
+    lost = lost_on_write(arguments.out, gaussians, format=arguments.format)
     n_invalid = int((~gaussians.valid).sum())
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
     losses = f"; lost: {', '.join(lost)}" if lost else ""

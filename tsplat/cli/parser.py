@@ -14,7 +14,8 @@ from .doctor import doctor
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
 MODEL = "run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder"
-OUTPUT = "output file, .ply, .compressed.ply or .splat"
+FORMATS = ("ply", "compressed-ply", "splat", "spz", "spz4", "sog")
+OUTPUT = "output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files"
 CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 
 
@@ -166,12 +167,20 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help=OUTPUT)
+    _add_format(parser)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="OUT", help=OUTPUT)
+    _add_format(parser)
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=FORMATS, help="format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4)"
+    )
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:

@@ -118,10 +118,10 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: War
     if len(rest) > EXTENSIONS_MAX:
         raise FileError(f"{path}: expected {count} Gaussians, but more data follows them; the file is damaged")
     if flags & EXTENSIONS:
-        return _decode(sections, version, count, fraction, flags, read_axes(path, rest, warn))
+        return _decode(sections, version, count, degree, fraction, flags, read_axes(path, rest, warn))
     if rest:
         warn(f"{path}: ignored {len(rest)} bytes after the Gaussians")
-    return _decode(sections, version, count, fraction, flags)
+    return _decode(sections, version, count, degree, fraction, flags)
 
 
 def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
@@ -157,7 +157,7 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
             word = "longer" if longer else "shorter"
             raise FileError(f"{path}: stream {i} is {word} than its size in the table; the file is damaged")
         start += packed
-    return _decode(sections, version, count, fraction, flags, axes)
+    return _decode(sections, version, count, degree, fraction, flags, axes)
 
 
 def _check_flags(path: str, flags: int, warn: Warn) -> None:
@@ -192,7 +192,7 @@ def _sizes(path: str, version: int, count: int, degree: int, fraction: int) -> l
 
 
 def _decode(
-    sections: Sequence[bytes], version: int, count: int, fraction: int, flags: int, axes: Axes = RUB
+    sections: Sequence[bytes], version: int, count: int, degree: int, fraction: int, flags: int, axes: Axes = RUB
 ) -> Gaussians:
     """Decodes the sections, and multiplies x, y and z of the Gaussians by the signs `axes`."""
     positions, opacities, colors, scales, rotations, rest = (
@@ -209,8 +209,8 @@ def _decode(
         quats = _decode_quats_3(np.ascontiguousarray(rotations).view("<u4").reshape(count))
     # The axis of a rotation is a pseudovector: a reflection reverses it in addition.
     quats[:, 1:] *= signs * signs.prod()
-    coefficients = (rest.reshape(count, -1 if rest.size else 0, 3).astype(np.float32) - 128) / 128
-    coefficients *= _signs(math.isqrt(coefficients.shape[1] + 1) - 1, axes)[:, None]
+    coefficients = (rest.reshape(count, (degree + 1) ** 2 - 1, 3).astype(np.float32) - 128) / 128
+    coefficients *= sh_signs(degree, axes)[:, None]
     return Gaussians(
         means=torch.from_numpy(means.astype(np.float32) * signs),
         log_scales=torch.from_numpy(scales.reshape(count, 3).astype(np.float32) / 16 - 10),
@@ -236,7 +236,7 @@ def _decode_quats_3(words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Float
     return xyzw[:, [3, 0, 1, 2]]
 
 
-def _signs(degree: int, axes: Axes = RUB) -> Floats:
+def sh_signs(degree: int, axes: Axes = RUB) -> Floats:
     """Sign of each SH basis function above degree 0 after x, y and z are multiplied by the signs `axes`. [K - 1]"""
     x, y, z = axes
     return np.array(
