@@ -38,7 +38,7 @@ def capture():
 def _procedural_scene(capture, request, monkeypatch):
     """Runs read a procedural scene instead of photographs, and use the CPU."""
     if not {"photographs", "held"} & set(request.node.name.split("_")):
-        monkeypatch.setattr(runs, "_read_capture", lambda config, device, *_: capture.to(device))
+        monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -120,7 +120,7 @@ def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
 
 def test_resume_rejects_other_views(tmp_path, capture, monkeypatch):
     train(configuration("fixed"), tmp_path / "run", stop_after=2)
-    monkeypatch.setattr(runs, "_read_capture", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))
+    monkeypatch.setattr(runs, "read_run_capture", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))
     with pytest.raises(ArgumentError, match="made with 6 training views, found 5"):
         resume(tmp_path / "run")
 
