@@ -117,6 +117,7 @@ OPTIONAL = ("imageio_ffmpeg", "tensorboard", "torchmetrics", "torchvision")
         (["train", "scene", "--out", "run", "--ranks", "2", "--device", "cpu"], "scipy", "scipy", "train"),
         (["train", "--resume", "run"], "safetensors", "safetensors", "train"),
         (["eval", "run", "--lpips", "alex"], "torchmetrics", "torchmetrics", "lpips"),
+        (["report", "run"], "matplotlib", "matplotlib", "train"),
         (["render", "{model}", "--out", "a.png"], "PIL", "pillow", "train"),
         (["render", "{model}", "--out", "a.mp4", "--trajectory", "orbit"], "imageio_ffmpeg", "imageio-ffmpeg", "video"),
         (["render", "{model}", "--out", "a.gif", "--trajectory", "orbit"], "PIL", "pillow", "train"),

@@ -174,7 +174,7 @@ def test_runs_without_held_out_views(tmp_path, capsys):
 
 WRITES = (
     "config.json", "cameras.json", "checkpoint.json", "latest", "000_test_000.png", "point_cloud.ply",
-    "contact_sheet.png", "curve.png", "metrics.json",
+    "contact_sheet.png", "curve.png", "metrics.json", "run.json", "report.html",
 )  # fmt: skip
 
 
@@ -224,6 +224,10 @@ def test_training_on_photographs(tmp_path):
     assert (metrics["num_gaussians"], metrics["steps"]) == (8150, 60)
     assert [view["name"] for view in metrics["views"]] == ["DSC_0423.JPG", "DSC_0431.JPG"]
     files = {"cameras.json", "checkpoints", "config.json", "contact_sheet.png", "curve.png", "held_out", "metrics.json"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == files | {"point_cloud.ply"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == files | {
+        "point_cloud.ply",
+        "report.html",
+        "run.json",
+    }
     sizes = image_sizes(tmp_path / "run" / "held_out")
     assert sizes == {"000_DSC_0423.png": (100, 33), "001_DSC_0431.png": (100, 33)}

@@ -31,7 +31,7 @@ def decibels(value: Any, *, infinite: bool) -> str:
 def before(value: Any, spec: str) -> str:
     """A remark on the value before training; empty if it is missing."""
     found = number(value)
-    return "" if found is None else f"{found:{spec}} before training"
+    return "" if found is None else f"from {found:{spec}}"
 
 
 def integer(value: Any) -> str:

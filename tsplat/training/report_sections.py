@@ -84,7 +84,7 @@ def cards(metrics: dict[str, Any], gaussians: Gaussians | None, model_bytes: int
     degree = f"PLY, SH degree {gaussians.sh_degree}" if gaussians is not None else "PLY"
     ssim, seconds, steps = (metrics.get(key) for key in ("ssim", "seconds", "steps"))
     n_gaussians = metrics.get("num_gaussians", count)
-    speed = "" if rate is None else f"{rate:.3g} images per second"
+    speed = "" if rate is None else f"{rate:.1f} images per second"
     rows = [
         (f"PSNR{kind}", decibels(psnr, infinite=is_test), "dB", psnr, before(metrics.get("psnr_initial"), ".2f")),
         ("SSIM", fixed(ssim, ".4f"), "", ssim, before(metrics.get("ssim_initial"), ".4f")),
@@ -111,10 +111,10 @@ def curves(history: History | None) -> Html:
         return [(float(step), float(value)) for step, value in zip(steps, values)]
 
     psnr = [
-        Series("training views", points(history.train_steps, history.train_psnr), "faint"),
-        Series("test views, mean", points(history.test_steps, history.test_psnr)),
+        Series("training", points(history.train_steps, history.train_psnr), "faint"),
+        Series("test, mean", points(history.test_steps, history.test_psnr)),
     ]
-    loss = [Series("training views", points(history.train_steps, history.train_loss), "faint")]
+    loss = [Series("training", points(history.train_steps, history.train_loss), "faint")]
     counts = [Series("Gaussians", points(history.test_steps, history.test_gaussians))]
     charts = [
         line_chart("PSNR in dB", psnr, x_label="steps", show=lambda value: f"{value:.2f} dB"),
@@ -132,10 +132,10 @@ def table(
     if not rows:
         return section(title, _missing("There are no metrics of single views."))
     columns: list[tuple[str, str, Callable[[Any], str]]] = [
-        ("psnr", "PSNR in dB", lambda value: decibels(value, infinite=True)),
+        ("psnr", "PSNR, dB", lambda value: decibels(value, infinite=True)),
         ("ssim", "SSIM", lambda value: fixed(value, ".4f")),
         ("lpips", "LPIPS", lambda value: fixed(value, ".4f")),
-        ("seconds", "ms to render", milliseconds),
+        ("seconds", "Time, ms", milliseconds),
     ]
     columns = [column for column in columns if any(column[0] in row for row in rows)]
     heads = [element("th", element("button", "View", type="button"))]

@@ -83,7 +83,7 @@ def report_run(
         MissingExtraError: A package of the extra ``train`` is not installed.
         OSError: The file cannot be written.
     """
-    require("PIL", "matplotlib")
+    require("PIL", "matplotlib", "safetensors")
     check_size("views", views)
     folder = Path(run)
     if not folder.is_dir():

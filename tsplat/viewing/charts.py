@@ -144,6 +144,8 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
         inside = [(position, f"{value:.3g}") for position, value in values if low <= position <= high]
         if len(inside) <= 6:
             break
+    if len(inside) < 3:
+        inside = [(math.log10(value), f"{value:.3g}") for value in ticks(10.0**low, 10.0**high) if value > 0]
     return inside[:: max(1, math.ceil(len(inside) / 6))]
 
 

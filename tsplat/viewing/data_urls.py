@@ -103,7 +103,7 @@ def depth_image(
 
 def _encode(image: Image) -> EncodedImage:
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=QUALITY, subsampling=0, optimize=True)
+    image.save(buffer, "JPEG", quality=QUALITY, subsampling=0)
     return EncodedImage(
         "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode(), image.width, image.height
     )
