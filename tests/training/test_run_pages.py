@@ -120,7 +120,7 @@ def test_scene_that_was_moved_is_noted_and_can_be_named(finished, run, tmp_path)
 
 def test_missing_and_damaged_pieces_are_noted(run):
     for name, words in (
-        ("run.json", "The machine was not recorded"),
+        ("run.json", "time per part was not recorded"),
         ("cameras.json", "No depth"),
         ("config.json", "configuration was not found"),
         ("point_cloud.ply", "model was not found"),

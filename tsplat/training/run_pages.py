@@ -17,8 +17,8 @@ from ..scene.gaussians import Gaussians
 from ..scene.images import read_image
 from ..support.extras import require
 from ..viewing.devices import pick_device, reserve_threads
-from ..viewing.run_cameras import CAMERAS, find_cameras
-from ..viewing.trajectories import Camera
+from ..viewing.run_cameras import CAMERAS
+from ..viewing.trajectories import Camera, read_cameras
 from .configuration import RunConfig, read_config
 from .evaluation import evaluate, report
 from .history import PSNR_MAX, History
@@ -190,12 +190,9 @@ def _read_pictures(found: _Found, rows: Sequence[dict[str, Any]], n: int) -> lis
     """Reads the pictures of held-out views that training wrote, photograph and rendering side by side."""
     cameras: dict[str, Camera] = {}
     try:
-        cameras = {camera.name: camera for camera in find_cameras(found.folder) if camera.is_test}
+        cameras = {camera.name: camera for camera in read_cameras(found.folder / CAMERAS) if camera.is_test}
     except PROBLEMS as error:
         found.notes.append(f"No depth: {error}.")
-    else:
-        if not cameras:
-            found.notes.append(f"No depth: no {CAMERAS}.")
     shown = []
     for i, remark in choose_views([_psnr(row) for row in rows], n):
         name = str(rows[i].get("name", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,8 @@ from .videos import render_frames
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-QUALITY, SHRINK, SIDE_MIN = 87, 0.8, 16
-"""JPEG quality; the factor by which all images shrink until they fit, and where that ends."""
+QUALITY, SHRINK_MAX, SIDE_MIN = 87, 0.9, 16
+"""JPEG quality; the weakest factor by which images shrink until they fit; the side at which that ends."""
 
 ERROR_GAIN = 4
 """Absolute error of 1 / this is the brightest color."""
@@ -49,9 +50,11 @@ def encode_images(images: Sequence[tuple[Image, int]], budget: int) -> list[Enco
     while True:
         encoded = [_encode(fit_side(image, max(SIDE_MIN, int(factor * side)))) for image, side in images]
         smallest = all(factor * side <= SIDE_MIN for _, side in images)
-        if smallest or sum(len(image.url) for image in encoded) <= budget:
+        size = sum(len(image.url) for image in encoded)
+        if smallest or size <= budget:
             return encoded
-        factor *= SHRINK
+        # The size is about proportional to the number of pixels.
+        factor *= min(SHRINK_MAX, math.sqrt(budget / size))
 
 
 def fit_side(image: Image, side: int) -> Image:
