@@ -50,7 +50,7 @@ def test_values_under_the_pointer():
 
 def test_higher_values_are_higher_in_the_chart():
     line = chart(Series("test", [(0, 1.0), (5, 3.0), (10, 2.0)])).find(".//polyline").get("points")
-    (x0, y0), (x1, y1), (x2, y2) = (tuple(map(float, pair.split(","))) for pair in line.split())
+    (x0, y0), (x1, y1), (x2, y2) = (tuple(map(float, point.split(","))) for point in line.split())
     assert x0 < x1 < x2
     assert y1 < y2 < y0
 

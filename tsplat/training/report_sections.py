@@ -84,7 +84,7 @@ def cards(metrics: dict[str, Any], gaussians: Gaussians | None, model_bytes: int
     degree = f"PLY, SH degree {gaussians.sh_degree}" if gaussians is not None else "PLY"
     ssim, seconds, steps = (metrics.get(key) for key in ("ssim", "seconds", "steps"))
     n_gaussians = metrics.get("num_gaussians", count)
-    speed = "" if rate is None else f"{rate:.1f} images per second"
+    speed = "" if rate is None else f"{rate:.1f} images/s"
     rows = [
         (f"PSNR{kind}", decibels(psnr, infinite=is_test), "dB", psnr, before(metrics.get("psnr_initial"), ".2f")),
         ("SSIM", fixed(ssim, ".4f"), "", ssim, before(metrics.get("ssim_initial"), ".4f")),

@@ -17,6 +17,7 @@ from ..config import Backend
 from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 from .colormaps import apply_colormap
+from .markup import Html
 from .trajectories import Camera
 from .videos import render_frames
 
@@ -34,7 +35,7 @@ ERROR_GAIN = 4
 class EncodedImage:
     """A JPEG as a data URL, with its size in pixels."""
 
-    url: str
+    url: Html
     width: int
     height: int
 
@@ -108,5 +109,5 @@ def _encode(image: Image) -> EncodedImage:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=QUALITY, subsampling=0)
     return EncodedImage(
-        "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode(), image.width, image.height
+        Html("data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()), image.width, image.height
     )

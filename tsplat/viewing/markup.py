@@ -12,6 +12,9 @@ PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 """Characters that HTML does not allow."""
 
+UNDECODABLE = re.compile("[\udc80-\udcff]")
+"""How Python represents bytes of file names that are not UTF-8."""
+
 VOID = ("br", "img", "input")
 
 
@@ -28,7 +31,7 @@ def escape(value: object) -> Html:
     """
     if isinstance(value, Html):
         return value
-    text = "".join(f"\\x{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in str(value))
+    text = UNDECODABLE.sub(lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", str(value))
     text = text.encode("utf-8", "replace").decode()
     return Html(html.escape(CONTROL.sub("\ufffd", text)))
 
