@@ -75,7 +75,7 @@ def figures(parsed):
 def test_sections_are_in_order(page):
     parsed = Page(render_page(page))
     assert [text for _, _, text in parsed.of("h2")] == [
-        "Curves", "Test views", "Pictures", "Distributions", "Configuration", "Machine", "Time", "Command line",
+        "Curves", "Test views", "Images", "Distributions", "Configuration", "Machine", "Time", "Command line",
     ]  # fmt: skip
     assert len(parsed.of("svg")) == 6
     assert not [e for e in parsed.elements if "missing" in e[1].get("class", "")]
@@ -130,13 +130,13 @@ def test_images_decode_to_the_sizes_of_the_views(page):
     images = Page(render_page(page)).images()
     assert len(images) == 12
     assert {image.size for image in images.values()} == {(WIDTH, HEIGHT)}
-    truth, rendered = images["a: photograph"], images["a: rendering"]
-    total = np.asarray(truth).astype(float) + np.asarray(rendered)
+    target, rendered = images["a: photograph"], images["a: rendering"]
+    total = np.asarray(target).astype(float) + np.asarray(rendered)
     assert abs(total.mean() - 255) < 3
     assert {"b: error \N{MULTIPLICATION SIGN} 4", "b: depth"} <= images.keys()
 
 
-def test_views_of_the_table_link_to_their_pictures(page):
+def test_views_of_the_table_link_to_their_images(page):
     parsed = Page(render_page(page))
     targets = [attributes["href"][1:] for _, attributes, _ in parsed.of("a")]
     assert targets == [figure[1]["id"] for figure in parsed.of("figure") if "id" in figure[1]]

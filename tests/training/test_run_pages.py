@@ -40,7 +40,7 @@ def read(run):
 
 
 def notes(parsed):
-    return [item[2] for item in parsed.of("li")]
+    return [entry[2] for entry in parsed.of("li")]
 
 
 def values(parsed):
@@ -65,7 +65,7 @@ def test_training_writes_the_page(finished):
 def test_page_of_a_finished_run_is_that_of_training_and_repeatable(run, capsys):
     before = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
-    # Pictures and metrics do not need the scene.
+    # Images and metrics do not need the scene.
     assert cli.main(["report", str(run)]) == 0
     first = (run / "report.html").read_bytes()
     assert f"wrote {run / 'report.html'}: 0." in capsys.readouterr().out
@@ -93,7 +93,7 @@ def test_newest_checkpoint_is_evaluated_without_valid_metrics(text, run):
     assert "were computed from step_00000002" in notes(parsed)[-1]
 
 
-def test_pictures_that_are_missing_are_rendered_again(run):
+def test_images_that_are_missing_are_rendered_again(run):
     expected = values(read(run))[:5]
     shutil.rmtree(run / "held_out")
     report_run(run)
@@ -186,8 +186,8 @@ def test_runs_without_test_views_show_training_views(tmp_path, monkeypatch):
     before = (tmp_path / "run" / "report.html").read_bytes()
     report_run(tmp_path / "run")
     parsed = read(tmp_path / "run")
-    assert "PSNR, training views" in [item[2] for item in parsed.of("dt")]
+    assert "PSNR, training views" in [entry[2] for entry in parsed.of("dt")]
     assert values(parsed)[0] == str(metrics["psnr_train"])
-    assert "Training views" in [item[2] for item in parsed.of("h2")]
+    assert "Training views" in [entry[2] for entry in parsed.of("h2")]
     assert len(parsed.images()) == 24
     assert len(before) > 5000

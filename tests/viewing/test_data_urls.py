@@ -50,15 +50,15 @@ def test_images_shrink_until_they_fit(noise):
 
 
 def test_error_image():
-    truth = torch.zeros(2, 3, 3, dtype=torch.uint8)
-    rendered = truth.clone()
+    target = torch.zeros(2, 3, 3, dtype=torch.uint8)
+    rendered = target.clone()
     rendered[0, 0] = 64
     rendered[1, 2, 1] = 30
-    pixels = np.asarray(error_image(truth, rendered)).astype(int)
+    pixels = np.asarray(error_image(target, rendered)).astype(int)
     assert pixels[0, 0].sum() > 600  # four times 0.25 is the brightest color
     assert pixels[0, 1].sum() < 10
     assert 30 < pixels[1, 2].sum() < 300
-    assert (np.asarray(error_image(rendered, truth)) == pixels).all()
+    assert (np.asarray(error_image(rendered, target)) == pixels).all()
 
 
 def test_depth_image_is_brighter_near_and_has_the_size_that_is_shown():

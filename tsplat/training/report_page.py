@@ -34,30 +34,30 @@ REPORT = "report.html"
 TEMPLATE = Path(__file__).with_name("report.html")
 
 VIEWS = 12
-"""Number of views with pictures, without an option."""
+"""Number of views with images, without an option."""
 
 IMAGES_MAX = 4_000_000
-"""Maximum size of all pictures in bytes; the page without them is smaller than a megabyte."""
+"""Maximum size of all images in bytes; the page without them is smaller than a megabyte."""
 
 LARGE, SMALL = 960, 640
-"""Longer side in pixels of the pictures of the first three views, and of others. Error and depth have half of it."""
+"""Longer side in pixels of the images of the first three views, and of others. Error and depth have half of it."""
 
 N_LARGE = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShownView:
-    """A view with pictures.
+    """A view with images.
 
     Attributes:
         row: Its entry among the views of ``metrics.json``.
-        truth, rendered: [H, W, 3] uint8.
+        target, rendered: [H, W, 3] uint8.
         camera: For its depth; None if it is not known.
         remark: Its place among all views, such as "worst"; empty for most.
     """
 
     row: dict[str, Any]
-    truth: Tensor
+    target: Tensor
     rendered: Tensor
     camera: Camera | None
     remark: str = ""
@@ -72,7 +72,7 @@ class RunPage:
         metrics: The contents of ``metrics.json``.
         rows: Metrics of single views, as its `views`.
         is_test: Whether these are test views; otherwise they are training views.
-        shown: The views with pictures.
+        shown: The views with images.
         history: Metrics over the steps.
         config: The configuration.
         gaussians: The model, on the device to render depth on.
@@ -154,7 +154,7 @@ def render_page(page: RunPage) -> Html:
             sections.cards(page.metrics, page.gaussians, page.model_bytes),
             sections.curves(page.history),
             sections.table(page.rows, page.metrics, [view.row for view in page.shown], is_test=page.is_test),
-            sections.pictures(_encode_views(page), is_test=page.is_test),
+            sections.images(_encode_views(page), is_test=page.is_test),
             sections.distributions(page.gaussians),
             sections.configuration(page.config),
             sections.machine(page.sessions, page.metrics),
@@ -168,16 +168,16 @@ def render_page(page: RunPage) -> Html:
     return fill(template, {**values, "body": body, "size": f"{size / 1e6:.2f} MB"})
 
 
-def _encode_views(page: RunPage) -> list[sections.Pictures]:
-    """Encodes the pictures of all shown views, within :data:`IMAGES_MAX`."""
+def _encode_views(page: RunPage) -> list[sections.ViewImages]:
+    """Encodes the images of all shown views, within :data:`IMAGES_MAX`."""
     gaussians = page.gaussians
     if gaussians is not None and not bool((valid := gaussians.valid).all()):
         gaussians = gaussians.map(lambda tensor: tensor[valid])
     images: list[tuple[Image | None, int]] = []
     for i, view in enumerate(page.shown):
         side = LARGE if i < N_LARGE else SMALL
-        images += [(image_of(view.truth), side), (image_of(view.rendered), side)]
-        images.append((error_image(view.truth, view.rendered), side // 2))
+        images += [(image_of(view.target), side), (image_of(view.rendered), side)]
+        images.append((error_image(view.target, view.rendered), side // 2))
         if gaussians is not None and len(gaussians) and view.camera is not None:
             backend = "auto" if page.config is None else page.config.backend
             images.append((depth_image(gaussians, view.camera, side // 2, backend=backend), side // 2))
@@ -185,9 +185,9 @@ def _encode_views(page: RunPage) -> list[sections.Pictures]:
             images.append((None, 0))
     encoded = iter(encode_images([(image, side) for image, side in images if image is not None], IMAGES_MAX))
     found = [None if image is None else next(encoded) for image, _ in images]
-    pictures = []
+    views = []
     for i, view in enumerate(page.shown):
-        truth, rendered, error, depth = found[4 * i : 4 * i + 4]
-        assert truth is not None and rendered is not None and error is not None
-        pictures.append(sections.Pictures(view.row, view.remark, i < N_LARGE, truth, rendered, error, depth))
-    return pictures
+        target, rendered, error, depth = found[4 * i : 4 * i + 4]
+        assert target is not None and rendered is not None and error is not None
+        views.append(sections.ViewImages(view.row, view.remark, i < N_LARGE, target, rendered, error, depth))
+    return views

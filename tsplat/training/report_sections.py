@@ -34,20 +34,20 @@ ROWS_SHORT = 14
 
 
 @dataclasses.dataclass(frozen=True)
-class Pictures:
-    """The pictures of a view.
+class ViewImages:
+    """The images of a view.
 
     Attributes:
         row: Its metrics.
         remark: Its place among all views, such as "worst".
         is_large: Whether it takes the whole width.
-        truth, rendered, error, depth: The images.
+        target, rendered, error, depth: The images.
     """
 
     row: dict[str, Any]
     remark: str
     is_large: bool
-    truth: EncodedImage
+    target: EncodedImage
     rendered: EncodedImage
     error: EncodedImage
     depth: EncodedImage | None
@@ -63,8 +63,8 @@ def header(name: str, config: Config | None, metrics: dict[str, Any], notes: Seq
     text = ", ".join(part for part in about if part)
     missing = None
     if notes:
-        items = [element("li", note) for note in notes]
-        missing = element("div", element("b", "Incomplete"), element("ul", *items), class_="notes")
+        entries = [element("li", note) for note in notes]
+        missing = element("div", element("b", "Incomplete"), element("ul", *entries), class_="notes")
     return element(
         "header",
         element("p", "tsplat run report", class_="over"),
@@ -93,13 +93,13 @@ def cards(metrics: dict[str, Any], gaussians: Gaussians | None, model_bytes: int
         ("Duration", duration(seconds), "", seconds, speed),
         ("Model", size(model_bytes), "", model_bytes, degree),
     ]
-    items = []
+    entries = []
     for label, text, unit, raw, remark in rows:
         known = text != MISSING
         figure = element("data", text, element("small", f" {unit}") if unit and known else None, value=_raw(raw))
         below = element("dd", remark, class_="sub") if remark and known else None
-        items.append(element("div", element("dt", label), element("dd", figure), below, class_="card"))
-    return element("dl", *items, class_="cards")
+        entries.append(element("div", element("dt", label), element("dd", figure), below, class_="card"))
+    return element("dl", *entries, class_="cards")
 
 
 def curves(history: History | None) -> Html:
@@ -127,7 +127,7 @@ def curves(history: History | None) -> Html:
 def table(
     rows: Sequence[dict[str, Any]], metrics: dict[str, Any], shown: Sequence[dict[str, Any]], *, is_test: bool
 ) -> Html:
-    """A table of views, those with pictures linked to them."""
+    """A table of views, those with images linked to them."""
     title = "Test views" if is_test else "Training views"
     if not rows:
         return section(title, _missing("There are no metrics of single views."))
@@ -158,17 +158,17 @@ def table(
     return section(title, element("div", content, class_="scroll tall" if len(rows) > ROWS_SHORT else "scroll"))
 
 
-def pictures(views: Sequence[Pictures], *, is_test: bool) -> Html:
+def images(views: Sequence[ViewImages], *, is_test: bool) -> Html:
     """Photograph and rendering under a slider, error and depth of each view."""
     if not views:
-        return section("Pictures", _missing("There are no pictures."))
+        return section("Images", _missing("There are no images."))
     kind = "test" if is_test else "training"
     remark = (
-        f"Photographs and renderings of {len(views)} {kind} views: drag across a picture to compare. Error is the "
+        f"Photographs and renderings of {len(views)} {kind} views: drag across an image to compare. Error is the "
         f"absolute difference averaged over RGB, and is brightest from 1/{ERROR_GAIN} on. In depth, bright is near."
     )
     figures = [_view_figure(i, view) for i, view in enumerate(views)]
-    return section("Pictures", element("p", remark, class_="remark"), element("div", *figures, class_="views"))
+    return section("Images", element("p", remark, class_="remark"), element("div", *figures, class_="views"))
 
 
 def distributions(gaussians: Gaussians | None) -> Html:
@@ -230,8 +230,8 @@ def machine(sessions: Sequence[dict[str, Any]], metrics: dict[str, Any]) -> Html
         ("Python", software.get("python")),
         ("Started", last.get("started")),
     ]
-    items = [item for label, value in facts if value for item in (element("dt", label), element("dd", value))]
-    content = element("dl", *items, class_="facts") if items else _missing("The machine was not recorded.")
+    entries = [entry for label, value in facts if value for entry in (element("dt", label), element("dd", value))]
+    content = element("dl", *entries, class_="facts") if entries else _missing("The machine was not recorded.")
     return section("Machine", content)
 
 
@@ -271,7 +271,7 @@ def section(title: str, *children: object) -> Html:
     return element("section", element("h2", title), *children)
 
 
-def _view_figure(index: int, view: Pictures) -> Html:
+def _view_figure(index: int, view: ViewImages) -> Html:
     name = str(view.row.get("name", ""))
     caption = [element("b", name)]
     if view.remark:
@@ -280,28 +280,28 @@ def _view_figure(index: int, view: Pictures) -> Html:
     caption.append(element("span", f"{psnr} dB, SSIM {ssim}", class_="under"))
     slider = element(
         "div",
-        _image(view.truth, f"{name}: photograph"),
+        _image(view.target, f"{name}: photograph"),
         element("div", _image(view.rendered, f"{name}: rendering"), class_="over-image"),
         element("span", "photograph", class_="tag"),
         element("span", "rendering", class_="tag right"),
         element("input", type="range", min=0, max=100, step=0.1, value=50, aria_label=f"{name}: part shown"),
         class_="wipe",
     )
-    parts = [slider, _picture(view.error, name, f"error \N{MULTIPLICATION SIGN} {ERROR_GAIN}")]
+    parts = [slider, _labeled_image(view.error, name, f"error \N{MULTIPLICATION SIGN} {ERROR_GAIN}")]
     if view.depth is not None:
-        parts.append(_picture(view.depth, name, "depth"))
-    is_tall = view.truth.height > view.truth.width
+        parts.append(_labeled_image(view.depth, name, "depth"))
+    is_tall = view.target.height > view.target.width
     return element(
         "figure",
         element("figcaption", *caption),
-        element("div", *parts, class_="pictures tall-views" if is_tall else "pictures"),
+        element("div", *parts, class_="images portrait" if is_tall else "images"),
         class_="view first" if view.is_large else "view",
         id=f"view-{index + 1}",
     )
 
 
-def _picture(image: EncodedImage, name: str, label: str) -> Html:
-    return element("div", _image(image, f"{name}: {label}"), element("span", label, class_="tag"), class_="picture")
+def _labeled_image(image: EncodedImage, name: str, label: str) -> Html:
+    return element("div", _image(image, f"{name}: {label}"), element("span", label, class_="tag"), class_="image")
 
 
 def _image(image: EncodedImage, description: str) -> Html:

@@ -66,13 +66,13 @@ def report_run(
 ) -> Path:
     """Writes a run's page, an HTML file that needs no other file.
 
-    Metrics and pictures are those that training wrote. If training was interrupted, the newest checkpoint is evaluated.
+    Metrics and images are those that training wrote. If training was interrupted, the newest checkpoint is evaluated.
     What is missing is stated on the page.
 
     Args:
         run: The run's folder.
         out: The file to write; ``report.html`` in the run's folder if None.
-        views: Maximum number of views with pictures.
+        views: Maximum number of views with images.
         scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
 
     Returns:
@@ -153,12 +153,12 @@ def _page(found: _Found, n: int, scene: str | None) -> RunPage:
     shown: list[ShownView] = []
     is_test = True
     if found.is_current and rows:
-        shown = _read_pictures(found, rows, n)
+        shown = _read_images(found, rows, n)
     if not shown and found.checkpoint is not None and found.path is not None:
         try:
             metrics, rows, shown, is_test = _evaluate(found, found.checkpoint, n, scene)
         except PROBLEMS as error:
-            notes.append(f"No pictures: {error}.")
+            notes.append(f"No images: {error}.")
             if not found.is_current and metrics:
                 notes.append(
                     f"Metrics are those of step {metrics.get('steps')}; the newest checkpoint is {found.path.name}."
@@ -186,8 +186,8 @@ def _page(found: _Found, n: int, scene: str | None) -> RunPage:
     )
 
 
-def _read_pictures(found: _Found, rows: Sequence[dict[str, Any]], n: int) -> list[ShownView]:
-    """Reads the pictures of held-out views that training wrote, photograph and rendering side by side."""
+def _read_images(found: _Found, rows: Sequence[dict[str, Any]], n: int) -> list[ShownView]:
+    """Reads the images of held-out views that training wrote, photograph and rendering side by side."""
     cameras: dict[str, Camera] = {}
     try:
         cameras = {camera.name: camera for camera in read_cameras(found.folder / CAMERAS) if camera.is_test}
@@ -200,7 +200,7 @@ def _read_pictures(found: _Found, rows: Sequence[dict[str, Any]], n: int) -> lis
         try:
             image = read_image(path)
         except PROBLEMS as error:
-            found.notes.append(f"No picture of {name}: {error}.")
+            found.notes.append(f"No image of {name}: {error}.")
             continue
         half = image.shape[1] // 2
         camera = cameras.get(name)
@@ -236,13 +236,13 @@ def _evaluate(
             "seconds": checkpoint.figures.get("seconds"),
             "device": str(device),
         }
-        found.notes.append(f"Metrics and pictures were computed from {found.path.name}, as training did not finish.")
+        found.notes.append(f"Metrics and images were computed from {found.path.name}, as training did not finish.")
     views = [shown_view(scores[i], rows[i], remark) for i, remark in choose_views([s.psnr for s in scores], n)]
     return metrics, rows, views, bool(capture.test)
 
 
 def _psnr(row: dict[str, Any]) -> float | None:
-    """The PSNR of a view; None is infinite, and NaN what is not a number."""
+    """The PSNR of a view; None is infinite, and any other value that is not finite is NaN."""
     value = row.get("psnr")
     found = number(value)
     return found if found is not None or value is None else float("nan")

@@ -76,15 +76,15 @@ def image_of(pixels: Tensor) -> Image:
     return Images.fromarray(pixels.cpu().numpy())
 
 
-def error_image(truth: Tensor, rendered: Tensor) -> Image:
+def error_image(target: Tensor, rendered: Tensor) -> Image:
     """Returns the absolute error, averaged over RGB, times :data:`ERROR_GAIN`, through a colormap.
 
     Args:
-        truth, rendered: [H, W, 3] uint8.
+        target, rendered: [H, W, 3] uint8.
     """
     from PIL import Image as Images
 
-    difference = truth.cpu().short().sub_(rendered.cpu()).abs_().sum(-1)
+    difference = target.cpu().short().sub_(rendered.cpu()).abs_().sum(-1)
     levels = (ERROR_GAIN * difference.numpy() / 3).round().clip(0, 255).astype(np.uint8)
     colors = apply_colormap(torch.arange(256)[None] / 255)[0].numpy()
     return Images.fromarray(colors[levels])
