@@ -38,7 +38,7 @@ def capture():
 def _procedural_scene(capture, request, monkeypatch):
     """Runs read a procedural scene instead of photographs, and use the CPU."""
     if not {"photographs", "held"} & set(request.node.name.split("_")):
-        monkeypatch.setattr(runs, "_read_capture", lambda config, device, *_: capture.to(device))
+        monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -120,7 +120,7 @@ def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
 
 def test_resume_rejects_other_views(tmp_path, capture, monkeypatch):
     train(configuration("fixed"), tmp_path / "run", stop_after=2)
-    monkeypatch.setattr(runs, "_read_capture", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))
+    monkeypatch.setattr(runs, "read_run_capture", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))
     with pytest.raises(ArgumentError, match="made with 6 training views, found 5"):
         resume(tmp_path / "run")
 
@@ -175,7 +175,7 @@ def test_runs_without_held_out_views(tmp_path, capsys):
 
 WRITES = (
     "config.json", "cameras.json", "checkpoint.json", "latest", "000_test_000.png", "point_cloud.ply",
-    "contact_sheet.png", "curve.png", "metrics.json",
+    "contact_sheet.png", "curve.png", "metrics.json", "run.json", "report.html",
 )  # fmt: skip
 
 
@@ -227,6 +227,10 @@ def test_training_on_photographs(tmp_path):
     assert (metrics["num_gaussians"], metrics["steps"]) == (8150, 60)
     assert [view["name"] for view in metrics["views"]] == ["DSC_0423.JPG", "DSC_0431.JPG"]
     files = {"cameras.json", "checkpoints", "config.json", "contact_sheet.png", "curve.png", "held_out", "metrics.json"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == files | {"point_cloud.ply"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == files | {
+        "point_cloud.ply",
+        "report.html",
+        "run.json",
+    }
     sizes = image_sizes(tmp_path / "run" / "held_out")
     assert sizes == {"000_DSC_0423.png": (100, 33), "001_DSC_0431.png": (100, 33)}

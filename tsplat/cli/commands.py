@@ -214,6 +214,14 @@ def evaluate(arguments: Namespace) -> int:
     return 0
 
 
+def report(arguments: Namespace) -> int:
+    """``tsplat report``."""
+    from ..training.run_pages import report_run
+
+    report_run(arguments.run_folder, out=arguments.out, views=arguments.views, scene=arguments.scene)
+    return 0
+
+
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
     from ..scene import lost_on_write, write_model

@@ -38,6 +38,7 @@ def build_parser() -> Parser:
     train = subparsers.add_parser("train", help="train on photographs with cameras, or resume a run", add_help=False)
     train.set_defaults(run=commands.train)
     _add_eval(subparsers.add_parser("eval", help="metrics and images of a run", allow_abbrev=False))
+    _add_report(subparsers.add_parser("report", help="write an HTML page about a run", allow_abbrev=False))
     _add_convert(subparsers.add_parser("convert", help="convert a model to another format", allow_abbrev=False))
     _add_export(subparsers.add_parser("export", help="write the model of a run to a file", allow_abbrev=False))
     _add_info(subparsers.add_parser("info", help="print a summary of a model", allow_abbrev=False))
@@ -161,6 +162,14 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="number of processes (1)")
     _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept parameters that look already activated")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.report)
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="output file (RUN/report.html)")
+    parser.add_argument("--views", type=_count, default=12, metavar="N", help="maximum number of views to show (12)")
+    parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
