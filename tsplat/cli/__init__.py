@@ -1,4 +1,4 @@
-"""The command line: ``tsplat demo | prepare | render | view | train | eval | report | convert | export | info | doctor``."""
+"""The command line, ``tsplat``: one subcommand per task."""
 
 from __future__ import annotations
 
