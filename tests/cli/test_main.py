@@ -27,7 +27,7 @@ INVALID = [
     (["render", "unknown.bin", "--out", "a.png"], "unknown model format"),
     (["convert", "{model}"], "OUT"),
     (["convert", "{model}", "a.obj"], "cannot tell the format"),
-    (["convert", "{model}", "a.spz"], "not implemented"),
+    (["convert", "{model}", "a.ksplat"], "not implemented"),
     (["convert", "missing.ply", "a.splat"], "missing.ply: No such file"),
     (["convert", "{model}", "text.ply/a.ply"], "text.ply"),
     (["info", "text.ply"], "not a PLY"),
