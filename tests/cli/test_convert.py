@@ -6,10 +6,13 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tsplat import cli
-from tsplat.scene import read_ply
+from tsplat.cli.parser import FORMATS
+from tsplat.scene import read_model, read_ply
+from tsplat.scene.formats.models import WRITERS
 
 
 def test_convert_reports_losses_and_writes_a_model_that_renders(model, tmp_path, capsys):
@@ -31,7 +34,7 @@ def test_convert_mentions_invalid_gaussians(model, tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")
-@pytest.mark.parametrize("name", ["b.ply", "b.splat", "b.compressed.ply"])
+@pytest.mark.parametrize("name", ["b.ply", "b.splat", "b.compressed.ply", "b.spz", "b.sog"])
 def test_convert_names_path_and_size_on_a_full_disk(name, model, tmp_path, capsys):
     import resource
 
@@ -44,10 +47,27 @@ def test_convert_names_path_and_size_on_a_full_disk(name, model, tmp_path, capsy
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == [model.parent]
     assert cli.main(["convert", str(model), str(out)]) == 0
     problem = rf"File too large; at least {out.stat().st_size:,} bytes are needed, and [\d,]+ are free"
     error = capsys.readouterr().err
     assert re.fullmatch(rf"tsplat: error: {out}: {problem}\n", error), error
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])
+def test_convert_and_export_write_the_format(command, format, model, tmp_path, capsys):
+    if format == "spz4":
+        pytest.importorskip("zstandard")
+    out = tmp_path / ("b.splat" if format == "splat" else "b")
+    assert cli.main([*(word.format(model=model, out=out) for word in command), "--format", format]) == 0
+    assert capsys.readouterr().out.startswith(f"wrote 3 Gaussians to {out}")
+    means = read_model(out).means.sort(0).values
+    assert (means - torch.tensor([[-1.0, 0, 0], [0, 0, 0], [1, 0, 0]])).abs().max() < 1e-3
+
+
+def test_every_writer_is_a_format_of_the_commands():
+    assert tuple(WRITERS) == FORMATS
 
 
 @pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])

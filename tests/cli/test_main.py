@@ -27,7 +27,7 @@ INVALID = [
     (["render", "unknown.bin", "--out", "a.png"], "unknown model format"),
     (["convert", "{model}"], "OUT"),
     (["convert", "{model}", "a.obj"], "cannot tell the format"),
-    (["convert", "{model}", "a.spz"], "not implemented"),
+    (["convert", "{model}", "a.ksplat"], "not implemented"),
     (["convert", "missing.ply", "a.splat"], "missing.ply: No such file"),
     (["convert", "{model}", "text.ply/a.ply"], "text.ply"),
     (["info", "text.ply"], "not a PLY"),
@@ -117,6 +117,7 @@ OPTIONAL = ("imageio_ffmpeg", "tensorboard", "torchmetrics", "torchvision")
         (["train", "scene", "--out", "run", "--ranks", "2", "--device", "cpu"], "scipy", "scipy", "train"),
         (["train", "--resume", "run"], "safetensors", "safetensors", "train"),
         (["eval", "run", "--lpips", "alex"], "torchmetrics", "torchmetrics", "lpips"),
+        (["report", "run"], "matplotlib", "matplotlib", "train"),
         (["render", "{model}", "--out", "a.png"], "PIL", "pillow", "train"),
         (["render", "{model}", "--out", "a.mp4", "--trajectory", "orbit"], "imageio_ffmpeg", "imageio-ffmpeg", "video"),
         (["render", "{model}", "--out", "a.gif", "--trajectory", "orbit"], "PIL", "pillow", "train"),
@@ -131,7 +132,7 @@ def test_missing_optional_package_is_reported_before_any_work(
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr("tsplat.scene.open_model", None)
-    monkeypatch.setattr("tsplat.training.runs._read_capture", None)
+    monkeypatch.setattr("tsplat.training.runs.read_run_capture", None)
     assert cli.main([a.format(model=model) for a in arguments]) == 2
     error = capsys.readouterr().err
     assert error == f"tsplat: error: the package {package} is not installed; run: pip install 'tsplat[{extra}]'\n"

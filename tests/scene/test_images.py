@@ -192,6 +192,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_large_photograph_is_decoded_once(tmp_path):
     Image.new("RGB", (4000, 4000), (10, 20, 30)).save(tmp_path / "a.jpg")
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "a.jpg")]

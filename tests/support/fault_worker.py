@@ -59,7 +59,7 @@ def main():
     torch.set_num_threads(1)
     heartbeat.TIMEOUT = timeout
     heartbeat.INTERVAL = min(heartbeat.INTERVAL, timeout / 4)
-    runs._read_capture = lambda config, device, *_: capture()
+    runs.read_run_capture = lambda config, device, *_: capture()
     if int(os.environ.get("RANK", "0")) == victim:
         inject(kind, step, Path(f"{run}.failed"))
     config = f"{run}.{os.environ.get('RANK', '0')}.json"

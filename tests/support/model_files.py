@@ -72,16 +72,23 @@ def compressed_ply_bytes(rng, count, degree, colors=True):
     return "\n".join([*lines, "end_header", ""]).encode() + body
 
 
-def spz_bytes(gaussians, version, flags=0, raw=False):
-    """An SPZ file with the values of `gaussians`, which are not rotated; `raw` omits the gzip compression."""
+SAFE_ORBIT_CAMERA = struct.pack("<II4x", 0xADBE0002, 4)
+"""An extension of SPZ files."""
+
+
+def spz_bytes(gaussians, version, flags=0, raw=False, extensions=None):
+    """An SPZ file with the values of `gaussians`, which are not rotated; `raw` omits the gzip compression.
+
+    By default, version 4 has an extension that its flags do not mention, and the others have none.
+    """
     sections = _spz_sections(gaussians, version)
     header = struct.pack("<4sIIBBB", b"NGSP", version, len(gaussians), gaussians.sh_degree, 12, flags)
     if version < 4:
-        content = header + b"\0" + b"".join(sections)
+        content = header + b"\0" + b"".join(sections) + (extensions or b"")
         return content if raw else gzip.compress(content, mtime=0)
     zstandard = pytest.importorskip("zstandard")
     streams = [(zstandard.compress(section), len(section)) for section in sections if section]
-    extension = struct.pack("<II4x", 0xADBE0002, 4)
+    extension = SAFE_ORBIT_CAMERA if extensions is None else extensions
     table = b"".join(struct.pack("<QQ", len(packed), size) for packed, size in streams)
     header += struct.pack("<BI12x", len(streams), 32 + len(extension))
     return header + extension + table + b"".join(packed for packed, _ in streams)

@@ -49,7 +49,7 @@ def send(run, signum, where, count):
 def main():
     run, arguments = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
-    runs._read_capture = lambda config, device, *_: capture()
+    runs.read_run_capture = lambda config, device, *_: capture()
     if arguments and os.environ.get("RANK", "0") == "0":
         send(run, getattr(signal, arguments[0]), arguments[1], int(arguments[2]))
     if (Path(run) / "checkpoints").exists():

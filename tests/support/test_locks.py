@@ -32,6 +32,7 @@ def holder(tmp_path):
         process.kill()
 
 
+@pytest.mark.slow
 def test_lock_of_a_running_process_is_refused(tmp_path, holder):
     message = rf"{tmp_path}: in use by process {holder.pid} on .*, started 20.*; wait"
     with pytest.raises(FileError, match=message), lock_folder(tmp_path):
@@ -43,6 +44,7 @@ def test_lock_of_a_running_process_is_refused(tmp_path, holder):
     assert not (tmp_path / "lock").exists()
 
 
+@pytest.mark.slow
 def test_lock_of_a_killed_process_is_replaced(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -94,6 +96,7 @@ except FileError as error:
 """
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_replaces_a_stale_lock(tmp_path):
     (tmp_path / "lock").write_text(json.dumps({"pid": 2**22 + 1, "machine": socket.gethostname()}))
     command = [sys.executable, "-c", RACE, str(tmp_path), str(time.time() + 4)]

@@ -164,7 +164,7 @@ def _check(path, content, read, is_right, what) -> str:
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        found, outcome = read(path), "read"
+        found, outcome = read(path, warn=str), "read"
     except (ArgumentError, UnsupportedError) as error:
         found, outcome = None, type(error).__name__
         if path.name not in str(error):

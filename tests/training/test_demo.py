@@ -19,7 +19,10 @@ from tsplat.training import DemoSize, Trainer, demo
 pytestmark = pytest.mark.slow
 
 TINY = DemoSize(40, 30, n_train=6, n_test=2, n_points=500, sh_degree=1, steps=60, frames=3)
-FILES = {"contact_sheet.png", "curve.png", "held_out", "metrics.json", "point_cloud.ply", "turntable.gif"}
+FILES = {
+    "contact_sheet.png", "curve.png", "held_out", "metrics.json", "point_cloud.ply", "report.html", "run.json",
+    "turntable.gif",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

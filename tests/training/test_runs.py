@@ -38,7 +38,7 @@ def capture():
 def _procedural_scene(capture, request, monkeypatch):
     """Runs read a procedural scene instead of photographs, and use the CPU."""
     if not {"photographs", "held"} & set(request.node.name.split("_")):
-        monkeypatch.setattr(runs, "_read_capture", lambda config, device, *_: capture.to(device))
+        monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -120,7 +120,7 @@ def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
 
 def test_resume_rejects_other_views(tmp_path, capture, monkeypatch):
     train(configuration("fixed"), tmp_path / "run", stop_after=2)
-    monkeypatch.setattr(runs, "_read_capture", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))
+    monkeypatch.setattr(runs, "read_run_capture", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))
     with pytest.raises(ArgumentError, match="made with 6 training views, found 5"):
         resume(tmp_path / "run")
 
@@ -158,6 +158,7 @@ def test_points_beyond_the_maximum_number_of_gaussians_are_left_out(tmp_path, ca
     assert resume(tmp_path / "b", stop_after=11)["num_gaussians"] == 120
 
 
+@pytest.mark.slow
 def test_runs_without_held_out_views(tmp_path, capsys):
     scene = write_scene(tmp_path / "scene")
     config = RunConfig(scene=str(scene), steps=4, backend="torch", sh_degree=0, test_every=0, eval_every=1)
@@ -174,11 +175,13 @@ def test_runs_without_held_out_views(tmp_path, capsys):
 
 WRITES = (
     "config.json", "cameras.json", "checkpoint.json", "latest", "000_test_000.png", "point_cloud.ply",
-    "contact_sheet.png", "curve.png", "metrics.json",
+    "contact_sheet.png", "curve.png", "metrics.json", "run.json", "report.html",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name != WRITES[0] else name for name in WRITES]
+)
 def test_full_disk_names_the_file_and_leaves_the_last_checkpoint_intact(name, tmp_path, monkeypatch):
     run = tmp_path / "run"
     train(configuration("fixed"), run, stop_after=4)
@@ -224,6 +227,10 @@ def test_training_on_photographs(tmp_path):
     assert (metrics["num_gaussians"], metrics["steps"]) == (8150, 60)
     assert [view["name"] for view in metrics["views"]] == ["DSC_0423.JPG", "DSC_0431.JPG"]
     files = {"cameras.json", "checkpoints", "config.json", "contact_sheet.png", "curve.png", "held_out", "metrics.json"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == files | {"point_cloud.ply"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == files | {
+        "point_cloud.ply",
+        "report.html",
+        "run.json",
+    }
     sizes = image_sizes(tmp_path / "run" / "held_out")
     assert sizes == {"000_DSC_0423.png": (100, 33), "001_DSC_0431.png": (100, 33)}

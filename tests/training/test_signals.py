@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import random
 import re
 import signal
 import subprocess
@@ -62,6 +63,33 @@ RANK_MOMENTS = [
     pytest.param("SIGINT", "save", 2, 2 * SAVE_EVERY, marks=MORE),
     ("SIGKILL", "step", 11, SAVE_EVERY),
 ]
+
+
+def random_moment(seed, renders):
+    """Draws a moment of training with `renders` held-out views per evaluation on a rank.
+
+    A step is evaluated before it is saved. The last step is saved first, then evaluated, then rendered for the results.
+    """
+    draws = random.Random(seed)
+    name, where = draws.choice(SIGNALS), draws.choice(["step", "step", "render", "save"])
+    saves = [0, *range(SAVE_EVERY, STEPS, SAVE_EVERY), STEPS]
+    evaluations = [*range(0, STEPS + 1, EVAL_EVERY), STEPS]
+    count = draws.randint(1, {"step": STEPS, "render": renders * len(evaluations), "save": len(saves) - 1}[where])
+    if where == "step":
+        saved, step = SAVE_EVERY * ((count - 1) // SAVE_EVERY), count
+    elif where == "render":
+        index = (count - 1) // renders
+        step = evaluations[index]
+        saved = STEPS if step == STEPS else max(s for s in saves if s < max(step, 1))
+    else:
+        saved, step = saves[count - 1], saves[count]
+    return name, where, count, saved if name == "SIGKILL" else step
+
+
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT", "SIGKILL")
+N_RANDOM = int(os.environ.get("TSPLAT_SIGNAL_MOMENTS", "0"))
+MOMENTS += [random_moment(seed, RENDERS) for seed in range(N_RANDOM)]
+RANK_MOMENTS += [random_moment(seed, (RENDERS + 1) // 2) for seed in range(N_RANDOM)]
 
 
 @pytest.fixture(scope="module")
@@ -256,3 +284,14 @@ def test_closing_the_terminal_saves_the_run(scene, tmp_path):
     status = os.waitpid(child, 0)[1]
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
     assert read_newest(run)[1].step > 0
+
+
+def test_training_continues_when_nobody_reads_its_output(scene, tmp_path):
+    run = tmp_path / "run"
+    command = [*train_command(scene, run), "--stop-after", "40"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        error = process.stderr.read()
+    assert (process.returncode, error) == (0, "")
+    assert read_newest(run)[1].step == 40

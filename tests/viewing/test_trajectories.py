@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tsplat import ArgumentError
-from tsplat.scene import FileError, look_at
-from tsplat.viewing import orbit_around, read_cameras, spiral_at
+from tsplat.scene import FileError, intrinsics, look_at
+from tsplat.viewing import Camera, orbit_around, read_cameras, spiral_at
+from tsplat.viewing.trajectories import interpolate
 
 UP = (0.0, -1.0, 0.0)
 
@@ -77,3 +78,33 @@ def test_read_cameras_rejects_other_content(content, tmp_path):
 def test_read_cameras_names_a_missing_file(tmp_path):
     with pytest.raises(FileError, match=r"cameras\.json: cannot be read"):
         read_cameras(tmp_path / "cameras.json")
+
+
+def keyframe(eye, fov=45, width=40, height=30):
+    return Camera(look_at(eye, (0, 0, 0)), intrinsics(width, height, fov), width, height)
+
+
+def test_interpolate_passes_through_the_cameras_and_is_smooth():
+    cameras = [keyframe(eye) for eye in ((0, 0, -3), (1, -1, -3), (3, 0, -1), (3, 0, 1))]
+    path = interpolate(cameras, 31)
+    for i, camera in enumerate(cameras):
+        assert torch.allclose(path[10 * i].viewmat, camera.viewmat, atol=1e-5)
+        assert torch.allclose(path[10 * i].K, camera.K, atol=1e-4)
+    for camera in path:
+        rotation = camera.viewmat[:3, :3]
+        assert torch.allclose(rotation @ rotation.T, torch.eye(3), atol=1e-5)
+    positions = torch.stack([camera.position for camera in path])
+    jerk = positions.diff(n=3, dim=0).norm(dim=-1)
+    assert jerk.max() < 0.01  # that of a polyline is 0.1 at its corners
+
+
+def test_interpolate_between_sizes_keeps_the_field_of_view():
+    path = interpolate([keyframe((0, 0, -3)), keyframe((0, 0, -2), 45, 80, 60)], 3)
+    assert [(camera.width, camera.height) for camera in path] == [(40, 30)] * 3
+    assert torch.allclose(path[2].K, path[0].K, atol=1e-4)
+
+
+@pytest.mark.parametrize(("n", "frames"), [(0, 5), (1, 5), (2, 0)])
+def test_interpolate_needs_two_cameras_and_a_frame(n, frames):
+    with pytest.raises(ArgumentError, match="cameras: expected at least two" if frames else "frames: expected"):
+        interpolate([keyframe((0, 0, -3 - i)) for i in range(n)], frames)

@@ -1,9 +1,7 @@
-"""The command line: ``tsplat demo | prepare | render | train | eval | convert | export | info | doctor``."""
+"""The command line, ``tsplat``: one subcommand per task."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import sys
 
@@ -11,6 +9,7 @@ import torch
 
 from .. import ArgumentError, BackendError, PeerError, UnsupportedError
 from ..support.interruption import Interrupted
+from ..support.output import protect_output
 from .parser import build_parser
 
 __all__ = ["main"]
@@ -28,11 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         Exit status: 0 on success; 2 after an error, reported as one line ``tsplat: error: ...`` on stderr; 128 plus
         its number after a signal, such as 130 after Ctrl-C; 1 if `tsplat doctor` finds no device that works.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # File names may not be valid in the encoding of the terminal.
-            with contextlib.suppress(OSError):
-                stream.reconfigure(errors="backslashreplace")
+    protect_output()
     try:
         parser = build_parser()
         arguments, rest = parser.parse_known_args(argv)

@@ -6,12 +6,11 @@ describing a model import nothing of `tsplat.training`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import torch
 
 from .. import ArgumentError
 
@@ -101,14 +100,54 @@ def render(arguments: Namespace) -> int:
     return 0
 
 
+def view(arguments: Namespace) -> int:
+    """``tsplat view``."""
+    import socket
+    import threading
+    import webbrowser
+
+    from ..support.extras import require
+    from ..viewing.devices import pick_device, reserve_threads
+    from ..viewing.viewer import Viewer, open_viewed
+
+    require("viser", "PIL", "matplotlib", "scipy")
+    device, _ = pick_device(arguments.backend)
+    reserve_threads(device, arguments.backend)
+    models = [
+        open_viewed(
+            path,
+            device,
+            backend=arguments.backend,
+            force=arguments.force,
+            checkpoint=arguments.checkpoint,
+            warn=_warn,
+        )
+        for path in arguments.models
+    ]
+    viewer = Viewer(models, address=arguments.address, port=arguments.port)
+    if viewer.port != arguments.port:
+        print(f"port {arguments.port} is taken; using {viewer.port}")
+    print(f"viewing {', '.join(model.name for model in models)} at {viewer.url}")
+    print(
+        f"from another computer: ssh -L {viewer.port}:localhost:{viewer.port} {socket.gethostname()}; end with Ctrl-C"
+    )
+    sys.stdout.flush()
+    if arguments.open:
+        webbrowser.open(viewer.url)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+    viewer.close()
+    return 0
+
+
 def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
     """The cameras that ``tsplat render`` renders."""
     from ..viewing import read_cameras
     from ..viewing.framing import place_cameras
-    from ..viewing.run_cameras import find_cameras, frame_by_cameras, mean_up, vertical_fov
+    from ..viewing.run_cameras import complete_framing, find_cameras
     from ..viewing.trajectories import choose_camera
 
-    trajectory, eye, target, up = arguments.trajectory, arguments.eye, arguments.look_at, arguments.up
+    trajectory = arguments.trajectory
     if arguments.view is None and trajectory not in (None, "orbit", "spiral"):
         return read_cameras(trajectory)
     cameras = find_cameras(arguments.model)
@@ -116,24 +155,14 @@ def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
         if not cameras:
             raise ArgumentError(f"--view: {arguments.model} has no cameras.json of a run")
         return [choose_camera(cameras, arguments.view)]
-    training = [camera for camera in cameras if not camera.is_test]
-    fov = arguments.fov
-    if training:
-        up = mean_up(training) if up is None else up
-        fov = vertical_fov(training) if fov is None else fov
-        if up is not None and (eye is None or target is None):
-            position, center = frame_by_cameras(gaussians, training, up)
-            target = center.tolist() if target is None else target
-            # The same direction and distance, whatever the target.
-            eye = (position - center + torch.tensor(target)).tolist() if eye is None else eye
+    framing = complete_framing(
+        gaussians, cameras, fov=arguments.fov, eye=arguments.eye, target=arguments.look_at, up=arguments.up
+    )
     return place_cameras(
         gaussians,
         arguments.width or 800,
         arguments.height or 600,
-        50.0 if fov is None else fov,
-        eye=eye,
-        target=target,
-        up=up,
+        **framing,
         trajectory=trajectory,
         frames=arguments.frames,
     )
@@ -185,13 +214,21 @@ def evaluate(arguments: Namespace) -> int:
     return 0
 
 
+def report(arguments: Namespace) -> int:
+    """``tsplat report``."""
+    from ..training.run_pages import report_run
+
+    report_run(arguments.run_folder, out=arguments.out, views=arguments.views, scene=arguments.scene)
+    return 0
+
+
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
     from ..scene import lost_on_write, write_model
 
     gaussians = _open(arguments)
-    write_model(arguments.out, gaussians)
-    lost = lost_on_write(arguments.out, gaussians)
+    write_model(arguments.out, gaussians, format=arguments.format)
+    lost = lost_on_write(arguments.out, gaussians, format=arguments.format)
     n_invalid = int((~gaussians.valid).sum())
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
     losses = f"; lost: {', '.join(lost)}" if lost else ""
@@ -216,8 +253,12 @@ def _open(arguments: Namespace) -> Gaussians:
         arguments.model,
         force=arguments.force,
         checkpoint=arguments.checkpoint,
-        warn=lambda message: print(f"tsplat: {message}", file=sys.stderr),
+        warn=_warn,
     )
+
+
+def _warn(message: str) -> None:
+    print(f"tsplat: {message}", file=sys.stderr)
 
 
 def _check_view_options(arguments: Namespace) -> None:

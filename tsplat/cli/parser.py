@@ -13,7 +13,9 @@ from .doctor import doctor
 
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
-OUTPUT = "output file, .ply, .compressed.ply or .splat"
+MODEL = "run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder"
+FORMATS = ("ply", "compressed-ply", "splat", "spz", "spz4", "sog")
+OUTPUT = "output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files"
 CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 
 
@@ -32,9 +34,11 @@ def build_parser() -> Parser:
     _add_demo(subparsers.add_parser("demo", help="train on a small scene that needs no data", allow_abbrev=False))
     _add_prepare(subparsers.add_parser("prepare", help="make a scene from photographs (COLMAP)", allow_abbrev=False))
     _add_render(subparsers.add_parser("render", help="render an image or a video of a model", allow_abbrev=False))
+    _add_view(subparsers.add_parser("view", help="show models in a web browser", allow_abbrev=False))
     train = subparsers.add_parser("train", help="train on photographs with cameras, or resume a run", add_help=False)
     train.set_defaults(run=commands.train)
     _add_eval(subparsers.add_parser("eval", help="metrics and images of a run", allow_abbrev=False))
+    _add_report(subparsers.add_parser("report", help="write an HTML page about a run", allow_abbrev=False))
     _add_convert(subparsers.add_parser("convert", help="convert a model to another format", allow_abbrev=False))
     _add_export(subparsers.add_parser("export", help="write the model of a run to a file", allow_abbrev=False))
     _add_info(subparsers.add_parser("info", help="print a summary of a model", allow_abbrev=False))
@@ -132,6 +136,23 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
     _add_backend(parser)
 
 
+def _add_view(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.view)
+    parser.add_argument(
+        "models",
+        type=Path,
+        nargs="+",
+        metavar="MODEL",
+        help=f"{MODEL}; or a scene folder, whose sparse points are shown; several to choose from",
+    )
+    _add_checkpoint(parser)
+    parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
+    parser.add_argument("--address", default="127.0.0.1", metavar="IP", help="address to listen at (127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=8080, metavar="N", help="port, or the next free one (8080)")
+    parser.add_argument("--open", action="store_true", help="open the page in a web browser")
+    _add_backend(parser)
+
+
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.evaluate)
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
@@ -143,16 +164,32 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="accept parameters that look already activated")
 
 
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=commands.report)
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="output file (RUN/report.html)")
+    parser.add_argument("--views", type=_count, default=12, metavar="N", help="maximum number of views to show (12)")
+    parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
+
+
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help=OUTPUT)
+    _add_format(parser)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="OUT", help=OUTPUT)
+    _add_format(parser)
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=FORMATS, help="format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4)"
+    )
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +203,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "model",
         type=Path,
         metavar="MODEL",
-        help="run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder",
+        help=MODEL,
     )
     _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
@@ -211,6 +248,10 @@ def _size(text: str) -> int:
 
 def _count(text: str) -> int:
     return _integer(text, 1, 10**9)
+
+
+def _port(text: str) -> int:
+    return _integer(text, 1, 65535)
 
 
 def _seed(text: str) -> int:

@@ -34,7 +34,9 @@ from .formats import (
     write_compressed_ply,
     write_model,
     write_ply,
+    write_sog,
     write_splat,
+    write_spz,
 )
 from .gaussians import AlreadyActivatedError, Gaussians
 from .morton import morton_order
@@ -73,5 +75,7 @@ __all__ = [
     "write_compressed_ply",
     "write_model",
     "write_ply",
+    "write_sog",
     "write_splat",
+    "write_spz",
 ]

@@ -13,7 +13,13 @@ from ..errors import MissingExtraError
 PACKAGES = {"PIL": "pillow", "imageio_ffmpeg": "imageio-ffmpeg"}
 """Module name -> package name on PyPI, where the two differ."""
 
-EXTRAS = {"imageio_ffmpeg": "video", "zstandard": "io", "torchmetrics": "lpips", "torchvision": "lpips"}
+EXTRAS = {
+    "imageio_ffmpeg": "video",
+    "zstandard": "io",
+    "torchmetrics": "lpips",
+    "torchvision": "lpips",
+    "viser": "viewer",
+}
 """Module name -> extra of tsplat that installs it; ``train`` for all others."""
 
 

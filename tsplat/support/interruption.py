@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+
+from .output import protect_output
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 """Signals that :func:`stop_on_signals` handles, where the platform has them."""
@@ -57,7 +57,6 @@ class StopRequest:
         """The signal handler."""
         if self.signum is None:
             self.signum, self._time = signum, time.monotonic()
-            _discard_output_of_closed_terminal()
         elif time.monotonic() - self._time >= REPEAT:
             if signum == signal.SIGINT:
                 raise KeyboardInterrupt
@@ -72,6 +71,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     Signals that the process ignores, such as SIGHUP under nohup, stay ignored, except for Ctrl-C. Outside the main
     thread, where Python does not handle signals, none is recorded.
     """
+    protect_output()  # SIGHUP may mean that the terminal is gone
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -84,17 +84,3 @@ def stop_on_signals() -> Iterator[StopRequest]:
         for signum, handler in previous.items():
             # None is a handler that was not installed by Python, and that cannot be installed again.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
-
-
-def _discard_output_of_closed_terminal() -> None:
-    """Replaces stdout and stderr if their terminal was closed, as writing to them would raise an error."""
-    for stream in (sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            descriptor = stream.fileno()  # type: ignore[union-attr]
-            try:
-                os.write(descriptor, b"")
-            except OSError as error:
-                if error.errno == errno.EIO:
-                    null = os.open(os.devnull, os.O_WRONLY)
-                    os.dup2(null, descriptor)
-                    os.close(null)

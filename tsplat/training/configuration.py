@@ -230,7 +230,7 @@ def scale_schedule(strategy: S, steps: int) -> S:
     return dataclasses.replace(strategy, **scaled, refine_every=every)
 
 
-def to_json(config: RunConfig) -> dict[str, Any]:
+def to_json(config: Config) -> dict[str, Any]:
     """The configuration as JSON values; the entry `kind` of a strategy is its name."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     strategy = config.strategy

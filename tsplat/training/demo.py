@@ -20,6 +20,7 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.rendering import render
 from ..viewing.videos import write_gif
 from .configuration import Config
+from .run_record import RunRecord
 from .runs import fit_and_report
 from .trainer import Trainer
 
@@ -66,7 +67,8 @@ def demo(
 ) -> dict[str, Any]:
     """Trains on a procedural scene, from a noisy and coarse point cloud; needs no data.
 
-    Writes ``contact_sheet.png``, ``curve.png``, ``turntable.gif``, ``metrics.json`` and ``point_cloud.ply``.
+    Writes ``contact_sheet.png``, ``curve.png``, ``turntable.gif``, ``metrics.json``, ``point_cloud.ply``, ``run.json``
+    and ``report.html``.
 
     Args:
         out: Folder to write to; created if it does not exist.
@@ -90,15 +92,24 @@ def demo(
     )
     with output_folder(out) as folder:
         reserve_threads(device, backend)
-        capture = procedural_capture(
-            size.width, size.height, size.n_train, size.n_test, size.n_points, supersampling=3, seed=seed, device=device
-        )
+        record = RunRecord()
+        with record.measure("reading"):
+            capture = procedural_capture(
+                size.width,
+                size.height,
+                size.n_train,
+                size.n_test,
+                size.n_points,
+                supersampling=3,
+                seed=seed,
+                device=device,
+            )
         print(description)
         config = dataclasses.replace(config, background=capture.background)
         start = Gaussians.from_points(capture.points, capture.colors, size.sh_degree)
         trainer = Trainer(start, capture.train, config)
         with stop_on_signals() as stop:
-            metrics = fit_and_report(trainer, start, capture, folder, stop=stop)
+            metrics = fit_and_report(trainer, start, capture, folder, stop=stop, record=record)
         viewmats = _turntable(size.frames).to(device)
         width, height = round(size.width * size.frame_scale), round(size.height * size.frame_scale)
         K = intrinsics(width, height, FOV).to(device)
@@ -108,7 +119,9 @@ def demo(
                 for viewmat in viewmats
             ]
         write_gif(folder / "turntable.gif", frames)
-    print(f"written to {folder}: contact_sheet.png, curve.png, turntable.gif, metrics.json, point_cloud.ply")
+    print(
+        f"written to {folder}: contact_sheet.png, curve.png, turntable.gif, metrics.json, point_cloud.ply, report.html"
+    )
     return metrics
 
 

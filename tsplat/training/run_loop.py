@@ -13,13 +13,14 @@ from typing import Any
 from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
 from ..support.interruption import Interrupted, StopRequest
-from .configuration import RunConfig
+from .configuration import Config, RunConfig
 from .display import progress_display
 from .evaluation import OnView, Score, evaluate, mean_psnr
 from .history import History, PsnrMonitor
 from .parameters import scene_tensors
 from .rng_state import get_rng_state, set_rng_state
 from .run_checkpoints import Checkpoint, write_checkpoint
+from .run_record import RunRecord
 from .tensorboard import tensorboard_log
 from .trainer import Trainer
 from .training_progress import DivergedError, Progress
@@ -38,9 +39,11 @@ class RunLoop:
         run: The run's configuration; None for a run without checkpoints.
         stop: Whether a signal asked this process to stop; never if None.
         scene: What checkpoints hold about the scene, as JSON values.
+        record: Measures the parts of the run.
 
     Attributes:
         history: Metrics so far.
+        record: As given, or a new one.
         seconds: Duration of the training so far, including earlier parts of a resumed run.
         first_step: The step at which this process started.
     """
@@ -53,10 +56,12 @@ class RunLoop:
         run: RunConfig | None,
         stop: StopRequest | None = None,
         scene: dict[str, Any] | None = None,
+        record: RunRecord | None = None,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.history = History()
+        self.record = RunRecord() if record is None else record
         self.seconds = 0.0
         self.first_step = trainer.step
         self._test_views = test_views
@@ -68,6 +73,11 @@ class RunLoop:
         steps = trainer.config.steps
         self._eval_every = (run.eval_every if run else 0) or max(1, steps // EVALUATIONS)
         self._save_every = (run.save_every if run else 0) or max(1, steps // CHECKPOINTS)
+
+    @property
+    def config(self) -> Config:
+        """The run's configuration, or the trainer's for a run without checkpoints."""
+        return self.trainer.config if self._run_config is None else self._run_config
 
     def restore(self, figures: dict[str, Any]) -> None:
         """Continues from the figures of a checkpoint, from which the trainer was restored."""
@@ -126,7 +136,7 @@ class RunLoop:
         is_due = step % self._eval_every == 0 and step < self.trainer.config.steps
         if not is_due or not self._test_views or step in self.history.test_steps:
             return
-        with contextlib.suppress(Interrupted):
+        with contextlib.suppress(Interrupted), self.record.measure("evaluation"):
             scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self._check_stop)
             self.history.record_test(step, mean_psnr(scores), self.trainer.n_gaussians)
 
@@ -176,7 +186,8 @@ class RunLoop:
             config=run,
             per_gaussian_names=trainer.per_gaussian_names,
         )
-        return write_checkpoint(self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded)
+        with self.record.measure("saving"):
+            return write_checkpoint(self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded)
 
     @contextlib.contextmanager
     def _tensorboard(self) -> Iterator[Callable[[Progress], None]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..scene.capture.views import Capture
 from ..scene.formats.ply import write_ply
+from ..scene.gaussians import Gaussians
 from ..stages.backend import choose
 from ..stages.memory import used_memory
 from ..stages.process_group import RankGroup
@@ -18,6 +19,7 @@ from ..support.files import write_json
 from ..support.progress import stage_display
 from .evaluation import OnView, Score, finite_or_none, mean_psnr, mean_ssim, report
 from .plots import contact_sheet, curve, evenly_spaced, side_by_side
+from .report_page import REPORT, RunPage, choose_views, shown_view, write_page
 from .run_loop import RunLoop, score_views
 
 REPORT_DELAY = 2.0
@@ -50,10 +52,12 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
             return on_view
 
         shown = [score.view for score in initial]
-        final = score_views(trainer, gaussians, shown, progress_of("held-out" if capture.test else "shown"))
-        train = score_views(trainer, gaussians, capture.train, progress_of("training"))
+        with loop.record.measure("evaluation"):
+            final = score_views(trainer, gaussians, shown, progress_of("held-out" if capture.test else "shown"))
+            train = score_views(trainer, gaussians, capture.train, progress_of("training"))
         if capture.test:
-            write_held_out(folder / "held_out", final, progress_of("images"))
+            with loop.record.measure("saving"):
+                write_held_out(folder / "held_out", final, progress_of("images"))
     if capture.test:
         loop.history.record_test(trainer.step, mean_psnr(final), len(gaussians))
     metrics = {
@@ -76,12 +80,39 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
         print(f"{name:14} {mean_psnr(scores):7.2f} dB  {mean_ssim(scores):.4f}")
     sheet = [_gather_images(evenly_spaced(scores), trainer.ranks) for scores in (initial, final)]
     if trainer.ranks.is_main:
-        write_ply(folder / "point_cloud.ply", gaussians)
-        contact_sheet(folder / "contact_sheet.png", *sheet)
-        curve(folder / "curve.png", loop.history)
-        write_json(folder / "metrics.json", metrics)
+        with loop.record.measure("saving"):
+            write_ply(folder / "point_cloud.ply", gaussians)
+            contact_sheet(folder / "contact_sheet.png", *sheet)
+            curve(folder / "curve.png", loop.history)
+            write_json(folder / "metrics.json", metrics)
+    _write_page(loop, metrics, final, gaussians, is_test=bool(capture.test))
     trainer.ranks.barrier()
     return metrics
+
+
+def _write_page(
+    loop: RunLoop, metrics: dict[str, Any], scores: Sequence[Score], gaussians: Gaussians, *, is_test: bool
+) -> None:
+    """Writes ``run.json`` and the page of the run. A collective call."""
+    trainer, folder = loop.trainer, loop.folder
+    chosen = choose_views([score.psnr for score in scores])
+    complete = _gather_images([scores[i] for i, _ in chosen], trainer.ranks)
+    if not trainer.ranks.is_main:
+        return
+    rows = metrics["views"] if is_test else report(scores)["views"]
+    page = RunPage(
+        name=folder.resolve().name,
+        metrics=metrics,
+        rows=rows,
+        is_test=is_test,
+        shown=[shown_view(score, rows[i], remark) for score, (i, remark) in zip(complete, chosen, strict=True)],
+        history=loop.history,
+        config=loop.config,
+        gaussians=gaussians,
+        model_bytes=(folder / "point_cloud.ply").stat().st_size,
+        sessions=loop.record.write(folder, trainer.device, trainer.ranks.world_size),
+    )
+    write_page(folder / REPORT, page)
 
 
 def write_held_out(folder: Path, scores: Sequence[Score], on_view: OnView | None = None) -> None:
@@ -94,7 +125,12 @@ def write_held_out(folder: Path, scores: Sequence[Score], on_view: OnView | None
         if on_view is not None:
             on_view(i + 1, len(scores))
         if score.image.numel():
-            side_by_side(folder / f"{i:03d}_{Path(score.view.name).stem}.png", score)
+            side_by_side(folder / held_out_name(i, score.view.name), score)
+
+
+def held_out_name(index: int, view: str) -> str:
+    """The file name of a held-out view."""
+    return f"{index:03d}_{Path(view).stem}.png"
 
 
 def _metrics_of_ranks(loop: RunLoop) -> dict[str, Any]:

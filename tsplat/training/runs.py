@@ -17,7 +17,7 @@ from ..scene.capture.views import Capture
 from ..scene.formats.checkpoints import skipped_messages
 from ..scene.gaussians import Gaussians
 from ..support.files import output_folder, write_json
-from ..support.interruption import StopRequest, stop_on_signals
+from ..support.interruption import Interrupted, StopRequest, stop_on_signals
 from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import CAMERAS
@@ -30,6 +30,7 @@ from .processes.group import join_group
 from .run_checkpoints import delete_incomplete, read_newest
 from .run_context import deterministic, lock_run, on_main, rank_context, require_extras
 from .run_loop import RunLoop, score_views
+from .run_record import RunRecord
 from .run_report import write_held_out, write_report
 from .scene_record import (
     describe_photographs,
@@ -48,7 +49,8 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
     """Trains on photographs with known cameras, starting from their sparse points.
 
     Writes ``config.json``, ``cameras.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side
-    by side, ``contact_sheet.png``, ``curve.png``, ``metrics.json`` and ``point_cloud.ply``.
+    by side, ``contact_sheet.png``, ``curve.png``, ``metrics.json``, ``point_cloud.ply``, ``run.json`` and
+    ``report.html``.
 
     Args:
         config: Settings of the run; ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
@@ -81,7 +83,9 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
     ):
         if any(ranks.all_gather_object((folder / "checkpoints").exists())):
             raise FileError(f"{out}: contains the checkpoints of another run; resume it, or choose another folder")
-        capture = _read_capture(config, device, stop)
+        record = RunRecord()
+        with record.measure("reading"):
+            capture = read_run_capture(config, device, stop)
         reserve_threads(device, config.backend)
         config = dataclasses.replace(config, background=capture.background)
         initial = _initial_gaussians(config, capture)
@@ -90,10 +94,11 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         print(description)
         scene = record_scene(run, on_main(ranks, lambda: describe_photographs(capture)), folder)
         metrics = fit_and_report(
-            trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene
+            trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene, record=record
         )
         print(
-            f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, point_cloud.ply"
+            f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, "
+            "point_cloud.ply, report.html"
         )
     return metrics
 
@@ -144,7 +149,9 @@ def resume(
         ranks.barrier()
         if ranks.is_main:
             delete_incomplete(path.parent)
-        capture = _read_capture(config, device, stop)
+        run_record = RunRecord()
+        with run_record.measure("reading"):
+            capture = read_run_capture(config, device, stop)
         photographs = on_main(ranks, lambda: describe_photographs(capture))
         changes = differences(record.get("photographs", {}), photographs)
         if changes:
@@ -168,6 +175,7 @@ def resume(
             resumed=found.figures,
             stop=stop,
             scene=record_scene(config, photographs, folder),
+            record=run_record,
         )
         print(f"written to {folder}")
     return metrics
@@ -211,7 +219,7 @@ def evaluate_run(
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
     with rank_context(ranks), output_folder(target) as folder:
         _print_skipped(errors, path)
-        capture = _read_capture(config, device)
+        capture = read_run_capture(config, device)
         if not capture.test:
             raise ArgumentError(
                 f"{run}: was trained with test_every=0, so that there are no held-out views to evaluate"
@@ -251,6 +259,7 @@ def fit_and_report(
     resumed: dict[str, Any] | None = None,
     stop: StopRequest | None = None,
     scene: dict[str, Any] | None = None,
+    record: RunRecord | None = None,
 ) -> dict[str, Any]:
     """Trains for the remaining steps and writes the results.
 
@@ -264,6 +273,7 @@ def fit_and_report(
         resumed: Figures of the checkpoint that the trainer was restored from.
         stop: Whether a signal asked this process to stop; never if None.
         scene: What checkpoints hold about the scene.
+        record: Has measured what came before.
 
     Returns:
         The contents of ``metrics.json``.
@@ -271,11 +281,15 @@ def fit_and_report(
     if stop_after is not None:
         check_size("stop_after", stop_after)
     _print_setup(trainer, capture)
-    loop = RunLoop(trainer, capture.test, folder, run, stop, scene)
+    record = RunRecord() if record is None else record
+    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record)
     if resumed is not None:
         loop.restore(resumed)
+        record.keep_earlier(folder)
     shown = capture.test or evenly_spaced(capture.train)
-    scores = score_views(trainer, initial, shown, lambda _done, _total: loop.raise_if_stopped())
+    with record.measure("evaluation"):
+        scores = score_views(trainer, initial, shown, lambda _done, _total: loop.raise_if_stopped())
+    _write_record(loop)
     if run is not None and trainer.ranks.is_main:
         write_json(folder / CONFIG, to_json(run))
         write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test))
@@ -283,8 +297,19 @@ def fit_and_report(
             write_json(folder / WORLD, capture.world.tolist())
     if resumed is None and capture.test:
         loop.history.record_test(0, mean_psnr(scores), len(initial))
-    loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
+    try:
+        with record.measure("training"):
+            loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
+    except Interrupted:
+        _write_record(loop)
+        raise
     return write_report(loop, capture, scores)
+
+
+def _write_record(loop: RunLoop) -> None:
+    """Writes ``run.json`` as far as the run has come."""
+    if loop.trainer.ranks.is_main:
+        loop.record.write(loop.folder, loop.trainer.device, loop.trainer.ranks.world_size)
 
 
 def _print_setup(trainer: Trainer, capture: Capture) -> None:
@@ -316,7 +341,8 @@ def _print_scores(scores: list[Score]) -> None:
     print(f"{'mean of ' + str(len(scores)):24} {mean_psnr(scores):6.2f} dB {mean_ssim(scores):7.4f}")
 
 
-def _read_capture(config: RunConfig, device: torch.device, stop: StopRequest | None = None) -> Capture:
+def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest | None = None) -> Capture:
+    """Reads the scene of a run onto a device, shows the progress, and prints notes about its files."""
     with stage_display() as show:
 
         def on_progress(done: int, total: int) -> None:

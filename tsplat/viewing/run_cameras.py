@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ for axes in all directions, 0 for parallel ones."""
 
 IN_FRONT_MIN = 0.8
 """Share of the cameras that must have the common point of the axes in front of them."""
+
+FOV = 50.0
+"""Vertical field of view in degrees where no camera tells."""
 
 UP_MIN = 0.1
 """Length of the mean of the cameras' up vectors from which it is used."""
@@ -72,6 +76,36 @@ def vertical_fov(cameras: Sequence[Camera]) -> float:
     """Returns the median vertical field of view in degrees."""
     fovs = [math.degrees(2 * math.atan(camera.height / (2 * float(camera.K[1, 1])))) for camera in cameras]
     return sorted(fovs)[len(fovs) // 2]
+
+
+def complete_framing(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    *,
+    fov: float | None = None,
+    eye: Sequence[float] | None = None,
+    target: Sequence[float] | None = None,
+    up: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """Completes a framing by the training cameras of a run, if it has any.
+
+    Args:
+        cameras: All cameras of the run.
+        fov, eye, target, up: What is known, see :func:`tsplat.viewing.framing.place_cameras`.
+
+    Returns:
+        `fov`, `eye`, `target` and `up`. All but `fov` are None where the cameras do not tell.
+    """
+    training = [camera for camera in cameras if not camera.is_test]
+    if training:
+        up = mean_up(training) if up is None else up
+        fov = vertical_fov(training) if fov is None else fov
+        if up is not None and (eye is None or target is None):
+            position, center = frame_by_cameras(gaussians, training, up)
+            target = center.tolist() if target is None else target
+            # The same direction and distance, whatever the target.
+            eye = (position - center + torch.tensor(target)).tolist() if eye is None else eye
+    return dict(fov=FOV if fov is None else fov, eye=eye, target=target, up=up)
 
 
 def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequence[float]) -> tuple[Tensor, Tensor]:

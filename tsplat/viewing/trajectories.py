@@ -6,10 +6,11 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from ..config import CameraModel
 from ..errors import ArgumentError, FileError
 from ..scene.cameras import look_at
 from ..scene.capture.views import View
+from ..support.extras import require
 
 TURNS, SWING, DIVE = 2, 0.2, 0.1
 """Spirals: number of turns, and the amplitudes sideways and forward relative to the distance of the target."""
@@ -121,8 +123,7 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
     path = Path(path)
     try:
         with open(path, "rb") as file:
-            listed = json.loads(file.read(FILE_BYTES_MAX))
-        cameras = [_camera(camera) for camera in listed]
+            cameras = parse_cameras(json.loads(file.read(FILE_BYTES_MAX)))
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError, TypeError, RuntimeError, RecursionError) as error:
@@ -132,6 +133,15 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
     if not cameras:
         raise FileError(f"{path}: contains no cameras")
     return cameras
+
+
+def parse_cameras(listed: Iterable[dict[str, Any]]) -> list[Camera]:
+    """Returns the cameras that JSON values describe, as in the files that :func:`read_cameras` reads.
+
+    Raises:
+        ValueError, LookupError, TypeError, RuntimeError: A value is missing or invalid.
+    """
+    return [_camera(camera) for camera in listed]
 
 
 def _camera(camera: dict[str, Any]) -> Camera:
@@ -158,26 +168,65 @@ def _camera(camera: dict[str, Any]) -> Camera:
 def describe_cameras(train: Sequence[View], test: Sequence[View]) -> list[dict[str, Any]]:
     """Returns the cameras of views as JSON values for :func:`read_cameras`, in the order of the views' names."""
     views = [(view, "train") for view in train] + [(view, "test") for view in test]
-    cameras = []
-    for i, (view, split) in enumerate(sorted(views, key=lambda entry: entry[0].name)):
-        viewmat, K = view.viewmat.double().cpu(), view.K.double().cpu()
-        cameras.append(
-            {
-                "id": i,
-                "img_name": view.name,
-                "split": split,
-                "width": view.width,
-                "height": view.height,
-                "position": (-viewmat[:3, :3].T @ viewmat[:3, 3]).tolist(),
-                "rotation": viewmat[:3, :3].T.tolist(),
-                "fy": K[1, 1].item(),
-                "fx": K[0, 0].item(),
-                "cx": K[0, 2].item(),
-                "cy": K[1, 2].item(),
-                "camera_model": view.camera_model,
-            }
-        )
-    return cameras
+    ordered = sorted(views, key=lambda entry: entry[0].name)
+    return [describe_camera(view, i, split) for i, (view, split) in enumerate(ordered)]
+
+
+def describe_camera(camera: View | Camera, index: int, split: str = "train") -> dict[str, Any]:
+    """Returns a camera as JSON values, see :func:`describe_cameras`."""
+    viewmat, K = camera.viewmat.double().cpu(), camera.K.double().cpu()
+    return {
+        "id": index,
+        "img_name": camera.name,
+        "split": split,
+        "width": camera.width,
+        "height": camera.height,
+        "position": (-viewmat[:3, :3].T @ viewmat[:3, 3]).tolist(),
+        "rotation": viewmat[:3, :3].T.tolist(),
+        "fy": K[1, 1].item(),
+        "fx": K[0, 0].item(),
+        "cx": K[0, 2].item(),
+        "cy": K[1, 2].item(),
+        "camera_model": camera.camera_model,
+    }
+
+
+def interpolate(cameras: Sequence[Camera], frames: int) -> list[Camera]:
+    """Returns cameras on a smooth path through others, at equal times between them.
+
+    Positions and focal lengths follow cubic splines, rotations a spline with continuous angular acceleration. The size
+    and the camera model are those of the first camera.
+
+    Args:
+        cameras: At least two.
+        frames: Number of cameras of the path, including the first and the last.
+
+    Raises:
+        ArgumentError: Fewer than two cameras, or `frames` is not positive.
+        MissingExtraError: SciPy is not installed.
+    """
+    check_size("frames", frames)
+    if len(cameras) < 2:
+        raise ArgumentError(f"cameras: expected at least two keyframes, found {len(cameras)}")
+    require("scipy")
+    from scipy.interpolate import CubicSpline
+    from scipy.spatial.transform import Rotation, RotationSpline
+
+    first, keys = cameras[0], np.arange(len(cameras))
+    times = np.linspace(0, len(cameras) - 1, frames)
+    relative_Ks = torch.stack(
+        [camera.K.double() / torch.tensor([[camera.width], [camera.height], [1]]) for camera in cameras]
+    )
+    Ks = torch.from_numpy(CubicSpline(keys, relative_Ks)(times)) * torch.tensor([[first.width], [first.height], [1]])
+    positions = torch.from_numpy(CubicSpline(keys, torch.stack([camera.position for camera in cameras]))(times))
+    matrices = torch.stack([camera.viewmat[:3, :3].double() for camera in cameras]).numpy()
+    rotations = torch.from_numpy(RotationSpline(keys, Rotation.from_matrix(matrices))(times).as_matrix())
+    path = []
+    for rotation, position, K in zip(rotations, positions, Ks):
+        viewmat = torch.eye(4, dtype=torch.float64)
+        viewmat[:3, :3], viewmat[:3, 3] = rotation, -rotation @ position
+        path.append(Camera(viewmat.float(), K.float(), first.width, first.height, first.camera_model))
+    return path
 
 
 def choose_camera(cameras: Sequence[Camera], view: str) -> Camera:

@@ -19,19 +19,13 @@ from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..support.extras import require
 from ..support.files import atomic_write
-from .colormaps import apply_colormap
+from .colormaps import Limits, color_depths, depth_limits
 from .rendering import render_views
 from .trajectories import Camera
 
 Show = Literal["rgb", "depth", "alpha"]
 SHOWS = ("rgb", "depth", "alpha")
 VIDEO_SUFFIXES = (".mp4", ".webm", ".gif")
-
-DEPTH_QUANTILES = (0.01, 0.99)
-"""Quantiles of inverse depth in the first frame that the colormap spans."""
-
-DEPTH_FLOOR = 0.15
-"""Colormap position of the farthest surface; empty pixels are at 0."""
 
 
 @torch.no_grad()
@@ -56,7 +50,7 @@ def render_frames(
     """
     check_choice("show", show, SHOWS)
     device = gaussians.means.device
-    limits: tuple[Tensor, Tensor] | None = None
+    limits: Limits | None = None
     for camera in cameras:
         images, alphas, _ = render_views(
             gaussians,
@@ -73,14 +67,9 @@ def render_frames(
         if show == "alpha":
             image = alphas.expand(-1, -1, 3)
         elif show == "depth":
-            seen = alphas[..., 0] > 0.5
-            inverse = torch.where(seen, 1 / image[..., 0].clamp_min(1e-12), 0.0)
-            if limits is None and bool(seen.any()):
-                low, high = inverse[seen].quantile(inverse.new_tensor(DEPTH_QUANTILES)).unbind()
-                limits = low, torch.maximum(high, low * (1 + 1e-6))
-            low, high = limits or (inverse.new_zeros(()), inverse.new_ones(()))
-            values = DEPTH_FLOOR + (1 - DEPTH_FLOOR) * (inverse - low) / (high - low)
-            image = apply_colormap(torch.where(seen, values, 0.0)).to(device) / 255
+            depths, coverage = image[..., 0], alphas[..., 0]
+            limits = limits or depth_limits(depths, coverage)
+            image = color_depths(depths, coverage, limits)
         yield image.clamp(0, 1)
 
 

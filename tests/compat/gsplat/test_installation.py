@@ -67,6 +67,7 @@ print(len(params["means"]))
 """
 
 
+@pytest.mark.slow
 def test_modules_are_imported_under_the_name_gsplat(forks):
     result = forks.run("""
 from tsplat.compat.gsplat import install
@@ -100,6 +101,7 @@ def test_importing_the_package_installs_nothing(forks):
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imported", ["gsplat", "gsplat.utils"])
 def test_install_raises_after_gsplat_was_imported(forks, imported):
     result = forks.run(

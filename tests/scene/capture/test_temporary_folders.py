@@ -25,6 +25,7 @@ def start(out):
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_signal_removes_the_folder(tmp_path, name):
     with start(tmp_path / "scene") as process:
@@ -34,6 +35,7 @@ def test_signal_removes_the_folder(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_next_call_removes_what_a_killed_process_left(tmp_path):
     with start(tmp_path / "scene") as process:
         process.kill()
@@ -43,6 +45,7 @@ def test_next_call_removes_what_a_killed_process_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_folders_of_others_are_kept(tmp_path):
     other_scene, without_owner, other_machine = (
         tmp_path / name for name in (".scene2.01234567", ".scene.01234567", ".scene.89abcdef")

@@ -1,9 +1,10 @@
-"""k-means in two levels."""
+"""k-means of rows in two levels, and of single values."""
 
+import numpy as np
 import pytest
 import torch
 
-from tsplat.scene.formats.clustering import cluster
+from tsplat.scene.formats.clustering import cluster, cluster_values
 
 
 def test_separate_blobs_are_found():
@@ -50,3 +51,36 @@ def test_results_are_the_same_in_every_run():
     first, second = cluster(rows, 20), cluster(rows, 20)
     assert torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
+
+
+def test_few_values_are_clusters_themselves():
+    values = np.array([[3.0, 1], [3, -2]], np.float32)
+    centers, indices = cluster_values(values, 3)
+    assert centers.tolist() == [-2, 1, 3]
+    assert indices.tolist() == [[2, 1], [2, 0]]
+    assert [len(array) for array in cluster_values(np.zeros((0, 3)), 4)] == [0, 0]
+
+
+def test_values_have_the_nearest_center():
+    values = np.random.default_rng(0).normal(size=5000).astype(np.float32)
+    centers, indices = cluster_values(values, 16)
+    distances = np.abs(values[:, None] - centers)
+    assert len(centers) == 16
+    assert (distances[np.arange(5000), indices] <= distances.min(1) + 1e-7).all()
+    # The centers are the means of their values, to which Lloyd's algorithm converges.
+    means = np.bincount(indices, values) / np.bincount(indices)
+    assert np.abs(means - centers).max() < 2e-3
+
+
+def test_error_of_values_is_nearly_that_of_an_optimal_quantizer():
+    # Max (1960): the smallest squared error of 16 levels for a normal distribution is 0.009497.
+    values = np.random.default_rng(0).normal(size=200_000).astype(np.float32)
+    centers, indices = cluster_values(values, 16)
+    assert np.square(values - centers[indices]).mean() < 0.0098
+
+
+def test_outliers_do_not_coarsen_other_values():
+    values = np.append(np.random.default_rng(0).normal(size=5000), [1e30, -1e20, 1e10]).astype(np.float32)
+    centers, indices = cluster_values(values, 64)
+    assert (centers[indices] == values)[-3:].all()
+    assert np.abs(centers[indices] - values)[:-3].max() < 0.5

@@ -139,10 +139,20 @@ def test_write_encodes_one_gaussian(tmp_path):
     assert second[1] & 1023 == 1023
     assert second[2] == 0
     assert second[3] == 0xFF000080
-    # Channel by channel; values beyond -4 and 4 are clamped.
+    # Channel by channel; values beyond -4 and 4 are clamped. All are midway between two bytes, and rounded by turns.
     rest = body[72 + 32 :]
-    values = gaussians.shN[1].T.flatten().tolist() + gaussians.shN[0].T.flatten().tolist()
-    assert list(rest) == [min(max(int((value / 8 + 0.5) * 256), 0), 255) for value in values]
+    values = torch.stack([gaussians.shN[i].T.flatten() for i in (1, 0)]).tolist()
+    expected = [int((value / 8 + 0.5) * 256) - (i + j) % 2 for i in range(2) for j, value in enumerate(values[i])]
+    assert list(rest) == [min(max(byte, 0), 255) for byte in expected]
+
+
+def test_coefficients_of_zero_stay_zero_on_average(tmp_path):
+    gaussians = random_gaussians(COUNT, degree=3)
+    gaussians.shN.zero_()
+    write_compressed_ply(tmp_path / "a.ply", gaussians)
+    found = read_ply(tmp_path / "a.ply").shN
+    assert (found.abs() == 1 / 64).all()
+    assert found.mean(0).abs().max() == 0
 
 
 def test_models_without_gaussians_are_written(tmp_path):

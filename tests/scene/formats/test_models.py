@@ -9,8 +9,9 @@ import torch
 
 from tests.support.model_files import assert_same_rotations, random_gaussians, sog_files, spz_bytes, write_zip
 from tests.support.paths import MODELS
-from tsplat import UnsupportedError
+from tsplat import ArgumentError, UnsupportedError, quat_scale_to_covar_preci, spherical_harmonics
 from tsplat.scene import FileError, MissingExtraError, lost_on_write, read_model, read_ply, write_model, write_ply
+from tsplat.scene.formats.models import WRITERS
 
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason="needs the test models")
 
@@ -45,10 +46,10 @@ def test_unknown_formats_are_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("a.spz", UnsupportedError),
-        ("a.sog", UnsupportedError),
         ("a.ksplat", UnsupportedError),
         ("a.pt", UnsupportedError),
+        ("a.json", UnsupportedError),
+        ("ameta.json", UnsupportedError),
         ("a", FileError),
         ("a.obj", FileError),
     ],
@@ -61,12 +62,27 @@ def test_write_rejects_other_formats(tmp_path, name, error):
 
 def test_write_chooses_the_format_by_name(tmp_path):
     gaussians = random_gaussians(9, degree=1, antialiased=True)
-    for name in ("a.PLY", "a.compressed.ply", "a.splat"):
+    for name in ("a.PLY", "a.compressed.ply", "a.splat", "a.SPZ", "a.sog", "folder/meta.json"):
         write_model(tmp_path / name, gaussians)
         assert len(read_model(tmp_path / name)) == 9
+    assert (tmp_path / "a.SPZ").read_bytes()[:2] == b"\x1f\x8b"
+    assert (tmp_path / "a.sog").read_bytes()[:2] == b"PK"
     assert read_ply(tmp_path / "a.PLY").antialiased
     assert read_ply(tmp_path / "a.compressed.ply").antialiased
     assert b"packed_position" in (tmp_path / "a.compressed.ply").read_bytes()
+
+
+def test_write_accepts_a_format_for_any_name(tmp_path):
+    gaussians = random_gaussians(9, degree=1)
+    for format in set(WRITERS) - {"spz4", "splat"}:
+        write_model(tmp_path / format, gaussians, format=format)
+        assert len(read_model(tmp_path / format)) == 9
+    assert b"packed_position" in (tmp_path / "compressed-ply").read_bytes()
+    write_model(tmp_path / "a.ply", gaussians, format="splat")
+    assert (tmp_path / "a.ply").stat().st_size == 9 * 32
+    with pytest.raises(ArgumentError, match=r"format: expected ply, .*, found 'obj'"):
+        write_model(tmp_path / "a", gaussians, format="obj")
+    assert not (tmp_path / "a").exists()
 
 
 def test_lost_on_write():
@@ -79,6 +95,21 @@ def test_lost_on_write():
         "all but 8 bits of colors, opacities and rotations",
     ]
     assert len(lost_on_write("a.splat", random_gaussians(9))) == 1
+    assert lost_on_write("a.ply", gaussians, format="splat") == lost_on_write("a.splat", gaussians)
+
+
+def test_lost_on_write_names_what_is_clamped_or_clustered():
+    gaussians = random_gaussians(9, degree=1)
+    bits = "all but 24 bits of positions, 10 of rotations and 8 of other values"
+    assert lost_on_write("a.spz", gaussians.map(lambda tensor: 0.1 * tensor)) == [bits]
+    extreme = gaussians.map(lambda tensor: 100 * tensor)
+    clamped = ["log scales outside [-10, 5.94]", "colors outside [-0.44, 1.44]", "SH coefficients outside [-1, 1]"]
+    assert lost_on_write("a.spz", extreme) == lost_on_write("a", extreme, format="spz4") == [bits, *clamped]
+    bits = "all but 16 bits of positions and 8 of other values"
+    assert lost_on_write("a.sog", gaussians) == [bits]
+    assert lost_on_write("meta.json", random_gaussians(20_000)) == [bits]
+    palette = "SH coefficients beyond a palette of 65,536"
+    assert lost_on_write("a.sog", random_gaussians(20_000, degree=1)) == [bits, palette]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +199,50 @@ def test_compressed_models_match_uncompressed_ones(name, other, tolerances):
     assert (found.sh0 - expected.sh0).abs().max() <= sh0
     if shN is not None:
         assert torch.allclose(found.shN, expected.shN, rtol=0, atol=shN)
+
+
+def covariances(gaussians):
+    return quat_scale_to_covar_preci(gaussians.quats, gaussians.scales, True, False, False)[0]
+
+
+@needs_models
+@pytest.mark.parametrize(
+    ("name", "other", "means", "covars", "colors"),
+    [
+        ("kettle.spz", "kettle.from_spz.ply", 0, 1e-4, 1e-6),
+        ("playbot_3.sog", "playbot_3.from_sog.ply", 1e-6, 1e-6, 1e-6),
+        ("luma-seal.splat", "luma-seal.from_splat.ply", 0, 0.03, 1e-6),
+        ("biker.spz", "biker.compressed.ply", 2e-4, 0.07, 0.01),
+        ("tiny/test-splat.3-points-from-train.spz", "tiny/test-splat.3-points-from-train.ply", 2e-4, 0.05, 0.2),
+        ("tiny/test-splat.3-points-from-train.splat", "tiny/test-splat.3-points-from-train.ply", 0, 0.03, 0.01),
+        ("tiny/minimal-v3.spz", "tiny/minimal-v4.spz", 0, 0, 0),
+        ("tiny/minimal.splat", "tiny/minimal-v4.spz", 0, 0.03, 0.01),
+    ],
+)
+def test_formats_of_one_model_have_the_same_axes(name, other, means, covars, colors):
+    if "v4" in other or name == "biker.spz":
+        pytest.importorskip("zstandard")
+    found, expected = read_model(MODELS / name), read_model(MODELS / other)
+    assert (found.means - expected.means).abs().max() <= means
+    errors = (covariances(found) - covariances(expected)).flatten(1).norm(dim=1)
+    assert (errors <= covars * covariances(expected).flatten(1).norm(dim=1)).all()
+    degree = min(found.sh_degree, expected.sh_degree)
+    directions = torch.nn.functional.normalize(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
+    rows = slice(0, 2000)
+    for direction in directions:
+        one, two = (
+            spherical_harmonics(degree, direction.expand(len(coeffs), 3), coeffs)
+            for coeffs in (found.sh_coeffs(degree)[rows], expected.sh_coeffs(degree)[rows])
+        )
+        assert (one - two).abs().max() <= colors
+
+
+@needs_models
+@pytest.mark.parametrize("name", ["tiny/minimal-v2.spz", "tiny/minimal-raw.spz"])
+def test_spz_written_without_conversion_is_upside_down(name):
+    # The program that wrote these two files stored the axes of PLY files. Nothing in the files tells.
+    found, expected = read_model(MODELS / name), read_model(MODELS / "tiny/minimal-v3.spz")
+    assert torch.equal(found.means, expected.means * torch.tensor([1.0, -1, -1]))
 
 
 @needs_models

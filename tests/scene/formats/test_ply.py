@@ -156,6 +156,9 @@ def test_absurd_count_of_an_empty_element_is_rejected(tmp_path):
         (["antialiased 0"], False),
         (["antialiased 1", "splatrendermode:  DEFAULT"], False),
         (["SplatRenderMode: default", "antialiased 1", "and so on"], True),
+        (["Postshot v1.0.0", "postshot.anti_aliasing=1"], True),
+        (["postshot.anti_aliasing=0"], False),
+        (["postshot.anti_aliasing=2"], False),
         (["not SplatRenderMode: mip"], False),
     ],
 )
@@ -177,7 +180,9 @@ def test_other_elements_are_skipped(tmp_path):
     after = b"element face 1\nproperty list uchar int vertex_indices\n"
     (tmp_path / "a.ply").write_bytes(before + after + mark + b"\1\2\3\4" + body + b"\0")
     (tmp_path / "b.ply").write_bytes(plain)
-    assert torch.equal(read_ply(tmp_path / "a.ply").means, read_ply(tmp_path / "b.ply").means)
+    with pytest.warns(UserWarning, match=r"a\.ply: ignored the elements chunk; only 3D Gaussians are read"):
+        found = read_ply(tmp_path / "a.ply")
+    assert torch.equal(found.means, read_ply(tmp_path / "b.ply").means)
 
 
 GOOD = ply(INRIA, vertices_of(INRIA))
@@ -197,8 +202,8 @@ GOOD = ply(INRIA, vertices_of(INRIA))
         (ply(INRIA, [], count=-1), FileError, "invalid line"),
         (GOOD.replace(b"binary_little_endian", b"binary_pdp_endian"), UnsupportedError, "binary_pdp_endian"),
         (GOOD.replace(b"binary_little_endian", b"ascii"), FileError, "record 0 of 'vertex': expected 62 numbers"),
-        (GOOD.replace(b"property float scale_2\n", b""), UnsupportedError, "2DGS"),
-        (ply(INRIA, [], comments=["SplatRenderMode: 2dgs"]), UnsupportedError, "2DGS"),
+        (GOOD.replace(b"property float scale_2\n", b""), UnsupportedError, r"no scale_2: .*2DGS.*; train 3D Gaussians"),
+        (ply(INRIA, [], comments=["SplatRenderMode: 2dgs"]), UnsupportedError, "header says .*2DGS.*; train 3D"),
         (GOOD.replace(b"end_header", b"element vertex 3\nend_header"), FileError, "vertex' twice"),
         (GOOD.replace(b"element vertex", b"element face"), FileError, "vertex"),
         (GOOD.replace(b"property float x\n", b"property float a\n"), FileError, "lack x"),
@@ -207,6 +212,8 @@ GOOD = ply(INRIA, vertices_of(INRIA))
         (GOOD.replace(b"property float x\n", b"property quaternion x\n"), FileError, "invalid line"),
         (ply([n for n in INRIA if n != "f_rest_44"], []), FileError, "found 44"),
         (ply([n.replace("f_rest_44", "f_rest_45") for n in INRIA], []), FileError, "f_rest_0"),
+        (ply(ply_names(4), []), UnsupportedError, r"found 72 properties f_rest_\*, which is SH degree 4"),
+        (ply(ply_names(5), []), UnsupportedError, "found 105 .* SH degree 5"),
         (ply(["packed_position"], []), FileError, "compressed.*lacks packed_rotation"),
     ],
 )
@@ -225,7 +232,7 @@ def test_randomly_damaged_file_is_read_or_rejected(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "damaged.ply"
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
     try:
-        found = read_ply(path)
+        found = read_ply(path, warn=str)
     except (ArgumentError, UnsupportedError):
         return
     assert len(found) * 14 * 4 <= len(content)

@@ -1,6 +1,7 @@
 """Tests of SOG datasets, against values decoded by hand."""
 
 import json
+import struct
 import zipfile
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from tests.support.model_files import assert_same_tensors, sog_files, webp_bytes, write_folder, write_zip
 from tsplat import UnsupportedError
-from tsplat.scene import FileError, read_model
+from tsplat.scene import FileError, read_model, read_sog
 
 
 def test_read_decodes_every_value(tmp_path):
@@ -95,3 +96,15 @@ def test_missing_and_damaged_files_are_rejected(tmp_path):
     (tmp_path / "d.sog").write_bytes((tmp_path / "a.sog").read_bytes()[:-30])
     with pytest.raises(FileError, match="ZIP archive"):
         read_model(tmp_path / "d.sog")
+
+
+def test_huge_image_is_rejected_without_a_warning(tmp_path):
+    files = sog_files()[0]
+    content = bytearray(files["scales.webp"])
+    start = content.index(b"VP8L") + 9  # width - 1 and height - 1, 14 bits each
+    content[start : start + 4] = struct.pack("<I", 12_999 | 12_999 << 14 | 1 << 28)
+    (tmp_path / "a.sog").write_bytes(
+        write_zip(tmp_path / "b.sog", {**files, "scales.webp": bytes(content)}).read_bytes()
+    )
+    with pytest.raises(FileError, match=r"a\.sog: scales\.webp has 13000 x 13000 pixels for 30 Gaussians"):
+        read_sog(tmp_path / "a.sog")

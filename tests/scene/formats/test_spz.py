@@ -1,12 +1,13 @@
 """Tests of SPZ files, against an encoder written from the format's description."""
 
 import gzip
+import struct
 
 import pytest
 import torch
 
 import tsplat
-from tests.support.model_files import assert_same_tensors, random_gaussians, spz_bytes
+from tests.support.model_files import SAFE_ORBIT_CAMERA, assert_same_tensors, random_gaussians, spz_bytes
 from tsplat import UnsupportedError
 from tsplat.scene import FileError, read_spz
 
@@ -99,3 +100,103 @@ def test_damaged_zstd_file_is_rejected(tmp_path):
         (tmp_path / "a.spz").write_bytes(damaged)
         with pytest.raises(FileError, match=words):
             read_spz(tmp_path / "a.spz")
+
+
+def coordinate_system(code):
+    return struct.pack("<III", 0xADBE0003, 4, code)
+
+
+SIGNS = {"R": 1, "L": -1, "D": 1, "U": -1, "F": 1, "B": -1}
+"""Sign of an axis, by where it points to, that converts it to right, down, forward."""
+
+SYSTEMS = [None, "LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF"]
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("code", range(9))
+def test_coordinate_system_of_the_extension_is_converted(tmp_path, version, code):
+    gaussians = random_gaussians(60, 4)
+    records = SAFE_ORBIT_CAMERA + coordinate_system(code) + coordinate_system(1)  # the first one counts
+    (tmp_path / "a.spz").write_bytes(spz_bytes(gaussians, version, flags=2, extensions=records))
+    (tmp_path / "b.spz").write_bytes(spz_bytes(gaussians, version))
+    notes = []
+    found, rub = read_spz(tmp_path / "a.spz", warn=notes.append), read_spz(tmp_path / "b.spz")
+    assert [note.split(": ")[1] for note in notes] == [
+        "ignored the extensions SPZ_ADOBE_safe_orbit_camera; only 3D Gaussians are read"
+    ]
+    # The same values in other axes: undo the default conversion, apply the one of the extension.
+    signs = torch.tensor([SIGNS[letter] for letter in SYSTEMS[code or 4]]) * AXES
+    assert torch.equal(found.means, signs * rub.means)
+    scales = torch.tensor([1.0, 2, 3]).expand(60, 3)
+    found_covars, rub_covars = (
+        tsplat.quat_scale_to_covar_preci(g.quats, scales, True, False, False)[0] for g in (found, rub)
+    )
+    torch.testing.assert_close(found_covars, signs[:, None] * rub_covars * signs)
+    directions = torch.nn.functional.normalize(torch.randn(60, 3, generator=torch.Generator().manual_seed(1)), dim=-1)
+    torch.testing.assert_close(colors_along(found, directions), colors_along(rub, signs * directions))
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize(
+    ("records", "error", "words"),
+    [
+        (coordinate_system(12), UnsupportedError, r"coordinate system \(12\) exchanges y and z"),
+        (coordinate_system(17), FileError, "below 17, found 17"),
+        (coordinate_system(6)[:-1], FileError, "0xadbe0003 has an invalid size of 4 bytes"),
+        (coordinate_system(6)[:7], FileError, "within an extension"),
+        (struct.pack("<IIQ", 0xADBE0003, 8, 6), FileError, "invalid size of 8 bytes"),
+        (struct.pack("<II", 7, 2**32 - 1), FileError, "0x7 has an invalid size of 4294967295 bytes"),
+    ],
+)
+def test_invalid_extension_is_rejected(tmp_path, version, records, error, words):
+    (tmp_path / "a.spz").write_bytes(spz_bytes(random_gaussians(5), version, flags=2, extensions=records))
+    with pytest.raises(error, match=words) as caught:
+        read_spz(tmp_path / "a.spz")
+    assert "a.spz" in str(caught.value)
+
+
+def test_flags_and_data_that_are_ignored_are_noted(tmp_path):
+    (tmp_path / "a.spz").write_bytes(spz_bytes(random_gaussians(5), 3, flags=0x14, extensions=b"tail"))
+    notes = []
+    assert len(read_spz(tmp_path / "a.spz", warn=notes.append)) == 5
+    assert [note.split(": ")[1] for note in notes] == [
+        "ignored the flags 0x04, 0x10; only 3D Gaussians are read",
+        "ignored 4 bytes after the Gaussians",
+    ]
+    (tmp_path / "a.spz").write_bytes(spz_bytes(random_gaussians(5), 3, extensions=bytes((1 << 20) + 1)))
+    with pytest.raises(FileError, match="more data follows"):
+        read_spz(tmp_path / "a.spz")
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_levels_of_detail_are_refused(tmp_path, version):
+    (tmp_path / "a.spz").write_bytes(spz_bytes(random_gaussians(5), version, flags=0x81))
+    with pytest.raises(UnsupportedError, match="levels of detail"):
+        read_spz(tmp_path / "a.spz")
+
+
+def test_checksums_are_verified_if_extensions_follow(tmp_path):
+    content = bytearray(spz_bytes(random_gaussians(40), 3, flags=2, extensions=coordinate_system(6)))
+    content[-8] ^= 1  # in the checksum of gzip
+    (tmp_path / "a.spz").write_bytes(content)
+    with pytest.raises(FileError, match="gzip stream is damaged"):
+        read_spz(tmp_path / "a.spz")
+    zstandard = pytest.importorskip("zstandard")
+    content = spz_bytes(random_gaussians(40), 4)
+    packed = zstandard.ZstdCompressor(write_checksum=True).compress
+    sections = content[:0]
+    table, start = [], content.index(b"\x28\xb5\x2f\xfd")
+    offset = start - 16 * content[15]
+    for i in range(content[15]):
+        size, raw_size = struct.unpack_from("<QQ", content, offset + 16 * i)
+        stream = packed(zstandard.decompress(content[start : start + size]))
+        table.append(struct.pack("<QQ", len(stream), raw_size))
+        sections += stream
+        start += size
+    content = bytearray(content[:offset] + b"".join(table) + sections)
+    (tmp_path / "b.spz").write_bytes(content)
+    assert len(read_spz(tmp_path / "b.spz")) == 40
+    content[-1] ^= 1
+    (tmp_path / "b.spz").write_bytes(content)
+    with pytest.raises(FileError, match="zstd stream 4 is damaged"):
+        read_spz(tmp_path / "b.spz")

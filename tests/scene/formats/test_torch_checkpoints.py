@@ -3,6 +3,7 @@
 import math
 import pickle
 import re
+import zipfile
 
 import numpy as np
 import pytest
@@ -54,9 +55,46 @@ def assert_equals(gaussians, expected):
 def test_read_gsplat_checkpoint(tmp_path, zipped):
     content = {"step": 6999, "splats": torch.nn.ParameterDict(splats()).state_dict(), "pose_adjust": {}}
     torch.save(content, tmp_path / "ckpt_6999_rank0.pt", _use_new_zipfile_serialization=zipped)
-    for found in (read_torch_checkpoint(tmp_path / "ckpt_6999_rank0.pt"), read_model(tmp_path / "ckpt_6999_rank0.pt")):
+    for read in (read_torch_checkpoint, read_model):
+        notes = []
+        found = read(tmp_path / "ckpt_6999_rank0.pt", warn=notes.append)
         assert_equals(found, splats())
+        assert len(notes) == 1
+        assert notes[0].endswith("ckpt_6999_rank0.pt: ignored the parts pose_adjust; only 3D Gaussians are read")
         assert not any(tensor.requires_grad for tensor in found.tensors().values())
+
+
+def test_2dgs_is_refused(tmp_path):
+    (degree, means, sh0, shN, scales, *rest), step = inria()
+    torch.save(((degree, means, sh0, shN, scales[:, :2], *rest), step), tmp_path / "a.pth")
+    with pytest.raises(UnsupportedError, match=r"a\.pth: its Gaussians have two scales: .*2DGS.*train 3D"):
+        read_model(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_checksums_of_records_are_verified(tmp_path, checksums):
+    torch.serialization.set_crc32_options(checksums)
+    try:
+        content = bytearray(save(tmp_path / "a.pt").read_bytes())
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert_equals(read_torch_checkpoint(tmp_path / "a.pt"), splats())
+    content[content.index(splats()["means"].numpy().tobytes())] ^= 1
+    (tmp_path / "a.pt").write_bytes(content)
+    if checksums:
+        with pytest.raises(FileError, match=r"a\.pt: damaged or cut short .*CRC-32"):
+            read_torch_checkpoint(tmp_path / "a.pt")
+    else:
+        assert len(read_torch_checkpoint(tmp_path / "a.pt")) == 6
+
+
+def test_compressed_records_are_refused(tmp_path):
+    save(tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as one, zipfile.ZipFile(tmp_path / "b.pt", "w") as other:
+        for name in one.namelist():
+            other.writestr(name, one.read(name), zipfile.ZIP_DEFLATED)
+    with pytest.raises(FileError, match=r"b\.pt: its records are compressed"):
+        read_torch_checkpoint(tmp_path / "b.pt")
 
 
 def test_tensors_are_not_mapped_to_the_file(tmp_path):

@@ -103,7 +103,7 @@ def test_failing_rank_ends_the_run_which_can_be_resumed(
     saved = read_checkpoint(path).step
     assert saved == step // 3 * 3 or (saved == 3 and step < 6)
     # A single process resumes the run of several ranks.
-    monkeypatch.setattr(runs, "_read_capture", lambda config, device, *_: capture())
+    monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture())
     metrics = resume(run)
     assert (metrics["steps"], metrics["ranks"]) == (STEPS, 1)
     # With the same number of views per step: one for each rank.

@@ -38,12 +38,11 @@ def read_capture(
         UnsupportedError, ArgumentError, MissingExtraError: See the two functions.
     """
     folder = Path(folder)
-    is_json = folder.suffix == ".json" and not folder.is_dir()
-    if find_model(folder) is not None or ((folder / "sparse").is_dir() and not has_transforms(folder)):
+    if _is_colmap(folder):
         capture = read_colmap(
             folder, downscale, test_every, background=background, strict=strict, on_progress=on_progress
         )
-    elif is_json or has_transforms(folder):
+    elif _is_json(folder) or has_transforms(folder):
         capture = read_transforms(
             folder, downscale, test_every, background, seed=seed, strict=strict, on_progress=on_progress
         )
@@ -55,3 +54,18 @@ def read_capture(
             "transforms.json; to compute cameras from photographs, run: tsplat prepare PHOTOS --out SCENE"
         )
     return normalize_capture(capture)[0] if normalize else capture
+
+
+def is_capture(folder: str | os.PathLike[str]) -> bool:
+    """Returns whether :func:`read_capture` finds cameras at a path."""
+    folder = Path(folder)
+    is_transforms = _is_json(folder) and folder.name.startswith("transforms")
+    return _is_colmap(folder) or is_transforms or has_transforms(folder)
+
+
+def _is_colmap(folder: Path) -> bool:
+    return find_model(folder) is not None or ((folder / "sparse").is_dir() and not has_transforms(folder))
+
+
+def _is_json(path: Path) -> bool:
+    return path.suffix == ".json" and not path.is_dir()

@@ -8,8 +8,10 @@ from .checkpoints import CheckpointError, open_model
 from .models import lost_on_write, read_model, write_model
 from .ply import read_ply, write_compressed_ply, write_ply
 from .sog import read_sog
+from .sog_writer import write_sog
 from .splat import read_splat, write_splat
 from .spz import read_spz
+from .spz_writer import write_spz
 from .torch_checkpoints import read_torch_checkpoint
 
 __all__ = [
@@ -25,5 +27,7 @@ __all__ = [
     "write_compressed_ply",
     "write_model",
     "write_ply",
+    "write_sog",
     "write_splat",
+    "write_spz",
 ]

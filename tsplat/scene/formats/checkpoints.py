@@ -81,7 +81,8 @@ def open_model(
             checkpoint) or a single checkpoint.
         force: As in :func:`read_raw_checkpoint` and :func:`read_model`.
         checkpoint: Step or folder name of a run's checkpoint to read instead of the newest.
-        warn: Called with a message for each damaged checkpoint that is skipped.
+        warn: Called with a message for each damaged checkpoint that is skipped, and with the notes of
+            :func:`read_model`.
 
     Raises:
         CheckpointError: The run has no valid checkpoint, or not the given one.
@@ -92,7 +93,7 @@ def open_model(
     if not is_run(path):
         if checkpoint is not None and Path(path).exists():
             raise ArgumentError(f"checkpoint: {path} is not a training run, so that it has no checkpoint {checkpoint}")
-        return read_model(path, force=force)
+        return read_model(path, force=force, warn=warn)
     found, raw, errors = read_newest_valid(path, lambda folder: read_raw_checkpoint(folder, force=force), checkpoint)
     for message in skipped_messages(errors, found):
         warn(message)

@@ -1,13 +1,18 @@
-"""k-means in two levels: for tens of thousands of clusters, which a search through all of them would make slow."""
+"""k-means of rows in two levels, for tens of thousands of clusters, and of single values."""
 
 from __future__ import annotations
 
+import heapq
 import math
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ITERATIONS = 10
+VALUE_ITERATIONS = 100
 BLOCK = 1 << 22
 """Distances that are computed at a time."""
 
@@ -65,3 +70,53 @@ def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
     squares = centroids.square().sum(1)
     parts = torch.split(rows, max(BLOCK // len(centroids), 1))
     return torch.cat([torch.addmm(squares, part, centroids.T, alpha=-2).argmin(1) for part in parts])
+
+
+def cluster_values(values: NDArray[Any], n_clusters: int) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
+    """Clusters single values by k-means.
+
+    The first clusters are found by halving the one with the largest squared error at its mean again and again.
+
+    Args:
+        values: Values of any shape.
+        n_clusters: Upper bound of the number of clusters.
+
+    Returns:
+        Centers [K], K <= n_clusters, in increasing order, and the index of the nearest center of each value, in the
+        shape of `values`. The centers are the values themselves if at most `n_clusters` are different.
+    """
+    distinct, inverse, counts = np.unique(values.astype(np.float32), return_inverse=True, return_counts=True)
+    centers = distinct
+    if len(distinct) > n_clusters:
+        # float64, because sums of squares of large values overflow float32.
+        points, weights = distinct.astype(np.float64), counts.astype(np.float64)
+        starts = _halve(points, weights, n_clusters)
+        for _ in range(VALUE_ITERATIONS):
+            means = np.add.reduceat(points * weights, starts) / np.add.reduceat(weights, starts)
+            found = np.unique(np.append(0, np.searchsorted(points, (means[1:] + means[:-1]) / 2)))
+            if np.array_equal(found, starts):
+                break
+            starts = found[found < len(points)]
+        centers = np.unique((np.add.reduceat(points * weights, starts) / np.add.reduceat(weights, starts)).astype("f4"))
+    middles = (centers[1:].astype(np.float64) + centers[:-1]) / 2
+    return centers, np.searchsorted(middles, distinct)[inverse].reshape(values.shape)
+
+
+def _halve(points: NDArray[np.float64], weights: NDArray[np.float64], n_parts: int) -> NDArray[np.intp]:
+    """Divides sorted points into parts of small squared error. Returns the first point of each part."""
+
+    def part(start: int, end: int) -> tuple[float, int, int, int]:
+        """Returns minus the squared error of a part, its start, the start of its upper half, and its end."""
+        own, own_weights = points[start:end], weights[start:end]
+        mean = np.average(own, weights=own_weights)
+        middle = start + int(np.searchsorted(own, mean, "right"))
+        return -float(own_weights @ np.square(own - mean)), start, middle, end
+
+    parts = [part(0, len(points))]
+    while len(parts) < n_parts:
+        error, start, middle, end = parts[0]
+        if error == 0 or not start < middle < end:
+            break
+        heapq.heapreplace(parts, part(start, middle))
+        heapq.heappush(parts, part(middle, end))
+    return np.array(sorted(start for _, start, _, _ in parts), np.intp)

@@ -22,8 +22,10 @@ from ...config import SH_NORMS
 from ...errors import FileError
 from ..gaussians import Gaussians
 from ..morton import morton_order
+from .foreign import Warn, note_ignored
 from .ply_file import PlyFile, Table
 from .quantization import (
+    LOG_SCALE_MAX,
     Bytes,
     Floats,
     check_valid,
@@ -45,12 +47,9 @@ SH_SIZES = (9, 24, 45)
 SH_RANGE = 8.0
 """Width of the interval of the f_rest values."""
 
-LOG_SCALE_MAX = 20.0
-"""Log scales are written within plus or minus this."""
 
-
-def decode_compressed_ply(ply: PlyFile, antialiased: bool) -> Gaussians:
-    """Decodes the Gaussians of an open compressed PLY.
+def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussians:
+    """Decodes the Gaussians of an open compressed PLY. `warn` is called with what is ignored.
 
     Raises:
         FileError: Elements or properties are missing or inconsistent, or the file is cut short.
@@ -65,6 +64,11 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool) -> Gaussians:
             f"{ply.path}: expected {math.ceil(len(vertex) / CHUNK)} chunks for {len(vertex)} Gaussians, "
             f"found {len(chunk)}; the file is damaged"
         )
+    known = {"vertex": VERTEX, "chunk": [bound + name for names in RANGES for bound in bounds for name in names]}
+    for name, properties in known.items():
+        names = (prop for prop in ply.elements[name].names if prop not in properties)
+        note_ignored(ply.path, f"the properties of {name!r}:", names, warn)
+    note_ignored(ply.path, "the elements", (name for name in ply.elements if name not in (*known, "sh")), warn)
     chunk_ids = np.arange(len(vertex)) // CHUNK
 
     def between(fractions: NDArray[np.float64], names: tuple[str, ...]) -> Floats:
@@ -151,9 +155,16 @@ def _pack(fractions: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.uint32]:
 
 
 def _encode_sh(shN: NDArray[Any]) -> Bytes:
-    """Encodes SH coefficients above degree 0, [N, K - 1, 3], as bytes in the order of f_rest, [N, 3 (K - 1)]."""
-    rest = rearrange(shN.astype(np.float64), "n k c -> n (c k)")
-    return np.clip(np.trunc((rest / SH_RANGE + 0.5) * 256), 0, 255).astype(np.uint8)
+    """Encodes SH coefficients above degree 0, [N, K - 1, 3], as bytes in the order of f_rest, [N, 3 (K - 1)].
+
+    Byte b stands for b + 0.5, so that 0 is as far from 127 as from 128. Such values are rounded up and down by turns:
+    always rounding them up would brighten a model that has many zeros.
+    """
+    levels = (rearrange(shN.astype(np.float64), "n k c -> n (c k)") / SH_RANGE + 0.5) * 256
+    lower = np.floor(levels)
+    is_odd = np.add.outer(np.arange(levels.shape[0]), np.arange(levels.shape[1])) % 2 == 1
+    encoded: Bytes = np.clip(lower - ((levels == lower) & is_odd), 0, 255).astype(np.uint8)
+    return encoded
 
 
 def _table(ply: PlyFile, name: str, needed: tuple[str, ...] | list[str]) -> Table:

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -127,7 +128,11 @@ def decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with warnings.catch_warnings():
+            # The number of pixels is checked below.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(io.BytesIO(content))
+        with opened as image:
             if image.width * image.height > 4 * count + SPARE_PIXELS:
                 raise FileError(
                     f"{path}: {name} has {image.width} x {image.height} pixels for {count} Gaussians; it is damaged"

@@ -2,33 +2,63 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
-from ...errors import FileError, UnsupportedError
+from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP
 from ..gaussians import Gaussians
+from .foreign import Warn
 from .image_sets import META
 from .ply import read_ply, write_compressed_ply, write_ply
 from .png_images import PNG_MEANS, read_png_model
 from .sog import read_sog
+from .sog_writer import lost_in_sog, write_sog
 from .splat import read_splat, write_splat
 from .spz import GZIP, MAGIC, read_spz
+from .spz_writer import lost_in_spz, write_spz
 from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 
 KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, Inria's .pth"
-READ_ONLY = (".spz", ".sog", ".ksplat", ".pt", ".pth", ".json")
-WRITERS = {".compressed.ply": write_compressed_ply, ".ply": write_ply, ".splat": write_splat}
-"""Ending of a file name -> function; the first one that matches is used."""
+READ_ONLY = (".ksplat", ".pt", ".pth", ".json")
+Format = Literal["ply", "compressed-ply", "splat", "spz", "spz4", "sog"]
+WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], None]] = {
+    "ply": write_ply,
+    "compressed-ply": write_compressed_ply,
+    "splat": write_splat,
+    "spz": write_spz,
+    "spz4": functools.partial(write_spz, version=4),
+    "sog": write_sog,
+}
+"""Format -> function."""
+
+ENDINGS: dict[str, Format] = {
+    ".compressed.ply": "compressed-ply",
+    ".ply": "ply",
+    ".splat": "splat",
+    ".spz": "spz",
+    ".sog": "sog",
+    f"/{META}": "sog",
+}
+"""Ending of a path -> format; the first one that matches is used."""
 
 
-def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussians:
+LOD_META = "lod-meta.json"
+"""The index of PlayCanvas's Streamed SOG: many SOG datasets in several levels of detail."""
+
+
+def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
     """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat or Inria's program saved.
 
     Args:
         path: A file, a folder with ``meta.json`` (SOG, or gsplat's PNG images), or a folder with the checkpoints of
             gsplat's ranks.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
+        warn: Called with a note of one line that names what the file holds beyond 3D Gaussians and is ignored.
 
     Returns:
         Gaussians in float32 on the CPU.
@@ -42,9 +72,12 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     path = Path(path)
     if path.is_dir():
         if (path / META).exists():
-            return read_png_model(path) if (path / PNG_MEANS).exists() else read_sog(path)
+            return read_png_model(path, warn=warn) if (path / PNG_MEANS).exists() else read_sog(path, warn=warn)
         if any(path.glob("*.pt")):
-            return read_torch_checkpoint(path, force=force)
+            return read_torch_checkpoint(path, force=force, warn=warn)
+    if path.name == LOD_META or (path / LOD_META).is_file():
+        raise UnsupportedError(f"{path}: Streamed SOG is not implemented; convert it to .ply with splat-transform")
+    if path.is_dir():
         raise FileError(
             f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat); expected {KNOWN}"
         )
@@ -54,55 +87,71 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False) -> Gaussian
     if suffix == ".ksplat":
         raise UnsupportedError(f"{path}: .ksplat is not implemented; convert it to .ply with splat-transform")
     if suffix in CHECKPOINTS:
-        return read_torch_checkpoint(path, force=force)
+        return read_torch_checkpoint(path, force=force, warn=warn)
     if suffix == ".splat":
         return read_splat(path)
     if start[:3] == b"ply" or suffix == ".ply":
-        return read_ply(path)
+        return read_ply(path, warn=warn)
     if start[:2] == GZIP or start == MAGIC or suffix == ".spz":
-        return read_spz(path)
+        return read_spz(path, warn=warn)
     if path.name == META or suffix == ".sog" or start == ZIP:
-        return read_sog(path)
+        return read_sog(path, warn=warn)
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 
-def write_model(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
-    """Writes a model as ``.ply``, ``.compressed.ply`` (PlayCanvas) or ``.splat``, depending on the file name.
+def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> None:
+    """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ or SOG.
 
     :func:`lost_on_write` lists what the format cannot represent.
+
+    Args:
+        path: File to write. SOG may also be a folder.
+        gaussians: Gaussians on any device.
+        format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"`` or ``"sog"``. None
+            chooses by the name: ``.ply``, ``.compressed.ply``, ``.splat``, ``.spz``, ``.sog``, or ``meta.json`` for a
+            folder of SOG.
 
     Raises:
         UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
         FileError: The file name has none of these endings.
-        ArgumentError: See :func:`write_compressed_ply` and :func:`write_splat`.
+        ArgumentError: The format is unknown, or it cannot represent the values; see :func:`write_compressed_ply`,
+            :func:`write_splat`, :func:`write_spz` and :func:`write_sog`.
+        MissingExtraError: An optional dependency of the format is not installed.
         OSError: The file cannot be written.
     """
-    ending = _ending(path)
-    if ending is not None:
-        WRITERS[ending](path, gaussians)
+    chosen = _format(path, format)
+    if chosen is not None:
+        WRITERS[chosen](path, gaussians)
         return
-    known = ", ".join(WRITERS)
+    known = ", ".join(ending.lstrip("/") for ending in ENDINGS)
     if Path(path).suffix.lower() in READ_ONLY:
         raise UnsupportedError(f"{path}: writing this format is not implemented; write {known}")
-    raise FileError(f"{path}: cannot tell the format from the file name; expected {known}")
+    raise FileError(f"{path}: cannot tell the format from the file name; expected {known}, or choose a format")
 
 
-def _ending(path: str | os.PathLike[str]) -> str | None:
-    """Returns the ending of a file name that is in :data:`WRITERS`, or None."""
-    return next((ending for ending in WRITERS if Path(path).name.lower().endswith(ending)), None)
+def _format(path: str | os.PathLike[str], format: Format | None) -> Format | None:
+    """Returns the format of a file to be written, a key of :data:`WRITERS`, or None if its name does not tell."""
+    if format is not None and format not in WRITERS:
+        raise ArgumentError(f"format: expected {', '.join(WRITERS)}, found {format!r}")
+    name = f"/{Path(path).name.lower()}"
+    return format or next((known for ending, known in ENDINGS.items() if name.endswith(ending)), None)
 
 
-def lost_on_write(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
+def lost_on_write(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> list[str]:
     """Describes what :func:`write_model` loses by writing these Gaussians to a file of this name.
 
     Returns:
         Phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
     """
-    match _ending(path):
-        case ".ply":
+    match _format(path, format):
+        case "ply":
             return []
-        case ".compressed.ply":
+        case "compressed-ply":
             return ["all but 8 to 11 bits of every value"]
+        case "spz" | "spz4":
+            return ["all but 24 bits of positions, 10 of rotations and 8 of other values", *lost_in_spz(gaussians)]
+        case "sog":
+            return ["all but 16 bits of positions and 8 of other values", *lost_in_sog(gaussians)]
     lost = {
         f"view dependence (SH degree {gaussians.sh_degree})": gaussians.sh_degree > 0,
         "the antialiased flag": gaussians.antialiased,

@@ -4,12 +4,20 @@ One vertex per Gaussian: x y z, nx ny nz (unused), f_dc_0..2 (SH degree 0), f_re
 channel), opacity (logit), scale_0..2 (logarithms), rot_0..3 (wxyz). All values are before activation.
 
 Models trained with ``rasterize_mode="antialiased"`` are marked with the header line ``comment SplatRenderMode: mip``,
-as Brush and splat-transform do. Postshot's ``comment antialiased 1`` is read as well.
+as Brush and splat-transform do. Postshot's ``comment postshot.anti_aliasing=1`` and ``comment antialiased 1`` are read
+as well.
+
+Mip-Splatting's property filter_3D is applied; see :mod:`~tsplat.scene.formats.filter_3d`. Properties of methods that 3D
+Gaussians cannot represent are refused, and others are ignored with a note; see
+:mod:`~tsplat.scene.formats.foreign`.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import warnings
 
 import numpy as np
 import torch
@@ -19,6 +27,9 @@ from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
 from .compressed_ply import decode_compressed_ply, encode_compressed_ply
+from .filter_3d import NAMES as FILTER_NAMES
+from .filter_3d import apply_filter
+from .foreign import HARMLESS, Warn, check_method, note_ignored
 from .ply_file import PlyFile
 
 REST_SIZES = (0, 9, 24, 45)
@@ -34,30 +45,45 @@ GROUPS = {
 """Parameter -> its PLY properties."""
 
 ANTIALIASED_COMMENT = "SplatRenderMode: mip"
+FLAG_COMMENT = re.compile(r"(?:antialiased|postshot\.anti_aliasing)(?:\s*=\s*|\s+)([01])")
+"""Other comments that tell whether a model was trained with antialiasing, in lower case."""
 
 
-def read_ply(path: str | os.PathLike[str]) -> Gaussians:
+def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
     """Reads Gaussians from a PLY file in ASCII, little-endian or big-endian, or from PlayCanvas's compressed PLY.
 
-    The properties may be in any order; unknown ones are ignored. Memory is allocated only after the sizes in the header
-    have been checked against the size of the file. Apart from the Gaussians, reading needs a few megabytes.
+    The properties may be in any order. Memory is allocated only after the sizes in the header have been checked against
+    the size of the file. Apart from the Gaussians, reading needs a few megabytes.
+
+    The 3D filter of Mip-Splatting (property filter_3D) is applied to scales and opacities. Such a model is antialiased
+    unless a comment of the header says otherwise, because the method renders with a compensated 2D filter.
+
+    Args:
+        path: The file.
+        warn: Called with a note that names the elements and properties that are ignored.
 
     Raises:
         FileError: The file is not a PLY of Gaussians, or it is cut short.
-        UnsupportedError: A variant of the format that is not implemented.
+        UnsupportedError: A variant of the format that is not implemented, or the parameters of another method, such as
+            2D or 4D Gaussians.
         OSError: The file cannot be read.
     """
     with open(path, "rb") as file:
         ply = PlyFile(file, str(path))
-        antialiased = is_antialiased(ply)
+        mode = render_mode(ply)
         if "vertex" not in ply.elements:
             raise FileError(f"{path}: not a PLY of Gaussians; expected an element 'vertex'")
         vertex = ply.elements["vertex"]
         if "packed_position" in vertex.names:
-            return decode_compressed_ply(ply, antialiased)
+            return decode_compressed_ply(ply, mode == "mip", warn)
         n_rest = _check_names(ply.path, vertex.names)
         groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
+        filter_name = next((name for name in FILTER_NAMES if name in vertex.names), None)
+        known = {filter_name, *(name for names in groups.values() for name in names)}
+        unknown = [name for name in vertex.names if name not in known and not HARMLESS.fullmatch(name)]
         blocks = ply.blocks("vertex")
+        note_ignored(path, "the properties", unknown, warn)
+        note_ignored(path, "the elements", (name for name in ply.elements if name not in ("vertex", "face")), warn)
         values = {group: np.empty((vertex.count, len(names)), np.float32) for group, names in groups.items()}
         first = 0
         # A double beyond the range of float32 becomes infinite, which makes the Gaussian invalid.
@@ -67,12 +93,16 @@ def read_ply(path: str | os.PathLike[str]) -> Gaussians:
                     target = values[group][first : first + len(block)]
                     for column, name in zip(_columns(group, len(names)), names):
                         target[:, column] = block[name]
+                if filter_name is not None:
+                    rows = slice(first, first + len(block))
+                    log_scales, logits = values["log_scales"][rows], values["opacity_logits"][rows]
+                    log_scales[:], logits[:, 0] = apply_filter(log_scales, logits[:, 0], block[filter_name])
                 first += len(block)
     tensors = {group: torch.from_numpy(array) for group, array in values.items()}
     tensors["opacity_logits"] = tensors["opacity_logits"][:, 0]
     tensors["sh0"] = tensors["sh0"][:, None]
     tensors["shN"] = tensors["shN"].view(vertex.count, n_rest // 3, 3)
-    return Gaussians(**tensors, antialiased=antialiased)
+    return Gaussians(**tensors, antialiased=mode == "mip" or (mode is None and filter_name is not None))
 
 
 def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
@@ -140,22 +170,27 @@ def _comments(gaussians: Gaussians) -> list[str]:
     return [ANTIALIASED_COMMENT] if gaussians.antialiased else []
 
 
-def is_antialiased(ply: PlyFile) -> bool:
-    """Returns whether the header's comments mark the model as antialiased. The last such comment decides.
+def render_mode(ply: PlyFile) -> str | None:
+    """Returns how the header's comments say that the model is rendered: "mip" (antialiased), another word, or None.
+
+    The last such comment decides.
 
     Raises:
         UnsupportedError: The model is marked as 2DGS.
     """
-    mode = "default"
+    mode = None
     for comment in ply.comments:
-        match comment.lower().split():
-            case ["splatrendermode:", mode]:
-                pass
-            case ["antialiased", flag] if flag in ("0", "1"):
-                mode = "mip" if flag == "1" else "default"
+        words = comment.lower().split()
+        if len(words) == 2 and words[0] == "splatrendermode:":
+            mode = words[1]
+        elif match := FLAG_COMMENT.fullmatch(" ".join(words)):
+            mode = "mip" if match[1] == "1" else "default"
     if mode == "2dgs":
-        raise UnsupportedError(f"{ply.path}: rendering 2D Gaussians (2DGS) is not implemented")
-    return mode == "mip"
+        raise UnsupportedError(
+            f"{ply.path}: the header says SplatRenderMode: 2dgs; rendering 2D Gaussians (2DGS) is not implemented; "
+            "train 3D Gaussians"
+        )
+    return mode
 
 
 def _columns(group: str, size: int) -> list[int]:
@@ -165,13 +200,24 @@ def _columns(group: str, size: int) -> list[int]:
 
 def _check_names(path: str, names: list[str]) -> int:
     """Checks the property names of the vertices and returns the number of f_rest properties."""
+    check_method(path, names)
     missing = [name for group in GROUPS.values() for name in group if name not in names]
     if missing == ["scale_2"]:
-        raise UnsupportedError(f"{path}: rendering 2D Gaussians (2DGS, no scale_2) is not implemented")
+        raise UnsupportedError(
+            f"{path}: its vertices have scale_0 and scale_1 but no scale_2: rendering 2D Gaussians (2DGS) is not "
+            "implemented; train 3D Gaussians"
+        )
     if missing:
         raise FileError(f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}")
     rest = {name for name in names if name.startswith("f_rest_")}
-    if len(rest) not in REST_SIZES or rest != {f"f_rest_{i}" for i in range(len(rest))}:
+    complete = rest == {f"f_rest_{i}" for i in range(len(rest))}
+    degree = math.isqrt(len(rest) // 3 + 1) - 1
+    if complete and degree > 3 and len(rest) == 3 * ((degree + 1) ** 2 - 1):
+        raise UnsupportedError(
+            f"{path}: expected SH degree 0 to 3 in a PLY, found {len(rest)} properties f_rest_*, which is SH degree "
+            f"{degree}; export it with SH degree 3"
+        )
+    if not complete or len(rest) not in REST_SIZES:
         raise FileError(
             f"{path}: expected {REST_SIZES} properties f_rest_0, f_rest_1, ... for SH degrees 0 to 3, found {len(rest)}"
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ...support.extras import require
 from ...support.files import atomic_write, output_folder, write_json
 from ..gaussians import Gaussians
 from .clustering import cluster
+from .foreign import Warn, note_ignored
 from .image_sets import META, ZIP_ERRORS, Meta, archive_loader, decode_image
 
 PARAMETERS = dict(means="means", scales="log_scales", quats="quats", opacities="opacity_logits", sh0="sh0", shN="shN")
@@ -135,8 +137,12 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
     return tensors
 
 
-def read_png_model(folder: str | os.PathLike[str]) -> Gaussians:
+def read_png_model(folder: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
     """Reads the Gaussians in a folder that gsplat's ``PngCompression`` wrote.
+
+    Args:
+        folder: The folder.
+        warn: Called with a note that names the parameters that are ignored.
 
     Raises:
         FileError: A file or value is missing, damaged or inconsistent with the others.
@@ -146,6 +152,7 @@ def read_png_model(folder: str | os.PathLike[str]) -> Gaussians:
     missing = [name for name in PARAMETERS if name not in tensors]
     if missing:
         raise FileError(f"{folder}: {META}: expected {', '.join(PARAMETERS)}; {', '.join(missing)} is missing")
+    note_ignored(folder, "the parameters", (name for name in tensors if name not in PARAMETERS), warn)
     fields = {field: tensors[name].float() for name, field in PARAMETERS.items()}
     fields["opacity_logits"] = fields["opacity_logits"].flatten()
     try:

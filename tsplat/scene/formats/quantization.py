@@ -8,14 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import SH_NORMS
-from ...errors import ArgumentError
+from ...errors import ArgumentError, UnsupportedError
 from ..gaussians import Gaussians
+from ..morton import morton_order
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 OPACITY_MARGIN = 1e-6
 """Opacities are clamped to [this, 1 - this], so that their logits are finite."""
+
+LOG_SCALE_MAX = 20.0
+"""Log scales are written within plus or minus this, where a format has no infinity."""
 
 OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
 """Indices of a quaternion's other three components, by the index of the largest one."""
@@ -73,3 +77,28 @@ def check_valid(gaussians: Gaussians) -> None:
             f"gaussians: {n_invalid} of {len(gaussians)} have values that are not finite; remove them with "
             "gaussians.map(lambda tensor: tensor[gaussians.valid])"
         )
+
+
+def morton_arrays(gaussians: Gaussians, name: str) -> dict[str, Floats]:
+    """Checks Gaussians, and returns their parameters and opacities by name as float32 arrays in Morton order.
+
+    Args:
+        gaussians: Gaussians on any device.
+        name: Name of the format, for messages.
+
+    Raises:
+        UnsupportedError: The SH degree is above 3.
+        ArgumentError: A Gaussian is invalid.
+    """
+    if gaussians.sh_degree > 3:
+        raise UnsupportedError(f"sh_degree: expected at most 3 for {name}, found {gaussians.sh_degree}")
+    gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
+    check_valid(gaussians)
+    order = morton_order(gaussians.means)
+    tensors = {**gaussians.tensors(), "opacities": gaussians.opacities}
+    return {name: tensor[order].numpy() for name, tensor in tensors.items()}
+
+
+def levels(values: NDArray[Any]) -> Bytes:
+    """Rounds values to bytes; those outside of [0, 255] are clamped."""
+    return np.clip(np.rint(values.astype(np.float64)), 0, 255).astype(np.uint8)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
 from ..gaussians import Gaussians
+from .foreign import Warn, note_ignored
 from .image_sets import META, Load, Meta, archive_loader, decode_image
 from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
 
@@ -28,12 +30,16 @@ LARGEST_IS_W = 252
 PALETTE_WIDTH = 64
 """Palette entries side by side in the image of centroids."""
 
+KNOWN = ("version", "count", "model", "antialias", "means", "scales", "quats", "sh0", "shN", "asset", "extras")
+"""Names in ``meta.json``; asset and extras are not about the Gaussians."""
 
-def read_sog(path: str | os.PathLike[str]) -> Gaussians:
+
+def read_sog(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
     """Reads a SOG dataset.
 
     Args:
         path: A ``.sog`` file, a folder with ``meta.json``, or that ``meta.json``.
+        warn: Called with a note that names unknown parts of ``meta.json``.
 
     Raises:
         FileError: A file or value is missing, damaged or inconsistent with the others.
@@ -45,11 +51,11 @@ def read_sog(path: str | os.PathLike[str]) -> Gaussians:
     path = Path(path)
     if path.name == META or path.is_dir():
         folder = path if path.is_dir() else path.parent
-        return _read(str(path), lambda name: (folder / name).read_bytes())
-    return _read(str(path), archive_loader(path))
+        return _read(str(path), lambda name: (folder / name).read_bytes(), warn)
+    return _read(str(path), archive_loader(path), warn)
 
 
-def _read(path: str, load: Load) -> Gaussians:
+def _read(path: str, load: Load, warn: Warn) -> Gaussians:
     meta = Meta.parse(path, load(META))
     version = meta.values.get("version")
     if version != 2:
@@ -58,6 +64,7 @@ def _read(path: str, load: Load) -> Gaussians:
     if meta.values.get("model") == "2dgs":
         raise UnsupportedError(f"{path}: rendering 2D Gaussians (2DGS) is not implemented")
     count = meta.count("count")
+    note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
 
     def pixels(name: str) -> Bytes:
         """Returns the first pixels of an image, [count, 4]."""
@@ -93,7 +100,7 @@ def _read(path: str, load: Load) -> Gaussians:
         opacity_logits=torch.from_numpy(logits_from_opacities(rgba[:, 3] / 255)),
         sh0=torch.from_numpy(sh0)[:, None],
         shN=torch.from_numpy(shN),
-        antialiased=meta.values.get("model") == "antialiased",
+        antialiased=meta.values.get("model") == "antialiased" or meta.values.get("antialias") is True,
     )
 
 

@@ -4,8 +4,8 @@ Sections: positions (3 x 24 bits per Gaussian), opacities (1 byte), colors (3 by
 and SH coefficients above degree 0 (1 byte each, channels innermost). Rotations are 3 bytes xyz in version 2; from
 version 3 on they are a uint32 with the index of the largest component of xyzw and the others as a sign and 9 bits.
 
-The frame of the format is x right, y up, z backward. The reader rotates Gaussians by 180 degrees about x, to x right,
-y down, z forward, as in PLY files.
+The frame of the format is x right, y up, z backward, unless an extension names another one. The reader converts
+Gaussians to x right, y down, z forward, as in PLY files: usually a rotation by 180 degrees about x.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import io
 import math
 import os
 import struct
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import BinaryIO
@@ -26,14 +27,16 @@ from ...config import SH_DEGREE_MAX
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
 from ..gaussians import Gaussians
+from .foreign import Warn, note_ignored
 from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
+from .spz_extensions import EXTENSIONS_MAX, RUB, Axes, read_axes
 
 GZIP, MAGIC = b"\x1f\x8b", b"NGSP"
 HEADER = struct.Struct("<4sIIBBBB")
 HEADER_4 = struct.Struct("<4sIIBBBBI12x")
 STREAM = struct.Struct("<QQ")
-ANTIALIASED = 1
-"""Bit of the header's flags."""
+ANTIALIASED, EXTENSIONS, LEVELS = 0x01, 0x02, 0x80
+"""Bits of the header's flags. LEVELS (Spark): the Gaussians are a tree with several levels of detail."""
 
 FRACTION_MAX = 24
 """Maximum number of fractional bits of positions."""
@@ -47,14 +50,18 @@ PIECE = 1 << 22
 COLOR_SCALE = 0.15
 
 
-def read_spz(path: str | os.PathLike[str]) -> Gaussians:
-    """Reads SPZ versions 2, 3 and 4, rotated to the axes of PLY files. Extensions are ignored.
+def read_spz(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
+    """Reads SPZ versions 2, 3 and 4, converted to the axes of PLY files.
 
-    Decompresses at most the amount of data that the header announces.
+    Decompresses at most the amount of data that the header announces, and 1 MiB of extensions.
+
+    Args:
+        path: The file.
+        warn: Called with a note of flags, extensions and data that are ignored.
 
     Raises:
         FileError: The file is not an SPZ file, is damaged, or is cut short.
-        UnsupportedError: Another version of the format.
+        UnsupportedError: Another version of the format, levels of detail, or axes with y and z exchanged.
         MissingExtraError: Version 4, and zstandard is not installed.
         OSError: The file cannot be read.
     """
@@ -62,29 +69,30 @@ def read_spz(path: str | os.PathLike[str]) -> Gaussians:
     with open(path, "rb") as file:
         content = file.read()
     if content[:2] == GZIP:
-        return _read_gzip(name, content)
+        return _read_gzip(name, content, warn)
     if content[:4] != MAGIC or len(content) < HEADER.size:
         raise FileError(f"{name}: not an SPZ file; expected gzip data or NGSP at its beginning")
     if struct.unpack_from("<I", content, 4)[0] == 4:
-        return _read_zstd(name, content)
-    return _read_sections(name, io.BytesIO(content), len(content))
+        return _read_zstd(name, content, warn)
+    return _read_sections(name, io.BytesIO(content), len(content), warn)
 
 
-def _read_gzip(path: str, content: bytes) -> Gaussians:
+def _read_gzip(path: str, content: bytes, warn: Warn) -> Gaussians:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            return _read_sections(path, file, len(content) * GZIP_RATIO_MAX)
+            return _read_sections(path, file, len(content) * GZIP_RATIO_MAX, warn)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise FileError(f"{path}: the gzip stream is damaged or cut short ({error})") from error
 
 
-def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int) -> Gaussians:
-    """Reads versions 2 and 3: a header of 16 bytes, followed by the sections.
+def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: Warn) -> Gaussians:
+    """Reads versions 2 and 3: a header of 16 bytes, the sections, and extensions.
 
     Args:
         path: For messages.
         file: Uncompressed data.
         max_bytes: Upper bound of its size.
+        warn: As for :func:`read_spz`.
     """
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
@@ -94,6 +102,7 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int) -> Gaussi
         raise FileError(f"{path}: not an SPZ file; expected NGSP at the beginning of the compressed data")
     if version not in (2, 3):
         raise UnsupportedError(f"{path}: expected SPZ version 2 or 3 in gzip, found version {version}")
+    _check_flags(path, flags, warn)
     sizes = _sizes(path, version, count, degree, fraction)
     if sum(sizes) > max_bytes:
         raise FileError(f"{path}: the header announces {count} Gaussians, more than the file can hold; it is damaged")
@@ -105,11 +114,17 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int) -> Gaussi
                 f"{path}: expected {count} Gaussians, but the file ends within the sections; it is cut short"
             )
         sections.append(section)
-    file.read(1)  # reaching the end makes gzip verify its checksum
-    return _decode(sections, version, count, fraction, flags)
+    rest = _read_up_to(file, EXTENSIONS_MAX + 1)  # reaching the end makes gzip verify its checksum
+    if len(rest) > EXTENSIONS_MAX:
+        raise FileError(f"{path}: expected {count} Gaussians, but more data follows them; the file is damaged")
+    if flags & EXTENSIONS:
+        return _decode(sections, version, count, degree, fraction, flags, read_axes(path, rest, warn))
+    if rest:
+        warn(f"{path}: ignored {len(rest)} bytes after the Gaussians")
+    return _decode(sections, version, count, degree, fraction, flags)
 
 
-def _read_zstd(path: str, content: bytes) -> Gaussians:
+def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
     """Reads version 4: a header of 32 bytes, extensions, a table of sizes, and one zstd stream per section."""
     require("zstandard")
     import zstandard
@@ -117,11 +132,13 @@ def _read_zstd(path: str, content: bytes) -> Gaussians:
     if len(content) < HEADER_4.size:
         raise FileError(f"{path}: the file ends within its header")
     _, version, count, degree, fraction, flags, n_streams, table_start = HEADER_4.unpack_from(content)
+    _check_flags(path, flags, warn)
     sizes = _sizes(path, version, count, degree, fraction)
     present = [i for i, size in enumerate(sizes) if size]
     start = table_start + n_streams * STREAM.size
     if table_start < HEADER_4.size or start > len(content):
         raise FileError(f"{path}: the file ends within its table of streams; it is damaged or cut short")
+    axes = read_axes(path, content[HEADER_4.size : table_start], warn) if flags & EXTENSIONS else RUB
     table = [STREAM.unpack_from(content, table_start + i * STREAM.size) for i in range(n_streams)]
     table = [(packed, size) for packed, size in table if size]
     if [size for _, size in table] != [sizes[i] for i in present]:
@@ -133,12 +150,24 @@ def _read_zstd(path: str, content: bytes) -> Gaussians:
         reader = zstandard.ZstdDecompressor().stream_reader(content[start : start + packed])
         try:
             sections[i] = _read_up_to(reader, size)
+            longer = bool(reader.read(1))  # reaching the end makes zstd verify its checksum
         except zstandard.ZstdError as error:
             raise FileError(f"{path}: the zstd stream {i} is damaged ({error})") from error
-        if len(sections[i]) < size:
-            raise FileError(f"{path}: stream {i} is shorter than its size in the table; the file is damaged")
+        if len(sections[i]) < size or longer:
+            word = "longer" if longer else "shorter"
+            raise FileError(f"{path}: stream {i} is {word} than its size in the table; the file is damaged")
         start += packed
-    return _decode(sections, version, count, fraction, flags)
+    return _decode(sections, version, count, degree, fraction, flags, axes)
+
+
+def _check_flags(path: str, flags: int, warn: Warn) -> None:
+    """Raises :class:`UnsupportedError` for levels of detail, and notes unknown flags."""
+    if flags & LEVELS:
+        raise UnsupportedError(
+            f"{path}: levels of detail (Spark's flag 0x80) are not implemented; export it without them"
+        )
+    unknown = flags & ~(ANTIALIASED | EXTENSIONS)
+    note_ignored(path, "the flags", [f"{1 << i:#04x}" for i in range(8) if unknown >> i & 1], warn)
 
 
 def _read_up_to(file: BinaryIO | io.BufferedIOBase, size: int) -> bytes:
@@ -162,12 +191,14 @@ def _sizes(path: str, version: int, count: int, degree: int, fraction: int) -> l
     return [count * size for size in (9, 1, 3, 3, rotation, 3 * ((degree + 1) ** 2 - 1))]
 
 
-def _decode(sections: Sequence[bytes], version: int, count: int, fraction: int, flags: int) -> Gaussians:
-    """Decodes the sections and rotates the Gaussians by 180 degrees about x."""
+def _decode(
+    sections: Sequence[bytes], version: int, count: int, degree: int, fraction: int, flags: int, axes: Axes = RUB
+) -> Gaussians:
+    """Decodes the sections, and multiplies x, y and z of the Gaussians by the signs `axes`."""
     positions, opacities, colors, scales, rotations, rest = (
         np.frombuffer(section, np.uint8).reshape(count, -1 if section else 0) for section in sections
     )
-    axes = np.array([1, -1, -1], np.float32)
+    signs = np.array(axes, np.float32)
     words = np.zeros((count, 3, 4), np.uint8)
     words[..., 1:] = positions.reshape(count, 3, 3)
     # 24-bit integers in the upper three bytes of an int32 keep their sign.
@@ -176,11 +207,12 @@ def _decode(sections: Sequence[bytes], version: int, count: int, fraction: int, 
         quats = _decode_quats_2(rotations)
     else:
         quats = _decode_quats_3(np.ascontiguousarray(rotations).view("<u4").reshape(count))
-    quats[:, 2:] *= -1
-    coefficients = (rest.reshape(count, -1 if rest.size else 0, 3).astype(np.float32) - 128) / 128
-    coefficients *= _signs(math.isqrt(coefficients.shape[1] + 1) - 1)[:, None]
+    # The axis of a rotation is a pseudovector: a reflection reverses it in addition.
+    quats[:, 1:] *= signs * signs.prod()
+    coefficients = (rest.reshape(count, (degree + 1) ** 2 - 1, 3).astype(np.float32) - 128) / 128
+    coefficients *= sh_signs(degree, axes)[:, None]
     return Gaussians(
-        means=torch.from_numpy(means.astype(np.float32) * axes),
+        means=torch.from_numpy(means.astype(np.float32) * signs),
         log_scales=torch.from_numpy(scales.reshape(count, 3).astype(np.float32) / 16 - 10),
         quats=torch.from_numpy(quats),
         opacity_logits=torch.from_numpy(logits_from_opacities(opacities.reshape(count) / 255)),
@@ -204,11 +236,12 @@ def _decode_quats_3(words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Float
     return xyzw[:, [3, 0, 1, 2]]
 
 
-def _signs(degree: int) -> Floats:
-    """Sign of each SH basis function above degree 0 after a rotation by 180 degrees about x. [K - 1]"""
+def sh_signs(degree: int, axes: Axes = RUB) -> Floats:
+    """Sign of each SH basis function above degree 0 after x, y and z are multiplied by the signs `axes`. [K - 1]"""
+    x, y, z = axes
     return np.array(
         [
-            (-1) ** (band - abs(order)) * (-1 if order < 0 else 1)
+            x ** (abs(order) + (order < 0)) * y ** (order < 0) * z ** (band - abs(order))
             for band in range(1, degree + 1)
             for order in range(-band, band + 1)
         ],

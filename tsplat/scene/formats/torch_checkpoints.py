@@ -12,6 +12,7 @@ import io
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,21 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP
 from ..gaussians import PARAMETERS, Gaussians
+from .foreign import Warn, note_ignored
+from .image_sets import ZIP_ERRORS
 
 CHECKPOINTS = (".pt", ".pth")
 """File name suffixes."""
 
+PIECE = 1 << 22
+"""Bytes read at a time to verify a checksum."""
+
 RANK = re.compile(r"(?P<stem>.*?)(?P<step>\d*)_rank(?P<rank>\d{1,6})\.pt")
 GSPLAT_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
 """Names of gsplat's tensors, where they differ from ours."""
+
+GSPLAT_SPLATS = {GSPLAT_NAMES.get(name, name) for name in PARAMETERS}
+"""Names of gsplat's tensors."""
 
 INRIA_SIZE = 12
 """Length of Inria's model_params."""
@@ -48,13 +57,18 @@ NUMPY_GLOBALS: list[Any] = [
 
 
 def read_torch_checkpoint(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, force: bool = False
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    force: bool = False,
+    warn: Warn = warnings.warn,
 ) -> Gaussians:
     """Reads a checkpoint of gsplat, with its ranks concatenated in order, or of Inria.
 
     Args:
         paths: One file; the files of all ranks; or a folder, of which the last step is read.
         force: Read values that look already activated instead of raising an error.
+        warn: Called with a note that names the parts of a checkpoint of gsplat that are ignored, such as the poses of
+            training cameras.
 
     Returns:
         Gaussians in float32 on the CPU.
@@ -63,11 +77,11 @@ def read_torch_checkpoint(
         FileError: The file is not a checkpoint, is damaged, contains pickled objects other than tensors and numbers,
             or belongs to a set of ranks that is incomplete.
         AlreadyActivatedError: The values look as if exp and sigmoid had already been applied.
-        UnsupportedError: The colors are not spherical harmonics.
+        UnsupportedError: The colors are not spherical harmonics, or the Gaussians are 2D (2DGS).
         OSError: A file cannot be read.
     """
     shards = _find_shards(paths)
-    steps, parts = zip(*(_read(path) for path in shards))
+    steps, parts = zip(*(_read(path, warn) for path in shards))
     _check_consistent(shards, steps, parts)
     tensors = {
         name: torch.cat([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in PARAMETERS
@@ -129,7 +143,7 @@ def _sorted_by_rank(paths: list[Path]) -> list[Path]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def _read(path: Path) -> tuple[int | None, dict[str, Tensor]]:
+def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
     """Returns the step, if known, and the parameters by their names in :class:`Gaussians`."""
     content = _load(path)
     step: object
@@ -137,6 +151,9 @@ def _read(path: Path) -> tuple[int | None, dict[str, Tensor]]:
         case {"splats": dict(splats)}:
             step = content.get("step")
             tensors = _select_gsplat(path, splats)
+            others = [str(name) for name in splats if name not in GSPLAT_SPLATS]
+            others += [str(name) for name in content if name not in ("splats", "step")]
+            note_ignored(path, "the parts", others, warn)
         case (tuple() | list() as values, step) if len(values) == INRIA_SIZE:
             tensors = {name: values[index] for name, index in INRIA_INDICES.items()}
             opacities = tensors["opacity_logits"]
@@ -152,6 +169,11 @@ def _read(path: Path) -> tuple[int | None, dict[str, Tensor]]:
         if not plain or not tensor.is_floating_point():
             what = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise FileError(f"{path}: {name}: expected a dense floating point tensor, found {what}")
+    if tensors["log_scales"].dim() == 2 and tensors["log_scales"].shape[1] == 2:
+        raise UnsupportedError(
+            f"{path}: its Gaussians have two scales: rendering 2D Gaussians (2DGS) is not implemented; train 3D "
+            "Gaussians"
+        )
     # Copied, because the tensors read may be memory-mapped to the file.
     plain_tensors = {name: tensor.detach().float().clone().contiguous() for name, tensor in tensors.items()}
     return step if isinstance(step, int) else None, plain_tensors
@@ -160,6 +182,8 @@ def _read(path: Path) -> tuple[int | None, dict[str, Tensor]]:
 def _load(path: Path) -> Any:
     with open(path, "rb") as opened:
         mapped = opened.read(4) == ZIP
+    if mapped:
+        _check_records(path)
     # The legacy format cannot be memory-mapped. It is read from memory, where a damaged length cannot cause a large
     # allocation.
     file = path if mapped else io.BytesIO(path.read_bytes())
@@ -176,6 +200,26 @@ def _load(path: Path) -> Any:
                 f"{path}: contains objects that could run code{what}, or is damaged; save only tensors and numbers"
             ) from error
         raise FileError(f"{path}: not a file written by torch.save, or damaged ({reason[:200]})") from error
+
+
+def _check_records(path: Path) -> None:
+    """Verifies the checksums of the records in a ZIP archive, which ``torch.load`` ignores."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+            stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
+            if not stored or sum(record.file_size for record in records) > path.stat().st_size:
+                raise FileError(f"{path}: its records are compressed or overlap, unlike those of torch.save")
+            for record in records:
+                # torch.serialization.set_crc32_options(False) stores zeros instead of checksums.
+                if record.CRC:
+                    with archive.open(record) as file:
+                        while file.read(PIECE):
+                            pass
+    except FileError:
+        raise
+    except ZIP_ERRORS as error:
+        raise FileError(f"{path}: damaged or cut short ({' '.join(str(error).split())[:200]})") from error
 
 
 def _select_gsplat(path: Path, splats: dict[Any, Any]) -> dict[str, Tensor]:

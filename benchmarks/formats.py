@@ -1,0 +1,178 @@
+"""Measures sizes and losses of model formats on trained models.
+
+    python -m benchmarks.formats [--models FOLDER] [--splat-transform COMMAND] [--write]
+
+Each model is written in every format and read again. The first table has the size of the file, the CPU time to write
+it on one thread, and the PSNR of a rendered view against the same view of the original. The second one has the largest
+error of each parameter. Models that do not exist are skipped.
+
+`--splat-transform` is the command of PlayCanvas's converter, such as "node cli.mjs"; it converts the same models, for
+their sizes. `--write` writes the tables to docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import shlex
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.support.paths import MODELS
+from tests.support.round_trips import angles_between, check_round_trip
+from tsplat.scene import Gaussians, intrinsics, morton_order, read_model, write_model
+from tsplat.scene.formats.models import Format
+from tsplat.viewing import look_at_all, render
+
+PAGE = Path(__file__).parents[1] / "docs" / "formats.md"
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+
+WIDTH, HEIGHT, FOV = 320, 240, 50.0
+CLUSTERED = 1 << 16
+"""With as many Gaussians, splat-transform needs a GPU to cluster SH coefficients in minutes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """A format of `write_model`: its name in the table, and the ending and options of splat-transform."""
+
+    title: str
+    ending: str | None = None
+    options: tuple[str, ...] = ()
+
+
+FORMATS: dict[Format, Known] = {
+    "ply": Known("PLY"),
+    "compressed-ply": Known("compressed PLY", ".compressed.ply"),
+    "splat": Known("`.splat`"),
+    "spz": Known("SPZ 3", ".spz", ("--spz-version", "3")),
+    "spz4": Known("SPZ 4", ".spz", ("--spz-version", "4")),
+    "sog": Known("SOG 2", ".sog", ("-g", "cpu")),
+}
+ORIGINALS = {
+    "kettle": ("kettle.spz", ()),
+    "biker": ("biker.compressed.ply", ("biker.spz",)),
+    "luma-seal": ("luma-seal.splat", ()),
+    "playbot_3": ("playbot_3.sog", ()),
+}
+"""Model -> the file that is read, and other files of the same model."""
+
+SIZES = """| model | Gaussians | SH degree | format | bytes | splat-transform | seconds | PSNR (dB) |
+| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |
+"""
+ERRORS = """| model | format | means | log scales | rotations (degrees) | opacities | sh0 | shN |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
+def measure(name: str, gaussians: Gaussians, converter: list[str], folder: Path) -> tuple[str, str]:
+    """Returns the rows of a model in both tables."""
+    viewmat, _ = look_at_all(gaussians, WIDTH, HEIGHT, FOV)
+    target = view(gaussians, viewmat)
+    write_model(folder / "original.ply", gaussians)
+    sizes = errors = ""
+    for format, known in FORMATS.items():
+        path = folder / f"{name}.{format}{'.splat' if format == 'splat' else ''}"
+        start = time.process_time()
+        write_model(path, gaussians, format=format)
+        seconds = time.process_time() - start
+        found = read_model(path)
+        if format != "splat":
+            check_round_trip(format, gaussians, found)
+        is_clustered = format == "sog" and gaussians.sh_degree > 0 and len(gaussians) > CLUSTERED
+        theirs = "needs a GPU" if is_clustered else converted_size(known, converter, folder)
+        mse = float((view(found, viewmat) - target).square().mean())
+        psnr = f"{-10 * math.log10(mse):.1f}" if mse else "identical"
+        head = f"| {name} | {len(gaussians):,} | {gaussians.sh_degree} | {known.title}"
+        sizes += f"{head} | {path.stat().st_size:,} | {theirs} | {seconds:.1f} | {psnr} |\n"
+        errors += f"| {name} | {known.title} | {' | '.join(largest_errors(format, gaussians, found))} |\n"
+    return sizes, errors
+
+
+def view(gaussians: Gaussians, viewmat: Tensor) -> Tensor:
+    """Renders the view, clamped to [0, 1]."""
+    return render(gaussians, viewmat, intrinsics(WIDTH, HEIGHT, FOV), WIDTH, HEIGHT).clamp(0, 1)
+
+
+def converted_size(format: Known, converter: list[str], folder: Path) -> str:
+    """Returns the size of the model as splat-transform writes it."""
+    if not converter or format.ending is None:
+        return ""
+    out = folder / f"theirs{format.ending}"
+    out.unlink(missing_ok=True)
+    command = [*converter, "-q", str(folder / "original.ply"), *format.options, str(out)]
+    subprocess.run(command, check=True)
+    return f"{out.stat().st_size:,}"
+
+
+def largest_errors(format: Format, gaussians: Gaussians, found: Gaussians) -> list[str]:
+    """Returns the largest error of each parameter in the columns of the table."""
+    if format == "splat":
+        sizes = gaussians.log_scales.double().sum(1) + torch.nn.functional.logsigmoid(gaussians.opacity_logits.double())
+        order = sizes.argsort(descending=True, stable=True)
+    elif format == "ply":
+        order = torch.arange(len(gaussians))
+    else:
+        order = morton_order(gaussians.means)
+    expected = gaussians.map(lambda tensor: tensor[order])
+    size = min(expected.shN.shape[1], found.shN.shape[1])
+    shN = found.shN[:, :size], expected.shN[:, :size]
+    columns = (
+        (found.means, expected.means),
+        (found.log_scales, expected.log_scales),
+        (angles_between(found, expected).rad2deg(), torch.zeros(len(found))),
+        (found.opacities, expected.opacities),
+        (found.sh0, expected.sh0),
+        shN if size or not gaussians.sh_degree else (expected.shN, torch.zeros_like(expected.shN)),
+    )
+    return [text(float((a - b).abs().max())) if a.numel() else "" for a, b in columns]
+
+
+def text(error: float) -> str:
+    return "0" if error < 1e-12 else f"{error:.2g}"
+
+
+def tables(models: Path, converter: list[str]) -> str:
+    """Returns both tables, and the sizes of the files that were read, in Markdown."""
+    sizes, errors = SIZES, ERRORS
+    files = []
+    for name, (original, others) in ORIGINALS.items():
+        if not (models / original).exists():
+            print(f"{models / original} does not exist")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            rows = measure(name, read_model(models / original), converter, Path(folder))
+        sizes, errors = sizes + rows[0], errors + rows[1]
+        files += [f"`{file}` {file_size(models / file):,}" for file in (original, *others)]
+        print("".join(rows), flush=True)
+    originals = f"Bytes of the files that were read, or that show the same model: {', '.join(files)}."
+    return f"### Sizes and views\n\n{sizes}\n{originals}\n\n### Largest errors\n\n{errors}"
+
+
+def file_size(path: Path) -> int:
+    """Returns the bytes of a file, or of all files in a folder."""
+    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", type=Path, default=MODELS, help="folder of the models")
+    parser.add_argument("--splat-transform", default="", metavar="COMMAND", help="command of PlayCanvas's converter")
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/formats.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = tables(options.models, shlex.split(options.splat_transform))
+    if options.write:
+        before, rest = PAGE.read_text().split(BEGIN)
+        _, after = rest.split(END)
+        PAGE.write_text(f"{before}{BEGIN}\n\n{found}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

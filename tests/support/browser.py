@@ -1,0 +1,107 @@
+"""A headless Chromium, driven over the DevTools protocol."""
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+import numpy as np
+from PIL import Image
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+FLAGS = (
+    "--headless", "--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist",
+    "--remote-debugging-port=0", "--hide-scrollbars",
+)  # fmt: skip
+
+
+class NotAttachedError(Exception):
+    """The page is being replaced by another."""
+
+
+class Page:
+    """A page of a browser.
+
+    Attributes:
+        errors: What the page wrote to its console as errors, and exceptions of its scripts.
+    """
+
+    def __init__(self, socket, loop):
+        self._socket, self._loop, self._calls = socket, loop, 0
+        self.errors = []
+
+    def call(self, method, **parameters):
+        """Calls a method of the DevTools protocol, and returns its result."""
+        return self._loop.run_until_complete(self._call(method, parameters))
+
+    def screenshot(self):
+        """Returns the page as an array [h, w, 3] uint8."""
+        for _ in range(50):
+            with contextlib.suppress(NotAttachedError):
+                png = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+                break
+            time.sleep(0.1)
+        return np.array(Image.open(io.BytesIO(png)).convert("RGB"))
+
+    def wait_for(self, condition, seconds=120):
+        """Waits until a condition on the screenshot holds; returns whether it does."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if condition(self.screenshot()):
+                return True
+            time.sleep(2)  # screenshots take a core from the page
+        return False
+
+    async def _call(self, method, parameters):
+        self._calls += 1
+        await self._socket.send(json.dumps({"id": self._calls, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(await self._socket.recv())
+            if message.get("id") == self._calls:
+                if "Not attached" in message.get("error", {}).get("message", ""):
+                    raise NotAttachedError
+                assert "error" not in message, message
+                return message["result"]
+            if message.get("method") == "Runtime.exceptionThrown" or (
+                message.get("method") == "Runtime.consoleAPICalled" and message["params"]["type"] == "error"
+            ):
+                self.errors.append(message["params"])
+
+
+@contextlib.contextmanager
+def open_page(url, width=800, height=600):
+    """Opens a page in a browser of its own."""
+    import websockets
+
+    loop = asyncio.new_event_loop()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            for line in process.stderr:
+                if "DevTools listening on" in line:
+                    port = line.split("127.0.0.1:")[1].split("/")[0]
+                    break
+            pages = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json"))
+            address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
+            socket = loop.run_until_complete(websockets.connect(address, max_size=None, ping_interval=None))
+            page = Page(socket, loop)
+            page.call("Runtime.enable")
+            page.call(
+                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            )
+            page.call("Page.navigate", url=url)
+            yield page
+            loop.run_until_complete(socket.close())
+        finally:
+            process.kill()
+            process.communicate()
+            loop.close()

@@ -1,0 +1,126 @@
+"""A client of viser without a browser: controls keep their values and call what is connected to them."""
+
+import contextlib
+import types
+
+import numpy as np
+
+
+class Control:
+    """A control. Assigning its value calls what is connected, without a client, as in viser."""
+
+    def __init__(self, label, value=None, **options):
+        self.label, self._value = label, value
+        self.callbacks = []
+        for name, option in options.items():
+            setattr(self, name, option)
+
+    @property
+    def value(self):
+        return self._value
+
+    @value.setter
+    def value(self, value):
+        self._value = value
+        self._call(None)
+
+    def on_update(self, callback):
+        self.callbacks.append(callback)
+
+    on_click = on_update
+
+    def _call(self, client):
+        for callback in self.callbacks:
+            callback(types.SimpleNamespace(client=client, target=self))
+
+    def use(self, value=None):
+        """Sets the value as a client does, or clicks a button."""
+        if value is not None:
+            self._value = value
+        self._call("client")
+
+    def remove(self):
+        self.removed = True
+
+
+class Gui:
+    """The controls of a client, by label."""
+
+    def __init__(self):
+        self.controls = {}
+
+    def _add(self, label, value=None, **options):
+        control = self.controls[label] = Control(label, value, **options)
+        return control
+
+    def add_markdown(self, content, **options):
+        return self._add(f"markdown {len(self.controls)}", content=content, **options)
+
+    def add_dropdown(self, label, options, **others):
+        return self._add(label, options[0], options=options, **others)
+
+    def add_slider(self, label, min, max, step, initial_value, **options):
+        return self._add(label, initial_value, min=min, max=max, step=step, **options)
+
+    def _with_value(self, label, initial_value, **options):
+        return self._add(label, initial_value, **options)
+
+    add_checkbox = add_text = add_number = add_vector3 = add_rgb = _with_value
+
+    def add_button(self, label, **options):
+        return self._add(label, **options)
+
+    def add_image(self, image, **options):
+        return self._add("image", image=image, **options)
+
+    def add_folder(self, label, **options):
+        return contextlib.nullcontext()
+
+    def add_tab_group(self):
+        return types.SimpleNamespace(add_tab=self.add_folder)
+
+
+class Camera:
+    """A camera at (0, 0, -3) that looks at the origin."""
+
+    def __init__(self, width=64, height=48):
+        self.wxyz, self.position = np.array([1.0, 0, 0, 0]), np.array([0.0, 0, -3])
+        self.fov, self.image_width, self.image_height = 0.8, width, height
+        self.look_at, self.up_direction = np.zeros(3), np.array([0.0, -1, 0])
+        self.callbacks = []
+
+    def on_update(self, callback):
+        self.callbacks.append(callback)
+
+    def move(self, position):
+        """Moves as a client does."""
+        self.position = np.array(position, float)
+        for callback in self.callbacks:
+            callback(None)
+
+
+class Client:
+    """A client; `images` has the images that it was sent, with their formats."""
+
+    def __init__(self, client_id=0, width=64, height=48):
+        self.client_id = client_id
+        self.gui, self.camera, self.images = Gui(), Camera(width, height), []
+        self.frusta = []
+        self.scene = types.SimpleNamespace(
+            set_background_image=self._set_background_image, add_camera_frustum=self._add_camera_frustum
+        )
+
+    def atomic(self):
+        return contextlib.nullcontext()
+
+    @property
+    def status(self):
+        return self.gui.controls["markdown 0"].content
+
+    def _set_background_image(self, image, format, jpeg_quality):
+        self.images.append((image, format))
+
+    def _add_camera_frustum(self, name, *arguments, **options):
+        handle = Control(name)
+        self.frusta.append(handle)
+        return handle

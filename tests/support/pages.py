@@ -1,0 +1,67 @@
+"""HTML pages: parsing, and a headless browser where there is one."""
+
+import base64
+import io
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+VOID = {"br", "img", "input", "meta"}
+
+
+class Page(HTMLParser):
+    """A parsed page; fails if an element is not closed.
+
+    Attributes:
+        elements: (tag, attributes, text) of every element, in the order in which they start.
+    """
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self._open = [], []
+        self.feed(text)
+        self.close()
+        assert not self._open, self._open[-1]
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append([tag, dict(attrs), ""])
+        if tag not in VOID:
+            self._open.append(self.elements[-1])
+
+    def handle_endtag(self, tag):
+        assert self._open.pop()[0] == tag, tag
+
+    def handle_data(self, data):
+        for element in self._open:
+            element[2] += data
+
+    def of(self, tag, **attributes):
+        """The elements with a tag and attributes."""
+        found = [element for element in self.elements if element[0] == tag]
+        wanted = {name.rstrip("_"): value for name, value in attributes.items()}
+        return [element for element in found if all(element[1].get(name) == value for name, value in wanted.items())]
+
+    def images(self):
+        """The decoded images, by their descriptions."""
+        found = {}
+        for _, attributes, _ in self.of("img"):
+            head, _, data = attributes["src"].partition(",")
+            assert head == "data:image/jpeg;base64"
+            with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:
+                image.load()
+                assert image.size == (int(attributes["width"]), int(attributes["height"]))
+                found[attributes["alt"]] = image
+        return found
+
+
+def run_browser(*arguments):
+    """Runs Chromium without a window; returns its output. Skips the test if there is none."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("needs chromium")
+    command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *arguments]
+    result = subprocess.run(command, capture_output=True, timeout=300, check=True)
+    return result.stdout.decode()

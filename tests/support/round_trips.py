@@ -1,0 +1,148 @@
+"""The largest errors of models after writing and reading, as the writers document them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from tsplat.scene import Gaussians, morton_order
+
+FLOAT_EPSILON = 2.0**-22
+"""Relative error of a few operations in float32."""
+
+CHUNK = 256
+EXACT_PALETTE = 1 << 14
+
+ANGLES = {
+    "compressed-ply": 2 * math.sqrt(6) / 1023,
+    "spz": 2 * math.sqrt(3) / (math.sqrt(2) * 511),
+    "sog": 2 * math.sqrt(6) / 255,
+}
+"""Format -> largest angle between rotations: 2 sqrt(3) times the step of the three smallest components."""
+
+
+class RoundTripError(AssertionError):
+    """A value differs by more than its format allows."""
+
+
+def angles_between(one: Gaussians, other: Gaussians) -> Tensor:
+    """Angles between the rotations [N], radians. A quaternion of zero is no rotation."""
+    quats = []
+    for gaussians in (one, other):
+        quat = gaussians.quats.double()
+        quat = torch.where((quat == 0).all(1, keepdim=True), torch.eye(4, dtype=torch.float64)[0], quat)
+        quats.append(quat / quat.norm(dim=1, keepdim=True))
+    chords = torch.minimum((quats[0] - quats[1]).norm(dim=1), (quats[0] + quats[1]).norm(dim=1))
+    return 4 * (chords / 2).clamp(max=1).asin()
+
+
+def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians) -> None:
+    """Checks Gaussians read from a file against those written to it.
+
+    Args:
+        format: ``"ply"``, ``"compressed-ply"``, ``"spz"``, ``"spz4"`` or ``"sog"``.
+        gaussians: What was written.
+        found: What was read.
+
+    Raises:
+        RoundTripError: A value differs by more than the format allows.
+    """
+    if format == "ply":  # has all coefficients of degree 3
+        size = gaussians.shN.shape[1]
+        if bool(found.shN[:, size:].any()):
+            raise RoundTripError(f"{format}: expected coefficients of 0 above degree {gaussians.sh_degree}")
+        found = dataclasses.replace(found, shN=found.shN[:, :size])
+    wrote, read = ((len(one), one.sh_degree, one.antialiased) for one in (gaussians, found))
+    if wrote != read:
+        raise RoundTripError(f"{format}: wrote (count, SH degree, antialiased) {wrote}, read {read}")
+    if not found.valid.all():
+        raise RoundTripError(f"{format}: invalid values were read")
+    if not len(gaussians):
+        return
+    if format == "ply":
+        for name, tensor in gaussians.tensors().items():
+            if not torch.equal(tensor, found.tensors()[name]):
+                raise RoundTripError(f"{format}: {name} differs")
+        return
+    order = morton_order(gaussians.means)
+    expected = gaussians.map(lambda tensor: tensor[order])
+    format = "spz" if format == "spz4" else format
+    CHECKS[format](expected, found)
+    _check(f"{format}: opacities", found.opacities, expected.opacities, 0.5 / 255 + 2e-6)
+    # In float32, the largest component is inaccurate to second order.
+    _check(f"{format}: rotations", angles_between(found, expected), torch.zeros(len(found)), 1.02 * ANGLES[format])
+
+
+def _check(name: str, found: Tensor, expected: Tensor, tolerance: Tensor | float) -> None:
+    errors = (found.double() - expected.double()).abs() - tolerance
+    if errors.numel() and not float(errors.max()) <= 0:
+        i = int(errors.argmax())
+        raise RoundTripError(
+            f"{name}: expected {expected.flatten()[i]}, found {found.flatten()[i]}, "
+            f"{float(errors.max()):.3g} beyond the tolerance"
+        )
+
+
+def _check_compressed_ply(expected: Gaussians, found: Gaussians) -> None:
+    chunk_ids = torch.arange(len(expected)) // CHUNK
+
+    def tolerance(values: Tensor, levels: Tensor | int) -> Tensor:
+        """Half of the distance between levels in each chunk."""
+        chunks = values.double().split(CHUNK)
+        sizes = torch.stack([chunk.amax(0) - chunk.amin(0) for chunk in chunks])[chunk_ids]
+        return 0.5 * sizes / levels + 2 * FLOAT_EPSILON * values.abs().amax(0)
+
+    levels = torch.tensor([2047, 1023, 2047])
+    log_scales = expected.log_scales.clamp(-20, 20)
+    _check("compressed-ply: means", found.means, expected.means, tolerance(expected.means, levels))
+    _check("compressed-ply: log scales", found.log_scales, log_scales, tolerance(log_scales, levels))
+    # Bounds are stored as colors, 0.5 + 0.28 sh0.
+    sh0 = expected.sh0[:, 0]
+    _check("compressed-ply: sh0", found.sh0[:, 0], sh0, tolerance(sh0, 255) + 8 * FLOAT_EPSILON)
+    _check("compressed-ply: shN", found.shN, expected.shN.clamp(-4, 4), 1 / 32 + 1e-6)
+
+
+def _check_spz(expected: Gaussians, found: Gaussians) -> None:
+    exponent = math.frexp(float(expected.means.abs().max()))[1]
+    step = max(2.0 ** (exponent - 24), 2.0 ** (min(exponent, 0) - 13), 2.0**-25)
+    _check("spz: means", found.means, expected.means, step)
+    _check("spz: log scales", found.log_scales, expected.log_scales.clamp(-10, 5.9375), 1 / 32 + 1e-5)
+    _check("spz: sh0", found.sh0, expected.sh0.clamp(-10 / 3, 10 / 3), 1 / 76.5 + 1e-5)
+    shN = expected.shN.clamp(-1, 1)
+    _check("spz: shN", found.shN, shN, torch.where(shN.abs() <= 127 / 128, 1 / 256 + 1e-6, 1 / 128))
+
+
+def _check_sog(expected: Gaussians, found: Gaussians) -> None:
+    logs, found_logs = (torch.copysign(x.abs().log1p(), x) for x in (expected.means.double(), found.means.double()))
+    size, largest = logs.amax(0) - logs.amin(0), logs.abs().amax(0)
+    _check("sog: means", found_logs, logs, 0.5 * size / 65535 + 2 * FLOAT_EPSILON * largest)
+    _check_codebook("sog: log scales", found.log_scales, expected.log_scales.clamp(-20, 20))
+    _check_codebook("sog: sh0", found.sh0, expected.sh0)
+    if len(expected) <= EXACT_PALETTE:
+        _check_codebook("sog: shN", found.shN, expected.shN)
+
+
+def _check_codebook(name: str, found: Tensor, expected: Tensor) -> None:
+    """Checks that there are at most 256 values, the nearest one each, better than equally distant ones would be."""
+    if not expected.numel():
+        return
+    if expected.unique().numel() <= 256:
+        _check(name, found, expected, 0)
+        return
+    entries, values = found.double().unique(), expected.double()
+    if len(entries) > 256:
+        raise RoundTripError(f"{name}: expected at most 256 values, found {len(entries)}")
+    middles = (entries[1:] + entries[:-1]) / 2
+    nearest = entries[torch.bucketize(values, middles)]
+    tolerance = (nearest - values).abs() + FLOAT_EPSILON * values.abs()
+    _check(f"{name} (nearest entry)", found, expected, tolerance)
+    step = float(values.max() - values.min()) / 255
+    rms = float((found.double() - values).square().mean().sqrt())
+    if rms > step / math.sqrt(12):
+        raise RoundTripError(f"{name}: the codebook has an RMS error of {rms:.3g}, {step / 12**0.5:.3g} without one")
+
+
+CHECKS = {"compressed-ply": _check_compressed_ply, "spz": _check_spz, "sog": _check_sog}

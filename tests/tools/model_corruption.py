@@ -1,0 +1,231 @@
+"""Reads randomly damaged models: `python -m tests.tools.model_corruption spz --count 2000`.
+
+A damaged model has to be rejected with a typed error that names its file, or be read as what it still contains, within
+5 seconds and within twice its size plus 200 MB. Where the format has checksums, what is read has to be the intact
+model.
+`tests.tools.corruption` has more kinds of damage for PLY files and checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import resource
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.support.model_files import (
+    compressed_ply_bytes,
+    ply_bytes,
+    ply_names,
+    random_gaussians,
+    sog_files,
+    spz_bytes,
+    write_folder,
+    write_zip,
+)
+from tests.support.training_scenes import make_checkpoint
+from tests.tools.capture_corruption import DAMAGES, SECONDS_MAX, SPARE_BYTES, truncated
+from tests.tools.corruption import ViolationError, checkpoint_bytes
+from tsplat.errors import ArgumentError, UnsupportedError
+from tsplat.scene import Gaussians, open_model, write_splat
+from tsplat.training import write_checkpoint
+
+N = 300
+"""Gaussians in a model."""
+
+RECORD_MIN = 14
+"""Minimum size of a Gaussian in bytes, in all formats without compression."""
+
+
+def _ply(encoding: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        names = [*ply_names(1, normals=True), "filter_3D"]
+        values = np.random.default_rng(0).normal(size=(N, len(names))).astype(np.float32)
+        values[:, -1] = abs(values[:, -1])
+        return _written(folder / "a.ply", ply_bytes(names, values, encoding))
+
+    return write
+
+
+def _written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def _splat(folder: Path) -> Path:
+    write_splat(folder / "a.splat", random_gaussians(N))
+    return folder / "a.splat"
+
+
+def _spz(version: int, raw: bool = False) -> Callable[[Path], Path]:
+    extension = bytes.fromhex("0300bead0400000006000000")  # right, down, forward
+    content = spz_bytes(random_gaussians(N, 2), version, flags=3, raw=raw, extensions=extension)
+    return lambda folder: _written(folder / "a.spz", content)
+
+
+def _inria(folder: Path) -> Path:
+    g = random_gaussians(N, 3)
+    tensors = [torch.nn.Parameter(t) for t in (g.means, g.sh0, g.shN, g.log_scales, g.quats, g.opacity_logits[:, None])]
+    state = {"state": {0: {"exp_avg": torch.zeros(N, 3)}}, "param_groups": [{"lr": 0.1}]}
+    model = (3, *tensors, torch.zeros(N), torch.zeros(N, 1), torch.zeros(N, 1), state, 2.5)
+    torch.save((model, 30_000), folder / "a.pth")
+    return folder / "a.pth"
+
+
+def _gsplat(zipped: bool) -> Callable[[Path], Path]:
+    return lambda folder: _written(folder / "a.pt", checkpoint_bytes(np.random.default_rng(0), N, zipped))
+
+
+def _checkpoint(folder: Path) -> Path:
+    write_checkpoint(folder / "run" / "checkpoints", make_checkpoint(7, N))
+    return folder / "run"
+
+
+FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
+    "ply_binary": (_ply("binary_little_endian"), False),
+    "ply_big_endian": (_ply("binary_big_endian"), False),
+    "ply_ascii": (_ply("ascii"), False),
+    "compressed_ply": (
+        lambda folder: _written(folder / "a.ply", compressed_ply_bytes(np.random.default_rng(0), N, 2)),
+        False,
+    ),
+    "splat": (_splat, False),
+    "spz_2": (lambda folder: _spz(2)(folder), True),
+    "spz_3": (lambda folder: _spz(3)(folder), True),
+    "spz_raw": (lambda folder: _spz(3, raw=True)(folder), False),
+    "spz_4": (lambda folder: _spz(4)(folder), False),
+    "sog": (lambda folder: write_zip(folder / "a.sog", sog_files()[0]), True),
+    "sog_folder": (lambda folder: write_folder(folder / "a", sog_files()[0]), False),
+    "gsplat": (_gsplat(zipped=True), True),
+    "gsplat_legacy": (_gsplat(zipped=False), False),
+    "inria": (_inria, True),
+    "ksplat": (lambda folder: _written(folder / "a.ksplat", bytes(4096) + bytes(range(256)) * 4), True),
+    "checkpoint": (_checkpoint, True),
+}
+"""Name -> function that writes a model into a folder and returns its path, and whether the format has checksums."""
+
+
+class Model:
+    """A model on disk whose files can be damaged one at a time.
+
+    Attributes:
+        path: The model.
+        intact: Its Gaussians; None for a format that is refused.
+        size: Bytes of all files.
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.kind = kind
+        write, self.has_checksums = FORMATS[kind]
+        self.path = write(folder)
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        self.targets = sorted(path for path in files if path.is_file())
+        self.size = sum(path.stat().st_size for path in self.targets)
+        self.intact = None if kind == "ksplat" else open_model(self.path, warn=str)
+        self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def check(self, seed: int) -> str:
+        """Damages a file, reads the model and restores the file. Returns "read" or the name of the typed error.
+
+        Raises:
+            ViolationError: A guarantee was violated.
+        """
+        rng = np.random.default_rng(seed)
+        target, damage = self.targets[seed % len(self.targets)], DAMAGES[seed // len(self.targets) % len(DAMAGES)]
+        content = target.read_bytes()
+        damaged = damage(rng, content)
+        target.write_bytes(damaged)
+        what = f"{damage.__name__} {target.name} {seed}"
+        start = time.perf_counter()
+        tracemalloc.start()
+        problem = None
+        try:
+            found, outcome = open_model(self.path, warn=str), "read"
+            if damaged != content:
+                problem = self._problem(found, damaged, cut=damage is truncated)
+        except (ArgumentError, UnsupportedError) as error:
+            outcome = type(error).__name__
+            if str(self.path) not in str(error):
+                problem = f"the error names no file: {error}"
+        except Exception as error:
+            raise ViolationError(f"{what}: {type(error).__name__}: {error}") from error
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            target.write_bytes(content)
+        # Tensors are not traced.
+        resident = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._peak) * 1024
+        if problem is not None:
+            raise ViolationError(f"{what}: {problem}")
+        if (seconds := time.perf_counter() - start) > SECONDS_MAX:
+            raise ViolationError(f"{what}: took {seconds:.1f} s")
+        if max(peak, resident) > 2 * max(self.size, len(damaged)) + SPARE_BYTES:
+            raise ViolationError(f"{what}: allocated {max(peak, resident)} bytes")
+        return outcome
+
+    def _problem(self, found: Gaussians, damaged: bytes, cut: bool) -> str | None:
+        """What is wrong with the Gaussians of a damaged file; None if nothing is."""
+        if self.intact is None:
+            return "a format that is not implemented was read"
+        if self.has_checksums:
+            return None if _equal(found, self.intact) else "silently read as another model"
+        if len(found) > max(self.size, len(damaged)) / RECORD_MIN:
+            return f"{len(found)} Gaussians in {len(damaged)} bytes"
+        if not cut:
+            return None
+        if self.kind == "splat":
+            start = self.intact.map(lambda tensor: tensor[: len(found)])
+            return None if _equal(found, start) else "the start of the file is not the start of the model"
+        if self.kind == "ply_ascii" and len(found) == len(self.intact):
+            # The last digits of the last number may be missing unnoticed.
+            one, other = (gaussians.map(lambda tensor: tensor[:-1]) for gaussians in (found, self.intact))
+            return None if _equal(one, other) else "rows before the last one differ"
+        return None if _equal(found, self.intact) else "a truncated file was read"
+
+
+def _equal(one: Gaussians, other: Gaussians) -> bool:
+    return one.antialiased == other.antialiased and all(
+        a.shape == b.shape and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+        for a, b in zip(one.tensors().values(), other.tensors().values())
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("format", choices=(*FORMATS, "all"))
+    parser.add_argument("--count", type=int, default=1000, help="damaged files per format (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the first file (default: %(default)s)")
+    arguments = parser.parse_args()
+    total = 0
+    for kind in FORMATS if arguments.format == "all" else [arguments.format]:
+        tally: collections.Counter[str] = collections.Counter()
+        violations: list[str] = []
+        slowest = 0.0
+        with tempfile.TemporaryDirectory() as folder:
+            model = Model(Path(folder), kind)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            for seed in range(arguments.seed, arguments.seed + arguments.count):
+                start = time.perf_counter()
+                try:
+                    tally[model.check(seed)] += 1
+                except ViolationError as violation:
+                    violations.append(str(violation))
+                slowest = max(slowest, time.perf_counter() - start)
+        added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in tally.most_common())
+        print(f"{kind}: {outcomes}; slowest {slowest:.2f} s, peak {added / 1e6:.0f} MB above that of the intact model")
+        print(f"{len(violations)} violations in {arguments.count}", *violations[:20], sep="\n  ", flush=True)
+        total += len(violations)
+    return 1 if total else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,130 @@
+"""Writes and reads random models in every format: `python -m tests.tools.round_trips --count 500`.
+
+Models have 0 to 10,000 Gaussians of SH degree 0 to 3, at any place and scale, and some have extreme values. Errors have
+to be within those that the writers document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import tempfile
+import traceback
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.support.round_trips import check_round_trip
+from tsplat.errors import ArgumentError
+from tsplat.scene import Gaussians, read_model, write_model
+from tsplat.scene.formats.spz_writer import POSITION_MAX
+
+FORMATS = ("ply", "compressed-ply", "spz", "spz4", "sog")
+EDGES = (0, 1, 2, 3, 255, 256, 257, 10_000)
+
+Rng = np.random.Generator
+
+
+def random_model(rng: Rng) -> Gaussians:
+    """Draws a model. A quarter of them has one of the numbers of Gaussians in `EDGES`."""
+    count = int(rng.choice(EDGES)) if rng.random() < 0.25 else round(10_001 ** float(rng.random())) - 1
+    degree = int(rng.integers(4))
+    means = rng.normal(size=(count, 3)) * 10 ** rng.uniform(-3, 3) + rng.normal(size=3) * 10 ** rng.uniform(-3, 3)
+    shape = (count, (degree + 1) ** 2 - 1, 3)
+    arrays = {
+        "means": means,
+        "log_scales": rng.normal(size=(count, 3)) * rng.uniform(0, 3) + rng.uniform(-9, 3),
+        "quats": rng.normal(size=(count, 4)) * 10 ** rng.uniform(-3, 3),
+        "opacity_logits": rng.normal(size=count) * rng.uniform(0, 6),
+        "sh0": rng.normal(size=(count, 1, 3)) * rng.uniform(0, 2),
+        "shN": rng.normal(size=shape) * rng.uniform(0, 0.5),
+    }
+    if rng.random() < 0.5:
+        for change in rng.choice(CHANGES, int(rng.integers(1, 4))):
+            change(rng, arrays)
+    tensors = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
+    return Gaussians(**tensors, antialiased=bool(rng.integers(2)))
+
+
+def _some(rng: Rng, array: np.ndarray) -> np.ndarray:
+    """A mask of about a tenth of the values, [N, ...]."""
+    return rng.random(array.shape) < 0.1
+
+
+def infinite(rng, arrays):
+    for name in ("log_scales", "opacity_logits"):
+        array = arrays[name]
+        array[_some(rng, array)] = rng.choice([-np.inf, np.inf])
+
+
+def outliers(rng, arrays):
+    for name in ("log_scales", "sh0", "shN"):
+        array = arrays[name]
+        array[_some(rng, array)] *= 10 ** rng.uniform(0, 6)
+
+
+def distant(rng, arrays):
+    means = arrays["means"]
+    means[_some(rng, means)] *= 10 ** rng.uniform(0, 8)
+
+
+def unusual_rotations(rng, arrays):
+    quats = arrays["quats"]
+    quats[_some(rng, quats)] = 0
+    quats[_some(rng, quats[:, 0])] *= 10 ** rng.uniform(-12, 12)
+    quats[_some(rng, quats[:, 0])] = 0.5
+    quats[_some(rng, quats[:, 0])] = [0, 0, -1, 0]
+    quats[_some(rng, quats[:, 0])] = 0
+
+
+def constant(rng, arrays):
+    for array in arrays.values():
+        if rng.random() < 0.5:
+            array[:] = array[:1]
+
+
+def repeated(rng, arrays):
+    count = len(arrays["means"])
+    if count:
+        ids = rng.integers(1 + count // 10, size=count)
+        for array in arrays.values():
+            array[:] = array[ids]
+
+
+CHANGES = (infinite, outliers, distant, unusual_rotations, constant, repeated)
+
+
+def check(path: Path, format: str, gaussians: Gaussians) -> str:
+    """Writes and reads a model. Returns "within the tolerances", or "rejected" if SPZ cannot hold the positions."""
+    try:
+        write_model(path, gaussians, format=format)
+    except ArgumentError:
+        if format.startswith("spz") and float(gaussians.means.abs().max()) >= POSITION_MAX:
+            return "rejected"
+        raise
+    check_round_trip(format, gaussians, read_model(path))
+    return "within the tolerances"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500, help="number of models (500)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    outcomes: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(options.seed, options.seed + options.count):
+            gaussians = random_model(np.random.default_rng(seed))
+            for format in FORMATS:
+                try:
+                    outcomes[f"{format}: {check(Path(folder) / format, format, gaussians)}"] += 1
+                except Exception:
+                    outcomes[f"{format}: failed"] += 1
+                    print(f"seed {seed}, {len(gaussians)} Gaussians, {format}:\n{traceback.format_exc()}", flush=True)
+    print("\n".join(f"{outcomes[name]:6} {name}" for name in sorted(outcomes)))
+    return int(any(name.endswith("failed") for name in outcomes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

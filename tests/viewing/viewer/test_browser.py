@@ -1,0 +1,71 @@
+"""The viewer in a web browser."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.browser import CHROMIUM, open_page
+from tests.support.training_scenes import make_gaussians
+from tsplat.scene import write_ply
+from tsplat.viewing.viewer import Viewer, open_viewed
+
+pytest.importorskip("viser", reason="needs the extra viewer")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")]
+
+UNCOVERED = (slice(240, None), slice(0, 440))
+"""Rows and columns of the page that neither the controls nor a notification cover."""
+
+
+def psnr(one, other):
+    difference = one[UNCOVERED].astype(float) - other[UNCOVERED]
+    return 10 * np.log10(255**2 / max((difference**2).mean(), 1e-3))
+
+
+@pytest.fixture
+def viewer(tmp_path):
+    write_ply(tmp_path / "model.ply", make_gaussians(sh_degree=1))
+    model = open_viewed(tmp_path / "model.ply", torch.device("cpu"), warn=print)
+    viewer = Viewer([model], port=18080)
+    yield viewer
+    viewer.close()
+
+
+def expected(viewer):
+    """What the renderer shows to the only client."""
+    (session,) = viewer._sessions.values()
+    frames = []
+    session._worker.submit, submit = (
+        lambda request: frames.append(session._render(request, None)),
+        session._worker.submit,
+    )
+    session._change()
+    session._worker.submit = submit
+    return frames[0].image
+
+
+def test_image_at_rest_is_that_of_tsplat(viewer, capfd):
+    with open_page(viewer.url) as page:
+        assert page.wait_for(lambda image: image[UNCOVERED].std() > 10)
+        found = []
+
+        def matches(image):
+            found[:] = [psnr(image, expected(viewer))]
+            return found[0] > 40
+
+        assert page.wait_for(matches), found
+        before = page.screenshot()
+        drag = dict(x=200, y=400, button="left", clickCount=1)
+        page.call("Input.dispatchMouseEvent", type="mousePressed", **drag)
+        for x in range(200, 320, 10):
+            page.call("Input.dispatchMouseEvent", type="mouseMoved", **{**drag, "x": x})
+        page.call("Input.dispatchMouseEvent", type="mouseReleased", **{**drag, "x": 320})
+        assert page.wait_for(lambda image: psnr(image, before) < 30)
+        assert page.wait_for(matches), found
+        assert page.errors == []
+    deadline = time.monotonic() + 20
+    while viewer._sessions and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not viewer._sessions
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,86 @@
+"""Worker: the newest request is rendered, first within the budget and then at full size."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tsplat.viewing.viewer.renderer import Frame
+from tsplat.viewing.viewer.worker import MOVING_SECONDS, Worker
+
+
+class Client:
+    """Renders requests of numbers; a full-size image has divisor 1."""
+
+    def __init__(self, moving_divisor=4):
+        self.rendered, self.shown, self.failed = [], [], []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.moving_divisor = moving_divisor
+        self.worker = Worker(self.render, self.shown.append, self.failed.append)
+
+    def render(self, request, seconds):
+        self.gate.wait()
+        self.rendered.append((request, seconds))
+        if request == "invalid":
+            raise RuntimeError("out of memory")
+        return Frame(np.zeros((2, 2, 3), np.uint8), 1 if seconds is None else self.moving_divisor, 0.01, 0)
+
+
+def wait_for(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def client():
+    client = Client()
+    yield client
+    client.gate.set()
+    client.worker.close()
+
+
+def test_full_size_follows_at_rest(client):
+    client.worker.submit(1)
+    wait_for(lambda: len(client.shown) == 2)
+    assert client.rendered == [(1, MOVING_SECONDS), (1, None)]
+    assert [frame.divisor for frame in client.shown] == [4, 1]
+
+
+def test_full_size_within_the_budget_is_rendered_once():
+    client = Client(moving_divisor=1)
+    client.worker.submit(1)
+    time.sleep(0.3)
+    client.worker.close()
+    assert client.rendered == [(1, MOVING_SECONDS)]
+
+
+def test_older_requests_are_dropped(client):
+    client.gate.clear()
+    client.worker.submit(0)
+    time.sleep(0.05)  # the worker takes it and waits at the gate
+    for i in range(1, 100):
+        client.worker.submit(i)
+    client.gate.set()
+    wait_for(lambda: (99, None) in client.rendered)
+    assert client.rendered == [(0, MOVING_SECONDS), (99, MOVING_SECONDS), (99, None)]
+
+
+def test_errors_are_told_and_the_next_request_is_rendered(client):
+    client.worker.submit("invalid")
+    wait_for(lambda: client.failed == ["out of memory"])
+    client.worker.submit(1)
+    wait_for(lambda: len(client.shown) == 2)
+
+
+def test_closing_in_the_middle_of_an_image_shows_nothing_more(client):
+    client.gate.clear()
+    client.worker.submit(0)
+    time.sleep(0.05)
+    client.worker.close(0.01)
+    client.gate.set()
+    wait_for(lambda: not client.worker._thread.is_alive())
+    assert (client.shown, client.failed) == ([], [])

@@ -1,0 +1,70 @@
+"""What files hold beyond 3D Gaussians: parameters of other methods are refused by name, others ignored with a note."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from ...errors import UnsupportedError
+
+Warn = Callable[[str], object]
+"""Called with a note of one line, without a newline."""
+
+SHOWN = 5
+"""Names in a message."""
+
+NAME_MAX = 40
+"""Characters of a name in a message."""
+
+HARMLESS = re.compile(r"n[xyz]|normal_[xyz]|[stuv]|[rgba]|red|green|blue|alpha|diffuse_(red|green|blue)")
+"""Properties of vertices that other programs copy along and that no model of 3D Gaussians is rendered with."""
+
+METHODS = (
+    (
+        re.compile(
+            r"t|mu_t|t_scale|scale_t(_\d+)?|time|duration|rot_[lr]_\d+|rot_([4-9]|[1-9]\d+)|delta_\w+_t\d+"
+            r"|(motion|omega|velocity|acceleration|trbf|f_t)_\w+"
+        ),
+        "4D Gaussians, which change over time,",
+        "export one frame as 3D Gaussians",
+    ),
+    (
+        re.compile(r"f_anchor_feat_\d+|f_offset_\d+"),
+        "anchors of neural Gaussians (Scaffold-GS)",
+        "export explicit 3D Gaussians",
+    ),
+    (re.compile(r"scale_([3-9]|[1-9]\d+)"), "Gaussians with more than three scales", "export 3D Gaussians"),
+)
+"""Pattern of property names, what they belong to, and what to do."""
+
+
+def check_method(path: str, names: Sequence[str]) -> None:
+    """Checks that a PLY's vertices have no properties without which a model of another method looks different.
+
+    Args:
+        path: For messages.
+        names: The properties of a vertex.
+
+    Raises:
+        UnsupportedError: They have.
+    """
+    if "s" in names:  # s and t are texture coordinates
+        names = [name for name in names if name != "t"]
+    for pattern, method, advice in METHODS:
+        if found := [name for name in names if pattern.fullmatch(name)]:
+            raise UnsupportedError(
+                f"{path}: its vertices have {listed(found)}: reading {method} is not implemented; {advice}"
+            )
+
+
+def note_ignored(path: object, what: str, names: Iterable[str], warn: Warn) -> None:
+    """Notes what a file holds that is not part of a model of 3D Gaussians. Notes nothing if there are no names."""
+    if found := list(names):
+        warn(f"{path}: ignored {what} {listed(found)}; only 3D Gaussians are read")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Lists the first few names for a message. Names from damaged files may be long or unprintable."""
+    shown = [name if name.isprintable() and name else ascii(name) for name in names[:SHOWN]]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(name[:NAME_MAX] for name in shown) + more

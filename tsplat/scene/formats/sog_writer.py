@@ -1,0 +1,214 @@
+"""Writing SOG 2; :mod:`~tsplat.scene.formats.sog` describes and reads the format."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...support.extras import require
+from ...support.files import atomic_write, output_folder
+from ..gaussians import Gaussians
+from .clustering import cluster, cluster_values
+from .image_sets import META
+from .quantization import LOG_SCALE_MAX, Bytes, Floats, levels, morton_arrays, smallest_three_from_quats
+from .sog import LARGEST_IS_W, PALETTE_WIDTH
+
+EXACT_PALETTE = 1 << 14
+"""SH coefficients are clustered if there are more different rows than this."""
+
+PALETTE_MAX = 1 << 16
+CODEBOOK = 256
+EXACT_SQUARES_MAX = 1e15
+"""Squares of larger values may overflow fp32."""
+
+SUFFIX = ".sog"
+
+
+def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
+    """Writes PlayCanvas's SOG, version 2, in Morton order. The result is the same in every run.
+
+    Largest errors:
+
+    - means: half of a step of sign(x) log(1 + |x|), whose steps are 1/65,535 of its range along the axis. The error of
+      x is this times 1 + |x|.
+    - log scales and sh0: each value is replaced by the nearest entry of a codebook of 256, which k-means chooses. 256
+      or fewer different values are exact. Log scales are clamped to [-20, 20].
+    - rotations: an angle of 0.0193 (1.1 degrees).
+    - opacities: 1/510.
+    - shN: codebook of 256 as above. If there are more than 16,384 different rows of coefficients, each is replaced by
+      one of up to 65,536 rows, which k-means chooses.
+
+    Args:
+        path: A name that ends in ``.sog`` for a ZIP archive; a folder, which is created if it does not exist, or its
+            ``meta.json``, for single files.
+        gaussians: Gaussians of SH degree 0 to 3.
+
+    Raises:
+        UnsupportedError: The SH degree is above 3.
+        ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
+        MissingExtraError: Pillow is not installed.
+        FileError: The folder is not writable.
+        OSError: A file cannot be written.
+    """
+    require("PIL")
+    files = _encode(gaussians)
+    path = Path(path)
+    if path.suffix.lower() == SUFFIX and not path.is_dir():
+        content = _archive(files)
+        with atomic_write(path) as file:
+            file.write(content)
+        return
+    with output_folder(path.parent if path.name == META else path) as folder:
+        # A folder with meta.json is complete.
+        (folder / META).unlink(missing_ok=True)
+        for name, content in files.items():
+            with atomic_write(folder / name) as file:
+                file.write(content)
+
+
+def lost_in_sog(gaussians: Gaussians) -> list[str]:
+    """Describes what SOG loses if there are many Gaussians: rows of SH coefficients that are not in its palette."""
+    is_clustered = gaussians.sh_degree > 0 and len(gaussians) > EXACT_PALETTE
+    return [f"SH coefficients beyond a palette of {PALETTE_MAX:,}"] if is_clustered else []
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    """Returns a ZIP archive of files that are compressed already. It has no dates."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return file.getvalue()
+
+
+def _encode(gaussians: Gaussians) -> dict[str, bytes]:
+    """Encodes the files of the dataset by name, ``meta.json`` last."""
+    arrays = morton_arrays(gaussians, "SOG")
+    count = len(gaussians)
+    files: dict[str, bytes] = {}
+    meta: dict[str, Any] = {"version": 2, "count": count}
+    if gaussians.antialiased:
+        meta["model"] = "antialiased"
+
+    words, bounds = _encode_means(arrays["means"])
+    files["means_l.webp"] = _webp(_image(words & 255))
+    files["means_u.webp"] = _webp(_image(words >> 8))
+    meta["means"] = {**bounds, "files": list(files)}
+
+    codebook, indices = _codebook(np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX))
+    files["scales.webp"] = _webp(_image(indices))
+    meta["scales"] = {"codebook": codebook, "files": ["scales.webp"]}
+
+    others, largest = smallest_three_from_quats(arrays["quats"])
+    bytes_of_quats = np.concatenate([levels((others / math.sqrt(2) + 0.5) * 255), largest[:, None] + LARGEST_IS_W], 1)
+    files["quats.webp"] = _webp(_image(bytes_of_quats))
+    meta["quats"] = {"files": ["quats.webp"]}
+
+    codebook, indices = _codebook(arrays["sh0"][:, 0])
+    files["sh0.webp"] = _webp(_image(np.concatenate([indices, levels(arrays["opacities"] * 255.0)[:, None]], 1)))
+    meta["sh0"] = {"codebook": codebook, "files": ["sh0.webp"]}
+
+    if gaussians.sh_degree:
+        palette, labels = _palette(arrays["shN"])
+        codebook, indices = _codebook(palette)
+        files["shN_centroids.webp"] = _webp(_palette_image(indices))
+        files["shN_labels.webp"] = _webp(_image(np.stack([labels & 255, labels >> 8, np.zeros_like(labels)], 1)))
+        names = ["shN_centroids.webp", "shN_labels.webp"]
+        meta["shN"] = {"count": len(palette), "bands": gaussians.sh_degree, "codebook": codebook, "files": names}
+    files[META] = json.dumps(meta, allow_nan=False).encode()
+    return files
+
+
+def _encode_means(means: Floats) -> tuple[NDArray[np.uint16], dict[str, list[float]]]:
+    """Encodes positions as 16 bits between bounds, [N, 3], and returns the bounds for ``meta.json``."""
+    logs = np.copysign(np.log1p(np.abs(means, dtype=np.float64)), means)
+    if not len(logs):
+        return np.zeros((0, 3), np.uint16), {"mins": [0.0] * 3, "maxs": [0.0] * 3}
+    low, high = (bound.astype(np.float32) for bound in (logs.min(0), logs.max(0)))
+    size = high.astype(np.float64) - low
+    fractions = (logs - low) / np.where(size > 0, size, 1)
+    words = np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16)
+    return words, {"mins": _short(low), "maxs": _short(high)}
+
+
+def _codebook(values: NDArray[Any]) -> tuple[list[float], Bytes]:
+    """Returns a codebook of 256 entries and the index of the nearest entry of each value, in the shape of `values`."""
+    entries, indices = cluster_values(values, CODEBOOK)
+    padded = np.concatenate([entries, np.full(CODEBOOK - len(entries), entries[-1] if len(entries) else 0)])
+    return _short(padded), indices.astype(np.uint8)
+
+
+def _short(values: NDArray[Any]) -> list[float]:
+    """Returns float32 values with as few digits as they need."""
+    return [float(str(value)) for value in values.astype(np.float32)]
+
+
+def _palette(shN: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """Chooses a palette of the SH coefficients.
+
+    Args:
+        shN: [N, K - 1, 3].
+
+    Returns:
+        The palette [entries, K - 1, 3], in the order in which Gaussians use it, and the entry of each Gaussian [N].
+    """
+    count, *shape = shN.shape
+    if not count:
+        return np.zeros((1, *shape), np.float32), np.zeros(0, np.int64)
+    rows = np.ascontiguousarray(shN.reshape(count, -1))
+    _, firsts, labels = np.unique(_as_keys(rows), return_index=True, return_inverse=True)
+    n_distinct = len(firsts)
+    palette = rows[firsts]
+    if n_distinct > EXACT_PALETTE:
+        tensor = torch.from_numpy(rows)
+        if float(tensor.abs().max()) > EXACT_SQUARES_MAX:
+            tensor = tensor.double()
+        centroids, clusters = cluster(tensor, min(1 << n_distinct.bit_length() - 1, PALETTE_MAX))
+        palette, labels = centroids.float().numpy(), clusters.numpy()
+    used, firsts, labels = np.unique(labels, return_index=True, return_inverse=True)
+    order = firsts.argsort()
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return palette[used[order]].reshape(-1, *shape), places[labels.reshape(-1)]
+
+
+def _as_keys(rows: Floats) -> NDArray[Any]:
+    """Returns one key for each row of [N, D]; keys are equal where rows are."""
+    return rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
+
+
+def _palette_image(indices: Bytes) -> Bytes:
+    """Arranges palette entries [entries, K - 1, 3], 64 side by side. [H, 64 (K - 1), 3]"""
+    entries, size, _ = indices.shape
+    height = math.ceil(entries / PALETTE_WIDTH)
+    image = np.zeros((height * PALETTE_WIDTH, size, 3), np.uint8)
+    image[:entries] = indices
+    return image.reshape(height, PALETTE_WIDTH * size, 3)
+
+
+def _image(values: NDArray[Any]) -> Bytes:
+    """Arranges values from 0 to 255, [N, channels], as an image whose sides are multiples of 4. [H, W, channels]"""
+    count, channels = values.shape
+    width = max(math.ceil(math.sqrt(count) / 4), 1) * 4
+    height = max(math.ceil(count / width / 4), 1) * 4
+    image = np.zeros((height * width, channels), np.uint8)
+    image[:count] = values
+    return image.reshape(height, width, channels)
+
+
+def _webp(image: Bytes) -> bytes:
+    """Encodes an image [H, W, 3 or 4] as lossless WebP; colors of transparent pixels are kept."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "WEBP", lossless=True, exact=True, quality=80, method=4)
+    return file.getvalue()

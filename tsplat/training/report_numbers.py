@@ -1,0 +1,63 @@
+"""Numbers as the page of a run shows them; a dash for what is missing or not finite."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MISSING = "\N{EN DASH}"
+
+
+def number(value: object) -> float | None:
+    """The value if it is a finite number, else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    except OverflowError:
+        return None
+
+
+def fixed(value: Any, spec: str) -> str:
+    """A number in a format."""
+    found = number(value)
+    return MISSING if found is None else format(found, spec)
+
+
+def decibels(value: Any, *, infinite: bool) -> str:
+    """A PSNR; null in `metrics.json` is that of equal images."""
+    return "∞" if value is None and infinite else fixed(value, ".2f")
+
+
+def before(value: Any, spec: str) -> str:
+    """A remark on the value before training; empty if it is missing."""
+    found = number(value)
+    return "" if found is None else f"from {found:{spec}}"
+
+
+def integer(value: Any) -> str:
+    """A count, with separators."""
+    return fixed(value, ",.0f")
+
+
+def milliseconds(value: Any) -> str:
+    """Seconds, as milliseconds."""
+    found = number(value)
+    return MISSING if found is None else f"{1000 * found:.1f}"
+
+
+def duration(value: Any) -> str:
+    """Seconds, with units."""
+    seconds = number(value)
+    if seconds is None:
+        return MISSING
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(value: int | None) -> str:
+    """A number of bytes, with units."""
+    if value is None:
+        return MISSING
+    return f"{value / 1e6:.1f} MB" if value >= 100_000 else f"{value / 1e3:.1f} kB"

@@ -1,0 +1,113 @@
+"""Images inside a page, as JPEG data URLs of bounded size, and images of error and depth."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import Backend
+from ..scene.capture.views import Color
+from ..scene.gaussians import Gaussians
+from .colormaps import apply_colormap
+from .markup import Html
+from .trajectories import Camera
+from .videos import render_frames
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+QUALITY, SHRINK_MAX, SIDE_MIN = 87, 0.9, 16
+"""JPEG quality; the weakest factor by which images shrink until they fit; the side at which that ends."""
+
+ERROR_GAIN = 4
+"""Absolute error of 1 / this is the brightest color."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedImage:
+    """A JPEG as a data URL, with its size in pixels."""
+
+    url: Html
+    width: int
+    height: int
+
+
+def encode_images(images: Sequence[tuple[Image, int]], budget: int) -> list[EncodedImage]:
+    """Encodes RGB images with a longer side of at most the given one, all smaller if they exceed a budget.
+
+    Args:
+        images: Each image, and the maximum of its longer side in pixels.
+        budget: Maximum length of all URLs together, in bytes; exceeded only by images of :data:`SIDE_MIN` pixels.
+    """
+    factor = 1.0
+    while True:
+        encoded = [_encode(fit_side(image, max(SIDE_MIN, int(factor * side)))) for image, side in images]
+        smallest = all(factor * side <= SIDE_MIN for _, side in images)
+        size = sum(len(image.url) for image in encoded)
+        if smallest or size <= budget:
+            return encoded
+        # The size is about proportional to the number of pixels.
+        factor *= min(SHRINK_MAX, math.sqrt(budget / size))
+
+
+def fit_side(image: Image, side: int) -> Image:
+    """Downscales an image so that its longer side has at most `side` pixels."""
+    from PIL import Image as Images
+
+    factor = side / max(image.size)
+    if factor >= 1:
+        return image
+    width, height = (max(1, round(factor * length)) for length in image.size)
+    return image.resize((width, height), Images.Resampling.LANCZOS)
+
+
+def image_of(pixels: Tensor) -> Image:
+    """Returns [H, W, 3] uint8 as an image of Pillow."""
+    from PIL import Image as Images
+
+    return Images.fromarray(pixels.cpu().numpy())
+
+
+def error_image(target: Tensor, rendered: Tensor) -> Image:
+    """Returns the absolute error, averaged over RGB, times :data:`ERROR_GAIN`, through a colormap.
+
+    Args:
+        target, rendered: [H, W, 3] uint8.
+    """
+    from PIL import Image as Images
+
+    difference = target.cpu().short().sub_(rendered.cpu()).abs_().sum(-1)
+    levels = (ERROR_GAIN * difference.numpy() / 3).round().clip(0, 255).astype(np.uint8)
+    colors = apply_colormap(torch.arange(256)[None] / 255)[0].numpy()
+    return Images.fromarray(colors[levels])
+
+
+def depth_image(
+    gaussians: Gaussians, camera: Camera, side: int, *, background: Color = (0.0, 0.0, 0.0), backend: Backend = "auto"
+) -> Image:
+    """Renders the depth of a view through a colormap, bright is near, with a longer side of at most `side` pixels.
+
+    The camera is scaled, so that no more pixels are rendered than are shown.
+    """
+    factor = min(1.0, side / max(camera.width, camera.height))
+    width, height = max(1, round(factor * camera.width)), max(1, round(factor * camera.height))
+    scale = camera.K.new_tensor([width / camera.width, height / camera.height, 1.0])
+    small = dataclasses.replace(camera, K=camera.K * scale[:, None], width=width, height=height)
+    frame: Any = next(render_frames(gaussians, [small], show="depth", background=background, backend=backend))
+    return image_of((frame * 255).round().to(torch.uint8))
+
+
+def _encode(image: Image) -> EncodedImage:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=QUALITY, subsampling=0)
+    return EncodedImage(
+        Html("data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()), image.width, image.height
+    )

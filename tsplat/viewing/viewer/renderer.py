@@ -1,0 +1,206 @@
+"""Images for the viewer: a model, a camera and settings in, an image within a time budget out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from collections import deque
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...arguments import check_choice, check_size
+from ...config import SH_DEGREE_MAX, Backend, CameraModel, RenderMode
+from ...errors import ArgumentError
+from ...rasterization import rasterization
+from ...scene.capture.views import Color
+from ...scene.gaussians import Gaussians
+from ...scene.images import to_bytes
+from ..colormaps import apply_colormap, color_depths, depth_limits
+
+Show = Literal["rgb", "expected depth", "accumulated depth", "alpha"]
+MODES: dict[Show, RenderMode] = {"rgb": "RGB", "expected depth": "ED", "accumulated depth": "D", "alpha": "RGB"}
+COLORMAPS = ("turbo", "viridis", "magma", "gray")
+CAMERA_MODELS = ("pinhole", "ortho", "fisheye")
+
+DIVISOR_MAX = 8
+"""Largest factor by which an image is made smaller to save time."""
+
+N_SAMPLES = 24
+"""Number of measured times that predictions are based on."""
+
+Box = tuple[Color, Color]
+"""Lower and upper corner of an axis-aligned box, world frame."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to render.
+
+    Attributes:
+        show: Color, depth divided by alpha, depth, or alpha.
+        colormap: Colormap of Matplotlib for depth and alpha.
+        sh_degree: Highest degree of spherical harmonics to use; all of the model's where None.
+        background: RGB in [0, 1].
+        antialiased: Whether to compensate the opacity for the 2D low-pass filter; as the model says where None.
+        camera_model, near, far, radius_clip, eps2d: As in :func:`tsplat.rasterization`.
+        crop: Only Gaussians whose centers lie in this box are rendered; all where None.
+
+    Raises:
+        ArgumentError: A value is out of range.
+    """
+
+    show: Show = "rgb"
+    colormap: str = "turbo"
+    sh_degree: int | None = None
+    background: Color = (0.0, 0.0, 0.0)
+    antialiased: bool | None = None
+    camera_model: CameraModel = "pinhole"
+    near: float = 0.01
+    far: float = 1e10
+    radius_clip: float = 0.0
+    eps2d: float = 0.3
+    crop: Box | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("show", self.show, tuple(MODES))
+        check_choice("colormap", self.colormap, COLORMAPS)
+        check_choice("camera_model", self.camera_model, CAMERA_MODELS)
+        check_choice("sh_degree", self.sh_degree, (None, *range(SH_DEGREE_MAX + 1)))
+        if not 0 <= self.near < self.far:
+            raise ArgumentError(f"near, far: expected 0 <= near < far, found {self.near} and {self.far}")
+        for name in ("radius_clip", "eps2d"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ArgumentError(f"{name}: expected a number of at least 0, found {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pose:
+    """A camera without a resolution.
+
+    Attributes:
+        viewmat: [4, 4] world to camera.
+        fov: Vertical field of view in radians.
+        width, height: Size of the canvas in pixels.
+    """
+
+    viewmat: Tensor
+    fov: float
+    width: int
+    height: int
+
+    def __post_init__(self) -> None:
+        check_size("width", self.width)
+        check_size("height", self.height)
+        if not 0 < self.fov < math.pi:
+            raise ArgumentError(f"fov: expected radians between 0 and pi, found {self.fov}")
+
+    def intrinsics(self, width: int, height: int, camera_model: CameraModel) -> Tensor:
+        """Returns K [3, 3] for an image of another size. Orthographic cameras see what they see at distance 1."""
+        focal = 0.5 * self.height / (0.5 * self.fov if camera_model == "fisheye" else math.tan(self.fov / 2))
+        fx, fy = focal * width / self.width, focal * height / self.height
+        return torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Frame:
+    """A rendered image.
+
+    Attributes:
+        image: [h, w, 3] uint8.
+        divisor: Factor by which it is smaller than the canvas.
+        seconds: Time it took.
+        visible: Number of Gaussians in the image.
+    """
+
+    image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+    divisor: int
+    seconds: float
+    visible: int
+
+
+class Renderer:
+    """Renders a model within a time budget. Thread-safe: one image at a time.
+
+    Args:
+        gaussians: On the device to render on.
+        backend: As in :func:`tsplat.rasterization`.
+    """
+
+    def __init__(self, gaussians: Gaussians, backend: Backend = "auto") -> None:
+        self.gaussians = gaussians
+        self.backend = backend
+        self._lock = threading.Lock()
+        self._samples: deque[tuple[int, float]] = deque(maxlen=N_SAMPLES)
+        self._cropped: tuple[Box | None, Gaussians] = (None, gaussians)
+
+    def render(self, pose: Pose, settings: Settings, seconds: float | None = None, divisor_min: int = 1) -> Frame:
+        """Renders an image, made smaller by a whole factor where the full size is predicted to take too long.
+
+        Args:
+            seconds: Time budget; None for the full size.
+            divisor_min: Least factor by which to make the image smaller.
+
+        Raises:
+            ArgumentError: As :func:`tsplat.rasterization`.
+        """
+        with self._lock:
+            divisor = divisor_min if seconds is None else max(divisor_min, self._divisor(pose, seconds))
+            width, height = (max(1, round(size / divisor)) for size in (pose.width, pose.height))
+            start = time.perf_counter()
+            image, visible = self._rasterize(pose, settings, width, height)
+            taken = time.perf_counter() - start
+            self._samples.append((width * height, taken))
+        return Frame(image, divisor, taken, visible)
+
+    def cropped(self, crop: Box | None) -> Gaussians:
+        """Returns the Gaussians whose centers lie in a box."""
+        if crop is None:
+            return self.gaussians
+        if self._cropped[0] != crop:
+            low, high = (self.gaussians.means.new_tensor(corner) for corner in crop)
+            inside = ((self.gaussians.means >= low) & (self.gaussians.means <= high)).all(-1)
+            self._cropped = crop, self.gaussians.map(lambda tensor: tensor[inside])
+        return self._cropped[1]
+
+    @torch.no_grad()
+    def _rasterize(
+        self, pose: Pose, settings: Settings, width: int, height: int
+    ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int]:
+        gaussians = self.cropped(settings.crop)
+        device = gaussians.means.device
+        degree = gaussians.sh_degree if settings.sh_degree is None else min(settings.sh_degree, gaussians.sh_degree)
+        antialiased = gaussians.antialiased if settings.antialiased is None else settings.antialiased
+        background = gaussians.means.new_tensor(settings.background)
+        images, alphas, meta = rasterization(
+            gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities, gaussians.sh_coeffs(degree),
+            pose.viewmat.to(device)[None], pose.intrinsics(width, height, settings.camera_model).to(device)[None],
+            width, height,
+            near_plane=settings.near, far_plane=settings.far, radius_clip=settings.radius_clip, eps2d=settings.eps2d,
+            sh_degree=degree, packed=False, backgrounds=background[None] if settings.show == "rgb" else None,
+            render_mode=MODES[settings.show], rasterize_mode="antialiased" if antialiased else "classic",
+            camera_model=settings.camera_model, backend=self.backend,
+        )  # fmt: skip
+        visible = int((meta["radii"] > 0).all(-1).sum())
+        image, alpha = images[0], alphas[0, ..., 0]
+        if settings.show == "alpha":
+            return apply_colormap(alpha, settings.colormap).numpy(), visible
+        if settings.show != "rgb":
+            image = color_depths(image[..., 0], alpha, depth_limits(image[..., 0], alpha), settings.colormap)
+        return to_bytes(image).cpu().numpy(), visible
+
+    def _divisor(self, pose: Pose, seconds: float) -> int:
+        """The smallest factor for which the time, taken as linear in the number of pixels, is within a budget."""
+        if not self._samples:
+            return DIVISOR_MAX
+        pixels, times = np.array(self._samples).T
+        fixed, slope = 0.5 * times.min(), 0.5 * float(np.median(times / pixels))
+        if pixels.min() < pixels.max():
+            slope, fixed = np.polyfit(pixels, times, 1)
+        affordable = max(seconds - max(fixed, 0.0), 0.0) / max(slope, 1e-12)
+        divisor = math.ceil(math.sqrt(pose.width * pose.height / max(affordable, 1.0)) - 1e-9)
+        return min(max(divisor, 1), DIVISOR_MAX)

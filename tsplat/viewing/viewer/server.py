@@ -1,0 +1,104 @@
+"""The web server of the viewer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import ArgumentError
+from ...support.extras import require
+from .session import Session
+from .viewed_models import ViewedModel
+
+PORT = 8080
+ADDRESS = "127.0.0.1"
+
+
+class Viewer:
+    """Shows models to web browsers.
+
+    Each client has its own camera and controls. Clients that are not at work cost no time.
+
+    Args:
+        models: What to show, at least one; the first is shown to a new client.
+        address: Address to listen at; "0.0.0.0" for all.
+        port: Port to listen at; the next free one where it is taken.
+
+    Attributes:
+        url: Address of the page for a browser on this computer.
+
+    Raises:
+        ArgumentError: No models.
+        MissingExtraError: viser is not installed.
+        OSError: The address is not available.
+    """
+
+    def __init__(self, models: Sequence[ViewedModel], *, address: str = ADDRESS, port: int = PORT) -> None:
+        if not models:
+            raise ArgumentError("models: expected at least one, found none")
+        require("viser", "PIL", "matplotlib")
+        import viser
+
+        _check_address(address)
+        # Clients that go away in the middle of a message are not worth a line.
+        logging.getLogger("websockets").setLevel(logging.CRITICAL)
+        self._models = _with_unique_names(models)
+        self._sessions: dict[int, Session] = {}
+        self._lock = threading.Lock()
+        with contextlib.redirect_stdout(io.StringIO()):  # its addresses
+            self._server = viser.ViserServer(address, port, "tsplat", verbose=False)
+        self._server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
+        first = self._models[0]
+        self._server.scene.set_up_direction(tuple(first.up))
+        camera = self._server.initial_camera
+        camera.position, camera.look_at, camera.fov = tuple(first.eye), tuple(first.target), math.radians(first.fov)
+        self._server.on_client_connect(self._connect)
+        self._server.on_client_disconnect(self._disconnect)
+        self.port: int = self._server.get_port()
+        self.url = f"http://localhost:{self.port}"
+
+    def close(self) -> None:
+        """Ends the connections to all clients, and stops listening."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        for session in sessions:
+            session.close()
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._server.stop()
+
+    def _connect(self, client: Any) -> None:
+        session = Session(client, self._models)
+        with self._lock:
+            self._sessions[client.client_id] = session
+        # The client may have gone while its controls were made.
+        if client.client_id not in self._server.get_clients():
+            self._disconnect(client)
+
+    def _disconnect(self, client: Any) -> None:
+        with self._lock:
+            session = self._sessions.pop(client.client_id, None)
+        if session is not None:
+            session.close()
+
+
+def _check_address(address: str) -> None:
+    """Raises OSError if it is not possible to listen at an address."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+
+
+def _with_unique_names(models: Sequence[ViewedModel]) -> list[ViewedModel]:
+    """Numbers models of the same name."""
+    counts: dict[str, int] = {}
+    for model in models:
+        counts[model.name] = counts.get(model.name, 0) + 1
+        if counts[model.name] > 1:
+            model.name = f"{model.name} ({counts[model.name]})"
+    return list(models)

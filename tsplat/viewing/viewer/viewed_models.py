@@ -1,0 +1,123 @@
+"""What the viewer shows: a model with its cameras, photographs and framing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ...config import Backend
+from ...errors import ArgumentError
+from ...scene.capture import read_capture
+from ...scene.capture.captures import is_capture
+from ...scene.capture.views import Color, View
+from ...scene.formats import open_model
+from ...scene.gaussians import Gaussians
+from ..framing import place_cameras
+from ..run_cameras import complete_framing, find_background, find_cameras
+from ..trajectories import Camera, describe_cameras, parse_cameras
+from .renderer import Renderer
+
+POINT_OPACITY, POINT_SCALE = 0.9, 0.5
+"""How the sparse points of a capture are shown as Gaussians."""
+
+SIZE = (640, 480)
+"""Image size in pixels for which a model without cameras is framed."""
+
+
+@dataclasses.dataclass(eq=False)
+class ViewedModel:
+    """A model that the viewer shows.
+
+    Attributes:
+        name: Unique name, for the list of models.
+        renderer: Renders it.
+        cameras: Cameras of its photographs; none if they are not known.
+        views: Photographs by name; empty for a model file.
+        background: Background color at first.
+        eye, target, up: First camera position, the point it looks at, and the direction that points up; [3] each.
+        fov: Vertical field of view in degrees.
+    """
+
+    name: str
+    renderer: Renderer
+    cameras: list[Camera]
+    views: dict[str, View]
+    background: Color
+    eye: list[float]
+    target: list[float]
+    up: list[float]
+    fov: float
+
+    @property
+    def gaussians(self) -> Gaussians:
+        return self.renderer.gaussians
+
+
+def open_viewed(
+    path: str | os.PathLike[str],
+    device: torch.device,
+    *,
+    backend: Backend = "auto",
+    force: bool = False,
+    checkpoint: str | None = None,
+    warn: Callable[[str], object],
+) -> ViewedModel:
+    """Reads what the viewer shows: a model, a run, a checkpoint, or a capture, whose sparse points are shown.
+
+    Args:
+        device: Device to render on.
+        backend: As in :func:`tsplat.rasterization`.
+        force, checkpoint: As in :func:`tsplat.scene.open_model`.
+        warn: Called with a message for each damaged checkpoint that is skipped, and where Gaussians are invalid.
+
+    Raises:
+        ArgumentError, FileError, UnsupportedError, MissingExtraError, OSError: As :func:`tsplat.scene.open_model` and
+            :func:`tsplat.scene.read_capture`.
+    """
+    views: dict[str, View] = {}
+    if is_capture(path):
+        capture = read_capture(path)
+        gaussians = Gaussians.from_points(capture.points, capture.colors, 0, opacity=POINT_OPACITY, scale=POINT_SCALE)
+        cameras = parse_cameras(describe_cameras(capture.train, capture.test))
+        views = {view.name: view for view in (*capture.train, *capture.test)}
+        background = capture.background
+    else:
+        gaussians = open_model(path, force=force, checkpoint=checkpoint, warn=warn)
+        cameras = find_cameras(path)
+        background = find_background(path) or (0.0, 0.0, 0.0)
+    valid = gaussians.valid
+    if not bool(valid.all()):
+        warn(f"{path}: left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
+        gaussians = gaussians.map(lambda tensor: tensor[valid])
+    eye, target, up, fov = _framing(gaussians, cameras)
+    renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
+    name = Path(path).resolve().name
+    return ViewedModel(name, renderer, cameras, views, background, eye, target, up, fov)
+
+
+def _framing(gaussians: Gaussians, cameras: list[Camera]) -> tuple[list[float], list[float], list[float], float]:
+    """Returns eye, target, up and the vertical field of view in degrees of the first image."""
+    try:
+        known = complete_framing(gaussians, cameras)
+        (camera,) = place_cameras(gaussians, *SIZE, **known)
+    except ArgumentError:  # nothing is visible
+        return [0.0, 0.0, -3.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], 50.0
+    forward, upward = camera.viewmat[2, :3].double(), -camera.viewmat[1, :3].double()
+    if known["target"] is not None:
+        distance = math.dist(known["target"], camera.position.tolist())
+    else:
+        distance = float((gaussians.means.double().median(0).values - camera.position) @ forward)
+    target = camera.position + max(distance, 1e-3) * forward
+    up = list(known["up"]) if known["up"] is not None else _nearest_axis(upward)
+    return camera.position.tolist(), target.tolist(), up, known["fov"]
+
+
+def _nearest_axis(direction: torch.Tensor) -> list[float]:
+    """Returns the direction of the coordinate axis that is closest to a direction [3]."""
+    axis = int(direction.abs().argmax())
+    return [math.copysign(1.0, float(direction[axis])) if i == axis else 0.0 for i in range(3)]
