@@ -28,6 +28,7 @@ INVALID = [
     (["convert", "{model}"], "OUT"),
     (["convert", "{model}", "a.obj"], "cannot tell the format"),
     (["convert", "{model}", "a.ksplat"], "not implemented"),
+    (["convert", "{model}", "a.bin", "--format", "obj"], "--format"),
     (["convert", "missing.ply", "a.splat"], "missing.ply: No such file"),
     (["convert", "{model}", "text.ply/a.ply"], "text.ply"),
     (["info", "text.ply"], "not a PLY"),

@@ -163,8 +163,8 @@ def _encode_sh(shN: NDArray[Any]) -> Bytes:
     levels = (rearrange(shN.astype(np.float64), "n k c -> n (c k)") / SH_RANGE + 0.5) * 256
     lower = np.floor(levels)
     is_odd = np.add.outer(np.arange(levels.shape[0]), np.arange(levels.shape[1])) % 2 == 1
-    encoded: Bytes = np.clip(lower - ((levels == lower) & is_odd), 0, 255).astype(np.uint8)
-    return encoded
+    found: Bytes = np.clip(lower - ((levels == lower) & is_odd), 0, 255).astype(np.uint8)
+    return found
 
 
 def _table(ply: PlyFile, name: str, needed: tuple[str, ...] | list[str]) -> Table:
