@@ -11,6 +11,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ...errors import ArgumentError
 from ...support.extras import require
 from .session import Session
@@ -55,9 +57,13 @@ class Viewer:
             self._server = viser.ViserServer(address, port, "tsplat", verbose=False)
         self._server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
         first = self._models[0]
-        self._server.scene.set_up_direction(tuple(first.up))
+        self._server.scene.set_up_direction(np.array(first.up))
         camera = self._server.initial_camera
-        camera.position, camera.look_at, camera.fov = tuple(first.eye), tuple(first.target), math.radians(first.fov)
+        camera.position, camera.look_at, camera.fov = (
+            np.array(first.eye),
+            np.array(first.target),
+            math.radians(first.fov),
+        )
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
         self.port: int = self._server.get_port()
