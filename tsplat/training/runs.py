@@ -289,8 +289,8 @@ def fit_and_report(
     shown = capture.test or evenly_spaced(capture.train)
     with record.measure("evaluation"):
         scores = score_views(trainer, initial, shown, lambda _done, _total: loop.raise_if_stopped())
-    _write_record(loop)
     if run is not None and trainer.ranks.is_main:
+        _write_record(loop)
         write_json(folder / CONFIG, to_json(run))
         write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test))
         if run.normalize:
