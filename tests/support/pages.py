@@ -2,12 +2,13 @@
 
 import base64
 import io
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
 import pytest
 from PIL import Image
+
+from tests.support.browser import CHROMIUM
 
 VOID = {"br", "img", "input", "meta"}
 
@@ -59,9 +60,8 @@ class Page(HTMLParser):
 
 def run_browser(*arguments):
     """Runs Chromium without a window; returns its output. Skips the test if there is none."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
+    if CHROMIUM is None:
         pytest.skip("needs chromium")
-    command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *arguments]
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *arguments]
     result = subprocess.run(command, capture_output=True, timeout=300, check=True)
     return result.stdout.decode()

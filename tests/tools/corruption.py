@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from tests.support.model_files import PLY_ENCODINGS, compressed_ply_bytes, ply_bytes, ply_names
+from tests.tools.damage import ViolationError
 from tsplat.errors import ArgumentError, UnsupportedError
 from tsplat.scene import Gaussians, read_ply, read_torch_checkpoint
 
@@ -26,10 +27,6 @@ SPARE_BYTES = 64 << 20
 ABSURD = (b"4294967296", b"18446744073709551617", b"9" * 31, b"9" * 400, b"-1", b"1e9", b"", b"0x10", b"1000003")
 
 Rng = np.random.Generator
-
-
-class ViolationError(AssertionError):
-    """Reading a damaged file violated a guarantee."""
 
 
 class Ply:

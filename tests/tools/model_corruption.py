@@ -8,12 +8,6 @@ model.
 
 from __future__ import annotations
 
-import argparse
-import collections
-import resource
-import tempfile
-import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,9 +25,8 @@ from tests.support.model_files import (
     write_zip,
 )
 from tests.support.training_scenes import make_checkpoint
-from tests.tools.capture_corruption import DAMAGES, SECONDS_MAX, SPARE_BYTES, truncated
-from tests.tools.corruption import ViolationError, checkpoint_bytes
-from tsplat.errors import ArgumentError, UnsupportedError
+from tests.tools.corruption import checkpoint_bytes
+from tests.tools.damage import Damage, DamagedFiles, run, truncated
 from tsplat.scene import Gaussians, open_model, write_splat
 from tsplat.training import write_checkpoint
 
@@ -112,74 +105,32 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
 """Name -> function that writes a model into a folder and returns its path, and whether the format has checksums."""
 
 
-class Model:
-    """A model on disk whose files can be damaged one at a time.
+class Model(DamagedFiles):
+    """A model whose files are damaged.
 
     Attributes:
-        path: The model.
         intact: Its Gaussians; None for a format that is refused.
-        size: Bytes of all files.
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
         folder.mkdir(exist_ok=True)
         self.kind = kind
         write, self.has_checksums = FORMATS[kind]
-        self.path = write(folder)
-        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
-        self.targets = sorted(path for path in files if path.is_file())
-        self.size = sum(path.stat().st_size for path in self.targets)
-        self.intact = None if kind == "ksplat" else open_model(self.path, warn=str)
-        self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        path = write(folder)
+        self.intact = None if kind == "ksplat" else open_model(path, warn=str)
+        super().__init__(path, filter(Path.is_file, path.rglob("*")) if path.is_dir() else [path])
 
-    def check(self, seed: int) -> str:
-        """Damages a file, reads the model and restores the file. Returns "read" or the name of the typed error.
+    def read(self) -> Gaussians:
+        return open_model(self.path, warn=str)
 
-        Raises:
-            ViolationError: A guarantee was violated.
-        """
-        rng = np.random.default_rng(seed)
-        target, damage = self.targets[seed % len(self.targets)], DAMAGES[seed // len(self.targets) % len(DAMAGES)]
-        content = target.read_bytes()
-        damaged = damage(rng, content)
-        target.write_bytes(damaged)
-        what = f"{damage.__name__} {target.name} {seed}"
-        start = time.perf_counter()
-        tracemalloc.start()
-        problem = None
-        try:
-            found, outcome = open_model(self.path, warn=str), "read"
-            if damaged != content:
-                problem = self._problem(found, damaged, cut=damage is truncated)
-        except (ArgumentError, UnsupportedError) as error:
-            outcome = type(error).__name__
-            if str(self.path) not in str(error):
-                problem = f"the error names no file: {error}"
-        except Exception as error:
-            raise ViolationError(f"{what}: {type(error).__name__}: {error}") from error
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            target.write_bytes(content)
-        # Tensors are not traced.
-        resident = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._peak) * 1024
-        if problem is not None:
-            raise ViolationError(f"{what}: {problem}")
-        if (seconds := time.perf_counter() - start) > SECONDS_MAX:
-            raise ViolationError(f"{what}: took {seconds:.1f} s")
-        if max(peak, resident) > 2 * max(self.size, len(damaged)) + SPARE_BYTES:
-            raise ViolationError(f"{what}: allocated {max(peak, resident)} bytes")
-        return outcome
-
-    def _problem(self, found: Gaussians, damaged: bytes, cut: bool) -> str | None:
-        """What is wrong with the Gaussians of a damaged file; None if nothing is."""
+    def problem(self, found: Gaussians, damaged: bytes, damage: Damage) -> str | None:
         if self.intact is None:
             return "a format that is not implemented was read"
         if self.has_checksums:
             return None if _equal(found, self.intact) else "silently read as another model"
         if len(found) > max(self.size, len(damaged)) / RECORD_MIN:
             return f"{len(found)} Gaussians in {len(damaged)} bytes"
-        if not cut:
+        if damage is not truncated:
             return None
         if self.kind == "splat":
             start = self.intact.map(lambda tensor: tensor[: len(found)])
@@ -198,34 +149,5 @@ def _equal(one: Gaussians, other: Gaussians) -> bool:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("format", choices=(*FORMATS, "all"))
-    parser.add_argument("--count", type=int, default=1000, help="damaged files per format (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="random seed of the first file (default: %(default)s)")
-    arguments = parser.parse_args()
-    total = 0
-    for kind in FORMATS if arguments.format == "all" else [arguments.format]:
-        tally: collections.Counter[str] = collections.Counter()
-        violations: list[str] = []
-        slowest = 0.0
-        with tempfile.TemporaryDirectory() as folder:
-            model = Model(Path(folder), kind)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            for seed in range(arguments.seed, arguments.seed + arguments.count):
-                start = time.perf_counter()
-                try:
-                    tally[model.check(seed)] += 1
-                except ViolationError as violation:
-                    violations.append(str(violation))
-                slowest = max(slowest, time.perf_counter() - start)
-        added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in tally.most_common())
-        print(f"{kind}: {outcomes}; slowest {slowest:.2f} s, peak {added / 1e6:.0f} MB above that of the intact model")
-        print(f"{len(violations)} violations in {arguments.count}", *violations[:20], sep="\n  ", flush=True)
-        total += len(violations)
-    return 1 if total else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(__doc__ or "", Model, FORMATS))

@@ -20,6 +20,7 @@ from tests.support.forked_ranks import MODULES
 from tests.support.forks import Forks
 from tests.support.signal_worker import EVAL_EVERY, SAVE_EVERY, STEPS
 from tests.support.train_worker import capture
+from tests.support.waiting import wait_for
 from tsplat.training import read_newest
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")]
@@ -204,13 +205,6 @@ def is_locked(run):
     return (
         subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False).stdout[:1] not in b"Z"
     )
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tests.tools.capture_corruption import DAMAGES, FORMATS, Scene
+from tests.tools.capture_corruption import FORMATS, Scene
+from tests.tools.damage import DAMAGES
 
 pytest.importorskip("pycolmap")
 

@@ -1,5 +1,6 @@
 """One client of the viewer: controls, cameras, crop and videos."""
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -11,7 +12,7 @@ import torch
 
 from tests.support.fake_viser import Client
 from tests.support.training_scenes import make_gaussians, make_views
-from tests.viewing.viewer.test_worker import wait_for
+from tests.support.waiting import wait_for
 from tsplat.scene import read_ply
 from tsplat.viewing import read_cameras
 from tsplat.viewing.trajectories import describe_cameras, parse_cameras
@@ -53,11 +54,12 @@ def session(client, models):
     session.close()
 
 
-def settle(client):
-    """Waits for the image at rest after a change."""
+@contextlib.contextmanager
+def settled(client):
+    """Waits for the image at rest after changes."""
     n = len(client.images)
+    yield
     wait_for(lambda: len(client.images) > n and client.images[-1][1] == "png")
-    return client.images[-1][0]
 
 
 def control(client, label):
@@ -66,8 +68,9 @@ def control(client, label):
 
 @pytest.mark.usefixtures("session")
 def test_image_at_rest_is_that_of_the_renderer(client, models):
-    client.camera.move((0.1, 0.0, -3.0))
-    image = settle(client)
+    with settled(client):
+        client.camera.move((0.1, 0.0, -3.0))
+    image = client.images[-1][0]
     viewmat = torch.eye(4)
     viewmat[:3, 3] = torch.tensor([-0.1, 0.0, 3.0])
     settings = Settings(sh_degree=1, background=(51 / 255, 102 / 255, 153 / 255))
@@ -84,8 +87,9 @@ def test_image_at_rest_is_that_of_the_renderer(client, models):
 )  # fmt: skip
 def test_controls_change_the_image(client, label, value):
     before = client.images[-1][0]
-    control(client, label).use(value)
-    after = settle(client)
+    with settled(client):
+        control(client, label).use(value)
+    after = client.images[-1][0]
     assert before.shape != after.shape or (before != after).any()
 
 
@@ -93,8 +97,8 @@ def test_controls_change_the_image(client, label, value):
 def test_settings_that_do_not_fit_together_are_told(client):
     control(client, "far_plane").use(0.0)
     wait_for(lambda: "near, far: expected 0 <= near < far" in client.status)
-    control(client, "far_plane").use(100.0)
-    settle(client)
+    with settled(client):
+        control(client, "far_plane").use(100.0)
     assert "drawn" in client.status
 
 
@@ -102,9 +106,9 @@ def test_settings_that_do_not_fit_together_are_told(client):
 def test_views(client, models):
     camera = models[0].cameras[2]
     control(client, "View").use(2)
-    control(client, "Go to view").use()
-    assert np.allclose(client.camera.position, camera.position)
-    settle(client)
+    with settled(client):
+        control(client, "Go to view").use()
+        assert np.allclose(client.camera.position, camera.position)
     photograph = control(client, "image")
     view = models[0].views[camera.name]
     assert (photograph.visible, photograph.label) == (True, camera.name)
@@ -125,8 +129,8 @@ def test_views(client, models):
 
 @pytest.mark.usefixtures("session")
 def test_another_model(client, models):
-    control(client, "Model").use("without views")
-    settle(client)
+    with settled(client):
+        control(client, "Model").use("without views")
     assert np.allclose(client.camera.position, models[1].eye)
     assert not control(client, "View").visible
     assert not control(client, "SH degree").visible
@@ -137,8 +141,8 @@ def test_another_model(client, models):
 @pytest.mark.usefixtures("session")
 def test_crop_is_exported(client, models, tmp_path):
     control(client, "Lower corner").use((0.0, -9.0, -9.0))
-    control(client, "Crop").use(True)
-    settle(client)
+    with settled(client):
+        control(client, "Crop").use(True)
     path = tmp_path / "cropped.ply"
     control(client, "Model file").use(str(path))
     control(client, "Export").use()
@@ -216,8 +220,8 @@ def test_random_changes(models, capfd, tmp_path):
         if i % 10 == 0:
             time.sleep(0.01)
     control(clients[0], "near_plane").use(0.01)
-    control(clients[0], "far_plane").use(1e10)
-    settle(clients[0])
+    with settled(clients[0]):
+        control(clients[0], "far_plane").use(1e10)
     sessions[0].close()
     assert len(clients[1].images) == n
     assert not any(thread.name == "tsplat-viewer" and thread.is_alive() for thread in threading.enumerate())

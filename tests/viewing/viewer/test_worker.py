@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.support.waiting import wait_for
 from tsplat.viewing.viewer.renderer import Frame
 from tsplat.viewing.viewer.worker import MOVING_SECONDS, Worker
 
@@ -26,13 +27,6 @@ class Client:
         if request == "invalid":
             raise RuntimeError("out of memory")
         return Frame(np.zeros((2, 2, 3), np.uint8), 1 if seconds is None else self.moving_divisor, 0.01, 0)
-
-
-def wait_for(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -1,0 +1,182 @@
+"""Damages files at random, reads them and restores them: what the corruption tools have in common.
+
+A damaged file has to be rejected with a typed error that names it, or be read as something that the tool accepts,
+within 5 seconds and within twice its size plus 200 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import re
+import resource
+import struct
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tsplat.errors import ArgumentError, UnsupportedError
+
+SECONDS_MAX = 5.0
+SPARE_BYTES = 200_000_000
+EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**64 - 1)
+NUMBERS = (b"0", b"-1", b"1e308", b"1e999", b"nan", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"1e-320", b'""')
+
+Rng = np.random.Generator
+Damage = Callable[[Rng, bytes], bytes]
+
+
+class ViolationError(AssertionError):
+    """Reading a damaged file violated a guarantee."""
+
+
+def truncated(rng: Rng, content: bytes) -> bytes:
+    return content[: int(rng.integers(len(content)))]
+
+
+def flipped(rng: Rng, content: bytes) -> bytes:
+    damaged = bytearray(content)
+    for _ in range(int(rng.integers(1, 9))):
+        damaged[int(rng.integers(len(damaged)))] ^= 1 << int(rng.integers(8))
+    return bytes(damaged)
+
+
+def huge_number(rng: Rng, content: bytes) -> bytes:
+    """Replaces 8 bytes, of the first count half of the time; in text a number."""
+    if numbers := list(re.finditer(rb"-?\d+(\.\d+)?(e-?\d+)?", content)) if content.isascii() else []:
+        number = numbers[int(rng.integers(len(numbers)))]
+        return content[: number.start()] + NUMBERS[int(rng.integers(len(NUMBERS)))] + content[number.end() :]
+    start = int(rng.integers(max(len(content) - 8, 1))) if rng.integers(2) else 0
+    return content[:start] + struct.pack("<Q", EXTREMES[int(rng.integers(len(EXTREMES)))]) + content[start + 8 :]
+
+
+def swapped(rng: Rng, content: bytes) -> bytes:
+    """Swaps two parts of the same size; in text two words."""
+    if content.isascii():
+        words = re.split(rb"(\s+)", content)
+        i, j = (2 * int(k) for k in rng.integers(0, (len(words) + 1) // 2, 2))
+        words[i], words[j] = words[j], words[i]
+        return b"".join(words)
+    size = int(rng.integers(1, min(64, len(content) // 2)))
+    i, j = sorted(int(k) for k in rng.integers(0, len(content) - size, 2))
+    damaged = bytearray(content)
+    damaged[i : i + size], damaged[j : j + size] = content[j : j + size], content[i : i + size]
+    return bytes(damaged[: len(content)])
+
+
+def cut_out(rng: Rng, content: bytes) -> bytes:
+    start, size = int(rng.integers(len(content))), int(rng.integers(1, 200))
+    return content[:start] + content[start + size :]
+
+
+def noise(rng: Rng, content: bytes) -> bytes:
+    return content[: int(rng.integers(min(64, len(content))))] + rng.bytes(int(rng.integers(3000)))
+
+
+DAMAGES: tuple[Damage, ...] = (truncated, flipped, huge_number, swapped, cut_out, noise)
+
+
+class DamagedFiles:
+    """Files on disk that can be damaged one at a time.
+
+    Attributes:
+        path: What is read: a file or a folder. Errors have to name it.
+        targets: Files to damage.
+        size: Bytes of all files.
+    """
+
+    def __init__(self, path: Path, targets: Iterable[Path]) -> None:
+        self.path, self.targets = path, sorted(targets)
+        files = path.rglob("*") if path.is_dir() else [path]
+        self.size = sum(file.stat().st_size for file in files if file.is_file())
+        self._resident = resident_bytes()
+
+    def read(self) -> Any:
+        """Reads the files."""
+        raise NotImplementedError
+
+    def problem(self, found: Any, damaged: bytes, damage: Damage) -> str | None:
+        """What is wrong with what was read from a damaged file; None if nothing is."""
+        raise NotImplementedError
+
+    def check(self, seed: int) -> str:
+        """Damages a file, reads all and restores the file. Returns "read" or the name of the typed error.
+
+        Raises:
+            ViolationError: A guarantee was violated.
+        """
+        rng = np.random.default_rng(seed)
+        target, damage = self.targets[seed % len(self.targets)], DAMAGES[seed // len(self.targets) % len(DAMAGES)]
+        content = target.read_bytes()
+        damaged = damage(rng, content)
+        target.write_bytes(damaged)
+        what = f"{damage.__name__} {target.name} {seed}"
+        start = time.perf_counter()
+        tracemalloc.start()
+        try:
+            problem, outcome = self.problem(self.read(), damaged, damage), "read"
+        except (ArgumentError, UnsupportedError) as error:
+            problem, outcome = None, type(error).__name__
+            if str(self.path) not in str(error):
+                problem = f"the error names no file: {error}"
+        except Exception as error:
+            raise ViolationError(f"{what}: {type(error).__name__}: {error}") from error
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            target.write_bytes(content)
+        peak = max(peak, resident_bytes() - self._resident)  # tensors are not traced
+        if problem is not None:
+            raise ViolationError(f"{what}: {problem}")
+        if (seconds := time.perf_counter() - start) > SECONDS_MAX:
+            raise ViolationError(f"{what}: took {seconds:.1f} s")
+        if peak > 2 * max(self.size, len(damaged)) + SPARE_BYTES:
+            raise ViolationError(f"{what}: allocated {peak} bytes")
+        return outcome
+
+
+def resident_bytes() -> int:
+    """The largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def run(description: str, make: Callable[[Path, str], DamagedFiles], formats: Iterable[str]) -> int:
+    """The program of a corruption tool: damages files of the formats that its arguments name. Returns its exit status.
+
+    Args:
+        description: Text of its help.
+        make: Writes the files of a format into an empty folder.
+        formats: Names of the formats.
+    """
+    formats = tuple(formats)
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("format", choices=(*formats, "all"))
+    parser.add_argument("--count", type=int, default=1000, help="damaged files per format (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the first file (default: %(default)s)")
+    arguments = parser.parse_args()
+    total = 0
+    for name in formats if arguments.format == "all" else [arguments.format]:
+        tally: collections.Counter[str] = collections.Counter()
+        violations: list[str] = []
+        slowest = 0.0
+        with tempfile.TemporaryDirectory() as folder:
+            files = make(Path(folder) / "files", name)
+            before = resident_bytes()
+            for seed in range(arguments.seed, arguments.seed + arguments.count):
+                start = time.perf_counter()
+                try:
+                    tally[files.check(seed)] += 1
+                except ViolationError as violation:
+                    violations.append(str(violation))
+                slowest = max(slowest, time.perf_counter() - start)
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in tally.most_common())
+        added = (resident_bytes() - before) / 1e6
+        print(f"{name}: {outcomes}; slowest {slowest:.2f} s, peak {added:.0f} MB above that of the intact files")
+        print(f"{len(violations)} violations in {arguments.count}", *violations[:20], sep="\n  ", flush=True)
+        total += len(violations)
+    return 1 if total else 0
