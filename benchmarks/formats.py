@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
 from tests.support.round_trips import angles_between, check_round_trip
 from tsplat.scene import Gaussians, intrinsics, morton_order, read_model, write_model
@@ -31,7 +32,6 @@ from tsplat.scene.formats.models import Format
 from tsplat.viewing import look_at_all, render
 
 PAGE = Path(__file__).parents[1] / "docs" / "formats.md"
-BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 WIDTH, HEIGHT, FOV = 320, 240, 50.0
 CLUSTERED = 1 << 16
@@ -171,9 +171,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = tables(options.models, shlex.split(options.splat_transform))
     if options.write:
-        before, rest = PAGE.read_text().split(BEGIN)
-        _, after = rest.split(END)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{found}\n{END}{after}")
+        write_tables(PAGE, found)
 
 
 if __name__ == "__main__":

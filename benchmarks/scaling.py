@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 import tsplat
+from benchmarks.pages import write_tables
 from benchmarks.run import KETTLE
 from tsplat.scene import Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
 from tsplat.scene.morton import morton_order
 from tsplat.viewing.framing import guess_up, look_at_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
-BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 WIDTH, HEIGHT = 1296, 840
 FOV = 40.0
@@ -316,9 +316,7 @@ def main() -> None:
     tables = f"## Counted\n\n{count_table(options.kettle)}\n## Predicted, not measured\n\n{prediction_table()}"
     print(tables)
     if options.write:
-        before, rest = PAGE.read_text().split(BEGIN)
-        _, after = rest.split(END)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{tables}\n{END}{after}")
+        write_tables(PAGE, tables)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from tests.support.pages import Page, run_browser
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import History, RunConfig, preset
-from tsplat.training.report_page import RunPage, ShownView, camera_of, choose_views, render_page, write_page
+from tsplat.training.report_page import RunPage, ShownView, choose_views, render_page, write_page
+from tsplat.viewing.trajectories import camera_of
 
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'{{body}}"
 URLS = {"src", "href", "action", "data", "poster", "srcset", "xlink:href", "background", "formaction"}

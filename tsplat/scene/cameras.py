@@ -67,6 +67,22 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
     return matrix.float()
 
 
+def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
+    """Returns the world-to-camera matrix of a camera.
+
+    Args:
+        rotation: [3, 3] camera to world.
+        position: [3] camera center, world frame.
+
+    Returns:
+        [4, 4], of the dtype of `rotation`.
+    """
+    viewmat = torch.eye(4, dtype=rotation.dtype)
+    viewmat[:3, :3] = rotation.T
+    viewmat[:3, 3] = -rotation.T @ position
+    return viewmat
+
+
 def centers(viewmats: Tensor) -> Tensor:
     """Returns the camera centers [C, 3] in the world frame, given world-to-camera matrices [C, 4, 4]."""
     return -(viewmats[:, :3, :3].mT @ viewmats[:, :3, 3:]).squeeze(-1)

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .. import __version__
-from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes
 from ..support.extras import require
 from ..support.files import atomic_write
 from ..viewing.data_urls import depth_image, encode_images, error_image, image_of
 from ..viewing.markup import Html, fill, join
-from ..viewing.trajectories import Camera
+from ..viewing.trajectories import Camera, camera_of
 from . import report_sections as sections
 from .configuration import Config
 from .evaluation import Score
@@ -119,11 +118,6 @@ def choose_views(psnrs: Sequence[float | None], n: int = VIEWS) -> list[tuple[in
 def shown_view(score: Score, row: dict[str, Any], remark: str) -> ShownView:
     """Returns a view to show, from its score and its entry in ``metrics.json``."""
     return ShownView(row, score.view.image, to_bytes(score.image), camera_of(score.view), remark)
-
-
-def camera_of(view: View) -> Camera:
-    """Returns the camera of a view."""
-    return Camera(view.viewmat, view.K, view.width, view.height, view.camera_model, view.name)
 
 
 def write_page(path: str | os.PathLike[str], page: RunPage) -> int:

@@ -281,13 +281,12 @@ def fit_and_report(
     if stop_after is not None:
         check_size("stop_after", stop_after)
     _print_setup(trainer, capture)
-    record = RunRecord() if record is None else record
     loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record)
     if resumed is not None:
         loop.restore(resumed)
-        record.keep_earlier(folder)
+        loop.record.keep_earlier(folder)
     shown = capture.test or evenly_spaced(capture.train)
-    with record.measure("evaluation"):
+    with loop.record.measure("evaluation"):
         scores = score_views(trainer, initial, shown, lambda _done, _total: loop.raise_if_stopped())
     if run is not None and trainer.ranks.is_main:
         _write_record(loop)
@@ -298,7 +297,7 @@ def fit_and_report(
     if resumed is None and capture.test:
         loop.history.record_test(0, mean_psnr(scores), len(initial))
     try:
-        with record.measure("training"):
+        with loop.record.measure("training"):
             loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
     except Interrupted:
         _write_record(loop)

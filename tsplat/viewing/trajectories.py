@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..arguments import check_choice, check_size
 from ..config import CameraModel
 from ..errors import ArgumentError, FileError
-from ..scene.cameras import look_at
+from ..scene.cameras import look_at, viewmat_from_pose
 from ..scene.capture.views import View
 from ..support.extras import require
 
@@ -123,7 +123,7 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
     path = Path(path)
     try:
         with open(path, "rb") as file:
-            cameras = parse_cameras(json.loads(file.read(FILE_BYTES_MAX)))
+            cameras = [_camera(camera) for camera in json.loads(file.read(FILE_BYTES_MAX))]
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError, TypeError, RuntimeError, RecursionError) as error:
@@ -133,15 +133,6 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
     if not cameras:
         raise FileError(f"{path}: contains no cameras")
     return cameras
-
-
-def parse_cameras(listed: Iterable[dict[str, Any]]) -> list[Camera]:
-    """Returns the cameras that JSON values describe, as in the files that :func:`read_cameras` reads.
-
-    Raises:
-        ValueError, LookupError, TypeError, RuntimeError: A value is missing or invalid.
-    """
-    return [_camera(camera) for camera in listed]
 
 
 def _camera(camera: dict[str, Any]) -> Camera:
@@ -157,28 +148,35 @@ def _camera(camera: dict[str, Any]) -> Camera:
         raise ValueError("expected positive focal lengths and finite numbers")
     camera_model = camera.get("camera_model", "pinhole")
     check_choice("camera_model", camera_model, ("pinhole", "fisheye"))
-    viewmat = torch.eye(4, dtype=torch.float64)
-    viewmat[:3, :3] = rotation.T
-    viewmat[:3, 3] = -rotation.T @ position
+    viewmat = viewmat_from_pose(rotation, position)
     K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
     name = str(camera.get("img_name", ""))
     return Camera(viewmat.float(), K, width, height, camera_model, name, camera.get("split") == "test")
 
 
+def cameras_of_views(train: Sequence[View], test: Sequence[View]) -> list[Camera]:
+    """Returns the cameras of views, in the order of the views' names."""
+    cameras = [camera_of(view) for view in train] + [camera_of(view, is_test=True) for view in test]
+    return sorted(cameras, key=lambda camera: camera.name)
+
+
+def camera_of(view: View, is_test: bool = False) -> Camera:
+    """Returns the camera of a view."""
+    return Camera(view.viewmat, view.K, view.width, view.height, view.camera_model, view.name, is_test)
+
+
 def describe_cameras(train: Sequence[View], test: Sequence[View]) -> list[dict[str, Any]]:
     """Returns the cameras of views as JSON values for :func:`read_cameras`, in the order of the views' names."""
-    views = [(view, "train") for view in train] + [(view, "test") for view in test]
-    ordered = sorted(views, key=lambda entry: entry[0].name)
-    return [describe_camera(view, i, split) for i, (view, split) in enumerate(ordered)]
+    return [describe_camera(camera, i) for i, camera in enumerate(cameras_of_views(train, test))]
 
 
-def describe_camera(camera: View | Camera, index: int, split: str = "train") -> dict[str, Any]:
+def describe_camera(camera: Camera, index: int) -> dict[str, Any]:
     """Returns a camera as JSON values, see :func:`describe_cameras`."""
     viewmat, K = camera.viewmat.double().cpu(), camera.K.double().cpu()
     return {
         "id": index,
         "img_name": camera.name,
-        "split": split,
+        "split": "test" if camera.is_test else "train",
         "width": camera.width,
         "height": camera.height,
         "position": (-viewmat[:3, :3].T @ viewmat[:3, 3]).tolist(),
@@ -223,8 +221,7 @@ def interpolate(cameras: Sequence[Camera], frames: int) -> list[Camera]:
     rotations = torch.from_numpy(RotationSpline(keys, Rotation.from_matrix(matrices))(times).as_matrix())
     path = []
     for rotation, position, K in zip(rotations, positions, Ks):
-        viewmat = torch.eye(4, dtype=torch.float64)
-        viewmat[:3, :3], viewmat[:3, 3] = rotation, -rotation @ position
+        viewmat = viewmat_from_pose(rotation.T, position)
         path.append(Camera(viewmat.float(), K.float(), first.width, first.height, first.camera_model))
     return path
 

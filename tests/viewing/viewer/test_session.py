@@ -15,7 +15,7 @@ from tests.support.training_scenes import make_gaussians, make_views
 from tests.support.waiting import wait_for
 from tsplat.scene import read_ply
 from tsplat.viewing import read_cameras
-from tsplat.viewing.trajectories import describe_cameras, parse_cameras
+from tsplat.viewing.trajectories import cameras_of_views
 from tsplat.viewing.viewer.renderer import Pose, Renderer, Settings
 from tsplat.viewing.viewer.viewed_models import ViewedModel
 
@@ -27,7 +27,7 @@ def viewed(name="model", with_views=True, sh_degree=1):
     shN = 0.3 * torch.randn(gaussians.shN.shape, generator=torch.Generator().manual_seed(0))
     gaussians = dataclasses.replace(gaussians, shN=shN)
     views = make_views(gaussians, 4) if with_views else []
-    cameras = parse_cameras(describe_cameras(views[:3], views[3:]))
+    cameras = cameras_of_views(views[:3], views[3:])
     return ViewedModel(
         name, Renderer(gaussians), cameras, {view.name: view for view in views}, (0.2, 0.4, 0.6),
         [0.0, -1.0, -3.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], 45.0,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...scene.cameras import viewmat_from_pose
 from ...scene.capture.views import View
 from ...scene.formats import write_model
 from ...scene.images import downscale
@@ -239,11 +240,8 @@ def _viewmat(wxyz: np.ndarray[Any, Any], position: np.ndarray[Any, Any]) -> Tens
     """Returns the world-to-camera matrix [4, 4] of a camera-to-world rotation and a position."""
     from viser.transforms import SO3
 
-    rotation = torch.from_numpy(SO3(np.asarray(wxyz)).as_matrix()).T.double()
-    viewmat = torch.eye(4, dtype=torch.float64)
-    viewmat[:3, :3] = rotation
-    viewmat[:3, 3] = -rotation @ torch.from_numpy(np.asarray(position)).double()
-    return viewmat.float()
+    rotation = torch.from_numpy(SO3(np.asarray(wxyz)).as_matrix()).double()
+    return viewmat_from_pose(rotation, torch.from_numpy(np.asarray(position)).double()).float()
 
 
 def _wxyz(viewmat: Tensor) -> np.ndarray[Any, Any]:

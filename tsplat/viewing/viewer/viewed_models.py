@@ -19,7 +19,7 @@ from ...scene.formats import open_model
 from ...scene.gaussians import Gaussians
 from ..framing import place_cameras
 from ..run_cameras import complete_framing, find_background, find_cameras
-from ..trajectories import Camera, describe_cameras, parse_cameras
+from ..trajectories import Camera, cameras_of_views
 from .renderer import Renderer
 
 POINT_OPACITY, POINT_SCALE = 0.9, 0.5
@@ -83,7 +83,7 @@ def open_viewed(
     if is_capture(path):
         capture = read_capture(path)
         gaussians = Gaussians.from_points(capture.points, capture.colors, 0, opacity=POINT_OPACITY, scale=POINT_SCALE)
-        cameras = parse_cameras(describe_cameras(capture.train, capture.test))
+        cameras = cameras_of_views(capture.train, capture.test)
         views = {view.name: view for view in (*capture.train, *capture.test)}
         background = capture.background
     else:
