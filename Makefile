@@ -9,7 +9,7 @@ EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass gfx942-amdgcn gfx1100-amdg
 COUNT ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-triton lint compile fuzz emulate mutants scoreboard clean
+.PHONY: help demo quick test test-triton lint compile fuzz emulate mutants scoreboard dist clean
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,13 @@ scoreboard: $(INSTALLED) ## run fuzz and mutants at length and write docs/reliab
 	TRITON_INTERPRET=1 $(BIN)/python -m tests.tools.fuzz --long --seed 1
 	$(BIN)/python -m tests.tools.mutants --write
 	$(BIN)/python -m tests.tools.scoreboard
+
+dist: $(INSTALLED) ## build the wheel and the source distribution in dist/, and check them in an empty environment
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.tools.distributions dist
 
 clean: ## remove the virtual environment and the demo
 	rm -rf $(VENV) demo

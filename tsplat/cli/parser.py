@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from .. import ArgumentError, __version__
 from . import commands
+from .completion import PrintCompletion
 from .doctor import doctor
 
 SIZE_MAX = 16384
@@ -44,6 +45,13 @@ def build_parser() -> Parser:
     _add_info(subparsers.add_parser("info", help="print a summary of a model", allow_abbrev=False))
     check = subparsers.add_parser("doctor", help="check the installation and the devices", allow_abbrev=False)
     check.set_defaults(run=doctor)
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        train=train,
+        metavar="{bash,zsh,tcsh}",
+        help="print a script that completes commands and options in this shell, and exit",
+    )
     subparsers.metavar = "{" + ",".join(subparsers.choices) + "}"
     return parser
 

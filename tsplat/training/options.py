@@ -8,11 +8,11 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from ..errors import ArgumentError
 from ..support.extras import require
-from .configuration import DEFAULT_PRESET, PRESETS, Preset, RunConfig, preset, read_config
+from .configuration import DEFAULT_PRESET, PRESETS, STRATEGIES, Preset, RunConfig, preset, read_config
 from .run_context import MODULES
 
 PROGRAM = "tsplat train"
@@ -138,6 +138,20 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     if not options.out:
         raise ArgumentError(f"--out: expected a folder to write to; {HELP}")
     return options
+
+
+def list_options() -> dict[str, tuple[str, ...]]:
+    """Returns all options of `tsplat train`, and the values to choose from of those that have a choice."""
+    found: dict[str, tuple[str, ...]] = {"--resume": (), "--accept-changes": (), "--checkpoint": (), "--force": ()}
+    for prefix, settings in (("", Options), *(("strategy.", strategy) for strategy in STRATEGIES.values())):
+        for name, kind in get_type_hints(settings).items():
+            option = prefix + name.replace("_", "-")
+            if option in ("scene", "strategy"):  # a positional argument, and a group of options
+                continue
+            found[f"--{option}"] = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+            if kind is bool:
+                found[f"--{prefix}no-{option.removeprefix(prefix)}"] = ()
+    return found
 
 
 def run_config(options: Options) -> RunConfig:

@@ -1,0 +1,121 @@
+"""Checks the wheel and the source distribution: `python -m tests.tools.distributions dist`.
+
+Compares their files with those of the repository. Then installs the wheel into an empty environment, runs the example
+of README.md and the command there, checks a program that uses the package with mypy, and resolves all extras together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import textwrap
+import tomllib
+import zipfile
+from pathlib import Path
+
+from tsplat import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSUMER = """
+import torch
+from typing_extensions import assert_type
+from tsplat import rasterization
+from tsplat.scene import Gaussians, read_ply
+
+def render(path: str, viewmats: torch.Tensor, Ks: torch.Tensor) -> torch.Tensor:
+    gaussians = read_ply(path)
+    assert_type(gaussians, Gaussians)
+    image, alpha, meta = rasterization(
+        gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities, gaussians.sh0, viewmats, Ks, 64, 48,
+        sh_degree=0,
+    )
+    assert_type(image, torch.Tensor)
+    return image + alpha
+"""
+
+
+def package_files() -> set[str]:
+    """Returns the files of the package in the repository."""
+    listed = subprocess.run(["git", "ls-files", "tsplat"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {line for line in listed.splitlines() if (ROOT / line).exists()}
+
+
+def check_wheel(path: Path) -> None:
+    """Checks that a wheel contains the package, its license and nothing else.
+
+    Raises:
+        AssertionError: It does not.
+    """
+    with zipfile.ZipFile(path) as wheel:
+        names = set(wheel.namelist())
+        metadata = wheel.read(f"tsplat-{__version__}.dist-info/METADATA").decode()
+    found = {name for name in names if not name.startswith(f"tsplat-{__version__}.dist-info/")}
+    assert found == package_files(), found ^ package_files()
+    assert f"tsplat-{__version__}.dist-info/licenses/LICENSE" in names
+    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*(?:;(.*))?$", metadata, re.M)
+    assert {name for name, marker in required if "extra" not in marker} == {"torch", "triton", "numpy", "einops"}
+
+
+def check_source(path: Path) -> None:
+    """Checks that a source distribution contains the package and what builds it.
+
+    Raises:
+        AssertionError: It does not.
+    """
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = package_files() | {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
+    assert needed <= names, needed - names
+    assert not any(name.startswith("tests") for name in names)
+
+
+def check_installed(wheel: Path) -> None:
+    """Checks a wheel in an empty environment, with the versions of constraints.txt.
+
+    Raises:
+        CalledProcessError: A step failed.
+    """
+    extras = ",".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    example = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        python = Path(folder, "environment", "bin", "python")
+
+        def run(what: str, *command: object) -> str:
+            print(what, flush=True)
+            done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, env=environment)
+            if done.returncode:
+                sys.exit(f"{what}: failed\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+            return done.stdout
+
+        pip = (python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
+        run("new environment", sys.executable, "-m", "venv", Path(folder, "environment"))
+        run("install the wheel", *pip, wheel)
+        run("example of the README, with the core dependencies only", python, "-c", example)
+        run("install tsplat[train,io,viewer] and mypy", *pip, f"{wheel}[train,io,viewer]", "mypy")
+        run("example of the README", python, "-c", example)
+        version = run("tsplat --version", python.with_name("tsplat"), "--version")
+        assert version == f"tsplat {__version__}\n", version
+        run("tsplat demo", python.with_name("tsplat"), "demo", "--steps", 10, "--out", "demo")
+        Path(folder, "consumer.py").write_text(textwrap.dedent(CONSUMER))
+        run("mypy of a program that uses the package", python, "-m", "mypy", "--strict", "consumer.py")
+        run(f"resolve tsplat[{extras}]", *pip, "--dry-run", f"{wheel}[{extras}]")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, help="contains one wheel and one source distribution")
+    folder = parser.parse_args().folder.resolve()
+    (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    check_wheel(wheel)
+    check_source(source)
+    check_installed(wheel)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Completion of commands, options and file names in shells."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..support.extras import require
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+class PrintCompletion(argparse.Action):
+    """Prints a script that completes command lines in a shell, and exits.
+
+    Args:
+        train: The parser of ``tsplat train``, whose options are otherwise parsed by
+            :func:`tsplat.training.options.parse`.
+    """
+
+    def __init__(self, option_strings: Sequence[str], train: argparse.ArgumentParser, **keywords: Any) -> None:
+        super().__init__(option_strings, choices=SHELLS, **keywords)
+        self._train = train
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        require("shtab")
+        import shtab
+
+        from ..training.options import list_options
+
+        self._train.add_argument("scene", type=Path)
+        for option, choices in list_options().items():
+            self._train.add_argument(option, choices=choices or None)
+        _complete_files(parser, shtab.FILE)
+        print(shtab.complete(parser, str(values)))
+        parser.exit()
+
+
+def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:
+    """Lets paths be completed by the names of files, in a parser and in those of its subcommands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_files(command, files)
+        elif action.type is Path:
+            action.complete = files  # type: ignore[attr-defined]
