@@ -74,8 +74,8 @@ def check_source(path: Path) -> None:
     assert not any(name.startswith("tests") for name in names)
 
 
-def check_installed(wheel: Path) -> None:
-    """Checks a wheel in an empty environment, with the versions of constraints.txt.
+def check_installed(wheel: Path, interpreter: str) -> None:
+    """Checks a wheel in an empty environment of a Python interpreter, with the versions of constraints.txt.
 
     Raises:
         CalledProcessError: A step failed.
@@ -94,7 +94,7 @@ def check_installed(wheel: Path) -> None:
             return done.stdout
 
         pip = (python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
-        run("new environment", sys.executable, "-m", "venv", Path(folder, "environment"))
+        run("new environment", interpreter, "-m", "venv", Path(folder, "environment"))
         run("install the wheel", *pip, wheel)
         run("example of the README, with the core dependencies only", python, "-c", example)
         run("install tsplat[train,io,viewer] and mypy", *pip, f"{wheel}[train,io,viewer]", "mypy")
@@ -110,11 +110,13 @@ def check_installed(wheel: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="contains one wheel and one source distribution")
-    folder = parser.parse_args().folder.resolve()
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the environment (this one)")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
     (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     check_wheel(wheel)
     check_source(source)
-    check_installed(wheel)
+    check_installed(wheel, options.python)
 
 
 if __name__ == "__main__":

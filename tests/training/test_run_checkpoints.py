@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +38,15 @@ def test_round_trip(tmp_path):
     read = read_checkpoint(write_checkpoint(tmp_path, checkpoint))
     assert (read.step, read.figures, read.config) == (9, checkpoint.figures, checkpoint.config)
     assert all(torch.equal(read.tensors[name], tensor) for name, tensor in checkpoint.tensors.items())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems only have names that are UTF-8")
+def test_folder_whose_name_is_not_utf8(tmp_path):
+    folder = tmp_path / os.fsdecode(b"na\xffme")
+    checkpoint = make_checkpoint(9)
+    read = read_checkpoint(write_checkpoint(folder, checkpoint))
+    assert torch.equal(read.gaussians.means, checkpoint.gaussians.means)
+    assert not any(os.path.realpath(path) == os.path.realpath(folder) for path in Path("/proc/self/fd").iterdir())
 
 
 def test_invalid_configuration_is_a_checkpoint_error(tmp_path, monkeypatch):

@@ -110,3 +110,18 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
+
+
+@contextlib.contextmanager
+def utf8_path(folder: Path) -> Iterator[Path]:
+    """Gives a path of a folder that is UTF-8, for libraries that open no other."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            yield Path(f"/proc/self/fd/{descriptor}")  # only Linux has other names
+        finally:
+            os.close(descriptor)
+    else:
+        yield folder

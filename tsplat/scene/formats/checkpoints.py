@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ...errors import ArgumentError, FileError
 from ...support.extras import require
+from ...support.files import utf8_path
 from ..gaussians import Gaussians
 from .models import read_model
 
@@ -199,14 +200,17 @@ def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) ->
         manifest = _read_manifest(path)
         _verify_files(path, manifest["files"])
         try:
-            tensors = load_file(path / TRAINING)
-            if (path / ROWS).is_dir():
-                shards = [path / name for name in manifest["files"] if name.startswith(f"{ROWS}/")]
-                rows = _read_rows(path / ROWS, shards, manifest["n_gaussians"])
-                scene = {k.removeprefix(SCENE_PREFIX): rows.pop(k) for k in list(rows) if k.startswith(SCENE_PREFIX)}
-                tensors |= rows
-            else:
-                scene = load_file(path / SCENE)
+            with utf8_path(path) as folder:  # safetensors opens no other
+                tensors = load_file(folder / TRAINING)
+                if (path / ROWS).is_dir():
+                    shards = [folder / name for name in manifest["files"] if name.startswith(f"{ROWS}/")]
+                    rows = _read_rows(folder / ROWS, shards, manifest["n_gaussians"])
+                    scene = {
+                        k.removeprefix(SCENE_PREFIX): rows.pop(k) for k in list(rows) if k.startswith(SCENE_PREFIX)
+                    }
+                    tensors |= rows
+                else:
+                    scene = load_file(folder / SCENE)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not a valid safetensors file ({error})") from error
         gaussians = Gaussians(**scene, antialiased=manifest["antialiased"])
