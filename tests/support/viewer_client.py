@@ -1,9 +1,14 @@
 """A client of the viewer without a browser: it speaks viser's protocol over a WebSocket."""
 
+from __future__ import annotations
+
 import io
+import socket
 import time
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 
@@ -15,7 +20,7 @@ class ViewerClient:
         status: The newest line of the viewer about the image.
     """
 
-    def __init__(self, port, width=640, height=480):
+    def __init__(self, port: int, width: int = 640, height: int = 480) -> None:
         import viser
         from websockets.sync.client import connect
 
@@ -23,9 +28,10 @@ class ViewerClient:
         self._socket = connect(
             f"ws://127.0.0.1:{port}", subprotocols=[f"viser-v{viser.__version__}"], max_size=None, compression=None
         )
-        self.images, self.status = [], ""
+        self.images: list[tuple[float, str, bytes]] = []
+        self.status = ""
 
-    def move(self, eye, target, up, fov):
+    def move(self, eye: Sequence[float], target: Sequence[float], up: Sequence[float], fov: float) -> float:
         """Moves the camera; vertical field of view in radians. Returns the time."""
         import msgspec
         from viser._messages import ViewerCameraMessage
@@ -42,7 +48,7 @@ class ViewerClient:
         self._socket.send(msgspec.msgpack.encode(message.as_serializable_dict()))
         return time.perf_counter()
 
-    def receive(self, seconds):
+    def receive(self, seconds: float) -> None:
         """Receives messages for some time."""
         deadline = time.perf_counter() + seconds
         while (left := deadline - time.perf_counter()) > 0:
@@ -51,7 +57,7 @@ class ViewerClient:
             except TimeoutError:
                 return
 
-    def wait_for_rest(self, since=0.0, seconds=60.0):
+    def wait_for_rest(self, since: float = 0.0, seconds: float = 60.0) -> tuple[NDArray[np.uint8], float]:
         """Waits for the image at rest after a time; returns it as [h, w, 3] uint8, and the time when it came."""
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
@@ -65,15 +71,15 @@ class ViewerClient:
             self.receive(0.05)
         raise TimeoutError(f"no image at rest; the viewer says: {self.status}")
 
-    def close(self):
+    def close(self) -> None:
         """Disconnects as a browser does."""
         self._socket.close()
 
-    def vanish(self):
-        """Ends the connection without a word, as when a computer is switched off."""
-        self._socket.socket.close()
+    def vanish(self) -> None:
+        """Ends the connection without the handshake of the protocol, as when a browser crashes."""
+        self._socket.socket.shutdown(socket.SHUT_RDWR)
 
-    def _take(self, message):
+    def _take(self, message: bytes) -> None:
         import msgspec
         import zstandard
 
@@ -86,6 +92,6 @@ class ViewerClient:
             self.status = text or self.status
 
 
-def decode(content):
+def decode(content: bytes) -> NDArray[np.uint8]:
     """[h, w, 3] uint8 of an image file."""
     return np.array(Image.open(io.BytesIO(content)).convert("RGB"))

@@ -18,7 +18,7 @@ from tsplat.scene import FileError, look_at, read_model, write_ply
 from tsplat.scene.formats.models import WRITERS
 from tsplat.support.files import write_json
 from tsplat.viewing import StartView, export_page, write_page
-from tsplat.viewing.scene_pages import FILE_NAMES, rotation_to_y
+from tsplat.viewing.scene_pages import FILE_NAMES, FOLDER, rotation_to_y
 from tsplat.viewing.trajectories import describe_cameras
 
 GAUSSIANS = make_gaussians(sh_degree=1)
@@ -63,6 +63,13 @@ def test_page_loads_nothing(tmp_path):
     assert not [attributes for _, attributes, _ in page.elements if {"src", "href"} & attributes.keys()]
     for _, _, text in page.of("style"):
         assert not re.search(r"@import|url\((?!['\"]?data:)", text)
+
+
+def test_page_has_the_viewer(tmp_path):
+    write_page(tmp_path / "scene.html", GAUSSIANS, START)
+    page, _ = read_page(tmp_path / "scene.html")
+    assert page.of("style")[0][2] == (FOLDER / "viewer.css").read_text("utf-8")
+    assert page.of("script")[2][2] == (FOLDER / "viewer.js").read_text("utf-8")
 
 
 def test_page_has_the_licenses_of_the_viewer(tmp_path):

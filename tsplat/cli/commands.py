@@ -135,6 +135,7 @@ def view(arguments: Namespace) -> int:
     if arguments.open:
         webbrowser.open(viewer.url)
     with contextlib.suppress(KeyboardInterrupt):
+        models[0].warm_up()
         threading.Event().wait()
     viewer.close()
     return 0

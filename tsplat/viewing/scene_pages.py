@@ -154,7 +154,7 @@ def write_page(
             "style": Html((FOLDER / "viewer.css").read_text("utf-8")),
             "viewer": Html((FOLDER / "viewer.js").read_text("utf-8")),
             "background": "rgb({}, {}, {})".format(*(round(255 * channel) for channel in background)),
-            "scene": _json(_describe(start, gaussians, background, name)),
+            "scene": Html(json.dumps(_describe(start, gaussians, background, name), allow_nan=False)),
             "model": Html(base64.b64encode(model).decode()),
         }
         page = fill((FOLDER / "page.html").read_text("utf-8"), values).encode()
@@ -179,7 +179,10 @@ def check_format(format: str) -> None:
 
 
 def _describe(start: StartView, gaussians: Gaussians, background: Color, name: str) -> dict[str, Any]:
-    """Returns what the script of the page reads: settings of the viewer, and what it has no settings for."""
+    """Returns what the script of the page reads: settings of the viewer, and what it has no settings for.
+
+    Holds no text from outside, which would have to be escaped inside a script element.
+    """
     quat = rotation_to_y(start.up)
     points = torch.tensor(
         [[float(value) for value in point] for point in (start.eye, start.target)], dtype=torch.float64
@@ -229,8 +232,3 @@ def _matrix(quat: Sequence[float]) -> Tensor:
         ],
         dtype=torch.float64,
     )
-
-
-def _json(value: object) -> Html:
-    """Returns a value as JSON inside a script element, which ends at the first ``</script``."""
-    return Html(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))

@@ -111,8 +111,7 @@ class Session:
     def _render(self, request: Request, seconds: float | None) -> Frame:
         return request.model.renderer.render(request.pose, request.settings, seconds, request.divisor)
 
-    def _show(self, frame: Frame) -> None:
-        at_rest = frame.divisor <= self._panel.divisor
+    def _show(self, frame: Frame, at_rest: bool) -> None:
         self._client.scene.set_background_image(
             frame.image, format="png" if at_rest else "jpeg", jpeg_quality=JPEG_QUALITY
         )

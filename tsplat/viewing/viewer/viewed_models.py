@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +13,16 @@ import torch
 
 from ...config import Backend
 from ...errors import ArgumentError
+from ...scene.cameras import look_at
 from ...scene.capture import read_capture
 from ...scene.capture.captures import is_capture
 from ...scene.capture.views import Color, View
 from ...scene.formats import open_model
 from ...scene.gaussians import Gaussians
 from ..run_cameras import find_background, find_cameras
-from ..start_views import frame_start
+from ..start_views import SIZE, frame_start
 from ..trajectories import Camera, cameras_of_views
-from .renderer import Renderer
+from .renderer import Pose, Renderer, Settings
 
 POINT_OPACITY, POINT_SCALE = 0.9, 0.5
 """How the sparse points of a capture are shown as Gaussians."""
@@ -52,6 +55,12 @@ class ViewedModel:
     @property
     def gaussians(self) -> Gaussians:
         return self.renderer.gaussians
+
+    def warm_up(self) -> None:
+        """Prepares the renderer for the first image. Errors are left to that image."""
+        with contextlib.suppress(ArgumentError, RuntimeError, MemoryError):
+            pose = Pose(look_at(self.eye, self.target, self.up), math.radians(self.fov), *SIZE)
+            self.renderer.warm_up(pose, Settings(background=self.background))
 
 
 def open_viewed(
