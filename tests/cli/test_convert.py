@@ -34,7 +34,7 @@ def test_convert_mentions_invalid_gaussians(model, tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")
-@pytest.mark.parametrize("name", ["b.ply", "b.splat", "b.compressed.ply", "b.spz", "b.sog"])
+@pytest.mark.parametrize("name", ["b.ply", "b.splat", "b.compressed.ply", "b.spz", "b.sog", "b.html"])
 def test_convert_names_path_and_size_on_a_full_disk(name, model, tmp_path, capsys):
     import resource
 
@@ -76,3 +76,41 @@ def test_convert_and_export_keep_the_gaussians(command, model, tmp_path, capsys)
     assert cli.main([word.format(model=model, out=out) for word in command]) == 0
     assert capsys.readouterr().out == f"wrote 3 Gaussians to {out}\n"
     assert read_ply(out).means.sort(0).values.tolist() == [[-1, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])
+def test_convert_and_export_write_a_page(command, model, tmp_path, capsys):
+    out = tmp_path / "scene.html"
+    command = [part.format(model=model, out=out) for part in command]
+    assert cli.main([*command, "--title", "Three balls", "--up", "0", "0", "1", "--format", "compressed-ply"]) == 0
+    size = f"{out.stat().st_size / 1e6:.1f} MB, 0.0 MB of it for the model, the rest for the viewer"
+    assert capsys.readouterr().out == f"wrote 3 Gaussians to {out}: {size}; lost: all but 8 to 11 bits of every value\n"
+    text = out.read_text("utf-8")
+    assert "<title>Three balls</title>" in text
+    assert '"filename": "scene.compressed.ply"' in text
+    assert cli.main([*command, "--background", "1", "0", "0"]) == 0
+    assert '"filename": "scene.sog"' in out.read_text("utf-8")
+    assert "background: rgb(255, 0, 0);" in out.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--format", "spz"], "format: expected .*sog.*compressed-ply"),
+        (["--view", "0"], "--view: .*model.ply has no cameras.json of a run"),
+        (["--up", "0", "0", "0"], "up: expected a finite direction that is not zero"),
+    ],
+)
+def test_invalid_options_of_a_page(options, problem, model, tmp_path, capsys):
+    assert cli.main(["convert", str(model), str(tmp_path / "scene.html"), *options]) == 2
+    assert re.search(problem, capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == [model.parent]
+
+
+@pytest.mark.parametrize(
+    "options", [["--title", "a"], ["--view", "0"], ["--up", "0", "1", "0"], ["--background", "0", "0", "0"]]
+)
+def test_options_of_a_page_need_a_page(options, model, tmp_path, capsys):
+    assert cli.main(["convert", str(model), str(tmp_path / "scene.ply"), *options]) == 2
+    assert f"{options[0]}: only for an output that ends in .html" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [model.parent]

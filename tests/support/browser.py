@@ -32,15 +32,20 @@ class Page:
 
     Attributes:
         errors: What the page wrote to its console as errors, and exceptions of its scripts.
+        requests: Addresses that the page asked for.
     """
 
     def __init__(self, socket, loop):
         self._socket, self._loop, self._calls = socket, loop, 0
-        self.errors = []
+        self.errors, self.requests = [], []
 
     def call(self, method, **parameters):
         """Calls a method of the DevTools protocol, and returns its result."""
         return self._loop.run_until_complete(self._call(method, parameters))
+
+    def evaluate(self, expression):
+        """Returns the value of a JavaScript expression; None if it is undefined."""
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def screenshot(self):
         """Returns the page as an array [h, w, 3] uint8."""
@@ -74,11 +79,20 @@ class Page:
                 message.get("method") == "Runtime.consoleAPICalled" and message["params"]["type"] == "error"
             ):
                 self.errors.append(message["params"])
+            if message.get("method") == "Network.requestWillBeSent":
+                self.requests.append(message["params"]["request"]["url"])
+
+
+PHONE = (
+    "Mozilla/5.0 (Linux; Android 14; Pixel 8) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/131.0.0.0 Mobile "
+    "Safari/537.36"
+)
+"""User agent of a phone."""
 
 
 @contextlib.contextmanager
-def open_page(url, width=800, height=600):
-    """Opens a page in a browser of its own."""
+def open_page(url, width=800, height=600, phone=False):
+    """Opens a page in a browser of its own, as on a phone if asked for."""
     import websockets
 
     loop = asyncio.new_event_loop()
@@ -95,9 +109,13 @@ def open_page(url, width=800, height=600):
             socket = loop.run_until_complete(websockets.connect(address, max_size=None, ping_interval=None))
             page = Page(socket, loop)
             page.call("Runtime.enable")
+            page.call("Network.enable", maxTotalBufferSize=0, maxResourceBufferSize=0)
             page.call(
-                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
             )
+            if phone:
+                page.call("Emulation.setTouchEmulationEnabled", enabled=True)
+                page.call("Emulation.setUserAgentOverride", userAgent=PHONE)
             page.call("Page.navigate", url=url)
             yield page
             loop.run_until_complete(socket.close())

@@ -135,6 +135,7 @@ def view(arguments: Namespace) -> int:
     if arguments.open:
         webbrowser.open(viewer.url)
     with contextlib.suppress(KeyboardInterrupt):
+        models[0].warm_up()
         threading.Event().wait()
     viewer.close()
     return 0
@@ -225,7 +226,13 @@ def report(arguments: Namespace) -> int:
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
     from ..scene import lost_on_write, write_model
+    from ..viewing.scene_pages import is_page
 
+    if is_page(arguments.out):
+        return _export_page(arguments)
+    for name in ("title", "view", "up", "background"):
+        if getattr(arguments, name) is not None:
+            raise ArgumentError(f"--{name}: only for an output that ends in .html, found {str(arguments.out)!r}")
     gaussians = _open(arguments)
     write_model(arguments.out, gaussians, format=arguments.format)
     lost = lost_on_write(arguments.out, gaussians, format=arguments.format)
@@ -233,6 +240,29 @@ def convert(arguments: Namespace) -> int:
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
     losses = f"; lost: {', '.join(lost)}" if lost else ""
     print(f"wrote {len(gaussians)} Gaussians{invalid} to {arguments.out}{losses}")
+    return 0
+
+
+def _export_page(arguments: Namespace) -> int:
+    """``tsplat convert`` and ``tsplat export`` to an HTML file."""
+    from ..viewing import export_page
+
+    page = export_page(
+        arguments.model,
+        arguments.out,
+        format=arguments.format or "sog",
+        view=arguments.view,
+        up=arguments.up,
+        background=arguments.background,
+        title=arguments.title,
+        force=arguments.force,
+        checkpoint=arguments.checkpoint,
+        warn=_warn,
+    )
+    print(
+        f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, {page.model_size / 1e6:.1f} "
+        f"MB of it for the model, the rest for the viewer; lost: {', '.join(page.lost)}"
+    )
     return 0
 
 

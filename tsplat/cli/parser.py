@@ -16,7 +16,10 @@ SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
 MODEL = "run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder"
 FORMATS = ("ply", "compressed-ply", "splat", "spz", "spz4", "sog")
-OUTPUT = "output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files"
+OUTPUT = (
+    "output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files; .html for a "
+    "page that shows the model in a web browser"
+)
 CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 
 
@@ -184,19 +187,39 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help=OUTPUT)
-    _add_format(parser)
+    _add_output(parser)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="OUT", help=OUTPUT)
-    _add_format(parser)
+    _add_output(parser)
 
 
-def _add_format(parser: argparse.ArgumentParser) -> None:
+def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--format", choices=FORMATS, help="format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4)"
+        "--format",
+        choices=FORMATS,
+        help="format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4); of the model in an .html: sog or "
+        "compressed-ply (sog)",
+    )
+    page = parser.add_argument_group("options for .html")
+    page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
+    page.add_argument("--view", metavar="N|NAME", help="view of a run to start with, by index or name (the first)")
+    page.add_argument(
+        "--up",
+        type=_number,
+        nargs=3,
+        metavar=("X", "Y", "Z"),
+        help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)",
+    )
+    page.add_argument(
+        "--background",
+        type=_channel,
+        nargs=3,
+        metavar=("R", "G", "B"),
+        help="background color, each from 0 to 1 (a run: that of its training; else 0 0 0)",
     )
 
 

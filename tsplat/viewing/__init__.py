@@ -2,11 +2,17 @@
 
 from .framing import guess_up, look_at_all
 from .rendering import render, render_views
+from .scene_pages import ScenePage, export_page, write_page
+from .start_views import StartView, first_view
 from .trajectories import Camera, orbit_around, read_cameras, spiral_at
 from .videos import render_frames, write_frames
 
 __all__ = [
     "Camera",
+    "ScenePage",
+    "StartView",
+    "export_page",
+    "first_view",
     "guess_up",
     "look_at_all",
     "orbit_around",
@@ -16,4 +22,5 @@ __all__ = [
     "render_views",
     "spiral_at",
     "write_frames",
+    "write_page",
 ]

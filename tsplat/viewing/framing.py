@@ -102,13 +102,13 @@ def look_at_all(
     local = (means - center) @ rotation.T
     size = float(local.abs().amax())
     distance = 10 * max(size, 1e-6)
-    shift = torch.zeros(3, dtype=torch.float64)
+    shift, edges = torch.zeros(3, dtype=torch.float64), torch.tensor([TRIMMED, 1 - TRIMMED], dtype=torch.float64)
     # A fixed-point iteration, as the extent on the image depends on the distance.
     for _ in range(8):
         x, y, z = (local - shift).unbind(-1)
         # Depths are clamped, since intermediate steps may place points behind the camera.
         screen = torch.stack([x, y]) / (z + distance).clamp_min(0.1 * distance)
-        low, high = (torch.stack([weighted_quantile(s, weights, q) for s in screen]) for q in (TRIMMED, 1 - TRIMMED))
+        low, high = torch.stack([weighted_quantile(s, weights, edges) for s in screen], 1)
         shift[:2] += 0.5 * (low + high) * distance
         filled = float((0.5 * (high - low) / slopes).max())
         distance = max(distance * MARGIN * filled, 1e-3 * size, 1e-6)
@@ -127,8 +127,8 @@ def guess_up(gaussians: Gaussians) -> tuple[float, float, float]:
     return _guess_up(*visible_mass(gaussians))
 
 
-def weighted_quantile(values: Tensor, weights: Tensor, q: float) -> Tensor:
-    """Returns the smallest of values [N] at which the cumulative share of weights [N] reaches ``q``."""
+def weighted_quantile(values: Tensor, weights: Tensor, q: float | Tensor) -> Tensor:
+    """Returns the smallest of values [N] at which the cumulative share of weights [N] reaches ``q`` [...]."""
     values, order = values.sort()
     cumulative = weights[order].cumsum(0)
     return values[torch.searchsorted(cumulative, q * cumulative[-1]).clamp_max(len(values) - 1)]
@@ -136,7 +136,8 @@ def weighted_quantile(values: Tensor, weights: Tensor, q: float) -> Tensor:
 
 def visible_mass(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     """Centers [M, 3] and weights [M] of the valid Gaussians, fp64 on the CPU."""
-    valid = gaussians.map(lambda tensor: tensor.detach()[gaussians.valid].double().cpu())
+    is_valid = gaussians.valid
+    valid = gaussians.map(lambda tensor: tensor.detach()[is_valid].double().cpu())
     sizes = valid.scales.sort(-1).values[:, 1:].prod(-1).sqrt()
     # Clamped, so that a backdrop of a few huge Gaussians does not outweigh the model in front of it.
     largest = weighted_quantile(sizes, torch.ones_like(sizes), 0.9) if len(valid) else sizes.sum()

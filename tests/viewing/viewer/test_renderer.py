@@ -89,14 +89,36 @@ def test_crop_keeps_centers_in_the_box(renderer, gaussians):
         (0.0, 1e-6, 64 * 48 * 1e-6, 1),
         (0.0, 1e-6, 64 * 48 * 1e-6 / 4, 2),
         (0.0, 1e-6, 64 * 48 * 1e-6 / 9, 3),
-        (0.002, 1e-6, 0.002 + 64 * 48 * 1e-6 / 16, 4),
-        (0.002, 1e-6, 0.001, DIVISOR_MAX),
+        (0.0005, 1e-6, 0.0005 + 64 * 48 * 1e-6 / 16, 4),
+        (0.002, 1e-6, 0.0001, 3),  # 4 would save less than a fifth
+        (0.0, 1e-6, 1e-5, DIVISOR_MAX),
+        (0.1, 0.0, 0.05, 1),
     ],
 )
 def test_size_is_chosen_by_measured_times(renderer, fixed, slope, seconds, divisor):
     """Times are linear in the number of pixels."""
     renderer._samples.extend((pixels, fixed + slope * pixels) for pixels in (100, 400, 3000))
     assert renderer._divisor(POSE, seconds) == divisor
+
+
+@pytest.mark.parametrize(
+    ("small", "full"), [((0.8, 0.01, 0.01), (0.07, 0.07)), ((0.01, 0.01, 0.01), (0.07, 0.5, 0.07))]
+)
+def test_one_slow_image_does_not_change_the_size(small, full, renderer):
+    pixels = POSE.width * POSE.height
+    renderer._samples.extend([*((pixels // 64, time) for time in small), *((pixels, time) for time in full)])
+    assert renderer._divisor(POSE, 0.1) == 1
+
+
+def test_slower_images_are_noticed(renderer):
+    pixels = POSE.width * POSE.height
+    renderer._samples.extend([(pixels // 64, 0.01), *[(pixels, 0.07)] * 3, *[(pixels, 0.4)] * 2])
+    assert renderer._divisor(POSE, 0.1) > 1
+
+
+def test_warm_renderer_knows_times(renderer):
+    renderer.warm_up(POSE, Settings())
+    assert [pixels for pixels, _ in renderer._samples] == [8 * 6, 32 * 24]
 
 
 def test_first_image_within_a_budget_is_small(renderer):

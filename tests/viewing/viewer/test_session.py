@@ -13,6 +13,7 @@ import torch
 from tests.support.fake_viser import Client
 from tests.support.training_scenes import make_gaussians, make_views
 from tests.support.waiting import wait_for
+from tests.viewing.test_scene_pages import read_page
 from tsplat.scene import read_ply
 from tsplat.viewing import read_cameras
 from tsplat.viewing.trajectories import cameras_of_views
@@ -152,6 +153,22 @@ def test_crop_is_exported(client, models, tmp_path):
     control(client, "Model file").use(str(tmp_path / "cropped.xyz"))
     control(client, "Export").use()
     assert "cannot tell the format from the file name" in client.status
+
+
+@pytest.mark.usefixtures("session")
+def test_page_is_exported_with_the_current_camera(client, tmp_path):
+    client.camera.move((1, 0, -3))
+    path = tmp_path / "scene.html"
+    control(client, "Model file").use(str(path))
+    control(client, "Export").use()
+    assert client.status == f"Wrote 60 Gaussians to {path}, {path.stat().st_size / 1e6:.1f} MB"
+    page, scene = read_page(path)
+    assert page.of("title")[0][2] == "scene"
+    # Half a turn around x, as up is -y.
+    assert scene["settings"]["cameras"][0]["initial"]["position"] == pytest.approx([1, 0, 3])
+    assert scene["settings"]["cameras"][0]["initial"]["target"] == pytest.approx([0, 0, 0])
+    assert scene["slopes"] == pytest.approx([np.tan(0.4) * 64 / 48, np.tan(0.4)])
+    assert scene["settings"]["background"]["color"] == pytest.approx([0.2, 0.4, 0.6], abs=1 / 255)
 
 
 @pytest.mark.usefixtures("session")

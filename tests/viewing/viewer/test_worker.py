@@ -7,26 +7,32 @@ import numpy as np
 import pytest
 
 from tests.support.waiting import wait_for
+from tsplat.viewing.viewer import worker
 from tsplat.viewing.viewer.renderer import Frame
-from tsplat.viewing.viewer.worker import MOVING_SECONDS, Worker
+from tsplat.viewing.viewer.worker import MOVING_SECONDS, REST_SECONDS, Worker
 
 
 class Client:
     """Renders requests of numbers; a full-size image has divisor 1."""
 
     def __init__(self, moving_divisor=4):
-        self.rendered, self.shown, self.failed = [], [], []
-        self.gate = threading.Event()
+        self.rendered, self.shown, self.failed = [], [], []  # `shown` has divisors, and whether at rest
+        self.gate, self.waiting = threading.Event(), False
         self.gate.set()
         self.moving_divisor = moving_divisor
-        self.worker = Worker(self.render, self.shown.append, self.failed.append)
+        self.worker = Worker(self.render, self.show, self.failed.append)
 
     def render(self, request, seconds):
+        self.waiting = True
         self.gate.wait()
         self.rendered.append((request, seconds))
         if request == "invalid":
             raise RuntimeError("out of memory")
-        return Frame(np.zeros((2, 2, 3), np.uint8), 1 if seconds is None else self.moving_divisor, 0.01, 0)
+        divisor = 1 if seconds is None else self.moving_divisor
+        return Frame(np.zeros((2, 2, 3), np.uint8), divisor, divisor == 1, 0.01, 0)
+
+    def show(self, frame, at_rest):
+        self.shown.append((frame.divisor, at_rest))
 
 
 @pytest.fixture
@@ -41,15 +47,36 @@ def test_full_size_follows_at_rest(client):
     client.worker.submit(1)
     wait_for(lambda: len(client.shown) == 2)
     assert client.rendered == [(1, MOVING_SECONDS), (1, None)]
-    assert [frame.divisor for frame in client.shown] == [4, 1]
+    assert client.shown == [(4, False), (1, True)]
 
 
-def test_full_size_within_the_budget_is_rendered_once():
+def test_full_size_within_the_budget_is_rendered_once_and_shown_again_at_rest():
     client = Client(moving_divisor=1)
     client.worker.submit(1)
-    time.sleep(0.3)
+    wait_for(lambda: len(client.shown) == 2)
     client.worker.close()
     assert client.rendered == [(1, MOVING_SECONDS)]
+    assert client.shown == [(1, False), (1, True)]
+
+
+def test_request_that_waited_until_the_camera_was_at_rest_is_rendered_at_full_size_at_once(client):
+    client.gate.clear()
+    client.worker.submit(0)
+    wait_for(lambda: client.waiting)
+    client.worker.submit(1)
+    time.sleep(1.5 * REST_SECONDS)
+    client.gate.set()
+    wait_for(lambda: client.shown[-1:] == [(1, True)])
+    assert client.rendered == [(0, MOVING_SECONDS), (1, None)]
+
+
+def test_no_image_at_rest_while_requests_arrive(client, monkeypatch):
+    monkeypatch.setattr(worker, "REST_SECONDS", 2.0)
+    for i in range(20):
+        client.worker.submit(i)
+        time.sleep(0.01)
+    wait_for(lambda: client.shown[-1:] == [(1, True)])
+    assert [at_rest for _, at_rest in client.shown].index(True) == len(client.shown) - 1
 
 
 def test_older_requests_are_dropped(client):

@@ -155,10 +155,15 @@ def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> 
         ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
         OSError: The file cannot be written.
     """
-    _check_degree(gaussians)
-    content = encode_compressed_ply(gaussians, _comments(gaussians))
+    content = compressed_ply_content(gaussians)
     with atomic_write(path) as file:
         file.write(content)
+
+
+def compressed_ply_content(gaussians: Gaussians) -> bytes:
+    """Returns the content of the file that :func:`write_compressed_ply` writes; raises the same errors."""
+    _check_degree(gaussians)
+    return encode_compressed_ply(gaussians, _comments(gaussians))
 
 
 def _check_degree(gaussians: Gaussians) -> None:

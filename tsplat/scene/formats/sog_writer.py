@@ -59,20 +59,26 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
         FileError: The folder is not writable.
         OSError: A file cannot be written.
     """
-    require("PIL")
-    files = _encode(gaussians)
     path = Path(path)
     if path.suffix.lower() == SUFFIX and not path.is_dir():
-        content = _archive(files)
+        content = sog_content(gaussians)
         with atomic_write(path) as file:
             file.write(content)
         return
+    require("PIL")
+    files = _encode(gaussians)
     with output_folder(path.parent if path.name == META else path) as folder:
         # A folder with meta.json is complete.
         (folder / META).unlink(missing_ok=True)
         for name, content in files.items():
             with atomic_write(folder / name) as file:
                 file.write(content)
+
+
+def sog_content(gaussians: Gaussians) -> bytes:
+    """Returns the content of the archive that :func:`write_sog` writes; raises the same errors."""
+    require("PIL")
+    return _archive(_encode(gaussians))
 
 
 def lost_in_sog(gaussians: Gaussians) -> list[str]:

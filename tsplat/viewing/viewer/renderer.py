@@ -30,8 +30,11 @@ CAMERA_MODELS = ("pinhole", "ortho", "fisheye")
 DIVISOR_MAX = 8
 """Largest factor by which an image is made smaller to save time."""
 
-N_SAMPLES = 24
-"""Number of measured times that predictions are based on."""
+SLOWER_MAX = 1.25
+"""Images are not made smaller to save less than this factor of their time."""
+
+N_SAMPLES, N_NEWEST = 24, 3
+"""Number of measured times that predictions are based on, and of those of one size; one slow image is no trend."""
 
 Box = tuple[Color, Color]
 """Lower and upper corner of an axis-aligned box, world frame."""
@@ -113,12 +116,14 @@ class Frame:
     Attributes:
         image: [h, w, 3] uint8.
         divisor: Factor by which it is smaller than the canvas.
+        is_full: Whether it would be as large without a time budget.
         seconds: Time it took.
         visible: Number of Gaussians in the image.
     """
 
     image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
     divisor: int
+    is_full: bool
     seconds: float
     visible: int
 
@@ -155,7 +160,19 @@ class Renderer:
             image, visible = self._rasterize(pose, settings, width, height)
             taken = time.perf_counter() - start
             self._samples.append((width * height, taken))
-        return Frame(image, divisor, taken, visible)
+        return Frame(image, divisor, divisor == divisor_min, taken, visible)
+
+    def warm_up(self, pose: Pose, settings: Settings) -> None:
+        """Renders small images, so that the next one finds kernels loaded and times to predict its own from.
+
+        Raises:
+            ArgumentError: As :func:`tsplat.rasterization`.
+        """
+        self.render(pose, settings, divisor_min=DIVISOR_MAX)
+        with self._lock:
+            self._samples.clear()
+        for divisor in (DIVISOR_MAX, 2):
+            self.render(pose, settings, divisor_min=divisor)
 
     def cropped(self, crop: Box | None) -> Gaussians:
         """Returns the Gaussians whose centers lie in a box."""
@@ -194,13 +211,24 @@ class Renderer:
         return to_bytes(image).cpu().numpy(), visible
 
     def _divisor(self, pose: Pose, seconds: float) -> int:
-        """The smallest factor for which the time, taken as linear in the number of pixels, is within a budget."""
+        """The smallest factor whose predicted time is within a budget, or little more than that of the largest one."""
         if not self._samples:
             return DIVISOR_MAX
-        pixels, times = np.array(self._samples).T
-        fixed, slope = 0.5 * times.min(), 0.5 * float(np.median(times / pixels))
-        if pixels.min() < pixels.max():
-            slope, fixed = np.polyfit(pixels, times, 1)
-        affordable = max(seconds - max(fixed, 0.0), 0.0) / max(slope, 1e-12)
-        divisor = math.ceil(math.sqrt(pose.width * pose.height / max(affordable, 1.0)) - 1e-9)
-        return min(max(divisor, 1), DIVISOR_MAX)
+        fixed, slope = self._predict()
+        times = [fixed + slope * pose.width * pose.height / divisor**2 for divisor in range(1, DIVISOR_MAX + 1)]
+        limit = max(seconds, SLOWER_MAX * times[-1]) * (1 + 1e-9)
+        return next(divisor for divisor, time in enumerate(times, 1) if time <= limit)
+
+    def _predict(self) -> tuple[float, float]:
+        """Returns the time of an image of no pixels and the time of a pixel, from the newest times of each size."""
+        newest: dict[int, list[float]] = {}
+        for pixels, taken in self._samples:
+            newest[pixels] = [*newest.get(pixels, []), taken][-N_NEWEST:]
+        sizes = np.array(list(newest), float)
+        times = np.array([np.median(taken) for taken in newest.values()])
+        if len(sizes) == 1:
+            return 0.5 * float(times[0]), 0.5 * float(times[0] / sizes[0])
+        slope, fixed = (float(value) for value in np.polyfit(sizes, times, 1))
+        if slope < 0:
+            return float(times.mean()), 0.0
+        return (fixed, slope) if fixed >= 0 else (0.0, float((times / sizes).max()))

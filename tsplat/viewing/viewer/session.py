@@ -19,6 +19,8 @@ from ...scene.capture.views import View
 from ...scene.formats import write_model
 from ...scene.images import downscale
 from ...support.files import write_json
+from ..scene_pages import is_page, write_page
+from ..start_views import StartView
 from ..trajectories import Camera, describe_camera, interpolate
 from ..videos import check_video_path, write_frames
 from .panel import Actions, Panel
@@ -109,8 +111,7 @@ class Session:
     def _render(self, request: Request, seconds: float | None) -> Frame:
         return request.model.renderer.render(request.pose, request.settings, seconds, request.divisor)
 
-    def _show(self, frame: Frame) -> None:
-        at_rest = frame.divisor <= self._panel.divisor
+    def _show(self, frame: Frame, at_rest: bool) -> None:
         self._client.scene.set_background_image(
             frame.image, format="png" if at_rest else "jpeg", jpeg_quality=JPEG_QUALITY
         )
@@ -200,8 +201,21 @@ class Session:
 
     def _export(self, name: str) -> str:
         gaussians = self._panel.model.renderer.cropped(self._panel.settings().crop)
-        write_model(name, gaussians.map(lambda tensor: tensor.cpu()))
+        gaussians = gaussians.map(lambda tensor: tensor.cpu())
+        if is_page(name):
+            page = write_page(
+                name, gaussians, self._start_view(), background=self._panel.settings().background, title=Path(name).stem
+            )
+            return f"Wrote {len(gaussians):,} Gaussians to {Path(name).absolute()}, {page.size / 1e6:.1f} MB"
+        write_model(name, gaussians)
         return f"Wrote {len(gaussians):,} Gaussians to {Path(name).absolute()}"
+
+    def _start_view(self) -> StartView:
+        """The current camera, for an HTML file."""
+        camera = self._client.camera
+        slope = math.tan(camera.fov / 2)
+        slopes = (slope * max(camera.image_width, 1) / max(camera.image_height, 1), slope)
+        return StartView(camera.position, camera.look_at, self._panel.model.up, slopes)
 
     def _add_keyframe(self) -> int:
         camera = self._client.camera

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -12,21 +13,19 @@ import torch
 
 from ...config import Backend
 from ...errors import ArgumentError
+from ...scene.cameras import look_at
 from ...scene.capture import read_capture
 from ...scene.capture.captures import is_capture
 from ...scene.capture.views import Color, View
 from ...scene.formats import open_model
 from ...scene.gaussians import Gaussians
-from ..framing import place_cameras
-from ..run_cameras import complete_framing, find_background, find_cameras
+from ..run_cameras import find_background, find_cameras
+from ..start_views import SIZE, frame_start
 from ..trajectories import Camera, cameras_of_views
-from .renderer import Renderer
+from .renderer import Pose, Renderer, Settings
 
 POINT_OPACITY, POINT_SCALE = 0.9, 0.5
 """How the sparse points of a capture are shown as Gaussians."""
-
-SIZE = (640, 480)
-"""Image size in pixels for which a model without cameras is framed."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,6 +55,12 @@ class ViewedModel:
     @property
     def gaussians(self) -> Gaussians:
         return self.renderer.gaussians
+
+    def warm_up(self) -> None:
+        """Prepares the renderer for the first image. Errors are left to that image."""
+        with contextlib.suppress(ArgumentError, RuntimeError, MemoryError):
+            pose = Pose(look_at(self.eye, self.target, self.up), math.radians(self.fov), *SIZE)
+            self.renderer.warm_up(pose, Settings(background=self.background))
 
 
 def open_viewed(
@@ -94,30 +99,15 @@ def open_viewed(
     if not bool(valid.all()):
         warn(f"{path}: left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
         gaussians = gaussians.map(lambda tensor: tensor[valid])
-    eye, target, up, fov = _framing(gaussians, cameras)
+    eye, target, up, fov = _frame(gaussians, cameras)
     renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
     name = Path(path).resolve().name
     return ViewedModel(name, renderer, cameras, views, background, eye, target, up, fov)
 
 
-def _framing(gaussians: Gaussians, cameras: list[Camera]) -> tuple[list[float], list[float], list[float], float]:
+def _frame(gaussians: Gaussians, cameras: list[Camera]) -> tuple[list[float], list[float], list[float], float]:
     """Returns eye, target, up and the vertical field of view in degrees of the first image."""
     try:
-        known = complete_framing(gaussians, cameras)
-        (camera,) = place_cameras(gaussians, *SIZE, **known)
+        return frame_start(gaussians, cameras)
     except ArgumentError:  # nothing is visible
         return [0.0, 0.0, -3.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], 50.0
-    forward, upward = camera.viewmat[2, :3].double(), -camera.viewmat[1, :3].double()
-    if known["target"] is not None:
-        distance = math.dist(known["target"], camera.position.tolist())
-    else:
-        distance = float((gaussians.means.double().median(0).values - camera.position) @ forward)
-    target = camera.position + max(distance, 1e-3) * forward
-    up = list(known["up"]) if known["up"] is not None else _nearest_axis(upward)
-    return camera.position.tolist(), target.tolist(), up, known["fov"]
-
-
-def _nearest_axis(direction: torch.Tensor) -> list[float]:
-    """Returns the direction of the coordinate axis that is closest to a direction [3]."""
-    axis = int(direction.abs().argmax())
-    return [math.copysign(1.0, float(direction[axis])) if i == axis else 0.0 for i in range(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -24,19 +25,20 @@ class Worker(Generic[Request]):
 
     Args:
         render: Renders a request within a time budget in seconds, or at full size where the budget is None.
-        show: Takes an image to the client.
+        show: Takes an image to the client, and whether it is the last one, at rest.
         fail: Takes a message for the user where rendering raises an error.
     """
 
     def __init__(
         self,
         render: Callable[[Request, float | None], Frame],
-        show: Callable[[Frame], None],
+        show: Callable[[Frame, bool], None],
         fail: Callable[[str], None],
     ) -> None:
         self._render, self._show, self._fail = render, show, fail
         self._condition = threading.Condition()
         self._newest: Request | None = None
+        self._submitted = 0.0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tsplat-viewer", daemon=True)
         self._thread.start()
@@ -44,7 +46,7 @@ class Worker(Generic[Request]):
     def submit(self, request: Request) -> None:
         """Replaces the request that waits to be rendered, if there is one."""
         with self._condition:
-            self._newest = request
+            self._newest, self._submitted = request, time.monotonic()
             self._condition.notify()
 
     def close(self, seconds: float = 5.0) -> None:
@@ -57,14 +59,37 @@ class Worker(Generic[Request]):
 
     def _run(self) -> None:
         while (request := self._take(None)) is not None:
-            frame = self._try(request, MOVING_SECONDS)
-            while frame is not None and frame.divisor > 1 and not self._closed:
-                newer = self._take(REST_SECONDS)
-                if newer is None:
-                    self._try(request, None)
-                    break
-                request = newer
-                frame = self._try(request, MOVING_SECONDS)
+            try:
+                self._follow(request)
+            except (ArgumentError, RuntimeError, MemoryError) as error:
+                if not self._closed:
+                    self._fail(str(error) or type(error).__name__)
+            except Exception as error:
+                if not self._closed:
+                    traceback.print_exc()
+                    self._fail(f"{type(error).__name__}: {error}")
+
+    def _follow(self, request: Request) -> None:
+        """Renders a request and those that replace it, until the camera is at rest."""
+        newer: Request | None = request
+        frame: Frame | None = None
+        while newer is not None:
+            request, frame = newer, None
+            # Where rendering takes long, the camera may be at rest by now.
+            if self._rest_in() > 0:
+                frame = self._render(request, MOVING_SECONDS)
+                self._deliver(frame, at_rest=False)
+            newer = self._take(max(self._rest_in(), 0.0))
+        if not self._closed:
+            self._deliver(frame if frame and frame.is_full else self._render(request, None), at_rest=True)
+
+    def _deliver(self, frame: Frame, at_rest: bool) -> None:
+        if not self._closed:
+            self._show(frame, at_rest)
+
+    def _rest_in(self) -> float:
+        """Seconds until the camera is at rest, unless it moves again."""
+        return self._submitted + REST_SECONDS - time.monotonic()
 
     def _take(self, seconds: float | None) -> Request | None:
         """Waits for a request; returns None when the time is up or the worker is closed."""
@@ -72,18 +97,3 @@ class Worker(Generic[Request]):
             self._condition.wait_for(lambda: self._closed or self._newest is not None, seconds)
             request, self._newest = self._newest, None
             return None if self._closed else request
-
-    def _try(self, request: Request, seconds: float | None) -> Frame | None:
-        try:
-            frame = self._render(request, seconds)
-            if not self._closed:
-                self._show(frame)
-            return frame
-        except (ArgumentError, RuntimeError, MemoryError) as error:
-            if not self._closed:
-                self._fail(str(error) or type(error).__name__)
-        except Exception as error:
-            if not self._closed:
-                traceback.print_exc()
-                self._fail(f"{type(error).__name__}: {error}")
-        return None

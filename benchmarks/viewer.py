@@ -1,0 +1,123 @@
+"""Measures the viewer: the time until it prints its address, and until images arrive after the camera has moved.
+
+    python -m benchmarks.viewer [--model FILE] [--size WIDTH HEIGHT] [--repeat N]
+
+A client without a browser moves the camera on an orbit, 50 times a second, stops, and waits for the image at rest.
+Where other programs use the same cores, `chrt --fifo 10 python -m benchmarks.viewer` puts the viewer before them.
+Leave OMP_NUM_THREADS unset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tests.support.paths import MODELS
+from tests.support.viewer_client import ViewerClient, decode
+from tsplat.viewing import orbit_around
+from tsplat.viewing.viewer import Pose, Settings, ViewedModel, open_viewed
+
+STEPS, RATE, DEGREES = 50, 50, 1.0
+"""Movements of the camera, per second, and the angle of each."""
+
+
+@contextlib.contextmanager
+def serve(model: Path) -> Iterator[tuple[int, float]]:
+    """Runs ``tsplat view``; yields its port, and the seconds until it printed its address."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "tsplat", "view", str(model), "--port", "18080"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if address := re.search(r"at http://localhost:(\d+)$", line):
+                    yield int(address[1]), time.perf_counter() - start
+                    return
+            raise RuntimeError(f"tsplat view ended: {' '.join(command)}")
+        finally:
+            process.kill()
+
+
+def measure_stop(client: ViewerClient, model: ViewedModel, viewmats: torch.Tensor) -> dict[str, Any]:
+    """Moves along cameras and stops; returns seconds from the last movement, and the sizes of the images before."""
+    n_images, fov = len(client.images), math.radians(model.fov)
+    for viewmat in viewmats:
+        position = -viewmat[:3, :3].T @ viewmat[:3, 3]
+        last = client.move(position.tolist(), model.target, model.up, fov)
+        client.receive(1 / RATE)
+    _, lossless = client.wait_for_rest(last)
+    images = client.images[n_images:]
+    widths = [decode(content).shape[1] for _, _, content in images]
+    # The image before the last one has the same camera, unless it is smaller.
+    first = next(i for i in (len(images) - 2, len(images) - 1) if widths[i] == widths[-1])
+    return {"full": images[first][0] - last, "lossless": lossless - last, "moving": widths[:-1]}
+
+
+def psnr_while_moving(model: ViewedModel, viewmat: torch.Tensor, size: tuple[int, int], divisor: int) -> float:
+    """PSNR in dB of a JPEG, enlarged to the size of the canvas, against the image at rest."""
+    from viser._image_encoding import cv2_imencode_with_fallback
+
+    from tsplat.viewing.viewer.session import JPEG_QUALITY
+
+    pose = Pose(viewmat, math.radians(model.fov), *size)
+    full, small = (model.renderer.render(pose, Settings(), divisor_min=d).image for d in (1, divisor))
+    jpeg = decode(cv2_imencode_with_fallback("jpeg", small, JPEG_QUALITY, channel_ordering="rgb"))
+    enlarged = np.array(Image.fromarray(jpeg).resize(size, Image.Resampling.BILINEAR))
+    return 10 * math.log10(255**2 / max(float(((enlarged.astype(float) - full) ** 2).mean()), 1e-10))
+
+
+def main() -> None:
+    """Prints what was measured, and the load of the machine before and after."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path, default=MODELS / "kettle.from_spz.ply")
+    parser.add_argument("--size", type=int, nargs=2, default=(640, 480))
+    parser.add_argument("--repeat", type=int, default=20)
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    startups = []
+    for _ in range(5):
+        with serve(arguments.model) as (_, seconds):
+            startups.append(seconds)
+    model = open_viewed(arguments.model, torch.device("cpu"), warn=print)
+    cameras = orbit_around(model.eye, model.target, model.up, round(360 / DEGREES))
+    with serve(arguments.model) as (port, seconds):
+        time.sleep(3)  # the page of a browser takes longer
+        client = ViewerClient(port, *arguments.size)
+        start = client.move(model.eye, model.target, model.up, math.radians(model.fov))
+        first = client.wait_for_rest(start)[1] - start
+        stops = [
+            measure_stop(client, model, cameras.roll(-STEPS * i, 0)[: STEPS + i % 5]) for i in range(arguments.repeat)
+        ]
+        client.close()
+    widths = [width for stop in stops for width in stop["moving"]]
+    share = sum(width == arguments.size[0] for width in widths) / max(len(widths), 1)
+    print(f"{arguments.model.name}, {len(model.gaussians):,} Gaussians, {arguments.size[0]}x{arguments.size[1]}")
+    print(f"address printed: median {median(startups):.2f} s, max {max(startups):.2f} s")
+    print(f"first image at rest: {first:.2f} s")
+    for name, title in (("full", "full size"), ("lossless", "lossless")):
+        values = [stop[name] for stop in stops]
+        print(f"last movement to {title}: median {median(values):.3f} s, max {max(values):.3f} s")
+    rate = len(widths) / (len(stops) * STEPS / RATE)
+    print(f"while moving: {rate:.0f} images a second, {100 * share:.0f} % of them at full size")
+    for divisor in (1, 2, 3):
+        found = psnr_while_moving(model, cameras[0], arguments.size, divisor)
+        print(f"PSNR while moving at 1/{divisor} of the size: {found:.1f} dB")
+    print(f"{os.cpu_count()} cores, load {load:.1f} before and {os.getloadavg()[0]:.1f} after")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""A client of the viewer without a browser: it speaks viser's protocol over a WebSocket."""
+
+from __future__ import annotations
+
+import io
+import socket
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+
+class ViewerClient:
+    """A client whose window has a size; the first movement opens its session.
+
+    Attributes:
+        images: The images that it received: time by `time.perf_counter`, format, and bytes of the file.
+        status: The newest line of the viewer about the image.
+    """
+
+    def __init__(self, port: int, width: int = 640, height: int = 480) -> None:
+        import viser
+        from websockets.sync.client import connect
+
+        self._size = width, height
+        self._socket = connect(
+            f"ws://127.0.0.1:{port}", subprotocols=[f"viser-v{viser.__version__}"], max_size=None, compression=None
+        )
+        self.images: list[tuple[float, str, bytes]] = []
+        self.status = ""
+
+    def move(self, eye: Sequence[float], target: Sequence[float], up: Sequence[float], fov: float) -> float:
+        """Moves the camera; vertical field of view in radians. Returns the time."""
+        import msgspec
+        from viser._messages import ViewerCameraMessage
+        from viser.transforms import SO3
+
+        from tsplat.scene import look_at
+
+        rotation = look_at(eye, target, up)[:3, :3].double().numpy().T
+        eye, target, up = (tuple(float(value) for value in vector) for vector in (eye, target, up))
+        message = ViewerCameraMessage(
+            wxyz=tuple(SO3.from_matrix(rotation).wxyz), position=eye, fov=fov, near=0.01, far=1000.0,
+            image_width=self._size[0], image_height=self._size[1], look_at=target, up_direction=up,
+        )  # fmt: skip
+        self._socket.send(msgspec.msgpack.encode(message.as_serializable_dict()))
+        return time.perf_counter()
+
+    def receive(self, seconds: float) -> None:
+        """Receives messages for some time."""
+        deadline = time.perf_counter() + seconds
+        while (left := deadline - time.perf_counter()) > 0:
+            try:
+                self._take(self._socket.recv(timeout=left))
+            except TimeoutError:
+                return
+
+    def wait_for_rest(self, since: float = 0.0, seconds: float = 60.0) -> tuple[NDArray[np.uint8], float]:
+        """Waits for the image at rest after a time; returns it as [h, w, 3] uint8, and the time when it came."""
+        deadline = time.perf_counter() + seconds
+        while time.perf_counter() < deadline:
+            if self.images and self.images[-1][1] == "png" and self.images[-1][0] > since:
+                # One that was on its way may be followed by the last.
+                n_images = len(self.images)
+                self.receive(1.0)
+                if len(self.images) == n_images:
+                    when, _, content = self.images[-1]
+                    return decode(content), when
+            self.receive(0.05)
+        raise TimeoutError(f"no image at rest; the viewer says: {self.status}")
+
+    def close(self) -> None:
+        """Disconnects as a browser does."""
+        self._socket.close()
+
+    def vanish(self) -> None:
+        """Ends the connection without the handshake of the protocol, as when a browser crashes."""
+        self._socket.socket.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, message: bytes) -> None:
+        import msgspec
+        import zstandard
+
+        size, compressed = (int.from_bytes(message[i : i + 8], "little") for i in (0, 8))
+        content = zstandard.ZstdDecompressor().decompress(message[16 : 16 + compressed], size)
+        for entry in msgspec.msgpack.decode(content)["messages"]:
+            if entry["type"] == "BackgroundImageMessage" and entry["rgb_data"] is not None:
+                self.images.append((time.perf_counter(), entry["format"], bytes(entry["rgb_data"])))
+            text = entry.get("updates", {}).get("_markdown", "") if entry["type"] == "GuiUpdateMessage" else ""
+            self.status = text or self.status
+
+
+def decode(content: bytes) -> NDArray[np.uint8]:
+    """[h, w, 3] uint8 of an image file."""
+    return np.array(Image.open(io.BytesIO(content)).convert("RGB"))

@@ -1,0 +1,130 @@
+"""Scene pages in a web browser: opened from disk, they show what tsplat renders."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.browser import CHROMIUM, open_page
+from tests.support.paths import MODELS, SCENES
+from tsplat import cli
+from tsplat.scene import look_at, open_model
+from tsplat.viewing import Camera, export_page, first_view, render_frames
+from tsplat.viewing.run_cameras import find_background, find_cameras
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
+    pytest.mark.skipif(not MODELS.is_dir(), reason="needs the test models"),
+]
+
+PLAYBOT = MODELS / "playbot_3.from_sog.ply"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Trains on a scene for a short time; returns the folder of the run."""
+    folders = {}
+
+    def train(scene):
+        if scene not in folders:
+            folders[scene] = tmp_path_factory.mktemp("runs") / scene
+            command = ["train", str(SCENES / scene), "--out", str(folders[scene]), "--preset", "fixed"]
+            assert cli.main([*command, "--steps", "150", "--downscale", "8"]) == 0
+        return folders[scene]
+
+    return train
+
+
+def psnr(one, other):
+    return 10 * math.log10(255**2 / max(((one.astype(float) - other) ** 2).mean(), 1e-3))
+
+
+def rendered(model, width, height):
+    """What tsplat renders in a window [h, w, 3] uint8: all of the first view, but at most a right angle."""
+    gaussians = open_model(model)
+    start = first_view(gaussians, find_cameras(model))
+    focal = max(min(width / start.slopes[0], height / start.slopes[1]), max(width, height)) / 2
+    K = torch.tensor([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
+    camera = Camera(look_at(start.eye, start.target, start.up), K, width, height)
+    (frame,) = render_frames(gaussians, [camera], background=find_background(model) or (0.0, 0.0, 0.0))
+    return (frame * 255).round().byte().numpy()
+
+
+def wait_until_loaded(page):
+    """Waits for the first image, and hides the controls."""
+    deadline = time.monotonic() + 120
+    while page.evaluate("document.documentElement.dataset.loaded") is None:
+        assert time.monotonic() < deadline, page.errors
+        time.sleep(0.5)
+    page.evaluate("document.querySelector('.sse-ui').style.display = 'none'")
+
+
+def check(page, path, expected):
+    """Checks what a page shows, that nothing failed, and that it asked for nothing but itself."""
+    wait_until_loaded(page)
+    found = []
+
+    def matches(image):
+        found[:] = [psnr(image, expected)]
+        return found[0] >= 27
+
+    assert page.wait_for(matches, seconds=60), found
+    assert psnr(page.screenshot(), expected[::-1]) < found[0] - 6
+    assert page.errors == []
+    others = [url for url in page.requests if not url.startswith(("data:", "blob:"))]
+    assert others == [path.as_uri()]
+
+
+@pytest.mark.parametrize("format", ["sog", "compressed-ply"])
+def test_page_shows_what_tsplat_renders(format, tmp_path):
+    path = tmp_path / "playbot.html"
+    export_page(PLAYBOT, path, format=format, warn=pytest.fail)
+    with open_page(path.as_uri(), 640, 480) as page:
+        check(page, path, rendered(PLAYBOT, 640, 480))
+
+
+@pytest.mark.skipif(not SCENES.is_dir(), reason="needs the test scenes")
+@pytest.mark.parametrize(("scene", "suffix"), [("banana", ".JPG"), ("lego_400", ".png")])
+def test_page_of_a_run_is_like_the_photograph_of_its_first_view(scene, suffix, runs, tmp_path):
+    run, path = runs(scene), tmp_path / "scene.html"
+    assert cli.main(["export", str(run), "--out", str(path)]) == 0
+    first = find_cameras(run)[0]
+    (photograph,) = (SCENES / scene).rglob(f"{first.name.removesuffix(suffix)}{suffix}")
+    with Image.open(photograph) as image:
+        image = image.convert("RGBA")
+        size = (400, round(400 * image.height / image.width))
+        white = Image.new("RGBA", image.size, "white")
+        target = np.array(Image.alpha_composite(white, image).convert("RGB").resize(size))
+    with open_page(path.as_uri(), *size) as page:
+        check(page, path, rendered(run, *size))
+        shown = page.screenshot()
+    shown, target = (np.array(Image.fromarray(image).resize((50, 50))) for image in (shown, target))
+    assert psnr(shown, target) > max(15, psnr(shown[::-1], target) + 3)
+
+
+def test_page_on_a_phone(tmp_path):
+    path = tmp_path / "playbot.html"
+    export_page(PLAYBOT, path, warn=pytest.fail)
+    with open_page(path.as_uri(), 390, 700, phone=True) as page:
+        expected = rendered(PLAYBOT, 390, 700)
+        check(page, path, expected)
+        page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[dict(x=150, y=300)])
+        for x in range(150, 270, 10):
+            page.call("Input.dispatchTouchEvent", type="touchMove", touchPoints=[dict(x=x, y=300)])
+        page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        assert page.wait_for(lambda image: psnr(image, expected) < 24)
+        assert page.errors == []
+
+
+def test_damaged_page_shows_a_message(tmp_path):
+    path = tmp_path / "scene.html"
+    export_page(PLAYBOT, path, warn=pytest.fail)
+    text = path.read_text("utf-8")
+    path.write_text(text.replace('id="model">', 'id="model">?', 1), "utf-8")
+    with open_page(path.as_uri(), 400, 300) as page:
+        page.wait_for(lambda image: page.evaluate("document.getElementById('problem') !== null"), seconds=30)
+        assert "The scene cannot be shown" in page.evaluate("document.body.textContent")

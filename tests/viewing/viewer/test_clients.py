@@ -1,0 +1,112 @@
+"""Clients of the viewer over its web server, without a browser: several at once, and those that go away."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.training_scenes import make_gaussians
+from tests.support.viewer_client import ViewerClient
+from tests.support.waiting import wait_for
+from tsplat.scene import intrinsics, look_at, write_ply
+from tsplat.scene.images import to_bytes
+from tsplat.viewing import render
+from tsplat.viewing.viewer import Viewer, open_viewed
+
+pytest.importorskip("viser", reason="needs the extra viewer")
+
+GAUSSIANS = make_gaussians(sh_degree=1)
+TARGET, UP, FOV, SIZE = (0.0, 0.0, 0.0), (0.0, -1.0, 0.0), 50.0, (64, 48)
+
+
+@pytest.fixture
+def viewer(tmp_path):
+    write_ply(tmp_path / "model.ply", GAUSSIANS)
+    viewer = Viewer([open_viewed(tmp_path / "model.ply", torch.device("cpu"), warn=pytest.fail)], port=18280)
+    yield viewer
+    viewer.close()
+
+
+@pytest.fixture
+def connect(viewer):
+    clients = []
+
+    def connect():
+        clients.append(ViewerClient(viewer.port, *SIZE))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def look_from(client, eye):
+    """Moves a camera, and returns the image at rest."""
+    since = client.move(eye, TARGET, UP, math.radians(FOV))
+    return client.wait_for_rest(since)[0]
+
+
+def expected(eye):
+    return to_bytes(render(GAUSSIANS, look_at(eye, TARGET, UP), intrinsics(*SIZE, FOV), *SIZE)).numpy()
+
+
+@pytest.mark.slow
+def test_each_client_has_its_own_camera(connect):
+    one, other = connect(), connect()
+    eyes = [(0.0, 0.0, -3.0), (3.0, -1.0, 0.0), (-2.0, -2.0, 2.0)]
+    since = [client.move(eye, TARGET, UP, math.radians(FOV)) for client, eye in ((one, eyes[0]), (other, eyes[1]))]
+    assert (one.wait_for_rest(since[0])[0] == expected(eyes[0])).all()
+    assert (other.wait_for_rest(since[1])[0] == expected(eyes[1])).all()
+    assert (look_from(other, eyes[2]) == expected(eyes[2])).all()
+    assert "60 Gaussians" in one.status
+
+
+@pytest.mark.slow
+def test_client_that_vanishes_in_the_middle_of_an_image(viewer, connect, monkeypatch, capfd):
+    stays, vanishes = connect(), connect()
+    for client in (stays, vanishes):
+        look_from(client, (0.0, 0.0, -3.0))
+    renderer = viewer._models[0].renderer
+    started, gate, rasterize = threading.Event(), threading.Event(), renderer._rasterize
+
+    def wait_and_rasterize(*arguments):
+        started.set()
+        gate.wait()
+        return rasterize(*arguments)
+
+    monkeypatch.setattr(renderer, "_rasterize", wait_and_rasterize)
+    vanishes.move((1.0, 0.0, -3.0), TARGET, UP, math.radians(FOV))
+    assert started.wait(20)
+    vanishes.vanish()
+    wait_for(lambda: len(viewer._sessions) == 1)
+    gate.set()
+    eye = (2.0, 0.0, -2.0)
+    assert (look_from(stays, eye) == expected(eye)).all()
+    stays.close()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "tsplat-viewer"])
+    assert not viewer._sessions
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_deleted_model_file_is_still_shown(viewer, connect, tmp_path, capfd):
+    client = connect()
+    look_from(client, (0.0, 0.0, -3.0))
+    (tmp_path / "model.ply").unlink()
+    eye = (2.0, 0.0, -2.0)
+    assert (look_from(client, eye) == expected(eye)).all()
+    assert (look_from(connect(), eye) == expected(eye)).all()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_last_of_many_movements_is_shown(connect):
+    client = connect()
+    look_from(client, (0.0, 0.0, -3.0))
+    for i in range(40):
+        since = client.move((0.1 * i, 0.0, -3.0), TARGET, UP, math.radians(FOV))
+        client.receive(0.005)
+    image, _ = client.wait_for_rest(since)
+    assert np.array_equal(image, expected((3.9, 0.0, -3.0)))

@@ -1,0 +1,234 @@
+"""Scene pages: a model with a web viewer in one HTML file, which opens from disk and loads nothing else.
+
+The viewer is PlayCanvas's SuperSplat Viewer, in ``web_viewer/``; ``tests/tools/web_viewer.py`` fetches it.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_choice
+from ..errors import ArgumentError, MissingExtraError
+from ..scene.capture.views import Color
+from ..scene.formats import lost_on_write, open_model
+from ..scene.formats.ply import compressed_ply_content
+from ..scene.formats.sog_writer import sog_content
+from ..scene.gaussians import Gaussians
+from ..support.extras import require
+from ..support.files import atomic_write, output_folder
+from .markup import Html, escape, fill
+from .run_cameras import find_background, find_cameras
+from .start_views import StartView, first_view
+
+Embedding = Literal["sog", "compressed-ply"]
+"""How a page stores the model."""
+
+SUFFIXES = (".html", ".htm")
+FILE_NAMES = {"sog": "scene.sog", "compressed-ply": "scene.compressed.ply"}
+"""Embedding -> name by which the viewer knows the format."""
+
+ENCODERS: dict[str, Callable[[Gaussians], bytes]] = {"sog": sog_content, "compressed-ply": compressed_ply_content}
+
+FOLDER = Path(__file__).parent / "web_viewer"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScenePage:
+    """What a page contains.
+
+    Attributes:
+        n_gaussians: Number of Gaussians.
+        size: Size of the file in bytes.
+        model_size: Size of the embedded model in bytes, without base64.
+        lost: What the format of the model cannot store, as phrases; see :func:`tsplat.scene.lost_on_write`.
+    """
+
+    n_gaussians: int
+    size: int
+    model_size: int
+    lost: list[str]
+
+
+def is_page(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is that of an HTML file."""
+    return Path(path).suffix.lower() in SUFFIXES
+
+
+def export_page(
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    format: Embedding = "sog",
+    view: str | None = None,
+    up: Sequence[float] | None = None,
+    background: Color | None = None,
+    title: str | None = None,
+    force: bool = False,
+    checkpoint: str | None = None,
+    warn: Callable[[str], object],
+) -> ScenePage:
+    """Writes a model or a run as one HTML file that shows it in a web browser.
+
+    Args:
+        model: What :func:`tsplat.scene.open_model` reads: a model file, a run, a checkpoint.
+        out: The file, ``.html``.
+        format: See :func:`write_page`.
+        view: Index or name of the view of the run that is shown at first; the first one where None. A model that does
+            not belong to a run is shown as a whole.
+        up: [3] world direction that points up; where None, that of the run's cameras, or guessed from the model.
+        background: Background color, RGB in [0, 1]; where None, that of the run's training, or black.
+        title: Title of the page; the name of `model` where None.
+        force, checkpoint: As in :func:`tsplat.scene.open_model`.
+        warn: Called with a message for each damaged checkpoint that is skipped, and where Gaussians are invalid.
+
+    Raises:
+        ArgumentError: As :func:`write_page` and :func:`tsplat.viewing.start_views.first_view`.
+        MissingExtraError, UnsupportedError, FileError, OSError: As :func:`tsplat.scene.open_model` and
+            :func:`write_page`.
+    """
+    check_format(format)
+    cameras = find_cameras(model)
+    if view is not None and not cameras:
+        raise ArgumentError(f"--view: {model} has no cameras.json of a run")
+    gaussians = open_model(model, force=force, checkpoint=checkpoint, warn=warn)
+    valid = gaussians.valid
+    if not bool(valid.all()):
+        warn(f"{model}: left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
+        gaussians = gaussians.map(lambda tensor: tensor[valid])
+    return write_page(
+        out,
+        gaussians,
+        first_view(gaussians, cameras, view=view, up=up),
+        format=format,
+        background=background or find_background(model) or (0.0, 0.0, 0.0),
+        title=Path(model).resolve().name if title is None else title,
+    )
+
+
+def write_page(
+    path: str | os.PathLike[str],
+    gaussians: Gaussians,
+    start: StartView | None = None,
+    *,
+    format: Embedding = "sog",
+    background: Color = (0.0, 0.0, 0.0),
+    title: str = "Gaussians",
+) -> ScenePage:
+    """Writes Gaussians as one HTML file that shows them in a web browser. The write is atomic.
+
+    Args:
+        path: The file, ``.html``.
+        gaussians: Gaussians of SH degree 0 to 3 on any device.
+        start: What is shown at first, and the direction that points up; where None, the whole model.
+        format: How the model is stored in the page: ``"sog"``, the smaller, or ``"compressed-ply"``, which is written
+            without Pillow.
+        background: Background color, RGB in [0, 1].
+        title: Title of the page; any text.
+
+    Raises:
+        ArgumentError: `format` is unknown, a Gaussian is invalid or none is visible.
+        MissingExtraError: Pillow is not installed, which SOG needs.
+        UnsupportedError: The SH degree is above 3.
+        FileError: The folder is not writable.
+        OSError: The file cannot be written.
+    """
+    check_format(format)
+    start = start or first_view(gaussians)
+    name = FILE_NAMES[format]
+    path = Path(path)
+    with output_folder(path.parent):
+        model = ENCODERS[format](gaussians)
+        values = {
+            "title": title,
+            "license": escape((FOLDER / "LICENSE").read_text("utf-8")),
+            "style": Html((FOLDER / "viewer.css").read_text("utf-8")),
+            "viewer": Html((FOLDER / "viewer.js").read_text("utf-8")),
+            "background": "rgb({}, {}, {})".format(*(round(255 * channel) for channel in background)),
+            "scene": Html(json.dumps(_describe(start, gaussians, background, name), allow_nan=False)),
+            "model": Html(base64.b64encode(model).decode()),
+        }
+        page = fill((FOLDER / "page.html").read_text("utf-8"), values).encode()
+        with atomic_write(path) as file:
+            file.write(page)
+    return ScenePage(len(gaussians), len(page), len(model), lost_on_write(name, gaussians))
+
+
+def check_format(format: str) -> None:
+    """Checks the format of the model in a page, and that what writes it is installed.
+
+    Raises:
+        ArgumentError: The format is unknown.
+        MissingExtraError: Pillow is not installed, which SOG needs.
+    """
+    check_choice("format", format, get_args(Embedding))
+    if format == "sog":
+        try:
+            require("PIL")
+        except MissingExtraError as error:
+            raise MissingExtraError(f"format 'sog': {error}; or choose the format 'compressed-ply'") from error
+
+
+def _describe(start: StartView, gaussians: Gaussians, background: Color, name: str) -> dict[str, Any]:
+    """Returns what the script of the page reads: settings of the viewer, and what it has no settings for.
+
+    Holds no text from outside, which would have to be escaped inside a script element.
+    """
+    quat = rotation_to_y(start.up)
+    points = torch.tensor(
+        [[float(value) for value in point] for point in (start.eye, start.target)], dtype=torch.float64
+    )
+    position, target = (points @ _matrix(quat).T).tolist()
+    disabled = ("sharpness", "bloom", "grading", "vignette", "fringing")
+    return {
+        "settings": {
+            "version": 2,
+            "tonemapping": "none",
+            "highPrecisionRendering": False,
+            "background": {"color": list(background)},
+            "postEffectSettings": {effect: {"enabled": False} for effect in disabled},
+            "animTracks": [],
+            "cameras": [{"initial": {"position": position, "target": target, "fov": 60}}],
+            "annotations": [],
+            "startMode": "default",
+        },
+        "rotation": quat,
+        "slopes": [float(slope) for slope in start.slopes],
+        "antialiased": gaussians.antialiased,
+        "filename": name,
+    }
+
+
+def rotation_to_y(up: Sequence[float]) -> list[float]:
+    """Returns the rotation that turns a direction [3] to +y, as a quaternion xyzw."""
+    length = math.hypot(*up)
+    x, y, z = (float(value) / length for value in up)
+    # The shortest rotation of the vector, or of what half a turn around x makes of it; 1 + |y| is never small.
+    if y >= 0:
+        quat = torch.tensor([-z, 0.0, x, 1 + y], dtype=torch.float64)
+    else:
+        quat = torch.tensor([1 - y, x, 0.0, -z], dtype=torch.float64)
+    normalized: list[float] = (quat / quat.norm()).tolist()
+    return normalized
+
+
+def _matrix(quat: Sequence[float]) -> Tensor:
+    """[3, 3] fp64 rotation matrix of a quaternion xyzw."""
+    x, y, z, w = quat
+    return torch.tensor(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+        ],
+        dtype=torch.float64,
+    )

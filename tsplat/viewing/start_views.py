@@ -1,0 +1,117 @@
+"""Start views: what a viewer shows of a model at first."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..scene.gaussians import Gaussians
+from .framing import place_cameras
+from .run_cameras import complete_framing, frame_by_cameras, mean_up
+from .trajectories import Camera, choose_camera
+
+SIZE = (640, 480)
+"""Image size in pixels for which a model without cameras is framed."""
+
+SLOPE_MAX = 1.2
+"""Largest slope of views whose camera is not a pinhole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StartView:
+    """A camera without roll that orbits around a point.
+
+    Attributes:
+        eye: [3] camera position, world frame.
+        target: [3] point at the image center, world frame; the camera orbits around it.
+        up: [3] world direction that points up, of any length.
+        slopes: Half the width and half the height of the image at distance 1.
+    """
+
+    eye: Sequence[float]
+    target: Sequence[float]
+    up: Sequence[float]
+    slopes: Sequence[float]
+
+
+def first_view(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera] = (),
+    *,
+    view: str | None = None,
+    up: Sequence[float] | None = None,
+) -> StartView:
+    """Returns a view of a run, the first unless another is chosen, or one that shows the whole model.
+
+    Args:
+        cameras: All cameras of the run; none for a model that does not belong to a run.
+        view: Index or name of the view, see :func:`tsplat.viewing.trajectories.choose_camera`.
+        up: [3] world direction that points up; where None, the mean of the cameras, or guessed from the model.
+
+    Raises:
+        ArgumentError: No Gaussian is visible; there is no such view; or `up` is invalid.
+    """
+    if up is not None and not 0 < math.hypot(*up) < math.inf:
+        raise ArgumentError(f"up: expected a finite direction that is not zero, found {list(up)}")
+    if not cameras:
+        if view is not None:
+            raise ArgumentError(f"--view: there are no cameras to choose {view!r} from")
+        eye, target, up, fov = frame_start(gaussians, (), up=up)
+        slope = math.tan(math.radians(fov) / 2)
+        return StartView(eye, target, up, (slope * SIZE[0] / SIZE[1], slope))
+    camera = cameras[0] if view is None else choose_camera(cameras, view)
+    training = [other for other in cameras if not other.is_test] or list(cameras)
+    up = mean_up(training) if up is None else up
+    up = (-camera.viewmat[1, :3]).tolist() if up is None else up
+    forward = camera.viewmat[2, :3].double()
+    _, center = frame_by_cameras(gaussians, training, up)
+    offset = center - camera.position
+    # Not behind the camera, and not at its position.
+    distance = max(float(offset @ forward), 0.1 * float(offset.norm()), 1e-3)
+    pivot = (camera.position + distance * forward).tolist()
+    return StartView(camera.position.tolist(), pivot, up, _slopes(camera))
+
+
+def frame_start(
+    gaussians: Gaussians, cameras: Sequence[Camera], *, up: Sequence[float] | None = None
+) -> tuple[list[float], list[float], list[float], float]:
+    """Frames a model as the cameras of its run are placed, or as a whole.
+
+    Args:
+        cameras: All cameras of the run; none for a model that does not belong to a run.
+        up: [3] world direction that points up; where None, the mean of the cameras, or guessed from the model.
+
+    Returns:
+        Camera position, the point that it looks at, and the direction that points up, [3] each, world frame; and the
+        vertical field of view in degrees.
+
+    Raises:
+        ArgumentError: No Gaussian is visible.
+    """
+    known = complete_framing(gaussians, cameras, up=up)
+    (camera,) = place_cameras(gaussians, *SIZE, **known)
+    forward, upward = camera.viewmat[2, :3].double(), -camera.viewmat[1, :3].double()
+    if known["target"] is not None:
+        distance = math.dist(known["target"], camera.position.tolist())
+    else:
+        distance = float((gaussians.means.double().median(0).values - camera.position) @ forward)
+    target = camera.position + max(distance, 1e-3) * forward
+    direction = list(known["up"]) if known["up"] is not None else _nearest_axis(upward)
+    return camera.position.tolist(), target.tolist(), direction, known["fov"]
+
+
+def _nearest_axis(direction: Tensor) -> list[float]:
+    """Returns the direction of the coordinate axis that is closest to a direction [3]."""
+    axis = int(direction.abs().argmax())
+    return [math.copysign(1.0, float(direction[axis])) if i == axis else 0.0 for i in range(3)]
+
+
+def _slopes(camera: Camera) -> tuple[float, float]:
+    """Half the width and half the height of an image at distance 1."""
+    slopes = camera.width / (2 * float(camera.K[0, 0])), camera.height / (2 * float(camera.K[1, 1]))
+    limit = 1.0 if camera.camera_model == "pinhole" else min(1.0, SLOPE_MAX / max(slopes))
+    return limit * slopes[0], limit * slopes[1]
