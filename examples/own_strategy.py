@@ -147,7 +147,7 @@ for name, (_, _, description) in results.items():
 assert results["split by error"][0] > results["no refinement"][0] + 0.5
 
 # %%
-figure, axes = plt.subplots(1, 4, figsize=(14, 3), layout="constrained")
+figure, axes = plt.subplots(1, 4, figsize=(14, 3.3), layout="constrained")
 results["a test view"] = (0.0, capture.test[0].pixels, "target")
 for axis, (name, (_, image, description)) in zip(axes, results.items()):
     axis.imshow(image.cpu())
