@@ -44,7 +44,7 @@ def render(colors, render_mode, **options):
 # %%
 background = torch.tensor([capture.background], device=device)
 image, alpha = render(scene.sh_coeffs(1), "RGB+ED", sh_degree=1, backgrounds=background)
-depth, surface = image[..., 3], alpha > 0.9
+depth, surface = image[..., 3], alpha > 0.5
 
 # %% [markdown]
 # ## Normals from depth
