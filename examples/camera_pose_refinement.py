@@ -123,7 +123,7 @@ images = {
     "difference after": (render(refined)[0] - photographs[0]).abs(),
 }
 for axis, (title, image) in zip(axes, images.items()):
-    axis.imshow(image.clamp(0, 1).cpu())
+    axis.imshow(image.clamp(0, 1).numpy(force=True))
     axis.set(title=title, xticks=[], yticks=[])
 axes[3].semilogy(errors, label=["rotation, degrees", "position, units"])
 axes[3].set(title="median pose errors", xlabel="step")

@@ -108,11 +108,11 @@ assert error_with < 0.7 * error_without
 
 # %%
 figure, axes = plt.subplots(1, 4, figsize=(14, 3), layout="constrained")
-axes[0].imshow(capture.test[0].image.cpu())
+axes[0].imshow(capture.test[0].image.numpy(force=True))
 axes[0].set(title="held-out view", xticks=[], yticks=[])
 for axis, (name, gaussians) in zip(axes[1:], {"exact": scan, **results}.items()):
     _, depth, alpha = render(gaussians, capture.test[0])
-    shown = axis.imshow(depth.where(alpha > 0.5, torch.nan).detach().cpu(), vmin=2.5, vmax=5.5, cmap="viridis")
+    shown = axis.imshow(depth.where(alpha > 0.5, torch.nan).numpy(force=True), vmin=2.5, vmax=5.5, cmap="viridis")
     axis.set(title=f"depth, {name}", xticks=[], yticks=[])
 figure.colorbar(shown, ax=axes)
 figure.savefig("depth_supervision.png")

@@ -118,7 +118,7 @@ images = {
 }
 figure, axes = plt.subplots(1, 4, figsize=(14, 3.1), layout="constrained")
 for axis, (title, image) in zip(axes, images.items()):
-    axis.imshow(image.clamp(0, 1).cpu())
+    axis.imshow(image.clamp(0, 1).numpy(force=True))
     axis.set(title=title, xticks=[], yticks=[])
 axes[0].plot(column, row, "kx")
 figure.savefig("feature_distillation.png")

@@ -66,6 +66,6 @@ assert psnrs[-1] > psnrs[0] + 10
 # %%
 figure, axes = plt.subplots(1, 4, figsize=(12, 2.6), layout="constrained")
 for axis, step in zip(axes, [0, STEPS // 10, STEPS - 1, None]):
-    axis.imshow((target if step is None else images[step]).cpu())
+    axis.imshow((target if step is None else images[step]).numpy(force=True))
     axis.set(title="target" if step is None else f"step {step}: {psnrs[step]:.1f} dB", xticks=[], yticks=[])
 figure.savefig("fit_image.png")

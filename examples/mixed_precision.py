@@ -98,7 +98,7 @@ assert results["bf16"][0] > 15
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.3), layout="constrained")
 images = {f"{name}: {quality:.1f} dB": image for name, (quality, image) in results.items()}
 for axis, (title, image) in zip(axes, {**images, "target": capture.test[0].pixels}.items()):
-    axis.imshow(image.cpu())
+    axis.imshow(image.numpy(force=True))
     axis.set(title=title, xticks=[], yticks=[])
 figure.savefig("mixed_precision.png")
 

@@ -150,6 +150,6 @@ assert results["split by error"][0] > results["no refinement"][0] + 0.5
 figure, axes = plt.subplots(1, 4, figsize=(14, 3.3), layout="constrained")
 results["a test view"] = (0.0, capture.test[0].pixels, "target")
 for axis, (name, (_, image, description)) in zip(axes, results.items()):
-    axis.imshow(image.cpu())
+    axis.imshow(image.numpy(force=True))
     axis.set(title=f"{name}\n{description}", xticks=[], yticks=[])
 figure.savefig("own_strategy.png")

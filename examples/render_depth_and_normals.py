@@ -103,6 +103,6 @@ images = {
 }
 figure, axes = plt.subplots(1, 4, figsize=(14, 3.1), layout="constrained")
 for axis, (title, shown) in zip(axes, images.items()):
-    axis.imshow(shown.cpu() if title == "depth" else shown.clamp(0, 1).cpu())
+    axis.imshow((shown if title == "depth" else shown.clamp(0, 1)).numpy(force=True))
     axis.set(title=title, xticks=[], yticks=[])
 figure.savefig("render_depth_and_normals.png")

@@ -98,8 +98,8 @@ assert after > before + 3 and n > len(start)
 write_model("scene.ply", Gaussians(*[splats[name].detach() for name in rates]))
 
 # %%
-comparison = torch.cat([capture.test[0].pixels, render(capture.test[0])[0][0].detach().clamp(0, 1)], 1)
+comparison = torch.cat([capture.test[0].pixels, render(capture.test[0])[0][0].clamp(0, 1)], 1)
 figure, axis = plt.subplots(figsize=(8, 3.4), layout="constrained")
-axis.imshow(comparison.cpu())
+axis.imshow(comparison.numpy(force=True))
 axis.set(title="a test view: photograph and rendering", xticks=[], yticks=[])
 figure.savefig("train_from_photographs.png")
