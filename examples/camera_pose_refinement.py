@@ -19,23 +19,22 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 
 # %% [markdown]
-# First a scene, trained on views whose poses are known. The learning rates are for a short run.
+# First a scene, trained on views whose poses are known.
 
 # %%
 capture = procedural_capture(128, 96, n_train=24, n_test=6, n_points=3000).to(device)
-config = Config(
-    steps=2 * STEPS, background=capture.background, means_rate=1e-3, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2,
-    shN_rate=1.5e-3,
-)  # fmt: skip
+# learning rates for a short run; the defaults of Config are for 30,000 steps
+rates = dict(means_rate=1e-3, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2, shN_rate=1.5e-3)
+config = Config(steps=2 * STEPS, background=capture.background, **rates)
 scene = fit(Gaussians.from_points(capture.points, capture.colors, sh_degree=1), capture.train, config)
 
 # %% [markdown]
 # ## A motion with six parameters
 #
-# A pose has six degrees of freedom, a matrix [4, 4] has sixteen entries. The exponential map turns three rotations and
-# three translations into a rigid motion, which is the identity at zero. `viewmat @ motion` moves the scene about its
-# origin in front of the camera. `motion @ viewmat` would move the camera about its own center, which converges slowly: a
-# camera that turns and one that moves sideways see nearly the same change.
+# A pose has six degrees of freedom, a matrix [4, 4] has sixteen entries. The exponential map turns three rotations
+# and three translations into a rigid motion, which is the identity at zero. `viewmat @ motion` moves the scene about
+# its origin in front of the camera. `motion @ viewmat` would move the camera about its own center, which converges
+# slowly: a camera that turns and one that moves sideways see nearly the same change.
 
 # %%
 AXES = torch.zeros(6, 4, 4, device=device)
@@ -84,8 +83,9 @@ def render(viewmats):
 # %% [markdown]
 # ## Refinement
 #
-# All cameras are refined at once: their losses do not depend on each other. The loss compares blurred images first, and
-# sharper ones as the poses improve, because gradients of fine texture point nowhere if it is far from where it belongs.
+# All cameras are refined at once: their losses do not depend on each other. The loss compares blurred images first,
+# and sharper ones as the poses improve, because gradients of fine texture point nowhere if it is far from where it
+# belongs.
 
 
 # %%
@@ -131,5 +131,5 @@ axes[3].legend()
 figure.savefig("camera_pose_refinement.png")
 
 # %% [markdown]
-# To train a scene and refine its poses at the same time, put `motion` of the training views into the training loop, with
-# a learning rate of about 1e-5; `tsplat train --pose-refinement` does this.
+# To train a scene and refine its poses at the same time, put `motion` of the training views into the training loop,
+# with a learning rate of about 1e-5; `tsplat train --pose-refinement` does this.

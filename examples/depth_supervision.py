@@ -22,9 +22,9 @@ torch.manual_seed(0)
 # %% [markdown]
 # ## Data
 #
-# Depths are known at a few random pixels of each training view. Here, they are those of a dense and exact point cloud,
-# which tsplat renders as a depth image. `View.sparse` has the same form in captures that `read_capture` reads from
-# COLMAP: x and y in pixels, and the depth along z.
+# Depths are known at a few random pixels of each training view. Here, they are those of a dense and exact point
+# cloud, which tsplat renders as a depth image. `View.sparse` has the same form in captures that `read_capture` reads
+# from COLMAP: x and y in pixels, and the depth along z.
 
 # %%
 capture = procedural_capture(128, 96, n_train=8, n_test=2, n_points=40_000, position_noise=0.0).to(device)
@@ -53,9 +53,9 @@ sparse = [sparse_depths(view) for view in capture.train]
 # %% [markdown]
 # ## The loss
 #
-# `render_mode="RGB+ED"` renders colors and, as the last channel, the expected depth: the mean depth of what a pixel shows.
-# It is differentiable like the colors. `grid_sample` reads it at the known points. Inverse depths are compared, so that
-# near surfaces count more than far ones.
+# `render_mode="RGB+ED"` renders colors and, as the last channel, the expected depth: the mean depth of what a pixel
+# shows. It is differentiable like the colors. `grid_sample` reads it at the known points. Inverse depths are
+# compared, so that near surfaces count more than far ones.
 
 
 # %%

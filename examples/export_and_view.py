@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Export and view a model
 #
-# Save Gaussians in every format that tsplat writes, compare sizes and losses, render a turntable, and look at the result.
+# Save Gaussians in every format that tsplat writes, compare sizes and losses, render a turntable, and look at the
+# result.
 
 # %%
 from pathlib import Path
@@ -20,14 +21,13 @@ folder = Path("exported")
 folder.mkdir(exist_ok=True)
 
 # %% [markdown]
-# A model to save. The learning rates are for a short run.
+# A model to save.
 
 # %%
 capture = procedural_capture(160, 120, n_train=24, n_test=2, n_points=6000).to(device)
-config = Config(
-    steps=STEPS, background=capture.background, means_rate=1e-3, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2,
-    shN_rate=1.5e-3,
-)  # fmt: skip
+# learning rates for a short run; the defaults of Config are for 30,000 steps
+rates = dict(means_rate=1e-3, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2, shN_rate=1.5e-3)
+config = Config(steps=STEPS, background=capture.background, **rates)
 start = Gaussians.from_points(capture.points, capture.colors, sh_degree=2)
 scene = fit(start, capture.train, config)
 quality = mean_psnr(evaluate(scene, capture.test, background=capture.background))
@@ -37,9 +37,9 @@ assert quality > 20
 # %% [markdown]
 # ## Formats
 #
-# `write_model` chooses the format by the name of the file, and `read_model` reads all of them. PLY stores every digit. The
-# others are smaller and round values; `lost_on_write` says what is lost. How much that is can be seen by comparing
-# renderings.
+# `write_model` chooses the format by the name of the file, and `read_model` reads all of them. PLY stores every
+# digit. The others are smaller and round values; `lost_on_write` says what is lost. How much that is can be seen by
+# comparing renderings.
 
 # %%
 view = capture.test[0]
@@ -63,8 +63,8 @@ assert max(size for name, size in sizes.items() if name != "scene.ply") < sizes[
 # %% [markdown]
 # ## A turntable
 #
-# `orbit` places cameras around a point. `render_frames` renders one after the other, and `write_frames` writes a GIF, an
-# `.mp4` or `.webm` video, or a folder of PNGs, depending on the name.
+# `orbit` places cameras around a point. `render_frames` renders one after the other, and `write_frames` writes a GIF,
+# an `.mp4` or `.webm` video, or a folder of PNGs, depending on the name.
 
 # %%
 azimuths = [360 * i / FRAMES for i in range(FRAMES)]
@@ -84,7 +84,7 @@ figure.savefig("export_and_view.png")
 # %% [markdown]
 # ## Viewing
 #
-# `tsplat view exported/scene.ply` prints the address of a page that shows the model in a web browser, with controls for
-# cameras, depth, cropping and videos; it needs `pip install 'tsplat[viewer]'`. Any of the files above will do, several
-# at once, or a run of `tsplat train`. `tsplat convert exported/scene.ply scene.sog` converts on the command line, and
-# `tsplat info` prints what is in a file.
+# `tsplat view exported/scene.ply` prints the address of a page that shows the model in a web browser, with controls
+# for cameras, depth, cropping and videos; it needs `pip install 'tsplat[viewer]'`. Any of the files above will do,
+# several at once, or a run of `tsplat train`. `tsplat convert exported/scene.ply scene.sog` converts on the command
+# line, and `tsplat info` prints what is in a file.

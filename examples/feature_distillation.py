@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Distill features into Gaussians
 #
-# Networks such as DINO, CLIP or SAM describe each patch of an image by a vector of features. Distilled into Gaussians,
-# the features become consistent between views, have the resolution of the rendering, and can be searched in 3D. Colors
-# of `rasterization` may have any number of channels; this page renders 16.
+# Networks such as DINO, CLIP or SAM describe each patch of an image by a vector of features. Distilled into
+# Gaussians, the features become consistent between views, have the resolution of the rendering, and can be searched
+# in 3D. Colors of `rasterization` may have any number of channels; this page renders 16.
 
 # %%
 import matplotlib.pyplot as plt
@@ -24,16 +24,15 @@ torch.manual_seed(0)
 # %% [markdown]
 # ## Scene and teacher
 #
-# The teacher stands for a trained network. It maps the mean color of each patch to 16 features, so that similar colors
-# have similar features (random Fourier features: Rahimi and Recht, 2007). Like that of a trained network, its output is
-# smaller than the photograph.
+# The teacher stands for a trained network. It maps the mean color of each patch to 16 features, so that similar
+# colors have similar features (random Fourier features: Rahimi and Recht, 2007). Like that of a trained network, its
+# output is smaller than the photograph.
 
 # %%
 capture = procedural_capture(160, 120, n_train=24, n_test=2, n_points=4000).to(device)
-config = Config(
-    steps=STEPS, background=capture.background, means_rate=1e-3, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2,
-    shN_rate=1.5e-3,
-)  # fmt: skip
+# learning rates for a short run; the defaults of Config are for 30,000 steps
+rates = dict(means_rate=1e-3, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2, shN_rate=1.5e-3)
+config = Config(steps=STEPS, background=capture.background, **rates)
 scene = fit(Gaussians.from_points(capture.points, capture.colors, sh_degree=1), capture.train, config)
 
 frequencies, phases = 3 * torch.randn(3, D, device=device), 2 * torch.pi * torch.rand(D, device=device)
@@ -78,8 +77,8 @@ for step in range(STEPS):
     losses.append(loss.item())
 
 # %% [markdown]
-# On views that were not used for training, the rendered features are close to the teacher's. The cosine of their angle
-# is 1 where they are equal.
+# On views that were not used for training, the rendered features are close to the teacher's. The cosine of their
+# angle is 1 where they are equal.
 
 # %%
 view = capture.test[0]
@@ -93,8 +92,8 @@ assert similarity > 0.8
 # %% [markdown]
 # ## Search
 #
-# Take the features of one pixel, here on the yellow stripe of the ball, and compare them with those of all Gaussians. The
-# result is a selection in 3D: it can be rendered from any side, moved or removed.
+# Take the features of one pixel, here on the yellow stripe of the ball, and compare them with those of all Gaussians.
+# The result is a selection in 3D: it can be rendered from any side, moved or removed.
 
 # %%
 column, row = 48, 52

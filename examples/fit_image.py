@@ -18,8 +18,8 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 
 # %% [markdown]
-# The target is an image that tsplat draws itself. For an image of your own, write
-# `target = torch.from_numpy(plt.imread("image.png")[..., :3].copy()).to(device)`.
+# The target is an image that tsplat draws itself. For an image of your own, write `target =
+# torch.from_numpy(plt.imread("image.png")[..., :3].copy()).to(device)`.
 
 # %%
 target = procedural_capture(240, 180, n_train=1, n_test=1, n_points=1).train[0].pixels.to(device)  # [H, W, 3] in [0, 1]
@@ -42,9 +42,9 @@ optimizer = torch.optim.Adam([tensor.requires_grad_() for tensor in splats.value
 viewmat, K = torch.eye(4, device=device), torch.diag(torch.tensor([10.0, 10.0, 1.0], device=device))
 
 # %% [markdown]
-# `rasterization` renders Gaussians in three dimensions. These are flat: their third scale is 0, and they rotate about z
-# only, by quaternions (w, 0, 0, z), which need not be normalized. The camera is orthographic. The loss is that of 3D
-# Gaussian Splatting, 0.8 L1 + 0.2 (1 - SSIM). All else is as in any training loop.
+# `rasterization` renders Gaussians in three dimensions. These are flat: their third scale is 0, and they rotate about
+# z only, by quaternions (w, 0, 0, z), which need not be normalized. The camera is orthographic. The loss is that of
+# 3D Gaussian Splatting, 0.8 L1 + 0.2 (1 - SSIM). All else is as in any training loop.
 
 # %%
 images, psnrs = [], []

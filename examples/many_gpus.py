@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Train on many GPUs
 #
-# With `rasterization(..., distributed=True)`, each process of a group, called a rank, holds a shard of the Gaussians and
-# renders cameras of its own, with the Gaussians of all ranks. Memory for Gaussians, gradients and Adam's moments is
-# divided by the number of ranks, and a step averages as many views as there are ranks.
+# With `rasterization(..., distributed=True)`, each process of a group, called a rank, holds a shard of the Gaussians
+# and renders cameras of its own, with the Gaussians of all ranks. Memory for Gaussians, gradients and Adam's moments
+# is divided by the number of ranks, and a step averages as many views as there are ranks.
 #
 # ```sh
 # torchrun --nproc-per-node 4 examples/many_gpus.py    # on one machine with four GPUs
@@ -29,8 +29,8 @@ if torch.cuda.is_available():
     torch.cuda.set_device(device)
 
 # %% [markdown]
-# `torchrun` starts the processes and sets what `init_process_group` reads. A process that was started otherwise, such as
-# a notebook, is a group of its own.
+# `torchrun` starts the processes and sets what `init_process_group` reads. A process that was started otherwise, such
+# as a notebook, is a group of its own.
 
 # %%
 backend = "nccl" if device.type == "cuda" else "gloo"
@@ -78,9 +78,9 @@ def test_psnr():
 # %% [markdown]
 # ## Training
 #
-# In each step, every rank has another view. The backward pass sends gradients to the ranks that hold the Gaussians, where
-# those of all views are summed: dividing each loss by the number of ranks makes it a mean. There is nothing to reduce by
-# hand, and no `DistributedDataParallel`.
+# In each step, every rank has another view. The backward pass sends gradients to the ranks that hold the Gaussians,
+# where those of all views are summed: dividing each loss by the number of ranks makes it a mean. There is nothing to
+# reduce by hand, and no `DistributedDataParallel`.
 
 # %%
 before = test_psnr()
@@ -112,5 +112,5 @@ if rank == 0:
 dist.destroy_process_group()
 
 # %% [markdown]
-# `tsplat train SCENE --out RUN --gpus 0,1,2,3` trains like this, with densification, evaluation and checkpoints that can be
-# resumed on any number of ranks.
+# `tsplat train SCENE --out RUN --gpus 0,1,2,3` trains like this, with densification, evaluation and checkpoints that
+# can be resumed on any number of ranks.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Mixed precision
 #
-# Networks train faster in half precision; the projection of Gaussians needs all digits. This page trains both together
-# under `torch.autocast`: Gaussians carry features in bf16, the rasterizer blends them in fp32, and a small network decodes
-# the feature image to colors in bf16.
+# Networks train faster in half precision; the projection of Gaussians needs all digits. This page trains both
+# together under `torch.autocast`: Gaussians carry features in bf16, the rasterizer blends them in fp32, and a small
+# network decodes the feature image to colors in bf16.
 
 # %%
 import matplotlib.pyplot as plt
@@ -22,14 +22,14 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 #
 # | | dtype under autocast | reason |
 # | --- | --- | --- |
-# | means, quats, scales, opacities | parameters in fp32 | an fp16 position is exact to a thousandth of its distance only |
+# | means, quats, scales, opacities | parameters in fp32 | fp16 positions have three digits |
 # | colors and features | fp32 or half precision | read without a copy, at half the memory and bandwidth |
 # | `rasterization`, forward and backward | fp32, whatever the autocast state | sums of many small terms |
 # | image losses and Adam of tsplat | fp32 | small differences |
 # | networks | half precision, chosen by autocast | matrix products are fast on tensor cores |
 #
-# Autocast does not change what `rasterization` computes. The image is fp32, and equal to that of the fp32 call with the
-# same values:
+# Autocast does not change what `rasterization` computes. The image is fp32, and equal to that of the fp32 call with
+# the same values:
 
 # %%
 capture = procedural_capture(128, 96, n_train=24, n_test=2, n_points=4000).to(device)
@@ -54,8 +54,8 @@ assert torch.equal(mixed, render(capture.train[0], *geometry, half_features.floa
 # %% [markdown]
 # ## Training
 #
-# The master copy of the features is fp32, as for any parameter of a mixed-precision run; it is converted in each step.
-# `GradScaler` keeps small gradients of fp16 from becoming zero. bf16 has the range of fp32 and needs none.
+# The master copy of the features is fp32, as for any parameter of a mixed-precision run; it is converted in each
+# step. `GradScaler` keeps small gradients of fp16 from becoming zero. bf16 has the range of fp32 and needs none.
 
 
 # %%
@@ -103,5 +103,5 @@ for axis, (title, image) in zip(axes, {**images, "target": capture.test[0].pixel
 figure.savefig("mixed_precision.png")
 
 # %% [markdown]
-# With `dtype=torch.float16`, the same function trains with gradient scaling. `tsplat train --precision bf16` or `fp16`
-# does all this for the built-in trainer.
+# With `dtype=torch.float16`, the same function trains with gradient scaling. `tsplat train --precision bf16` or
+# `fp16` does all this for the built-in trainer.

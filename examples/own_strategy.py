@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Write your own densification strategy
 #
-# A strategy decides when Gaussians are added, moved and removed. This one splits those that contribute most to the error
-# of the images, and prunes the transparent ones: error-based densification, following "Revising densification in
-# Gaussian splatting" (Rota Bulò et al., 2024), in about 20 lines.
+# A strategy decides when Gaussians are added, moved and removed. This one splits those that contribute most to the
+# error of the images, and prunes the transparent ones: error-based densification, following "Revising densification
+# in Gaussian splatting" (Rota Bulò et al., 2024), in about 20 lines.
 
 # %%
 import dataclasses
@@ -24,9 +24,9 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 # %% [markdown]
 # ## The strategy
 #
-# A strategy derives from `Strategy`, which checks parameters and optimizers, and has two hooks: one before and one after
-# the backward pass. Its statistics live in `state`, a dictionary. Tensors in it that have a row per Gaussian follow the
-# Gaussians through `split` and `remove`, and so do the moments of the optimizers.
+# A strategy derives from `Strategy`, which checks parameters and optimizers, and has two hooks: one before and one
+# after the backward pass. Its statistics live in `state`, a dictionary. Tensors in it that have a row per Gaussian
+# follow the Gaussians through `split` and `remove`, and so do the moments of the optimizers.
 
 
 # %%
@@ -71,9 +71,9 @@ class ErrorStrategy(Strategy):
 
 
 # %% [markdown]
-# How much a Gaussian contributes to the error is the sum over pixels of the pixel's error times the Gaussian's weight in
-# it. The rasterizer computes such sums as gradients: `extra_signals` are further channels, rendered beside the colors
-# into `meta["render_extra_signals"]`. For a signal of one channel, its gradient is the sum that is needed.
+# How much a Gaussian contributes to the error is the sum over pixels of the pixel's error times the Gaussian's weight
+# in it. The rasterizer computes such sums as gradients: `extra_signals` are further channels, rendered beside the
+# colors into `meta["render_extra_signals"]`. For a signal of one channel, its gradient is the sum that is needed.
 #
 # To see whether the error is a good choice, compare it with chance:
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Render depth and normals
 #
-# A trained scene contains more than colors. This page renders depth, and normals in two forms: from the depth image, and
-# from the shapes of the Gaussians.
+# A trained scene contains more than colors. This page renders depth, and normals in two forms: from the depth image,
+# and from the shapes of the Gaussians.
 
 # %%
 import matplotlib.pyplot as plt
@@ -18,10 +18,9 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %%
 capture = procedural_capture(160, 120, n_train=24, n_test=2, n_points=12_000, position_noise=0.01).to(device)
-config = Config(
-    steps=STEPS, background=capture.background, means_rate=3e-4, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2,
-    shN_rate=1.5e-3,
-)  # fmt: skip
+# learning rates for a short run; the defaults of Config are for 30,000 steps
+rates = dict(means_rate=3e-4, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e-2, shN_rate=1.5e-3)
+config = Config(steps=STEPS, background=capture.background, **rates)
 scene = fit(Gaussians.from_points(capture.points, capture.colors, sh_degree=1), capture.train, config)
 view = capture.test[0]
 
@@ -37,9 +36,9 @@ def render(colors, render_mode, **options):
 # %% [markdown]
 # ## Depth
 #
-# Depth is z in the camera's frame, in world units, and the last channel of the image. `"ED"` is the expected depth, the
-# mean over what a pixel shows; `"D"` is accumulated depth, which is not divided by the opacity. `"RGB+ED"` renders colors
-# as well. Where nothing is shown, depth is 0.
+# Depth is z in the camera's frame, in world units, and the last channel of the image. `"ED"` is the expected depth,
+# the mean over what a pixel shows; `"D"` is accumulated depth, which is not divided by the opacity. `"RGB+ED"`
+# renders colors as well. Where nothing is shown, depth is 0.
 
 # %%
 background = torch.tensor([capture.background], device=device)
@@ -71,8 +70,8 @@ normals_of_depth = normalize(down.cross(across, dim=-1), dim=-1)
 # %% [markdown]
 # ## Normals of Gaussians
 #
-# On a surface, a Gaussian becomes flat: its shortest axis is the normal. It is an eigenvector of the covariance, that of
-# the smallest eigenvalue, up to its sign. Rendered like colors, normals are averaged over what a pixel shows.
+# On a surface, a Gaussian becomes flat: its shortest axis is the normal. It is an eigenvector of the covariance, that
+# of the smallest eigenvalue, up to its sign. Rendered like colors, normals are averaged over what a pixel shows.
 
 # %%
 covariances, _ = quat_scale_to_covar_preci(scene.quats, scene.scales, compute_preci=False)
@@ -84,7 +83,8 @@ normals_of_gaussians = normalize(render(axes_of_gaussians, "RGB")[0], dim=-1)
 # %% [markdown]
 # ## How good are they?
 #
-# The table top is horizontal, and y points down: its normal is (0, -1, 0). Which pixels show it follows from their height.
+# The table top is horizontal, and y points down: its normal is (0, -1, 0). Which pixels show it follows from their
+# height.
 
 # %%
 table = surface & (points[..., 1].abs() < 0.03)

@@ -10,7 +10,7 @@ import torch
 # before: from gsplat import rasterization
 from tsplat.compat.gsplat import rasterization
 
-N = 1000  # Gaussians
+N = 500  # Gaussians
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 
@@ -21,15 +21,15 @@ torch.manual_seed(0)
 gaussians = dict(
     means=torch.randn(N, 3, device=device),
     quats=torch.randn(N, 4, device=device),  # wxyz
-    scales=torch.rand(N, 3, device=device) * 0.2,  # after exp
+    scales=torch.rand(N, 3, device=device) * 0.3,  # after exp
     opacities=torch.rand(N, device=device),  # after sigmoid
     colors=torch.randn(N, 16, 3, device=device) * 0.2,  # spherical harmonics
 )
 cameras = dict(
     viewmats=torch.eye(4, device=device).repeat(2, 1, 1),  # world to camera
-    Ks=torch.tensor([[60.0, 0, 48], [0, 60, 32], [0, 0, 1]], device=device).repeat(2, 1, 1),
-    width=96,
-    height=64,
+    Ks=torch.tensor([[40.0, 0, 32], [0, 40, 24], [0, 0, 1]], device=device).repeat(2, 1, 1),
+    width=64,
+    height=48,
 )
 cameras["viewmats"][:, 2, 3] = torch.tensor([4.0, 5.0])
 
@@ -47,8 +47,8 @@ print("image", list(image.shape), "meta", sorted(meta))
 # %% [markdown]
 # ## How exact is it?
 #
-# `backend="reference"` is plain PyTorch without tiles or kernels. In fp64, with autograd's own gradients, it is as good as
-# exact. `rasterization` computes in fp32 and agrees to five or six digits.
+# `backend="reference"` is plain PyTorch without tiles or kernels. In fp64, with autograd's own gradients, it is as
+# good as exact. `rasterization` computes in fp32 and agrees to five or six digits.
 
 # %%
 exact_image, exact_gradients, _ = render(torch.float64, backend="reference")
@@ -92,5 +92,5 @@ except NotImplementedError as error:
     print(error)
 
 # %% [markdown]
-# `python -m tsplat.compat.gsplat SCRIPT` runs a script that imports gsplat without any change, and `tsplat` itself has
-# the main names, such as `tsplat.rasterization` and `tsplat.strategies.DefaultStrategy`.
+# `python -m tsplat.compat.gsplat SCRIPT` runs a script that imports gsplat without any change, and `tsplat` itself
+# has the main names, such as `tsplat.rasterization` and `tsplat.strategies.DefaultStrategy`.

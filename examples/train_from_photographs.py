@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Train from photographs
 #
-# A complete training loop: photographs with cameras, initial points, rasterization, loss, Adam, and a strategy that adds
-# Gaussians where they are missing. `tsplat train SCENE --out RUN` does the same with checkpoints, evaluation and a
-# report; write a loop of your own to change what happens in a step.
+# A complete training loop: photographs with cameras, initial points, rasterization, loss, Adam, and a strategy that
+# adds Gaussians where they are missing. `tsplat train SCENE --out RUN` does the same with checkpoints, evaluation and
+# a report; write a loop of your own to change what happens in a step.
 
 # %%
 import matplotlib.pyplot as plt
@@ -22,8 +22,8 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 
 # %% [markdown]
-# `read_capture` reads COLMAP models and `transforms.json`. Every eighth view is held out for evaluation.
-# `tsplat prepare PHOTOS --out SCENE` computes cameras for photographs that have none.
+# `read_capture` reads COLMAP models and `transforms.json`. Every eighth view is held out for evaluation. `tsplat
+# prepare PHOTOS --out SCENE` computes cameras for photographs that have none.
 
 # %%
 if SCENE:
@@ -33,9 +33,9 @@ else:
 extent, background = scene_extent(capture.train), torch.tensor([capture.background], device=device)
 
 # %% [markdown]
-# One Gaussian per point, as large as the distance to its neighbors. Parameters are those before activation: logarithms
-# of scales, logits of opacities. Each has an optimizer of its own, because strategies change both together. The rates are
-# for a few hundred steps; for 30,000, divide all but that of the opacities by about five.
+# One Gaussian per point, as large as the distance to its neighbors. Parameters are those before activation:
+# logarithms of scales, logits of opacities. Each has an optimizer of its own, because strategies change both
+# together. The rates are for a few hundred steps; for 30,000, divide all but that of the opacities by about five.
 
 # %%
 start = Gaussians.from_points(capture.points, capture.colors, sh_degree=1)
@@ -46,9 +46,9 @@ optimizers = {name: Adam([splats[name]], lr=rate, eps=1e-15) for name, rate in r
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizers["means"], gamma=0.05 ** (1 / STEPS))
 
 # %% [markdown]
-# `MCMCStrategy` moves Gaussians that became transparent and adds 5 % at a time up to `cap_max`; `DefaultStrategy` clones
-# and splits Gaussians with large gradients on the screen. Both are made for 30,000 steps, so a short run needs another
-# schedule.
+# `MCMCStrategy` moves Gaussians that became transparent and adds 5 % at a time up to `cap_max`; `DefaultStrategy`
+# clones and splits Gaussians with large gradients on the screen. Both are made for 30,000 steps, so a short run needs
+# another schedule.
 
 # %%
 refine = dict(refine_start_iter=STEPS // 10, refine_stop_iter=STEPS * 3 // 4, refine_every=max(STEPS // 40, 1))
