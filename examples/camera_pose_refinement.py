@@ -2,8 +2,8 @@
 # # Refine camera poses
 #
 # `rasterization` is differentiable with respect to `viewmats`. This page uses the gradient to find where photographs
-# were taken: it trains a scene, disturbs the cameras of new photographs by several degrees, and recovers their poses
-# from the images alone.
+# were taken: it trains a scene, perturbs the poses of new photographs by several degrees, and recovers them from the
+# images alone.
 
 # %%
 import matplotlib.pyplot as plt
@@ -15,8 +15,8 @@ from tsplat.scene import Gaussians, procedural_capture
 from tsplat.training import Config, fit
 
 STEPS = 200
-device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% [markdown]
 # First a scene, trained on views whose poses are known.

@@ -16,8 +16,8 @@ from tsplat.scene import Gaussians, procedural_capture
 STEPS = 400
 N = 3000  # Gaussians
 N_DEPTHS = 500  # known depths per view
-device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% [markdown]
 # ## Data

@@ -18,8 +18,8 @@ from tsplat.viewing import render as render_color
 STEPS = 300
 D = 16  # channels of the features
 PATCH = 4  # pixels along the edge of a patch of the teacher
-device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% [markdown]
 # ## Scene and teacher

@@ -14,8 +14,8 @@ from tsplat.scene import procedural_capture
 
 STEPS = 500
 N = 2000  # Gaussians
-device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% [markdown]
 # The target is an image that tsplat draws itself. For an image of your own, write `target =

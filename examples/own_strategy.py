@@ -3,7 +3,7 @@
 #
 # A strategy decides when Gaussians are added, moved and removed. This one splits those that contribute most to the
 # error of the images, and prunes the transparent ones: error-based densification, following "Revising densification
-# in Gaussian splatting" (Rota Bulò et al., 2024), in about 20 lines.
+# in Gaussian splatting" (Rota Bulò et al., 2024), in about 30 lines.
 
 # %%
 import dataclasses

@@ -11,8 +11,8 @@ import torch
 from tsplat.compat.gsplat import rasterization
 
 N = 500  # Gaussians
-device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% [markdown]
 # The arguments, their defaults, shapes and frames, and the entries of `meta` are those of gsplat 1.5.3.

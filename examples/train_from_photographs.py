@@ -18,8 +18,8 @@ from tsplat.training import psnr, scene_extent
 SCENE = ""  # a folder with photographs and cameras; empty for a small scene that tsplat draws itself
 STRATEGY = "mcmc"  # or "default"
 STEPS = 600
-device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% [markdown]
 # `read_capture` reads COLMAP models and `transforms.json`. Every eighth view is held out for evaluation. `tsplat
