@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-EVERYWHERE = ("tsplat/", "docs/", "tests/", "README.md", "CHANGELOG.md")
+EVERYWHERE = ("tsplat/", "docs/", "examples/", "tests/", "README.md", "CHANGELOG.md")
 KERNELS = ("tsplat/kernels/", "tsplat/kernels_torch/", "tsplat/triton_cpu/")
 MACHINES = ("tsplat/triton_cpu/", "tests/triton_cpu/", "tests/emulator/")
 """Compilers and emulators, which have register pairs, a host CPU, work items and sound assumptions of their own."""
@@ -41,7 +41,11 @@ RULES = [
     Rule(r"cannot be drawn", "invalid"),
     Rule(r"complain(s|ed|ing|ts?)?", "raise_if_invalid, check"),
     Rule(r"hosts?", "torch backend", glossary=True),
-    Rule(r"truths?", "reference; target for a ground truth image", ("tsplat/", "docs/", "README.md", "CHANGELOG.md")),
+    Rule(
+        r"truths?",
+        "reference; target for a ground truth image",
+        ("tsplat/", "docs/", "examples/", "README.md", "CHANGELOG.md"),
+    ),
     Rule(r"whole or not( at all)?", "atomic write"),
     Rule(r"(go(es|ing|ne)?|went) on", "resume, continue"),
     Rule(r"to the bit", "bit-exact, the same bits"),

@@ -15,7 +15,6 @@ import math
 import multiprocessing
 import os
 import random
-import runpy
 import sys
 import time
 import traceback
@@ -33,7 +32,6 @@ import tsplat
 from benchmarks.scaling import ROW_BYTES, ROW_BYTES_BACK
 from tests.support import cases, scenes
 from tests.support.closeness import FP32_EPSILONS, assert_exact, compare
-from tests.support.paths import ROOT
 
 TIMEOUT = datetime.timedelta(seconds=30)
 PER_GAUSSIAN = ("means", "quats", "scales", "covars", "opacities", "colors", "extra_signals")
@@ -363,17 +361,6 @@ def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     return {}
 
 
-def example(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
-    """The documentation's example halves its loss, and every rank computes the same losses."""
-    path = ROOT / "docs" / "distributed_training.py"
-    first, last = runpy.run_path(str(path))["train"](steps=30)
-    assert last < 0.5 * first, (first, last)
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (first, last))
-    assert every == [(first, last)] * len(every)
-    return {"first": first, "last": last}
-
-
 def timeout(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     """If one rank does not call, the others raise after the group's timeout."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=1.5))
@@ -407,10 +394,7 @@ def run_jobs(rank: int, size: int, folder: Path, cases: int, seed: int) -> None:
     groups = {n: group for n, group in made.items() if isinstance(group, dist.ProcessGroup)}
     jobs: dict[str, Callable[[], dict[str, float]]] = {
         "equality": lambda: equality(groups, cases, seed),
-        **{
-            job.__name__: lambda job=job: job(groups)
-            for job in (disagreements, rejections, release, volume, example, timeout)
-        },
+        **{job.__name__: lambda job=job: job(groups) for job in (disagreements, rejections, release, volume, timeout)},
         "death": lambda: death(groups),
     }
     report: dict[str, Any] = {}
