@@ -88,3 +88,6 @@ figure.savefig("export_and_view.png")
 # for cameras, depth, cropping and videos; it needs `pip install 'tsplat[viewer]'`. Any of the files above will do,
 # several at once, or a run of `tsplat train`. `tsplat convert exported/scene.ply scene.sog` converts on the command
 # line, and `tsplat info` prints what is in a file.
+#
+# To send a model to somebody, write one HTML file that shows it in a web browser, on a phone too, without network:
+# `tsplat convert exported/scene.ply scene.html`.
