@@ -131,8 +131,9 @@ def rasterization(
             per world unit; ``"fisheye"`` at fx theta x/r + cx, with r = sqrt(x^2 + y^2) and the angle theta from the
             optical axis in radians (equidistant, without distortion). y is alike. ``near_plane`` may be negative for
             ortho, and for fisheye with a field of view beyond 180 degrees. ``"ftheta"`` raises.
-        with_ut, with_eval3d, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter,
-            viewmats_rs: As in gsplat; only the defaults are implemented.
+        with_ut, with_eval3d, ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are
+            implemented.
+        radial_coeffs, tangential_coeffs, thin_prism_coeffs: As in gsplat; only the defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's

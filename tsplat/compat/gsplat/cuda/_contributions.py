@@ -34,7 +34,7 @@ def rasterize_to_indices_in_range(
     range is not remembered: fainter Gaussians of a later range may be listed.
 
     Args:
-        range_start, range_end: Range of blocks of ``tile_size``^2 intersections of each tile, front to back; from 0 to
+        range_start, range_end: Range of blocks of ``tile_size ** 2`` intersections of each tile, front to back; from 0 to
             a large number for all of them.
         transmittances: [..., H, W] before the range.
         means2d: [..., N, 2] pixels.
