@@ -166,6 +166,31 @@ def rasterization(
         PeerError: With ``distributed``, another rank rejected its arguments; the message says which and why.
         MemoryBudgetError: The intersections of a single row of tiles exceed the budget; the message says the likely
             cause.
+
+    Example::
+
+        import torch
+        from tsplat import rasterization
+
+        n, width, height = 1000, 160, 120
+        viewmats = torch.eye(4)[None].clone()
+        viewmats[0, 2, 3] = 5.0  # the world origin is 5 units in front of the camera
+        means = torch.randn(n, 3, requires_grad=True)
+        image, alpha, meta = rasterization(
+            means,
+            quats=torch.randn(n, 4),
+            scales=torch.full((n, 3), 0.05),
+            opacities=torch.full((n,), 0.8),
+            colors=torch.rand(n, 3),
+            viewmats=viewmats,
+            Ks=torch.tensor([[[200.0, 0, width / 2], [0, 200, height / 2], [0, 0, 1]]]),
+            width=width,
+            height=height,
+            render_mode="RGB+ED",
+        )
+        colors, depth = image[..., :3], image[..., 3]  # [1, 120, 160, 3] and [1, 120, 160]
+        colors.mean().backward()
+        assert means.grad.shape == (n, 3)
     """
     tile_size = 16 if tile_size is None else tile_size
     options = Options(

@@ -29,7 +29,7 @@ exclude_patterns = ["docs/_build"]
 # Markdown
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
-smartquotes = False  # shapes have three dots
+smartquotes_action = "D"  # dashes only: shapes have three dots, and code has quotes
 
 # Tutorials: scripts in percent format, executed; see example_reader.py
 nb_custom_formats = {".py": "example_reader.read"}
@@ -42,8 +42,9 @@ nb_execution_show_tb = True
 nb_merge_streams = True
 # Kernels print errors only, and do not read the user's settings of IPython.
 os.environ["IPYTHONDIR"] = str(BUILD / "ipython")
-(BUILD / "ipython" / "profile_default").mkdir(parents=True, exist_ok=True)
-(BUILD / "ipython" / "profile_default" / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40")
+profile = BUILD / "ipython" / "profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40")
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 # API reference

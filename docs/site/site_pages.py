@@ -2,8 +2,8 @@
 
 - `<!-- site ... -->`: Markdown for the site only, such as directives. GitHub does not show comments.
 - `<!-- github -->` to `<!-- /github -->`: Markdown for GitHub only.
-- Relative links to files that are not pages, such as `../tsplat/data.py`, and the links from the API reference to source
-  code lead to pages that show these files.
+- Relative links to files that are not pages, such as `../tsplat/data.py`, and links from the API reference to source
+  code: pages that show these files.
 - `{drawing}`: a figure of `drawings.py`, in a light and a dark version.
 - `{command-help}`: the output of `tsplat COMMAND --help`.
 - Formulas become MathML, which browsers show without scripts.
@@ -63,7 +63,8 @@ class LinksToFiles(SphinxTransform):
 
     def apply(self):
         page = self.env.doc2path(self.env.docname, base=False)
-        for node in [*self.document.findall(addnodes.download_reference), *self.document.findall(addnodes.pending_xref)]:
+        kinds = (addnodes.download_reference, addnodes.pending_xref)
+        for node in [node for kind in kinds for node in self.document.findall(kind)]:
             target = node.get("reftarget", "")
             if node.get("refdomain") == "doc":  # Python files have the suffix of pages
                 target = os.path.relpath(f"{target}.py", Path(page).parent)
