@@ -51,6 +51,14 @@ def test_external_links_are_https():
             assert not link.startswith("http://"), f"{page.name}: {link}"
 
 
+def test_citation_file():
+    text = (ROOT / "CITATION.cff").read_text()
+    keys = re.findall(r"^([a-z-]+):", text, re.MULTILINE)
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(keys)
+    assert "license: Apache-2.0" in text
+    assert "\t" not in text, "YAML is indented by spaces"
+
+
 def test_readme_has_a_python_block():
     assert "```python" in (ROOT / "README.md").read_text()
 

@@ -21,9 +21,9 @@ copyright = author
 version = release = tsplat.__version__
 html_title = f"tsplat {version}"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_pages"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_pages", "example_runner"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**.md", "examples/*.py"]
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**.md", "examples/README.md", "examples/*.py"]
 exclude_patterns = ["docs/_build"]
 
 # Markdown
@@ -31,7 +31,7 @@ myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 smartquotes_action = "D"  # dashes only: shapes have three dots, and code has quotes
 
-# Tutorials: scripts in percent format, executed; see example_reader.py
+# Tutorials: scripts in percent format, executed; see example_reader.py and example_runner.py
 nb_custom_formats = {".py": "example_reader.read"}
 nb_execution_mode = os.environ.get("DOCS_NOTEBOOKS", "cache")
 nb_execution_cache_path = str(BUILD / "notebooks")
@@ -44,7 +44,12 @@ nb_merge_streams = True
 os.environ["IPYTHONDIR"] = str(BUILD / "ipython")
 profile = BUILD / "ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
-(profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40")
+(profile / "ipython_kernel_config.py").write_text(
+    "c = get_config()\n"
+    "c.IPKernelApp.log_level = 40\n"
+    "c.InteractiveShell.ast_node_interactivity = 'none'\n"  # as in a script, values are printed or not shown
+)
+os.environ["OMP_NUM_THREADS"] = "1"  # examples run side by side
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 # API reference
