@@ -3,6 +3,7 @@
 `make docs` installs Sphinx and builds the site with the output of the examples; here it is built without running them.
 """
 
+import argparse
 import importlib
 import inspect
 import os
@@ -20,6 +21,7 @@ import pytest
 import tsplat
 from tests.support.browser import CHROMIUM, open_page
 from tests.support.paths import ROOT
+from tsplat.cli.parser import build_parser
 
 API = ROOT / "docs" / "api"
 DIRECTIVE = re.compile(r"^\.\. auto(?:function|class|exception|data):: (\S+)$", re.MULTILINE)
@@ -80,6 +82,11 @@ def test_documented_functions_have_docstrings():
         if (inspect.isclass(resolve(name)) or inspect.isfunction(resolve(name))) and not inspect.getdoc(resolve(name))
     ]
     assert not missing
+
+
+def test_commands_are_documented():
+    (action,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    assert set(re.findall(r"```\{command-help\} (\S+)", (API / "commands.md").read_text())) == set(action.choices)
 
 
 def pages_in_navigation(page):
