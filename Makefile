@@ -9,7 +9,7 @@ EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass gfx942-amdgcn gfx1100-amdg
 COUNT ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-triton lint compile fuzz emulate mutants scoreboard dist clean
+.PHONY: help demo quick test test-triton lint docs compile fuzz emulate mutants scoreboard dist clean
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,14 @@ lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/docs-installed ## build the documentation site, docs/_build/html/index.html; runs the examples
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs/site -d docs/_build/doctrees . docs/_build/html
+	@echo docs/_build/html/index.html
+
+$(VENV)/docs-installed: $(INSTALLED)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	touch $@
 
 fuzz: $(INSTALLED) ## check properties of random scenes for MINUTES=5; failures are saved under tests/cases
 	$(BIN)/python -m tests.tools.fuzz --minutes $(MINUTES)
@@ -74,8 +82,8 @@ dist: $(INSTALLED) ## build the wheel and the source distribution in dist/, and 
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python -m tests.tools.distributions dist
 
-clean: ## remove the virtual environment and the demo
-	rm -rf $(VENV) demo
+clean: ## remove the virtual environment, the demo and the documentation site
+	rm -rf $(VENV) demo docs/_build
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""Documentation: Python examples run, and links within the repository exist."""
+"""Documentation: Python examples run, and links within the repository lead to files and headings that exist."""
 
 import re
 
@@ -6,7 +6,12 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts),
+]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -17,12 +22,50 @@ def test_python_blocks_run(page):
         exec(compile(block, str(page), "exec"), namespace)
 
 
+def anchors(page):
+    """The anchors of a page's headings, as GitHub and the documentation site make them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text()), re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        repeated = sum(1 for other in found if re.fullmatch(rf"{re.escape(anchor)}(-\d+)?", other))
+        found.add(f"{anchor}-{repeated}" if repeated else anchor)
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_local_links_exist(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name}: {target} does not exist"
+    for link in LINK.findall(CODE.sub("", page.read_text())):
+        if re.match(r"https?://|mailto:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name}: {target} does not exist"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{page.name}: {link}: no such heading; there are {sorted(anchors(path))}"
+
+
+def test_external_links_are_https():
+    for page in PAGES:
+        for link in LINK.findall(page.read_text()):
+            assert not link.startswith("http://"), f"{page.name}: {link}"
+
+
+def test_citation_file():
+    text = (ROOT / "CITATION.cff").read_text()
+    keys = re.findall(r"^([a-z-]+):", text, re.MULTILINE)
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(keys)
+    assert "license: Apache-2.0" in text
+    assert "\t" not in text, "YAML is indented by spaces"
 
 
 def test_readme_has_a_python_block():
     assert "```python" in (ROOT / "README.md").read_text()
+
+
+def test_quickstart_needs_only_the_core():
+    """Its code is meant to be copied into an environment without extras."""
+    blocks = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL))
+    modules = re.findall(r"^(?:import|from) (\S+)", blocks, re.MULTILINE)
+    assert modules
+    assert set(modules) <= {"torch", "tsplat"}

@@ -38,7 +38,7 @@ QUAT_NORM_MIN: Final = 1e-12
 """Quaternions with a smaller norm are invalid."""
 
 MAGNITUDE_MAX: Final = 1e12
-"""Values of larger magnitude are invalid: their fp32 products overflow."""
+"""Values of larger magnitude are invalid, because their fp32 products overflow."""
 
 RADIUS_MAX: Final = 2**30
 """Upper bound of screen radii in pixels: they fit into int32, and squared offsets into fp32."""

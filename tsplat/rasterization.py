@@ -131,8 +131,9 @@ def rasterization(
             per world unit; ``"fisheye"`` at fx theta x/r + cx, with r = sqrt(x^2 + y^2) and the angle theta from the
             optical axis in radians (equidistant, without distortion). y is alike. ``near_plane`` may be negative for
             ortho, and for fisheye with a field of view beyond 180 degrees. ``"ftheta"`` raises.
-        with_ut, with_eval3d, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter,
-            viewmats_rs: As in gsplat; only the defaults are implemented.
+        with_ut, with_eval3d, ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are
+            implemented.
+        radial_coeffs, tangential_coeffs, thin_prism_coeffs: As in gsplat; only the defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
@@ -165,6 +166,31 @@ def rasterization(
         PeerError: With ``distributed``, another rank rejected its arguments; the message says which and why.
         MemoryBudgetError: The intersections of a single row of tiles exceed the budget; the message says the likely
             cause.
+
+    Example::
+
+        import torch
+        from tsplat import rasterization
+
+        n, width, height = 1000, 160, 120
+        viewmats = torch.eye(4)[None].clone()
+        viewmats[0, 2, 3] = 5.0  # the world origin is 5 units in front of the camera
+        means = torch.randn(n, 3, requires_grad=True)
+        image, alpha, meta = rasterization(
+            means,
+            quats=torch.randn(n, 4),
+            scales=torch.full((n, 3), 0.05),
+            opacities=torch.full((n,), 0.8),
+            colors=torch.rand(n, 3),
+            viewmats=viewmats,
+            Ks=torch.tensor([[[200.0, 0, width / 2], [0, 200, height / 2], [0, 0, 1]]]),
+            width=width,
+            height=height,
+            render_mode="RGB+ED",
+        )
+        colors, depth = image[..., :3], image[..., 3]  # [1, 120, 160, 3] and [1, 120, 160]
+        colors.mean().backward()
+        assert means.grad.shape == (n, 3)
     """
     tile_size = 16 if tile_size is None else tile_size
     options = Options(

@@ -75,9 +75,7 @@ class Page:
                     raise NotAttachedError
                 assert "error" not in message, message
                 return message["result"]
-            if message.get("method") == "Runtime.exceptionThrown" or (
-                message.get("method") == "Runtime.consoleAPICalled" and message["params"]["type"] == "error"
-            ):
+            if is_error(message):
                 self.errors.append(message["params"])
             if message.get("method") == "Network.requestWillBeSent":
                 self.requests.append(message["params"]["request"]["url"])
@@ -88,6 +86,16 @@ PHONE = (
     "Safari/537.36"
 )
 """User agent of a phone."""
+
+
+def is_error(message):
+    """Whether an event is an error on the console or, after `Log.enable`, one of the browser, as of a missing file."""
+    method, parameters = message.get("method"), message.get("params")
+    if method == "Log.entryAdded":
+        return parameters["entry"]["level"] == "error"
+    return method == "Runtime.exceptionThrown" or (
+        method == "Runtime.consoleAPICalled" and parameters["type"] == "error"
+    )
 
 
 @contextlib.contextmanager

@@ -25,6 +25,16 @@ class Adam(torch.optim.Adam):
 
     Raises:
         NotImplementedError: Another option of :class:`torch.optim.Adam`; the message names it.
+
+    Example::
+
+        import torch
+        from tsplat.ops.adam import Adam
+
+        means = torch.randn(100, 3, requires_grad=True)
+        optimizer = Adam([means], lr=1e-3, eps=1e-15)
+        means.square().sum().backward()
+        optimizer.step(visible=torch.arange(100) < 50)  # the other Gaussians stay
     """
 
     def __init__(

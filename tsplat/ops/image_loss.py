@@ -100,6 +100,14 @@ def l1_ssim_loss(
     Args:
         ssim_weight: w.
         image, target, padding, backend: As for :func:`l1_and_ssim`, which raises the same errors.
+
+    Example::
+
+        import torch
+        from tsplat import l1_ssim_loss
+
+        image, target = torch.rand(60, 80, 3, requires_grad=True), torch.rand(60, 80, 3)
+        l1_ssim_loss(image, target).backward()
     """
     l1, ssim = l1_and_ssim(image, target, padding=padding, backend=backend)
     return (1 - ssim_weight) * l1 + ssim_weight * (1 - ssim)

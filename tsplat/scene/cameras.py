@@ -48,6 +48,13 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
 
     Raises:
         ArgumentError: A value is not finite, `eye` equals `target`, or `up` is parallel to the viewing direction.
+
+    Example::
+
+        from tsplat.scene import intrinsics, look_at
+
+        viewmat = look_at(eye=(0, -1, -3), target=(0, 0, 0))  # y points down in the world
+        K = intrinsics(width=160, height=120, fov=50)
     """
     points = {name: torch.tensor(p, dtype=torch.float64) for name, p in (("eye", eye), ("target", target), ("up", up))}
     for name, point in points.items():

@@ -48,6 +48,15 @@ class Gaussians:
 
     Raises:
         ArgumentError: The shapes do not match, a tensor has an integer dtype, or the tensors are on several devices.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Gaussians
+
+        gaussians = Gaussians.from_points(torch.rand(1000, 3), torch.rand(1000, 3), sh_degree=1)
+        opaque = gaussians.opacities > 0.05
+        gaussians = gaussians.map(lambda values: values[opaque])
     """
 
     means: Tensor

@@ -259,6 +259,28 @@ def rasterize_to_pixels(
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: A tile size that is not implemented.
+
+    Example::
+
+        import math
+
+        import torch
+        from tsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
+
+        n, width, height, tile_size = 100, 80, 60, 16
+        opacities, colors = torch.full((n,), 0.8), torch.rand(1, n, 3)
+        Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+        radii, means2d, depths, conics, _ = fully_fused_projection(
+            torch.randn(n, 3) + torch.tensor([0, 0, 5.0]), None, torch.randn(n, 4), torch.full((n, 3), 0.1),
+            torch.eye(4)[None], Ks, width, height,
+        )
+        tile_width, tile_height = math.ceil(width / tile_size), math.ceil(height / tile_size)
+        _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, tile_size, tile_width, tile_height)
+        offsets = isect_offset_encode(isect_ids, 1, tile_width, tile_height)
+        image, alpha = rasterize_to_pixels(
+            means2d, conics, colors, opacities[None], width, height, tile_size, offsets, flatten_ids
+        )
+        assert image.shape == (1, height, width, 3)
     """
     image_width, image_height = check_size("image_width", image_width), check_size("image_height", image_height)
     tile_size = check_tile_size(tile_size)

@@ -306,6 +306,16 @@ def isect_tiles(
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: A tile size that is not implemented.
+
+    Example::
+
+        import torch
+        from tsplat import isect_tiles
+
+        means2d = torch.tensor([[[16.0, 8]]])  # between two tiles
+        radii = torch.tensor([[[4, 4]]], dtype=torch.int32)
+        tiles_per_gauss, _, _ = isect_tiles(means2d, radii, torch.ones(1, 1), 16, 5, 4)
+        assert tiles_per_gauss.item() == 2
     """
     tile_size = check_tile_size(tile_size)
     tile_width, tile_height = check_size("tile_width", tile_width), check_size("tile_height", tile_height)

@@ -128,6 +128,18 @@ def fully_fused_projection(
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: ``camera_model="ftheta"``, or ``Ks`` that require a gradient.
+
+    Example::
+
+        import torch
+        from tsplat import fully_fused_projection
+
+        means, quats = torch.tensor([[0.0, 0, 4]]), torch.tensor([[1.0, 0, 0, 0]])
+        Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+        radii, means2d, depths, conics, _ = fully_fused_projection(
+            means, None, quats, torch.full((1, 3), 0.1), torch.eye(4)[None], Ks, width=80, height=60
+        )
+        assert means2d[0, 0].tolist() == [40, 30] and depths.item() == 4
     """
     check_camera_model(camera_model)
     width, height = check_size("width", width), check_size("height", height)
@@ -214,6 +226,15 @@ def quat_scale_to_covar_preci(
 
     Raises:
         ArgumentError: A shape or dtype is invalid.
+
+    Example::
+
+        import torch
+        from tsplat import quat_scale_to_covar_preci
+
+        quats = torch.tensor([[1.0, 0, 0, 0]])  # no rotation
+        covars, precis = quat_scale_to_covar_preci(quats, torch.tensor([[1.0, 2, 4]]))
+        assert torch.equal(covars[0].diag(), torch.tensor([1.0, 4, 16]))
     """
     check_tensor("quats", quats, [*quats.shape[:-1], 4], "[..., 4]")
     check_tensor("scales", scales, [*quats.shape[:-1], 3], "[..., 3] as quats")

@@ -161,6 +161,14 @@ def spherical_harmonics(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
+
+    Example::
+
+        import torch
+        from tsplat import spherical_harmonics
+
+        dirs, coeffs = torch.randn(100, 3), torch.randn(100, 16, 3)
+        colors = (spherical_harmonics(3, dirs, coeffs) + 0.5).clamp_min(0)  # [100, 3]
     """
     check_tensor("dirs", dirs, [*dirs.shape[:-1], 3], "[..., 3]")
     check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, None], "[..., K, D] with the leading dimensions of dirs")

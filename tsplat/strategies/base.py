@@ -15,6 +15,21 @@ class Strategy:
 
     A training loop calls :meth:`check_sanity` once, :meth:`step_pre_backward` before each backward pass and
     :meth:`step_post_backward` after it.
+
+    Example::
+
+        import torch
+        from tsplat.strategies import MCMCStrategy
+
+        params = {
+            "means": torch.randn(100, 3), "quats": torch.randn(100, 4), "scales": torch.full((100, 3), -2.0),
+            "opacities": torch.zeros(100), "colors": torch.rand(100, 3),
+        }
+        params = {name: torch.nn.Parameter(value) for name, value in params.items()}
+        optimizers = {name: torch.optim.Adam([value]) for name, value in params.items()}
+        strategy = MCMCStrategy(cap_max=1000)
+        strategy.check_sanity(params, optimizers)
+        state = strategy.initialize_state(scene_scale=1.0)
     """
 
     def check_sanity(self, params: Parameters, optimizers: Optimizers) -> None:

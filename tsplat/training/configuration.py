@@ -193,6 +193,13 @@ def preset(name: Preset, steps: int = Config.steps) -> RunConfig:
 
     Raises:
         ArgumentError: An unknown preset, or an invalid number of steps.
+
+    Example::
+
+        import dataclasses
+        from tsplat.training import preset
+
+        config = dataclasses.replace(preset("mcmc", steps=2000), scene="SCENE", downscale=4)
     """
     if str(name) == "default":
         raise ArgumentError("preset: default was renamed to adaptive; the preset that is used without a choice is mcmc")

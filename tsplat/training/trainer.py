@@ -307,6 +307,16 @@ def fit(
     Raises:
         ArgumentError: There are no Gaussians or no views; see also :func:`tsplat.rasterization`.
         DivergedError: The loss, the gradients or the Gaussians are no longer finite.
+
+    Example::
+
+        from tsplat.scene import Gaussians, procedural_capture
+        from tsplat.training import Config, evaluate, fit, mean_psnr
+
+        capture = procedural_capture(48, 36, n_train=8, n_test=2, n_points=200)
+        initial = Gaussians.from_points(capture.points, capture.colors)
+        gaussians = fit(initial, capture.train, Config(steps=20, background=capture.background))
+        print(mean_psnr(evaluate(gaussians, capture.test, background=capture.background)))
     """
     trainer = Trainer(gaussians, views, config or Config())
     while trainer.step < trainer.config.steps:

@@ -95,6 +95,16 @@ def render(
     Args:
         viewmat: [4, 4] world to camera.
         K: [3, 3] intrinsics in pixels.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Gaussians, intrinsics
+        from tsplat.viewing import look_at_all, render
+
+        gaussians = Gaussians.from_points(torch.rand(100, 3), torch.rand(100, 3))
+        viewmat, _ = look_at_all(gaussians, 160, 120, fov=50)
+        image = render(gaussians, viewmat, intrinsics(160, 120, fov=50), 160, 120)  # [120, 160, 3]
     """
     return render_views(
         gaussians,

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def l1_loss(pred: Tensor, target: Tensor) -> Tensor:
-    """Computes |pred - target|, elementwise."""
+    """Computes ``|pred - target|``, elementwise."""
     return torch.nn.functional.l1_loss(pred, target, reduction="none")
 
 
@@ -98,7 +98,7 @@ def total_variation_loss(x: Tensor) -> Tensor:
 
 
 def gaussian_scale_reg(scales: Tensor, visibility: Tensor | None = None) -> Tensor:
-    """Computes |scales|, times visibility.
+    """Computes ``|scales|``, times visibility.
 
     Args:
         scales: [N, 3].
@@ -108,7 +108,7 @@ def gaussian_scale_reg(scales: Tensor, visibility: Tensor | None = None) -> Tens
 
 
 def gaussian_density_reg(densities: Tensor, visibility: Tensor | None = None) -> Tensor:
-    """Computes |densities|, times visibility.
+    """Computes ``|densities|``, times visibility.
 
     Args:
         densities: [N] or [N, 1].

@@ -26,12 +26,12 @@ __all__ = [
 
 
 def log_transform(x: Tensor) -> Tensor:
-    """Computes sign(x) log(1 + |x|), elementwise."""
+    """Computes ``sign(x) log(1 + |x|)``, elementwise."""
     return x.sign() * x.abs().log1p()
 
 
 def inverse_log_transform(y: Tensor) -> Tensor:
-    """Computes sign(y) (exp(|y|) - 1), the inverse of :func:`log_transform`."""
+    """Computes ``sign(y) (exp(|y|) - 1)``, the inverse of :func:`log_transform`."""
     return y.sign() * y.abs().expm1()
 
 

@@ -122,6 +122,13 @@ def procedural_capture(
 
     Raises:
         ArgumentError: A size or number is not a positive int.
+
+    Example::
+
+        from tsplat.scene import Gaussians, procedural_capture
+
+        capture = procedural_capture(48, 36, n_train=8, n_test=2, n_points=200)
+        gaussians = Gaussians.from_points(capture.points, capture.colors)
     """
     sizes = dict(width=width, height=height, n_train=n_train, n_test=n_test, n_points=n_points)
     for argument, value in (sizes | dict(supersampling=supersampling)).items():

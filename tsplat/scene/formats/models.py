@@ -118,6 +118,16 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
             :func:`write_splat`, :func:`write_spz` and :func:`write_sog`.
         MissingExtraError: An optional dependency of the format is not installed.
         OSError: The file cannot be written.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Gaussians, lost_on_write, read_model, write_model
+
+        gaussians = Gaussians.from_points(torch.rand(100, 3), torch.rand(100, 3), sh_degree=3)
+        write_model("scene.ply", gaussians)
+        assert torch.equal(read_model("scene.ply").means, gaussians.means)
+        print(lost_on_write("scene.splat", gaussians))
     """
     chosen = _format(path, format)
     if chosen is not None:

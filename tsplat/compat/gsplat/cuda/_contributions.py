@@ -34,8 +34,8 @@ def rasterize_to_indices_in_range(
     range is not remembered: fainter Gaussians of a later range may be listed.
 
     Args:
-        range_start, range_end: Range of blocks of ``tile_size``^2 intersections of each tile, front to back; from 0 to
-            a large number for all of them.
+        range_start, range_end: Range of blocks of ``tile_size ** 2`` intersections of each tile, front to back; from 0
+            to a large number for all of them.
         transmittances: [..., H, W] before the range.
         means2d: [..., N, 2] pixels.
         conics: [..., N, 3] upper triangles of the inverse screen covariances. Gaussians whose conic is not positive

@@ -246,8 +246,9 @@ def rasterize_num_contributing_gaussians_sparse(
 
     Args:
         means2d, conics, opacities, numerics: As for :func:`rasterize_num_contributing_gaussians`.
-        active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
-            image_height, tile_size, tile_width, tile_height: As for :func:`rasterize_to_pixels_sparse`.
+        active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map: As for
+            :func:`~tsplat.compat.gsplat.rasterize_to_pixels_sparse`.
+        image_width, image_height, tile_size, tile_width, tile_height: As for the same function.
 
     Returns:
         Counts int32 and the rendered alphas, [P] each, in the order of the chosen pixels.
@@ -285,9 +286,9 @@ def rasterize_contributing_gaussian_ids_sparse(
     """Lists the Gaussians that contribute to chosen pixels, front to back.
 
     Args:
-        means2d, conics, opacities, active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum,
-            pixel_map, image_width, image_height, tile_size, tile_width, tile_height, numerics: As for
-            :func:`rasterize_num_contributing_gaussians_sparse`.
+        means2d, conics, opacities, active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum: As
+            for :func:`rasterize_num_contributing_gaussians_sparse`.
+        pixel_map, image_width, image_height, tile_size, tile_width, tile_height, numerics: As for the same function.
         num_contributing_gaussians: [P] integers from that function; as many are listed as the largest is.
 
     Returns:
@@ -327,9 +328,9 @@ def rasterize_top_contributing_gaussian_ids_sparse(
     """Lists the Gaussians with the largest weights at chosen pixels, front to back; of equal weights the nearer ones.
 
     Args:
-        means2d, conics, opacities, active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum,
-            pixel_map, image_width, image_height, tile_size, tile_width, tile_height, numerics: As for
-            :func:`rasterize_num_contributing_gaussians_sparse`.
+        means2d, conics, opacities, active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum: As
+            for :func:`rasterize_num_contributing_gaussians_sparse`.
+        pixel_map, image_width, image_height, tile_size, tile_width, tile_height, numerics: As for the same function.
         num_depth_samples: Number of Gaussians to list.
 
     Returns:

@@ -1,0 +1,174 @@
+"""Sphinx extension: Markdown that reads well on GitHub and on the site.
+
+- `<!-- site ... -->`: Markdown for the site only, such as directives. GitHub does not show comments.
+- `<!-- github -->` to `<!-- /github -->`: Markdown for GitHub only.
+- Relative links to files that are not pages, such as `../tsplat/data.py`, and links from the API reference to source
+  code: pages that show these files.
+- `{drawing}`: a figure of `drawings.py`, in a light and a dark version.
+- `{command-help}`: the output of `tsplat COMMAND --help`.
+- Formulas become MathML, which browsers show without scripts.
+"""
+
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+from pathlib import Path
+
+import drawings
+from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.utils.math.latex2mathml import tex2mathml
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_for_filename
+from sphinx import addnodes
+from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util.docutils import SphinxDirective
+
+ROOT = Path(__file__).parents[2]
+DRAWINGS = "docs/_build/drawings"
+SHOWN = {".py", ".sh", ".json", ".toml", ".cff", ".html"}
+
+
+def adapt_markdown(app, docname, source):
+    """Shows what is for the site, and removes what is for GitHub."""
+    if Path(app.env.doc2path(docname)).suffix == ".md":
+        text = re.sub(r"<!-- github -->.*?<!-- /github -->\n?", "", source[0], flags=re.DOTALL)
+        source[0] = re.sub(r"<!-- site\n(.*?)\n?-->", r"\1", text, flags=re.DOTALL)
+
+
+def shown_file(page, target):
+    """Returns the file that a link of a page leads to, relative to the root; None for pages and missing files."""
+    path = Path(os.path.normpath((ROOT / page).parent / target))
+    if (path / "__init__.py").exists():
+        path = path / "__init__.py"
+    relative = path.relative_to(ROOT).as_posix()
+    if path.suffix not in SHOWN or not path.is_file() or relative.startswith("examples/"):
+        return None
+    return relative
+
+
+def page_of_file(file):
+    return f"files/{file}"
+
+
+class LinksToFiles(SphinxTransform):
+    """Replaces links to files that are not pages by links to the pages that show them."""
+
+    default_priority = 5
+
+    def apply(self):
+        page = self.env.doc2path(self.env.docname, base=False)
+        kinds = (addnodes.download_reference, addnodes.pending_xref)
+        for node in [node for kind in kinds for node in self.document.findall(kind)]:
+            target = node.get("reftarget", "")
+            if node.get("refdomain") == "doc":  # Python files have the suffix of pages
+                target = os.path.relpath(f"{target}.py", Path(page).parent)
+            if node.get("reftype") == "myst" and (file := shown_file(page, target)) is not None:
+                node.replace_self(nodes.reference("", "", *node.children, internal=True, file=file, refuri="#"))
+
+
+def source_of(module, name):
+    """Returns the file, relative to the root, and the first line of an object of the package; None if it has none."""
+    value = importlib.import_module(module)
+    for attribute in name.split("."):
+        value = getattr(value, attribute, None)
+    value = inspect.unwrap(getattr(value, "fget", value))
+    try:
+        path, line = Path(inspect.getsourcefile(value)), inspect.getsourcelines(value)[1]
+    except (TypeError, OSError):
+        return None
+    return (path.relative_to(ROOT).as_posix(), line) if path.is_relative_to(ROOT / "tsplat") else None
+
+
+def link_sources(app, doctree):
+    """Adds links to source code to the API reference, and notes which files are shown."""
+    for signature in doctree.findall(addnodes.desc_signature):
+        if signature.get("module") and (found := source_of(signature["module"], signature["fullname"])):
+            text = nodes.inline("", "[source]", classes=["viewcode-link"])
+            signature += nodes.reference("", "", text, internal=True, refuri="#", file=found[0], line=found[1])
+    files = {node["file"] for node in doctree.findall(nodes.reference) if "file" in node}
+    app.env.metadata[app.env.docname]["files"] = " ".join(sorted(files))
+
+
+class AddressesOfFiles(SphinxPostTransform):
+    """Fills in the addresses, which depend on the builder."""
+
+    default_priority = 5
+
+    def run(self):
+        for node in self.document.findall(nodes.reference):
+            if "file" in node:
+                address = self.app.builder.get_relative_uri(self.env.docname, page_of_file(node["file"]))
+                node["refuri"] = f"{address}#L-{node['line']}" if "line" in node else address
+
+
+def pages_of_files(app):
+    """Yields a page for each file that is shown."""
+    formatter = HtmlFormatter(cssclass="highlight", lineanchors="L")
+    for file in sorted({file for data in app.env.metadata.values() for file in data.get("files", "").split()}):
+        code = highlight((ROOT / file).read_text(), get_lexer_for_filename(file), formatter)
+        yield page_of_file(file), {"title": file, "body": f"<h1><code>{file}</code></h1>{code}"}, "page.html"
+
+
+class Drawing(SphinxDirective):
+    """A figure of `drawings.py`; the content is its caption."""
+
+    required_arguments = 1
+    has_content = True
+    option_spec = {"alt": directives.unchanged_required}  # noqa: RUF012
+
+    def run(self):
+        (name,) = self.arguments
+        figure = nodes.figure(classes=["drawing"])
+        for theme in drawings.THEMES:
+            uri = f"/{DRAWINGS}/{name}-{theme}.svg"
+            figure += nodes.image("", uri=uri, alt=self.options["alt"], classes=[f"only-{theme}"])
+        caption, messages = self.parse_inline(" ".join(self.content))
+        figure += nodes.caption("", "", *caption)
+        self.env.note_dependency(drawings.__file__)
+        return [figure, *messages]
+
+
+class CommandHelp(SphinxDirective):
+    """What `tsplat COMMAND --help` prints."""
+
+    required_arguments = 1
+
+    def run(self):
+        from tsplat.cli import main
+
+        os.environ["COLUMNS"] = "90"
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+            main([*self.arguments, "--help"])
+        text = re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue()).strip()
+        if not text:
+            raise self.error(f"tsplat {self.arguments[0]} --help prints nothing")
+        return [nodes.literal_block(text, text, language="text")]
+
+
+def visit_math(translator, node):
+    translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
+def draw(app):
+    drawings.draw_all(ROOT / DRAWINGS)
+
+
+def setup(app):
+    app.connect("builder-inited", draw)
+    app.connect("source-read", adapt_markdown)
+    app.connect("doctree-read", link_sources)
+    app.connect("html-collect-pages", pages_of_files)
+    app.add_transform(LinksToFiles)
+    app.add_post_transform(AddressesOfFiles)
+    app.add_directive("drawing", Drawing)
+    app.add_directive("command-help", CommandHelp)
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
