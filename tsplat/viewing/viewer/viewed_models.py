@@ -94,10 +94,20 @@ def open_viewed(
     if not bool(valid.all()):
         warn(f"{path}: left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
         gaussians = gaussians.map(lambda tensor: tensor[valid])
-    eye, target, up, fov = _framing(gaussians, cameras)
     renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
-    name = Path(path).resolve().name
-    return ViewedModel(name, renderer, cameras, views, background, eye, target, up, fov)
+    return frame_model(Path(path).resolve().name, renderer, cameras, views, background)
+
+
+def frame_model(
+    name: str, renderer: Renderer, cameras: list[Camera], views: dict[str, View], background: Color
+) -> ViewedModel:
+    """Places the first camera as the cameras of the photographs or, without any, so that all Gaussians are visible.
+
+    Args:
+        name, renderer, cameras, views, background: As in :class:`ViewedModel`; `cameras` on the CPU.
+    """
+    gaussians = renderer.gaussians.map(lambda tensor: tensor.detach().cpu())
+    return ViewedModel(name, renderer, cameras, views, background, *_framing(gaussians, cameras))
 
 
 def _framing(gaussians: Gaussians, cameras: list[Camera]) -> tuple[list[float], list[float], list[float], float]:

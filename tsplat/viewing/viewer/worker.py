@@ -37,14 +37,19 @@ class Worker(Generic[Request]):
         self._render, self._show, self._fail = render, show, fail
         self._condition = threading.Condition()
         self._newest: Request | None = None
+        self._at_rest = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tsplat-viewer", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Replaces the request that waits to be rendered, if there is one."""
+    def submit(self, request: Request, *, at_rest: bool = False) -> None:
+        """Replaces the request that waits to be rendered, if there is one.
+
+        Args:
+            at_rest: Whether the camera is at rest, so that the image is rendered at full size at once.
+        """
         with self._condition:
-            self._newest = request
+            self._newest, self._at_rest = request, at_rest
             self._condition.notify()
 
     def close(self, seconds: float = 5.0) -> None:
@@ -57,6 +62,9 @@ class Worker(Generic[Request]):
 
     def _run(self) -> None:
         while (request := self._take(None)) is not None:
+            if self._at_rest:
+                self._try(request, None)
+                continue
             frame = self._try(request, MOVING_SECONDS)
             while frame is not None and frame.divisor > 1 and not self._closed:
                 newer = self._take(REST_SECONDS)
