@@ -297,6 +297,13 @@ def test_missing_viser_is_told_before_work(command, tmp_path, monkeypatch, capsy
         Trainer(gaussians, make_views(gaussians), Config(), view=ViewOptions())
 
 
+def test_address_is_checked_before_work(tmp_path, capsys):
+    command = ["train", str(tmp_path), "--out", str(tmp_path / "run"), "--view", "--view-address", "192.0.2.1"]
+    assert cli.main(command) == 2
+    assert "address: cannot listen at 192.0.2.1 (" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_command_shows_the_training(tmp_path, show, capsys):
     viewer = show()
     config = tmp_path / "config.json"

@@ -24,18 +24,19 @@ SMOOTHING = 0.8
 
 @contextlib.contextmanager
 def progress_display(
-    steps: int, start: int = 0, clock: Callable[[], float] = time.perf_counter
+    steps: int, start: int = 0, clock: Callable[[], float] | None = None
 ) -> Iterator[Callable[[Progress], None]]:
     """Yields a callback that shows loss, PSNR, number of Gaussians, speed, memory and remaining time.
 
     Args:
         steps: Number of steps of the whole run.
         start: Number of steps already taken.
-        clock: Returns seconds, by which the speed is measured.
+        clock: Returns seconds, by which the speed is measured; all seconds count where None.
 
     Raises:
         MissingExtraError: rich is not installed, and stdout is a terminal.
     """
+    clock = time.perf_counter if clock is None else clock
     display = _bar(steps, start, clock) if sys.stdout.isatty() else _lines(steps, start, clock)
     with display as show:
         shown: float | None = None

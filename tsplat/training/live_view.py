@@ -16,7 +16,7 @@ from ..scene.gaussians import Gaussians
 from ..support.extras import require
 from ..support.interruption import StopRequest
 from ..viewing.trajectories import Camera, cameras_of_views
-from ..viewing.viewer import ADDRESS, MODULES, PORT, LiveTraining, Viewer, frame_model
+from ..viewing.viewer import ADDRESS, MODULES, PORT, LiveTraining, Viewer, check_address, frame_model
 from .configuration import Config
 from .history import History
 from .training_progress import Progress
@@ -48,6 +48,7 @@ def check_view(options: ViewOptions | None, world_size: int) -> None:
     """Checks that a training can be shown, before any work.
 
     Raises:
+        ArgumentError: The address is not one of this computer.
         MissingExtraError: A package of the extra ``viewer`` is not installed.
         UnsupportedError: There are several ranks.
     """
@@ -59,6 +60,7 @@ def check_view(options: ViewOptions | None, world_size: int) -> None:
             "that the run has saved: tsplat view RUN"
         )
     require(*MODULES)
+    check_address(options.address)
 
 
 class LiveView:
@@ -79,8 +81,8 @@ class LiveView:
         url: Address of the page for a browser on this computer.
 
     Raises:
+        ArgumentError: The address is not one of this computer.
         MissingExtraError: A package of the extra ``viewer`` is not installed.
-        OSError: The address is not available.
     """
 
     def __init__(

@@ -52,6 +52,14 @@ def test_full_size_within_the_budget_is_rendered_once():
     assert client.rendered == [(1, MOVING_SECONDS)]
 
 
+def test_request_at_rest_is_rendered_at_full_size_at_once(client):
+    client.worker.submit(1, at_rest=True)
+    wait_for(lambda: client.shown)
+    client.worker.submit(2)
+    wait_for(lambda: len(client.shown) == 3)
+    assert client.rendered == [(1, None), (2, MOVING_SECONDS), (2, None)]
+
+
 def test_older_requests_are_dropped(client):
     client.gate.clear()
     client.worker.submit(0)

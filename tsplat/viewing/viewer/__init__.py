@@ -11,7 +11,7 @@
 
 from .live_training import LiveTraining
 from .renderer import Frame, Pose, Renderer, Settings
-from .server import ADDRESS, MODULES, PORT, Viewer
+from .server import ADDRESS, MODULES, PORT, Viewer, check_address
 from .viewed_models import ViewedModel, frame_model, open_viewed
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Settings",
     "ViewedModel",
     "Viewer",
+    "check_address",
     "frame_model",
     "open_viewed",
 ]

@@ -41,9 +41,8 @@ class Viewer:
         url: Address of the page for a browser on this computer.
 
     Raises:
-        ArgumentError: No models.
+        ArgumentError: No models, or an address that is not one of this computer.
         MissingExtraError: viser is not installed.
-        OSError: The address is not available.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Viewer:
         require(*MODULES)
         import viser
 
-        _check_address(address)
+        check_address(address)
         # Clients that go away in the middle of a message are not worth a line.
         logging.getLogger("websockets").setLevel(logging.CRITICAL)
         self._models, self._training = _with_unique_names(models), training
@@ -106,10 +105,16 @@ class Viewer:
             session.close()
 
 
-def _check_address(address: str) -> None:
-    """Raises OSError if it is not possible to listen at an address."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
+def check_address(address: str) -> None:
+    """Raises ArgumentError if it is not possible to listen at an address."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        raise ArgumentError(
+            f"address: cannot listen at {address} ({error.strerror}); use {ADDRESS}, or 0.0.0.0 for all addresses of "
+            "this computer"
+        ) from error
 
 
 def _with_unique_names(models: Sequence[ViewedModel]) -> list[ViewedModel]:
