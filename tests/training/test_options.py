@@ -54,7 +54,16 @@ def test_help_names_arguments_and_what_is_required(capsys):
 
 
 def test_options_of_the_view():
-    words = "--view --view-address 0.0.0.0 --view-port 9000 --view-open --view-paused --view-stay".split()
+    words = [
+        "--view",
+        "--view-address",
+        "0.0.0.0",
+        "--view-port",
+        "9000",
+        "--view-open",
+        "--view-paused",
+        "--view-stay",
+    ]
     expected = ViewOptions("0.0.0.0", 9000, open=True, paused=True, stay=True)
     assert view_options(parse(["scene", "--out", "run", *words])) == expected
     assert view_options(parse(["--resume", "run", *words])) == expected

@@ -117,7 +117,7 @@ def test_images_take_no_more_than_their_share_of_the_time(training, gaussians, s
     assert called
 
 
-def test_share_out_of_range(training):
+def test_invalid_share(training):
     with pytest.raises(ArgumentError, match=r"share: expected a number from 0 to 0\.9, found 1"):
         training.set_share(1)
 

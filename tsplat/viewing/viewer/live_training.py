@@ -128,7 +128,7 @@ class LiveTraining:
 
     # The training thread
 
-    def between_steps(self, step: int, gaussians: Gaussians, check: Callable[[], object]) -> None:
+    def between_steps(self, step: int, gaussians: Gaussians, check: Callable[[], object] = lambda: None) -> None:
         """Renders what pages ask for, within the share of the time, and waits while training is paused.
 
         Args:

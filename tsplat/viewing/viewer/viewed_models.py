@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -99,7 +99,11 @@ def open_viewed(
 
 
 def frame_model(
-    name: str, renderer: Renderer, cameras: list[Camera], views: dict[str, View], background: Color
+    name: str,
+    renderer: Renderer,
+    cameras: Sequence[Camera] = (),
+    views: Mapping[str, View] | None = None,
+    background: Color = (0.0, 0.0, 0.0),
 ) -> ViewedModel:
     """Places the first camera as the cameras of the photographs or, without any, so that all Gaussians are visible.
 
@@ -107,7 +111,9 @@ def frame_model(
         name, renderer, cameras, views, background: As in :class:`ViewedModel`; `cameras` on the CPU.
     """
     gaussians = renderer.gaussians.map(lambda tensor: tensor.detach().cpu())
-    return ViewedModel(name, renderer, cameras, views, background, *_framing(gaussians, cameras))
+    return ViewedModel(
+        name, renderer, list(cameras), dict(views or {}), background, *_framing(gaussians, list(cameras))
+    )
 
 
 def _framing(gaussians: Gaussians, cameras: list[Camera]) -> tuple[list[float], list[float], list[float], float]:
