@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+
 from ...config import Backend
 from ...errors import ArgumentError
 from ...scene.gaussians import Gaussians
@@ -89,8 +91,7 @@ class LiveTraining:
     """What a training and its pages exchange.
 
     The training thread calls :meth:`between_steps`; all other threads call the other methods. Images take at most
-    :attr:`share` of the time while training runs. Without a page that asks for images, a step costs a few microseconds
-    more.
+    :attr:`share` of the time while training runs. Without a page that asks for images, a step takes less than 0.1 ms more.
 
     Args:
         gaussians: The Gaussians at first.
@@ -315,6 +316,8 @@ class LiveTraining:
 
     def _render(self, function: Callable[[], T]) -> T:
         """Calls a function at the expense of the time for images; without limit while training is paused."""
+        if self.renderer.gaussians.means.is_cuda:
+            torch.cuda.synchronize()  # or the rest of the step would count as time for the image
         start, was_paused = time.perf_counter(), self.paused
         try:
             return function()
