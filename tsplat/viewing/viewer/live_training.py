@@ -91,7 +91,8 @@ class LiveTraining:
     """What a training and its pages exchange.
 
     The training thread calls :meth:`between_steps`; all other threads call the other methods. Images take at most
-    :attr:`share` of the time while training runs. Without a page that asks for images, a step takes less than 0.1 ms more.
+    :attr:`share` of the time while training runs. Without a page that asks for images, a step takes less than 0.1 ms
+    more.
 
     Args:
         gaussians: The Gaussians at first.
