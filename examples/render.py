@@ -58,13 +58,13 @@ print(meta["memory"]["n_intersections"], "intersections with tiles of", meta["ti
 # %%
 depth = image[0, ..., 3].where(alpha[0, ..., 0] > 0.5, torch.nan)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
-axes[0].imshow(image[0, ..., :3].clamp(0, 1).cpu())
+axes[0].imshow(image[0, ..., :3].clamp(0, 1).numpy(force=True))
 axes[0].set_title("colors")
-axes[1].imshow(depth.cpu())
+axes[1].imshow(depth.numpy(force=True))
 axes[1].set_title("expected depth")
 nearest = meta["depths"].argsort()[:200].cpu()
-centers = meta["means2d"].cpu()[nearest]
-axes[2].imshow(alpha[0, ..., 0].cpu(), cmap="gray")
+centers = meta["means2d"].cpu()[nearest].numpy(force=True)
+axes[2].imshow(alpha[0, ..., 0].numpy(force=True), cmap="gray")
 axes[2].plot(*centers.T, "o", color="tab:orange", markersize=2)
 axes[2].set_title("alpha, centers of the nearest 200")
 for axis in axes:

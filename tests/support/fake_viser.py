@@ -1,6 +1,7 @@
 """A client of viser without a browser: controls keep their values and call what is connected to them."""
 
 import contextlib
+import threading
 import types
 
 import numpy as np
@@ -73,6 +74,9 @@ class Gui:
     def add_image(self, image, **options):
         return self._add("image", image=image, **options)
 
+    def add_uplot(self, data, series, *, title, **options):
+        return self._add(title, data=data, series=series, **options)
+
     def add_folder(self, label, **options):
         return contextlib.nullcontext()
 
@@ -100,15 +104,26 @@ class Camera:
 
 
 class Client:
-    """A client; `images` has the images that it was sent, with their formats."""
+    """A client; `images` has the images that it was sent, with their formats.
+
+    Its page draws what :meth:`get_render` asks for while `visible` is set.
+    """
 
     def __init__(self, client_id=0, width=64, height=48):
         self.client_id = client_id
         self.gui, self.camera, self.images = Gui(), Camera(width, height), []
         self.frusta = []
+        self.visible, self.connected = threading.Event(), True
+        self.visible.set()
         self.scene = types.SimpleNamespace(
             set_background_image=self._set_background_image, add_camera_frustum=self._add_camera_frustum
         )
+
+    def get_render(self, height, width):
+        while self.connected:
+            if self.visible.wait(0.01):
+                return np.zeros((height, width, 3), np.uint8)
+        raise RuntimeError("the client disconnected")
 
     def atomic(self):
         return contextlib.nullcontext()

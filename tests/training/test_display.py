@@ -32,6 +32,15 @@ def test_without_a_terminal_a_few_lines_are_printed(capsys):
     assert "GiB" in lines[0]
 
 
+def test_speed_is_that_of_the_given_clock(capsys):
+    now = [0.0]
+    with progress_display(200, clock=lambda: now[0]) as show:
+        for progress in progress_of_steps(200):
+            now[0] += 0.25
+            show(progress)
+    assert all("  4.0 steps/s  " in line for line in capsys.readouterr().out.splitlines())
+
+
 def test_slow_steps_are_all_shown_with_seconds_per_step(monkeypatch):
     terminal = use_terminal(monkeypatch)
     now = [0.0]

@@ -8,9 +8,9 @@ import pytest
 
 from tsplat import ArgumentError
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import RunConfig, preset
+from tsplat.training import RunConfig, ViewOptions, preset
 from tsplat.training.configuration import scale_schedule, to_json
-from tsplat.training.options import Options, Resume, parse, run_config
+from tsplat.training.options import Options, Resume, parse, run_config, view_options
 
 pytest.importorskip("tyro")
 
@@ -51,6 +51,29 @@ def test_help_names_arguments_and_what_is_required(capsys):
     assert "[STR]" not in printed
     assert re.search(r"SCENE.*\(required\)", printed)
     assert re.search(r"--out RUN .*\(required\)", printed)
+
+
+def test_options_of_the_view():
+    words = [
+        "--view",
+        "--view-address",
+        "0.0.0.0",
+        "--view-port",
+        "9000",
+        "--view-open",
+        "--view-paused",
+        "--view-stay",
+    ]
+    expected = ViewOptions("0.0.0.0", 9000, open=True, paused=True, stay=True)
+    assert view_options(parse(["scene", "--out", "run", *words])) == expected
+    assert view_options(parse(["--resume", "run", *words])) == expected
+    for command in (["scene", "--out", "run"], ["--resume", "run"]):
+        assert view_options(parse(command)) is None
+        assert view_options(parse([*command, "--view"])) == ViewOptions()
+        with pytest.raises(ArgumentError, match="--view-port: only with --view"):
+            view_options(parse([*command, "--view-port", "9000"]))
+        with pytest.raises(ArgumentError, match="--view-port: expected an integer from 1 to 65535, found 65536"):
+            view_options(parse([*command, "--view", "--view-port", "65536"]))
 
 
 def test_resume_does_not_take_settings():

@@ -109,8 +109,9 @@ def view(arguments: Namespace) -> int:
     from ..support.extras import require
     from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.viewer import Viewer, open_viewed
+    from ..viewing.viewer.server import MODULES
 
-    require("viser", "PIL", "matplotlib", "scipy")
+    require(*MODULES)
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
     models = [
@@ -173,11 +174,15 @@ def train(arguments: Namespace) -> int:
     """``tsplat train``."""
     from ..training import resume
     from ..training import train as run_train
-    from ..training.options import Resume, parse, run_config
+    from ..training.live_view import check_view
+    from ..training.options import Resume, parse, run_config, view_options
+    from ..training.processes.launcher import ranks_and_gpus
     from ..training.run_context import require_extras
 
     options = parse(arguments.rest)
-    require_extras(None if isinstance(options, Resume) else options)
+    view = view_options(options)
+    require_extras(None if isinstance(options, Resume) else options, view=view is not None)
+    check_view(view, ranks_and_gpus(options.ranks, options.gpus)[0])
     status = _launch(arguments.command_line, options.ranks, options.gpus)
     if status is not None:
         return status
@@ -189,9 +194,10 @@ def train(arguments: Namespace) -> int:
             checkpoint=options.checkpoint,
             scene=options.scene,
             accept_changes=options.accept_changes,
+            view=view,
         )
     else:
-        run_train(run_config(options), options.out, stop_after=options.stop_after)
+        run_train(run_config(options), options.out, stop_after=options.stop_after, view=view)
     return 0
 
 

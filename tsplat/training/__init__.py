@@ -5,6 +5,7 @@ from .configuration import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
+from .live_view import LiveView, ViewOptions
 from .losses import loss, psnr, ssim
 from .run_checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
 from .runs import evaluate_run, resume, train
@@ -18,10 +19,12 @@ __all__ = [
     "DemoSize",
     "DivergedError",
     "History",
+    "LiveView",
     "Progress",
     "RunConfig",
     "Score",
     "Trainer",
+    "ViewOptions",
     "demo",
     "evaluate",
     "evaluate_run",

@@ -23,17 +23,21 @@ SMOOTHING = 0.8
 
 
 @contextlib.contextmanager
-def progress_display(steps: int, start: int = 0) -> Iterator[Callable[[Progress], None]]:
+def progress_display(
+    steps: int, start: int = 0, clock: Callable[[], float] | None = None
+) -> Iterator[Callable[[Progress], None]]:
     """Yields a callback that shows loss, PSNR, number of Gaussians, speed, memory and remaining time.
 
     Args:
         steps: Number of steps of the whole run.
         start: Number of steps already taken.
+        clock: Returns seconds, by which the speed is measured; all seconds count where None.
 
     Raises:
         MissingExtraError: rich is not installed, and stdout is a terminal.
     """
-    display = _bar(steps, start) if sys.stdout.isatty() else _lines(steps, start)
+    clock = time.perf_counter if clock is None else clock
+    display = _bar(steps, start, clock) if sys.stdout.isatty() else _lines(steps, start, clock)
     with display as show:
         shown: float | None = None
         last = time.perf_counter()
@@ -63,7 +67,7 @@ def _format_speed(speed: float) -> str:
 
 
 @contextlib.contextmanager
-def _bar(steps: int, first: int) -> Iterator[Show]:
+def _bar(steps: int, first: int, clock: Callable[[], float]) -> Iterator[Show]:
     require("rich")
     from rich.console import Console, Group
     from rich.live import Live
@@ -71,7 +75,7 @@ def _bar(steps: int, first: int) -> Iterator[Show]:
     from rich.progress import Progress as Bar
     from rich.text import Text
 
-    start = time.perf_counter()
+    start = clock()
     bar = Bar(
         TextColumn("training"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), expand=True
     )
@@ -81,7 +85,7 @@ def _bar(steps: int, first: int) -> Iterator[Show]:
     with Live(Group(bar, below), console=Console()):
 
         def show(step: int, figures: str, memory: str) -> None:
-            speed = (step - first) / (time.perf_counter() - start)
+            speed = (step - first) / (clock() - start)
             bar.update(task, completed=step)
             below.plain = f"{figures}  {_format_speed(speed)}  {memory}"
 
@@ -89,15 +93,15 @@ def _bar(steps: int, first: int) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines(steps: int, first: int) -> Iterator[Show]:
-    start, due = time.perf_counter(), float(first)
+def _lines(steps: int, first: int, clock: Callable[[], float]) -> Iterator[Show]:
+    start, due = clock(), float(first)
 
     def show(step: int, figures: str, memory: str) -> None:
         nonlocal due
         if step < due and step < steps:
             return
         due += steps / LINES
-        speed = (step - first) / (time.perf_counter() - start)
+        speed = (step - first) / (clock() - start)
         left = (steps - step) / speed
         print(f"step {step}/{steps}  {figures}  {_format_speed(speed)}  {memory}  {left:.0f} s left", flush=True)
 

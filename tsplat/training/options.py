@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_
 
 from ..errors import ArgumentError
 from ..support.extras import require
+from ..viewing.viewer.server import ADDRESS, PORT
 from .configuration import DEFAULT_PRESET, PRESETS, STRATEGIES, Preset, RunConfig, preset, read_config
+from .live_view import ViewOptions
 from .run_context import MODULES
 
 PROGRAM = "tsplat train"
@@ -31,6 +33,12 @@ class Options(RunConfig):
         stop_after: Stop after this number of steps, with the schedules of the full run.
         ranks: Number of processes on this machine that train together.
         gpus: GPUs to use, one rank each, such as 0,1.
+        view: Show the training in a web browser.
+        view_address: Address to listen at; 0.0.0.0 lets other computers in.
+        view_port: Port of the page, or the next free one.
+        view_open: Open the page in a web browser.
+        view_paused: Wait for the page before the first step.
+        view_stay: After the last step, keep the page open until Ctrl-C.
     """
 
     out: str = ""
@@ -39,6 +47,12 @@ class Options(RunConfig):
     stop_after: int | None = None
     ranks: int = 1
     gpus: str = ""
+    view: bool = False
+    view_address: str = ADDRESS
+    view_port: int = PORT
+    view_open: bool = False
+    view_paused: bool = False
+    view_stay: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +66,7 @@ class Resume:
         checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
         scene: Where the scene is, if it has moved relative to the run.
         accept_changes: Accept photographs that have changed.
-        ranks, gpus: As in :class:`Options`.
+        ranks, gpus, view, view_address, view_port, view_open, view_paused, view_stay: As in :class:`Options`.
     """
 
     run: Path
@@ -63,6 +77,12 @@ class Resume:
     accept_changes: bool = False
     ranks: int = 1
     gpus: str = ""
+    view: bool = False
+    view_address: str = ADDRESS
+    view_port: int = PORT
+    view_open: bool = False
+    view_paused: bool = False
+    view_stay: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -159,6 +179,25 @@ def run_config(options: Options) -> RunConfig:
     return RunConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(RunConfig)})
 
 
+def view_options(options: Options | Resume) -> ViewOptions | None:
+    """How to show the training; None for not at all.
+
+    Raises:
+        ArgumentError: An invalid port, or an option of the view without ``--view``.
+    """
+    view = ViewOptions(
+        options.view_address, options.view_port, options.view_open, options.view_paused, options.view_stay
+    )
+    if not options.view:
+        for field in dataclasses.fields(ViewOptions):
+            if getattr(view, field.name) != field.default:
+                raise ArgumentError(f"--view-{field.name}: only with --view; {HELP}")
+        return None
+    if not 1 <= view.port <= 65535:
+        raise ArgumentError(f"--view-port: expected an integer from 1 to 65535, found {view.port}")
+    return view
+
+
 def _resume(arguments: Sequence[str]) -> Resume:
     parser = _Parser(prog=PROGRAM, allow_abbrev=False)
     parser.add_argument(
@@ -173,6 +212,12 @@ def _resume(arguments: Sequence[str]) -> Resume:
     parser.add_argument("--force", action="store_true", help="accept parameters that look activated already")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
     parser.add_argument("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")
+    parser.add_argument("--view", action="store_true", help="show the training in a web browser")
+    parser.add_argument("--view-address", default=ADDRESS, metavar="IP", help=f"address to listen at ({ADDRESS})")
+    parser.add_argument("--view-port", type=int, default=PORT, metavar="N", help=f"port, or the next free one ({PORT})")
+    parser.add_argument("--view-open", action="store_true", help="open the page in a web browser")
+    parser.add_argument("--view-paused", action="store_true", help="wait for the page before the first step")
+    parser.add_argument("--view-stay", action="store_true", help="after the last step, keep the page open until Ctrl-C")
     found, rest = parser.parse_known_args(arguments)
     if rest:
         option = rest[0].partition("=")[0]

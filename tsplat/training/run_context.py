@@ -14,6 +14,7 @@ from ..errors import FileError
 from ..stages.process_group import RankGroup
 from ..support.extras import require
 from ..support.locks import lock_folder
+from ..viewing.viewer.server import MODULES as VIEWER_MODULES
 from .configuration import RunConfig
 from .processes.heartbeat import heartbeat
 
@@ -23,14 +24,15 @@ MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
 """Optional modules that every run needs."""
 
 
-def require_extras(config: RunConfig | None = None, *, lpips: str | None = None) -> None:
+def require_extras(config: RunConfig | None = None, *, lpips: str | None = None, view: bool = False) -> None:
     """Checks that all optional modules of a run or of its evaluation can be imported, before any work.
 
     Raises:
         MissingExtraError: Names all that cannot.
     """
     logging = ["tensorboard"] if config is not None and config.tensorboard else []
-    require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []))
+    viewer = [module for module in VIEWER_MODULES if module not in MODULES] if view else []
+    require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []), *viewer)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +45,8 @@ class RunLoop:
     Attributes:
         history: Metrics so far.
         record: As given, or a new one.
-        seconds: Duration of the training so far, including earlier parts of a resumed run.
+        seconds: Duration of the training so far, including earlier parts of a resumed run, without the time for images
+            and pauses of the viewer.
         first_step: The step at which this process started.
     """
 
@@ -72,6 +74,9 @@ class RunLoop:
         self._saved_step = -1
         steps = trainer.config.steps
         self._eval_every = (run.eval_every if run else 0) or max(1, steps // EVALUATIONS)
+        if trainer.view is not None:
+            trainer.view.training.measure = functools.partial(self.record.measure, "viewing")
+            trainer.view.training.save = None if run is None else self.save_checkpoint
         self._save_every = (run.save_every if run else 0) or max(1, steps // CHECKPOINTS)
 
     @property
@@ -85,6 +90,8 @@ class RunLoop:
         self.seconds = figures["seconds"]
         self._monitor.restore(figures["watch"])
         self._saved_step = self.trainer.step
+        if self.trainer.view is not None:
+            self.trainer.view.record_history(self.history)
         set_rng_state(figures["random"])
 
     def run(self, last: int) -> None:
@@ -96,8 +103,8 @@ class RunLoop:
                 ``inspect/``.
         """
         trainer, steps = self.trainer, self.trainer.config.steps
-        seconds_before, start = self.seconds, time.perf_counter()
-        with progress_display(steps, trainer.step) as show, self._tensorboard() as log:
+        seconds_before, start = self.seconds, self._clock()
+        with progress_display(steps, trainer.step, self._clock) as show, self._tensorboard() as log:
             self._complete_evaluation()
             while trainer.step < last and not self.is_stopped():
                 try:
@@ -105,13 +112,15 @@ class RunLoop:
                 except DivergedError as error:
                     self._warn(str(error))
                     raise
-                self.seconds = seconds_before + time.perf_counter() - start
+                except Interrupted:  # during a pause
+                    break
+                self.seconds = seconds_before + self._clock() - start
                 show(progress)
                 log(progress)
                 self._after_step(progress)
         if self._run_config is not None and self._saved_step != trainer.step:
             self._save("checkpoints")
-        self.seconds = seconds_before + time.perf_counter() - start
+        self.seconds = seconds_before + self._clock() - start
         if trainer.step < steps:
             print(f"stopped after {trainer.step} of {steps} steps", flush=True)
         self.raise_if_stopped()
@@ -137,7 +146,7 @@ class RunLoop:
         if not is_due or not self._test_views or step in self.history.test_steps:
             return
         with contextlib.suppress(Interrupted), self.record.measure("evaluation"):
-            scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self._check_stop)
+            scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self.between_views)
             self.history.record_test(step, mean_psnr(scores), self.trainer.n_gaussians)
 
     def is_stopped(self) -> bool:
@@ -157,8 +166,24 @@ class RunLoop:
         message = f"stopped by {signal.Signals(signum).name}; {left}: tsplat train --resume {self.folder}"
         raise Interrupted(signum, message if ranks.is_main else "")
 
-    def _check_stop(self, _done: int, _total: int) -> None:
+    def between_views(self, _done: int, _total: int) -> None:
+        """Does what :meth:`raise_if_stopped` does, and renders what pages ask for. A collective call."""
         self.raise_if_stopped()
+        if self.trainer.view is not None:
+            self.trainer.view.training.serve(self.trainer.gaussians)
+
+    def _clock(self) -> float:
+        """Seconds without the time for images and pauses of the viewer."""
+        return time.perf_counter() - self.record.seconds.get("viewing", 0.0)
+
+    def save_checkpoint(self) -> str:
+        """Saves the current step unless it is saved, and returns a message."""
+        step = self.trainer.step
+        if self._saved_step == step:
+            return f"Step {step} is saved already"
+        path = self._save("checkpoints")
+        self._saved_step = step
+        return f"Saved {path}"
 
     def _warn(self, message: str) -> None:
         """Prints a warning, and saves the state that it is about."""

@@ -21,7 +21,7 @@ from ..support.files import write_json
 
 RECORD = "run.json"
 RECORD_BYTES_MAX = 1 << 20
-PARTS = ("reading", "training", "evaluation", "saving")
+PARTS = ("reading", "training", "evaluation", "saving", "viewing")
 """Names of the parts of a run whose time is measured."""
 
 

@@ -46,7 +46,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
 
         def progress_of(stage: str) -> OnView:
             def on_view(done: int, total: int) -> None:
-                loop.raise_if_stopped()
+                loop.between_views(done, total)
                 show(stage, done, total)
 
             return on_view

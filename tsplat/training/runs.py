@@ -24,6 +24,7 @@ from ..viewing.run_cameras import CAMERAS
 from ..viewing.trajectories import describe_cameras
 from .configuration import RunConfig, to_json
 from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
+from .live_view import ViewOptions, check_view, shown
 from .parameters import scene_tensors
 from .plots import evenly_spaced
 from .processes.group import join_group
@@ -45,7 +46,13 @@ from .trainer import Trainer
 CONFIG, WORLD = "config.json", "world.json"
 
 
-def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | None = None) -> dict[str, Any]:
+def train(
+    config: RunConfig,
+    out: str | os.PathLike[str],
+    *,
+    stop_after: int | None = None,
+    view: ViewOptions | None = None,
+) -> dict[str, Any]:
     """Trains on photographs with known cameras, starting from their sparse points.
 
     Writes ``config.json``, ``cameras.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side
@@ -56,6 +63,7 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         config: Settings of the run; ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
         out: The run's folder; created if it does not exist.
         stop_after: Stop after this number of steps, with the schedules of the full run.
+        view: How to show the training in web browsers; None for not at all.
 
     Returns:
         The contents of ``metrics.json``.
@@ -68,12 +76,14 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         BackendError: The backend cannot run here.
         DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
             ``inspect/``.
-        MissingExtraError: A package of the extra ``train`` is not installed.
+        MissingExtraError: A package of the extra ``train`` or, for `view`, ``viewer`` is not installed.
+        UnsupportedError: A view of several ranks.
     """
-    require_extras(config)
+    require_extras(config, view=view is not None)
     config = with_absolute_scene(config)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
+    check_view(view, ranks.world_size)
     with (
         rank_context(ranks),
         stop_on_signals() as stop,
@@ -93,13 +103,14 @@ def train(config: RunConfig, out: str | os.PathLike[str], *, stop_after: int | N
         run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
         print(description)
         scene = record_scene(run, on_main(ranks, lambda: describe_photographs(capture)), folder)
-        metrics = fit_and_report(
-            trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene, record=record
-        )
-        print(
-            f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, "
-            "point_cloud.ply, report.html"
-        )
+        with shown(trainer, capture, view, folder, stop):
+            metrics = fit_and_report(
+                trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene, record=record
+            )
+            print(
+                f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, "
+                "point_cloud.ply, report.html"
+            )
     return metrics
 
 
@@ -111,6 +122,7 @@ def resume(
     checkpoint: str | None = None,
     scene: str | None = None,
     accept_changes: bool = False,
+    view: ViewOptions | None = None,
 ) -> dict[str, Any]:
     """Resumes a run from its newest valid checkpoint; :class:`Trainer` says when this is bit-exact.
 
@@ -121,6 +133,7 @@ def resume(
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
         scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
         accept_changes: Accept photographs that have changed since the run was started.
+        view: As in :func:`train`.
 
     Returns:
         The contents of ``metrics.json``.
@@ -128,15 +141,16 @@ def resume(
     Raises:
         CheckpointError: The run has no valid checkpoint, or not the given one.
         AlreadyActivatedError: The parameters look activated already.
-        ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError: See :func:`train`.
+        ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError, UnsupportedError: See :func:`train`.
     """
-    require_extras()
+    require_extras(view=view is not None)
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
     require_extras(found.config)
     record = found.figures.get("scene", {})
     config = locate_scene(found.config, record, path.parent.parent, scene)
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
+    check_view(view, ranks.world_size)
     with (
         rank_context(ranks),
         stop_on_signals() as stop,
@@ -165,19 +179,20 @@ def resume(
         trainer.restore(found.tensors | scene_tensors(found.gaussians), found.figures["trainer"])
         print(description)
         print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
-        metrics = fit_and_report(
-            trainer,
-            initial,
-            capture,
-            folder,
-            run=config,
-            stop_after=stop_after,
-            resumed=found.figures,
-            stop=stop,
-            scene=record_scene(config, photographs, folder),
-            record=run_record,
-        )
-        print(f"written to {folder}")
+        with shown(trainer, capture, view, folder, stop):
+            metrics = fit_and_report(
+                trainer,
+                initial,
+                capture,
+                folder,
+                run=config,
+                stop_after=stop_after,
+                resumed=found.figures,
+                stop=stop,
+                scene=record_scene(config, photographs, folder),
+                record=run_record,
+            )
+            print(f"written to {folder}")
     return metrics
 
 
@@ -287,7 +302,7 @@ def fit_and_report(
         loop.record.keep_earlier(folder)
     shown = capture.test or evenly_spaced(capture.train)
     with loop.record.measure("evaluation"):
-        scores = score_views(trainer, initial, shown, lambda _done, _total: loop.raise_if_stopped())
+        scores = score_views(trainer, initial, shown, loop.between_views)
     if run is not None and trainer.ranks.is_main:
         _write_record(loop)
         write_json(folder / CONFIG, to_json(run))

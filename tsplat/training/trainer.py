@@ -19,6 +19,7 @@ from ..viewing.rendering import render_views
 from .configuration import Config
 from .densification import Densification
 from .gradient_step import CHECK_INTERVAL, GradientStep
+from .live_view import LiveView, ViewOptions, check_view
 from .losses import depth_error, loss, psnr
 from .parameters import Parameters
 from .precision import autocast_dtype
@@ -42,6 +43,8 @@ class Trainer:
         config: Settings of training.
         ranks: The ranks that train together, all called with equal arguments. Each renders its shard of a step's views,
             and holds either a shard of the Gaussians or all of them, by ``config.parallel``.
+        view: How to show the training in web browsers; None for not at all. Call ``view.finish(gaussians)`` or
+            ``view.close()`` of the attribute after the last step.
 
     Attributes:
         config: The settings, with ``views_per_step`` set.
@@ -52,14 +55,21 @@ class Trainer:
         device: Device of the Gaussians.
         received_rows: Number of rows of projected Gaussians that this rank received since this object was created,
             including its own. 0 unless sharded.
+        view: Shows the training in web browsers; None if nothing does.
 
     Raises:
         ArgumentError: There are no Gaussians or no views.
-        UnsupportedError: fp16 with a sharded scene.
+        MissingExtraError: A package of the extra ``viewer``, which `view` needs, is not installed.
+        UnsupportedError: fp16 with a sharded scene, or a view of several ranks.
     """
 
     def __init__(
-        self, gaussians: Gaussians, views: Sequence[View], config: Config, ranks: RankGroup | None = None
+        self,
+        gaussians: Gaussians,
+        views: Sequence[View],
+        config: Config,
+        ranks: RankGroup | None = None,
+        view: ViewOptions | None = None,
     ) -> None:
         if not len(gaussians) or not views:
             raise ArgumentError(
@@ -67,6 +77,7 @@ class Trainer:
                 f"{len(views)} views"
             )
         self.ranks = ranks = ranks or RankGroup()
+        check_view(view, ranks.world_size)
         self.sharded = ranks.world_size > 1 and config.parallel == "shard"
         self.config = config = dataclasses.replace(config, views_per_step=config.views_per_step or ranks.world_size)
         self.device = gaussians.means.device
@@ -95,6 +106,7 @@ class Trainer:
         )
         self._sampler = ViewSampler(len(views), config.seed)
         self._background_generator = torch.Generator().manual_seed(config.seed)
+        self.view = None if view is None else LiveView(self.gaussians, views, config, view)
 
     @property
     def gaussians(self) -> Gaussians:
@@ -106,12 +118,15 @@ class Trainer:
         return self.gaussians.map(self.ranks.all_gather) if self.sharded else self.gaussians
 
     def advance(self) -> Progress:
-        """Takes one step.
+        """Takes one step, after a pause if the viewer asks for one.
 
         Raises:
+            Interrupted: A signal ended a run during a pause; no step was taken.
             DivergedError: The loss, the gradients or the Gaussians are no longer finite.
             ArgumentError: See :func:`tsplat.rasterization`.
         """
+        if self.view is not None:
+            self.view.before_step(self.step, self.gaussians)
         config = self.config
         means_lr = self._parameters.set_rates(self.step)
         # All ranks draw the views and backgrounds of the whole step.
@@ -130,7 +145,10 @@ class Trainer:
         if self.step % CHECK_INTERVAL == 0:
             self._check_finite(gaussians, mean_loss)
         self.step += 1
-        return Progress(self.step, config.steps, mean_loss, mean_psnr, gaussians, self.n_gaussians, warning)
+        progress = Progress(self.step, config.steps, mean_loss, mean_psnr, gaussians, self.n_gaussians, warning)
+        if self.view is not None:
+            self.view.record(progress)
+        return progress
 
     def _draw_background(self) -> Color:
         if not self.config.random_background:
@@ -297,9 +315,13 @@ class Trainer:
 
 
 def fit(
-    gaussians: Gaussians, views: Sequence[View], config: Config | None = None, on_step: OnStep | None = None
+    gaussians: Gaussians,
+    views: Sequence[View],
+    config: Config | None = None,
+    on_step: OnStep | None = None,
+    view: ViewOptions | None = None,
 ) -> Gaussians:
-    """Trains for all steps with a :class:`Trainer`.
+    """Trains for all steps with a :class:`Trainer`, and closes its viewer, if there is one.
 
     Returns:
         The Gaussians after the last step, detached.
@@ -307,6 +329,7 @@ def fit(
     Raises:
         ArgumentError: There are no Gaussians or no views; see also :func:`tsplat.rasterization`.
         DivergedError: The loss, the gradients or the Gaussians are no longer finite.
+        MissingExtraError: A package of the extra ``viewer``, which `view` needs, is not installed.
 
     Example::
 
@@ -318,11 +341,17 @@ def fit(
         gaussians = fit(initial, capture.train, Config(steps=20, background=capture.background))
         print(mean_psnr(evaluate(gaussians, capture.test, background=capture.background)))
     """
-    trainer = Trainer(gaussians, views, config or Config())
-    while trainer.step < trainer.config.steps:
-        progress = trainer.advance()
-        if on_step is not None and on_step(progress):
-            break
+    trainer = Trainer(gaussians, views, config or Config(), view=view)
+    try:
+        while trainer.step < trainer.config.steps:
+            progress = trainer.advance()
+            if on_step is not None and on_step(progress):
+                break
+        if trainer.view is not None:
+            trainer.view.finish(trainer.gaussians)
+    finally:
+        if trainer.view is not None:
+            trainer.view.close()
     return trainer.gaussians
 
 

@@ -1,5 +1,6 @@
 """The viewer in a web browser."""
 
+import threading
 import time
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 import torch
 
 from tests.support.browser import CHROMIUM, open_page
-from tests.support.training_scenes import make_gaussians
+from tests.support.training_scenes import gray, make_gaussians, make_views
+from tests.support.waiting import wait_for
 from tsplat.scene import write_ply
+from tsplat.training import Config, Trainer, ViewOptions
 from tsplat.viewing.viewer import Viewer, open_viewed
 
 pytest.importorskip("viser", reason="needs the extra viewer")
@@ -37,7 +40,7 @@ def expected(viewer):
     (session,) = viewer._sessions.values()
     frames = []
     session._worker.submit, submit = (
-        lambda request: frames.append(session._render(request, None)),
+        lambda request, **_: frames.append(session._render(request, None)),
         session._worker.submit,
     )
     session._change()
@@ -68,4 +71,60 @@ def test_image_at_rest_is_that_of_tsplat(viewer, capfd):
     while viewer._sessions and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not viewer._sessions
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def trainer():
+    gaussians = make_gaussians()
+    config = Config(steps=1_000_000, sh0_rate=5e-2)
+    trainer = Trainer(gray(gaussians), make_views(gaussians), config, view=ViewOptions(port=18081))
+    ended = threading.Event()
+
+    def train():
+        while not ended.is_set():
+            trainer.advance()
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    yield trainer
+    ended.set()
+    trainer.view.close()  # ends a pause
+    thread.join(60)
+
+
+def click(page, label):
+    script = f"[...document.querySelectorAll('button')].find(button => button.innerText == '{label}').click()"
+    page.call("Runtime.evaluate", expression=script)
+
+
+def has_color(image, color):
+    """Whether a screenshot has a line of a color."""
+    return (np.abs(image.astype(int) - color).max(-1) < 25).sum() > 30
+
+
+def test_page_of_a_training(trainer, capfd):
+    viewer, training = trainer.view._viewer, trainer.view.training
+    with open_page(trainer.view.url, height=900) as page:
+        assert page.wait_for(lambda image: image[UNCOVERED].std() > 10)
+        # Both plots.
+        assert page.wait_for(lambda image: has_color(image, (76, 155, 232)) and has_color(image, (232, 148, 76)))
+        before = training.step
+        click(page, "Pause")
+        wait_for(lambda: training.paused)
+        found = []
+
+        def matches(image):
+            found[:] = [psnr(image, expected(viewer))]
+            return found[0] > 40
+
+        assert page.wait_for(matches), found
+        step = training.step
+        assert step >= before
+        click(page, "One step")
+        wait_for(lambda: training.step == step + 1)
+        click(page, "Resume")
+        wait_for(lambda: training.step > step + 10)
+        assert page.errors == []
+    wait_for(lambda: not viewer._sessions)
     assert capfd.readouterr().err == ""

@@ -79,6 +79,14 @@ def test_no_image_at_rest_while_requests_arrive(client, monkeypatch):
     assert [at_rest for _, at_rest in client.shown].index(True) == len(client.shown) - 1
 
 
+def test_request_at_rest_is_rendered_at_full_size_at_once(client):
+    client.worker.submit(1, at_rest=True)
+    wait_for(lambda: client.shown)
+    client.worker.submit(2)
+    wait_for(lambda: len(client.shown) == 3)
+    assert client.rendered == [(1, None), (2, MOVING_SECONDS), (2, None)]
+
+
 def test_older_requests_are_dropped(client):
     client.gate.clear()
     client.worker.submit(0)

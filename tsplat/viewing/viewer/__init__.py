@@ -3,12 +3,25 @@
 - :mod:`~tsplat.viewing.viewer.renderer`: a model, a camera and settings in, an image within a time budget out.
 - :mod:`~tsplat.viewing.viewer.viewed_models`: what is shown.
 - :mod:`~tsplat.viewing.viewer.worker`: renders the newest request of a client.
+- :mod:`~tsplat.viewing.viewer.live_training`, :mod:`~tsplat.viewing.viewer.live_page`,
+  :mod:`~tsplat.viewing.viewer.training_tab`: a model that is being trained.
 - :mod:`~tsplat.viewing.viewer.panel`, :mod:`~tsplat.viewing.viewer.session`, :mod:`~tsplat.viewing.viewer.server`: the
   controls, one client, and the web server.
 """
 
+from .live_training import LiveTraining
 from .renderer import Frame, Pose, Renderer, Settings
 from .server import Viewer
-from .viewed_models import ViewedModel, open_viewed
+from .viewed_models import ViewedModel, frame_model, open_viewed
 
-__all__ = ["Frame", "Pose", "Renderer", "Settings", "ViewedModel", "Viewer", "open_viewed"]
+__all__ = [
+    "Frame",
+    "LiveTraining",
+    "Pose",
+    "Renderer",
+    "Settings",
+    "ViewedModel",
+    "Viewer",
+    "frame_model",
+    "open_viewed",
+]

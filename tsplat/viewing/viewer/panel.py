@@ -57,15 +57,25 @@ class Panel:
         gui: `gui` of the client of viser.
         models: Models to choose from.
         actions: What the controls do.
+        add_training: Adds the controls of a training, in a tab of their own; None without a training.
     """
 
-    def __init__(self, gui: Any, models: Sequence[ViewedModel], actions: Actions) -> None:
+    def __init__(
+        self,
+        gui: Any,
+        models: Sequence[ViewedModel],
+        actions: Actions,
+        add_training: Callable[[], None] | None = None,
+    ) -> None:
         self._gui, self._models, self._actions = gui, list(models), actions
         self._busy = threading.Lock()
         self.status = gui.add_markdown("")
         self.model_name = gui.add_dropdown("Model", [model.name for model in models], visible=len(models) > 1)
         self.model_name.on_update(lambda _: actions.choose_model())
         tabs = gui.add_tab_group()
+        if add_training is not None:
+            with tabs.add_tab("Training"):
+                add_training()
         with tabs.add_tab("View"):
             self._add_view()
         with tabs.add_tab("Cameras"):

@@ -15,8 +15,12 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...support.extras import require
+from .live_training import LiveTraining
 from .session import Session
 from .viewed_models import ViewedModel
+
+MODULES = ("viser", "PIL", "matplotlib", "scipy")
+"""Optional modules that the viewer needs."""
 
 PORT = 8080
 ADDRESS = "127.0.0.1"
@@ -31,26 +35,33 @@ class Viewer:
         models: What to show, at least one; the first is shown to a new client.
         address: Address to listen at; "0.0.0.0" for all.
         port: Port to listen at; the next free one where it is taken.
+        training: The training of the model, which is the only one; None for models that do not change.
 
     Attributes:
         url: Address of the page for a browser on this computer.
 
     Raises:
-        ArgumentError: No models.
+        ArgumentError: No models, or an address that is not one of this computer.
         MissingExtraError: viser is not installed.
-        OSError: The address is not available.
     """
 
-    def __init__(self, models: Sequence[ViewedModel], *, address: str = ADDRESS, port: int = PORT) -> None:
+    def __init__(
+        self,
+        models: Sequence[ViewedModel],
+        *,
+        address: str = ADDRESS,
+        port: int = PORT,
+        training: LiveTraining | None = None,
+    ) -> None:
         if not models:
             raise ArgumentError("models: expected at least one, found none")
-        require("viser", "PIL", "matplotlib")
+        require(*MODULES)
         import viser
 
-        _check_address(address)
+        check_address(address)
         # Clients that go away in the middle of a message are not worth a line.
         logging.getLogger("websockets").setLevel(logging.CRITICAL)
-        self._models = _with_unique_names(models)
+        self._models, self._training = _with_unique_names(models), training
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
         with contextlib.redirect_stdout(io.StringIO()):  # its addresses
@@ -80,7 +91,7 @@ class Viewer:
             self._server.stop()
 
     def _connect(self, client: Any) -> None:
-        session = Session(client, self._models)
+        session = Session(client, self._models, self._training)
         with self._lock:
             self._sessions[client.client_id] = session
         # The client may have gone while its controls were made.
@@ -94,10 +105,16 @@ class Viewer:
             session.close()
 
 
-def _check_address(address: str) -> None:
-    """Raises OSError if it is not possible to listen at an address."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
+def check_address(address: str) -> None:
+    """Raises ArgumentError if it is not possible to listen at an address."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        raise ArgumentError(
+            f"address: cannot listen at {address} ({error.strerror}); use {ADDRESS}, or 0.0.0.0 for all addresses of "
+            "this computer"
+        ) from error
 
 
 def _with_unique_names(models: Sequence[ViewedModel]) -> list[ViewedModel]:

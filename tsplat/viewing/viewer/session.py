@@ -23,8 +23,11 @@ from ..scene_pages import is_page, write_page
 from ..start_views import StartView
 from ..trajectories import Camera, describe_camera, interpolate
 from ..videos import check_video_path, write_frames
+from .live_page import LivePage
+from .live_training import LiveTraining
 from .panel import Actions, Panel
 from .renderer import Frame, Pose, Settings
+from .training_tab import TrainingTab
 from .viewed_models import ViewedModel
 from .worker import Worker
 
@@ -58,13 +61,15 @@ class Session:
     Args:
         client: Client handle of viser.
         models: Models to choose from; the first is shown.
+        training: The training of the model; None for models that do not change.
     """
 
-    def __init__(self, client: Any, models: Sequence[ViewedModel]) -> None:
-        self._client = client
+    def __init__(self, client: Any, models: Sequence[ViewedModel], training: LiveTraining | None = None) -> None:
+        self._client, self._training = client, training
         self._keyframes: list[Camera] = []
         self._frusta: list[Any] = []
         self._worker: Worker[Request] = Worker(self._render, self._show, self._tell)
+        self._page: LivePage | None = None
         self._ready = False
         self._panel = Panel(
             client.gui,
@@ -82,6 +87,7 @@ class Session:
                 preview=self._preview,
                 video=self._video,
             ),
+            None if training is None else lambda: self._add_page(training),
         )
         self._ready = True
         client.camera.on_update(lambda _: self._change())
@@ -89,12 +95,18 @@ class Session:
 
     def close(self) -> None:
         """Ends rendering for the client."""
+        if self._page is not None:
+            self._page.close()
         self._worker.close()
+
+    def _add_page(self, training: LiveTraining) -> None:
+        tab = TrainingTab(self._client.gui, training, self._tell)
+        self._page = LivePage(self._client, training, tab.update, lambda: self._change(at_rest=True))
 
     # Images
 
-    def _change(self) -> None:
-        """Renders again, as the camera or a setting has changed."""
+    def _change(self, *, at_rest: bool = False) -> None:
+        """Renders again, as the camera or a setting has changed or, with the camera at rest, the model."""
         if not self._ready:
             return
         try:
@@ -106,14 +118,18 @@ class Session:
         # Canvases have no size while a page loads.
         width, height = max(int(camera.image_width), 1), max(int(camera.image_height), 1)
         pose = Pose(_viewmat(camera.wxyz, camera.position), min(camera.fov, math.radians(179)), width, height)
-        self._worker.submit(Request(self._panel.model, pose, settings, self._panel.divisor))
+        self._worker.submit(Request(self._panel.model, pose, settings, self._panel.divisor), at_rest=at_rest)
 
     def _render(self, request: Request, seconds: float | None) -> Frame:
+        if seconds is None and self._training is not None:
+            seconds = self._training.seconds_at_rest
         return request.model.renderer.render(request.pose, request.settings, seconds, request.divisor)
 
     def _show(self, frame: Frame, at_rest: bool) -> None:
+        # Lossless images of a model that changes would take time from its training.
+        lossless = at_rest and (self._training is None or self._training.paused)
         self._client.scene.set_background_image(
-            frame.image, format="png" if at_rest else "jpeg", jpeg_quality=JPEG_QUALITY
+            frame.image, format="png" if lossless else "jpeg", jpeg_quality=JPEG_QUALITY
         )
         height, width = frame.image.shape[:2]
         total = len(self._panel.model.gaussians)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -99,10 +99,24 @@ def open_viewed(
     if not bool(valid.all()):
         warn(f"{path}: left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
         gaussians = gaussians.map(lambda tensor: tensor[valid])
-    eye, target, up, fov = _frame(gaussians, cameras)
     renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
-    name = Path(path).resolve().name
-    return ViewedModel(name, renderer, cameras, views, background, eye, target, up, fov)
+    return frame_model(Path(path).resolve().name, renderer, cameras, views, background)
+
+
+def frame_model(
+    name: str,
+    renderer: Renderer,
+    cameras: Sequence[Camera] = (),
+    views: Mapping[str, View] | None = None,
+    background: Color = (0.0, 0.0, 0.0),
+) -> ViewedModel:
+    """Places the first camera as the cameras of the photographs or, without any, so that all Gaussians are visible.
+
+    Args:
+        name, renderer, cameras, views, background: As in :class:`ViewedModel`; `cameras` on the CPU.
+    """
+    gaussians = renderer.gaussians.map(lambda tensor: tensor.detach().cpu())
+    return ViewedModel(name, renderer, list(cameras), dict(views or {}), background, *_frame(gaussians, list(cameras)))
 
 
 def _frame(gaussians: Gaussians, cameras: list[Camera]) -> tuple[list[float], list[float], list[float], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import traceback
@@ -43,10 +44,14 @@ class Worker(Generic[Request]):
         self._thread = threading.Thread(target=self._run, name="tsplat-viewer", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Replaces the request that waits to be rendered, if there is one."""
+    def submit(self, request: Request, *, at_rest: bool = False) -> None:
+        """Replaces the request that waits to be rendered, if there is one.
+
+        Args:
+            at_rest: Whether the camera is at rest, so that the image is rendered at full size at once.
+        """
         with self._condition:
-            self._newest, self._submitted = request, time.monotonic()
+            self._newest, self._submitted = request, -math.inf if at_rest else time.monotonic()
             self._condition.notify()
 
     def close(self, seconds: float = 5.0) -> None:

@@ -1,0 +1,331 @@
+"""A training and the pages that show it: images are rendered by the training thread, between steps."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from ...config import Backend
+from ...errors import ArgumentError
+from ...scene.gaussians import Gaussians
+from .renderer import Box, Frame, Pose, Renderer, Settings
+from .training_state import Curve, Points, TrainingState
+
+T = TypeVar("T")
+
+SHARE = 0.25
+"""Share of the time for images while training runs and a page is visible."""
+
+SHARE_MAX = 0.9
+
+SAVED_SECONDS = 0.1
+"""Time for images that accumulates while none is rendered."""
+
+IMAGE_SECONDS = 0.25
+"""Time budget of an image at rest while training runs."""
+
+POLL_SECONDS = 0.1
+"""Time after which a paused training looks whether a signal asked it to stop."""
+
+MARK_SECONDS, N_MARKS = 0.5, 10
+"""The speed is measured over this number of intervals."""
+
+
+class LiveRenderer(Renderer):
+    """Renders the Gaussians of a training, in its thread.
+
+    Args:
+        gaussians: The Gaussians at first.
+        backend: As in :func:`tsplat.rasterization`.
+        training: Calls functions in the training thread.
+    """
+
+    def __init__(self, gaussians: Gaussians, backend: Backend, training: LiveTraining) -> None:
+        super().__init__(gaussians, backend)
+        self._training = training
+
+    def show(self, gaussians: Gaussians) -> None:
+        """Renders these Gaussians from now on."""
+        self.gaussians = gaussians
+        self._cropped = (None, gaussians)
+
+    def render(self, pose: Pose, settings: Settings, seconds: float | None = None, divisor_min: int = 1) -> Frame:
+        """See :meth:`Renderer.render`; called in the training thread."""
+        return self._training.call(partial(super().render, pose, settings, seconds, divisor_min), is_image=True)
+
+    def cropped(self, crop: Box | None) -> Gaussians:
+        """See :meth:`Renderer.cropped`; outside the training thread, a copy, which later steps do not change."""
+        if self._training.is_training_thread():
+            return super().cropped(crop)
+        return self._training.call(lambda: Renderer.cropped(self, crop).map(lambda tensor: tensor.clone()))
+
+
+class _Call(Future[Any]):
+    """A call for the training thread."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def run(self) -> None:
+        """Calls the function for the thread that waits for the result."""
+        try:
+            self.set_result(self._function())
+        except Exception as error:
+            self.set_exception(error)
+        except BaseException:
+            self.set_exception(_ended())
+            raise
+
+
+class LiveTraining:
+    """What a training and its pages exchange.
+
+    The training thread calls :meth:`between_steps`; all other threads call the other methods. Images take at most
+    :attr:`share` of the time while training runs. Without a page that asks for images, a step takes less than 0.1 ms
+    more.
+
+    Args:
+        gaussians: The Gaussians at first.
+        steps: Number of all steps.
+        step: Number of steps taken.
+        backend: As in :func:`tsplat.rasterization`.
+        paused: Whether to wait before the first step.
+
+    Attributes:
+        renderer: Renders the newest Gaussians.
+        save: Saves a checkpoint in the training thread, and returns a message; None if there is nothing to save to.
+        measure: Context in which the training thread renders and waits.
+    """
+
+    def __init__(
+        self, gaussians: Gaussians, steps: int, *, step: int = 0, backend: Backend = "auto", paused: bool = False
+    ) -> None:
+        self.renderer = LiveRenderer(gaussians, backend, self)
+        self.save: Callable[[], str] | None = None
+        self.measure: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.steps, self.step, self.share = steps, step, SHARE
+        self._values: tuple[float, float, int] | None = None
+        self._psnr, self._n_gaussians = Curve(), Curve()
+        self._condition = threading.Condition()
+        self._images: deque[_Call] = deque()
+        self._others: deque[_Call] = deque()
+        self._closed = self._finished = False
+        self._thread: int | None = None
+        # Number of steps that training may take before it pauses.
+        self._allowed = 0 if paused else math.inf
+        self._credit = SAVED_SECONDS
+        self._left = time.perf_counter()
+        self._paused_seconds = 0.0
+        self._marks: deque[tuple[float, int]] = deque(maxlen=N_MARKS)
+
+    # The training thread
+
+    def between_steps(self, step: int, gaussians: Gaussians, check: Callable[[], object] = lambda: None) -> None:
+        """Renders what pages ask for, within the share of the time, and waits while training is paused.
+
+        Args:
+            step: Number of steps taken.
+            gaussians: The current Gaussians.
+            check: Called while training is paused; raises an exception to end the pause.
+        """
+        self.step = step
+        self.serve(gaussians)
+        if self.paused:
+            start = time.perf_counter()
+            with self.measure():
+                try:
+                    while self.paused and not self._closed:
+                        check()
+                        self.serve(gaussians, POLL_SECONDS)
+                finally:
+                    self._paused_seconds += time.perf_counter() - start
+                    self._left = time.perf_counter()
+        with self._condition:
+            self._allowed = max(self._allowed - 1, 0)
+        self._mark()
+
+    def serve(self, gaussians: Gaussians, seconds: float = 0.0) -> None:
+        """Renders what pages ask for, within the share of the time, and returns.
+
+        Args:
+            gaussians: The current Gaussians.
+            seconds: How long to wait for a call if there is none.
+        """
+        earned = (time.perf_counter() - self._left) * self.share / (1 - self.share)
+        self._credit = min(self._credit + earned, max(SAVED_SECONDS, earned))
+        self._thread = threading.get_ident()
+        # Always, so that replaced tensors are freed.
+        self.renderer.show(gaussians)
+        if (call := self._next(seconds)) is not None:
+            with self.measure():
+                while call is not None:
+                    call.run()
+                    call = self._next(0.0)
+        self._left = time.perf_counter()
+
+    def stay(self, gaussians: Gaussians, check: Callable[[], object]) -> None:
+        """Renders what pages ask for after the last step, until an exception of `check` or :meth:`close`."""
+        self._finished = True
+        self.pause()
+        while not self._closed:
+            check()
+            self.serve(gaussians, POLL_SECONDS)
+
+    def record(self, step: int, loss: float, psnr: float, n_gaussians: int) -> None:
+        """Records values of a step for the plots."""
+        with self._condition:
+            self.step, self._values = step, (loss, psnr, n_gaussians)
+            if math.isfinite(psnr):
+                self._psnr.add(step, psnr)
+            self._n_gaussians.add(step, n_gaussians)
+
+    def record_psnr(self, step: int, psnr: float) -> None:
+        """Records a step of an earlier part of the training for the plots."""
+        with self._condition:
+            self._psnr.add(step, psnr)
+
+    def close(self) -> None:
+        """Ends all calls, as nobody will answer them, and a pause."""
+        with self._condition:
+            self._closed = True
+            calls = [*self._images, *self._others]
+            self._images.clear()
+            self._others.clear()
+            self._condition.notify_all()
+        for call in calls:
+            call.set_exception(_ended())
+
+    def _next(self, seconds: float) -> _Call | None:
+        """Returns a call that is due; waits for one."""
+        with self._condition:
+            if seconds:
+                self._condition.wait_for(lambda: self._images or self._others or not self.paused, seconds)
+            if self._others:
+                return self._others.popleft()
+            may_render = self.paused or (self.share > 0 and self._credit > 0)
+            return self._images.popleft() if self._images and may_render else None
+
+    def _mark(self) -> None:
+        now = time.perf_counter() - self._paused_seconds
+        if not self._marks or now - self._marks[-1][0] > MARK_SECONDS:
+            self._marks.append((now, self.step))
+
+    # Other threads
+
+    def call(self, function: Callable[[], T], *, is_image: bool = False) -> T:
+        """Calls a function in the training thread between two steps, and returns its result.
+
+        Args:
+            is_image: Whether the duration counts as time for images.
+
+        Raises:
+            RuntimeError: The training has ended.
+            Exception: What the function raises.
+        """
+        if self.is_training_thread():
+            return function()
+        call = _Call(partial(self._render, function) if is_image else function)
+        with self._condition:
+            if self._closed:
+                raise _ended()
+            (self._images if is_image else self._others).append(call)
+            self._condition.notify_all()
+        result: T = call.result()
+        return result
+
+    def is_training_thread(self) -> bool:
+        """Whether the caller is the thread that trains."""
+        return self._thread == threading.get_ident()
+
+    @property
+    def paused(self) -> bool:
+        """Whether training waits for :meth:`resume` or :meth:`take_step`."""
+        return self._allowed == 0
+
+    def pause(self) -> None:
+        """Lets training wait after the current step."""
+        self._allow(0)
+
+    def resume(self) -> None:
+        """Lets training continue."""
+        self._allow(math.inf)
+
+    def take_step(self) -> None:
+        """Lets training take a step, and then wait."""
+        self._allow(1)
+
+    def set_share(self, share: float) -> None:
+        """Sets the share of the time for images while training runs.
+
+        Raises:
+            ArgumentError: It is not between 0 and 0.9.
+        """
+        if not 0 <= share <= SHARE_MAX:
+            raise ArgumentError(f"share: expected a number from 0 to {SHARE_MAX}, found {share}")
+        self.share = share
+
+    def save_checkpoint(self) -> str:
+        """Saves a checkpoint between two steps, and returns a message."""
+        assert self.save is not None
+        return self.call(self.save)
+
+    @property
+    def seconds_at_rest(self) -> float | None:
+        """Time budget of an image at rest: None, for full size, while training is paused."""
+        return None if self.paused else IMAGE_SECONDS
+
+    def state(self) -> TrainingState:
+        """Returns the newest values."""
+        with self._condition:
+            loss, psnr, n_gaussians = self._values or (None, None, None)
+            marks = list(self._marks)
+        speed = None
+        if len(marks) > 1:
+            speed = (marks[-1][1] - marks[0][1]) / max(marks[-1][0] - marks[0][0], 1e-9)
+        return TrainingState(
+            step=self.step,
+            steps=self.steps,
+            loss=loss,
+            psnr=psnr,
+            n_gaussians=n_gaussians,
+            speed=speed,
+            paused=math.isfinite(self._allowed),
+            finished=self._finished,
+            can_save=self.save is not None and not self._finished,
+            share=self.share,
+        )
+
+    def curves(self) -> tuple[Points, Points]:
+        """Returns steps and values of the PSNR and of the number of Gaussians."""
+        with self._condition:
+            return self._psnr.arrays(), self._n_gaussians.arrays()
+
+    def _allow(self, steps: float) -> None:
+        with self._condition:
+            self._allowed = steps
+            self._condition.notify_all()
+
+    def _render(self, function: Callable[[], T]) -> T:
+        """Calls a function at the expense of the time for images; without limit while training is paused."""
+        if self.renderer.gaussians.means.is_cuda:
+            torch.cuda.synchronize()  # or the rest of the step would count as time for the image
+        start, was_paused = time.perf_counter(), self.paused
+        try:
+            return function()
+        finally:
+            if not was_paused:
+                self._credit -= time.perf_counter() - start
+
+
+def _ended() -> RuntimeError:
+    return RuntimeError("the training has ended")

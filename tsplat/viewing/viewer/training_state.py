@@ -1,0 +1,64 @@
+"""What pages tell about a training: its newest values, and curves over its steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+MAX_POINTS = 1000
+"""Number of points of a curve at which every other is left out."""
+
+Points = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+"""Steps and values, [n] float64 each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingState:
+    """What a page tells about a training.
+
+    Attributes:
+        step, steps: Number of steps taken, and of all steps.
+        loss, psnr, n_gaussians: Newest recorded values; None before the first.
+        speed: Steps per second, without pauses; None if not known yet.
+        paused: Whether training is paused, or pauses after a single step.
+        finished: Whether there are no more steps to take.
+        can_save: Whether a checkpoint can be saved.
+        share: Share of the time for images while training runs.
+    """
+
+    step: int
+    steps: int
+    loss: float | None
+    psnr: float | None
+    n_gaussians: int | None
+    speed: float | None
+    paused: bool
+    finished: bool
+    can_save: bool
+    share: float
+
+
+class Curve:
+    """Values over steps, thinned out where they become many."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, float]] = []
+        self._every = 0
+
+    def add(self, step: int, value: float) -> None:
+        """Adds a value, unless the curve is so long that values between the steps are left out."""
+        if self._points and step < self._points[-1][0] + self._every:
+            return
+        self._points.append((step, value))
+        if len(self._points) >= MAX_POINTS:
+            points = self._points[::2]
+            self._every = math.ceil((points[-1][0] - points[0][0]) / (len(points) - 1))
+            self._points = points
+
+    def arrays(self) -> Points:
+        """Returns steps and values, [n] float64 each."""
+        steps, values = np.array(self._points, np.float64).reshape(-1, 2).T.copy()
+        return steps, values

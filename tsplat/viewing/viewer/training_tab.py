@@ -1,0 +1,107 @@
+"""The controls and plots of a training beside the image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...errors import ArgumentError
+from .live_training import SHARE_MAX, LiveTraining
+from .training_state import TrainingState
+
+PLOT_HEIGHT = 150
+"""Height of a plot in pixels."""
+
+BLUE, ORANGE = "#4c9be8", "#e8944c"
+
+
+class TrainingTab:
+    """Shows how a training is doing, and controls it.
+
+    Args:
+        gui: `gui` of the client of viser.
+        training: The training.
+        tell: Shows a message.
+    """
+
+    def __init__(self, gui: Any, training: LiveTraining, tell: Callable[[str], None]) -> None:
+        self._gui, self._training, self._tell = gui, training, tell
+        self._status = gui.add_markdown("")
+        self._pause = gui.add_button("Pause")
+        self._pause.on_click(lambda _: self._toggle())
+        self._step = gui.add_button("One step", hint="Take one step, and pause")
+        self._step.on_click(lambda _: self._take_step())
+        self._save = gui.add_button("Save checkpoint")
+        self._save.on_click(lambda _: self._save_checkpoint())
+        self._share = gui.add_slider(
+            "Images (%)",
+            0,
+            round(100 * SHARE_MAX),
+            5,
+            round(100 * training.share),
+            hint="Share of the time for images while training runs",
+        )
+        self._share.on_update(self._set_share)
+        self._plots = (self._add_plot("PSNR", "dB", BLUE), self._add_plot("Gaussians", "number", ORANGE))
+        self._shown: TrainingState | None = None
+        self.update()
+
+    def update(self) -> None:
+        """Shows the newest values."""
+        state = self._training.state()
+        if state == self._shown:
+            return
+        self._shown = state
+        self._status.content = describe(state)
+        self._pause.label = "Resume" if state.paused else "Pause"
+        self._pause.visible = self._step.visible = self._share.visible = not state.finished
+        self._save.visible = state.can_save
+        # Another client may have moved it.
+        if self._share.value != round(100 * state.share):
+            self._share.value = round(100 * state.share)
+        for plot, (steps, values) in zip(self._plots, self._training.curves(), strict=True):
+            plot.data = (steps, values)
+
+    def _toggle(self) -> None:
+        if self._training.state().paused:
+            self._training.resume()
+        else:
+            self._training.pause()
+        self.update()
+
+    def _take_step(self) -> None:
+        self._training.take_step()
+        self.update()
+
+    def _set_share(self, event: Any) -> None:
+        if event.client is not None:
+            self._training.set_share(self._share.value / 100)
+
+    def _save_checkpoint(self) -> None:
+        try:
+            self._tell(self._training.save_checkpoint())
+        except (ArgumentError, OSError, RuntimeError) as error:
+            self._tell(f"**{error}**")
+
+    def _add_plot(self, title: str, label: str, color: str) -> Any:
+        return self._gui.add_uplot(
+            (np.zeros(0), np.zeros(0)),
+            ({"label": "step"}, {"label": label, "stroke": color, "width": 2}),
+            title=title,
+            scales={"x": {"time": False}},
+            height=PLOT_HEIGHT,
+        )
+
+
+def describe(state: TrainingState) -> str:
+    """Returns a few lines of Markdown about a training."""
+    phase = ", ended" if state.finished else ", paused" if state.paused else ""
+    lines = [f"**Step {state.step:,} of {state.steps:,}**{phase}"]
+    if state.speed is not None and not state.finished:
+        lines.append(f"{state.speed:.1f} steps/s" if state.speed >= 1 else f"{1 / max(state.speed, 1e-9):.1f} s/step")
+    if state.loss is not None:
+        lines.append(f"PSNR {state.psnr:.2f} dB, loss {state.loss:.4f}")
+        lines.append(f"{state.n_gaussians:,} Gaussians")
+    return "  \n".join(lines)
