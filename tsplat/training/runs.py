@@ -300,9 +300,9 @@ def fit_and_report(
     if resumed is not None:
         loop.restore(resumed)
         loop.record.keep_earlier(folder)
-    shown = capture.test or evenly_spaced(capture.train)
+    views = capture.test or evenly_spaced(capture.train)
     with loop.record.measure("evaluation"):
-        scores = score_views(trainer, initial, shown, loop.between_views)
+        scores = score_views(trainer, initial, views, loop.between_views)
     if run is not None and trainer.ranks.is_main:
         _write_record(loop)
         write_json(folder / CONFIG, to_json(run))
