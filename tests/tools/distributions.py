@@ -1,7 +1,8 @@
 """Checks the wheel and the source distribution: `python -m tests.tools.distributions dist`.
 
-Compares their files with those of the repository. Then installs the wheel into an empty environment, runs the example
-of README.md and the command there, checks a program that uses the package with mypy, and resolves all extras together.
+Compares their files with those of the repository. Then installs the wheel into an empty environment, runs the code of
+README.md and docs/quickstart.md and the command there, checks a program that uses the package with mypy, and resolves
+all extras together.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ def check_installed(wheel: Path, interpreter: str) -> None:
         CalledProcessError: A step failed.
     """
     extras = ",".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    example = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+    pages = ("README.md", "docs/quickstart.md")
+    code = "\n".join(
+        block for page in pages for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder, "environment", "bin", "python")
@@ -96,9 +100,9 @@ def check_installed(wheel: Path, interpreter: str) -> None:
         pip = (python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
         run("new environment", interpreter, "-m", "venv", Path(folder, "environment"))
         run("install the wheel", *pip, wheel)
-        run("example of the README, with the core dependencies only", python, "-c", example)
+        run("code of README.md and the quickstart, with the core dependencies only", python, "-c", code)
         run("install tsplat[train,io,viewer] and mypy", *pip, f"{wheel}[train,io,viewer]", "mypy")
-        run("example of the README", python, "-c", example)
+        run("code of README.md and the quickstart", python, "-c", code)
         version = run("tsplat --version", python.with_name("tsplat"), "--version")
         assert version == f"tsplat {__version__}\n", version
         run("tsplat demo", python.with_name("tsplat"), "demo", "--steps", 10, "--out", "demo")
