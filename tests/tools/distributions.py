@@ -82,10 +82,8 @@ def check_installed(wheel: Path, interpreter: str) -> None:
         CalledProcessError: A step failed.
     """
     extras = ",".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    pages = ("README.md", "docs/quickstart.md")
-    code = "\n".join(
-        block for page in pages for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    )
+    text = "".join((ROOT / page).read_text() for page in ("README.md", "docs/quickstart.md"))
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder, "environment", "bin", "python")
