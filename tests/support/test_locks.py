@@ -53,6 +53,16 @@ def test_lock_of_a_killed_process_is_replaced(tmp_path, holder):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_lock_of_a_killed_process_that_nobody_waited_for_is_replaced(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(holder.pid, 0)
+    with lock_folder(tmp_path):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
 def test_lock_is_released_after_an_error(tmp_path):
     with pytest.raises(KeyboardInterrupt), lock_folder(tmp_path):
         raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Signals during training: the run is saved, ends within seconds, and resumes bit-exactly."""
 
+import contextlib
 import json
 import os
 import pty
@@ -21,6 +22,8 @@ from tests.support.forks import Forks
 from tests.support.signal_worker import EVAL_EVERY, SAVE_EVERY, STEPS
 from tests.support.train_worker import capture
 from tests.support.waiting import wait_for
+from tsplat.errors import FileError
+from tsplat.support.locks import lock_folder
 from tsplat.training import read_newest
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")]
@@ -185,7 +188,7 @@ def test_all_ranks_stop_at_the_same_step(name, where, count, step, tmp_path, tra
     if name == "SIGKILL":
         # The launcher was killed; the ranks end because its store no longer answers.
         assert process.returncode == -signal.SIGKILL
-        wait_for(lambda: not is_locked(run))
+        wait_for(lambda: can_be_locked(run))
         step = read_newest(run)[1].step
     else:
         assert process.returncode == 128 + getattr(signal, name), process.stderr
@@ -196,15 +199,11 @@ def test_all_ranks_stop_at_the_same_step(name, where, count, step, tmp_path, tra
     assert_equal_results(run, uninterrupted_ranks)
 
 
-def is_locked(run):
-    """Whether the process that locked a run still runs. One that ended, but that nobody waited for, does not."""
-    try:
-        pid = json.loads((run / "lock").read_text())["pid"]
-    except FileNotFoundError:
-        return False
-    return (
-        subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False).stdout[:1] not in b"Z"
-    )
+def can_be_locked(run):
+    """Whether all processes that held the lock of a run have ended."""
+    with contextlib.suppress(FileError), lock_folder(run):
+        return True
+    return False
 
 
 @pytest.fixture(scope="module")

@@ -89,23 +89,34 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _is_running(pid: int, ticks: object) -> bool:
-    """Whether a process of this machine runs; a later one with the same id does not count, where that can be known."""
+    """Whether a process of this machine runs.
+
+    Where that can be known, a later one with the same id does not count, nor one that ended and that its parent has not
+    waited for, as in a container whose first process waits for none.
+    """
     try:
         os.kill(pid, 0)
     except PermissionError:
         pass
     except (OSError, OverflowError):
         return False
-    return ticks is None or _start_ticks(pid) in (None, ticks)
+    state = _process_state(pid)
+    return not state or (state[0] not in "ZX" and ticks in (None, int(state[19])))
 
 
 def _start_ticks(pid: int) -> int | None:
     """When a process was started, in clock ticks since the system started; None except on Linux."""
+    state = _process_state(pid)
+    return int(state[19]) if state else None
+
+
+def _process_state(pid: int) -> list[str]:
+    """What Linux tells about a process, from its state on; see proc(5). Empty elsewhere."""
     try:
         # The name of the program, in parentheses, may contain spaces.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 @contextlib.contextmanager
