@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
 import time
 from pathlib import Path
 
@@ -18,14 +17,13 @@ from PIL import Image
 from torch import Tensor
 
 from tests.support.browser import open_page
-from tsplat.scene import Capture, Gaussians, intrinsics, read_capture, write_ply
-from tsplat.support.files import write_json
+from tsplat.scene import Capture, Gaussians, intrinsics, read_capture
 from tsplat.training import Trainer, preset
 from tsplat.viewing import render, spiral_at
 from tsplat.viewing.run_cameras import complete_framing
-from tsplat.viewing.trajectories import cameras_of_views, describe_cameras
+from tsplat.viewing.trajectories import cameras_of_views
 from tsplat.viewing.videos import write_gif
-from tsplat.viewing.viewer import Viewer, open_viewed
+from tsplat.viewing.viewer import Renderer, Viewer, frame_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 FRAMES = 48
@@ -57,18 +55,14 @@ def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gau
 
 def viewer_image(gaussians: Gaussians, capture: Capture) -> Image.Image:
     """Returns a screenshot of the viewer in a web browser."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.ply"
-        write_ply(path, gaussians)
-        (Path(folder) / "checkpoints").mkdir()  # a run, whose cameras frame the first image
-        write_json(path.with_name("cameras.json"), describe_cameras(capture.train, capture.test))
-        viewer = Viewer([open_viewed(path, torch.device("cpu"), warn=print)], port=18080)
-        with open_page(viewer.url, *PAGE) as page:
-            time.sleep(20)
-            page.call("Runtime.evaluate", expression=CLOSE_NOTIFICATION)
-            time.sleep(2)
-            image = Image.fromarray(page.screenshot()).quantize(256)
-        viewer.close()
+    model = frame_model("banana", Renderer(gaussians), cameras_of_views(capture.train, capture.test))
+    viewer = Viewer([model], port=18080)
+    with open_page(viewer.url, *PAGE) as page:
+        time.sleep(20)
+        page.evaluate(CLOSE_NOTIFICATION)
+        time.sleep(2)
+        image = Image.fromarray(page.screenshot()).quantize(256)
+    viewer.close()
     return image
 
 

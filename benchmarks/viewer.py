@@ -28,6 +28,7 @@ from PIL import Image
 
 from tests.support.paths import MODELS
 from tests.support.viewer_client import ViewerClient, decode
+from tsplat.scene.cameras import centers
 from tsplat.viewing import orbit_around
 from tsplat.viewing.viewer import Pose, Settings, ViewedModel, open_viewed
 
@@ -55,9 +56,8 @@ def serve(model: Path) -> Iterator[tuple[int, float]]:
 def measure_stop(client: ViewerClient, model: ViewedModel, viewmats: torch.Tensor) -> dict[str, Any]:
     """Moves along cameras and stops; returns seconds from the last movement, and the sizes of the images before."""
     n_images, fov = len(client.images), math.radians(model.fov)
-    for viewmat in viewmats:
-        position = -viewmat[:3, :3].T @ viewmat[:3, 3]
-        last = client.move(position.tolist(), model.target, model.up, fov)
+    for position in centers(viewmats).tolist():
+        last = client.move(position, model.target, model.up, fov)
         client.receive(1 / RATE)
     _, lossless = client.wait_for_rest(last)
     images = client.images[n_images:]

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.tools.distributions import ROOT, check_wheel, package_files
+from tests.support.paths import ROOT
+from tests.tools.distributions import check_wheel, package_files
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.support.markdown import python_blocks
 from tests.support.paths import ROOT
 
 PAGES = [
@@ -18,7 +19,7 @@ CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_python_blocks_run(page):
     namespace: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+    for block in python_blocks(page):
         exec(compile(block, str(page), "exec"), namespace)
 
 
@@ -60,12 +61,12 @@ def test_citation_file():
 
 
 def test_readme_has_a_python_block():
-    assert "```python" in (ROOT / "README.md").read_text()
+    assert python_blocks(ROOT / "README.md")
 
 
 def test_quickstart_needs_only_the_core():
     """Its code is meant to be copied into an environment without extras."""
-    blocks = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL))
+    blocks = "\n".join(python_blocks(ROOT / "docs" / "quickstart.md"))
     modules = re.findall(r"^(?:import|from) (\S+)", blocks, re.MULTILINE)
     assert modules
     assert set(modules) <= {"torch", "tsplat"}

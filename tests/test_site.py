@@ -11,7 +11,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
@@ -21,6 +20,7 @@ import pytest
 import tsplat
 from tests.support.browser import CHROMIUM, open_page
 from tests.support.paths import ROOT
+from tests.support.waiting import wait_for
 from tsplat.cli.parser import build_parser
 
 API = ROOT / "docs" / "api"
@@ -185,12 +185,8 @@ def test_pages_have_no_console_errors(site):
         browser.call("Log.enable")
         for path in pages:
             browser.call("Page.navigate", url=path.as_uri())
-            deadline = time.monotonic() + 30
-            while time.monotonic() < deadline:
-                state = browser.call("Runtime.evaluate", expression="document.readyState + ' ' + location.href")
-                if state["result"]["value"] == f"complete {path.as_uri()}":
-                    break
-                time.sleep(0.02)
-            width = browser.call("Runtime.evaluate", expression="document.documentElement.scrollWidth")
-            assert width["result"]["value"] <= 390, f"{path.relative_to(site)} is wider than a phone"
+            loaded = f"complete {path.as_uri()}"
+            wait_for(lambda: browser.evaluate("document.readyState + ' ' + location.href") == loaded, 30, every=0.02)  # noqa: B023
+            width = browser.evaluate("document.documentElement.scrollWidth")
+            assert width <= 390, f"{path.relative_to(site)} is wider than a phone"
             assert not browser.errors, f"{path.relative_to(site)}: {browser.errors}"

@@ -3,9 +3,9 @@
 import time
 
 
-def wait_for(condition, seconds=60):
-    """Waits until a condition holds; fails after some time."""
+def wait_for(condition, seconds=60, every=0.005):
+    """Waits until a condition holds, which is tested every few seconds; fails after some time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"still not the case after {seconds} s"
-        time.sleep(0.005)
+        time.sleep(every)

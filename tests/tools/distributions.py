@@ -19,9 +19,10 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+from tests.support.markdown import python_blocks
+from tests.support.paths import ROOT
 from tsplat import __version__
 
-ROOT = Path(__file__).resolve().parents[2]
 CONSUMER = """
 import torch
 from typing_extensions import assert_type
@@ -82,8 +83,7 @@ def check_installed(wheel: Path, interpreter: str) -> None:
         CalledProcessError: A step failed.
     """
     extras = ",".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    text = "".join((ROOT / page).read_text() for page in ("README.md", "docs/quickstart.md"))
-    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    code = "\n".join(block for page in ("README.md", "docs/quickstart.md") for block in python_blocks(ROOT / page))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder, "environment", "bin", "python")

@@ -1,7 +1,6 @@
 """Scene pages in a web browser: opened from disk, they show what tsplat renders."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from PIL import Image
 
 from tests.support.browser import CHROMIUM, open_page
 from tests.support.paths import MODELS, SCENES
+from tests.support.waiting import wait_for
 from tsplat import cli
 from tsplat.scene import look_at, open_model
 from tsplat.viewing import Camera, export_page, first_view, render_frames
@@ -56,10 +56,7 @@ def rendered(model, width, height):
 
 def wait_until_loaded(page):
     """Waits for the first image, and hides the controls."""
-    deadline = time.monotonic() + 120
-    while page.evaluate("document.documentElement.dataset.loaded") is None:
-        assert time.monotonic() < deadline, page.errors
-        time.sleep(0.5)
+    wait_for(lambda: page.evaluate("document.documentElement.dataset.loaded") is not None, 120, every=0.5)
     page.evaluate("document.querySelector('.sse-ui').style.display = 'none'")
 
 

@@ -63,6 +63,7 @@ def prepare(arguments: Namespace) -> int:
 
 def render(arguments: Namespace) -> int:
     """``tsplat render``."""
+    from ..scene.gaussians import drop_invalid
     from ..scene.images import write_png
     from ..support.extras import require
     from ..support.files import output_folder
@@ -83,7 +84,7 @@ def render(arguments: Namespace) -> int:
         raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos need --trajectory")
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
-    gaussians = _drop_invalid(_open(arguments))
+    gaussians = drop_invalid(_open(arguments), print)
     cameras = _cameras(arguments, gaussians)
     with output_folder(out.parent):
         frames = render_frames(
@@ -102,14 +103,13 @@ def render(arguments: Namespace) -> int:
 
 def view(arguments: Namespace) -> int:
     """``tsplat view``."""
-    import socket
     import threading
     import webbrowser
 
     from ..support.extras import require
     from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.viewer import Viewer, open_viewed
-    from ..viewing.viewer.server import MODULES
+    from ..viewing.viewer.server import MODULES, print_address
 
     require(*MODULES)
     device, _ = pick_device(arguments.backend)
@@ -126,13 +126,7 @@ def view(arguments: Namespace) -> int:
         for path in arguments.models
     ]
     viewer = Viewer(models, address=arguments.address, port=arguments.port)
-    if viewer.port != arguments.port:
-        print(f"port {arguments.port} is taken; using {viewer.port}")
-    print(f"viewing {', '.join(model.name for model in models)} at {viewer.url}")
-    print(
-        f"from another computer: ssh -L {viewer.port}:localhost:{viewer.port} {socket.gethostname()}; end with Ctrl-C"
-    )
-    sys.stdout.flush()
+    print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
     if arguments.open:
         webbrowser.open(viewer.url)
     with contextlib.suppress(KeyboardInterrupt):
@@ -304,15 +298,6 @@ def _check_view_options(arguments: Namespace) -> None:
             raise ArgumentError(
                 f"--{name.replace('_', '-')}: not with --view, which uses the camera and the size of the view"
             )
-
-
-def _drop_invalid(gaussians: Gaussians) -> Gaussians:
-    """Returns the valid Gaussians, and prints how many are left out."""
-    valid = gaussians.valid
-    if bool(valid.all()):
-        return gaussians
-    print(f"left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
-    return gaussians.map(lambda tensor: tensor[valid])
 
 
 def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:

@@ -20,6 +20,7 @@ OUTPUT = (
     "output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files; .html for a "
     "page that shows the model in a web browser"
 )
+VECTOR = ("X", "Y", "Z")
 CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 
 
@@ -115,35 +116,21 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
         metavar="DEG",
         help="vertical field of view in degrees (the run's, or 50)",
     )
-    vector = ("X", "Y", "Z")
     parser.add_argument(
         "--eye",
         type=_number,
         nargs=3,
-        metavar=vector,
+        metavar=VECTOR,
         help="camera position (a run: like its cameras; else to show the whole model)",
     )
     parser.add_argument(
         "--look-at",
         type=_number,
         nargs=3,
-        metavar=vector,
+        metavar=VECTOR,
         help="point at the image center (a run: what its cameras look at)",
     )
-    parser.add_argument(
-        "--up",
-        type=_number,
-        nargs=3,
-        metavar=vector,
-        help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)",
-    )
-    parser.add_argument(
-        "--background",
-        type=_channel,
-        nargs=3,
-        metavar=("R", "G", "B"),
-        help="background color, each from 0 to 1 (a run: that of its training; else 0 0 0)",
-    )
+    _add_up_and_background(parser)
     _add_backend(parser)
 
 
@@ -207,14 +194,18 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     page = parser.add_argument_group("options for .html")
     page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
     page.add_argument("--view", metavar="N|NAME", help="view of a run to start with, by index or name (the first)")
-    page.add_argument(
+    _add_up_and_background(page)
+
+
+def _add_up_and_background(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
         "--up",
         type=_number,
         nargs=3,
-        metavar=("X", "Y", "Z"),
+        metavar=VECTOR,
         help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)",
     )
-    page.add_argument(
+    parser.add_argument(
         "--background",
         type=_channel,
         nargs=3,

@@ -216,3 +216,16 @@ def neighbor_distances(points: Tensor) -> Tensor:
     array = points.detach().double().cpu().numpy()
     distances, _ = cKDTree(array).query(array, k=min(NEIGHBORS + 1, len(array)))
     return torch.from_numpy(distances[:, 1:])
+
+
+def drop_invalid(gaussians: Gaussians, tell: Callable[[str], object]) -> Gaussians:
+    """Returns the valid Gaussians.
+
+    Args:
+        tell: Called with a message where some are left out.
+    """
+    valid = gaussians.valid
+    if bool(valid.all()):
+        return gaussians
+    tell(f"left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
+    return gaussians.map(lambda tensor: tensor[valid])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import socket
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..support.extras import require
 from ..support.interruption import StopRequest
 from ..viewing.trajectories import Camera, cameras_of_views
 from ..viewing.viewer import LiveTraining, Viewer, frame_model
-from ..viewing.viewer.server import ADDRESS, MODULES, PORT, check_address
+from ..viewing.viewer.server import ADDRESS, MODULES, PORT, check_address, print_address
 from .configuration import Config
 from .history import History
 from .training_progress import Progress
@@ -97,7 +96,6 @@ class LiveView:
         name: str = "training",
         step: int = 0,
     ) -> None:
-        require(*MODULES)
         self.training = LiveTraining(gaussians, config.steps, step=step, backend=config.backend, paused=options.paused)
         self.check: Callable[[], object] = lambda: None
         self._options, self._closed = options, False
@@ -108,6 +106,12 @@ class LiveView:
         self.url = self._viewer.url
         if options.open:
             webbrowser.open(self.url)
+
+    def print_address(self) -> None:
+        """Prints where the training can be seen."""
+        print_address(
+            self._viewer, self._options.port, "the training", state=", paused" if self._options.paused else ""
+        )
 
     def before_step(self, step: int, gaussians: Gaussians) -> None:
         """Renders what pages ask for, and waits while training is paused.
@@ -175,11 +179,7 @@ def shown(
     view.check = stop.check
     trainer.view = view
     try:
-        port = int(view.url.rpartition(":")[2])
-        if port != options.port:
-            print(f"port {options.port} is taken; using {port}")
-        print(f"viewing the training at {view.url}{', paused' if options.paused else ''}")
-        print(f"from another computer: ssh -L {port}:localhost:{port} {socket.gethostname()}", flush=True)
+        view.print_address()
         yield
         view.finish(trainer.gaussians)
         print(f"the viewer is closed; to see the run: tsplat view {folder}")

@@ -23,7 +23,7 @@ from ..scene.capture.views import Color
 from ..scene.formats import lost_on_write, open_model
 from ..scene.formats.ply import compressed_ply_content
 from ..scene.formats.sog_writer import sog_content
-from ..scene.gaussians import Gaussians
+from ..scene.gaussians import Gaussians, drop_invalid
 from ..support.extras import require
 from ..support.files import atomic_write, output_folder
 from .markup import Html, escape, fill
@@ -101,10 +101,7 @@ def export_page(
     if view is not None and not cameras:
         raise ArgumentError(f"--view: {model} has no cameras.json of a run")
     gaussians = open_model(model, force=force, checkpoint=checkpoint, warn=warn)
-    valid = gaussians.valid
-    if not bool(valid.all()):
-        warn(f"{model}: left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
-        gaussians = gaussians.map(lambda tensor: tensor[valid])
+    gaussians = drop_invalid(gaussians, lambda message: warn(f"{model}: {message}"))
     return write_page(
         out,
         gaussians,

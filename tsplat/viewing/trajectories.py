@@ -179,7 +179,7 @@ def describe_camera(camera: Camera, index: int) -> dict[str, Any]:
         "split": "test" if camera.is_test else "train",
         "width": camera.width,
         "height": camera.height,
-        "position": (-viewmat[:3, :3].T @ viewmat[:3, 3]).tolist(),
+        "position": camera.position.tolist(),
         "rotation": viewmat[:3, :3].T.tolist(),
         "fy": K[1, 1].item(),
         "fx": K[0, 0].item(),

@@ -1,7 +1,6 @@
 """The viewer in a web browser."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -67,10 +66,7 @@ def test_image_at_rest_is_that_of_tsplat(viewer, capfd):
         assert page.wait_for(lambda image: psnr(image, before) < 30)
         assert page.wait_for(matches), found
         assert page.errors == []
-    deadline = time.monotonic() + 20
-    while viewer._sessions and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not viewer._sessions
+    wait_for(lambda: not viewer._sessions, 20)
     assert capfd.readouterr().err == ""
 
 
@@ -95,7 +91,7 @@ def trainer():
 
 def click(page, label):
     script = f"[...document.querySelectorAll('button')].find(button => button.innerText == '{label}').click()"
-    page.call("Runtime.evaluate", expression=script)
+    page.evaluate(script)
 
 
 def has_color(image, color):

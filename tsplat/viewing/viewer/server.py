@@ -105,6 +105,22 @@ class Viewer:
             session.close()
 
 
+def print_address(viewer: Viewer, port: int, what: str, *, state: str = "", remark: str = "") -> None:
+    """Prints where a viewer can be seen.
+
+    Args:
+        port: The port that was asked for.
+        what: What it shows.
+        state: Follows the address.
+        remark: Ends the last line.
+    """
+    if viewer.port != port:
+        print(f"port {port} is taken; using {viewer.port}")
+    print(f"viewing {what} at {viewer.url}{state}")
+    command = f"ssh -L {viewer.port}:localhost:{viewer.port} {socket.gethostname()}"
+    print(f"from another computer: {command}{remark}", flush=True)
+
+
 def check_address(address: str) -> None:
     """Raises ArgumentError if it is not possible to listen at an address."""
     try:

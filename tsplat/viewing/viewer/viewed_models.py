@@ -18,7 +18,7 @@ from ...scene.capture import read_capture
 from ...scene.capture.captures import is_capture
 from ...scene.capture.views import Color, View
 from ...scene.formats import open_model
-from ...scene.gaussians import Gaussians
+from ...scene.gaussians import Gaussians, drop_invalid
 from ..run_cameras import find_background, find_cameras
 from ..start_views import SIZE, frame_start
 from ..trajectories import Camera, cameras_of_views
@@ -95,10 +95,7 @@ def open_viewed(
         gaussians = open_model(path, force=force, checkpoint=checkpoint, warn=warn)
         cameras = find_cameras(path)
         background = find_background(path) or (0.0, 0.0, 0.0)
-    valid = gaussians.valid
-    if not bool(valid.all()):
-        warn(f"{path}: left out {int((~valid).sum())} of {len(gaussians)} Gaussians that have invalid values")
-        gaussians = gaussians.map(lambda tensor: tensor[valid])
+    gaussians = drop_invalid(gaussians, lambda message: warn(f"{path}: {message}"))
     renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
     return frame_model(Path(path).resolve().name, renderer, cameras, views, background)
 
