@@ -341,6 +341,24 @@ def release(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     return {}
 
 
+def destruction(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """A loss whose graph is alive keeps no thread of a destroyed process group, and its backward pass raises."""
+    before = gloo_threads()
+    group = dist.new_group(timeout=TIMEOUT)
+    colors, _, _ = call(dict(group=group))
+    assert gloo_threads() > before
+    dist.destroy_process_group(group)
+    del group
+    assert gloo_threads() == before
+    message = raised(tsplat.ArgumentError, lambda: colors.sum().backward())
+    assert message.startswith("group: the process group was destroyed; call torch.distributed.destroy_process_group()")
+    return {}
+
+
+def gloo_threads() -> int:
+    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+
+
 def volume(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     """A projected Gaussian with RGB takes the bytes given in docs/distributed.md, forward and backward."""
     sent = []
@@ -394,7 +412,10 @@ def run_jobs(rank: int, size: int, folder: Path, cases: int, seed: int) -> None:
     groups = {n: group for n, group in made.items() if isinstance(group, dist.ProcessGroup)}
     jobs: dict[str, Callable[[], dict[str, float]]] = {
         "equality": lambda: equality(groups, cases, seed),
-        **{job.__name__: lambda job=job: job(groups) for job in (disagreements, rejections, release, volume, timeout)},
+        **{
+            job.__name__: lambda job=job: job(groups)
+            for job in (disagreements, rejections, release, destruction, volume, timeout)
+        },
         "death": lambda: death(groups),
     }
     report: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -10,22 +11,43 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..errors import ArgumentError
+
 T = TypeVar("T")
 
 
 class RankGroup:
     """A process group seen from one of its ranks; without a group, this process alone, whose collectives are trivial.
 
+    Autograd graphs refer to this object. It does not keep the process group alive: the threads of a destroyed group
+    would run on until the interpreter exits, and then abort the process if they free a tensor.
+
     Attributes:
-        group: The process group, or None for a single process.
         rank: This process's rank within the group.
         world_size: Number of ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group = group
+        self._group = None if group is None else weakref.ref(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group, or None for a single process.
+
+        Raises:
+            ArgumentError: The process group was destroyed.
+        """
+        if self._group is None:
+            return None
+        group = self._group()
+        if group is None:
+            raise ArgumentError(
+                "group: the process group was destroyed; call torch.distributed.destroy_process_group() after the "
+                "last backward pass"
+            )
+        return group
 
     @property
     def is_main(self) -> bool:
