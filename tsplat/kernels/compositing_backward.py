@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
 from .compositing_parts import assign_slots, list_arguments, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
-from .device_math import load_tuple
+from .device_math import constant, load_tuple
 from .launch import (
     Int,
     PartShape,
@@ -45,12 +45,12 @@ def _blend_vjp(
     dx = center_x - record[0]
     dy = center_y - record[1]
     e = log2_alpha(record, dx, dy)
-    alpha = tl.where((e >= LOG2_ALPHA_MIN) & (place < last), clamped_alpha(record, e, APPROX), 0.0)
+    alpha = tl.where((e >= constant(LOG2_ALPHA_MIN, e)) & (place < last), clamped_alpha(record, e, APPROX), 0.0)
     v_weight = v_color[0] * record[GEOMETRY]
     for k in tl.static_range(1, len(v_color)):
         v_weight = tl.fma(v_color[k], record[GEOMETRY + k], v_weight)
     transmittance, rest, weight, g = absorb_vjp(transmittance, alpha, rest, v_weight, APPROX)
-    return transmittance, rest, weight, tl.where(e <= LOG2_ALPHA_MAX, g, 0.0), dx, dy
+    return transmittance, rest, weight, tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0), dx, dy
 
 
 @triton.jit

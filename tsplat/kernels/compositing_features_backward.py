@@ -25,7 +25,7 @@ from .compositing_features import (
 )
 from .compositing_parts import assign_slots, list_arguments, part_arguments
 from .compositing_records import pack_records
-from .device_math import load_tuple
+from .device_math import constant, load_tuple
 from .launch import FEATURES_MIN, Int, PartShape, kernel, launch
 from .tile_math import (
     MOMENTS,
@@ -151,7 +151,7 @@ def _features_bwd_kernel(
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
             record, dx, dy, e = _exponents(records, rows, listed, center_x, center_y)
-            kept = (e >= LOG2_ALPHA_MIN) & (place[:, None, None] < last[None])
+            kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place[:, None, None] < last[None])
             alphas = tl.where(kept, clamped_alpha(record, e, APPROX), 0.0)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
@@ -160,7 +160,8 @@ def _features_bwd_kernel(
                     transmittance, take(alphas, k), rest, take(v_weights, k), APPROX
                 )
                 weights = put(weights, k, weight)
-                g = put(g, k, tl.where(take(e, k) <= LOG2_ALPHA_MAX, v_alpha, 0.0))
+                e_k = take(e, k)
+                g = put(g, k, tl.where(e_k <= constant(LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
             g_dy = g * dy
             sum_g = lanes_last(tl.sum(g, 1))
             sum_g_dy = lanes_last(tl.sum(g_dy, 1))

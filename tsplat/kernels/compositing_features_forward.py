@@ -12,7 +12,7 @@ from .compositing_features import GROUP, load_features, product, product_options
 from .compositing_parts import list_arguments, list_parts, part_arguments, walk_arguments
 from .compositing_records import pack_records
 from .compositing_segments import combine_segments, first_transmittance, new_last_ids, segment_products
-from .device_math import load_tuple
+from .device_math import constant, load_tuple
 from .launch import FEATURES_MIN, Int, PartShape, kernel, launch, part_order, programs
 from .tile_math import RECORD, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
@@ -79,7 +79,8 @@ def _features_fwd_kernel(
             row = tl.load(ids + tl.minimum(done + k, end - 1)).to(tl.int64)
             record = load_tuple(records + row * RECORD, 1, 7)
             e = log2_alpha(record, center_x - record[0], center_y - record[1])
-            alpha = tl.where((e >= LOG2_ALPHA_MIN) & (done + k < end), clamped_alpha(record, e, APPROX), 0.0)
+            kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (done + k < end)
+            alpha = tl.where(kept, clamped_alpha(record, e, APPROX), 0.0)
             weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
             weights = put(weights, k, tl.where(added, weight, 0.0))
             if last_ids is not None:

@@ -8,6 +8,7 @@ from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers,
 from .compositing_parts import list_arguments, list_parts, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
 from .compositing_segments import STEP, combine_segments, first_transmittance, new_last_ids, segment_products
+from .device_math import constant
 from .launch import Int, PartShape, kernel, launch, part_order, programs
 from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
@@ -72,7 +73,7 @@ def _composite_fwd_kernel(
                 next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
                 next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
                 e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
+                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX), 0.0)
                 weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
                 blended = ()
                 for k in tl.static_range(FEATURES):

@@ -64,7 +64,8 @@ def _pack_kernel(
     c = load_tuple(conics + row * 3, 1, 3, mask)
     opacity = tl.load(opacities + row, mask=mask, other=0.0)
     # Conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
-    valid = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001) & (opacity >= ALPHA_MIN)
+    valid = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001)
+    valid = valid & (opacity >= constant(ALPHA_MIN, opacity))
     values = (
         mean[0],
         mean[1],

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..config import TRANSMITTANCE_MIN
 from ..data import PartLists, RenderBuffers
 from .compositing_records import load_record
+from .device_math import constant
 from .launch import Int, kernel, launch, programs
 from .tile_math import GEOMETRY, clamped_alpha, load_range, log2_alpha, part_pixels
 
@@ -63,12 +64,13 @@ def _transmittance_kernel(
                 next_record = load_record(records, next_row, RECORD_WIDTH, GEOMETRY, APPROX)
                 next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
                 e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                alpha = tl.where(e >= LOG2_ALPHA_MIN, clamped_alpha(record, e, APPROX), 0.0)
+                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX), 0.0)
                 transmittance = tl.fma(alpha * -1.0, transmittance, transmittance)
                 record = next_record
             done = stop
             # Where it is lower, pixels have stopped before the next segment.
-            alive = tl.max(transmittance) > TRANSMITTANCE_MIN
+            highest = tl.max(transmittance)
+            alive = highest > constant(TRANSMITTANCE_MIN, highest)
         tl.store(products + program.to(tl.int64) * (WIDTH * HEIGHT) + own, transmittance)
 
 
@@ -87,7 +89,8 @@ def first_transmittance(
         if is_segment:
             for earlier in range(first_segment, program):
                 transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * PIXELS + own)
-            transmittance = tl.where(transmittance > TRANSMITTANCE_MIN, transmittance, -tl.abs(transmittance))
+            alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
+            transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
     return transmittance
 
 

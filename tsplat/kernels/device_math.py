@@ -61,7 +61,10 @@ def load4(pointer):
 
 @triton.jit
 def constant(value, like):
-    """A scalar in the dtype and shape of a tensor; ``tl.minimum`` and the like would make a constant fp32."""
+    """A scalar in the dtype and shape of a tensor.
+
+    Comparisons, ``tl.minimum`` and ``tl.maximum`` round constants to fp32, in fp64 too; arithmetic operators do not.
+    """
     return tl.full(like.shape, value, like.dtype)
 
 
@@ -269,7 +272,7 @@ def compensation(det, det_blurred, FLOOR: tl.constexpr):
 def compensation_vjp(s, blurred, det, det_blurred, rho, FLOOR: tl.constexpr, v):
     """Gradient of the unblurred matrix s, whose diagonal the blur shifts by a constant."""
     ratio = det / det_blurred
-    free = ratio > FLOOR * FLOOR
+    free = ratio > constant(FLOOR * FLOOR, ratio)
     v_det = tl.where(free, 0.5 * v / (tl.where(free, rho, 1.0) * det_blurred), 0.0)
     v_det_blurred = -v_det * ratio
     return (

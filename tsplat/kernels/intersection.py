@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
-from .device_math import det2, load_tuple
+from .device_math import constant, det2, load_tuple
 from .launch import Int, kernel, launch_elementwise
 
 BLOCK = 128
@@ -54,7 +54,7 @@ def _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN: tl.co
         level = support + (support + 1.0) * tl.where(thick, condition, 0.0) * 3e-5
         extent_x = tl.minimum(extent_x * cut, tl.where(thick, tl.sqrt(level * c[2] / safe), float("inf")))
         extent_y = tl.minimum(extent_y * cut, tl.where(thick, tl.sqrt(level * c[0] / safe), float("inf")))
-        return mean, extent_x, extent_y, seen & (opacity >= ALPHA_MIN), c, det, level
+        return mean, extent_x, extent_y, seen & (opacity >= constant(ALPHA_MIN, opacity)), c, det, level
 
 
 @triton.jit

@@ -109,7 +109,7 @@ def _project(
     if opacities is not None:
         opacity = rho * tl.load(opacities + gaussian, mask=mask, other=0.0)
         if OPACITY_AWARE:
-            visible = visible & (opacity >= ALPHA_MIN)
+            visible = visible & (opacity >= constant(ALPHA_MIN, opacity))
         radius_x, radius_y = _bounds(blurred, det, opacity, ALPHA_MIN, EXTEND, OPACITY_AWARE)
     else:
         radius_x, radius_y = _bounds(blurred, det, None, ALPHA_MIN, EXTEND, OPACITY_AWARE)

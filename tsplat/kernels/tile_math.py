@@ -7,7 +7,7 @@ compiled without further contraction, make forward and backward take bitwise the
 import triton
 import triton.language as tl
 
-from .device_math import exp2, reciprocal
+from .device_math import constant, exp2, reciprocal
 
 GEOMETRY = tl.constexpr(7)
 """First values of a row's record: mean x, y; -a/2, -b, -c/2 of the conic times log2(e); log2(opacity); clamped opacity.
@@ -159,7 +159,7 @@ def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr):
     weight = alpha * transmittance
     # Rounded once: subtracting the weight would lose digits near alpha = 1. Unlike -alpha, the factor -1 costs nothing.
     after = tl.fma(alpha * -1.0, transmittance, transmittance)
-    added = after > TRANSMITTANCE_MIN
+    added = after > constant(TRANSMITTANCE_MIN, after)
     return weight, added, tl.where(added, after, -tl.abs(transmittance))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
 from ..data import Gaussians3D
-from .device_math import load_tuple
+from .device_math import constant, load_tuple
 from .launch import Int, kernel, launch_elementwise
 
 BLOCK = 128
@@ -45,7 +45,8 @@ def _valid_kernel(
         valid = valid & _within(scales + gaussian * 3, mask, 3, MAGNITUDE_MAX)
         valid = valid & _within(quats + gaussian * 4, mask, 4, MAGNITUDE_MAX)
         q = load_tuple(quats + gaussian * 4, 1, 4, mask)
-        valid = valid & (q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3] >= QUAT_NORM_MIN * QUAT_NORM_MIN)
+        square = q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3]
+        valid = valid & (square >= constant(QUAT_NORM_MIN * QUAT_NORM_MIN, square))
     valid = valid & _within(opacities + gaussian, mask, 1, MAGNITUDE_MAX)
     if PER_CAMERA:
         batch = gaussian // n_gaussians
