@@ -4,8 +4,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language import core
 
-from tsplat.triton_cpu import launch
+from tsplat.triton_cpu import UnsupportedOperationError, launch
+from tsplat.triton_cpu.launcher import llvm_ir
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -135,3 +137,49 @@ def test_scalars_and_grids_of_three_axes():
     expected = torch.where(torch.arange(24) < 20, a, -5.0)
     assert torch.equal(out[::2], expected)
     assert torch.equal(out[1::2], torch.where(torch.arange(24) % 2 == 0, expected + 1, 0))
+
+
+def _extern(symbol):
+    @core.extern
+    def call(address, _semantic=None):
+        result = {(core.int64,): (symbol, core.int32)}
+        return core.extern_elementwise("", "", [address], result, is_pure=False, _semantic=_semantic)
+
+    return call
+
+
+prefetch, unknown = _extern("prefetch"), _extern("unknown")
+
+
+@triton.jit
+def _prefetching_kernel(a, out, n, AHEAD: tl.constexpr):
+    for i in range(n):
+        prefetch((a + i + AHEAD).to(tl.int64))
+        tl.store(out + i, tl.load(a + i))
+
+
+@triton.jit
+def _unknown_kernel(a):
+    unknown(a.to(tl.int64))
+
+
+@triton.jit
+def _prefetching_tensor_kernel(a):
+    prefetch((a + tl.arange(0, 16)).to(tl.int64))
+
+
+def test_prefetch():
+    """Any address may be prefetched, also one that is not allocated."""
+    a = _values(torch.float32, 50)
+    for ahead in (8, 2**40):
+        out = torch.zeros(50)
+        launch(_prefetching_kernel, (1,), (a, out, 50, ahead))
+        assert torch.equal(out, a)
+    signature = {"a": "*fp32", "out": "*fp32", "n": "i32", "AHEAD": "constexpr"}
+    assert "call void @llvm.prefetch.p0(" in llvm_ir(_prefetching_kernel, signature, {"AHEAD": 8}, "kernel")
+
+
+@pytest.mark.parametrize("kernel", [_unknown_kernel, _prefetching_tensor_kernel])
+def test_other_extern_functions_are_not_implemented(kernel):
+    with pytest.raises(UnsupportedOperationError, match=r"tt\.(extern_elementwise|ptr_to_int)"):
+        launch(kernel, (1,), (torch.zeros(16),))

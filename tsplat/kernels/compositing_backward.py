@@ -9,13 +9,14 @@ from torch import Tensor
 from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
 from .compositing_parts import assign_slots, list_arguments, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
-from .device_math import constant, load_tuple
+from .device_math import constant, load_tuple, prefetch
 from .launch import (
     Int,
     PartShape,
     approximate,
     kernel,
     launch,
+    walk_ahead,
 )
 from .tile_math import (
     GEOMETRY,
@@ -141,7 +142,8 @@ def _composite_bwd_kernel(
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
     ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
-    TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+    AHEAD: tl.constexpr, TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr,
+    APPROX: tl.constexpr,
 ):  # fmt: skip
     """If FOLD, a lane holds one pixel of each block of a part, otherwise a part is one block.
 
@@ -213,6 +215,10 @@ def _composite_bwd_kernel(
                 out = v_slots + entry_slot(entry) * COLUMNS
                 entry = next_entry
                 next_entry = tl.load(list_entries + tl.maximum(place - 2, begin))
+                if AHEAD > 0:
+                    later_entry = tl.load(list_entries + tl.maximum(place - AHEAD, begin))
+                    prefetch(records + entry_row(later_entry).to(tl.int64) * RECORD_WIDTH, VALUES)
+                    prefetch(v_slots + entry_slot(later_entry) * COLUMNS, COLUMNS)
                 new_transmittance = ()
                 new_rest = ()
                 sums = ()
@@ -295,6 +301,7 @@ def walk_bwd(
         ABSGRAD=settings.absgrad,
         COLUMNS=columns,
         PADDED=triton.next_power_of_2(columns),
+        AHEAD=walk_ahead(records),
         TOGETHER=assigned.together,
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         **list_arguments(lists),

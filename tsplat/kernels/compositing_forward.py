@@ -8,8 +8,8 @@ from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers,
 from .compositing_parts import list_arguments, list_parts, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
 from .compositing_segments import STEP, combine_segments, first_transmittance, new_last_ids, segment_products
-from .device_math import constant
-from .launch import Int, PartShape, kernel, launch, part_order, programs
+from .device_math import constant, prefetch
+from .launch import Int, PartShape, kernel, launch, part_order, programs, walk_ahead
 from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
 
 PASS = 8
@@ -37,7 +37,7 @@ def _composite_fwd_kernel(
     n_segments: "Int", background_stride: "Int", stride: "Int",
     COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
+    SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr, AHEAD: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
     dtype = records.dtype.element_ty
@@ -72,6 +72,9 @@ def _composite_fwd_kernel(
             for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
                 next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
                 next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
+                if AHEAD > 0:
+                    row = tl.load(ids + tl.minimum(place + AHEAD, end - 1)).to(tl.int64)
+                    prefetch(records + row * RECORD_WIDTH, VALUES)
                 e = log2_alpha(record, center_x - record[0], center_y - record[1])
                 alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX), 0.0)
                 weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
@@ -159,6 +162,7 @@ def walk_fwd(
             FEATURES=end - first,
             RECORD_WIDTH=records.shape[1],
             STEP=STEP,
+            AHEAD=walk_ahead(records),
             TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
             **list_arguments(own_channels),
             **walk,

@@ -11,6 +11,7 @@ instructions for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
 
 import triton
 import triton.language as tl
+from triton.language import core
 
 
 @triton.jit
@@ -102,6 +103,20 @@ def store_tuple(pointer, stride, values, mask=None, kept=None):
             tl.store(pointer + k * stride, values[k], mask=mask)
         else:
             tl.store(pointer + k * stride, tl.where(kept, values[k], 0.0), mask=mask)
+
+
+@core.extern
+def _prefetch(address, _semantic=None):
+    """Prefetches the cache line of an int64 address. ``triton_cpu`` implements it."""
+    result = {(core.int64,): ("prefetch", core.int32)}
+    return core.extern_elementwise("", "", [address], result, is_pure=False, _semantic=_semantic)
+
+
+@triton.jit
+def prefetch(pointer, N: tl.constexpr):
+    """Prefetches N consecutive values of at most two cache lines. For kernels compiled for the CPU."""
+    _prefetch(pointer.to(tl.int64))
+    _prefetch((pointer + N - 1).to(tl.int64))
 
 
 @triton.jit

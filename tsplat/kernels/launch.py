@@ -23,8 +23,14 @@ GRAIN = 64
 CPU_BLOCK = 16
 """Elements of a program on a CPU: larger ones do not fit into registers and take longer to compile."""
 
+CPU_LONG_BLOCK = 64
+"""The same where each element reads a long row: neighboring values of a row are then still in the caches."""
+
 CPU_ROWS = 4
 """Rows of pixels of a part of a tile on a CPU: their state stays in registers."""
+
+CPU_AHEAD = 8
+"""Entries of a list by which a CPU prefetches what it will read and write."""
 
 SMALL, LARGE = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
@@ -237,6 +243,11 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
 def walk_unroll(tensor: Tensor) -> int:
     """Returns how often the loop over a list is unrolled. On NVIDIA GPUs, loads then come early enough."""
     return 4 if has_ptx(tensor) else 1
+
+
+def walk_ahead(tensor: Tensor) -> int:
+    """Returns by how many entries of a list a walk prefetches, 0 for none. On a GPU, other warps hide cache misses."""
+    return CPU_AHEAD if is_compiled_for_cpu(tensor) else 0
 
 
 def group_options(tensor: Tensor, shape: PartShape) -> dict[str, int | bool]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import Int, block_size, invert_ids, kernel, launch, launch_elementwise, programs
+from .launch import CPU_LONG_BLOCK, Int, block_size, invert_ids, kernel, launch, launch_elementwise, programs
 
 BLOCK = 64
 
@@ -241,6 +241,7 @@ def spherical_harmonics_fwd(
         _sh_fwd_kernel,
         n_rows,
         BLOCK,
+        CPU_LONG_BLOCK,
         means=means,
         centers=centers,
         coeffs=coeffs,
@@ -277,7 +278,7 @@ def spherical_harmonics_bwd(
     # Bases above the degree in use have zero gradients.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
     v_coeffs = make(coeffs.shape)
-    block = block_size(means, BLOCK)
+    block = block_size(means, BLOCK, CPU_LONG_BLOCK)
     blocks = triton.cdiv(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
     launch(

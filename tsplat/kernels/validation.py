@@ -8,7 +8,7 @@ from torch import Tensor
 from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
 from ..data import Gaussians3D
 from .device_math import constant, load_tuple
-from .launch import Int, kernel, launch_elementwise
+from .launch import CPU_LONG_BLOCK, Int, kernel, launch_elementwise
 
 BLOCK = 128
 
@@ -74,6 +74,7 @@ def valid_gaussians(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool)
         _valid_kernel,
         n,
         BLOCK,
+        CPU_LONG_BLOCK,
         means=means,
         quats=gaussians.quats,
         scales=gaussians.scales,

@@ -17,6 +17,8 @@ from .values import Value, value_of
 HINTS = r"(?:(?:cacheModifier|evictionPolicy) = \w+ ?)*(?:\{isVolatile = (?:true|false)\})?"
 """Attributes that change nothing: hints to caches, and volatile accesses, as loads are never merged or left out."""
 
+PREFETCH = r'\{libname = "", libpath = "", pure = false, symbol = "prefetch"\}'
+
 
 @emits("tt.addptr")
 def emit_addptr(e: Emitter, operation: Operation) -> Value:
@@ -35,6 +37,26 @@ def emit_addptr(e: Emitter, operation: Operation) -> Value:
     b = Value(pointer.type, offset.chunks, offset.steps, pointer.base, offset.type.element, offset.firsts)
     total = integer_operation(e, "add", _as_integers(a), _as_integers(offsets_as(e, b, "i64")))
     return Value(pointer.type, total.chunks, total.steps, pointer.base, "i64", total.firsts)
+
+
+@emits("tt.ptr_to_int")
+def emit_ptr_to_int(e: Emitter, operation: Operation) -> Value:
+    (pointer,) = e.operands(operation)
+    if pointer.base is not None:
+        raise UnsupportedFormError("tensor of pointers")
+    return value_of(e.code, operation.type, [e.code.pure(f"ptrtoint ptr {pointer.chunks[0]} to {operation.type.llvm}")])
+
+
+@emits("tt.extern_elementwise", attributes=PREFETCH)
+def emit_prefetch(e: Emitter, operation: Operation) -> Value:
+    """Asks for the cache line of an address. The result is always 0."""
+    (address,) = e.operands(operation)
+    if address.type.shape is not None:
+        raise UnsupportedFormError("tensor of addresses")
+    pointer = e.code.pure(f"inttoptr {address.type.llvm} {address.chunks[0]} to ptr")
+    arguments = [("ptr", pointer), ("i32", "0"), ("i32", "3"), ("i32", "1")]
+    e.code.effect(e.code.call("llvm.prefetch.p0", "void", arguments))
+    return value_of(e.code, operation.type, ["0"])
 
 
 def _as_integers(pointers: Value) -> Value:
