@@ -53,6 +53,7 @@ IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
 LENSES = ("tests/scene/capture/test_lenses.py",)
 CLIENTS = ("tests/compat/gsplat/test_optimizers.py", "tests/compat/gsplat/test_clients.py")
 STRATEGIES = ("-m", "not interpreter", "tests/strategies")
+THRESHOLDS = ("-m", "triton", "tests/kernels/test_thresholds.py")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 
 
@@ -85,6 +86,37 @@ def _in(path: str, tests: tuple[str, ...], *bugs: tuple[str, str, str] | tuple[s
 
 
 MUTANTS = [
+    *_in(
+        "kernels/tile_math.py",
+        THRESHOLDS,
+        ("constant(TRANSMITTANCE_MIN, after)", "TRANSMITTANCE_MIN", "threshold of transmittance in fp32"),
+    ),
+    *_in(
+        "kernels/compositing_forward.py",
+        THRESHOLDS,
+        ("constant(LOG2_ALPHA_MIN, e)", "LOG2_ALPHA_MIN", "threshold of alpha in fp32"),
+    ),
+    *_in(
+        "kernels/compositing_features_backward.py",
+        THRESHOLDS,
+        ("constant(LOG2_ALPHA_MIN, e)", "LOG2_ALPHA_MIN", "threshold of alpha in fp32 for many channels"),
+    ),
+    *_in(
+        "kernels/projection.py",
+        THRESHOLDS,
+        ("constant(ALPHA_MIN, opacity)", "ALPHA_MIN", "threshold of opacity in fp32"),
+    ),
+    *_in(
+        "kernels/device_math.py",
+        THRESHOLDS,
+        ("constant(FLOOR * FLOOR, ratio)\n    v_det", "FLOOR * FLOOR\n    v_det",
+         "lower bound of compensation in fp32"),
+    ),
+    *_in(
+        "stages/process_group.py",
+        EXCHANGE,
+        ("weakref.ref(group)", "(lambda: group)", "a graph keeps the threads of a destroyed process group"),
+    ),
     *_in(
         "kernels/device_math.py",
         _compiled("tests/stages/test_projection.py"),
@@ -338,7 +370,7 @@ MUTANTS = [
         "kernels/validation.py",
         _compiled("tests/stages/test_validation.py"),
         ("valid & _within(opacities + gaussian, mask, 1, MAGNITUDE_MAX)", "valid", "opacities not validated"),
-        (">= QUAT_NORM_MIN * QUAT_NORM_MIN", ">= 0.0", "zero quaternions accepted"),
+        (">= constant(QUAT_NORM_MIN * QUAT_NORM_MIN, square)", ">= 0.0", "zero quaternions accepted"),
     ),
     *_in(
         "kernels_torch/compositing.py",
