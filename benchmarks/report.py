@@ -46,7 +46,8 @@ lists, all Gaussians in the L1 cache). On one thread:
 """
 
 LIMIT_NOTE = """
-What is missing is the start and the end of lists, and cache misses of records and slots.
+What is missing is the start and the end of lists, and cache misses that come too late for
+[prefetching](decisions/0014-prefetching-on-cpus.md).
 """
 
 PREDICTION = """
