@@ -692,6 +692,9 @@ def is_caught(mutant: Mutant) -> tuple[bool, float]:
         except subprocess.TimeoutExpired:
             # A test that hangs has failed.
             return True, time.perf_counter() - began
+    if found.returncode < 0:
+        # A kernel that accesses memory out of bounds crashed the process.
+        return True, time.perf_counter() - began
     # 1 means that a test failed, 0 that all passed, and anything else that the tests could not run.
     if found.returncode not in (0, 1):
         raise SystemExit(f"{mutant.name}: the tests did not run\n{found.stdout[-2000:]}{found.stderr[-500:]}")
