@@ -20,7 +20,7 @@ class RankGroup:
     """A process group seen from one of its ranks; without a group, this process alone, whose collectives are trivial.
 
     Autograd graphs refer to this object. It does not keep the process group alive: the threads of a destroyed group
-    would run on until the interpreter exits, and then abort the process if they free a tensor.
+    would run until the interpreter exits, and abort the process if they free a tensor then.
 
     Attributes:
         rank: This process's rank within the group.

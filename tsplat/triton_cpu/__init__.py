@@ -22,8 +22,8 @@ The semantics are Triton's. Each operation is rounded once, as IEEE 754 says, wi
 halves, and matrix products run in order of the inner dimension. Results therefore do not depend on the number of
 threads or the features of the CPU. An operation that is not implemented is an `UnsupportedOperationError`.
 
-Of extern functions, `tl.extra` and the like, only `prefetch` is implemented: it takes a 64-bit address, asks for its
-cache line, and returns 0.
+The only extern function that is implemented is `prefetch`: it takes a 64-bit address, prefetches its cache line, and
+returns 0.
 """
 
 from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineError, UnsupportedOperationError

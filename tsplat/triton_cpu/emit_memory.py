@@ -49,7 +49,7 @@ def emit_ptr_to_int(e: Emitter, operation: Operation) -> Value:
 
 @emits("tt.extern_elementwise", attributes=PREFETCH)
 def emit_prefetch(e: Emitter, operation: Operation) -> Value:
-    """Asks for the cache line of an address. The result is always 0."""
+    """Prefetches the cache line of an address. The result is always 0."""
     (address,) = e.operands(operation)
     if address.type.shape is not None:
         raise UnsupportedFormError("tensor of addresses")
