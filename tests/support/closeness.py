@@ -1,6 +1,8 @@
 """Tolerances: the one policy by which all tests compare numbers. Limits change only with a decision record.
 
 1. The same code in fp64 against the reference: `assert_exact`, a relative error of 1e-9 of the tensor's largest entry.
+   Where a scene is so ill-conditioned that plain PyTorch in fp32 is off by more than 13 %, that error scaled to fp64
+   counts instead, times four (docs/decisions/0017).
 2. Code in fp32 against the fp64 reference: `assert_fp32`, four times the error of plain PyTorch in fp32, or 64 epsilons
    of the tensor's largest entry. One plain run can be accurate by luck. A comparison that fails is therefore repeated
    with the largest error of 32 plain runs with inputs jittered by half an epsilon (docs/decisions/0004).
@@ -35,18 +37,24 @@ LAYOUT = ("packed", "tile_size", "channel_chunk", "absgrad")
 """Options of `rasterization` that the reference does not have, as they do not change the image."""
 
 
-def assert_exact(name: str, found: Tensor | None, expected: Tensor | None) -> float:
-    """Compares fp64 results. Returns the largest error over its bound."""
-    return compare(name, found, expected, EXACT)
+def assert_exact(name: str, found: Tensor | None, expected: Tensor | None, plain: Tensor | None = None) -> float:
+    """Compares fp64 results, given what plain PyTorch computes in fp32. Returns the largest error over its bound."""
+    fp32_to_fp64 = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    return compare(name, found, expected, max(FP32_RATIO * _error(expected, plain) * fp32_to_fp64, EXACT))
 
 
 def assert_fp32(name: str, found: Tensor | None, expected: Tensor | None, plain: Tensor | None) -> float:
     """Compares an fp32 result with an fp64 one, given what plain PyTorch computes in fp32."""
-    error = 0.0
-    if expected is not None and plain is not None and expected.numel() > 0:
-        scale = float(expected.abs().max())
-        error = float((plain.to(expected.dtype) - expected).abs().max()) / scale if scale > 0 else 0.0
-    return compare(name, found, expected, max(FP32_RATIO * error, FP32_EPSILONS * torch.finfo(torch.float32).eps))
+    bound = max(FP32_RATIO * _error(expected, plain), FP32_EPSILONS * torch.finfo(torch.float32).eps)
+    return compare(name, found, expected, bound)
+
+
+def _error(expected: Tensor | None, plain: Tensor | None) -> float:
+    """The error of what plain PyTorch computes in fp32, relative to the largest expected entry."""
+    if expected is None or plain is None or expected.numel() == 0:
+        return 0.0
+    scale = float(expected.abs().max())
+    return float((plain.to(expected.dtype) - expected).abs().max()) / scale if scale > 0 else 0.0
 
 
 def compare(name: str, found: Tensor | None, expected: Tensor | None, relative: float) -> float:
@@ -107,8 +115,12 @@ def _with_gradients(inputs: dict[str, Any], colors: Tensor, alphas: Tensor, seed
 def assert_run_exact(scene: dict[str, Any], seed: int = 0, **settings: Any) -> float:
     """Compares a run in fp64 with the reference: images and every gradient."""
     found, _ = run(scene, seed, **settings)
-    truth, _ = run_reference(scene, seed, **settings)
-    return max(assert_exact(name, found[name], truth[name]) for name in truth)
+    truth, truth_run = run_reference(scene, seed, **settings)
+    try:
+        return max(assert_exact(name, found[name], truth[name]) for name in truth)
+    except AssertionError:
+        plain, _ = run_reference(_single(scene), seed, truth_run.decisions, **settings)
+        return max(assert_exact(name, found[name], truth[name], plain[name]) for name in truth)
 
 
 def assert_same_bits(one: dict[str, Tensor | None], other: dict[str, Tensor | None]) -> float:
@@ -160,6 +172,10 @@ def assert_run_fp32(scene32: dict[str, Any], seed: int = 0, **settings: Any) -> 
 
 def _double(scene: dict[str, Any]) -> dict[str, Any]:
     return {k: v.double() if isinstance(v, Tensor) else v for k, v in scene.items()}
+
+
+def _single(scene: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in scene.items()}
 
 
 def _furthest(truth: Tensor | None, candidates: list[Tensor | None]) -> Tensor | None:
