@@ -17,7 +17,7 @@ help: ## list the targets (default)
 demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a turntable to demo/
 	$(BIN)/tsplat demo --out demo
 
-quick: lint ## lint, types and the fast tests: about three minutes on two cores
+quick: lint ## lint, types and the fast tests: about a minute on two cores
 	$(PYTEST) -m "not slow and not interpreter and not gpu"
 
 # Triton decides at import whether to interpret kernels, so these tests need a process of their own.
@@ -30,7 +30,7 @@ test-triton: export PYTHONPATH := $(abspath $(VENV)/triton-$(VERSION))
 test-triton: export TRITON_CACHE_DIR := $(abspath $(VENV)/triton-$(VERSION)-cache)
 test-triton: $(VENV)/triton-$(VERSION) ## run the tests that execute or compile Triton kernels with VERSION=3.9.0
 	$(BIN)/python -c "import triton; assert triton.__version__ == '$(VERSION)', triton.__version__"
-	$(PYTEST) tests/triton_cpu tests/kernels/test_compile.py
+	$(PYTEST) tests/triton_cpu tests/kernels/test_compile.py tests/benchmarks/test_dynamic_cost.py
 	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
 
 # The interpreter of Triton 3.6 converts arrays of one entry to numbers, which NumPy 2.4 no longer does.

@@ -58,22 +58,24 @@ def records(scene: str, run: scenes.Run, gpu_name: str, gpu: Gpu, variation: str
 
     Returns:
         `scene`, `pass`, `gpu`, `variation` of the model (None for none), what `summarize` returns for the whole pass,
-        and `kernels`: the same for each kernel, with its `launches` and `registers`.
+        and `kernels`: the same for each kernel, with its `launches` and `registers`. Those of tsplat also have
+        `kept_bytes`: what the forward pass keeps for the backward pass.
     """
     predicted = []
     for executed in run.launches:
         assert executed.trace is not None
         predicted.append((executed, predict(gpu, executed.trace)))
+    kept = {"kept_bytes": run.kept_bytes} if isinstance(run, scenes.TsplatRun) else {}
     found = []
     for phase in ("forward", "backward"):
         of_phase = [entry for entry in predicted if entry[0].phase == phase]
         kernels = {}
         for name in dict.fromkeys(executed.kernel for executed, _ in of_phase):
             launches = [entry for entry in of_phase if entry[0].kernel == name]
-            registers = max(executed.registers for executed, _ in launches)
+            registers = max(executed.trace.registers for executed, _ in launches if executed.trace is not None)
             kernels[name] = {"launches": len(launches), "registers": registers} | summarize(launches)
         record = {"scene": scene, "pass": phase, "gpu": gpu_name, "variation": variation}
-        found.append(record | summarize(of_phase) | {"kernels": kernels})
+        found.append(record | kept | summarize(of_phase) | {"kernels": kernels})
     return found
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import tsplat
 from benchmarks.run import GARDEN, KETTLE, Case, dense_tile, load
+from tests.emulator.driver import Code
 from tests.emulator.package import tsplat_emulated
 from tests.emulator.program import Launch
 from tsplat.data import SplatGradients, Splats
@@ -25,6 +26,8 @@ from tsplat.data import SplatGradients, Splats
 from .trace import Executed, Recorder
 
 TARGET = "sm_80"
+"""What is executed unless another target is chosen, and what the timing model runs."""
+TARGETS = (TARGET, "sm_90", "gfx942", "gfx1100")
 KERNELS = "tsplat.kernels.compositing"
 """What the names of the modules begin with whose kernels are executed for their cost."""
 LEAVES = ("means", "quats", "scales", "opacities", "colors")
@@ -164,12 +167,13 @@ def _captured() -> Iterator[dict[str, Any]]:
         yield found
 
 
-def execute(scene: dict[str, Any], *, traced: bool) -> TsplatRun:
+def execute(scene: dict[str, Any], *, traced: bool, target: str = TARGET) -> TsplatRun:
     """Renders a scene forward and backward on an emulated GPU; records the compositing kernels."""
+    code: Code = "sass" if target.startswith("sm_") else "amdgcn"
     leaves = {name: scene[name].detach().requires_grad_() for name in LEAVES}
     recorder = Recorder(is_compositing, traced=traced)
     options = dict(races=False, uninitialized=False, first_touch=False)
-    with _captured() as captured, tsplat_emulated(TARGET, "sass", **options) as gpu:
+    with _captured() as captured, tsplat_emulated(target, code, **options) as gpu:
         gpu.machine.tracer = recorder
         kept: dict[int, int] = {}
 
@@ -207,7 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="append the records to this file as JSON lines")
 
 
-def chosen(options: argparse.Namespace, *, traced: bool) -> Iterator[tuple[str, TsplatRun]]:
+def chosen(options: argparse.Namespace, *, traced: bool, target: str = TARGET) -> Iterator[tuple[str, TsplatRun]]:
     """Executes the scenes that were asked for; prints what they are. Scenes without data are skipped."""
     data = Data(options.garden, options.kettle)
     for name in options.scene:
@@ -217,7 +221,7 @@ def chosen(options: argparse.Namespace, *, traced: bool) -> Iterator[tuple[str, 
         if scene is None:
             print(f"== {name}: skipped, {data.garden if 'garden' in name else data.kettle} does not exist", flush=True)
             continue
-        run = execute(scene, traced=traced)
+        run = execute(scene, traced=traced, target=target)
         lengths = np.array(run.list_lengths)
         fullness = f"median {np.median(lengths):,.0f} per tile, at most {lengths.max():,}"
         print(

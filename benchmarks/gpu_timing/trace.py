@@ -1,4 +1,4 @@
-"""What a launch did, in the form that the timing model runs: executed on the emulator, for NVIDIA's sm_80."""
+"""What a launch executed on the emulator, and for the timing model a trace of NVIDIA's machine code."""
 
 from __future__ import annotations
 
@@ -92,10 +92,11 @@ class Executed:
     """What the program was doing: "forward" or "backward"."""
     counts: collections.Counter[str]
     """See :meth:`tests.emulator.counters.Counts.summary`."""
-    registers: int
-    stall_cycles: int
+    registers: int | None = None
+    """Of a thread. None, as `stall_cycles`, if what was executed is not NVIDIA's machine code."""
+    stall_cycles: int | None = None
     """Sum over all warp instructions of the cycles that the compiler makes the warp wait before its next one."""
-    trace: Trace | None
+    trace: Trace | None = None
 
 
 class Recorder:
@@ -128,10 +129,12 @@ class Recorder:
     def executed(self, program: Program, launch: Launch, counts: dict[str, np.ndarray], raw: RawTrace | None) -> None:
         if not self.wanted(launch):
             return
-        assert isinstance(program, NvidiaProgram) and program.is_machine_code
         total = Counts(program)
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2]
         total.add(counts, programs)
+        if not isinstance(program, NvidiaProgram):
+            self.launches.append(Executed(program.name, self.phase, total.summary()))
+            return
         registers = sass_text.registers(program.cubin, program.name)
         rows, table = machine_code(program)
         stalls = int(counts["issued"][rows >= 0].astype(np.int64) @ table["stall"].astype(np.int64))

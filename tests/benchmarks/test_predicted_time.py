@@ -61,6 +61,7 @@ def test_longer_list_gives_longer_tail(runs, phase):
 def test_records(runs):
     for record in _records(runs[0]):
         assert record.keys() >= RECORD
+        assert record["kept_bytes"] == runs[0].kept_bytes > 0
         assert not any(key.startswith("ratio") for key in record)
         kernels = record["kernels"].values()
         for field in ("warp_instructions", "load_sectors", "store_sectors", "predicted_us"):
@@ -93,7 +94,7 @@ def test_counts_agree_with_predicted_launches(runs):
 def tiny(runs, monkeypatch, tmp_path):
     """One scene that was executed before; another whose file does not exist. Returns where records go."""
     monkeypatch.setattr(scenes, "SCENES", {"tile": lambda data: {}, "garden-648x420": scenes.SCENES["garden-648x420"]})
-    monkeypatch.setattr(scenes, "execute", lambda scene, traced: runs[0])
+    monkeypatch.setattr(scenes, "execute", lambda scene, traced, target: runs[0])
     monkeypatch.setattr(sys, "argv", ["", "--garden", str(tmp_path / "missing.npz"), "--json", str(tmp_path / "out")])
     return tmp_path / "out"
 
