@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import tsplat
-from benchmarks.run import COMPARED, Case, load
+from benchmarks.cases import COMPARED, Case, load
 from benchmarks.timing_worker import forward_backward
 from tsplat import triton_cpu
 from tsplat.config import TRANSMITTANCE_MIN

@@ -1,14 +1,23 @@
 #!/bin/sh
 # Runs every test and benchmark that needs a GPU, in at most nine minutes; writes to ${OUT:-benchmarks/results}.
 #
+#     benchmarks/gpu.sh [--emulated]
+#
 # A part that fails or runs out of time does not stop the others. The last lines say which parts passed, failed, were cut
-# off, and did not run. Exit status: 0 if all passed, 1 if one failed or was cut off, 2 if PyTorch finds no GPU.
+# off, and did not run. Exit status: 0 if all passed, 1 if one failed or was cut off, 2 if PyTorch finds no GPU. Records
+# of a run whose tests do not pass say so, and do not count. With --emulated, all parts run on an emulated GPU, with one
+# test and tiny scenes: to try out this script.
 set -u
 cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/results}
 jobs=${JOBS:-8}
 mkdir -p "$out"
 passed="" failed="" cut="" skipped=""
+device=cuda scenes="cloud dense-tile"
+if [ "${1:-}" = --emulated ]; then
+    device=emulated scenes=tiny jobs=1
+    export EMULATE=sm_80 PYTEST_ADDOPTS="-p tests.emulator.plugin -k 'test_numbers_of_channels_match_reference and 3'"
+fi
 
 # Python reports and writes what it has when it is interrupted; it is killed if that takes longer than 10 seconds.
 limited() {
@@ -31,7 +40,12 @@ part() {
     shift 2
     echo "== $name"
     limited "$limit" "$@" > "$out/$name.log" 2>&1
-    note "$name" $?
+    status=$?
+    if [ "$status" -eq 3 ]; then
+        skipped="$skipped $name ($(tail -n 1 "$out/$name.log"))"
+    else
+        note "$name" "$status"
+    fi
     tail -n 15 "$out/$name.log"
 }
 
@@ -62,7 +76,17 @@ tests() {
     done
 }
 
-python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || {
+sanitize() { # tool
+    if [ "$device" = emulated ] || ! command -v compute-sanitizer > /dev/null; then
+        skipped="$skipped $1 (no compute-sanitizer, or no GPU)"
+        return
+    fi
+    # Each tensor has an allocation of its own, so that accesses beyond its end are found.
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 part "$1" 25 compute-sanitizer --tool "$1" --error-exitcode 1 \
+        --target-processes all python -m benchmarks.hardware_counts --step tiny
+}
+
+[ "$device" = emulated ] || python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || {
     echo "gpu.sh: PyTorch finds no GPU; nothing ran"
     exit 2
 }
@@ -74,24 +98,30 @@ python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || {
 
 # gsplat compiles its kernels at first use; do it beside the tests.
 compiling=""
-if python -c 'import gsplat' 2> /dev/null; then
+if [ "$device" = cuda ] && python -c 'import gsplat' 2> /dev/null; then
     TORCH_CUDA_ARCH_LIST=$(python -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')
     export TORCH_CUDA_ARCH_LIST MAX_JOBS=8
     limited 235 python -c 'from gsplat.cuda._backend import _C; assert _C is not None' > "$out/gsplat.log" 2>&1 &
     compiling=$!
 fi
 tests
+export TSPLAT_GPU_TESTS=passed
+[ -z "$failed$cut" ] || TSPLAT_GPU_TESTS=failed
 compiled=1
 if [ -n "$compiling" ]; then
     wait "$compiling"
     compiled=$?
 fi
-part run 115 python -m benchmarks.run --device cuda --json "$out/run.jsonl"
-part profile 25 python -m benchmarks.run --device cuda --profile "$out/profile.txt"
+part run 110 python -m benchmarks.run --device "$device" --json "$out/run.jsonl"
+part profile 20 python -m benchmarks.run --device "$device" --profile "$out/profile.txt"
+# shellcheck disable=SC2086
+part counts 35 python -m benchmarks.hardware_counts --scene $scenes --json "$out/counts.jsonl"
+sanitize memcheck
+sanitize racecheck
 if [ -z "$compiling" ]; then
-    skipped="$skipped peers (gsplat is not installed)"
+    skipped="$skipped peers (needs a GPU and gsplat)"
 elif [ "$compiled" -eq 0 ]; then
-    part peers 85 python -m benchmarks.peers --json "$out/peers.jsonl"
+    part peers 75 python -m benchmarks.peers --json "$out/peers.jsonl"
 else
     skipped="$skipped peers (gsplat was not compiled, see gsplat.log)"
 fi
@@ -100,4 +130,5 @@ echo "passed:${passed:- none}"
 echo "failed:${failed:- none}"
 echo "cut off:${cut:- none}"
 echo "not run:${skipped:- none}"
+[ "$TSPLAT_GPU_TESTS" = passed ] || echo "timings and counts of this run do not count: its tests did not pass"
 [ -z "$failed$cut" ]

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 
 import tsplat
-from benchmarks.run import SCENES, Case, load, timed
+from benchmarks import machine
+from benchmarks.cases import SCENES, Case, load
+from benchmarks.run import timed
 from benchmarks.timing_worker import DIFFERENTIABLE
 
 DIFFERENCE_MAX = 2e-3
@@ -43,8 +45,8 @@ def main() -> None:
         print(f"peers: {error}; pip install gsplat==1.5.3")
         return
     device = torch.device("cuda")
-    name = torch.cuda.get_device_name(device)
-    print(f"{name}, torch {torch.__version__}, tsplat {tsplat.__version__}, gsplat {gsplat.__version__}")
+    made_with = machine.describe(device) | {"peer": f"gsplat {gsplat.__version__}"}
+    print(", ".join(f"{key} {value}" for key, value in made_with.items() if value is not None))
     for case in SCENES:
         scene = load(case, device)
         if scene is None:
@@ -53,7 +55,7 @@ def main() -> None:
         record = compare(case, scene, gsplat.rasterization, device, options.repeats)
         if options.json:
             with options.json.open("a") as file:
-                file.write(json.dumps(record | {"device": name, "peer": f"gsplat {gsplat.__version__}"}) + "\n")
+                file.write(json.dumps(record | made_with) + "\n")
     sys.stdout.flush()
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.compositing_limit import share
 from benchmarks.gpu_timing.ratios import RATIOS, ratios
 
@@ -270,12 +271,13 @@ def plot_predicted(predictions: dict[str, dict[str, dict[tuple[str, str], float]
 
 
 def read_measurements() -> dict[str, list[dict[str, Any]]]:
-    """Returns the records of measured times by device."""
+    """Returns the records of measured times by device, if the tests of their run did not fail."""
     by_device: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             record = json.loads(line)
-            by_device.setdefault(record["device"], []).append(record)
+            if "p50" in record and machine.counts(record):
+                by_device.setdefault(record["device"], []).append(record)
     return by_device
 
 

@@ -1,15 +1,10 @@
 """Measures the speed of tsplat on this machine: single stages and whole calls, forward and forward + backward.
 
-    python -m benchmarks.run [--device cpu|cuda] [--threads N] [--repeats N] [--json FILE] [--profile FILE] [--base REF]
+    python -m benchmarks.run [--device cpu|cuda|emulated] [--threads N] [--repeats N] [--json FILE] [--profile FILE]
+        [--base REF]
 
-Scenes:
-
-- clouds: random Gaussians with a given standard deviation in pixels; on a GPU up to a million of them, and features of
-  16, 64 and 256 channels;
-- dense-tile: a cloud, and one tile whose list is about 100 times as long as the median;
-- garden: the points of gsplat's garden (`--garden`, test_garden.npz) at 1, 2 and 4 times its image size, with opacities
-  from 0.05 to 0.95 and scales of exp(N(0, 1/2)) times the mean distance to the three nearest neighbors;
-- kettle, luma-seal: trained models (`--kettle`, a PLY).
+`benchmarks/cases.py` describes the scenes. Those of `--device emulated` are tiny and run on an emulated GPU, on which
+times mean nothing: it is for trying out this command.
 
 Scenes whose files do not exist are skipped. The dense reference is measured on the smallest cloud.
 """
@@ -17,212 +12,29 @@ Scenes whose files do not exist are skipped. The dense reference is measured on 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 import tsplat
+from benchmarks import machine
+from benchmarks.cases import COMPARED, CPU_CASES, EMULATED_CASES, GARDEN, GPU_CASES, KETTLE, SCENES, Case, load
 from benchmarks.timing_worker import forward, forward_backward
-from tests.support.paths import DATA, MODELS
 from tsplat.config import Backend
 
-GARDEN = DATA / "test_garden.npz"
-KETTLE = MODELS / "kettle.from_spz.ply"
-LUMA_SEAL = MODELS / "luma-seal.from_splat.ply"
-
+EMULATED = "sm_80"
+"""Target of `--device emulated`."""
 WARM_UP = 2
 """Untimed repeats before the timed ones."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A scene and the backends to measure on it.
-
-    Attributes:
-        kind: How the scene is made; see the module.
-        n: Number of Gaussians of a cloud; of those outside of the dense tile.
-        width, height: Image size in pixels; for the garden, `width` is a multiple of its image size.
-        deviation: Standard deviation in pixels of the Gaussians of a cloud.
-        channels: Number of color channels of a cloud.
-        sh_degree: Degree of the spherical harmonics of a cloud, in place of colors.
-        backends: Backends to measure; the first one is compared with the others.
-    """
-
-    kind: Literal["cloud", "dense-tile", "garden", "kettle", "luma-seal"]
-    n: int = 0
-    width: int = 1
-    height: int = 1
-    deviation: float = 2.0
-    channels: int = 3
-    sh_degree: int | None = None
-    backends: tuple[Backend, ...] = ("auto",)
-
-    @property
-    def name(self) -> str:
-        if self.kind == "garden":
-            return f"garden {self.width}x"
-        if self.kind != "cloud":
-            return f"{self.kind} at {self.width}x{self.height}"
-        features = f", {self.channels} channels" if self.channels != 3 else ""
-        features += f", SH degree {self.sh_degree}" if self.sh_degree is not None else ""
-        return f"{self.n} at {self.width}x{self.height}, {self.deviation:g} px{features}"
-
-
-CPU_CASES = (
-    Case("cloud", 2_000, 96, 64, backends=("triton", "torch", "reference")),
-    Case("cloud", 10_000, 192, 128, backends=("triton", "torch")),
-    Case("cloud", 12_500, 283, 200, backends=("triton", "torch")),
-    Case("cloud", 50_000, 400, 300, backends=("triton", "torch")),
-    Case("cloud", 100_000, 800, 566, backends=("triton", "torch")),
-    Case("kettle", 0, 800, 600, backends=("triton", "torch")),
-)
-SCENES = (
-    Case("garden", width=1),
-    Case("garden", width=2),
-    Case("garden", width=4),
-    Case("cloud", 1_000_000, 1296, 840, 2.5),
-    Case("kettle", 0, 1600, 1200),
-    Case("dense-tile", 22_000, 1296, 840),
-    Case("cloud", 200_000, 800, 600, channels=16),
-    Case("cloud", 200_000, 800, 600, channels=64),
-    Case("cloud", 200_000, 800, 600, channels=256),
-)
-COMPARED = (
-    Case("cloud", 10_000, 192, 128),
-    Case("cloud", 100_000, 640, 480, sh_degree=3),
-    Case("kettle", 0, 640, 480),
-    Case("luma-seal", 0, 640, 480),
-)
-"""Scenes of `--base`."""
-
-GPU_CASES = (
-    Case("cloud", 2_000, 96, 64, backends=("triton", "torch")),
-    Case("cloud", 100_000, 800, 600, backends=("triton", "torch")),
-    *SCENES,
-)
-
-
-def load(case: Case, device: torch.device, garden: Path = GARDEN, kettle: Path = KETTLE) -> dict[str, Any] | None:
-    """Returns the arguments of `rasterization` for a scene, or None if its file does not exist."""
-    if case.kind == "cloud":
-        scene = _cloud(case)
-    elif case.kind == "dense-tile":
-        scene = dense_tile(case.n, width=case.width, height=case.height)
-    elif case.kind == "garden" and garden.exists():
-        scene = _garden(garden, case.width)
-    elif case.kind == "kettle" and kettle.exists():
-        scene = _model(kettle, case)
-    elif case.kind == "luma-seal" and LUMA_SEAL.exists():
-        scene = _model(LUMA_SEAL, case)
-    else:
-        return None
-    return {name: t.to(device) if isinstance(t, Tensor) else t for name, t in scene.items()}
-
-
-def _cloud(case: Case, seed: int = 0) -> dict[str, Any]:
-    """A random cloud that fills the image, with opacities from 0.1 to 0.9."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator)
-
-    focal = float(case.width)
-    depth = 2 + 2 * uniform(case.n)
-    x = (uniform(case.n) - 0.5) * case.width / focal * depth
-    y = (uniform(case.n) - 0.5) * case.height / focal * depth
-    spread = torch.exp(0.3 * torch.randn(case.n, 3, generator=generator))
-    colors = uniform(case.n, case.channels)
-    if case.sh_degree is not None:
-        colors = 0.3 * torch.randn(case.n, (case.sh_degree + 1) ** 2, 3, generator=generator)
-    return dict(
-        sh_degree=case.sh_degree,
-        means=torch.stack([x, y, depth], -1),
-        quats=torch.randn(case.n, 4, generator=generator),
-        scales=(case.deviation / focal * depth)[:, None] * spread,
-        opacities=0.1 + 0.8 * uniform(case.n),
-        colors=colors,
-        viewmats=torch.eye(4)[None],
-        Ks=torch.tensor([[[focal, 0, case.width / 2], [0, focal, case.height / 2], [0, 0, 1]]]),
-        width=case.width,
-        height=case.height,
-    )
-
-
-def dense_tile(sparse: int = 1_000, dense: int = 1_500, width: int = 256, height: int = 192) -> dict[str, Any]:
-    """A cloud over the whole image, and Gaussians in the middle of one tile, faint enough that all are blended.
-
-    With the default numbers, the list of that tile is about 100 times as long as the median.
-    """
-    scene = _cloud(Case("cloud", sparse, width, height))
-    generator = torch.Generator().manual_seed(1)
-    depth = 5 + torch.rand(dense, generator=generator)
-    tile = torch.tensor([width // 32 * 16 + 8, height // 32 * 16 + 8])
-    center = tile + 10 * (torch.rand(dense, 2, generator=generator) - 0.5)
-    offset = (center - torch.tensor([width / 2, height / 2])) / width * depth[:, None]
-    added = {
-        "means": torch.cat([offset, depth[:, None]], 1),
-        "quats": torch.randn(dense, 4, generator=generator),
-        "scales": (0.8 / width * depth)[:, None].expand(-1, 3),
-        "opacities": 0.02 + 0.02 * torch.rand(dense, generator=generator),
-        "colors": torch.rand(dense, 3, generator=generator),
-    }
-    return scene | {name: torch.cat([scene[name], tensor]) for name, tensor in added.items()}
-
-
-def _garden(path: Path, scale: int, seed: int = 0) -> dict[str, Any]:
-    from scipy.spatial import cKDTree
-
-    stored = np.load(path)
-    points = stored["means3d"]
-    n = len(points)
-    spacing = cKDTree(points).query(points, k=4)[0][:, 1:].mean(1)
-    generator = torch.Generator().manual_seed(seed)
-    Ks = torch.from_numpy(stored["Ks"])[:1].clone()
-    Ks[:, :2] *= scale
-    return dict(
-        means=torch.from_numpy(points),
-        quats=torch.randn(n, 4, generator=generator),
-        scales=torch.from_numpy(spacing).float()[:, None] * (0.5 * torch.randn(n, 3, generator=generator)).exp(),
-        opacities=0.05 + 0.9 * torch.rand(n, generator=generator),
-        colors=torch.from_numpy(stored["colors"]).float() / 255,
-        viewmats=torch.from_numpy(stored["viewmats"])[:1],
-        Ks=Ks,
-        width=int(stored["width"]) * scale,
-        height=int(stored["height"]) * scale,
-    )
-
-
-def _model(path: Path, case: Case) -> dict[str, Any]:
-    from tsplat.scene import intrinsics, read_ply
-    from tsplat.viewing.framing import look_at_all
-
-    gaussians = read_ply(path)
-    viewmat, _ = look_at_all(gaussians, case.width, case.height, 50.0)
-    return dict(
-        means=gaussians.means,
-        quats=gaussians.quats,
-        scales=gaussians.scales,
-        opacities=gaussians.opacities,
-        colors=gaussians.sh_coeffs(gaussians.sh_degree),
-        sh_degree=gaussians.sh_degree,
-        viewmats=viewmat[None],
-        Ks=intrinsics(case.width, case.height, 50.0)[None],
-        width=case.width,
-        height=case.height,
-    )
 
 
 def timed(step: Callable[[], None], device: torch.device, repeats: int) -> dict[str, float]:
@@ -298,15 +110,15 @@ def measure(case: Case, scene: dict[str, Any], backend: Backend, device: torch.d
     return records
 
 
-def profile(path: Path, device: torch.device) -> None:
-    """Writes the time per kernel of a training step after a warm-up, on the first GPU scene whose file exists."""
+def profile(path: Path, device: torch.device, cases: Sequence[Case]) -> None:
+    """Writes the time per kernel of a training step after a warm-up, on the first scene whose file exists."""
     from torch.profiler import profile as torch_profile
 
-    scene = next(scene for case in SCENES if (scene := load(case, device)) is not None)
+    case, scene = next((case, scene) for case in cases if (scene := load(case, device)) is not None)
     for _ in range(WARM_UP):
-        forward_backward(scene)
+        forward_backward(scene, backend=case.backends[0])
     with torch_profile() as found:
-        forward_backward(scene)
+        forward_backward(scene, backend=case.backends[0])
     key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
     path.write_text(found.key_averages().table(sort_by=key, row_limit=40))
 
@@ -344,7 +156,9 @@ def _times(root: Path, path: Path, threads: int, repeats: int) -> dict[tuple[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", help="cpu, cuda or emulated", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--threads", type=int, default=1, help="number of CPU threads")
     parser.add_argument("--repeats", type=int, default=7, help="timed repeats")
     parser.add_argument("--garden", type=Path, default=GARDEN, help="gsplat's test_garden.npz")
@@ -355,21 +169,30 @@ def main() -> None:
     parser.add_argument("--base", metavar="REF", help="only compare with this commit, on a CPU")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
-    if options.profile:
-        profile(options.profile, device)
-        return
     if options.base:
         compare(options.base, options.threads, options.repeats, options.only or "")
         return
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{platform.machine()}, {options.threads} threads"
-    )
-    print(f"{name}, torch {torch.__version__}, tsplat {tsplat.__version__}")
+    if options.device != "emulated":
+        cases = GPU_CASES if options.device.startswith("cuda") else CPU_CASES
+        run(options, torch.device(options.device), cases, SCENES, None)
+        return
+    from tests.emulator.package import tsplat_emulated
+
+    with tsplat_emulated(EMULATED):
+        run(options, torch.device("cpu"), EMULATED_CASES, EMULATED_CASES, f"emulated {EMULATED}, times mean nothing")
+
+
+def run(
+    options: argparse.Namespace, device: torch.device, cases: Sequence[Case], profiled: Sequence[Case], name: str | None
+) -> None:
+    """Measures the scenes, or writes the profile of the first of `profiled`; `name` replaces that of the device."""
+    if options.profile:
+        profile(options.profile, device, profiled)
+        return
+    made_with = machine.describe(device, name)
+    print(", ".join(f"{key} {value}" for key, value in made_with.items() if value is not None))
     print(f"{'scene':40} {'backend':10} {'what':20} {'intersections':>13} {'p20 ms':>9} {'p50 ms':>9} {'p80 ms':>9}")
-    for case in GPU_CASES if device.type == "cuda" else CPU_CASES:
+    for case in cases:
         if options.only and options.only not in case.name:
             continue
         scene = load(case, device, options.garden, options.kettle)
@@ -387,7 +210,7 @@ def main() -> None:
                 )
                 if options.json:
                     with options.json.open("a") as file:
-                        file.write(json.dumps(record | {"device": name, "torch": torch.__version__}) + "\n")
+                        file.write(json.dumps(record | made_with) + "\n")
         for other in case.backends[1:]:
             for what in ("forward", "forward + backward"):
                 ratio = medians[other, what] / medians[case.backends[0], what]

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 import tsplat
+from benchmarks.cases import KETTLE
 from benchmarks.pages import write_tables
-from benchmarks.run import KETTLE
 from tsplat.scene import Gaussians, intrinsics, look_at, orbit, procedural_capture, read_ply
 from tsplat.scene.morton import morton_order
 from tsplat.viewing.framing import guess_up, look_at_all

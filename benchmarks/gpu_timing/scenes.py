@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import tsplat
-from benchmarks.run import GARDEN, KETTLE, Case, dense_tile, load
+from benchmarks.cases import GARDEN, KETTLE, Case, dense_tile, load
 from tests.emulator.driver import Code
 from tests.emulator.package import tsplat_emulated
 from tests.emulator.program import Launch
@@ -83,40 +83,20 @@ class TsplatRun(Run):
     composited: Composited
 
 
-def _case(case: Case, data: Data) -> dict[str, Any]:
+def from_case(case: Case, data: Data) -> dict[str, Any]:
+    """Returns the arguments of `rasterization` for a scene of the benchmarks.
+
+    Raises:
+        FileNotFoundError: Its file does not exist.
+    """
     scene = load(case, torch.device("cpu"), garden=data.garden, kettle=data.kettle)
     if scene is None:
-        raise FileNotFoundError(data.garden if case.kind == "garden" else data.kettle)
+        raise FileNotFoundError(data.garden if case.kind.startswith("garden") else data.kettle)
     return scene
 
 
-def _garden_hd(data: Data) -> dict[str, Any]:
-    """The scene of gsplat's published profile: the middle of the garden with random shapes, at 1920x1080."""
-    stored = np.load(data.garden)
-    means, colors = torch.from_numpy(stored["means3d"]), torch.from_numpy(stored["colors"]).float() / 255
-    inside = ((means >= -2) & (means <= 2)).all(-1)
-    n = int(inside.sum())
-    generator = torch.Generator().manual_seed(42)
-    width, height = 1920, 1080
-    Ks = torch.from_numpy(stored["Ks"])[:1].clone().float()
-    Ks[:, 0] *= width / int(stored["width"])
-    Ks[:, 1] *= height / int(stored["height"])
-    return dict(
-        means=means[inside].contiguous(),
-        quats=torch.nn.functional.normalize(torch.randn(n, 4, generator=generator), dim=-1),
-        scales=0.02 * torch.rand(n, 3, generator=generator),
-        opacities=torch.rand(n, generator=generator),
-        colors=colors[inside].contiguous(),
-        viewmats=torch.from_numpy(stored["viewmats"])[:1].float(),
-        Ks=Ks,
-        width=width,
-        height=height,
-        radius_clip=3.0,
-    )
-
-
 def _cloud(channels: int) -> Callable[[Data], dict[str, Any]]:
-    return functools.partial(_case, Case("cloud", 2_000, 96, 64, channels=channels))
+    return functools.partial(from_case, Case("cloud", 2_000, 96, 64, channels=channels))
 
 
 SCENES: dict[str, Callable[[Data], dict[str, Any]]] = {
@@ -125,10 +105,10 @@ SCENES: dict[str, Callable[[Data], dict[str, Any]]] = {
     "cloud-d16": _cloud(16),
     "cloud-d64": _cloud(64),
     "dense-tile": lambda data: dense_tile(),
-    "kettle-400x300": functools.partial(_case, Case("kettle", 0, 400, 300)),
-    "garden-648x420": functools.partial(_case, Case("garden", width=1)),
-    "garden-1296x840": functools.partial(_case, Case("garden", width=2)),
-    "garden-1920x1080": _garden_hd,
+    "kettle-400x300": functools.partial(from_case, Case("kettle", 0, 400, 300)),
+    "garden-648x420": functools.partial(from_case, Case("garden", width=1)),
+    "garden-1296x840": functools.partial(from_case, Case("garden", width=2)),
+    "garden-1920x1080": functools.partial(from_case, Case("garden-profile", 0, 1920, 1080)),
 }
 """By name: 2,000 Gaussians at 96x64 with 3, 1, 16 and 64 channels; one tile with a list of 100 times the median length;
 a trained model; and gsplat's garden."""

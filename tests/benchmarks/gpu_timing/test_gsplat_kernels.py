@@ -9,8 +9,8 @@ import dataclasses
 import pytest
 import torch
 
+from benchmarks.cases import dense_tile
 from benchmarks.gpu_timing import gsplat_kernels, peer, scenes
-from benchmarks.run import dense_tile
 from tests.emulator.targets import needs_emulator
 
 pytest.importorskip("triton", reason="needs Triton")

@@ -1,0 +1,63 @@
+"""What records say about the machine and the software that they were made with."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tsplat
+
+TESTS_VARIABLE = "TSPLAT_GPU_TESTS"
+"""Environment variable in which `gpu.sh` tells whether the tests of the same run passed: "passed" or "failed"."""
+AMD_DRIVER = Path("/sys/module/amdgpu/version")
+
+
+def describe(device: torch.device, name: str | None = None) -> dict[str, str | None]:
+    """Describes the device, the software, and whether timings count.
+
+    Args:
+        name: Of the device, in place of its own.
+
+    Returns:
+        `device`; `driver`, None on a CPU; `torch`, `triton`, `tsplat`; `commit`, which ends in "-dirty" if files differ
+        from it; and `tests`, what the GPU tests of the same run did, or None if none ran.
+    """
+    on_gpu = device.type == "cuda"
+    threads = torch.get_num_threads()
+    own_name = torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()}, {threads} threads"
+    return {
+        "device": name or own_name,
+        "driver": _driver() if on_gpu else None,
+        "torch": torch.__version__,
+        "triton": metadata.version("triton") if importlib.util.find_spec("triton") else None,
+        "tsplat": tsplat.__version__,
+        "commit": _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"),
+        "tests": os.environ.get(TESTS_VARIABLE),
+    }
+
+
+def counts(record: dict[str, Any]) -> bool:
+    """Returns whether the figures of a record count: not if tests failed in the same run."""
+    return record.get("tests") != "failed"
+
+
+def _driver() -> str | None:
+    if torch.version.hip is not None:
+        return AMD_DRIVER.read_text().strip() if AMD_DRIVER.exists() else None
+    found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return found.splitlines()[0] if found else None
+
+
+def _output(*command: str) -> str | None:
+    """Returns what a command prints, or None if it does not exist or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip() or None
+    except (OSError, subprocess.CalledProcessError):
+        return None
