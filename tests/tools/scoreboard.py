@@ -23,12 +23,15 @@ PLATFORMS = {
     "gfx1100-amdgcn": "AMD gfx1100, emulated",
     "gpu": "Triton kernels on a GPU",
 }
+EMULATED_PROPERTY = "random scenes against fp64"
+"""The property that `tests.emulator.fuzz` checks."""
 
 HEAD = """# Reliability
 
-Results of property-based tests of the rasterizer on random scenes. `make scoreboard` runs all of them and writes this
-page. `make test` runs a part of them, and `make fuzz MINUTES=60` runs them with new seeds for any length of time. A
-case that fails is simplified, saved under `tests/cases` and replayed by every run of the tests.
+Results of property-based tests of the rasterizer on random scenes. `make scoreboard` runs them on a CPU and writes this
+page; `make emulate` runs random scenes on emulated GPUs. `make test` runs a part of them, and `make fuzz MINUTES=60`
+runs them with new seeds for any length of time. A case that fails is simplified, saved under `tests/cases` and replayed
+by every run of the tests.
 
 A violation is an image or gradient outside the tolerance policy (`tests/support/closeness.py`), a value that is not
 finite, a bit that differs where results must be bit-exact, or an error other than the documented one. The properties
@@ -52,7 +55,7 @@ def page(records: dict[str, Any]) -> str:
         for platform, label in PLATFORMS.items():
             record = records.get(f"{name} ({platform})")
             if record is None:
-                if platform == "gpu":
+                if name == EMULATED_PROPERTY or "emulated" not in label:
                     lines.append(f"| {name} | {label} | not run | | | | | |")
                 continue
             lines.append(
