@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.compositing_limit import share
 from benchmarks.gpu_timing.ratios import RATIOS, ratios
+from benchmarks.predicted_tables import amd_table, details_table, sensitivity_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -16,6 +17,8 @@ PAGE = ROOT / "docs" / "performance.md"
 PLOT = ROOT / "docs" / "performance.png"
 LIMITS = RESULTS / "limit" / "cpu.jsonl"
 PREDICTED = RESULTS / "predicted"
+SENSITIVITY = PREDICTED / "sensitivity.jsonl"
+AMD = RESULTS / "executed" / "amd.jsonl"
 PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 
 TSPLAT = "tsplat"
@@ -77,12 +80,32 @@ What the figures include and what they do not:
 - The other implementations got the same projected Gaussians, and each its own lists of tiles. Their kernels were
   compiled for sm_80 as well. Faster-GS has tiles of 16x12 pixels, the others of 16x16. "tsplat 66fcafc" is the state in
   which one program of one warp walked the whole list of a tile.
-- The columns of tsplat 66fcafc and Faster-GS, and that of gsplat for garden-1920x1080, were predicted once, with an
-  earlier state of the timing model. For commit daf3354, whose compositing is designed like that of 66fcafc, the
-  present model predicts 2,549 + 3,405 us for kettle-400x300, 673 + 1,169 us for garden-648x420, 355 + 1,193 us for
-  garden-1296x840, 473 + 1,241 us for garden-1920x1080, and 951 + 1,294 us for dense-tile.
+- The columns of tsplat 66fcafc and Faster-GS were predicted once, with an earlier state of the timing model. For commit
+  daf3354, whose compositing is designed like that of 66fcafc, the present model predicts 2,549 + 3,405 us for
+  kettle-400x300, 673 + 1,169 us for garden-648x420, 355 + 1,193 us for garden-1296x840, 473 + 1,241 us for
+  garden-1920x1080, and 951 + 1,294 us for dense-tile.
 - 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, in parts of 8x8 pixels.
 
+### Idle tails and memory
+
+The idle tail is the share of all cycles of all sub-cores after a sub-core's last instruction, when others still work,
+forward / backward. "Kept" are the bytes that the forward pass keeps for the backward pass, apart from the inputs of
+`rasterization()`:
+
+"""
+
+SENSITIVITY_TEXT = """
+Most of the tail of dense-tile and of the clouds is in launches of a few microseconds, in which few programs run at all
+([decision 0016](decisions/0016-idle-tail-of-a-dense-tile.md)).
+
+### Sensitivity
+
+Predicted microseconds on an A100, forward + backward, with one parameter of the model changed at a time
+(`--sensitivity`):
+
+"""
+
+RATIO_TEXT = """
 ### tsplat divided by gsplat
 
 With `--peer gsplat`, both commands also execute the compositing kernels of gsplat 1.5.3 on the emulator, with the same
@@ -93,6 +116,21 @@ into the emulator's cache; `TSPLAT_GSPLAT_WHEEL` names another place. Images and
 tsplat's figures divided by gsplat's, forward / backward, with all compositing kernels of a pass together. Instructions
 and sectors are exact counts of the code that the emulator executed; times are predicted:
 
+"""
+
+AMD_TEXT = """
+### AMD GPUs
+
+No times are predicted for AMD GPUs. `python -m benchmarks.dynamic_cost --target gfx942` counts what the same kernels
+execute there. Million wave instructions, forward + backward, and divided by those of tsplat 66fcafc, forward /
+backward:
+
+"""
+
+AMD_NOTE = """
+The forward pass executes as much as at 66fcafc or more, both passes together less. Parts are 16x8 pixels instead of
+whole tiles, so a wave takes fewer pixels per Gaussian; and where lists are cut, another kernel computes the
+transmittance at the start of each segment.
 """
 
 METHOD = """
@@ -111,19 +149,22 @@ METHOD = """
    memory accesses go through L1, L2 slices and DRAM channels with their latencies and queues. Registers, shared memory
    and warp slots limit how many programs run at once.
 
-For each kernel it prints predicted microseconds, executed warp instructions, sectors, and the idle tail: the share of
-all cycles of all sub-cores after a sub-core's last instruction, when others still work. The rest says what the
-sub-cores' other cycles went to. `--sensitivity` repeats the prediction with those parameters changed that are known
-least.
+For each kernel it prints predicted microseconds, executed warp instructions, sectors, and the idle tail. The rest says
+what the sub-cores' other cycles went to.
 
 Parameters are latencies and throughputs from publications and from NVIDIA's documentation; some are guesses, which
 `benchmarks/gpu_timing/model.py` marks as assumed. `tests/benchmarks/gpu_timing/test_model.py` checks the model on
 kernels whose cost is known: chains of dependent instructions, throughput of pipes, pointer chases, a copy, barriers.
 No prediction for tsplat's kernels has been compared with a GPU yet.
 
+- Two predictions of the same scene differ by up to 2 %, as tensors lie at other addresses. Counts do not differ.
 - The H100 runs the code for sm_80. Code compiled for sm_90 may be faster.
 - Caches are warm: L2 holds what a launch accesses when it begins, as far as it fits. Each launch is modeled alone.
 """
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -178,8 +219,7 @@ def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
 
 def read_records() -> list[dict[str, Any]]:
     """Returns the records of predicted times, without those of variations of the model."""
-    texts = [(PREDICTED / f"{name}.jsonl").read_text() for name in ("tsplat", "peers")]
-    records = [json.loads(line) for text in texts for line in text.splitlines()]
+    records = [record for name in ("tsplat", "peers") for record in _read(PREDICTED / f"{name}.jsonl")]
     return [record for record in records if record.get("variation") is None]
 
 
@@ -274,8 +314,7 @@ def read_measurements() -> dict[str, list[dict[str, Any]]]:
     """Returns the records of measured times by device, if the tests of their run did not fail."""
     by_device: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
+        for record in _read(path):
             if "p50" in record and machine.counts(record):
                 by_device.setdefault(record["device"], []).append(record)
     return by_device
@@ -290,8 +329,10 @@ def page() -> str:
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
         text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
     records = read_records()
-    text += LIMIT + limit_table([json.loads(line) for line in LIMITS.read_text().splitlines()]) + LIMIT_NOTE
-    return text + PREDICTION + predicted_table(by_scene(records)) + NOTES + ratio_table(records) + METHOD
+    text += LIMIT + limit_table(_read(LIMITS)) + LIMIT_NOTE
+    text += PREDICTION + predicted_table(by_scene(records)) + NOTES + details_table(records)
+    text += SENSITIVITY_TEXT + sensitivity_table(_read(SENSITIVITY)) + RATIO_TEXT + ratio_table(records) + METHOD
+    return text + AMD_TEXT + amd_table(_read(AMD)) + AMD_NOTE
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import report
+from benchmarks import predicted_tables, report
 
 PREDICTIONS = {
     "small": {
@@ -40,7 +40,7 @@ def test_records_have_both_passes_of_tsplat_on_both_gpus():
         assert set(by_implementation) <= set(report.IMPLEMENTATIONS)
         for gpu in ("a100", "h100"):
             assert report.both_passes(by_implementation[report.TSPLAT], gpu), scene
-    assert sum(len(by_implementation) > 1 for by_implementation in predictions.values()) == 5
+    assert sum(len(by_implementation) > 1 for by_implementation in predictions.values()) == 6
 
 
 def _records(scene, implementation, instructions, microseconds):
@@ -62,6 +62,37 @@ def test_ratio_table_has_scenes_with_counts_of_both():
     ]
     rows = report.ratio_table(records).splitlines()[2:]
     assert rows == ["| both | 0.40 / 0.40 | 1.00 / 1.00 | 1.00 / 1.00 | 0.70 / 0.70 | 0.70 / 0.70 |"]
+
+
+def test_details_table_has_tails_and_memory_of_tsplat():
+    records = [
+        {"scene": "a", "gpu": gpu, "pass": phase, "idle_tail": tail, "kept_bytes": 1_500_000}
+        for gpu, phase, tail in (
+            ("a100", "forward", 0.62), ("a100", "backward", 0.41), ("h100", "forward", 0.1), ("h100", "backward", 0.2)
+        )
+    ]  # fmt: skip
+    other = {"scene": "b", "gpu": "a100", "pass": "forward", "idle_tail": 0.9, "implementation": "gsplat 1.5.3"}
+    assert predicted_tables.details_table([*records, other]).splitlines()[2:] == ["| a | 62 / 41 | 10 / 20 | 1.5 |"]
+
+
+def test_sensitivity_table_adds_passes():
+    records = [
+        {"scene": "a", "variation": variation, "pass": phase, "predicted_us": us}
+        for variation, phase, us in ((None, "forward", 80.0), (None, "backward", 40.0), ("cold", "forward", 90.04))
+    ]
+    assert predicted_tables.sensitivity_table(records).splitlines()[2:] == ["| nothing | 120 |", "| cold | 90.0 |"]
+
+
+def test_amd_table_compares_with_the_earlier_state():
+    records = [
+        {"scene": "a", "target": "gfx942", "pass": phase, "warp_instructions": now}
+        | ({} if old is None else {"implementation": old})
+        for old, phase, now in (
+            (None, "forward", 2_000_000), (None, "backward", 4_000_000),
+            ("tsplat 66fcafc", "forward", 1_000_000), ("tsplat 66fcafc", "backward", 9_000_000),
+        )
+    ]  # fmt: skip
+    assert predicted_tables.amd_table(records).splitlines()[2:] == ["| a | 2.0 + 4.0 | 2.00 / 0.44, both 0.60 |"]
 
 
 def test_plot_shows_scenes_with_several_implementations(tmp_path, monkeypatch):
