@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 MINUTES ?= 5
 VERSION ?= 3.9.0
-EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass gfx942-amdgcn gfx1100-amdgcn
+EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass sm_90-sass gfx942-amdgcn gfx1100-amdgcn
 COUNT ?= 300
 # Fewer scenes than usual do not replace recorded results.
 RECORD := $(if $(filter 300,$(COUNT)),--record)

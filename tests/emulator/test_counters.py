@@ -125,6 +125,7 @@ def _copy(x, y, n, B: tl.constexpr):
     [
         ("cuda:80", "ptx", 32, 32),
         ("cuda:80", "sass", 32, 32),
+        ("cuda:90", "sass", 32, 32),
         ("hip:gfx942", None, 64, 128),
         ("hip:gfx1100", None, 32, 128),
     ],

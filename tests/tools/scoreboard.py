@@ -19,6 +19,7 @@ PLATFORMS = {
     "sm_90-ptx": "NVIDIA PTX sm_90, emulated",
     "sm_120-ptx": "NVIDIA PTX sm_120, emulated",
     "sm_80-sass": "NVIDIA SASS sm_80, emulated",
+    "sm_90-sass": "NVIDIA SASS sm_90, emulated",
     "gfx942-amdgcn": "AMD gfx942, emulated",
     "gfx1100-amdgcn": "AMD gfx1100, emulated",
     "gpu": "Triton kernels on a GPU",

@@ -18,7 +18,7 @@ from .sass_operands import ALL_LANES
 
 IDLE = {
     "NOP", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "ERRBAR", "CCTL", "BMOV", "NANOSLEEP", "WARPSYNC.ALL", "ACQBULK",
-    "FENCE", "WARPGROUP", "ENDCOLLECTIVE",
+    "FENCE", "WARPGROUP", "ENDCOLLECTIVE", "CGAERRBAR",
 }  # fmt: skip
 """Instructions without an effect where everything takes effect at once."""
 BANK_ARGUMENTS = {80: 0x160, 86: 0x160, 89: 0x160, 90: 0x210}
