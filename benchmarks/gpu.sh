@@ -82,7 +82,7 @@ sanitize() { # tool
         return
     fi
     # Each tensor has an allocation of its own, so that accesses beyond its end are found.
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 part "$1" 25 compute-sanitizer --tool "$1" --error-exitcode 1 \
+    part "$1" 25 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" --error-exitcode 1 \
         --target-processes all python -m benchmarks.hardware_counts --step tiny
 }
 
