@@ -135,6 +135,59 @@ def test_eight_processes_fill_one_empty_cache_at_once(directory, forks):
     assert [path.name for path in directory.rglob("*") if path.is_file()] == ["_scale_kernel.o"]
 
 
+FORK_OF_A_COMPILER = """
+import ctypes, os, signal, threading, time
+from tsplat.triton_cpu import cache
+signal.alarm(30)
+"""
+
+THE_SAME_ENTRY = """
+with cache.compiling("kernel", "key"):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        with cache.compiling("kernel", "key"):
+            os._exit(0)
+    time.sleep(1)  # until the child waits
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+A_CHILD_THAT_STAYS = """
+def wait():
+    with cache.compiling("kernel", "key"):
+        pass
+with cache.compiling("kernel", "key"):
+    if ctypes.PyDLL(None).fork() == 0:  # as code in C++ may, without Python's hooks
+        time.sleep(60)
+        os._exit(0)
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while len(cache._locked) < 2:
+        time.sleep(0.01)
+waiting.join(10)
+assert not waiting.is_alive()
+"""
+
+A_PARENT_THAT_ENDS = """
+child = os.fork()
+if child == 0:
+    with cache.compiling("kernel", "key"):
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(0)
+os.waitpid(child, 0)
+with cache.compiling("kernel", "key"):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [THE_SAME_ENTRY, A_CHILD_THAT_STAYS, A_PARENT_THAT_ENDS], ids=range(3))
+def test_forked_children_do_not_keep_an_entry_locked(script, directory, forks):
+    found = forks.run(FORK_OF_A_COMPILER + script)
+    assert found.returncode == 0, found.stderr
+
+
 READ_ONLY_HOME = """
 import torch
 from tests.triton_cpu.test_cache import _scale_kernel

@@ -141,22 +141,29 @@ def test_a_launch_needs_no_further_threads(monkeypatch):
 
 
 FORK = """
-import os, threading
+import os, threading, time
 import torch
 from tests.triton_cpu.test_threads import _work_kernel, threads, work
-from tsplat.triton_cpu import launcher
+from tsplat.triton_cpu import launcher, machine
 expected = work(2)
 assert torch.equal(work(2, pool=True), expected)
-held = launcher._launchers[id(_work_kernel)].lock
-held.acquire()  # as another thread would while it compiles
+held, released = threading.Event(), threading.Event()
+def compile_slowly():
+    with machine.lock, _work_kernel._hash_lock:
+        held.set()
+        time.sleep(0.5)
+        released.set()
+threading.Thread(target=compile_slowly).start()
+held.wait()
 child = os.fork()
+assert released.is_set()
 if child == 0:
     launcher._launchers[id(_work_kernel)].compiled.clear()
+    _work_kernel.hash = None
     torch.set_num_threads = lambda n: None  # OpenMP would wait for the parent's threads
     threads.set_num_threads(2)
     os._exit(0 if all(torch.equal(work(2, pool=pool), expected) for pool in (False, True)) else 3)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-held.release()
 assert torch.equal(work(2), expected)
 assert torch.equal(work(2, pool=True), expected)
 """

@@ -15,10 +15,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import triton
 
 MAGIC = b"triton_cpu object\n"
+
+_locked: set[TextIO] = set()
+"""The lock files that this process holds or waits for."""
 
 
 @functools.cache
@@ -71,10 +75,32 @@ def compiling(kernel: str, key: str) -> Iterator[None]:
 
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(open(path, "w"))
+            _locked.add(file)
+            stack.callback(_release, file, path)
             fcntl.flock(file, fcntl.LOCK_EX)
-            # Processes that still wait for the deleted file find the entry in the cache.
-            stack.callback(lambda: path.unlink(missing_ok=True))
         yield
+
+
+def _release(file: TextIO, path: Path) -> None:
+    """Deletes and unlocks a lock file. Processes that still wait for it find the entry in the cache."""
+    if file not in _locked:  # in a child that was forked while its parent held the lock
+        return
+    import fcntl
+
+    _locked.discard(file)
+    with contextlib.suppress(OSError):
+        path.unlink()
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing it would leave the lock to children that inherited the file
+
+
+def _close_inherited() -> None:
+    """Closes the parent's lock files in a forked child, which would hold the locks after the parent's end."""
+    while _locked:
+        _locked.pop().close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _path(kernel: str, key: str) -> Path:

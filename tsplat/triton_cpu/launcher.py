@@ -6,7 +6,6 @@ import functools
 import os
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -83,7 +82,6 @@ class Launcher:
             if parameter.default is not parameter.empty
         }  # fmt: skip
         self.compiled: dict[tuple[Any, ...], CompiledKernel] = {}
-        self.lock = threading.Lock()
 
     def launch(self, grid: Grid, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         values = self.bind(args, kwargs)
@@ -156,7 +154,7 @@ class Launcher:
 
     def compile(self, key: tuple[Any, ...], values: list[Any]) -> CompiledKernel:
         """Loads machine code from the cache on disk, or compiles it and puts it there."""
-        with self.lock:
+        with machine.lock:
             if key in self.compiled:
                 return self.compiled[key]
             types, constants = self.signature(values)
@@ -231,15 +229,6 @@ def _scalar_type(value: Any, kernel: str) -> str:
 
 _launchers: dict[int, Launcher] = {}
 """By id of the kernel."""
-
-
-def _renew_locks() -> None:
-    """Replaces locks that another thread may have held when the process forked."""
-    for launcher in _launchers.values():
-        launcher.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
 
 
 def launch(

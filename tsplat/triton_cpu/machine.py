@@ -16,7 +16,9 @@ EntryPoint = Callable[[Any], None]
 """The machine code of a kernel, a function of ctypes: takes the address of the state of the launch."""
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_lock = threading.Lock()
+
+lock = threading.RLock()
+"""Held while a kernel is compiled or loaded: by Triton's frontend, which has locks of its own, or by LLVM."""
 
 
 def triple() -> str:
@@ -36,7 +38,7 @@ def version() -> str:
 def compile_object(module: str, target: Target) -> bytes:
     """Returns the machine code of a module, as an object file."""
     llvm = import_llvm()
-    with _lock:
+    with lock:
         machine = _target_machine(target)
         try:
             parsed = llvm.parse_assembly(module)
@@ -50,7 +52,7 @@ def compile_object(module: str, target: Target) -> bytes:
 def compile_assembly(module: str, target: Target) -> str:
     """Returns the assembly of a module, for inspection."""
     llvm = import_llvm()
-    with _lock:
+    with lock:
         text: str = _target_machine(target).emit_assembly(llvm.parse_assembly(module))
         return text
 
@@ -62,7 +64,7 @@ def load(code: bytes, symbol: str, target: Target) -> EntryPoint:
         TritonCPUError: The object file does not have the symbol.
     """
     llvm = import_llvm()
-    with _lock:
+    with lock:
         engine = _engine(target)
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
@@ -92,5 +94,6 @@ def _engine(target: Target) -> Any:
     return import_llvm().create_mcjit_compiler(import_llvm().parse_assembly(""), machine)
 
 
-# A process forks when no thread is inside LLVM, whose state would be inconsistent in the child.
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+# A process forks when no other thread is compiling: locks that it holds would never be released in the child, and the
+# state of LLVM would be inconsistent. The compiling thread itself may fork, in a handler of a signal for example.
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
