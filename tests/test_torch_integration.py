@@ -1,11 +1,14 @@
 """rasterization() with other features of PyTorch: compile, checkpointing, autocast, strides, dtypes, devices."""
 
+import functools
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import tsplat
 from tests.support import scenes
+from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact, run, run_reference
 
 STRUCTURE = scenes.Structure(n=12, cameras=2, width=20, height=18, sh_degree=2, seed=7)
@@ -113,6 +116,16 @@ def test_autocast_gives_the_same_bits():
             results.append([colors, alphas] + [t.grad for t in inputs.values() if isinstance(t, torch.Tensor)])
         for found, expected in zip(*results):
             assert found is expected is None or torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_default_device_does_not_matter(backend, packed):
+    inputs = scenes.leaves(scenes.make(STRUCTURE, torch.float32))
+    plain = gradients(functools.partial(loss, backend=backend, packed=packed), inputs)
+    with torch.device("meta"):
+        other = gradients(functools.partial(loss, backend=backend, packed=packed), inputs)
+    assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))
 
 
 def test_no_grad_records_no_graph():

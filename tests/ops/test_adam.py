@@ -74,6 +74,16 @@ def test_invisible_parameters_are_not_updated(backend):
         torch.testing.assert_close(t[visible], everything[visible], rtol=1e-13, atol=0)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_default_device_does_not_matter(backend):
+    tensor = torch.ones(3, requires_grad=True)
+    tensor.grad = torch.ones(3)
+    with torch.device("meta"):
+        Adam([tensor], lr=0.1, backend=backend).step()
+    assert torch.equal(tensor, torch.full((3,), tensor[0].item()))
+    assert tensor[0].item() == pytest.approx(0.9)
+
+
 def test_closure_is_run_with_gradients():
     t = torch.ones(4).requires_grad_()
     optimizer = Adam([t], lr=0.1)

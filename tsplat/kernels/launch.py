@@ -162,8 +162,9 @@ def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
         return longest_first(offsets)
     n_tiles = isect_offsets.numel() - 1
     order = longest_first(isect_offsets)
-    tiles = torch.arange(n_tiles) if order is None else order
-    return (tiles[:, None] + torch.arange(0, offsets.numel() - 1, max(n_tiles, 1))).flatten()
+    tiles = torch.arange(n_tiles, device=offsets.device) if order is None else order
+    parts = torch.arange(0, offsets.numel() - 1, max(n_tiles, 1), device=offsets.device)
+    return (tiles[:, None] + parts).flatten()
 
 
 def invert_ids(dense_ids: Tensor | None, n: int) -> Tensor | None:

@@ -117,7 +117,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     def emit(values: Tensor) -> Tensor:
         if settings.packed:
             return values[visible]
-        return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, torch.zeros((), dtype=values.dtype))
+        return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, values.new_zeros(()))
 
     return ProjectedGaussians(
         n_cameras=n_cameras,

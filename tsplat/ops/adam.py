@@ -89,7 +89,7 @@ class Adam(torch.optim.Adam):
                     continue
                 state = self.state[parameter]
                 if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
                 state["step"] += 1

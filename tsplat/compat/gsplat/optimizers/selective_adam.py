@@ -50,7 +50,7 @@ class SelectiveAdam(torch.optim.Adam):
             (parameter,) = group["params"]
             state = self.state[parameter]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
                 for name in MOMENTS:
                     state[name] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
             b1, b2 = group["betas"]
