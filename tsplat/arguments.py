@@ -104,6 +104,31 @@ def check_devices(tensors: dict[str, Tensor | None]) -> None:
             )
 
 
+def check_ids(name: str, ids: Tensor, end: int) -> None:
+    """Raises unless integers are from 0 to end - 1. Checked on the CPU only: other devices would be waited for."""
+    if ids.device.type != "cpu" or ids.numel() == 0:
+        return
+    first, last = (int(bound) for bound in ids.to(torch.int64).aminmax())
+    if first < 0 or last >= end:
+        allowed = f"integers from 0 to {end - 1}" if end else "no entries"
+        raise ArgumentError(f"{name}: expected {allowed}, found {first} to {last}")
+
+
+def check_tile_lists(name: str, offsets: Tensor, flatten_ids: Tensor, n_rows: int) -> None:
+    """Raises unless lists of intersections are inside flatten_ids, and those are rows. Checked on the CPU only.
+
+    Args:
+        name: Name of the offsets in messages.
+        offsets: First intersection of each tile.
+        flatten_ids: [M] row of each intersection.
+        n_rows: Number of rows.
+    """
+    check_ids("flatten_ids", flatten_ids, n_rows)
+    check_ids(name, offsets, flatten_ids.numel() + 1)
+    if offsets.device.type == "cpu" and bool((offsets.flatten().to(torch.int64).diff() < 0).any()):
+        raise ArgumentError(f"{name}: expected ascending offsets, found descending ones; pass those of sorted ids")
+
+
 def check_sh_degree(value: object, n_bases: int, name: str = "sh_degree") -> int:
     """Checks that a degree is supported and that there are enough bases for it, and returns it as an int."""
     sh_degree = to_int(value)

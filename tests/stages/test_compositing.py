@@ -124,6 +124,30 @@ def test_masked_tiles_have_background_and_no_gradient(backend):
     assert not any(gradient.any() for gradient in gradients)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("flatten_ids", lambda ids: ids + 2**28, r"flatten_ids: expected integers from 0 to 19, found 2\d+ to 2\d+"),
+        ("flatten_ids", lambda ids: ids.long() + 2**32, "flatten_ids: expected integers from 0 to 19, found 4294967"),
+        ("flatten_ids", lambda ids: -1 - ids, "flatten_ids: expected integers from 0 to 19, found -"),
+        (
+            "isect_offsets",
+            lambda offsets: offsets + 2**20,
+            r"isect_offsets: expected integers from 0 to \d+, found 1048",
+        ),
+        ("isect_offsets", lambda offsets: offsets.flip(-1), "isect_offsets: expected ascending offsets"),
+    ],
+)
+def test_lists_out_of_range_raise(name, change, match):
+    """Kernels would read whatever is there, or end the process."""
+    scene = scenes.make(scenes.Structure(n=20, cameras=1, seed=6), torch.float32)
+    _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=8)
+    inputs = {name: meta[name] for name in ("means2d", "conics", "opacities", "isect_offsets", "flatten_ids")}
+    inputs[name] = change(inputs[name])
+    with pytest.raises(tsplat.ArgumentError, match=match):
+        tsplat.rasterize_to_pixels(colors=scene["colors"][None], image_width=21, image_height=19, tile_size=8, **inputs)
+
+
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("channels", [3, 17])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

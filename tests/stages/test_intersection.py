@@ -148,3 +148,17 @@ def test_segmented_isect_tiles(packed):
         for one, other in zip(expected, found, strict=True):
             assert torch.equal(one, other)
     assert expected[1].numel() > 50
+
+
+@pytest.mark.parametrize(
+    ("image_ids", "match"),
+    [
+        (torch.tensor([0, 2]), "image_ids: expected integers from 0 to 1, found 0 to 2"),
+        (torch.tensor([-1, 1]), "image_ids: expected integers from 0 to 1, found -1 to 1"),
+        (torch.tensor([1]), r"image_ids: expected integers \[2\] as depths, found torch.int64 \[1\]"),
+    ],
+)
+def test_image_ids_out_of_range_raise(image_ids, match):
+    means2d, radii, depths = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.int32), torch.ones(2)
+    with pytest.raises(tsplat.ArgumentError, match=match):
+        tsplat.isect_tiles(means2d, radii, depths, 8, 4, 4, packed=True, n_images=2, image_ids=image_ids)

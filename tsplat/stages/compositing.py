@@ -15,6 +15,7 @@ from ..arguments import (
     check_numerics,
     check_size,
     check_tensor,
+    check_tile_lists,
     check_tile_size,
     compute_dtype,
 )
@@ -309,6 +310,7 @@ def rasterize_to_pixels(
     check_devices({**given, "masks": masks, "isect_offsets": isect_offsets, "flatten_ids": flatten_ids})
     if flatten_ids.dim() != 1 or flatten_ids.is_floating_point():
         raise ArgumentError(f"flatten_ids: expected integers [M], found {flatten_ids.dtype} {list(flatten_ids.shape)}")
+    check_tile_lists("isect_offsets", isect_offsets, flatten_ids, math.prod(leading))
     dtype = compute_dtype(*given.values())
     n_intersections = torch.full((1,), flatten_ids.numel(), dtype=torch.int64, device=flatten_ids.device)
     offsets = torch.cat([isect_offsets.reshape(-1).to(torch.int64), n_intersections])

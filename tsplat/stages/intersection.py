@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..arguments import (
     check_devices,
+    check_ids,
     check_numerics,
     check_size,
     check_tensor,
@@ -334,6 +335,12 @@ def isect_tiles(
     if packed:
         if n_images is None or image_ids is None:
             raise ArgumentError("image_ids: required with n_images if packed is True")
+        if image_ids.shape != depths.shape or image_ids.is_floating_point():
+            raise ShapeError(
+                f"image_ids: expected integers {list(depths.shape)} as depths, found {image_ids.dtype} "
+                f"{list(image_ids.shape)}"
+            )
+        check_ids("image_ids", image_ids, n_images)
         image_ids = image_ids.contiguous()
     else:
         n_images, image_ids = math.prod(depths.shape[:-1]), None

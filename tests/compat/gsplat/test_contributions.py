@@ -180,3 +180,21 @@ def test_intersections_are_those_of_the_kernels():
 def test_arguments_are_checked(change, name):
     with pytest.raises(ArgumentError, match=name):
         list_all(project(), **change)
+
+
+@pytest.mark.parametrize("name", ["isect_offsets", "flatten_ids"])
+def test_lists_out_of_range_raise(name):
+    splats = project()
+    splats[name] = splats[name] + 2**20
+    with pytest.raises(ArgumentError, match=rf"{name}: expected integers from 0 to \d+, found 1048"):
+        list_all(splats)
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_ids_out_of_range_raise(k):
+    splats = project()
+    ids = list(list_all(splats))
+    ids[k] = ids[k] - 1
+    name = ("gaussian_ids", "pixel_ids", "image_ids")[k]
+    with pytest.raises(ArgumentError, match=f"{name}: expected integers from 0 to .*, found -1"):
+        accumulate(*(splats[key] for key in ("means2d", "conics", "opacities", "colors")), *ids, 21, 19)

@@ -125,6 +125,7 @@ def test_arguments_are_checked():
         ((1, means, viewmats, sh[:3, 1:]), "shN: expected coefficients of 5 rows, found 3"),
         ((1, means, viewmats, sh[:, 1:], torch.ones(N, dtype=torch.bool)), r"masks: expected \[2, 5\], found \[5\]"),
         ((1, means, viewmats, sh[:3, 1:], None, ids, ids), "batch_ids: expected together with"),
+        ((1, means, viewmats, sh[:3, 1:], None, ids, ids - 1, ids), r"camera_ids: expected .*, found -1 to -1"),
     ):
         with pytest.raises(ArgumentError, match=match):
             spherical_harmonics_l1_plus(*arguments)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError
-from ....arguments import check_size, check_tensor, to_int
+from ....arguments import check_ids, check_size, check_tensor, to_int
 from ....config import DEFAULT_NUMERICS
 from ._tile_lists import alphas_at, check_splats, dense_tiles, pack_splats
 
@@ -104,13 +104,16 @@ def accumulate(
         for geometry and opacity where alpha is clamped.
 
     Raises:
-        ArgumentError: A shape or dtype is invalid.
+        ArgumentError: A shape or dtype is invalid, or an id is out of range.
     """
     check_size("image_width", image_width)
     check_size("image_height", image_height)
     check_splats(means2d, conics, opacities)
     *images, n, _ = means2d.shape
     check_tensor("colors", colors, [*images, n, None], "[..., N, D] as means2d")
+    check_ids("gaussian_ids", gaussian_ids, n)
+    check_ids("pixel_ids", pixel_ids, image_width * image_height)
+    check_ids("image_ids", image_ids, math.prod(images))
     rows = image_ids * n + gaussian_ids
     splats = torch.stack([*means2d.unbind(-1), *conics.unbind(-1), opacities]).flatten(1)[:, rows]
     alphas = alphas_at(pixel_ids % image_width + 0.5, pixel_ids // image_width + 0.5, splats, DEFAULT_NUMERICS)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError
-from ....arguments import check_numerics, check_size, compute_dtype
+from ....arguments import check_numerics, check_size, check_tile_lists, compute_dtype
 from ....config import Numerics, NumericsName
 from ._sparse_pixels import SparseLayout
 from ._tile_lists import TileLists, check_splats, dense_tiles, pack_splats
@@ -111,6 +111,7 @@ def _dense(
 def _sparse(splats: tuple[Tensor, Tensor, Tensor], layout: SparseLayout, numerics: NumericsName) -> _Query:
     layout.check()
     check_splats(*splats)
+    check_tile_lists("tile_offsets", layout.tile_offsets, layout.flatten_ids, math.prod(splats[0].shape[:-1]))
     return _query(splats, layout.tile_lists(), tuple(layout.pixel_map.shape), numerics)
 
 

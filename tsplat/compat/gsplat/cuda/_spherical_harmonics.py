@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .... import ArgumentError, ShapeError
-from ....arguments import check_tensor, compute_dtype
+from ....arguments import check_ids, check_tensor, compute_dtype
 from ....config import PRESETS, SH_NORMS
 from ....stages import shading
 
@@ -99,6 +100,9 @@ def _from_cameras(
         check_tensor("viewmats_rs", viewmats_rs, list(viewmats.shape), "[..., C, 4, 4] as viewmats")
         centers = (centers + shading.camera_centers(viewmats_rs, NUMERICS)) / 2
     if batch_ids is not None and camera_ids is not None and gaussian_ids is not None:
+        check_ids("batch_ids", batch_ids, math.prod(batch))
+        check_ids("camera_ids", camera_ids, n_cameras)
+        check_ids("gaussian_ids", gaussian_ids, n_gaussians)
         rows = means.reshape(-1, n_gaussians, 3)[batch_ids, gaussian_ids]
         dirs = rows - centers.reshape(-1, n_cameras, 3)[batch_ids, camera_ids]
     elif batch_ids is None and camera_ids is None and gaussian_ids is None:

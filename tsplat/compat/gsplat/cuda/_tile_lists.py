@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .... import ShapeError
-from ....arguments import check_devices, check_size, check_tensor, check_tile_size
+from ....arguments import check_devices, check_size, check_tensor, check_tile_lists, check_tile_size
 from ....config import ALPHA_MIN, TRANSMITTANCE_MIN, Numerics
 
 BATCH_SIZE = 1 << 18
@@ -146,7 +146,7 @@ def dense_tiles(
         tile_size: Edge of a tile in pixels.
 
     Raises:
-        ArgumentError: A size is invalid, or the tiles are not those of the images.
+        ArgumentError: A size is invalid, the tiles are not those of the images, or lists are out of range.
     """
     width, height = size
     check_size("image_width", width)
@@ -159,6 +159,7 @@ def dense_tiles(
             f"{name}: expected {[*images, *tiles]}, images as those of means2d and tiles of {tile_size} for images of "
             f"{width}x{height}, found {list(isect_offsets.shape)}"
         )
+    check_tile_lists(name, isect_offsets, flatten_ids, math.prod(means2d.shape[:-1]))
     n_images = math.prod(images)
     device = flatten_ids.device
     # [tile rows, tile columns, rows of a tile, columns of a tile]
