@@ -57,3 +57,22 @@ def test_kernels_that_cannot_be_compiled_fall_back_to_torch(name, monkeypatch):
     assert_same_bits(run(_scene(), backend="auto", absgrad=True)[0], expected)
     with pytest.raises(UnsupportedOperationError, match=r"tt\.new"):
         run(_scene(), backend="triton")
+
+
+@pytest.mark.triton
+def test_an_unknown_triton_falls_back_to_torch(monkeypatch, tmp_path):
+    """With one warning, where its frontend has changed."""
+    from tsplat.triton_cpu import launcher
+
+    def changed(*args):
+        raise AttributeError("module 'triton._C.libtriton.ir' has no attribute 'context'")
+
+    expected, _ = run(_scene(), backend="torch")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(backend, "_fallback_reason", None)
+    monkeypatch.setattr(launcher, "_launchers", {})
+    monkeypatch.setattr(launcher, "make_ttir", changed)
+    with pytest.warns(UserWarning, match=r"falls back to backend='torch'.*no attribute 'context'") as caught:
+        found, _ = run(_scene(), backend="auto")
+    assert len(caught) == 1
+    assert_same_bits(found, expected)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 
 from tsplat.triton_cpu import (
     MissingDependencyError,
@@ -66,6 +67,10 @@ def test_unknown_operations(kernel, operation):
         ("%1, %2 = tt.pair %0 : f32", "tt.pair"),
         ("scf.for unsigned %i = %n to %n step %n : i32 {\n}", "scf.for"),
         ("%1:2 = tt.load %p : !tt.ptr<f32>", "tt.load"),
+        ('cf.assert %n, "message"', "cf.assert"),
+        ("cf.br ^bb7", "(blocks)"),
+        ("scf.while : {\nscf.condition(%n)\n} do {\nscf.yield\n}", "(parser)"),
+        ("}", "(blocks)"),
     ],
 )
 def test_unknown_forms_of_known_operations(line, operation):
@@ -77,6 +82,30 @@ def test_unknown_forms_of_known_operations(line, operation):
     with pytest.raises(UnsupportedOperationError, match=r"kernel kernel: .*Triton 1\.2") as caught:
         translate(text, "symbol", "kernel", "1.2", "x86_64", host)
     assert caught.value.operation == operation
+
+
+def test_an_empty_module():
+    with pytest.raises(
+        UnsupportedOperationError, match=r"kernel kernel: cannot compile operation \(parser\)"
+    ) as caught:
+        translate("module {\n}\n", "symbol", "kernel", "1.2", "x86_64", target.host_target())
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+@triton.jit
+def _assert_kernel(out, C: tl.constexpr):
+    tl.static_assert(C > 0, "C must be positive")
+    tl.store(out, tl.unknown(C))
+
+
+def test_errors_of_the_frontend():
+    """What the frontend raises is an error of the compiler, unless the kernel rejects its arguments."""
+    with pytest.raises(UnsupportedOperationError, match=r"(?s)kernel _assert_kernel: .*unknown") as caught:
+        launch(_assert_kernel, (1,), (torch.zeros(1), 1))
+    assert triton.__version__ in str(caught.value)
+    assert isinstance(caught.value.__cause__, CompilationError)
+    with pytest.raises(CompileTimeAssertionFailure, match="C must be positive"):
+        launch(_assert_kernel, (1,), (torch.zeros(1), 0))
 
 
 def test_missing_llvmlite(monkeypatch):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from .code import Code
-from .errors import UnsupportedFormError, UnsupportedOperationError
+from .errors import UnsupportedFormError, translating
 from .target import Target
 from .ttir import Block, Operation
 from .types import Type, mangled
@@ -18,7 +18,9 @@ Handler = Callable[["Emitter", Operation], Emitted]
 HANDLERS: dict[str, tuple[Handler, re.Pattern[str]]] = {}
 """By operation: its emitter, and the attributes that it understands or may ignore."""
 
-TERMINATORS = frozenset({"scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.return"})
+TERMINATORS = frozenset(
+    {"scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.return", "cf.br", "cf.cond_br"}
+)
 
 
 def emits(*names: str, attributes: str = "") -> Callable[[Handler], Handler]:
@@ -56,13 +58,10 @@ class Emitter:
     def run(self, block: Block) -> Operation:
         """Translates a block and returns its terminator."""
         for operation in block.operations:
-            if operation.name in TERMINATORS or operation.name.startswith("cf."):
+            if operation.name in TERMINATORS:
                 return operation
-            try:
+            with translating(operation.name, self.kernel, self.triton_version):
                 self.emit(operation)
-            except (UnsupportedFormError, KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-                reason = str(error) if isinstance(error, UnsupportedFormError) else f"unknown form ({error!r})"
-                raise UnsupportedOperationError(operation.name, self.kernel, self.triton_version, reason) from error
         return Operation("scf.yield", [], [], "", [])  # MLIR does not print one without operands
 
     def emit(self, operation: Operation) -> None:

@@ -1,5 +1,8 @@
 """The errors of the CPU compiler. All derive from `TritonCPUError`, so that a caller can fall back to other code."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class TritonCPUError(RuntimeError):
     """A kernel cannot be compiled for or run on this CPU."""
@@ -17,7 +20,7 @@ class UnsupportedOperationError(TritonCPUError):
     """A kernel uses an operation, or a form of it, that the compiler does not translate.
 
     Attributes:
-        operation: Name of the operation in Triton's IR, such as "tt.histogram".
+        operation: Name of the operation in Triton's IR, such as "tt.histogram"; or what failed, in parentheses.
         kernel: Name of the kernel.
         triton_version: Version of the Triton that produced the IR.
     """
@@ -33,3 +36,13 @@ class UnsupportedOperationError(TritonCPUError):
 
 class UnsupportedFormError(Exception):
     """Raised while one operation is translated; becomes an `UnsupportedOperationError` with its name."""
+
+
+@contextlib.contextmanager
+def translating(operation: str, kernel: str, triton_version: str) -> Iterator[None]:
+    """Turns whatever an unknown form of Triton's IR leads to into an `UnsupportedOperationError`."""
+    try:
+        yield
+    except (UnsupportedFormError, KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+        reason = str(error) if isinstance(error, UnsupportedFormError) else f"unknown form ({error!r})"
+        raise UnsupportedOperationError(operation, kernel, triton_version, reason) from error

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.jit import JITFunction
 
 from . import cache, machine, threads
-from .errors import TritonCPUError
+from .errors import TritonCPUError, UnsupportedOperationError
 from .frontend import make_ttir
 from .target import host_target
 from .translate import translate
@@ -203,8 +204,15 @@ def object_code(
 
 def llvm_ir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any], symbol: str) -> str:
     """Returns the LLVM IR of a specialization."""
-    ttir = make_ttir(kernel, signature, constants)
-    return translate(ttir, symbol, kernel.__name__, triton.__version__, machine.triple(), host_target())
+    name = kernel.__name__
+    try:
+        ttir = make_ttir(kernel, signature, constants)
+    except CompileTimeAssertionFailure:  # tl.static_assert: the kernel rejects its arguments
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UnsupportedOperationError("(frontend)", name, triton.__version__, reason) from error
+    return translate(ttir, symbol, name, triton.__version__, machine.triple(), host_target())
 
 
 def _constant_key(value: Any) -> tuple[str, str]:
@@ -243,7 +251,7 @@ def launch(
             `num_warps`, are ignored. Integers are never specialized on their values.
 
     Raises:
-        UnsupportedOperationError: The kernel uses an operation that is not implemented.
+        UnsupportedOperationError: The kernel uses an operation that is not implemented, or Triton's frontend fails.
         MissingDependencyError: llvmlite is not installed.
         UnsupportedMachineError: Machine code cannot be made for this CPU.
         TypeError: An argument is missing or of a type that is not supported.

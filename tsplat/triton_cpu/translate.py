@@ -12,7 +12,7 @@ from . import emit_arithmetic, emit_conversion, emit_math, emit_memory, emit_red
 from .emit_control import run_blocks
 from .emit_dot import find_skippable
 from .emitter import Emitter
-from .errors import UnsupportedFormError, UnsupportedOperationError
+from .errors import translating
 from .target import Target
 from .ttir import Function, parse
 from .types import llvm_type
@@ -31,15 +31,14 @@ def translate(text: str, symbol: str, kernel: str, triton_version: str, triple: 
     Raises:
         UnsupportedOperationError: The kernel uses an operation that is not implemented.
     """
-    try:
+    with translating("(parser)", kernel, triton_version):
         function = parse(text, target.lanes)
-    except UnsupportedFormError as error:
-        raise UnsupportedOperationError("(parser)", kernel, triton_version, str(error)) from error
     emitter = Emitter(kernel, triton_version, target)
     emitter.skipped = find_skippable(function.blocks)
     for k, (name, type) in enumerate(function.parameters):
         emitter.values[name] = Value(type, [f"%arg{k}"], [0])
-    run_blocks(emitter, function.blocks)
+    with translating("(blocks)", kernel, triton_version):
+        run_blocks(emitter, function.blocks)
     return _module(emitter, function, symbol, triple)
 
 
