@@ -167,3 +167,36 @@ def test_tensors_of_bool():
     out = torch.zeros(BLOCK, dtype=torch.bool)
     launch(_bool_kernel, (1,), (values, out, BLOCK))
     assert torch.equal(out, values ^ (torch.arange(BLOCK) % 2 == 0))
+
+
+@triton.jit
+def _truncated_index_kernel(a, out, shift, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(a + (i + shift).to(tl.int8).to(tl.int32) + 128))
+
+
+@triton.jit
+def _narrow_index_kernel(a, out, shift, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(a + (i.to(tl.int8) + shift.to(tl.int8)).to(tl.int32) + 128))
+
+
+@triton.jit
+def _truncated_long_index_kernel(a, out, shift, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    index = (i + shift.to(tl.int64) + 0x7FFFFF80).to(tl.int32)
+    tl.store(out + i, tl.load(a + (index.to(tl.int64) + 0x80000000), mask=index < 0, other=0))
+
+
+@pytest.mark.parametrize("kernel", [_truncated_index_kernel, _narrow_index_kernel])
+def test_indices_that_wrap_around_are_not_contiguous(kernel):
+    values, out = torch.arange(256), torch.zeros(BLOCK, dtype=torch.int64)
+    for shift in (5, 125):
+        launch(kernel, (1,), (values, out, shift, BLOCK))
+        assert torch.equal(out, (torch.arange(BLOCK) + shift).to(torch.int8).long() + 128)
+
+
+def test_long_indices_that_wrap_around_are_not_contiguous():
+    values, out = torch.arange(1, BLOCK + 1), torch.zeros(BLOCK, dtype=torch.int64)
+    launch(_truncated_long_index_kernel, (1,), (values, out, 5, BLOCK))
+    assert torch.equal(out, (torch.arange(BLOCK) + 5 - BLOCK + 1).clamp_min(0))

@@ -147,10 +147,15 @@ def integer_binary(e: Emitter, type: Type, name: str, x: str, y: str) -> str:
 
 
 def _step(e: Emitter, name: str, a: Value, b: Value, k: int) -> int | None:
-    """Returns the step of chunk k of a result, for sums, differences, and products with a constant."""
+    """Returns the step of chunk k of a result, for sums, differences, and products with a constant.
+
+    Integers of 32 and 64 bits are taken not to overflow, as the arithmetic of addresses does not. Narrower ones may.
+    """
     p, q = a.steps[k], b.steps[k]
     if p is None or q is None:
         return None
+    if BITS[a.type.element] < 32:
+        return 0 if p == q == 0 else None
     if name == "add":
         return p + q
     if name == "sub":

@@ -24,7 +24,7 @@ def emit_integer_conversion(e: Emitter, operation: Operation) -> Value:
 
 
 def convert_integers(e: Emitter, instruction: str, a: Value, element: str) -> Value:
-    """Extends or truncates integers. Steps are kept, as the arithmetic of addresses does not overflow."""
+    """Extends or truncates integers. Sign extension keeps steps, truncation only those of equal lanes, as it wraps."""
     source, type = a.type.element, a.type.with_element(element)
     if BITS[element] == BITS[source]:
         return Value(type, a.chunks, a.steps, firsts=a.firsts)
@@ -40,8 +40,10 @@ def convert_integers(e: Emitter, instruction: str, a: Value, element: str) -> Va
         return e.code.integers(element, values, shape is None)
 
     result = e.map(type, convert, a)
-    if source != "i1" and instruction != "zext":
+    if source != "i1" and instruction == "sext":
         result.steps = a.steps
+    elif instruction == "trunc":
+        result.steps = [0 if of_a == 0 else step for of_a, step in zip(a.steps, result.steps)]
 
     def first(k: int) -> str:
         return convert(a.first(e.code, k), None)
