@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tsplat
 from tests.support import scenes
 from tests.support.closeness import FP32_EPSILONS, assert_run_fp32, assert_same_bits, compare, run, run_reference
 from tsplat.ops.adam import Adam
@@ -30,9 +31,38 @@ def assert_fp64(scene, **settings):
         compare(name, found[name], expected, 1e-12)
 
 
-@pytest.mark.parametrize("channels", [1, 4, 16, pytest.param(33, marks=slow), pytest.param(64, marks=slow)])
+@pytest.mark.parametrize("channels", [1, 4, 16, *(pytest.param(n, marks=slow) for n in (3, 15, 17, 32, 33, 64))])
 def test_colors_in_fp64(channels):
     assert_fp64(_scene(channels=channels, seed=channels), tile_size=4)
+
+
+@pytest.mark.parametrize("channels", [3, pytest.param(16, marks=slow)])
+def test_masked_tiles_in_fp64(channels):
+    """Against PyTorch, as the reference has no masks."""
+    scene = _scene(channels=channels, width=16, height=12)
+    *_, meta = tsplat.rasterization(**scene, tile_size=4, packed=False, backend="torch")
+    names = ("means2d", "conics", "colors", "opacities", "backgrounds")
+    values = {**meta, "colors": scene["colors"][None], "backgrounds": scene["backgrounds"]}
+    masks = torch.arange(12).view(1, 3, 4) % 3 > 0
+    results = []
+    for name in ("triton", "torch"):
+        inputs = {key: values[key].detach().clone().requires_grad_() for key in names}
+        images = tsplat.rasterize_to_pixels(
+            **inputs, image_width=16, image_height=12, tile_size=4, isect_offsets=meta["isect_offsets"],
+            flatten_ids=meta["flatten_ids"], masks=masks, backend=name,
+        )  # fmt: skip
+        gradients = torch.autograd.grad(images, list(inputs.values()), scenes.random_like(images, 0))
+        results.append((*images, *gradients))
+    for name, found, expected in zip(("image", "alphas", *names), *results, strict=True):
+        compare(name, found, expected, 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numerics", ["gsplat-1.6", "inria"])
+@pytest.mark.parametrize("camera_model", ["fisheye", "ortho"])
+def test_camera_models_and_presets_in_fp64(camera_model, numerics):
+    scene = _scene(cameras=2, camera_model=camera_model, sh_degree=1, seed=3)
+    assert_fp64(scene, tile_size=4, numerics=numerics)
 
 
 @pytest.mark.parametrize("tile_size", [8, 16])
