@@ -74,6 +74,7 @@ scoreboard: $(INSTALLED) ## run fuzz on this CPU and mutants at length, and writ
 	TSPLAT_CPU=x86-64-v3 $(BIN)/python -m tests.tools.fuzz --long --seed 1
 	$(BIN)/python -m tests.tools.fuzz --long --seed 1 --backend torch
 	TRITON_INTERPRET=1 $(BIN)/python -m tests.tools.fuzz --long --seed 1
+	$(BIN)/python -m tests.triton_cpu.sweep_math exp2 log2
 	$(BIN)/python -m tests.tools.mutants --write
 	$(BIN)/python -m tests.tools.scoreboard
 
