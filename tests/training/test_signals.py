@@ -164,7 +164,12 @@ def test_stopped_run_is_saved_and_resumes_bit_exactly(
         assert process.returncode == -signum
     else:
         assert process.returncode == 128 + signum
-        assert re.fullmatch(rf"tsplat: stopped by {name}.*\n", process.stderr), process.stderr
+        if step:
+            left = "all steps are saved; for the results" if step == STEPS else f"step {step} is saved; to continue"
+            expected = f"{left}: tsplat train --resume {run}"
+        else:
+            expected = "nothing is saved yet: start the run again"
+        assert process.stderr == f"tsplat: stopped by {name}; {expected}\n"
         assert not (run / "metrics.json").exists()
     process = training_forks.run(SINGLE, run)
     assert process.returncode == 0, process.stderr

@@ -134,7 +134,6 @@ class RunLoop:
         self._complete_evaluation()
         if self._run_config is not None and progress.step % self._save_every == 0:
             self._save("checkpoints")
-            self._saved_step = progress.step
 
     def _complete_evaluation(self) -> None:
         """Evaluates the held-out views if that is due after this step. A signal ends the evaluation.
@@ -160,11 +159,22 @@ class RunLoop:
         """
         if self._run_config is None or not self.is_stopped():
             return
-        ranks, step, steps = self.trainer.ranks, self.trainer.step, self.trainer.config.steps
+        ranks = self.trainer.ranks
         signum = max(ranks.all_gather_object(self._stop.signum or 0))
-        left = "all steps are saved; for the results" if step == steps else f"step {step} is saved; to continue"
-        message = f"stopped by {signal.Signals(signum).name}; {left}: tsplat train --resume {self.folder}"
+        message = f"stopped by {signal.Signals(signum).name}; {self._what_is_saved()}"
         raise Interrupted(signum, message if ranks.is_main else "")
+
+    def _what_is_saved(self) -> str:
+        """What a run that stops now has saved, and how to continue."""
+        saved = self._saved_step
+        if saved < 0:
+            return "nothing is saved yet: start the run again"
+        left = (
+            "all steps are saved; for the results"
+            if saved == self.trainer.config.steps
+            else f"step {saved} is saved; to continue"
+        )
+        return f"{left}: tsplat train --resume {self.folder}"
 
     def between_views(self, _done: int, _total: int) -> None:
         """Does what :meth:`raise_if_stopped` does, and renders what pages ask for. A collective call."""
@@ -181,9 +191,7 @@ class RunLoop:
         step = self.trainer.step
         if self._saved_step == step:
             return f"Step {step} is saved already"
-        path = self._save("checkpoints")
-        self._saved_step = step
-        return f"Saved {path}"
+        return f"Saved {self._save('checkpoints')}"
 
     def _warn(self, message: str) -> None:
         """Prints a warning, and saves the state that it is about."""
@@ -212,7 +220,10 @@ class RunLoop:
             per_gaussian_names=trainer.per_gaussian_names,
         )
         with self.record.measure("saving"):
-            return write_checkpoint(self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded)
+            path = write_checkpoint(self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded)
+        if name == "checkpoints":
+            self._saved_step = trainer.step
+        return path
 
     @contextlib.contextmanager
     def _tensorboard(self) -> Iterator[Callable[[Progress], None]]:
