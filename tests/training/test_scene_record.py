@@ -1,6 +1,7 @@
-"""The scene of a run: found again after a move, and compared with the photographs of the run."""
+"""The scene of a run: found again after a move, and compared with the photographs and cameras of the run."""
 
 import dataclasses
+import json
 import os
 import shutil
 
@@ -8,9 +9,9 @@ import pytest
 
 from tests.support.captures import write_scene
 from tsplat import cli
-from tsplat.scene import FileError
+from tsplat.scene import FileError, read_capture
 from tsplat.training import RunConfig, evaluate_run, read_newest, resume, train
-from tsplat.training.scene_record import locate_scene, record_scene
+from tsplat.training.scene_record import describe_capture, difference, locate_scene, record_scene
 
 pytest.importorskip("safetensors")
 
@@ -78,6 +79,43 @@ def test_new_and_missing_photographs_are_named(run, tmp_path):
         resume(run)
 
 
+def test_changed_cameras_and_points_are_refused(run, tmp_path, capsys):
+    sparse = tmp_path / "scene" / "sparse" / "0"
+    images = (sparse / "images.txt").read_text()
+    (sparse / "images.txt").write_text(images.replace(" -0.5 0 2 ", " -0.75 0 2 "))
+    (sparse / "points3D.txt").write_text((sparse / "points3D.txt").read_text().replace(" 0.5 3 ", " 0.5 4 "))
+    assert cli.main(["train", "--resume", str(run)]) == 2
+    expected = (
+        f"tsplat: error: {tmp_path / 'scene'}: 1 cameras differ from those of the run: 07.png; the points differ from "
+        "those of the run (their hash differs); restore them, or use them as they are: --accept-changes\n"
+    )
+    assert capsys.readouterr().err == expected
+    assert cli.main(["train", "--resume", str(run), "--accept-changes", "--stop-after", "3"]) == 0
+    cameras = (sparse / "cameras.txt").read_text()
+    (sparse / "cameras.txt").write_text(cameras.replace(" 50 52 ", " 50 52.5 "))
+    lines = (sparse / "points3D.txt").read_text().splitlines()
+    (sparse / "points3D.txt").write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(FileError, match=r"10 cameras differ .*; the points differ .* \(5, now 4\); restore"):
+        resume(run)
+
+
+def test_cameras_may_differ_by_rounding(run, tmp_path):
+    images = tmp_path / "scene" / "sparse" / "0" / "images.txt"
+    images.write_text(images.read_text().replace(" -0.5 0 2 ", " -0.5000001 1e-9 2 "))
+    assert resume(run, stop_after=3)["steps"] == 3
+
+
+def test_parts_that_were_not_recorded_are_not_compared(run, tmp_path):
+    capture = read_capture(tmp_path / "scene")
+    found = describe_capture(capture)
+    assert json.loads(json.dumps(found)) == found
+    assert difference(found, found, "scene") == ""
+    other = describe_capture(dataclasses.replace(capture, points=capture.points + 1))
+    assert difference(found, other, "scene") == "scene: the points differ from those of the run (their hash differs)"
+    assert difference({"photographs": found["photographs"]}, other, "scene") == ""
+    assert difference({}, found, "scene") == ""
+
+
 def test_older_checkpoints_have_no_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scene").mkdir()
@@ -85,4 +123,4 @@ def test_older_checkpoints_have_no_record(tmp_path, monkeypatch):
     assert locate_scene(config, {}, tmp_path / "run", None).scene == str(tmp_path / "scene")
     with pytest.raises(FileError, match="missing: no such scene"):
         locate_scene(dataclasses.replace(config, scene="missing"), {}, tmp_path / "run", None)
-    assert record_scene(config, {}, tmp_path / "run") == {"relative": "../scene", "photographs": {}}
+    assert record_scene(config, {}, tmp_path / "run") == {"relative": "../scene"}

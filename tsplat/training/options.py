@@ -65,7 +65,7 @@ class Resume:
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
         scene: Where the scene is, if it has moved relative to the run.
-        accept_changes: Accept photographs that have changed.
+        accept_changes: Accept photographs, cameras and points that have changed.
         ranks, gpus, view, view_address, view_port, view_open, view_paused, view_stay: As in :class:`Options`.
     """
 
@@ -208,7 +208,9 @@ def _resume(arguments: Sequence[str]) -> Resume:
         "--checkpoint", metavar="STEP", help="step or folder name of the checkpoint to continue from (the newest)"
     )
     parser.add_argument("--scene", metavar="SCENE", help="where the scene is, if it has moved relative to the run")
-    parser.add_argument("--accept-changes", action="store_true", help="accept photographs that have changed")
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="accept photographs, cameras and points that have changed"
+    )
     parser.add_argument("--force", action="store_true", help="accept parameters that look activated already")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
     parser.add_argument("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")

@@ -34,9 +34,8 @@ from .run_loop import RunLoop, score_views
 from .run_record import RunRecord
 from .run_report import write_held_out, write_report
 from .scene_record import (
-    describe_photographs,
-    difference_message,
-    differences,
+    describe_capture,
+    difference,
     locate_scene,
     record_scene,
     with_absolute_scene,
@@ -102,7 +101,7 @@ def train(
         trainer = Trainer(initial, capture.train, config, ranks)
         run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
         print(description)
-        scene = record_scene(run, on_main(ranks, lambda: describe_photographs(capture)), folder)
+        scene = record_scene(run, on_main(ranks, lambda: describe_capture(capture)), folder)
         with shown(trainer, capture, view, folder, stop):
             metrics = fit_and_report(
                 trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene, record=record
@@ -132,7 +131,7 @@ def resume(
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
         scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
-        accept_changes: Accept photographs that have changed since the run was started.
+        accept_changes: Accept photographs, cameras and points that have changed since the run was started.
         view: As in :func:`train`.
 
     Returns:
@@ -166,13 +165,12 @@ def resume(
         run_record = RunRecord()
         with run_record.measure("reading"):
             capture = read_run_capture(config, device, stop)
-        photographs = on_main(ranks, lambda: describe_photographs(capture))
-        changes = differences(record.get("photographs", {}), photographs)
-        if changes:
-            message = difference_message(changes, config.scene)
+        described = on_main(ranks, lambda: describe_capture(capture))
+        change = difference(record, described, config.scene)
+        if change:
             if not accept_changes:
-                raise FileError(f"{message}; restore them, or use them as they are: --accept-changes")
-            print(f"warning: {message}")
+                raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
+            print(f"warning: {change}")
         reserve_threads(device, config.backend)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
@@ -189,7 +187,7 @@ def resume(
                 stop_after=stop_after,
                 resumed=found.figures,
                 stop=stop,
-                scene=record_scene(config, photographs, folder),
+                scene=record_scene(config, described, folder),
                 record=run_record,
             )
             print(f"written to {folder}")
@@ -239,9 +237,9 @@ def evaluate_run(
             raise ArgumentError(
                 f"{run}: was trained with test_every=0, so that there are no held-out views to evaluate"
             )
-        changes = differences(record.get("photographs", {}), on_main(ranks, lambda: describe_photographs(capture)))
-        if changes:
-            print(f"warning: {difference_message(changes, config.scene)}")
+        change = difference(record, on_main(ranks, lambda: describe_capture(capture)), config.scene)
+        if change:
+            print(f"warning: {change}")
         reserve_threads(device, config.backend)
         print(description)
         gaussians = found.gaussians.to(device)

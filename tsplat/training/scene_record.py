@@ -1,4 +1,4 @@
-"""Where the scene of a run is, and which photographs it was trained on."""
+"""Where the scene of a run is, and which photographs, cameras and points it was trained on."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from ..errors import FileError
 from ..scene.capture.views import Capture
 from .configuration import RunConfig
 
 NAMED_MAX = 5
-"""Number of photographs that a message names."""
+"""Number of photographs, and of cameras, that a message names."""
 
 WORKERS = 4
 
-Photographs = dict[str, list[dict[str, Any]]]
-"""Name of a view -> size and SHA-256 of its photograph and, if there is one, of its mask."""
+CAMERA_TOLERANCE = 1e-6
+"""Largest relative or absolute difference of a camera's numbers."""
+
+Description = dict[str, Any]
+"""JSON values of :func:`describe_capture`."""
 
 
 def with_absolute_scene(config: RunConfig) -> RunConfig:
@@ -52,7 +59,7 @@ def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, overri
     raise FileError(f"{' and '.join(dict.fromkeys(paths))}: no such scene; where it is now: --scene PATH")
 
 
-def record_scene(config: RunConfig, photographs: Photographs, folder: Path) -> dict[str, Any]:
+def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
     """What a checkpoint holds about the scene, as JSON values."""
     relative = None
     if config.scene:
@@ -60,23 +67,65 @@ def record_scene(config: RunConfig, photographs: Photographs, folder: Path) -> d
             relative = Path(os.path.relpath(config.scene, folder)).as_posix()
         except ValueError:  # another drive
             relative = None
-    return {"relative": relative, "photographs": photographs}
+    return {"relative": relative, **description}
 
 
-def describe_photographs(capture: Capture) -> Photographs:
-    """Reads sizes and hashes of all files that the views of a capture were read from.
+def describe_capture(capture: Capture) -> Description:
+    """Describes the files, the cameras and the points that a capture was read from.
+
+    Returns:
+        ``photographs``: size and SHA-256 of each view's photograph and, if there is one, of its mask; ``cameras``: each
+        view's image size, camera model, ``viewmat`` and ``K``; ``points``: number and SHA-256 of the points and their
+        colors. All are empty for a capture that was not read from files.
 
     Raises:
         OSError: A file cannot be read.
     """
     views = [view for view in (*capture.train, *capture.test) if view.files]
+    if not views:
+        return {}
     with ThreadPoolExecutor(WORKERS) as pool:
-        found = pool.map(lambda view: [_describe(path) for path in view.files], views)
-        return {view.name: files for view, files in zip(views, found, strict=True)}
+        files = pool.map(lambda view: [_describe(path) for path in view.files], views)
+        photographs = {view.name: found for view, found in zip(views, files, strict=True)}
+    points = torch.cat([capture.points, capture.colors], -1).cpu().numpy()
+    return {
+        "photographs": photographs,
+        "cameras": {
+            view.name: {
+                "size": [view.width, view.height],
+                "model": view.camera_model,
+                "viewmat": _numbers(view.viewmat),
+                "K": _numbers(view.K),
+            }
+            for view in views
+        },
+        "points": {"number": len(points), "sha256": hashlib.sha256(points.tobytes()).hexdigest()},
+    }
 
 
-def differences(recorded: Photographs, found: Photographs) -> list[str]:
-    """Returns a phrase for each photograph that has changed, is missing or is new; none without a record."""
+def difference(recorded: Description, found: Description, scene: str) -> str:
+    """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
+
+    What was not recorded, as by earlier versions, is not compared.
+    """
+    photographs = _photograph_differences(recorded.get("photographs"), found.get("photographs", {}))
+    cameras, new_cameras = recorded.get("cameras", {}), found.get("cameras", {})
+    moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]
+    clauses = [
+        f"{len(phrases)} {what} differ from those of the run: {_first(phrases)}"
+        for what, phrases in (("photographs", photographs), ("cameras", moved))
+        if phrases
+    ]
+    points, new_points = recorded.get("points"), found.get("points")
+    if points and new_points and points != new_points:
+        before, after = points["number"], new_points["number"]
+        how = f"{before}, now {after}" if before != after else "their hash differs"
+        clauses.append(f"the points differ from those of the run ({how})")
+    return f"{scene}: {'; '.join(clauses)}" if clauses else ""
+
+
+def _photograph_differences(recorded: dict[str, Any] | None, found: dict[str, Any]) -> list[str]:
+    """A phrase for each photograph that has changed, is missing or is new; none without a record."""
     if not recorded:
         return []
     phrases = []
@@ -88,10 +137,22 @@ def differences(recorded: Photographs, found: Photographs) -> list[str]:
     return phrases + [f"{name} is new" for name in found if name not in recorded]
 
 
-def difference_message(phrases: Sequence[str], scene: str) -> str:
-    """A sentence about :func:`differences`."""
-    more = f" and {len(phrases) - NAMED_MAX} more" if len(phrases) > NAMED_MAX else ""
-    return f"{scene}: {len(phrases)} photographs differ from those of the run: {', '.join(phrases[:NAMED_MAX])}{more}"
+def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two cameras differ by more than other hardware may compute."""
+    is_close = all(
+        np.allclose(old[name], new[name], rtol=CAMERA_TOLERANCE, atol=CAMERA_TOLERANCE) for name in ("viewmat", "K")
+    )
+    return not is_close or (old["size"], old["model"]) != (new["size"], new["model"])
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+def _numbers(matrix: Tensor) -> list[list[float]]:
+    """The values of an fp32 matrix with as many digits as determine them."""
+    return [[float(f"{value:.9g}") for value in row] for row in matrix.tolist()]
 
 
 def _change(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
