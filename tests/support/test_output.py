@@ -1,8 +1,11 @@
-"""Output to readers that are gone."""
+"""Output to readers that are gone, and to full disks."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import sys
@@ -17,6 +20,8 @@ for _ in range(10_000):
 print("caf\\u00e9 \\udcff", file=sys.stderr)
 """
 
+FULL_DISK = SCRIPT.replace("sys.stdin.read()", "protect_output(full_disk=True)").replace("sys.stdout.flush()", "")
+
 
 def test_text_without_a_reader_is_discarded():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -28,6 +33,30 @@ def test_text_without_a_reader_is_discarded():
         error = process.stderr.read()
     assert process.returncode == 0
     assert error == b"caf\\xe9 \\udcff\n"
+
+
+def run_script(script, out):
+    return subprocess.run([sys.executable, "-c", script], stdout=out, stderr=subprocess.PIPE, check=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_text_for_a_full_disk_is_discarded_only_on_request():
+    with open("/dev/full", "w") as full:
+        process = run_script(FULL_DISK, full)
+        assert (process.returncode, process.stderr) == (0, b"caf\xc3\xa9 \\udcff\n")
+        process = run_script(FULL_DISK.replace("full_disk=True", ""), full)
+    assert process.returncode != 0
+    assert b"No space left on device" in process.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits of POSIX")
+def test_log_larger_than_allowed_is_cut_off(tmp_path):
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+    with open(tmp_path / "log", "w") as log:
+        process = run_script(limited + FULL_DISK, log)
+    assert process.returncode == 0, process.stderr
+    assert (tmp_path / "log").stat().st_size == 4096
 
 
 def test_captured_output_is_left_alone(capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import os
@@ -15,9 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import FileError
-
-FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name))
-"""Error numbers of a full disk, an exhausted quota, and a file larger than allowed."""
+from .output import FULL
 
 ZIP = b"PK\x03\x04"
 """The first four bytes of a ZIP archive."""

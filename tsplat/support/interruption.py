@@ -71,7 +71,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     Signals that the process ignores, such as SIGHUP under nohup, stay ignored, except for Ctrl-C. Outside the main
     thread, where Python does not handle signals, none is recorded.
     """
-    protect_output()  # SIGHUP may mean that the terminal is gone
+    protect_output(full_disk=True)  # SIGHUP may mean that the terminal is gone
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

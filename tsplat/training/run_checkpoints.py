@@ -40,7 +40,8 @@ from ..scene.formats.checkpoints import (
 from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
 from ..support.extras import require
-from ..support.files import FULL, atomic_write
+from ..support.files import atomic_write
+from ..support.output import FULL
 from .configuration import RunConfig, from_json, to_json
 from .processes.shards import write_shards
 
