@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..support.extras import require
+from ..support.files import utf8_path
 from .history import History
 from .training_progress import Progress
 
@@ -25,7 +26,8 @@ def tensorboard_log(folder: Path) -> Iterator[Callable[[Progress], None]]:
     require("tensorboard")
     from torch.utils.tensorboard.writer import SummaryWriter
 
-    with SummaryWriter(str(folder)) as writer:
+    folder.mkdir(exist_ok=True)
+    with utf8_path(folder) as path, SummaryWriter(str(path)) as writer:
 
         def log(progress: Progress) -> None:
             if progress.step % History.EVERY == 0:
