@@ -54,6 +54,20 @@ def test_convert_names_path_and_size_on_a_full_disk(name, model, tmp_path, capsy
     assert re.fullmatch(rf"tsplat: error: {out}: {problem}\n", error), error
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
+def test_terminated_convert_leaves_no_files(signum, model, tmp_path, forks):
+    code = """
+import os, sys
+os.fsync = lambda _: os.kill(os.getpid(), int(sys.argv[1]))  # called when the temporary file is complete
+from tsplat import cli
+sys.exit(cli.main(["convert", *sys.argv[2:]]))
+"""
+    process = forks.run(code, int(signum), model, tmp_path / "b.ply")
+    assert (process.returncode, process.stdout, process.stderr) == (128 + signum, "", "")
+    assert list(tmp_path.iterdir()) == [model.parent]
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])
 def test_convert_and_export_write_the_format(command, format, model, tmp_path, capsys):

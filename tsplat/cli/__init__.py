@@ -8,7 +8,7 @@ import sys
 import torch
 
 from .. import ArgumentError, BackendError, PeerError, UnsupportedError
-from ..support.interruption import Interrupted
+from ..support.interruption import Interrupted, exit_on_signals
 from ..support.output import protect_output
 from .parser import build_parser
 
@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments.rest = rest
         if rest and arguments.command != "train":
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        status: int = arguments.run(arguments)
+        with exit_on_signals():  # training handles signals itself
+            status: int = arguments.run(arguments)
         return status
     except Interrupted as error:
         if error.message:

@@ -129,10 +129,12 @@ def view(arguments: Namespace) -> int:
     print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
     if arguments.open:
         webbrowser.open(viewer.url)
-    with contextlib.suppress(KeyboardInterrupt):
-        models[0].warm_up()
-        threading.Event().wait()
-    viewer.close()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            models[0].warm_up()
+            threading.Event().wait()
+    finally:
+        viewer.close()
     return 0
 
 

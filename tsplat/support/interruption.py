@@ -9,11 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 from .output import protect_output
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 """Signals that :func:`stop_on_signals` handles, where the platform has them."""
+
+EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
+"""Signals that :func:`exit_on_signals` handles, where the platform has them."""
 
 REPEAT = 1.0
 """Seconds within which another signal is the same request: launchers forward what schedulers send to every process."""
@@ -84,3 +88,28 @@ def stop_on_signals() -> Iterator[StopRequest]:
         for signum, handler in previous.items():
             # None is a handler that was not installed by Python, and that cannot be installed again.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Raises SystemExit on SIGTERM and SIGHUP inside the block, so that it cleans up, unless they have a handler.
+
+    Signals are handled by the main thread only; in other threads, this does nothing.
+    """
+    replaced = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in EXIT_SIGNALS:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                replaced[number] = signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    # A second signal must not interrupt the cleanup.
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)

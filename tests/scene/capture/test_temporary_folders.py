@@ -11,7 +11,8 @@ from tsplat.scene.capture.temporary_folders import OWNER, temporary_folder
 WAITING = """
 import sys, time
 from pathlib import Path
-from tsplat.scene.capture.temporary_folders import exit_on_signals, temporary_folder
+from tsplat.scene.capture.temporary_folders import temporary_folder
+from tsplat.support.interruption import exit_on_signals
 with exit_on_signals(), temporary_folder(Path(sys.argv[1])) as folder:
     (folder / "photo").write_text("a")
     print("ready", flush=True)

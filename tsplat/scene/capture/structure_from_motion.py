@@ -22,10 +22,11 @@ from ...arguments import check_choice, check_size
 from ...errors import ArgumentError, FileError
 from ...support.extras import require
 from ...support.files import output_folder
+from ...support.interruption import exit_on_signals
 from ..images import read_image_info
 from .colmap import PINHOLE_MODELS
 from .photographs import UNSUPPORTED_SUFFIXES
-from .temporary_folders import OWNER, exit_on_signals, temporary_folder
+from .temporary_folders import OWNER, temporary_folder
 
 CameraModel = Literal["SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV"]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")

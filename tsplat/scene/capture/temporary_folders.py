@@ -6,18 +6,13 @@ import contextlib
 import re
 import secrets
 import shutil
-import signal
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 OWNER = ".tsplat-owner"
 """File in a temporary folder that names its process's machine, and is locked while the process lives."""
-
-EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
 
 
 @contextlib.contextmanager
@@ -66,28 +61,3 @@ def _lock(file: BinaryIO) -> bool:
     except (ImportError, OSError):
         return False
     return True
-
-
-@contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Raises SystemExit on SIGTERM and SIGHUP inside the block, so that it cleans up, unless they have a handler.
-
-    Signals are handled by the main thread only; in other threads, this does nothing.
-    """
-    replaced = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in EXIT_SIGNALS:
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                replaced[number] = signal.signal(number, _exit)
-    try:
-        yield
-    finally:
-        for number, handler in replaced.items():
-            signal.signal(number, handler)
-
-
-def _exit(number: int, _frame: FrameType | None) -> NoReturn:
-    # A second signal must not interrupt the cleanup.
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(128 + number)
