@@ -14,6 +14,7 @@ from tests.support.training_scenes import image_sizes
 from tsplat import ArgumentError, BackendError
 from tsplat.scene import FileError, read_ply
 from tsplat.stages.backend import choose
+from tsplat.support.locks import lock_folder
 from tsplat.training import DemoSize, Trainer, demo
 
 pytestmark = pytest.mark.slow
@@ -93,6 +94,22 @@ def test_failed_demo_leaves_no_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "advance", fail)
     with pytest.raises(ArithmeticError):
         demo(tmp_path / "a" / "b", size=TINY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_demo_does_not_overwrite_a_run(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(FileError, match="contains the checkpoints of another run; resume it, or choose another folder"):
+        demo(tmp_path, size=TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_two_demos_in_one_folder(tmp_path):
+    with (
+        lock_folder(tmp_path),
+        pytest.raises(FileError, match=rf"{tmp_path}: in use by process {os.getpid()} .* or choose another folder"),
+    ):
+        demo(tmp_path, size=TINY)
     assert not list(tmp_path.iterdir())
 
 

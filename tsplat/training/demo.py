@@ -13,6 +13,7 @@ from ..scene.cameras import intrinsics, orbit
 from ..scene.capture.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
 from ..scene.gaussians import Gaussians
 from ..stages.backend import choose
+from ..stages.process_group import RankGroup
 from ..support.extras import require
 from ..support.files import output_folder
 from ..support.interruption import stop_on_signals
@@ -20,6 +21,7 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.rendering import render
 from ..viewing.videos import write_gif
 from .configuration import Config
+from .run_context import lock_run
 from .run_record import RunRecord
 from .runs import fit_and_report
 from .trainer import Trainer
@@ -80,7 +82,8 @@ def demo(
         The contents of ``metrics.json``.
 
     Raises:
-        ArgumentError: Invalid size, or a folder that cannot be written to.
+        ArgumentError: Invalid size, or a folder that cannot be written to, contains a run with checkpoints or is in
+            use.
         BackendError: The backend cannot run on this machine.
         MissingExtraError: A package of the extra ``train`` is not installed.
     """
@@ -90,7 +93,7 @@ def demo(
     config = dataclasses.replace(
         SHORT_RUN, steps=size.steps if steps is None else steps, seed=seed, sh_interval=300, backend=backend
     )
-    with output_folder(out) as folder:
+    with output_folder(out) as folder, lock_run(folder, RankGroup(), new=True):
         reserve_threads(device, backend)
         record = RunRecord()
         with record.measure("reading"):

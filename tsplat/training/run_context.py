@@ -60,8 +60,17 @@ def on_main(ranks: RankGroup, function: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def lock_run(folder: Path, ranks: RankGroup) -> Iterator[None]:
-    """Locks the folder of a run. Raises FileError on every rank if another process uses it."""
+def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[None]:
+    """Locks the folder of a run.
+
+    Args:
+        folder: The run's folder.
+        ranks: The ranks that call this together.
+        new: Whether the folder must not contain a run with checkpoints.
+
+    Raises:
+        FileError: Another process uses the folder, or it contains another run. Raised on every rank.
+    """
     with contextlib.ExitStack() as stack:
         problem = None
         if ranks.is_main:
@@ -69,9 +78,11 @@ def lock_run(folder: Path, ranks: RankGroup) -> Iterator[None]:
                 stack.enter_context(lock_folder(folder))
             except FileError as error:
                 problem = str(error)
-        problem = ranks.all_gather_object(problem)[0]
-        if problem is not None:
-            raise FileError(problem)
+        if new and problem is None and (folder / "checkpoints").exists():
+            problem = f"{folder}: contains the checkpoints of another run; resume it, or choose another folder"
+        problems = [found for found in ranks.all_gather_object(problem) if found is not None]
+        if problems:
+            raise FileError(problems[0])
         yield
 
 

@@ -87,11 +87,9 @@ def train(
         rank_context(ranks),
         stop_on_signals() as stop,
         output_folder(out) as folder,
-        lock_run(folder, ranks),
+        lock_run(folder, ranks, new=True),
         deterministic(config),
     ):
-        if any(ranks.all_gather_object((folder / "checkpoints").exists())):
-            raise FileError(f"{out}: contains the checkpoints of another run; resume it, or choose another folder")
         record = RunRecord()
         with record.measure("reading"):
             capture = read_run_capture(config, device, stop)
