@@ -12,6 +12,7 @@ import torch
 
 from tests.support.training_scenes import make_checkpoint
 from tsplat.scene import FileError
+from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.training import CheckpointError, read_checkpoint, read_newest, write_checkpoint
 
 pytest.importorskip("safetensors")
@@ -61,6 +62,28 @@ def test_checkpoints_are_never_overwritten(tmp_path):
     assert (first.name, second.name) == ("step_00000004", "step_00000004_2")
     assert read_newest(tmp_path)[0] == second
     assert len(read_checkpoint(first).gaussians) == 5
+
+
+@pytest.mark.parametrize("damage", [b"", None])
+def test_damaged_checkpoints_do_not_count_as_kept(damage, tmp_path):
+    paths = [write_checkpoint(tmp_path, make_checkpoint(step)) for step in range(1, 5)]
+    file = paths[-1] / "training.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if damage is None else damage)
+    newest = write_checkpoint(tmp_path, make_checkpoint(5), keep=2)
+    assert find_checkpoints(tmp_path) == [paths[2], paths[3], newest]
+    last = write_checkpoint(tmp_path, make_checkpoint(6), keep=2)
+    assert find_checkpoints(tmp_path) == [newest, last]
+
+
+def test_each_checkpoint_is_verified_once(tmp_path, monkeypatch):
+    verified = []
+    monkeypatch.setattr("tsplat.training.run_checkpoints.is_intact", lambda path: not verified.append(path.name))
+    write_checkpoint(tmp_path, make_checkpoint(1))
+    intact = {}
+    for step in range(2, 6):
+        write_checkpoint(tmp_path, make_checkpoint(step), keep=3, intact=intact)
+    assert verified == ["step_00000001"]
 
 
 @pytest.mark.slow

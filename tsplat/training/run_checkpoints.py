@@ -33,6 +33,7 @@ from ..scene.formats.checkpoints import (
     VERSION,
     checkpoint_errors,
     find_checkpoints,
+    is_intact,
     manifest_digest,
     read_newest_valid,
     read_raw_checkpoint,
@@ -113,15 +114,17 @@ def write_checkpoint(
     ranks: RankGroup | None = None,
     *,
     sharded: bool = False,
+    intact: dict[Path, bool] | None = None,
 ) -> Path:
     """Writes a checkpoint into a folder, then deletes old checkpoints.
 
     Args:
         folder: The run's folder of checkpoints.
         checkpoint: What to write; on every rank the same or, if `sharded`, with this rank's rows.
-        keep: Number of newest checkpoints to keep; None to keep all.
+        keep: Number of newest checkpoints to keep, besides damaged ones that are newer; None to keep all.
         ranks: The ranks that call this together.
         sharded: Whether each rank writes its shard, as cut by :meth:`RankGroup.shard_rows`. Otherwise rank 0 writes.
+        intact: Whether checkpoints are intact, as far as earlier calls know, so that none is verified twice; extended.
 
     Returns:
         The checkpoint's own folder.
@@ -160,10 +163,22 @@ def write_checkpoint(
     path = results[0][0]
     assert path is not None
     if keep is not None and ranks.is_main:
-        for old in find_checkpoints(folder)[:-keep]:
-            if old != path:
-                _delete(old)
+        intact = {} if intact is None else intact
+        intact[path] = True
+        _delete_old(folder, path, keep, intact)
     return path
+
+
+def _delete_old(folder: Path, written: Path, keep: int, intact: dict[Path, bool]) -> None:
+    """Deletes the checkpoints that are older than the newest `keep` intact ones, except the one just written."""
+    n_kept = 0
+    for path in reversed(find_checkpoints(folder)):
+        if n_kept < keep:
+            if path not in intact:
+                intact[path] = is_intact(path)
+            n_kept += intact[path]
+        elif path != written:
+            _delete(path)
 
 
 def _size(checkpoint: Checkpoint) -> int:

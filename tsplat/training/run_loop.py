@@ -72,6 +72,7 @@ class RunLoop:
         self._scene = scene or {}
         self._monitor = PsnrMonitor(trainer.config.steps)
         self._saved_step = -1
+        self._intact: dict[Path, bool] = {}
         steps = trainer.config.steps
         self._eval_every = (run.eval_every if run else 0) or max(1, steps // EVALUATIONS)
         if trainer.view is not None:
@@ -220,7 +221,9 @@ class RunLoop:
             per_gaussian_names=trainer.per_gaussian_names,
         )
         with self.record.measure("saving"):
-            path = write_checkpoint(self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded)
+            path = write_checkpoint(
+                self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded, intact=self._intact
+            )
         if name == "checkpoints":
             self._saved_step = trainer.step
         return path

@@ -224,6 +224,16 @@ def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) ->
     return checkpoint
 
 
+def is_intact(path: Path) -> bool:
+    """Whether a checkpoint has all its files, with the hashes of its manifest."""
+    try:
+        with checkpoint_errors(path):
+            _verify_files(path, _read_manifest(path)["files"])
+    except CheckpointError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def checkpoint_errors(path: Path) -> Iterator[None]:
     """Turns any error that reading a damaged checkpoint can cause into a :class:`CheckpointError` with its path."""
