@@ -174,8 +174,8 @@ def test_runs_without_held_out_views(tmp_path, capsys):
 
 
 WRITES = (
-    "config.json", "cameras.json", "checkpoint.json", "latest", "000_test_000.png", "point_cloud.ply",
-    "contact_sheet.png", "curve.png", "metrics.json", "run.json", "report.html",
+    "config.json", "cameras.json", "run.json", "checkpoint.json", "latest", "000_test_000.png", "point_cloud.ply",
+    "contact_sheet.png", "curve.png", "metrics.json", "report.html",
 )  # fmt: skip
 
 
@@ -203,6 +203,8 @@ def test_full_disk_names_the_file_and_leaves_the_last_checkpoint_intact(name, tm
             resume(run, stop_after=6)
     assert str(run) in str(e.value)
     assert name in str(e.value) or "the checkpoint of step 6" in str(e.value)
+    hint = f"step 6 is saved; to continue: tsplat train --resume {run}"
+    assert (hint in str(e.value)) == (name in WRITES[WRITES.index("000_test_000.png") :])
     assert not [path for path in run.rglob(".*") if path.name.startswith((f".{name}.", ".step_"))]
     path, _, errors = read_newest(run)
     assert errors == []

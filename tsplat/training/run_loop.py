@@ -162,10 +162,10 @@ class RunLoop:
             return
         ranks = self.trainer.ranks
         signum = max(ranks.all_gather_object(self._stop.signum or 0))
-        message = f"stopped by {signal.Signals(signum).name}; {self._what_is_saved()}"
+        message = f"stopped by {signal.Signals(signum).name}; {self.what_is_saved()}"
         raise Interrupted(signum, message if ranks.is_main else "")
 
-    def _what_is_saved(self) -> str:
+    def what_is_saved(self) -> str:
         """What a run that stops now has saved, and how to continue."""
         saved = self._saved_step
         if saved < 0:

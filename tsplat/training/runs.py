@@ -313,7 +313,12 @@ def fit_and_report(
     except Interrupted:
         _write_record(loop)
         raise
-    return write_report(loop, capture, scores)
+    try:
+        return write_report(loop, capture, scores)
+    except OSError as error:
+        if run is None or not error.strerror:
+            raise
+        raise OSError(error.errno, f"{error.strerror}; {loop.what_is_saved()}", error.filename) from error
 
 
 def _write_record(loop: RunLoop) -> None:
