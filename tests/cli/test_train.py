@@ -31,6 +31,16 @@ def test_train_notes_missing_images_and_strict_refuses_them(tmp_path, capsys):
     assert f"note: skipped 1 of 10 images whose files are missing (first: {shown})\n" in capsys.readouterr().out
 
 
+def test_images_that_are_too_small_to_evaluate_are_named(tmp_path, capsys):
+    command = ["train", str(write_scene(tmp_path / "scene")), "--out", str(tmp_path / "run"), "--backend", "torch"]
+    assert cli.main([*command, "--downscale", "3"]) == 2
+    assert capsys.readouterr().err == (
+        "tsplat: error: downscale: SSIM needs at least 11 pixels along each edge, found 14x10 in view '01.png' with a "
+        "factor of 3; use a smaller factor\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_train_writes_a_run_that_renders_and_exports(tmp_path, forks):
     scene, run = write_scene(tmp_path / "scene"), tmp_path / "run"

@@ -13,7 +13,8 @@ from einops import rearrange
 from torch import Tensor
 
 from ..arguments import check_choice
-from ..config import Backend
+from ..config import SSIM_TAPS, Backend
+from ..errors import ShapeError
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
@@ -48,6 +49,21 @@ Network = Literal["alex", "vgg", "squeeze"]
 """Networks of LPIPS."""
 
 OnView = Callable[[int, int], None]
+
+
+def check_sizes(views: Sequence[View], downscale: int) -> None:
+    """Checks that all views can be evaluated after images were downscaled by a factor.
+
+    Raises:
+        ShapeError: A view is smaller than the window of SSIM.
+    """
+    for view in views:
+        if min(view.width, view.height) < len(SSIM_TAPS):
+            raise ShapeError(
+                f"downscale: SSIM needs at least {len(SSIM_TAPS)} pixels along each edge, found "
+                f"{view.width}x{view.height} in view {view.name!r} with a factor of {downscale}; use "
+                f"{'a smaller factor' if downscale > 1 else 'larger images'}"
+            )
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from ..viewing.devices import pick_device, reserve_threads
 from ..viewing.run_cameras import CAMERAS
 from ..viewing.trajectories import describe_cameras
 from .configuration import RunConfig, to_json
-from .evaluation import Network, Score, evaluate, mean_psnr, mean_ssim, report
+from .evaluation import Network, Score, check_sizes, evaluate, mean_psnr, mean_ssim, report
 from .live_view import ViewOptions, check_view, shown
 from .parameters import scene_tensors
 from .plots import evenly_spaced
@@ -375,6 +375,7 @@ def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest 
             strict=config.strict,
             on_progress=on_progress,
         )
+    check_sizes((*capture.train, *capture.test), config.downscale)
     for note in capture.notes:
         print(f"note: {note}")
     return capture.to(device)
