@@ -39,7 +39,8 @@ def reserve_threads(device: torch.device, backend: Backend) -> None:
     """Gives kernels compiled for the CPU all threads of PyTorch, whose own operators then run on one.
 
     PyTorch's OpenMP threads spin while they wait. On a busy machine, that takes the cores from everything that has work
-    to do. Does nothing for other backends.
+    to do. Does nothing for other backends, which need those threads; for them, see `OMP_WAIT_POLICY` in
+    docs/howto/run_on_a_cpu.md.
     """
     if device.type == "cpu" and choose(device, backend)[0] == "triton":
         set_kernel_threads()
