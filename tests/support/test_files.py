@@ -34,9 +34,18 @@ def test_failed_atomic_write_leaves_no_files(tmp_path, error):
 
 def test_atomic_write_does_not_replace_folders(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(OSError, match="a"), atomic_write(tmp_path / "a"):
+    with pytest.raises(IsADirectoryError) as raised, atomic_write(tmp_path / "a"):
         pass
+    assert (raised.value.filename, raised.value.filename2) == (str(tmp_path / "a"), None)
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_errors_of_atomic_writes_name_the_file_and_not_the_temporary_one(tmp_path):
+    path = tmp_path / "nowhere" / "a.bin"
+    with pytest.raises(FileNotFoundError) as raised, atomic_write(path):
+        pass
+    assert raised.value.filename == str(path)
+    assert str(raised.value) == f"[Errno 2] No such file or directory: {str(path)!r}"
 
 
 def test_write_json_rejects_nan(tmp_path):

@@ -101,3 +101,13 @@ def test_write_gif_writes_an_endless_animation(tmp_path):
     with pytest.raises(ArgumentError, match="found none"):
         write_gif(tmp_path / "b.gif", [])
     assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
+
+
+@pytest.mark.parametrize("name", ["a.gif", "frames"])
+def test_folders_of_videos_are_created(name, tmp_path):
+    path = tmp_path / "new" / "deep" / name
+    write_frames(path, [torch.zeros(4, 6, 3)] * 2)
+    assert path.is_file() if path.suffix else len(list(path.iterdir())) == 2
+    with pytest.raises(ArgumentError, match="expected at least one, found none"):
+        write_frames(tmp_path / "other" / "b.gif", [])
+    assert not (tmp_path / "other").exists()

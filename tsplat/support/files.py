@@ -27,7 +27,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     If the block raises, `path` is left as it was and no temporary file remains.
 
     Raises:
-        OSError: The file cannot be written. If the disk is full, the message tells the size.
+        OSError: The file cannot be written; names `path`. If the disk is full, the message tells the size.
     """
     path = Path(path)
     # In the same folder, because a rename is atomic only within one file system.
@@ -41,8 +41,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if error.errno in FULL and (error.filename is None or Path(error.filename) == temporary):
+        concerns_temporary = error.filename is None or Path(error.filename) == temporary
+        if error.errno in FULL and concerns_temporary:
             raise disk_full(error, path, writer.size if writer is not None else 0) from error
+        if error.errno is not None and concerns_temporary:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     except BaseException:
         temporary.unlink(missing_ok=True)

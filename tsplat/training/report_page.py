@@ -17,7 +17,7 @@ from .. import __version__
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes
 from ..support.extras import require
-from ..support.files import atomic_write
+from ..support.files import atomic_write, output_folder
 from ..viewing.data_urls import depth_image, encode_images, error_image, image_of
 from ..viewing.markup import Html, fill, join
 from ..viewing.trajectories import Camera, camera_of
@@ -128,11 +128,12 @@ def write_page(path: str | os.PathLike[str], page: RunPage) -> int:
 
     Raises:
         MissingExtraError: Pillow or Matplotlib is not installed.
+        FileError: The folder is not writable.
         OSError: The file cannot be written.
     """
     require("PIL", "matplotlib")
     content = render_page(page).encode()
-    with atomic_write(path) as file:
+    with output_folder(Path(path).parent), atomic_write(path) as file:
         file.write(content)
     return len(content)
 

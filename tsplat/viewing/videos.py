@@ -18,7 +18,7 @@ from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..support.extras import require
-from ..support.files import atomic_write
+from ..support.files import atomic_write, output_folder
 from .colormaps import Limits, color_depths, depth_limits
 from .rendering import render_views
 from .trajectories import Camera
@@ -79,12 +79,13 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
     Videos are written atomically. Frames of `.mp4` and `.webm` are cropped to an even width and height.
 
     Args:
-        path: A file name with one of these suffixes, or a folder name without a suffix; the folder is created.
+        path: A file name with one of these suffixes, or a folder name without a suffix; folders are created.
         fps: Frames per second.
 
     Raises:
         ArgumentError: Another suffix, or no frames for a video.
         MissingExtraError: imageio-ffmpeg is not installed (`.mp4` and `.webm`), or Pillow is not (the others).
+        FileError: The folder is not writable.
         OSError: The file cannot be written.
 
     Example::
@@ -100,14 +101,14 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
     """
     path = Path(path)
     check_video_path(path)
-    if path.suffix == ".gif":
-        write_gif(path, frames, round(1000 / fps))
-    elif path.suffix:
-        _write_video(path, frames, fps)
-    else:
-        path.mkdir(parents=True, exist_ok=True)
-        for i, frame in enumerate(frames):
-            write_png(path / f"{i:05d}.png", frame)
+    with output_folder(path.parent if path.suffix else path):
+        if path.suffix == ".gif":
+            write_gif(path, frames, round(1000 / fps))
+        elif path.suffix:
+            _write_video(path, frames, fps)
+        else:
+            for i, frame in enumerate(frames):
+                write_png(path / f"{i:05d}.png", frame)
 
 
 def check_video_path(path: Path) -> None:

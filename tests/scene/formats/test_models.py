@@ -43,6 +43,16 @@ def test_unknown_formats_are_rejected(tmp_path):
         read_model(tmp_path / "missing.ply")
 
 
+def test_folders_of_training_programs(tmp_path):
+    """A point_cloud.ply in the folder, or that of the last iteration where Inria's program writes them."""
+    for iteration, n in (("7000", 3), ("30000", 4), ("9000", 5), ("x", 6)):
+        write_model(tmp_path / "point_cloud" / f"iteration_{iteration}" / "point_cloud.ply", random_gaussians(n))
+    assert len(read_model(tmp_path)) == 4
+    assert len(read_model(tmp_path / "point_cloud" / "iteration_7000")) == 3
+    write_model(tmp_path / "point_cloud.ply", random_gaussians(7))
+    assert len(read_model(tmp_path)) == 7
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [

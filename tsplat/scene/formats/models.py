@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import ArgumentError, FileError, UnsupportedError
-from ...support.files import ZIP
+from ...support.files import ZIP, output_folder
 from ..gaussians import Gaussians
 from .foreign import Warn
 from .image_sets import META
@@ -22,6 +22,9 @@ from .splat import read_splat, write_splat
 from .spz import GZIP, MAGIC, read_spz
 from .spz_writer import lost_in_spz, write_spz
 from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
+
+POINT_CLOUD = "point_cloud.ply"
+"""Name of the model in the folders that training programs write, ours and Inria's."""
 
 KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, Inria's .pth"
 READ_ONLY = (".ksplat", ".pt", ".pth", ".json")
@@ -55,8 +58,8 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat or Inria's program saved.
 
     Args:
-        path: A file, a folder with ``meta.json`` (SOG, or gsplat's PNG images), or a folder with the checkpoints of
-            gsplat's ranks.
+        path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), with the checkpoints of gsplat's ranks,
+            or with ``point_cloud.ply``; or the output folder of Inria's program, whose last iteration is read.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
         warn: Called with a note of one line that names what the file holds beyond 3D Gaussians and is ignored.
 
@@ -75,11 +78,14 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
             return read_png_model(path, warn=warn) if (path / PNG_MEANS).exists() else read_sog(path, warn=warn)
         if any(path.glob("*.pt")):
             return read_torch_checkpoint(path, force=force, warn=warn)
+        if (found := _find_point_cloud(path)) is not None:
+            return read_ply(found, warn=warn)
     if path.name == LOD_META or (path / LOD_META).is_file():
         raise UnsupportedError(f"{path}: Streamed SOG is not implemented; convert it to .ply with splat-transform")
     if path.is_dir():
         raise FileError(
-            f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat); expected {KNOWN}"
+            f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat) nor {POINT_CLOUD}; "
+            f"expected {KNOWN}"
         )
     with open(path, "rb") as file:
         start = file.read(4)
@@ -99,13 +105,25 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 
+def _find_point_cloud(folder: Path) -> Path | None:
+    """Returns ``point_cloud.ply`` in a folder, or that of the last iteration of Inria's program."""
+    prefix = "iteration_"
+    iterations = [
+        path
+        for path in folder.glob(f"point_cloud/{prefix}*/{POINT_CLOUD}")
+        if path.parent.name.removeprefix(prefix).isdecimal()
+    ]
+    last = max(iterations, key=lambda path: int(path.parent.name.removeprefix(prefix)), default=None)
+    return folder / POINT_CLOUD if (folder / POINT_CLOUD).is_file() else last
+
+
 def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> None:
     """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ or SOG.
 
     :func:`lost_on_write` lists what the format cannot represent.
 
     Args:
-        path: File to write. SOG may also be a folder.
+        path: File to write, in a folder that is created if it does not exist. SOG may also be a folder.
         gaussians: Gaussians on any device.
         format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"`` or ``"sog"``. None
             chooses by the name: ``.ply``, ``.compressed.ply``, ``.splat``, ``.spz``, ``.sog``, or ``meta.json`` for a
@@ -113,7 +131,7 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
 
     Raises:
         UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
-        FileError: The file name has none of these endings.
+        FileError: The file name has none of these endings, or the folder is not writable.
         ArgumentError: The format is unknown, or it cannot represent the values; see :func:`write_compressed_ply`,
             :func:`write_splat`, :func:`write_spz` and :func:`write_sog`.
         MissingExtraError: An optional dependency of the format is not installed.
@@ -131,7 +149,8 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
     """
     chosen = _format(path, format)
     if chosen is not None:
-        WRITERS[chosen](path, gaussians)
+        with output_folder(Path(path).parent):
+            WRITERS[chosen](path, gaussians)
         return
     known = ", ".join(ending.lstrip("/") for ending in ENDINGS)
     if Path(path).suffix.lower() in READ_ONLY:
