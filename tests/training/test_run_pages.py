@@ -118,6 +118,33 @@ def test_scene_that_was_moved_is_noted_and_can_be_named(finished, run, tmp_path)
         os.rename(moved, config["scene"])
 
 
+def test_scene_that_does_not_exist_is_an_error(run, tmp_path, capsys):
+    """Even where the page does not need the scene."""
+    before = (run / "report.html").read_bytes()
+    assert cli.main(["report", str(run), "--scene", str(tmp_path / "absent")]) == 2
+    assert f"{tmp_path / 'absent'}: no such scene" in capsys.readouterr().err
+    assert (run / "report.html").read_bytes() == before
+
+
+@pytest.mark.parametrize("where", ["checkpoints/step_00000002", "checkpoints"])
+def test_checkpoint_has_the_page_of_its_run(where, run):
+    before = (run / "report.html").read_bytes()
+    (run / "report.html").unlink()
+    assert cli.main(["report", str(run / where)]) == 0
+    assert (run / "report.html").read_bytes() == before
+
+
+def test_checkpoint_of_another_step_than_the_metrics_is_evaluated(run):
+    path = run / "metrics.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "steps": 9}))
+    report_run(run / "checkpoints" / "step_00000002", out=run / "new" / "a.html")
+    parsed = Page((run / "new" / "a.html").read_text())
+    assert notes(parsed) == [
+        "Metrics and images were computed from step_00000002, as metrics.json does not have those of this step."
+    ]
+    assert values(parsed)[3] == "2"
+
+
 def test_missing_and_damaged_pieces_are_noted(run):
     for name, words in (
         ("run.json", "time per part was not recorded"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..arguments import check_size
 from ..errors import ArgumentError, BackendError, FileError, UnsupportedError
-from ..scene.formats.checkpoints import MANIFEST, CheckpointError, skipped_messages
+from ..scene.formats.checkpoints import MANIFEST, CheckpointError, run_folder, skipped_messages
 from ..scene.formats.models import read_model
 from ..scene.gaussians import Gaussians
 from ..scene.images import read_image
@@ -29,7 +29,7 @@ from .run_checkpoints import Checkpoint, read_newest
 from .run_record import read_sessions
 from .run_report import held_out_name
 from .runs import CONFIG, read_run_capture
-from .scene_record import locate_scene
+from .scene_record import check_scene, locate_scene
 
 METRICS, MODEL = "metrics.json", "point_cloud.ply"
 METRICS_BYTES_MAX = 64 << 20
@@ -66,11 +66,11 @@ def report_run(
 ) -> Path:
     """Writes a run's page, an HTML file that needs no other file.
 
-    Metrics and images are those that training wrote. If training was interrupted, the newest checkpoint is evaluated.
-    What is missing is stated on the page.
+    Metrics and images are those that training wrote. If they are not those of the checkpoint, as when training was
+    interrupted, it is evaluated. What is missing is stated on the page.
 
     Args:
-        run: The run's folder.
+        run: The run's folder, whose newest checkpoint is used, or one of its checkpoints.
         out: The file to write; ``report.html`` in the run's folder if None.
         views: Maximum number of views with images.
         scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
@@ -79,17 +79,19 @@ def report_run(
         The file.
 
     Raises:
-        FileError: The folder has nothing to show, or does not exist.
+        FileError: The folder has nothing to show or does not exist, or there is nothing at `scene`.
         MissingExtraError: A package of the extra ``train`` is not installed.
         OSError: The file cannot be written.
     """
     require("PIL", "matplotlib", "safetensors")
     check_size("views", views)
-    folder = Path(run)
-    if not folder.is_dir():
-        raise FileError(f"{run}: {'is not the folder of a run' if folder.exists() else 'no such folder'}")
+    if not Path(run).is_dir():
+        raise FileError(f"{run}: {'is not the folder of a run' if Path(run).exists() else 'no such folder'}")
+    if scene is not None:
+        check_scene(scene)
+    folder = run_folder(run)
     path = folder / REPORT if out is None else Path(out)
-    found = _read(folder)
+    found = _read(folder, Path(run))
     page = _page(found, views, scene)
     size = write_page(path, page)
     for note in page.notes:
@@ -98,12 +100,16 @@ def report_run(
     return path
 
 
-def _read(folder: Path) -> _Found:
-    """Reads metrics, the newest checkpoint, the configuration and the model, as far as they are valid."""
+def _read(folder: Path, run: Path) -> _Found:
+    """Reads metrics, the checkpoint, the configuration and the model, as far as they are valid.
+
+    Args:
+        run: Where to look for the checkpoint: the run's folder, or a checkpoint.
+    """
     found = _Found(folder)
     found.metrics = _read_metrics(folder / METRICS, found.notes)
     try:
-        found.path, found.checkpoint, errors = read_newest(folder)
+        found.path, found.checkpoint, errors = read_newest(run)
         found.notes += skipped_messages(errors, found.path)
         found.gaussians = found.checkpoint.gaussians
     except CheckpointError as error:
@@ -236,7 +242,9 @@ def _evaluate(
             "seconds": checkpoint.figures.get("seconds"),
             "device": str(device),
         }
-        found.notes.append(f"Metrics and images were computed from {found.path.name}, as training did not finish.")
+        found.notes.append(
+            f"Metrics and images were computed from {found.path.name}, as {METRICS} does not have those of this step."
+        )
     views = [shown_view(scores[i], rows[i], remark) for i, remark in choose_views([s.psnr for s in scores], n)]
     return metrics, rows, views, bool(capture.test)
 

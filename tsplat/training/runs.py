@@ -12,7 +12,6 @@ import torch
 
 from ..arguments import check_size
 from ..errors import ArgumentError, FileError
-from ..scene.capture.captures import read_capture
 from ..scene.capture.views import Capture
 from ..scene.formats.checkpoints import skipped_messages
 from ..scene.gaussians import Gaussians
@@ -37,6 +36,7 @@ from .scene_record import (
     describe_capture,
     difference,
     locate_scene,
+    read_scene,
     record_scene,
     with_absolute_scene,
 )
@@ -365,16 +365,7 @@ def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest 
                 stop.check()
             show("reading", done, total)
 
-        capture = read_capture(
-            config.scene,
-            downscale=config.downscale,
-            test_every=config.test_every,
-            background=config.background,
-            normalize=config.normalize,
-            seed=config.seed,
-            strict=config.strict,
-            on_progress=on_progress,
-        )
+        capture = read_scene(config, on_progress)
     check_sizes((*capture.train, *capture.test), config.downscale)
     for note in capture.notes:
         print(f"note: {note}")

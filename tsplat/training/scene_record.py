@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ..errors import FileError
+from ..scene.capture import read_capture
+from ..scene.capture.photographs import OnProgress
 from ..scene.capture.views import Capture
 from .configuration import RunConfig
 
@@ -45,9 +47,11 @@ def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, overri
         override: The path that the user gave, if any.
 
     Raises:
-        FileError: The scene is neither at its absolute path nor at its path relative to the run.
+        FileError: There is nothing at `override`; or, without it, the scene is neither at its absolute path nor at its
+            path relative to the run.
     """
     if override is not None:
+        check_scene(override)
         return with_absolute_scene(dataclasses.replace(config, scene=override))
     if not config.scene:
         return config
@@ -57,6 +61,30 @@ def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, overri
         if os.path.exists(path):
             return with_absolute_scene(dataclasses.replace(config, scene=path))
     raise FileError(f"{' and '.join(dict.fromkeys(paths))}: no such scene; where it is now: --scene PATH")
+
+
+def check_scene(scene: str) -> None:
+    """Raises :class:`FileError` if there is nothing at the path of a scene that the user gave."""
+    if not os.path.exists(scene):
+        raise FileError(f"{scene}: no such scene; --scene expects the folder where it is now")
+
+
+def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capture:
+    """Reads the scene of a run as it was read for training.
+
+    Raises:
+        FileError, UnsupportedError, ArgumentError, MissingExtraError: As :func:`tsplat.scene.read_capture`.
+    """
+    return read_capture(
+        config.scene,
+        downscale=config.downscale,
+        test_every=config.test_every,
+        background=config.background,
+        normalize=config.normalize,
+        seed=config.seed,
+        strict=config.strict,
+        on_progress=on_progress,
+    )
 
 
 def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:

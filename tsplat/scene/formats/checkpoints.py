@@ -107,6 +107,14 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return (path / "checkpoints").is_dir() or (path / LATEST).is_file() or (path / MANIFEST).is_file()
 
 
+def run_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns the folder of a run, given it, its ``checkpoints`` folder, or a checkpoint."""
+    path = Path(path)
+    if (path / MANIFEST).is_file():
+        return path.absolute().parent.parent
+    return path.absolute().parent if (path / LATEST).is_file() else path
+
+
 def find_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     found = []
@@ -197,7 +205,7 @@ def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) ->
 
     path = Path(path)
     with checkpoint_errors(path):
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         _verify_files(path, manifest["files"])
         try:
             with utf8_path(path) as folder:  # safetensors opens no other
@@ -252,7 +260,13 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Reads the manifest of a checkpoint, and verifies its hash, but not the other files.
+
+    Raises:
+        CheckpointError: It is no manifest, or it was modified.
+        OSError, ValueError: It cannot be read.
+    """
     with open(path / MANIFEST, "rb") as file:
         if os.fstat(file.fileno()).st_size > MANIFEST_BYTES_MAX:
             raise CheckpointError(f"{path / MANIFEST}: larger than {MANIFEST_BYTES_MAX >> 20} MiB, not a manifest")
