@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+import tsplat
 from tests.support.markdown import python_blocks
 from tests.support.paths import ROOT
 
@@ -57,6 +58,7 @@ def test_citation_file():
     keys = re.findall(r"^([a-z-]+):", text, re.MULTILINE)
     assert {"cff-version", "message", "title", "authors", "license"} <= set(keys)
     assert "license: Apache-2.0" in text
+    assert f"\nversion: {tsplat.__version__}\n" in text
     assert "\t" not in text, "YAML is indented by spaces"
 
 
