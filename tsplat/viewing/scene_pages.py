@@ -20,6 +20,7 @@ from torch import Tensor
 from ..arguments import check_choice
 from ..errors import ArgumentError, MissingExtraError
 from ..scene.capture.views import Color
+from ..scene.cropping import Box, crop_gaussians, raise_if_empty
 from ..scene.formats import lost_on_write, open_model
 from ..scene.formats.ply import compressed_ply_content
 from ..scene.formats.sog_writer import sog_content
@@ -73,6 +74,7 @@ def export_page(
     up: Sequence[float] | None = None,
     background: Color | None = None,
     title: str | None = None,
+    crop: Box | None = None,
     force: bool = False,
     checkpoint: str | None = None,
     warn: Callable[[str], object],
@@ -88,11 +90,14 @@ def export_page(
         up: [3] world direction that points up; where None, that of the run's cameras, or guessed from the model.
         background: Background color, RGB in [0, 1]; where None, that of the run's training, or black.
         title: Title of the page; the name of `model` where None.
+        crop: Only Gaussians whose centers lie in the box with these two corners, world frame, are written; all where
+            None.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
         warn: Called with a message for each damaged checkpoint that is skipped, and where Gaussians are invalid.
 
     Raises:
-        ArgumentError: As :func:`write_page` and :func:`tsplat.viewing.start_views.first_view`.
+        ArgumentError: No Gaussian lies in the box; or as :func:`write_page` and
+            :func:`tsplat.viewing.start_views.first_view`.
         MissingExtraError, UnsupportedError, FileError, OSError: As :func:`tsplat.scene.open_model` and
             :func:`write_page`.
     """
@@ -102,6 +107,8 @@ def export_page(
         raise ArgumentError(f"--view: {model} has no cameras.json of a run")
     gaussians = open_model(model, force=force, checkpoint=checkpoint, warn=warn)
     gaussians = drop_invalid(gaussians, lambda message: warn(f"{model}: {message}"))
+    if crop is not None:
+        gaussians = raise_if_empty(crop_gaussians(gaussians, crop), crop)
     return write_page(
         out,
         gaussians,

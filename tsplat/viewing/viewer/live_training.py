@@ -16,8 +16,9 @@ import torch
 
 from ...config import Backend
 from ...errors import ArgumentError
+from ...scene.cropping import Box
 from ...scene.gaussians import Gaussians
-from .renderer import Box, Frame, Pose, Renderer, Settings
+from .renderer import Frame, Pose, Renderer, Settings
 from .training_state import Curve, Points, TrainingState
 
 T = TypeVar("T")
@@ -62,11 +63,11 @@ class LiveRenderer(Renderer):
         """See :meth:`Renderer.render`; called in the training thread."""
         return self._training.call(partial(super().render, pose, settings, seconds, divisor_min), is_image=True)
 
-    def cropped(self, crop: Box | None) -> Gaussians:
+    def cropped(self, box: Box | None) -> Gaussians:
         """See :meth:`Renderer.cropped`; outside the training thread, a copy, which later steps do not change."""
         if self._training.is_training_thread():
-            return super().cropped(crop)
-        return self._training.call(lambda: Renderer.cropped(self, crop).map(lambda tensor: tensor.clone()))
+            return super().cropped(box)
+        return self._training.call(lambda: Renderer.cropped(self, box).map(lambda tensor: tensor.clone()))
 
 
 class _Call(Future[Any]):

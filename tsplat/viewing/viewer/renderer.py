@@ -18,6 +18,7 @@ from ...config import SH_DEGREE_MAX, Backend, CameraModel, RenderMode
 from ...errors import ArgumentError
 from ...rasterization import rasterization
 from ...scene.capture.views import Color
+from ...scene.cropping import Box, crop_gaussians
 from ...scene.gaussians import Gaussians
 from ...scene.images import to_bytes
 from ..colormaps import apply_colormap, color_depths, depth_limits
@@ -35,9 +36,6 @@ SLOWER_MAX = 1.25
 
 N_SAMPLES, N_NEWEST = 24, 3
 """Number of measured times that predictions are based on, and of those of one size; one slow image is no trend."""
-
-Box = tuple[Color, Color]
-"""Lower and upper corner of an axis-aligned box, world frame."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,14 +172,12 @@ class Renderer:
         for divisor in (DIVISOR_MAX, 2):
             self.render(pose, settings, divisor_min=divisor)
 
-    def cropped(self, crop: Box | None) -> Gaussians:
-        """Returns the Gaussians whose centers lie in a box."""
-        if crop is None:
+    def cropped(self, box: Box | None) -> Gaussians:
+        """Returns the Gaussians whose centers lie in a box; all where it is None."""
+        if box is None:
             return self.gaussians
-        if self._cropped[0] != crop:
-            low, high = (self.gaussians.means.new_tensor(corner) for corner in crop)
-            inside = ((self.gaussians.means >= low) & (self.gaussians.means <= high)).all(-1)
-            self._cropped = crop, self.gaussians.map(lambda tensor: tensor[inside])
+        if self._cropped[0] != box:
+            self._cropped = box, crop_gaussians(self.gaussians, box)
         return self._cropped[1]
 
     @torch.no_grad()

@@ -1,0 +1,52 @@
+"""Cropping a model to a box."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import ArgumentError
+from .gaussians import Gaussians
+
+Corner = tuple[float, float, float]
+Box = tuple[Corner, Corner]
+"""Two opposite corners of an axis-aligned box, world frame."""
+
+
+def crop_gaussians(gaussians: Gaussians, box: Box) -> Gaussians:
+    """Returns the Gaussians whose centers lie in a box, possibly none. A center that is NaN lies in no box.
+
+    Args:
+        box: Two opposite corners in any order.
+    """
+    low, high = (gaussians.means.new_tensor(corner) for corner in _sorted(box))
+    inside = ((gaussians.means >= low) & (gaussians.means <= high)).all(-1)
+    return gaussians.map(lambda tensor: tensor[inside])
+
+
+def raise_if_empty(gaussians: Gaussians, box: Box) -> Gaussians:
+    """Returns what :func:`crop_gaussians` left of a model.
+
+    Raises:
+        ArgumentError: It left nothing.
+    """
+    if len(gaussians) == 0:
+        low, high = _sorted(box)
+        raise ArgumentError(f"crop: no Gaussian has its center between {low} and {high}; choose another box")
+    return gaussians
+
+
+def crop_option(box: Box) -> str:
+    """Returns a box as the option ``--crop`` of ``tsplat convert``, which selects the same Gaussians."""
+    values = [np.format_float_positional(np.float32(value), trim="-") for corner in _sorted(box) for value in corner]
+    return f"--crop {' '.join(values)}"
+
+
+def _sorted(box: Box) -> Box:
+    """The lower and the upper corner of a box."""
+    first, second = box
+    if not all(math.isfinite(value) for value in (*first, *second)):
+        raise ArgumentError(f"crop: expected finite corners, found {first} and {second}")
+    (x0, x1), (y0, y1), (z0, z1) = (sorted(values) for values in zip(first, second, strict=True))
+    return (x0, y0, z0), (x1, y1, z1)
