@@ -11,7 +11,7 @@ from PIL import Image
 
 from tsplat import cli
 from tsplat.cli.parser import FORMATS
-from tsplat.scene import read_model, read_ply
+from tsplat.scene import read_model, read_ply, write_ply
 from tsplat.scene.formats.models import WRITERS
 
 
@@ -128,3 +128,45 @@ def test_options_of_a_page_need_a_page(options, model, tmp_path, capsys):
     assert cli.main(["convert", str(model), str(tmp_path / "scene.ply"), *options]) == 2
     assert f"{options[0]}: only for an output that ends in .html" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [model.parent]
+
+
+@pytest.mark.parametrize("name", ["a.ply", "cameras/a.sog", "b/c/a.html"])
+@pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])
+def test_convert_and_export_create_the_folder(command, name, model, tmp_path):
+    out = tmp_path / "new" / name
+    assert cli.main([word.format(model=model, out=out) for word in command]) == 0
+    assert out.is_file()
+
+
+def test_folder_of_a_failed_export_is_removed(model, tmp_path, capsys):
+    gaussians = read_ply(model)
+    gaussians.means[0] = torch.nan
+    write_ply(model, gaussians)
+    assert cli.main(["export", str(model), "--out", str(tmp_path / "new" / "deep" / "a.sog")]) == 2
+    assert "not finite" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [model.parent]
+
+
+@pytest.mark.parametrize("corners", [["-0.5", "-1", "-1", "1", "1", "1"], ["1", "-1", "1", "-0.5", "1", "-1"]])
+@pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])
+def test_crop(command, corners, model, tmp_path, capsys):
+    out = tmp_path / "b.ply"
+    command = [word.format(model=model, out=out) for word in command]
+    assert cli.main([*command, "--crop", *corners]) == 0
+    assert capsys.readouterr().out == f"wrote 2 Gaussians to {out}\n"
+    assert read_ply(out).means.sort(0).values.tolist() == [[0, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["b.ply", "b.html"])
+def test_crop_that_leaves_nothing_is_an_error(name, model, tmp_path, capsys):
+    command = ["convert", str(model), str(tmp_path / name)]
+    assert cli.main([*command, "--crop", "5", "5", "5", "6", "6", "6"]) == 2
+    problem = "crop: no Gaussian has its center between (5.0, 5.0, 5.0) and (6.0, 6.0, 6.0); choose another box"
+    assert capsys.readouterr().err == f"tsplat: error: {problem}\n"
+    assert list(tmp_path.iterdir()) == [model.parent]
+
+
+def test_page_of_a_crop(model, tmp_path, capsys):
+    out = tmp_path / "b.html"
+    assert cli.main(["export", str(model), "--out", str(out), "--crop", "0.5", "-1", "-1", "2", "1", "1"]) == 0
+    assert capsys.readouterr().out.startswith(f"wrote 1 Gaussians to {out}")

@@ -44,6 +44,22 @@ class Control:
         self.removed = True
 
 
+class Markdown(Control):
+    """Text; `contents` has all that it was."""
+
+    def __init__(self, label, content, **options):
+        self.contents = []
+        super().__init__(label, content=content, **options)
+
+    @property
+    def content(self):
+        return self.contents[-1]
+
+    @content.setter
+    def content(self, content):
+        self.contents.append(content)
+
+
 class Gui:
     """The controls of a client, by label."""
 
@@ -55,7 +71,9 @@ class Gui:
         return control
 
     def add_markdown(self, content, **options):
-        return self._add(f"markdown {len(self.controls)}", content=content, **options)
+        label = f"markdown {len(self.controls)}"
+        self.controls[label] = Markdown(label, content, **options)
+        return self.controls[label]
 
     def add_dropdown(self, label, options, **others):
         return self._add(label, options[0], options=options, **others)
@@ -131,6 +149,11 @@ class Client:
     @property
     def status(self):
         return self.gui.controls["markdown 0"].content
+
+    @property
+    def statuses(self):
+        """The status at all times."""
+        return self.gui.controls["markdown 0"].contents
 
     def _set_background_image(self, image, format, jpeg_quality):
         self.images.append((image, format))

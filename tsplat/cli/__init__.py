@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 
@@ -32,6 +33,10 @@ def main(argv: list[str] | None = None) -> int:
         parser = build_parser()
         arguments, rest = parser.parse_known_args(argv)
         arguments.command_line = list(sys.argv[1:] if argv is None else argv)
+        if arguments.command == "view":
+            # argparse takes only the first of several groups of positional arguments.
+            arguments.models += [Path(word) for word in rest if not word.startswith("-")]
+            rest = [word for word in rest if word.startswith("-")]
         arguments.rest = rest
         if rest and arguments.command != "train":
             parser.error(f"unrecognized arguments: {' '.join(rest)}")

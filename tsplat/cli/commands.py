@@ -7,16 +7,20 @@ describing a model import nothing of `tsplat.training`.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .. import ArgumentError
 
 if TYPE_CHECKING:
     from ..scene import Gaussians
+    from ..scene.capture.views import View
+    from ..scene.cropping import Box
     from ..viewing import Camera
+    from ..viewing.viewer import ViewedModel
 
 
 def demo(arguments: Namespace) -> int:
@@ -114,18 +118,18 @@ def view(arguments: Namespace) -> int:
     require(*MODULES)
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
+
+    def read(
+        path: str | os.PathLike[str], warn: Callable[[str], object], scene: str | None = None, **options: Any
+    ) -> ViewedModel:
+        views = _photographs(path, scene, warn)
+        return open_viewed(path, device, backend=arguments.backend, read_views=views, warn=warn, **options)
+
     models = [
-        open_viewed(
-            path,
-            device,
-            backend=arguments.backend,
-            force=arguments.force,
-            checkpoint=arguments.checkpoint,
-            warn=_warn,
-        )
+        read(path, _warn, arguments.scene, force=arguments.force, checkpoint=arguments.checkpoint)
         for path in arguments.models
     ]
-    viewer = Viewer(models, address=arguments.address, port=arguments.port)
+    viewer = Viewer(models, address=arguments.address, port=arguments.port, open_model=read)
     print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
     if arguments.open:
         webbrowser.open(viewer.url)
@@ -136,6 +140,20 @@ def view(arguments: Namespace) -> int:
     finally:
         viewer.close()
     return 0
+
+
+def _photographs(
+    model: str | os.PathLike[str], scene: str | None, warn: Callable[[str], object]
+) -> Callable[[], dict[str, View]] | None:
+    """What reads the photographs of a model that belongs to a run."""
+    from ..viewing.run_cameras import find_run
+
+    run = find_run(model)
+    if run is None:
+        return None
+    from ..training.run_photographs import find_photographs
+
+    return find_photographs(run, scene, warn)
 
 
 def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
@@ -228,6 +246,7 @@ def report(arguments: Namespace) -> int:
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
     from ..scene import lost_on_write, write_model
+    from ..scene.cropping import crop_gaussians, raise_if_empty
     from ..viewing.scene_pages import is_page
 
     if is_page(arguments.out):
@@ -235,7 +254,9 @@ def convert(arguments: Namespace) -> int:
     for name in ("title", "view", "up", "background"):
         if getattr(arguments, name) is not None:
             raise ArgumentError(f"--{name}: only for an output that ends in .html, found {str(arguments.out)!r}")
-    gaussians = _open(arguments)
+    gaussians, box = _open(arguments), _box(arguments)
+    if box is not None:
+        gaussians = raise_if_empty(crop_gaussians(gaussians, box), box)
     write_model(arguments.out, gaussians, format=arguments.format)
     lost = lost_on_write(arguments.out, gaussians, format=arguments.format)
     n_invalid = int((~gaussians.valid).sum())
@@ -257,6 +278,7 @@ def _export_page(arguments: Namespace) -> int:
         up=arguments.up,
         background=arguments.background,
         title=arguments.title,
+        crop=_box(arguments),
         force=arguments.force,
         checkpoint=arguments.checkpoint,
         warn=_warn,
@@ -266,6 +288,14 @@ def _export_page(arguments: Namespace) -> int:
         f"MB of it for the model, the rest for the viewer; lost: {', '.join(page.lost)}"
     )
     return 0
+
+
+def _box(arguments: Namespace) -> Box | None:
+    """The two corners of ``--crop``."""
+    if arguments.crop is None:
+        return None
+    x0, y0, z0, x1, y1, z1 = arguments.crop
+    return (x0, y0, z0), (x1, y1, z1)
 
 
 def info(arguments: Namespace) -> int:

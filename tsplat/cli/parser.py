@@ -14,7 +14,10 @@ from .doctor import doctor
 
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
-MODEL = "run folder, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, gsplat's PNG folder"
+MODEL = (
+    "run folder, folder with point_cloud.ply, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, "
+    "gsplat's PNG folder"
+)
 FORMATS = ("ply", "compressed-ply", "splat", "spz", "spz4", "sog")
 OUTPUT = (
     "output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files; .html for a "
@@ -144,6 +147,7 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
         help=f"{MODEL}; or a scene folder, whose sparse points are shown; several to choose from",
     )
     _add_checkpoint(parser)
+    parser.add_argument("--scene", metavar="SCENE", help="scene folder of a run, if it has moved since training")
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
     parser.add_argument("--address", default="127.0.0.1", metavar="IP", help="address to listen at (127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8080, metavar="N", help="port, or the next free one (8080)")
@@ -164,7 +168,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.report)
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FILE.html", help="output file (RUN/report.html)")
     parser.add_argument("--views", type=_count, default=12, metavar="N", help="maximum number of views to show (12)")
     parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
@@ -190,6 +194,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         choices=FORMATS,
         help="format of the output (that of its name; .spz is SPZ 3; spz4 is SPZ 4); of the model in an .html: sog or "
         "compressed-ply (sog)",
+    )
+    parser.add_argument(
+        "--crop",
+        type=_number,
+        nargs=6,
+        metavar=("X0", "Y0", "Z0", "X1", "Y1", "Z1"),
+        help="write only the Gaussians whose centers lie in the box with these two corners, in world units",
     )
     page = parser.add_argument_group("options for .html")
     page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")

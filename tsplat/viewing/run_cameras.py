@@ -36,6 +36,12 @@ UP_MIN = 0.1
 """Length of the mean of the cameras' up vectors from which it is used."""
 
 
+def find_run(model: str | os.PathLike[str]) -> Path | None:
+    """Returns the folder of the run that a model belongs to; None if there is none, or if it has no cameras."""
+    path = _find_file(model, CAMERAS)
+    return None if path is None else path.parent
+
+
 def find_cameras(model: str | os.PathLike[str]) -> list[Camera]:
     """Reads the cameras of the run that a model belongs to: its folder, a checkpoint, or a file in its folder.
 

@@ -2,6 +2,8 @@
 
 import math
 import threading
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,3 +112,28 @@ def test_last_of_many_movements_is_shown(connect):
         client.receive(0.005)
     image, _ = client.wait_for_rest(since)
     assert np.array_equal(image, expected((3.9, 0.0, -3.0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["Preview", "Save video"])
+def test_client_that_vanishes_during_a_preview_or_a_video(
+    viewer, connect, label, tmp_path, monkeypatch, capfd, recwarn
+):
+    monkeypatch.chdir(tmp_path)
+    client = connect()
+    for x in (0.0, 1.0):
+        look_from(client, (x, 0.0, -3.0))
+        session = next(iter(viewer._sessions.values()))
+        session._add_keyframe()
+    n_files = len(list(tmp_path.iterdir()))
+    action = partial(session._preview, 600.0) if label == "Preview" else partial(session._video, Path("a.gif"), 600.0)
+    thread = threading.Thread(target=session._callbacks.run, args=(action,))
+    thread.start()
+    client.receive(0.5)
+    client.vanish()
+    wait_for(lambda: not viewer._sessions)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(list(tmp_path.iterdir())) == n_files
+    assert capfd.readouterr() == ("", "")
+    assert not recwarn.list

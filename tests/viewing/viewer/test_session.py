@@ -1,6 +1,5 @@
-"""One client of the viewer: controls, cameras, crop and videos."""
+"""One client of the viewer: controls, cameras and photographs."""
 
-import contextlib
 import dataclasses
 import random
 import threading
@@ -11,60 +10,11 @@ import pytest
 import torch
 
 from tests.support.fake_viser import Client
-from tests.support.training_scenes import make_gaussians, make_views
+from tests.support.viewer_sessions import control, settled, viewed
 from tests.support.waiting import wait_for
-from tests.viewing.test_scene_pages import read_page
-from tsplat.scene import read_ply
-from tsplat.viewing import read_cameras
-from tsplat.viewing.trajectories import cameras_of_views
-from tsplat.viewing.viewer.renderer import Pose, Renderer, Settings
-from tsplat.viewing.viewer.viewed_models import ViewedModel
+from tsplat.viewing.viewer.renderer import Pose, Settings
 
 pytest.importorskip("viser", reason="needs the extra viewer")
-
-
-def viewed(name="model", with_views=True, sh_degree=1):
-    gaussians = make_gaussians(sh_degree=sh_degree)
-    shN = 0.3 * torch.randn(gaussians.shN.shape, generator=torch.Generator().manual_seed(0))
-    gaussians = dataclasses.replace(gaussians, shN=shN)
-    views = make_views(gaussians, 4) if with_views else []
-    cameras = cameras_of_views(views[:3], views[3:])
-    return ViewedModel(
-        name, Renderer(gaussians), cameras, {view.name: view for view in views}, (0.2, 0.4, 0.6),
-        [0.0, -1.0, -3.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], 45.0,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def models():
-    return [viewed(), viewed("without views", with_views=False, sh_degree=0)]
-
-
-@pytest.fixture
-def client():
-    return Client()
-
-
-@pytest.fixture
-def session(client, models):
-    from tsplat.viewing.viewer.session import Session
-
-    session = Session(client, models)
-    wait_for(lambda: client.images and client.images[-1][1] == "png")
-    yield session
-    session.close()
-
-
-@contextlib.contextmanager
-def settled(client):
-    """Waits for the image at rest after changes."""
-    n = len(client.images)
-    yield
-    wait_for(lambda: len(client.images) > n and client.images[-1][1] == "png")
-
-
-def control(client, label):
-    return client.gui.controls[label]
 
 
 @pytest.mark.usefixtures("session")
@@ -129,6 +79,88 @@ def test_views(client, models):
 
 
 @pytest.mark.usefixtures("session")
+def test_view_that_is_chosen_by_its_frustum_is_compared(client, models):
+    control(client, "Show cameras").use(True)
+    client.frusta[2].use()
+    photograph = control(client, "image")
+    assert (control(client, "View").value, photograph.label) == (2, models[0].cameras[2].name)
+    control(client, "Image").use("render")
+    assert photograph.label == models[0].cameras[2].name
+
+
+@pytest.mark.usefixtures("session")
+def test_view_is_compared_as_chosen_before(client, models):
+    control(client, "Background").use((0, 0, 0))
+    control(client, "Go to view").use()
+    control(client, "Image").use("difference")
+    control(client, "View").use(1)
+    control(client, "Go to view").use()
+    photograph = control(client, "image")
+    assert photograph.label == models[0].cameras[1].name
+    assert photograph.image.max() <= 1
+
+
+@pytest.mark.usefixtures("session")
+def test_photographs_are_read_when_they_are_needed(client, models):
+    views, reads = dict(models[0].views), []
+    models[0].views.clear()
+
+    def read():
+        reads.append(None)
+        if len(reads) == 1:
+            raise FileNotFoundError("scene: no such file")
+        return views
+
+    models[0].read_views = read
+    control(client, "Go to view").use()
+    assert {"Reading the photographs", "**scene: no such file**"} <= set(client.statuses)
+    for _ in range(2):
+        control(client, "Go to view").use()
+    assert len(reads) == 2
+    assert control(client, "image").label == models[0].cameras[0].name
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("label", ["Go to view", "Image", "frustum"])
+def test_errors_of_every_control_are_told(client, models, label):
+    """viser prints a traceback of an exception that a control raises; the fake client passes it on."""
+    control(client, "Go to view").use()
+    control(client, "Show cameras").use(True)
+    control(client, "near_plane").use(1e11)
+    client.gui.controls["markdown 0"].content = ""
+    if label == "frustum":
+        client.frusta[0].use()
+    else:
+        control(client, label).use("split" if label == "Image" else None)
+    assert client.status.startswith("**near, far: expected 0 <= near < far")
+
+
+def test_comparison_after_the_end_of_a_training_is_told(session, client, models, monkeypatch):
+    control(client, "Go to view").use()
+
+    def fail(*_):
+        raise RuntimeError("training has ended")
+
+    monkeypatch.setattr(models[0].renderer, "render", fail)
+    control(client, "Image").use("render")
+    assert client.status == "**training has ended**"
+    session._worker.close()
+
+
+def test_model_with_a_single_camera(client):
+    """The slider has a second value."""
+    from tsplat.viewing.viewer.session import Session
+
+    model = viewed()
+    del model.cameras[1:]
+    session = Session(client, [model])
+    control(client, "View").use(1)
+    control(client, "Go to view").use()
+    assert control(client, "image").label == model.cameras[0].name
+    session.close()
+
+
+@pytest.mark.usefixtures("session")
 def test_another_model(client, models):
     with settled(client):
         control(client, "Model").use("without views")
@@ -139,73 +171,22 @@ def test_another_model(client, models):
     assert control(client, "View").visible
 
 
-@pytest.mark.usefixtures("session")
-def test_crop_is_exported(client, models, tmp_path):
-    control(client, "Lower corner").use((0.0, -9.0, -9.0))
-    with settled(client):
-        control(client, "Crop").use(True)
-    path = tmp_path / "cropped.ply"
-    control(client, "Model file").use(str(path))
-    control(client, "Export").use()
-    expected = models[0].renderer.cropped(((0.0, -9.0, -9.0), (9.0, 9.0, 9.0)))
-    assert torch.equal(read_ply(path).means, expected.means)
-    assert client.status == f"Wrote {len(expected)} Gaussians to {path}"
-    control(client, "Model file").use(str(tmp_path / "cropped.xyz"))
-    control(client, "Export").use()
-    assert "cannot tell the format from the file name" in client.status
-
-
-@pytest.mark.usefixtures("session")
-def test_page_is_exported_with_the_current_camera(client, tmp_path):
-    client.camera.move((1, 0, -3))
-    path = tmp_path / "scene.html"
-    control(client, "Model file").use(str(path))
-    control(client, "Export").use()
-    assert client.status == f"Wrote 60 Gaussians to {path}, {path.stat().st_size / 1e6:.1f} MB"
-    page, scene = read_page(path)
-    assert page.of("title")[0][2] == "scene"
-    # Half a turn around x, as up is -y.
-    assert scene["settings"]["cameras"][0]["initial"]["position"] == pytest.approx([1, 0, 3])
-    assert scene["settings"]["cameras"][0]["initial"]["target"] == pytest.approx([0, 0, 0])
-    assert scene["slopes"] == pytest.approx([np.tan(0.4) * 64 / 48, np.tan(0.4)])
-    assert scene["settings"]["background"]["color"] == pytest.approx([0.2, 0.4, 0.6], abs=1 / 255)
-
-
-@pytest.mark.usefixtures("session")
-def test_video(client, tmp_path):
-    for position in ((0, 0, -3), (1, 0, -3), (1, 1, -3)):
-        client.camera.move(position)
-        control(client, "Add keyframe").use()
-    control(client, "Seconds").use(0.5)
-    control(client, "Video file").use(str(tmp_path / "cameras.json"))
-    control(client, "Save video").use()
-    cameras = read_cameras(tmp_path / "cameras.json")
-    assert len(cameras) == 15
-    for camera, position in ((cameras[0], (0, 0, -3)), (cameras[7], (1, 0, -3)), (cameras[14], (1, 1, -3))):
-        assert torch.allclose(camera.position, torch.tensor(position, dtype=torch.float64), atol=1e-5)
-    control(client, "Video file").use(str(tmp_path / "video.gif"))
-    control(client, "Save video").use()
-    assert (tmp_path / "video.gif").read_bytes()[:4] == b"GIF8"
-    assert "Wrote 15 frames" in client.status
-    control(client, "Preview").use()
-    assert np.allclose(client.camera.position, (1, 1, -3), atol=1e-5)
-    control(client, "Remove all").use()
-    control(client, "Save video").use()
-    assert "expected at least two keyframes, found 0" in client.status
-
-
 def test_random_changes(models, capfd, tmp_path):
-    """Two clients change 200 controls, and one of them leaves in the middle: nothing hangs, nothing is printed."""
+    """Two clients change 400 controls, and one of them leaves in the middle: nothing hangs, nothing is printed."""
     from tsplat.viewing.viewer.session import Session
 
     draws = random.Random(0)
     clients = [Client(i, 32, 24) for i in range(2)]
     sessions = [Session(client, models) for client in clients]
+    for client in clients:
+        control(client, "Seconds").use(0.1)
 
     def change(client):
         label = draws.choice(["Show", "Colormap", "SH degree", "Background", "Resolution", "Camera model",
                               "Antialiased", "near_plane", "far_plane", "radius_clip", "eps2d", "Crop", "Lower corner",
-                              "Model", "Show cameras", "Go to view", "move", "canvas"])  # fmt: skip
+                              "Model", "Show cameras", "Go to view", "Image", "Field of view", "Model file",
+                              "Export", "Add keyframe", "Preview", "Video file", "Save video", "Keyframe file",
+                              "Save keyframes", "Load keyframes", "move", "canvas"])  # fmt: skip
         if label == "move":
             client.camera.move([draws.uniform(-3, 3) for _ in range(3)])
             return
@@ -214,6 +195,15 @@ def test_random_changes(models, capfd, tmp_path):
             client.camera.move(client.camera.position)
             return
         handle = control(client, label)
+        if label.endswith(" file"):
+            names = {
+                "Model file": ["a.ply", "a.html", "a.spz", "a.xyz"],
+                "Video file": ["a.gif", "b.json", "c", "a.avi"],
+            }
+            handle.use(
+                str(tmp_path / draws.choice(["", "new/"]) / draws.choice(names.get(label, ["b.json", "k.json"])))
+            )
+            return
         options = getattr(handle, "options", None)
         if options:
             handle.use(draws.choice(options))
@@ -223,15 +213,16 @@ def test_random_changes(models, capfd, tmp_path):
             handle.use(tuple(draws.choice([0, 51, 255]) for _ in range(3)))
         elif hasattr(handle, "step") and label == "SH degree":
             handle.use(draws.randint(handle.min, handle.max))
-        elif label == "Go to view":
-            if client.gui.controls["View"].visible:
-                handle.use()
+        elif label == "Field of view":
+            handle.use(draws.choice([5, 50, 150]))
+        elif handle.value is None:  # a button
+            handle.use()
         else:
             handle.use(draws.choice([0.0, 0.01, 0.5, 3.0, 1e10]))
 
-    for i in range(200):
-        change(clients[i % 2] if i < 150 else clients[0])
-        if i == 150:
+    for i in range(400):
+        change(clients[i % 2] if i < 300 else clients[0])
+        if i == 300:
             sessions[1].close()
             n = len(clients[1].images)
         if i % 10 == 0:

@@ -5,8 +5,11 @@
 - :mod:`~tsplat.viewing.viewer.worker`: renders the newest request of a client.
 - :mod:`~tsplat.viewing.viewer.live_training`, :mod:`~tsplat.viewing.viewer.live_page`,
   :mod:`~tsplat.viewing.viewer.training_tab`: a model that is being trained.
-- :mod:`~tsplat.viewing.viewer.panel`, :mod:`~tsplat.viewing.viewer.session`, :mod:`~tsplat.viewing.viewer.server`: the
-  controls, one client, and the web server.
+- :mod:`~tsplat.viewing.viewer.poses`, :mod:`~tsplat.viewing.viewer.comparison`,
+  :mod:`~tsplat.viewing.viewer.keyframes`: cameras of viser, photographs beside renders, and videos.
+- :mod:`~tsplat.viewing.viewer.callbacks`, :mod:`~tsplat.viewing.viewer.panel`,
+  :mod:`~tsplat.viewing.viewer.session`, :mod:`~tsplat.viewing.viewer.server`: the controls, one client, and the web
+  server.
 """
 
 from .live_training import LiveTraining

@@ -3,51 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...errors import ArgumentError
+from ...scene.cropping import Box, crop_option
+from .callbacks import Callbacks
+from .comparison import COMPARISONS, Comparison
 from .renderer import CAMERA_MODELS, COLORMAPS, MODES, Settings
 from .viewed_models import ViewedModel
 
 RESOLUTIONS = {"full": 1, "half": 2, "quarter": 4}
-COMPARISONS = ("photograph", "render", "difference", "split")
 FOV_RANGE = (5, 150)
 """Vertical field of view in degrees."""
+
+ON_SERVER = "On the computer that runs tsplat"
 
 
 @dataclasses.dataclass
 class Actions:
-    """What the controls do.
+    """What the controls do. Messages that actions return are shown, and so are errors.
 
     Attributes:
         change: The settings have changed.
         choose_model: Another model was chosen.
+        open_model: Reads a file and adds its model, and returns a message; None where this is not possible.
         set_fov: Sets the vertical field of view, in degrees.
-        show_view: Goes to the camera with an index.
-        compare: Compares the render with the photograph of the camera with an index.
+        show_view: Goes to the chosen view, and compares it with its photograph.
+        compare: Compares the render with the photograph of the chosen view.
         show_frusta: Shows or hides the cameras.
         export: Writes the Gaussians in the crop box to a file, and returns a message.
-        keyframe: Adds the current camera to the video, and returns the number of keyframes.
-        clear: Removes all keyframes.
+        add_keyframe: Adds the current camera to the video.
+        clear_keyframes: Removes all keyframes.
+        save_keyframes, load_keyframes: Writes the keyframes to a file, or reads them, and returns a message.
         preview: Moves along the video in a number of seconds.
         video: Writes the video to a file in a number of seconds, and returns a message.
     """
 
     change: Callable[[], None]
     choose_model: Callable[[], None]
+    open_model: Callable[[Path], str] | None
     set_fov: Callable[[float], None]
-    show_view: Callable[[int], None]
-    compare: Callable[[int, str], None]
+    show_view: Callable[[], None]
+    compare: Callable[[], None]
     show_frusta: Callable[[bool], None]
-    export: Callable[[str], str]
-    keyframe: Callable[[], int]
-    clear: Callable[[], None]
+    export: Callable[[Path], str]
+    add_keyframe: Callable[[], None]
+    clear_keyframes: Callable[[], None]
+    save_keyframes: Callable[[Path], str]
+    load_keyframes: Callable[[Path], str]
     preview: Callable[[float], None]
-    video: Callable[[str, float], str]
+    video: Callable[[Path, float], str]
 
 
 class Panel:
@@ -57,6 +66,7 @@ class Panel:
         gui: `gui` of the client of viser.
         models: Models to choose from.
         actions: What the controls do.
+        callbacks: Runs the actions.
         add_training: Adds the controls of a training, in a tab of their own; None without a training.
     """
 
@@ -65,13 +75,15 @@ class Panel:
         gui: Any,
         models: Sequence[ViewedModel],
         actions: Actions,
+        callbacks: Callbacks,
         add_training: Callable[[], None] | None = None,
     ) -> None:
-        self._gui, self._models, self._actions = gui, list(models), actions
-        self._busy = threading.Lock()
+        self._gui, self._models, self._actions, self._callbacks = gui, list(models), actions, callbacks
         self.status = gui.add_markdown("")
         self.model_name = gui.add_dropdown("Model", [model.name for model in models], visible=len(models) > 1)
-        self.model_name.on_update(lambda _: actions.choose_model())
+        callbacks.on_update(self.model_name, actions.choose_model)
+        if actions.open_model is not None:
+            self._add_opening(actions.open_model)
         tabs = gui.add_tab_group()
         if add_training is not None:
             with tabs.add_tab("Training"):
@@ -96,13 +108,27 @@ class Panel:
         """Factor by which images are smaller than the canvas."""
         return RESOLUTIONS[self._resolution.value]
 
+    @property
+    def view(self) -> int:
+        """Index of the chosen camera of the model."""
+        return int(self._view.value)
+
+    @view.setter
+    def view(self, index: int) -> None:
+        self._view.value = index
+
+    @property
+    def comparison(self) -> Comparison:
+        """How the chosen view is compared with its photograph."""
+        comparison: Comparison = self._comparison.value
+        return comparison
+
     def settings(self) -> Settings:
         """Returns the settings of the controls.
 
         Raises:
             ArgumentError: They do not fit together.
         """
-        low, high = self._low.value, self._high.value
         red, green, blue = (value / 255 for value in self._background.value)
         return Settings(
             show=self._show.value,
@@ -115,8 +141,18 @@ class Panel:
             far=self._far.value,
             radius_clip=self._radius_clip.value,
             eps2d=self._eps2d.value,
-            crop=(tuple(low), tuple(high)) if self._crop.value else None,
+            crop=self._box() if self._crop.value else None,
         )
+
+    def _box(self) -> Box:
+        return tuple(self._low.value), tuple(self._high.value)
+
+    def add_model(self, model: ViewedModel) -> None:
+        """Adds a model to choose from, and chooses it."""
+        self._models.append(model)
+        self.model_name.options = [model.name for model in self._models]
+        self.model_name.visible = True
+        self.model_name.value = model.name
 
     def show_model(self, model: ViewedModel) -> None:
         """Sets the controls to the values of a model."""
@@ -146,11 +182,21 @@ class Panel:
         """Shows a line of Markdown above the controls."""
         self.status.content = text
 
+    def show_keyframes(self, n: int) -> None:
+        """Shows the number of keyframes."""
+        self._count.content = f"{n or 'No'} keyframe{'' if n == 1 else 's'}"
+
     def show_photograph(self, image: np.ndarray[Any, Any], name: str) -> None:
         """Shows an image beside the controls, with its name; of shape [h, w, 3], uint8."""
         self._photograph.image = image
         self._photograph.label = name
         self._comparison.visible = self._photograph.visible = True
+
+    def _add_opening(self, open_model: Callable[[Path], str]) -> None:
+        gui = self._gui
+        with gui.add_folder("Another model", expand_by_default=False):
+            path = gui.add_text("Model to open", "", hint=f"Anything that tsplat view shows. {ON_SERVER}")
+            self._callbacks.on_long_click(gui.add_button("Open"), lambda: open_model(_path_in(path)))
 
     def _add_view(self) -> None:
         gui = self._gui
@@ -160,7 +206,7 @@ class Panel:
         self._background = self._control(gui.add_rgb("Background", (0, 0, 0)))
         self._resolution = self._control(gui.add_dropdown("Resolution", list(RESOLUTIONS)))
         self._fov = gui.add_slider("Field of view", *FOV_RANGE, 1, 50, hint="Vertical, in degrees")
-        self._fov.on_update(_by_client(lambda: self._actions.set_fov(self._fov.value)))
+        self._callbacks.on_update(self._fov, lambda: self._actions.set_fov(self._fov.value), by_client=True)
         self._camera_model = self._control(gui.add_dropdown("Camera model", list(CAMERA_MODELS)))
         self._antialiased = self._control(gui.add_checkbox("Antialiased", False, hint="rasterize_mode='antialiased'"))
         with gui.add_folder("Rasterization", expand_by_default=False):
@@ -171,17 +217,15 @@ class Panel:
             self._eps2d = self._control(gui.add_number("eps2d", defaults.eps2d, min=0.0, step=0.05))
 
     def _add_cameras(self) -> None:
-        gui = self._gui
+        gui, actions, callbacks = self._gui, self._actions, self._callbacks
         self._no_cameras = gui.add_markdown("This model has no cameras.", visible=False)
         self._view = gui.add_slider("View", 0, 1, 1, 0)
         self._go = gui.add_button("Go to view")
-        self._go.on_click(lambda _: self._actions.show_view(int(self._view.value)))
+        callbacks.on_click(self._go, actions.show_view)
         self._frusta = gui.add_checkbox("Show cameras", False)
-        self._frusta.on_update(_by_client(lambda: self._actions.show_frusta(self._frusta.value)))
+        callbacks.on_update(self._frusta, lambda: actions.show_frusta(self._frusta.value), by_client=True)
         self._comparison = gui.add_dropdown("Image", list(COMPARISONS), visible=False)
-        self._comparison.on_update(
-            _by_client(lambda: self._actions.compare(int(self._view.value), self._comparison.value))
-        )
+        callbacks.on_update(self._comparison, actions.compare, by_client=True)
         self._photograph = gui.add_image(np.zeros((8, 8, 3), np.uint8), visible=False)
 
     def _add_crop(self) -> None:
@@ -189,55 +233,49 @@ class Panel:
         self._crop = self._control(gui.add_checkbox("Crop", False, hint="Show only Gaussians with centers in the box"))
         self._low = self._control(gui.add_vector3("Lower corner", (0.0, 0.0, 0.0)))
         self._high = self._control(gui.add_vector3("Upper corner", (0.0, 0.0, 0.0)))
-        self._path = gui.add_text("Model file", "cropped.ply", hint="On the computer that runs tsplat")
-        button = gui.add_button("Export")
-        button.on_click(lambda _: self._run(lambda: self._actions.export(self._path.value)))
+        self._option = gui.add_markdown("", visible=False)
+        for handle in (self._crop, self._low, self._high):
+            self._callbacks.on_update(handle, self._show_option)
+        path = gui.add_text("Model file", "cropped.ply", hint=ON_SERVER)
+        self._callbacks.on_long_click(gui.add_button("Export"), lambda: self._actions.export(_path_in(path)))
+
+    def _show_option(self) -> None:
+        """Shows the box for the command line."""
+        self._option.content = f"As an option of `tsplat export` and `tsplat convert`:\n\n`{crop_option(self._box())}`"
+        self._option.visible = self._crop.value
 
     def _add_video(self) -> None:
-        gui = self._gui
-        add = gui.add_button("Add keyframe")
+        gui, actions, callbacks = self._gui, self._actions, self._callbacks
+        callbacks.on_click(gui.add_button("Add keyframe"), actions.add_keyframe)
         self._count = gui.add_markdown("No keyframes")
-        add.on_click(lambda _: self._show_count(self._actions.keyframe()))
-        clear = gui.add_button("Remove all")
-        clear.on_click(lambda _: self._clear())
-        self._seconds = gui.add_number("Seconds", 4.0, min=0.1, max=600.0)
-        preview = gui.add_button("Preview")
-        preview.on_click(lambda _: self._run(lambda: self._actions.preview(self._seconds.value)))
-        self._video = gui.add_text(
-            "Video file", "video.gif", hint=".mp4, .webm, .gif, a folder for PNGs, or .json for cameras"
+        callbacks.on_click(gui.add_button("Remove all"), actions.clear_keyframes)
+        keyframes = gui.add_text("Keyframe file", "keyframes.json", hint=ON_SERVER)
+        callbacks.on_long_click(gui.add_button("Save keyframes"), lambda: actions.save_keyframes(_path_in(keyframes)))
+        callbacks.on_long_click(gui.add_button("Load keyframes"), lambda: actions.load_keyframes(_path_in(keyframes)))
+        seconds = gui.add_number("Seconds", 4.0, min=0.1, max=600.0)
+        callbacks.on_long_click(gui.add_button("Preview"), lambda: actions.preview(seconds.value))
+        video = gui.add_text(
+            "Video file",
+            "video.gif",
+            hint=".mp4, .webm, .gif, a folder for PNGs, or .json for the cameras of all frames",
         )
-        save = gui.add_button("Save video")
-        save.on_click(lambda _: self._run(lambda: self._actions.video(self._video.value, self._seconds.value)))
-
-    def _clear(self) -> None:
-        self._actions.clear()
-        self._show_count(0)
-
-    def _show_count(self, n: int) -> None:
-        self._count.content = f"{n or 'No'} keyframe{'' if n == 1 else 's'}"
+        callbacks.on_long_click(gui.add_button("Save video"), lambda: actions.video(_path_in(video), seconds.value))
 
     def _control(self, handle: Any) -> Any:
         """Returns a control after connecting it, so that a change of its value renders again."""
-        handle.on_update(lambda _: self._actions.change())
+        self._callbacks.on_update(handle, self._actions.change)
         return handle
 
-    def _run(self, action: Callable[[], str | None]) -> None:
-        """Runs an action that takes long, one at a time, and shows what it returns or why it failed."""
-        if not self._busy.acquire(blocking=False):
-            return
-        try:
-            message = action()
-        except (ArgumentError, OSError, RuntimeError) as error:
-            message = f"**{error}**"
-        finally:
-            self._busy.release()
-        if message:
-            self.show_status(message)
 
+def _path_in(handle: Any) -> Path:
+    """Returns the path in a text control.
 
-def _by_client(action: Callable[[], None]) -> Callable[[Any], None]:
-    """Returns a callback for changes that a client makes, not for values that the program sets."""
-    return lambda event: action() if event.client is not None else None
+    Raises:
+        ArgumentError: It is not the name of a file.
+    """
+    if not handle.value or "\0" in handle.value:
+        raise ArgumentError(f"{handle.label}: expected the name of a file, found {handle.value!r}")
+    return Path(handle.value)
 
 
 def _bounds(model: ViewedModel) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -4,45 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...scene.cameras import viewmat_from_pose
-from ...scene.capture.views import View
+from ...scene.cropping import raise_if_empty
 from ...scene.formats import write_model
-from ...scene.images import downscale
-from ...support.files import write_json
 from ..scene_pages import is_page, write_page
 from ..start_views import StartView
-from ..trajectories import Camera, describe_camera, interpolate
-from ..videos import check_video_path, write_frames
+from ..trajectories import Camera
+from .callbacks import Callbacks
+from .comparison import Image, combine, shrink
+from .keyframes import Keyframes
 from .live_page import LivePage
 from .live_training import LiveTraining
 from .panel import Actions, Panel
+from .poses import client_pose, pose_of, vertical_fov, wxyz_of
 from .renderer import Frame, Pose, Settings
 from .training_tab import TrainingTab
 from .viewed_models import ViewedModel
 from .worker import Worker
 
-FPS = 30
 JPEG_QUALITY = 75
 """Quality of images while the camera moves; at rest they are PNG."""
-
-PHOTOGRAPH_WIDTH = 480
-"""Width in pixels of photographs beside the controls."""
 
 MAX_FRUSTA = 500
 FRUSTUM_SCALE = 0.05
 """Size of a camera relative to its distance from the first point looked at."""
 
 PREVIEW_FPS = 15
+
+OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
+"""Reads a model from a path, and adds it to those of the viewer; calls its second argument with notes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,12 +61,21 @@ class Session:
         client: Client handle of viser.
         models: Models to choose from; the first is shown.
         training: The training of the model; None for models that do not change.
+        open_model: Adds a model; None where this is not possible.
     """
 
-    def __init__(self, client: Any, models: Sequence[ViewedModel], training: LiveTraining | None = None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        models: Sequence[ViewedModel],
+        training: LiveTraining | None = None,
+        open_model: OpenModel | None = None,
+    ) -> None:
         self._client, self._training = client, training
-        self._keyframes: list[Camera] = []
+        self._keyframes = Keyframes()
         self._frusta: list[Any] = []
+        self._closed = threading.Event()
+        self._callbacks = Callbacks(self._tell)
         self._worker: Worker[Request] = Worker(self._render, self._show, self._tell)
         self._page: LivePage | None = None
         self._ready = False
@@ -77,31 +85,38 @@ class Session:
             Actions(
                 change=self._change,
                 choose_model=self._choose_model,
+                open_model=None if open_model is None else lambda path: self._open_model(open_model, path),
                 set_fov=self._set_fov,
                 show_view=self._show_view,
                 compare=self._compare,
                 show_frusta=self._show_frusta,
                 export=self._export,
-                keyframe=self._add_keyframe,
-                clear=self._keyframes.clear,
+                add_keyframe=self._add_keyframe,
+                clear_keyframes=self._clear_keyframes,
+                save_keyframes=self._save_keyframes,
+                load_keyframes=self._load_keyframes,
                 preview=self._preview,
                 video=self._video,
             ),
+            self._callbacks,
             None if training is None else lambda: self._add_page(training),
         )
         self._ready = True
-        client.camera.on_update(lambda _: self._change())
-        self._change()
+        self._callbacks.on_update(client.camera, self._change)
+        self._callbacks.run(self._change)
 
     def close(self) -> None:
-        """Ends rendering for the client."""
+        """Ends what runs for the client, which has gone."""
+        self._closed.set()
         if self._page is not None:
             self._page.close()
         self._worker.close()
 
     def _add_page(self, training: LiveTraining) -> None:
-        tab = TrainingTab(self._client.gui, training, self._tell)
-        self._page = LivePage(self._client, training, tab.update, lambda: self._change(at_rest=True))
+        tab = TrainingTab(self._client.gui, training, self._callbacks)
+        self._page = LivePage(
+            self._client, training, tab.update, lambda: self._callbacks.run(lambda: self._change(at_rest=True))
+        )
 
     # Images
 
@@ -109,15 +124,7 @@ class Session:
         """Renders again, as the camera or a setting has changed or, with the camera at rest, the model."""
         if not self._ready:
             return
-        try:
-            settings = self._panel.settings()
-        except ArgumentError as error:
-            self._tell(str(error))
-            return
-        camera = self._client.camera
-        # Canvases have no size while a page loads.
-        width, height = max(int(camera.image_width), 1), max(int(camera.image_height), 1)
-        pose = Pose(_viewmat(camera.wxyz, camera.position), min(camera.fov, math.radians(179)), width, height)
+        settings, pose = self._panel.settings(), client_pose(self._client.camera)
         self._worker.submit(Request(self._panel.model, pose, settings, self._panel.divisor), at_rest=at_rest)
 
     def _render(self, request: Request, seconds: float | None) -> Frame:
@@ -136,14 +143,22 @@ class Session:
         self._tell(f"{total:,} Gaussians, {frame.visible:,} drawn · {width} x {height} · {1e3 * frame.seconds:.0f} ms")
 
     def _tell(self, message: str) -> None:
-        self._panel.show_status(message)
+        if not self._closed.is_set():
+            self._panel.show_status(message)
 
-    # Camera
+    # Models and cameras
+
+    def _open_model(self, open_model: OpenModel, path: Path) -> str:
+        notes: list[str] = []
+        self._tell(f"Reading {path.absolute()}")
+        model = open_model(str(path), notes.append)
+        self._panel.add_model(model)
+        return "; ".join([f"Opened {model.name}", *notes])
 
     def _choose_model(self) -> None:
         model = self._panel.model
         self._show_frusta(False)
-        self._keyframes.clear()
+        self._clear_keyframes()
         self._panel.show_model(model)
         with self._client.atomic():
             self._client.camera.up_direction = np.array(model.up)
@@ -168,10 +183,20 @@ class Session:
             self._client.camera.fov = fov
         self._change()
 
-    def _show_view(self, index: int) -> None:
-        camera = self._panel.model.cameras[index]
-        self._move_to(camera.viewmat, _vertical_fov(camera))
-        self._compare(index, "photograph")
+    def _show_view(self) -> None:
+        camera = self._chosen_camera()
+        self._move_to(camera.viewmat, vertical_fov(camera))
+        self._compare()
+
+    def _chosen_camera(self) -> Camera:
+        cameras = self._panel.model.cameras
+        if not cameras:
+            raise ArgumentError("View: this model has no cameras")
+        return cameras[min(self._panel.view, len(cameras) - 1)]  # a slider with one value is not possible
+
+    def _choose_view(self, index: int) -> None:
+        self._panel.view = index
+        self._show_view()
 
     def _show_frusta(self, shown: bool) -> None:
         for handle in self._frusta:
@@ -184,47 +209,48 @@ class Session:
         for i, camera in enumerate(model.cameras[:MAX_FRUSTA]):
             handle = self._client.scene.add_camera_frustum(
                 f"/cameras/{i}",
-                _vertical_fov(camera),
+                vertical_fov(camera),
                 camera.width / camera.height,
                 scale=scale,
                 thickness=0.02 * scale,
                 color=(230, 120, 20) if camera.is_test else (30, 110, 230),
-                wxyz=_wxyz(camera.viewmat),
+                wxyz=wxyz_of(camera.viewmat),
                 position=camera.position.numpy(),
             )
-            handle.on_click(lambda _, i=i: self._show_view(i))
+            self._callbacks.on_click(handle, partial(self._choose_view, i))
             self._frusta.append(handle)
 
-    def _compare(self, index: int, what: str) -> None:
-        """Shows the photograph of a view beside the controls, or compares it with its render."""
-        model = self._panel.model
-        camera = model.cameras[index]
-        view = model.views.get(camera.name)
+    def _compare(self) -> None:
+        """Shows the photograph of the chosen view beside the controls, or compares it with its render."""
+        model, what = self._panel.model, self._panel.comparison
+        camera = self._chosen_camera()
+        view = model.find_view(camera.name, self._tell)
         if view is None:
             return
-        photograph = _shrunk(view)
+        photograph = shrink(view)
         if what != "photograph":
-            photograph = _combine(photograph, self._render_view(model, camera, photograph.shape), what)
+            photograph = combine(photograph, self._render_view(model, camera, photograph.shape), what)
         self._panel.show_photograph(photograph, camera.name)
 
-    def _render_view(self, model: ViewedModel, camera: Camera, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def _render_view(self, model: ViewedModel, camera: Camera, shape: tuple[int, ...]) -> Image:
         height, width = shape[:2]
-        pose = Pose(camera.viewmat, _vertical_fov(camera), width, height)
         settings = dataclasses.replace(self._panel.settings(), show="rgb", camera_model=camera.camera_model)
-        return model.renderer.render(pose, settings).image
+        return model.renderer.render(pose_of(camera, width, height), settings).image
 
     # Files
 
-    def _export(self, name: str) -> str:
-        gaussians = self._panel.model.renderer.cropped(self._panel.settings().crop)
-        gaussians = gaussians.map(lambda tensor: tensor.cpu())
-        if is_page(name):
-            page = write_page(
-                name, gaussians, self._start_view(), background=self._panel.settings().background, title=Path(name).stem
-            )
-            return f"Wrote {len(gaussians):,} Gaussians to {Path(name).absolute()}, {page.size / 1e6:.1f} MB"
-        write_model(name, gaussians)
-        return f"Wrote {len(gaussians):,} Gaussians to {Path(name).absolute()}"
+    def _export(self, path: Path) -> str:
+        settings = self._panel.settings()
+        gaussians = self._panel.model.renderer.cropped(settings.crop).map(lambda tensor: tensor.cpu())
+        if settings.crop is not None:
+            raise_if_empty(gaussians, settings.crop)
+        size = ""
+        if is_page(path):
+            page = write_page(path, gaussians, self._start_view(), background=settings.background, title=path.stem)
+            size = f", {page.size / 1e6:.1f} MB"
+        else:
+            write_model(path, gaussians)
+        return f"Wrote {len(gaussians):,} Gaussians to {path.absolute()}{size}"
 
     def _start_view(self) -> StartView:
         """The current camera, for an HTML file."""
@@ -233,74 +259,37 @@ class Session:
         slopes = (slope * max(camera.image_width, 1) / max(camera.image_height, 1), slope)
         return StartView(camera.position, camera.look_at, self._panel.model.up, slopes)
 
-    def _add_keyframe(self) -> int:
-        camera = self._client.camera
-        pose = Pose(_viewmat(camera.wxyz, camera.position), camera.fov, camera.image_width, camera.image_height)
-        K = pose.intrinsics(pose.width, pose.height, "pinhole")
-        self._keyframes.append(Camera(pose.viewmat, K, pose.width, pose.height))
-        return len(self._keyframes)
+    def _add_keyframe(self) -> None:
+        self._keyframes.add(client_pose(self._client.camera))
+        self._panel.show_keyframes(len(self._keyframes.cameras))
 
-    def _path(self, seconds: float, fps: int) -> Iterator[Camera]:
-        yield from interpolate(self._keyframes, max(2, round(seconds * fps)))
+    def _clear_keyframes(self) -> None:
+        self._keyframes.cameras.clear()
+        self._panel.show_keyframes(0)
+
+    def _save_keyframes(self, path: Path) -> str:
+        self._keyframes.save(path)
+        return f"Wrote {len(self._keyframes.cameras)} keyframes to {path.absolute()}"
+
+    def _load_keyframes(self, path: Path) -> str:
+        self._keyframes.load(path)
+        self._panel.show_keyframes(len(self._keyframes.cameras))
+        return f"Read {len(self._keyframes.cameras)} keyframes from {path.absolute()}"
 
     def _preview(self, seconds: float) -> None:
-        for camera in self._path(seconds, PREVIEW_FPS):
-            self._move_to(camera.viewmat, _vertical_fov(camera))
-            time.sleep(1 / PREVIEW_FPS)
+        for camera in self._keyframes.path(seconds, PREVIEW_FPS):
+            if self._closed.is_set():
+                return
+            self._move_to(camera.viewmat, vertical_fov(camera))
+            self._closed.wait(1 / PREVIEW_FPS)
 
-    def _video(self, name: str, seconds: float) -> str:
-        path, cameras = Path(name), list(self._path(seconds, FPS))
-        if path.suffix == ".json":
-            write_json(path, [describe_camera(camera, i) for i, camera in enumerate(cameras)])
-            return f"Wrote {len(cameras)} cameras to {path.absolute()}"
-        check_video_path(path)
+    def _video(self, path: Path, seconds: float) -> str:
         model, settings = self._panel.model, self._panel.settings()
 
-        def frames() -> Iterator[Tensor]:
-            for i, camera in enumerate(cameras):
-                self._tell(f"Rendering frame {i + 1} of {len(cameras)}")
-                pose = Pose(camera.viewmat, _vertical_fov(camera), camera.width, camera.height)
-                yield torch.from_numpy(model.renderer.render(pose, settings).image) / 255
+        def render(i: int, n: int, camera: Camera) -> Image:
+            if self._closed.is_set():
+                raise RuntimeError("the client has gone")
+            self._tell(f"Rendering frame {i + 1} of {n}")
+            return model.renderer.render(pose_of(camera), settings).image
 
-        write_frames(path, frames(), FPS)
-        return f"Wrote {len(cameras)} frames to {path.absolute()}"
-
-
-def _viewmat(wxyz: np.ndarray[Any, Any], position: np.ndarray[Any, Any]) -> Tensor:
-    """Returns the world-to-camera matrix [4, 4] of a camera-to-world rotation and a position."""
-    from viser.transforms import SO3
-
-    rotation = torch.from_numpy(SO3(np.asarray(wxyz)).as_matrix()).double()
-    return viewmat_from_pose(rotation, torch.from_numpy(np.asarray(position)).double()).float()
-
-
-def _wxyz(viewmat: Tensor) -> np.ndarray[Any, Any]:
-    """Returns the camera-to-world rotation of a world-to-camera matrix [4, 4] as a quaternion [4]."""
-    from viser.transforms import SO3
-
-    wxyz: np.ndarray[Any, Any] = SO3.from_matrix(viewmat[:3, :3].double().numpy().T).wxyz
-    return wxyz
-
-
-def _vertical_fov(camera: Camera) -> float:
-    """Returns the vertical field of view in radians."""
-    half = 0.5 * camera.height / float(camera.K[1, 1])
-    return min(2 * half if camera.camera_model == "fisheye" else 2 * math.atan(half), math.radians(179))
-
-
-def _shrunk(view: View) -> np.ndarray[Any, Any]:
-    width = min(view.width, PHOTOGRAPH_WIDTH)
-    image = view.image if width == view.width else downscale(view.image, width, round(view.height * width / view.width))
-    return image.cpu().numpy()
-
-
-def _combine(photograph: np.ndarray[Any, Any], render: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-    """Returns the render, the difference of the two, or the left half of one beside the right half of the other."""
-    if what == "render":
-        return render
-    if what == "difference":
-        difference: np.ndarray[Any, Any] = np.abs(photograph.astype(np.int16) - render).astype(np.uint8)
-        return difference
-    half = photograph.shape[1] // 2
-    split: np.ndarray[Any, Any] = np.concatenate([photograph[:, :half], render[:, half:]], axis=1)
-    return split
+        return f"Wrote {self._keyframes.write(path, seconds, render)} to {path.absolute()}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError
+from .callbacks import Callbacks
 from .live_training import SHARE_MAX, LiveTraining
 from .training_state import TrainingState
 
@@ -23,18 +22,18 @@ class TrainingTab:
     Args:
         gui: `gui` of the client of viser.
         training: The training.
-        tell: Shows a message.
+        callbacks: Runs what the controls do.
     """
 
-    def __init__(self, gui: Any, training: LiveTraining, tell: Callable[[str], None]) -> None:
-        self._gui, self._training, self._tell = gui, training, tell
+    def __init__(self, gui: Any, training: LiveTraining, callbacks: Callbacks) -> None:
+        self._gui, self._training = gui, training
         self._status = gui.add_markdown("")
         self._pause = gui.add_button("Pause")
-        self._pause.on_click(lambda _: self._toggle())
+        callbacks.on_click(self._pause, self._toggle)
         self._step = gui.add_button("One step", hint="Take one step, and pause")
-        self._step.on_click(lambda _: self._take_step())
+        callbacks.on_click(self._step, self._take_step)
         self._save = gui.add_button("Save checkpoint")
-        self._save.on_click(lambda _: self._save_checkpoint())
+        callbacks.on_click(self._save, training.save_checkpoint)
         self._share = gui.add_slider(
             "Images (%)",
             0,
@@ -43,7 +42,7 @@ class TrainingTab:
             round(100 * training.share),
             hint="Share of the time for images while training runs",
         )
-        self._share.on_update(self._set_share)
+        callbacks.on_update(self._share, lambda: training.set_share(self._share.value / 100), by_client=True)
         self._plots = (self._add_plot("PSNR", "dB", BLUE), self._add_plot("Gaussians", "number", ORANGE))
         self._shown: TrainingState | None = None
         self.update()
@@ -74,16 +73,6 @@ class TrainingTab:
     def _take_step(self) -> None:
         self._training.take_step()
         self.update()
-
-    def _set_share(self, event: Any) -> None:
-        if event.client is not None:
-            self._training.set_share(self._share.value / 100)
-
-    def _save_checkpoint(self) -> None:
-        try:
-            self._tell(self._training.save_checkpoint())
-        except (ArgumentError, OSError, RuntimeError) as error:
-            self._tell(f"**{error}**")
 
     def _add_plot(self, title: str, label: str, color: str) -> Any:
         return self._gui.add_uplot(

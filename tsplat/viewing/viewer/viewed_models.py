@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -36,10 +37,11 @@ class ViewedModel:
         name: Unique name, for the list of models.
         renderer: Renders it.
         cameras: Cameras of its photographs; none if they are not known.
-        views: Photographs by name; empty for a model file.
+        views: Photographs by name; empty until `read_views` is called, and for a model file.
         background: Background color at first.
         eye, target, up: First camera position, the point it looks at, and the direction that points up; [3] each.
         fov: Vertical field of view in degrees.
+        read_views: Reads the photographs; None if there are none, or if `views` has them.
     """
 
     name: str
@@ -51,10 +53,28 @@ class ViewedModel:
     target: list[float]
     up: list[float]
     fov: float
+    read_views: Callable[[], Mapping[str, View]] | None = None
+    _reading: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     @property
     def gaussians(self) -> Gaussians:
         return self.renderer.gaussians
+
+    def find_view(self, name: str, tell: Callable[[str], object]) -> View | None:
+        """Returns the photograph with a name, or None. The first call may read all of them, which takes long.
+
+        Args:
+            tell: Called with a message before the photographs are read.
+
+        Raises:
+            ArgumentError, OSError: The photographs cannot be read.
+        """
+        with self._reading:
+            if self.read_views is not None:
+                tell("Reading the photographs")
+                self.views.update(self.read_views())
+                self.read_views = None
+        return self.views.get(name)
 
     def warm_up(self) -> None:
         """Prepares the renderer for the first image. Errors are left to that image."""
@@ -70,6 +90,7 @@ def open_viewed(
     backend: Backend = "auto",
     force: bool = False,
     checkpoint: str | None = None,
+    read_views: Callable[[], Mapping[str, View]] | None = None,
     warn: Callable[[str], object],
 ) -> ViewedModel:
     """Reads what the viewer shows: a model, a run, a checkpoint, or a capture, whose sparse points are shown.
@@ -78,6 +99,7 @@ def open_viewed(
         device: Device to render on.
         backend: As in :func:`tsplat.rasterization`.
         force, checkpoint: As in :func:`tsplat.scene.open_model`.
+        read_views: Reads the photographs of a run by name, when they are needed.
         warn: Called with a message for each damaged checkpoint that is skipped, and where Gaussians are invalid.
 
     Raises:
@@ -97,7 +119,10 @@ def open_viewed(
         background = find_background(path) or (0.0, 0.0, 0.0)
     gaussians = drop_invalid(gaussians, lambda message: warn(f"{path}: {message}"))
     renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
-    return frame_model(Path(path).resolve().name, renderer, cameras, views, background)
+    model = frame_model(Path(path).resolve().name, renderer, cameras, views, background)
+    if not views:
+        model.read_views = read_views
+    return model
 
 
 def frame_model(

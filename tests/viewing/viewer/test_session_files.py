@@ -1,0 +1,206 @@
+"""One client of the viewer: what it reads and writes."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.viewer_sessions import control, settled, viewed
+from tests.support.waiting import wait_for
+from tests.viewing.test_scene_pages import read_page
+from tsplat.scene import read_ply
+from tsplat.viewing import read_cameras
+
+pytest.importorskip("viser", reason="needs the extra viewer")
+
+
+@pytest.mark.usefixtures("session")
+def test_crop_is_exported(client, models, tmp_path):
+    control(client, "Lower corner").use((0.0, -9.0, -9.0))
+    with settled(client):
+        control(client, "Crop").use(True)
+    path = tmp_path / "cropped.ply"
+    control(client, "Model file").use(str(path))
+    control(client, "Export").use()
+    expected = models[0].renderer.cropped(((0.0, -9.0, -9.0), (9.0, 9.0, 9.0)))
+    assert torch.equal(read_ply(path).means, expected.means)
+    assert client.status == f"Wrote {len(expected)} Gaussians to {path}"
+    control(client, "Model file").use(str(tmp_path / "cropped.xyz"))
+    control(client, "Export").use()
+    assert "cannot tell the format from the file name" in client.status
+
+
+@pytest.mark.usefixtures("session")
+def test_corners_of_the_crop_come_in_any_order(client, models, tmp_path):
+    box = ((9.0, -9.0, 9.0), (0.0, 9.0, -9.0))
+    control(client, "Crop").use(True)
+    for label, corner in zip(("Lower corner", "Upper corner"), box):
+        control(client, label).use(corner)
+    path = tmp_path / "cropped.ply"
+    control(client, "Model file").use(str(path))
+    control(client, "Export").use()
+    expected = models[0].renderer.cropped(((0.0, -9.0, -9.0), (9.0, 9.0, 9.0)))
+    assert 0 < len(read_ply(path)) == len(expected) < 60
+    # The box of the viewer and the option of the command line are the same.
+    (option,) = [c for name, c in client.gui.controls.items() if "--crop" in getattr(c, "content", "")]
+    assert option.visible
+    assert "`--crop 0 -9 -9 9 9 9`" in option.content
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("name", ["empty.ply", "empty.html"])
+def test_crop_that_leaves_nothing_is_not_exported(client, tmp_path, name):
+    control(client, "Crop").use(True)
+    for label in ("Lower corner", "Upper corner"):
+        control(client, label).use((50.0, 50.0, 50.0))
+    control(client, "Model file").use(str(tmp_path / name))
+    control(client, "Export").use()
+    assert any("crop: no Gaussian has its center between" in status for status in client.statuses)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("name", ["", "a\0b.ply"])
+@pytest.mark.parametrize(
+    ("label", "button"),
+    [("Model file", "Export"), ("Video file", "Save video"), ("Keyframe file", "Load keyframes"),
+     ("Keyframe file", "Save keyframes")],
+)  # fmt: skip
+def test_names_that_no_file_can_have(client, label, button, name):
+    control(client, label).use(name)
+    control(client, button).use()
+    assert f"**{label}: expected the name of a file, found {name!r}**" in client.statuses
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("name", ["a.ply", "a.html", "a.gif", "frames", "a.json", "keys.json"])
+def test_folders_are_created(client, tmp_path, name):
+    path = tmp_path / "new" / "deep" / name
+    for _ in range(2):
+        control(client, "Add keyframe").use()
+    control(client, "Seconds").use(0.1)
+    label, button = ("Model file", "Export") if name in ("a.ply", "a.html") else ("Video file", "Save video")
+    if name == "keys.json":
+        label, button = "Keyframe file", "Save keyframes"
+    control(client, label).use(str(path))
+    control(client, button).use()
+    assert any(status.startswith("Wrote") for status in client.statuses)
+    assert path.exists()
+
+
+@pytest.mark.usefixtures("session")
+def test_page_is_exported_with_the_current_camera(client, tmp_path):
+    client.camera.move((1, 0, -3))
+    path = tmp_path / "scene.html"
+    control(client, "Model file").use(str(path))
+    control(client, "Export").use()
+    assert client.status == f"Wrote 60 Gaussians to {path}, {path.stat().st_size / 1e6:.1f} MB"
+    page, scene = read_page(path)
+    assert page.of("title")[0][2] == "scene"
+    # Half a turn around x, as up is -y.
+    assert scene["settings"]["cameras"][0]["initial"]["position"] == pytest.approx([1, 0, 3])
+    assert scene["settings"]["cameras"][0]["initial"]["target"] == pytest.approx([0, 0, 0])
+    assert scene["slopes"] == pytest.approx([np.tan(0.4) * 64 / 48, np.tan(0.4)])
+    assert scene["settings"]["background"]["color"] == pytest.approx([0.2, 0.4, 0.6], abs=1 / 255)
+
+
+@pytest.mark.usefixtures("session")
+def test_video(client, tmp_path):
+    for position in ((0, 0, -3), (1, 0, -3), (1, 1, -3)):
+        client.camera.move(position)
+        control(client, "Add keyframe").use()
+    control(client, "Seconds").use(0.5)
+    control(client, "Video file").use(str(tmp_path / "cameras.json"))
+    control(client, "Save video").use()
+    cameras = read_cameras(tmp_path / "cameras.json")
+    assert len(cameras) == 15
+    for camera, position in ((cameras[0], (0, 0, -3)), (cameras[7], (1, 0, -3)), (cameras[14], (1, 1, -3))):
+        assert torch.allclose(camera.position, torch.tensor(position, dtype=torch.float64), atol=1e-5)
+    control(client, "Video file").use(str(tmp_path / "video.gif"))
+    control(client, "Save video").use()
+    assert (tmp_path / "video.gif").read_bytes()[:4] == b"GIF8"
+    assert "Wrote 15 frames" in client.status
+    control(client, "Preview").use()
+    assert np.allclose(client.camera.position, (1, 1, -3), atol=1e-5)
+    control(client, "Remove all").use()
+    control(client, "Save video").use()
+    assert "expected at least two keyframes, found 0" in client.status
+
+
+@pytest.mark.usefixtures("session")
+def test_keyframes_are_saved_and_loaded(client, tmp_path):
+    path = tmp_path / "keyframes.json"
+    control(client, "Keyframe file").use(str(path))
+    control(client, "Save keyframes").use()
+    assert "**keyframes: expected at least one, found none; add one first**" in client.statuses
+    positions = ((0, 0, -3), (1, 0, -3), (1, 1, -3))
+    for position in positions:
+        client.camera.move(position)
+        control(client, "Add keyframe").use()
+    control(client, "Save keyframes").use()
+    assert f"Wrote 3 keyframes to {path}" in client.statuses
+    (count,) = [c for c in client.gui.controls.values() if getattr(c, "content", "") == "3 keyframes"]
+    control(client, "Remove all").use()
+    assert count.content == "No keyframes"
+    control(client, "Load keyframes").use()
+    assert f"Read 3 keyframes from {path}" in client.statuses
+    assert count.content == "3 keyframes"
+    control(client, "Seconds").use(0.2)
+    control(client, "Video file").use(str(tmp_path / "path.json"))
+    control(client, "Save video").use()
+    path_cameras = read_cameras(tmp_path / "path.json")
+    assert len(path_cameras) == 6
+    for camera, position in ((path_cameras[0], positions[0]), (path_cameras[-1], positions[-1])):
+        assert np.allclose(camera.position, position, atol=1e-5)
+        assert (camera.width, camera.height) == (64, 48)
+    path.write_text("[]")
+    control(client, "Load keyframes").use()
+    assert f"**{path}: contains no cameras**" in client.statuses
+    assert count.content == "3 keyframes"
+
+
+@pytest.mark.parametrize("button", ["Preview", "Save video"])
+def test_client_that_leaves_ends_its_preview_and_its_video(session, client, tmp_path, button):
+    for x in (0, 1):
+        client.camera.move((x, 0, -3))
+        control(client, "Add keyframe").use()
+    control(client, "Seconds").use(600.0)
+    control(client, "Video file").use(str(tmp_path / "video.gif"))
+    running = threading.Thread(target=control(client, button).use)
+    running.start()
+    n = len(client.images)
+    wait_for(lambda: len(client.images) > n if button == "Preview" else "Rendering frame 3 of 18000" in client.statuses)
+    session.close()
+    statuses, n = len(client.statuses), len(client.images)
+    running.join(10)
+    assert not running.is_alive()
+    time.sleep(0.1)
+    assert (len(client.statuses), len(client.images)) == (statuses, n)
+    assert not list(tmp_path.iterdir())
+
+
+def test_model_is_opened(client, models):
+    from tsplat.viewing.viewer.session import Session
+
+    def open_model(path, warn):
+        if path == "absent.ply":
+            raise FileNotFoundError("absent.ply: no such file")
+        warn("a note")
+        return viewed(path, with_views=False, sh_degree=0)
+
+    session = Session(client, models[:1], open_model=open_model)
+    assert not control(client, "Model").visible
+    control(client, "Model to open").use("absent.ply")
+    control(client, "Open").use()
+    assert "**absent.ply: no such file**" in client.statuses
+    control(client, "Model to open").use("other.ply")
+    with settled(client):
+        control(client, "Open").use()
+    assert "Opened other.ply; a note" in client.statuses
+    assert control(client, "Model").visible
+    assert control(client, "Model").options == ["model", "other.ply"]
+    assert session._panel.model.name == "other.ply"
+    assert np.allclose(client.camera.position, models[0].eye)
+    session.close()

@@ -1,0 +1,56 @@
+"""What a control calls: an action whose errors become messages on the page."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import ArgumentError
+
+Action = Callable[[], str | None]
+"""Does something, and returns a message or None."""
+
+
+class Callbacks:
+    """Runs the actions of one client's controls.
+
+    Args:
+        tell: Shows a message.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._busy = threading.Lock()
+
+    def on_click(self, handle: Any, action: Action) -> None:
+        """Connects a button, or what else can be clicked."""
+        handle.on_click(lambda _: self.run(action))
+
+    def on_update(self, handle: Any, action: Action, *, by_client: bool = False) -> None:
+        """Connects a control, or the camera.
+
+        Args:
+            by_client: Whether only changes by a client count, not values that the program sets.
+        """
+        handle.on_update(lambda event: self.run(action) if not by_client or event.client is not None else None)
+
+    def on_long_click(self, handle: Any, action: Action) -> None:
+        """Connects a button whose action takes long: clicks are ignored while such an action runs."""
+        handle.on_click(lambda _: self._run_alone(action))
+
+    def run(self, action: Action) -> None:
+        """Runs an action, and shows its message, or why it failed."""
+        try:
+            message = action()
+        except (ArgumentError, OSError, RuntimeError, MemoryError) as error:
+            message = f"**{str(error) or type(error).__name__}**"
+        if message:
+            self._tell(message)
+
+    def _run_alone(self, action: Action) -> None:
+        if self._busy.acquire(blocking=False):
+            try:
+                self.run(action)
+            finally:
+                self._busy.release()
