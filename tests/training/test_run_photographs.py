@@ -95,8 +95,8 @@ def view(monkeypatch):
 
 def test_command_finds_the_photographs(folder, view, capsys):
     run = folder / "run"
-    # Options may stand between models.
-    models, open_model = view(run / "checkpoints" / "step_00000002", "--port", "8080", run / "point_cloud.ply")
+    # Options may stand between models, and the checkpoint is that of the run.
+    models, open_model = view(run, "--checkpoint", "2", run / "point_cloud.ply")
     for model in (*models, open_model(str(run), pytest.fail)):
         assert model.find_view(model.cameras[0].name, print) is not None
     shutil.move(folder / "scene", folder / "moved")
@@ -116,3 +116,8 @@ def test_command_finds_the_photographs(folder, view, capsys):
 def test_unknown_options_of_view_are_errors(view, capsys):
     assert cli.main(["view", "a.ply", "--frobnicate", "b.ply"]) == 2
     assert "unrecognized arguments: --frobnicate" in capsys.readouterr().err
+
+
+def test_checkpoint_of_a_model_that_is_no_run_is_an_error(folder, view, capsys):
+    assert cli.main(["view", str(folder / "run" / "point_cloud.ply"), "--checkpoint", "2"]) == 2
+    assert "point_cloud.ply is not a training run" in capsys.readouterr().err

@@ -110,6 +110,7 @@ def view(arguments: Namespace) -> int:
     import threading
     import webbrowser
 
+    from ..scene.formats.checkpoints import is_run
     from ..support.extras import require
     from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.viewer import Viewer, open_viewed
@@ -125,8 +126,16 @@ def view(arguments: Namespace) -> int:
         views = _photographs(path, scene, warn)
         return open_viewed(path, device, backend=arguments.backend, read_views=views, warn=warn, **options)
 
+    # Beside runs, other models need no checkpoint.
+    runs = [path for path in arguments.models if is_run(path)] or arguments.models
     models = [
-        read(path, _warn, arguments.scene, force=arguments.force, checkpoint=arguments.checkpoint)
+        read(
+            path,
+            _warn,
+            arguments.scene,
+            force=arguments.force,
+            checkpoint=arguments.checkpoint if path in runs else None,
+        )
         for path in arguments.models
     ]
     viewer = Viewer(models, address=arguments.address, port=arguments.port, open_model=read)
