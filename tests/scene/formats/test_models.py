@@ -30,6 +30,26 @@ def test_format_is_detected_by_content(tmp_path):
     assert len(read_model(write_zip(tmp_path / "sog.bin", sog_files()[0]))) == 30
 
 
+def test_content_decides_over_the_name_of_a_splat(tmp_path):
+    gaussians, path = random_gaussians(32), tmp_path / "a.splat"
+    write_ply(path, gaussians)
+    with open(path, "ab") as file:
+        file.write(bytes(-path.stat().st_size % 32))
+    assert len(read_model(path)) == 32
+    for content in (spz_bytes(gaussians, 3), spz_bytes(gaussians, 2, raw=True)):
+        path.write_bytes(content)
+        assert len(read_model(path)) == 32
+    assert len(read_model(write_zip(path, sog_files()[0]))) == 30
+
+
+def test_splat_may_start_with_the_magic_number_of_gzip(tmp_path):
+    write_model(tmp_path / "a.splat", random_gaussians(2))
+    content = bytearray((tmp_path / "a.splat").read_bytes())
+    content[:3] = b"\x1f\x8b\0"
+    (tmp_path / "a.splat").write_bytes(content)
+    assert len(read_model(tmp_path / "a.splat")) == 2
+
+
 def test_unknown_formats_are_rejected(tmp_path):
     (tmp_path / "text.txt").write_text("hello")
     with pytest.raises(FileError, match=r"text.txt: unknown model format.*PLY"):

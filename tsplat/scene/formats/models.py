@@ -50,6 +50,9 @@ ENDINGS: dict[str, Format] = {
 """Ending of a path -> format; the first one that matches is used."""
 
 
+DEFLATE = b"\x08"
+"""The third byte of every gzip file: its method of compression."""
+
 LOD_META = "lod-meta.json"
 """The index of PlayCanvas's Streamed SOG: many SOG datasets in several levels of detail."""
 
@@ -94,14 +97,16 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         raise UnsupportedError(f"{path}: .ksplat is not implemented; convert it to .ply with splat-transform")
     if suffix in CHECKPOINTS:
         return read_torch_checkpoint(path, force=force, warn=warn)
-    if suffix == ".splat":
-        return read_splat(path)
+    # Two bytes are too few to tell gzip from the first position of a .splat, which has no header.
+    is_gzip = start[:3] == GZIP + DEFLATE or (start[:2] == GZIP and suffix != ".splat")
     if start[:3] == b"ply" or suffix == ".ply":
         return read_ply(path, warn=warn)
-    if start[:2] == GZIP or start == MAGIC or suffix == ".spz":
+    if is_gzip or start == MAGIC or suffix == ".spz":
         return read_spz(path, warn=warn)
     if path.name == META or suffix == ".sog" or start == ZIP:
         return read_sog(path, warn=warn)
+    if suffix == ".splat":
+        return read_splat(path)
     raise FileError(f"{path}: unknown model format; expected {KNOWN}")
 
 
