@@ -35,6 +35,9 @@ def write(path, *names, without=()):
         (["motion_coefs_0"], "motion_coefs_0"),
         (["velocity_0", "time", "duration"], "velocity_0, time, duration"),
         (["delta_x_t0", "delta_rot_0_t0"], "delta_x_t0, delta_rot_0_t0"),
+        (["scaling_t", "rotation_r_0", "rotation_l_3"], "scaling_t, rotation_r_0, rotation_l_3"),
+        (["t_center", "xyz_t_0", "vel_x"], "t_center, xyz_t_0, vel_x"),
+        (["xyz_motion_0", "rot_motion_0", "_opacity_time"], "xyz_motion_0, rot_motion_0, _opacity_time"),
     ],
 )
 def test_4d_models_are_refused_by_name(tmp_path, names, listed):
@@ -49,6 +52,19 @@ def test_other_methods_are_refused_by_name(tmp_path):
         read_ply(scaffold)
     with pytest.raises(UnsupportedError, match=r"have scale_3, scale_4: .*more than three scales"):
         read_ply(write(tmp_path / "b.ply", "scale_3", "scale_4"))
+
+
+@pytest.mark.parametrize(
+    ("names", "method"),
+    [
+        (["beta", "sb_params_0"], r"beta, sb_params_0: reading Beta kernels \(Deformable Beta Splatting\)"),
+        (["shape"], r"shape: reading generalized exponential functions \(GES\)"),
+        (["texture_0", "texture_alpha_0"], "texture_0, texture_alpha_0: reading textured Gaussians"),
+    ],
+)
+def test_other_primitives_are_refused_by_name(tmp_path, names, method):
+    with pytest.raises(UnsupportedError, match=f"have {method} is not implemented; train 3D Gaussians"):
+        read_ply(write(tmp_path / "a.ply", *names))
 
 
 def test_harmless_properties_are_not_mentioned(tmp_path):

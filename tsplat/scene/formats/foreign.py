@@ -22,7 +22,8 @@ HARMLESS = re.compile(r"n[xyz]|normal_[xyz]|[stuv]|[rgba]|red|green|blue|alpha|d
 METHODS = (
     (
         re.compile(
-            r"t|mu_t|t_scale|scale_t(_\d+)?|time|duration|rot_[lr]_\d+|rot_([4-9]|[1-9]\d+)|delta_\w+_t\d+"
+            r"t|mu_t|t_center|t_scale|(scale|scaling)_t(_\d+)?|time|duration|_?opacity_time|(rot|rotation)_[lr]_\d+"
+            r"|rot_([4-9]|[1-9]\d+)|delta_\w+_t\d+|xyz_t_\d+|vel_[xyz]|(xyz|rot)_motion_\w+"
             r"|(motion|omega|velocity|acceleration|trbf|f_t)_\w+"
         ),
         "4D Gaussians, which change over time,",
@@ -33,6 +34,9 @@ METHODS = (
         "anchors of neural Gaussians (Scaffold-GS)",
         "export explicit 3D Gaussians",
     ),
+    (re.compile(r"beta|sb_params_\d+"), "Beta kernels (Deformable Beta Splatting)", "train 3D Gaussians"),
+    (re.compile(r"shape"), "generalized exponential functions (GES)", "train 3D Gaussians"),
+    (re.compile(r"textures?_(\w+_)?\d+"), "textured Gaussians", "train 3D Gaussians"),
     (re.compile(r"scale_([3-9]|[1-9]\d+)"), "Gaussians with more than three scales", "export 3D Gaussians"),
 )
 """Pattern of property names, what they belong to, and what to do."""
