@@ -43,6 +43,36 @@ def test_missing_images_are_skipped_with_a_note(tmp_path, views, kind):
         READERS[kind](tmp_path, strict=True)
 
 
+@pytest.mark.parametrize("n_black", [1, 8, 9])
+@pytest.mark.parametrize("kind", READERS)
+def test_images_without_valid_pixels_are_skipped_with_a_note(tmp_path, views, kind, n_black):
+    frames = [{**frame(view), "mask_path": f"masks/{view.name}"} for view in views]
+    write_colmap(tmp_path, views, POINTS) if kind == "colmap" else write_transforms(tmp_path, views, frames=frames)
+    (tmp_path / "masks").mkdir()
+    for i, view in enumerate(views):
+        Image.new("L", (40, 30), 0 if i < n_black else 255).save(tmp_path / "masks" / view.name)
+    first = tmp_path / "masks" / views[0].name
+    if n_black >= 8:
+        with pytest.raises(
+            FileError, match=rf"{views[0].name}: {n_black} of 9 images have no valid pixel, and none is"
+        ):
+            READERS[kind](tmp_path)
+        return
+    capture = READERS[kind](tmp_path)
+    assert names(capture) == [view.name for view in views[1:]]
+    assert f"skipped 1 of 9 images without valid pixels (first: {first})" in capture.notes
+
+
+def test_transparent_images_of_a_colmap_scene_are_skipped_with_a_note(tmp_path, views):
+    write_colmap(tmp_path, views, POINTS)
+    path = tmp_path / "images" / views[2].name
+    Image.new("RGBA", (40, 30), (9, 9, 9, 0)).save(path)
+    capture = read_colmap(tmp_path)
+    assert names(capture) == [view.name for i, view in enumerate(views) if i != 2]
+    assert capture.notes == (f"skipped 1 of 9 images without valid pixels (first: {path})",)
+    assert len(names(read_colmap(tmp_path, background=(0.0, 0.0, 0.0)))) == 9
+
+
 @pytest.mark.parametrize("kind", READERS)
 def test_scene_of_fewer_than_two_images_is_refused(tmp_path, views, kind):
     write(kind, tmp_path, views)
@@ -175,6 +205,49 @@ def test_model_without_a_numbered_folder_is_read(tmp_path, views, binary):
     assert len(read_capture(tmp_path).train) == 7
 
 
+@pytest.mark.parametrize("place", ["sparse/1", "colmap/sparse/0", "colmap/sparse", "."])
+def test_model_in_an_unusual_folder_is_read(tmp_path, views, place):
+    files = list((write_colmap(tmp_path, views, POINTS) / "sparse" / "0").iterdir())
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    for path in files:
+        path.rename(tmp_path / place / path.name)
+    (tmp_path / "sparse" / "0").rmdir()
+    capture = read_capture(tmp_path)
+    assert (len(names(capture)), len(capture.points), capture.notes) == (9, len(POINTS), ())
+    # nerfstudio leaves its COLMAP model in colmap/ beside the transforms.json it is converted to.
+    write_transforms(tmp_path, views)
+    assert len(read_capture(tmp_path).points) == 20_000
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_models_that_are_not_read_are_noted(tmp_path, views, binary):
+    sparse = write_colmap(tmp_path, views, POINTS) / "sparse"
+    for name in ("1", "10"):
+        shutil.copytree(sparse / "0", sparse / name)
+    (sparse / "10" / "images.txt").write_text("damaged")
+    if binary:
+        pycolmap = pytest.importorskip("pycolmap")
+        pycolmap.Reconstruction(str(sparse / "1")).write_binary(str(sparse / "1"))
+    lines = (sparse / "0" / "images.txt").read_text().splitlines()
+    (sparse / "0" / "images.txt").write_text("\n".join(lines[:4]))
+    assert read_colmap(tmp_path).notes[0] == (
+        f"read {sparse / '0'}, a model of 2 images; of 2 other models beside it, the largest is 1, of 9 images"
+    )
+    shutil.rmtree(sparse / "0")
+    capture = read_colmap(tmp_path)
+    assert len(names(capture)) == 9
+    assert capture.notes[0].startswith(f"read {sparse / '1'}, a model of 9 images; of 1 other models")
+
+
+def test_number_of_masks_that_are_found_is_noted(tmp_path, views):
+    write_colmap(tmp_path, views, POINTS)
+    (tmp_path / "masks").mkdir()
+    for i, view in enumerate(views):
+        Image.new("L", (40, 30), 255).save(tmp_path / "masks" / (view.name if i < 4 else f"mask_{i}.png"))
+    note = f"{tmp_path / 'masks'}: 4 of 9 images have a mask; that of a.jpg is a.png or a.jpg.png"
+    assert read_colmap(tmp_path).notes == (note,)
+
+
 @pytest.mark.parametrize("suffix", [".txt", ".bin"])
 def test_missing_points_are_named(tmp_path, views, suffix):
     pycolmap = pytest.importorskip("pycolmap")
@@ -237,6 +310,9 @@ def test_names_of_no_file_are_skipped(tmp_path, views, name):
 
 
 def test_byte_order_mark_is_ignored(tmp_path, views):
+    for path in (write_colmap(tmp_path / "colmap", views, POINTS) / "sparse" / "0").iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(names(read_colmap(tmp_path / "colmap"))) == 9
     path = write_transforms(tmp_path, views) / "transforms.json"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert len(names(read_transforms(tmp_path))) == 9

@@ -1,5 +1,6 @@
 """Tests of transforms.json in its variants, against the views it was written from and the same scene from COLMAP."""
 
+import itertools
 import json
 import math
 
@@ -148,6 +149,87 @@ def test_held_out_images_by_name(tmp_path, views):
     assert len(capture.train) == 7
 
 
+def split_names(capture):
+    return [
+        [view.name.removeprefix("images/").removesuffix(".png") for view in part]
+        for part in (capture.train, capture.test)
+    ]
+
+
+def test_views_of_both_val_and_test_filenames_are_held_out(tmp_path, views):
+    paths = [f"images/{view.name}" for view in views]
+    write_transforms(
+        tmp_path, views, train_filenames=paths[:4], val_filenames=paths[4:6], test_filenames=[*paths[6:8], paths[0]]
+    )
+    capture = read_transforms(tmp_path)
+    stems = [view.name.removesuffix(".png") for view in views]
+    assert split_names(capture) == [stems[1:4], [stems[0], *stems[4:8]]]
+    path = tmp_path / "transforms.json"
+    assert capture.notes[:2] == (
+        f"{path}: 1 of 9 images are in train_filenames, but held out (first: {paths[0]})",
+        f"{path}: 1 of 9 images are in no list of file names (first: {paths[8]})",
+    )
+
+
+def test_images_that_train_filenames_lacks_are_held_out(tmp_path, views):
+    write_transforms(
+        tmp_path, views, train_filenames=[f"images/{view.name}".removesuffix(".png") for view in views[2:]]
+    )
+    train, test = split_names(read_transforms(tmp_path))
+    assert (len(train), test) == (7, ["test_000", "test_001"])
+
+
+def test_names_that_match_no_image_are_noted(tmp_path, views):
+    write_transforms(tmp_path, views, test_filenames=["images/train_002.png", "b.png", "a.png"])
+    capture = read_transforms(tmp_path)
+    assert split_names(capture)[1] == ["train_002"]
+    path = tmp_path / "transforms.json"
+    assert capture.notes[0] == f"{path}: test_filenames: 2 of 3 names match no image (first: a.png)"
+    rewrite(tmp_path, test_filenames=["a.png"])
+    assert f"{path}: its lists of file names leave no image to hold out" in read_transforms(tmp_path).notes
+
+
+def test_repeated_frames_are_skipped_with_a_note(tmp_path, views):
+    frames = [frame(view) for view in views]
+    again = {**frames[0], "file_path": "./images/../images/test_000"}
+    write_transforms(tmp_path, views, frames=[*frames, again])
+    capture = read_transforms(tmp_path)
+    assert sorted(itertools.chain(*split_names(capture))) == [view.name.removesuffix(".png") for view in views]
+    path = tmp_path / "transforms.json"
+    assert capture.notes[0] == (f"skipped 1 of 10 frames that repeat the image of another (first: {path}: frame 9)")
+
+
+def test_images_are_found_by_ignoring_case_with_a_note(tmp_path, views):
+    frames = [{**frame(view), "file_path": f"images\\{view.name.upper()}"} for view in views]
+    write_transforms(tmp_path, views, frames=frames, test_filenames=["images/TRAIN_002.PNG"])
+    capture = read_transforms(tmp_path)
+    assert split_names(capture)[1] == ["train_002"]
+    first = tmp_path / "images" / views[0].name.upper()
+    assert capture.notes[0] == f"found 9 of 9 images by ignoring upper and lower case (first: {first})"
+
+
+def test_absolute_paths_of_windows_are_refused_by_name(tmp_path, views):
+    frames = [{**frame(view), "file_path": f"C:\\data\\{view.name}"} for view in views]
+    write_transforms(tmp_path, views, frames=frames)
+    with pytest.raises(FileError, match=r"frame 0: file_path: .*'C:.*data.*' of a Windows machine; make the paths rel"):
+        read_transforms(tmp_path)
+
+
+def test_null_is_as_good_as_no_value(tmp_path, views):
+    path = write_transforms(tmp_path, views, k1=None, camera_model=None) / "transforms.json"
+    assert '"k1": null' in path.read_text()
+    assert_equal_views(read_transforms(tmp_path).train, views[1:8])
+
+
+def test_fields_of_view_in_degrees_replace_focal_lengths(tmp_path, views):
+    write_transforms(tmp_path, views)
+    x_fov = math.degrees(2 * math.atan(20 / float(views[0].K[0, 0])))
+    rewrite(tmp_path, x_fov=x_fov, fl_x=None, fl_y=None)
+    assert_equal_views(read_transforms(tmp_path).train, views[1:8])
+    rewrite(tmp_path, y_fov=math.degrees(2 * math.atan(15 / 50)))
+    assert read_transforms(tmp_path).train[0].K[1, 1].item() == pytest.approx(50)
+
+
 def test_mask_path(tmp_path, views):
     mask = torch.zeros(30, 40, 3, dtype=torch.uint8)
     mask[:10] = 255
@@ -170,6 +252,12 @@ def test_points_of_ply_file_path_are_read(tmp_path, views):
     capture = read_transforms(tmp_path)
     assert capture.points.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert capture.colors.tolist() == [[0.5] * 3] * 2
+    with open(tmp_path / "sparse_pc.ply", "r+") as file:
+        content = file.read().replace("vertex 2", "vertex 3")
+        file.seek(0)
+        file.write(content + "nan 8 9\n")
+    note = f"{tmp_path / 'sparse_pc.ply'}: skipped 1 of 3 points whose position is not finite"
+    assert read_transforms(tmp_path).notes == (note,)
     (tmp_path / "sparse_pc.ply").unlink()
     with pytest.raises(FileError, match=r"sparse_pc\.ply: No such file"):
         read_transforms(tmp_path)
@@ -206,6 +294,7 @@ EVERYTHING = [f"images/{name}.png" for name in (*(f"train_00{i}" for i in range(
         (dict(fl_x=0), FileError, "fl_x and fl_y: .*positive"),
         (dict(fl_x=None), FileError, "no focal length"),
         (dict(fl_x=None, camera_angle_x=4), FileError, "camera_angle_x: .*pi"),
+        (dict(fl_x=None, x_fov=180), FileError, "x_fov: expected degrees between 0 and 180"),
         (dict(cx=True), FileError, "cx: .*True"),
         (dict(k1=[0.1]), FileError, "k1"),
         (dict(w=0), FileError, "w and h"),

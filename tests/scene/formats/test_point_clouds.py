@@ -41,7 +41,9 @@ def test_every_encoding_is_read(tmp_path, content):
 def test_points_without_colors_are_gray_and_invalid_points_are_dropped(tmp_path):
     content = ASCII.replace("4 5 6 0", "4 nan 6 0").replace("uint8 red", "uint8 r")
     (tmp_path / "a.ply").write_text(content)
-    points, colors = read_point_cloud(tmp_path / "a.ply")
+    notes = []
+    points, colors = read_point_cloud(tmp_path / "a.ply", warn=notes.append)
+    assert notes == [f"{tmp_path / 'a.ply'}: skipped 1 of 3 points whose position is not finite"]
     assert points.tolist() == [[1, 2, 3], [-1, -2, -3.5]]
     assert colors.tolist() == [[0.5] * 3] * 2
 

@@ -27,8 +27,8 @@ def read_capture(
     """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms`.
 
     Args:
-        folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP is preferred), or the path of a
-            ``transforms.json``.
+        folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
+            are preferred), or the path of a ``transforms.json``.
         downscale, test_every, background, strict, on_progress: See :func:`read_colmap` and :func:`read_transforms`.
         normalize: Whether to apply :func:`normalize_capture`.
         seed: Random seed of the initial points that :func:`read_transforms` draws if the file has none.
@@ -64,7 +64,10 @@ def is_capture(folder: str | os.PathLike[str]) -> bool:
 
 
 def _is_colmap(folder: Path) -> bool:
-    return find_model(folder) is not None or ((folder / "sparse").is_dir() and not has_transforms(folder))
+    model = find_model(folder)
+    if model in (folder / "sparse" / "0", folder / "sparse"):
+        return True
+    return (model is not None or (folder / "sparse").is_dir()) and not has_transforms(folder)
 
 
 def _is_json(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""COLMAP scenes: ``images/`` and a model in ``sparse/0/`` or ``sparse/``."""
+"""COLMAP scenes: ``images/`` and a model, usually in ``sparse/0/`` or ``sparse/``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from torch import Tensor
 from ...arguments import check_size
 from ...config import CameraModel
 from ...errors import ArgumentError, FileError, UnsupportedError
-from .colmap_model import ColmapImage, ColmapModel, has_model, read_model
+from .colmap_model import ColmapImage, ColmapModel, count_images, has_model, read_model
 from .lenses import Lens
-from .photographs import OnProgress, Photograph, check_test_every, find_usable, is_held_out, read_views
+from .photographs import (
+    OnProgress,
+    Photograph,
+    check_test_every,
+    find_usable,
+    is_held_out,
+    read_views,
+    split_views,
+)
 from .views import Capture, Color
 
 PINHOLE_MODELS = {
@@ -59,12 +67,15 @@ def read_colmap(
 
     Images of SIMPLE_RADIAL, RADIAL and OPENCV cameras are undistorted to pinhole images of the same size, those of
     fisheye cameras to equidistant fisheye images, up to 90 degrees from the optical axis. The mask of
-    ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Each view has
-    the sparse points that COLMAP observed in it. Like COLMAP, this ignores the EXIF orientation of images, unless only
-    the rotated image has the size of its camera; see :func:`read_views`.
+    ``images/a.jpg`` is ``masks/a.png`` or ``masks/a.jpg.png``, white for valid pixels; it is optional. Images without
+    valid pixels are skipped with a note. Each view has the sparse points that COLMAP observed in it. Like COLMAP, this
+    ignores the EXIF orientation of images, unless only the rotated image has the size of its camera; see
+    :func:`read_views`.
 
     Args:
-        folder: The scene, with ``images/`` and a binary or text model in ``sparse/0/`` or ``sparse/``.
+        folder: The scene, with ``images/`` and a binary or text model in ``sparse/0/`` or ``sparse/``. Other numbers,
+            ``colmap/sparse/0/``, ``colmap/sparse/`` and the scene itself are tried next. A note names models that are
+            not read.
         downscale: Factor to downscale images by, with area averaging. K is scaled per axis by the ratio of the sizes in
             pixels, which also applies to images that are smaller than their camera. For 2, 4 and 8, images of
             ``images_2/``, ``images_4/`` or ``images_8/`` are used as they are if that folder exists; they have the
@@ -77,7 +88,8 @@ def read_colmap(
         on_progress: Called with the number of images read and their total.
 
     Raises:
-        FileError: A file or folder is missing, damaged or cannot be read, or fewer than two images are left.
+        FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
+            training image has a valid pixel.
         UnsupportedError: An unsupported camera model.
         ArgumentError: An invalid argument, or fewer than two images or points.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
@@ -85,10 +97,11 @@ def read_colmap(
     check_size("downscale", downscale)
     check_test_every(test_every)
     folder = Path(folder)
-    for path in (folder, folder / "images", folder / "sparse"):
+    for path in (folder, folder / "images"):
         if not path.is_dir():
             raise FileError(f"{path}: no such folder; expected a COLMAP scene with images/ and sparse/0/ or sparse/")
-    model = read_model(find_model(folder) or folder / "sparse" / "0")
+    model_folder = find_model(folder) or folder / "sparse" / "0"
+    model = read_model(model_folder)
     images = sorted(model.images, key=lambda image: image.name)
     if len(images) < 2:
         raise ArgumentError(f"{folder}: expected at least two images with a pose, found {len(images)}")
@@ -100,6 +113,7 @@ def read_colmap(
     paths = [find_by_stem(downscaled, image.name) if downscaled else folder / "images" / image.name for image in images]
     kept, notes = find_usable(paths, strict)
     observed, note = _observed_points(model, images)
+    masks = [_find_mask(folder / "masks", image.name) for image in images]
     camera_ids = {camera_id: i for i, camera_id in enumerate(lenses)}
     photographs = [
         Photograph(
@@ -109,26 +123,58 @@ def read_colmap(
             viewmat=_viewmat(images[i]),
             camera_id=camera_ids[images[i].camera_id],
             downscale=1 if downscaled else downscale,
-            mask=_find_mask(folder / "masks", images[i].name),
+            mask=masks[i],
             points=observed[i],
         )
         for i in kept
     ]
+    if (folder / "masks").is_dir() and None in masks:
+        n_masks = len(masks) - masks.count(None)
+        notes.append(
+            f"{folder / 'masks'}: {n_masks} of {len(masks)} images have a mask; that of a.jpg is a.png or a.jpg.png"
+        )
     views = read_views(photographs, background, on_progress)
+    train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
     return Capture(
-        train=tuple(view for i, view in enumerate(views) if not is_held_out(i, test_every)),
-        test=tuple(view for i, view in enumerate(views) if is_held_out(i, test_every)),
+        train=tuple(train),
+        test=tuple(test),
         points=torch.from_numpy(model.points).float(),
         colors=torch.from_numpy(model.colors) / 255,
         background=background or (0.0, 0.0, 0.0),
-        notes=(*model.notes, *notes, *note),
+        notes=(*_note_others(model_folder, model), *model.notes, *notes, *skipped, *note),
     )
 
 
 def find_model(folder: Path) -> Path | None:
-    """Returns ``sparse/0/`` or else ``sparse/``, whichever has files of a COLMAP model; None if neither has."""
-    candidates = (folder / "sparse" / "0", folder / "sparse")
+    """Returns the folder of a scene's COLMAP model, or None if it has none.
+
+    That is ``sparse/0/`` or ``sparse/`` or, if neither has files of a model, the first one of ``sparse/1/`` and so on,
+    ``colmap/sparse/0/``, ``colmap/sparse/``, or the scene itself beside ``images/``.
+    """
+    sparse, moved = folder / "sparse", folder / "colmap" / "sparse"
+    candidates = [sparse / "0", sparse, *_numbered(sparse), moved / "0", moved]
+    if (folder / "images").is_dir():
+        candidates.append(folder)
     return next((candidate for candidate in candidates if has_model(candidate)), None)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Returns the models ``0/``, ``1/`` and so on in a folder, into which COLMAP writes disconnected models."""
+    numbered = [path for path in folder.glob("*") if path.name.isdecimal() and has_model(path)]
+    return sorted(numbered, key=lambda path: int(path.name))
+
+
+def _note_others(path: Path, model: ColmapModel) -> list[str]:
+    """Returns a note on the models beside the one in `path`."""
+    others = [other for other in _numbered(path.parent if path.name.isdecimal() else path) if other != path]
+    if not others:
+        return []
+    counts = [count_images(other) for other in others]
+    largest = others[counts.index(max(counts))]
+    return [
+        f"read {path}, a model of {len(model.images)} images; of {len(others)} other models beside it, the largest is "
+        f"{largest.name}, of {max(counts)} images"
+    ]
 
 
 def downscaled_folder(folder: Path, downscale: int) -> Path | None:

@@ -7,6 +7,7 @@ before anything is allocated, and every value against what a camera, a pose or a
 from __future__ import annotations
 
 import array
+import codecs
 import dataclasses
 import itertools
 import math
@@ -116,6 +117,17 @@ class ColmapModel:
 def has_model(folder: Path) -> bool:
     """Returns whether a folder has any file of a COLMAP model."""
     return any((folder / f"{name}{suffix}").is_file() for name in FILES for suffix in SUFFIXES)
+
+
+def count_images(folder: Path) -> int:
+    """Returns the number of registered images of a model, from its file of images alone; 0 if that is damaged."""
+    try:
+        if not (folder / "images.bin").is_file():
+            return sum(1 for _ in _text_images(folder / "images.txt", {}))
+        with open(folder / "images.bin", "rb") as file:
+            return int(struct.unpack("<Q", file.read(8))[0])
+    except (OSError, FileError, struct.error):
+        return 0
 
 
 def read_model(folder: Path) -> ColmapModel:
@@ -271,6 +283,8 @@ def _lines(path: Path, stated: dict[str, int]) -> Iterator[tuple[int, bytes]]:
             line = file.readline(LINE_BYTES_MAX)
             if not line:
                 break
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if len(line) == LINE_BYTES_MAX:
                 raise FileError(f"{path}: line {number}: expected at most {LINE_BYTES_MAX >> 20} MiB")
             if line.startswith(b"#"):

@@ -177,6 +177,35 @@ def read_views(
     return views
 
 
+def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[View], list[View], list[str]]:
+    """Splits views into training and held-out ones, without those that have no valid pixel.
+
+    Such a view has nothing to train on, and its PSNR is infinite.
+
+    Args:
+        views: All views.
+        held_out: Whether each view is held out.
+
+    Returns:
+        Training views, held-out views, and notes on the views that are left out.
+
+    Raises:
+        FileError: No training view has a valid pixel.
+    """
+    usable = [view.mask is None or bool(view.mask.any()) for view in views]
+    train = [view for view, is_test, has_pixels in zip(views, held_out, usable) if has_pixels and not is_test]
+    test = [view for view, is_test, has_pixels in zip(views, held_out, usable) if has_pixels and is_test]
+    if all(usable):
+        return train, test, []
+    first, n_empty = views[usable.index(False)].files[-1], usable.count(False)
+    if not train:
+        raise FileError(
+            f"{first}: {n_empty} of {len(views)} images have no valid pixel, and none is left for training; masks are "
+            "white for valid pixels"
+        )
+    return train, test, [f"skipped {n_empty} of {len(views)} images without valid pixels (first: {first})"]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Source:
     """Size of an image after it is rotated, and the EXIF orientation to rotate it by; 1 for none."""

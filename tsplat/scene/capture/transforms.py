@@ -7,9 +7,10 @@ precedence.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,29 +19,33 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_size
-from ...config import CameraModel
-from ...errors import ArgumentError, FileError, UnsupportedError
+from ...errors import ArgumentError, FileError
 from ..cameras import centers
 from ..formats.point_clouds import read_point_cloud
 from ..images import read_image_info
 from .colmap import TEST_EVERY, downscaled_folder, find_by_stem
 from .colmap_model import COORDINATE_MAX
 from .lenses import Lens
-from .photographs import OnProgress, Photograph, check_test_every, find_usable, is_held_out, read_views
+from .photographs import (
+    OnProgress,
+    Photograph,
+    check_test_every,
+    find_usable,
+    is_held_out,
+    read_views,
+    split_views,
+)
+from .transforms_cameras import read_lens, read_viewmat, shortened
 from .views import Capture, Color
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
 """Suffixes tried, in this order, if ``file_path`` has none."""
 
-CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE")
-
-DISTORTION_KEYS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
+WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
+"""The beginning of an absolute path on Windows."""
 
 BLENDER_HALF_SIZE = 1.3
 """The synthetic NeRF scenes lie in the box [-1.3, 1.3]^3."""
-
-ROTATION_TOLERANCE = 1e-3
-"""Maximum deviation of R^T R from the identity."""
 
 FILE_BYTES_MAX = 64 << 20
 VALUES_MAX = 3_000_000
@@ -61,12 +66,15 @@ def read_transforms(
     """Reads images, cameras and points, in the world frame of the file.
 
     Training views come from ``transforms_train.json`` if it exists, and held-out views from ``transforms_test.json`` or
-    else ``transforms_val.json``; otherwise ``transforms.json`` has both. Initial points come from ``ply_file_path``. If
-    it is missing, they are drawn at random and gray: uniformly in [-1.3, 1.3]^3 for the synthetic NeRF scenes,
-    otherwise in a box around the cameras and what they look at. Images with distortion (``k1``, ``k2``, ``p1``, ``p2``)
-    are undistorted. Those with ``camera_model`` OPENCV_FISHEYE or ``is_fisheye`` (``k1`` to ``k4``) become equidistant
-    fisheye images, up to 90 degrees from the optical axis. ``mask_path`` is white for valid pixels. The EXIF
-    orientation of images is ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.
+    else ``transforms_val.json``; otherwise ``transforms.json`` has both, split by ``train_filenames``,
+    ``val_filenames`` and ``test_filenames`` if it has any of them: the last two are held out. Frames that repeat an
+    image, and images without valid pixels, are skipped with a note. Initial points come from ``ply_file_path``. If it
+    is missing, they are drawn at random and gray: uniformly in [-1.3, 1.3]^3 for the synthetic NeRF scenes, otherwise
+    in a box around the cameras and what they look at. Images with distortion (``k1``, ``k2``, ``p1``, ``p2``) are
+    undistorted. Those with ``camera_model`` OPENCV_FISHEYE or ``is_fisheye`` (``k1`` to ``k4``) become equidistant
+    fisheye images, up to 90 degrees from the optical axis. Focal lengths are ``fl_x``, or come from ``camera_angle_x``
+    (radians) or ``x_fov`` (degrees). ``mask_path`` is white for valid pixels. The EXIF orientation of images is
+    ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.
 
     Args:
         path: A folder or the JSON file. Paths of images are relative to it.
@@ -83,8 +91,8 @@ def read_transforms(
         on_progress: Called with the number of images read and their total.
 
     Raises:
-        FileError: A file is missing or cannot be read, a value in it is missing or invalid, or fewer than two images
-            are left.
+        FileError: A file is missing or cannot be read, a value in it is missing or invalid, fewer than two images are
+            left, or no training image has a valid pixel.
         UnsupportedError: An unsupported camera model, or a rolling shutter.
         ArgumentError: An invalid argument, or fewer than two images.
         MissingExtraError: Pillow is not installed, or an image is distorted and pycolmap is not installed.
@@ -94,36 +102,41 @@ def read_transforms(
     check_test_every(test_every)
     path = Path(path)
     files, has_test_file = _find_files(path)
-    lenses: dict[Lens, int] = {}
     contents = [_read_json(file) for file in files]
-    notes = _skip_missing(files, contents, downscale, strict)
-    photographs = [_list_photographs(file, content, downscale, lenses) for file, content in zip(files, contents)]
-    train, test = photographs if has_test_file else _split(photographs[0], contents[0], test_every)
-    if len(train) + len(test) < 2 or not train:
+    frames, notes = _find_frames(files, contents, downscale, strict)
+    lenses: dict[Lens, int] = {}
+    photographs = [_photograph(frame, downscale, lenses) for frame in frames]
+    if has_test_file:
+        held_out = [frame.file != files[0] for frame in frames]
+    else:
+        photographs, held_out, unused = _split(files[0], contents[0], photographs, test_every)
+        notes += unused
+    n_test = sum(held_out)
+    if len(photographs) < 2 or n_test == len(photographs):
         raise ArgumentError(
-            f"{path}: expected at least two images, some of them for training, found {len(train)} training images and "
-            f"{len(test)} held-out images" + "".join(f"; {note}" for note in notes)
+            f"{path}: expected at least two images, some of them for training, found {len(photographs) - n_test} "
+            f"training images and {n_test} held-out images" + "".join(f"; {note}" for note in notes)
         )
     if background is None:
-        paths = (photograph.path for photograph in (*train, *test))
-        transparent = any(read_image_info(image).transparent for image in paths)
+        transparent = any(read_image_info(photograph.path).transparent for photograph in photographs)
         background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
-    views = read_views([*train, *test], background, on_progress)
+    train, test, skipped = split_views(read_views(photographs, background, on_progress), held_out)
+    notes += skipped
 
     ply = contents[0].get("ply_file_path")
     if ply is not None:
-        points, colors = _read_points(_resolve(files[0], ply, "ply_file_path"))
+        points, colors = _read_points(_resolve(files[0], ply, "ply_file_path"), notes)
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
         half = BLENDER_HALF_SIZE
-        low, high = (-half, half) if is_blender else _bounds([photograph.viewmat for photograph in train])
+        low, high = (-half, half) if is_blender else _bounds([view.viewmat for view in train])
         generator = torch.Generator().manual_seed(seed)
         points = torch.rand(n_random, 3, generator=generator) * (high - low) + low
         colors = torch.full_like(points, 0.5)
         notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
     return Capture(
-        train=tuple(views[: len(train)]),
-        test=tuple(views[len(train) :]),
+        train=tuple(train),
+        test=tuple(test),
         points=points,
         colors=colors,
         background=background,
@@ -151,18 +164,43 @@ def _find_files(path: Path) -> tuple[list[Path], bool]:
 
 
 def _split(
-    photographs: Sequence[Photograph], content: Mapping[str, Any], test_every: int
-) -> tuple[list[Photograph], list[Photograph]]:
-    """Splits photographs, sorted by name, into training and held-out ones."""
+    path: Path, content: Mapping[str, Any], photographs: Sequence[Photograph], test_every: int
+) -> tuple[list[Photograph], list[bool], list[str]]:
+    """Splits photographs as the file's train_filenames, val_filenames and test_filenames say.
+
+    Images in the last two are held out. If the file has neither, images that train_filenames lacks are.
+
+    Returns:
+        The photographs that are used, sorted by name; whether each is held out; and notes.
+    """
     photographs = sorted(photographs, key=lambda photograph: photograph.name)
-    listed = content.get("test_filenames") or content.get("val_filenames")
-    if isinstance(listed, list):
-        names = {_normalize_name(name) for name in listed if isinstance(name, str)}
-        held_out = [photograph.name in names for photograph in photographs]
-    else:
-        held_out = [is_held_out(i, test_every) for i in range(len(photographs))]
-    train = [photograph for photograph, is_test in zip(photographs, held_out) if not is_test]
-    return train, [photograph for photograph, is_test in zip(photographs, held_out) if is_test]
+    names, notes = {photograph.name for photograph in photographs}, []
+    in_lower_case = {name.lower(): name for name in names}
+    listed: dict[str, set[str]] = {}
+    for key in ("train_filenames", "val_filenames", "test_filenames"):
+        values = content.get(key)
+        if isinstance(values, list) and values:
+            found = {_view_name(path, _find_image(path, name, key)) for name in values}
+            listed[key] = {name if name in names else in_lower_case.get(name.lower(), name) for name in found}
+            if unknown := listed[key] - names:
+                first = min(unknown)
+                notes.append(f"{path}: {key}: {len(unknown)} of {len(values)} names match no image (first: {first})")
+    if not listed:
+        return photographs, [is_held_out(i, test_every) for i in range(len(photographs))], []
+    train = listed.pop("train_filenames", names)
+    test = set().union(*listed.values()) if listed else names - train
+    if listed and train is not names and (both := train & test & names):
+        notes.append(
+            f"{path}: {len(both)} of {len(names)} images are in train_filenames, but held out (first: {min(both)})"
+        )
+    if unused := names - train - test:
+        notes.append(
+            f"{path}: {len(unused)} of {len(names)} images are in no list of file names (first: {min(unused)})"
+        )
+    if not test & names:
+        notes.append(f"{path}: its lists of file names leave no image to hold out")
+    used = [photograph for photograph in photographs if photograph.name not in unused]
+    return used, [photograph.name in test for photograph in used], notes
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -189,20 +227,77 @@ def _read_json(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def _skip_missing(files: Sequence[Path], contents: list[dict[str, Any]], downscale: int, strict: bool) -> list[str]:
-    """Removes the frames of missing images from `contents`, and returns notes on them; see :func:`find_usable`."""
-    frames = [(i, frame) for i, content in enumerate(contents) for frame in content["frames"]]
-    counts = [len(content["frames"]) for content in contents]
-    numbers = [number for count in counts for number in range(count)]
-    paths = [
-        _downscaled(_find_image(files[i], frame.get("file_path"), f"{files[i]}: frame {number}"), downscale)[0]
-        for (i, frame), number in zip(frames, numbers)
-    ]
-    kept, notes = find_usable(paths, strict or len(paths) < 2)
-    for i, content in enumerate(contents):
-        # Frames keep their numbers, which messages mention.
-        content["frames"] = [(numbers[k], frames[k][1]) for k in kept if frames[k][0] == i]
-    return notes
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Frame:
+    """A frame of a file.
+
+    Attributes:
+        file: The file.
+        name: The frame in messages about the file.
+        values: The values of the frame, and those of the file that it lacks.
+        full: The image.
+        image: The image to read, which may be in a folder of downscaled images.
+        is_downscaled: Whether it is.
+    """
+
+    file: Path
+    name: str
+    values: Mapping[str, Any]
+    full: Path
+    image: Path
+    is_downscaled: bool
+
+
+def _find_frames(
+    files: Sequence[Path], contents: Sequence[Mapping[str, Any]], downscale: int, strict: bool
+) -> tuple[list[_Frame], list[str]]:
+    """Returns the frames of images that can be read, each image once, and notes on the others."""
+    frames: list[_Frame] = []
+    other_case: list[Path] = []
+    folders: dict[Path, dict[str, Path]] = {}
+    for file, content in zip(files, contents):
+        for number, own in enumerate(content["frames"]):
+            name = own.get("file_path")
+            full = _find_image(file, name, f"frame {number}: file_path")
+            image, is_downscaled = _downscaled(full, downscale)
+            if not os.path.isfile(image) and not os.path.isfile(full):
+                if WINDOWS_PATH.match(name) and os.name != "nt":
+                    raise FileError(
+                        f"{file}: frame {number}: file_path: expected a path relative to the file, found the absolute "
+                        f"path {shortened(name)} of a Windows machine; make the paths relative"
+                    )
+                if found := _find_in_other_case(full, folders):
+                    other_case.append(full)
+                    full = found
+                    image, is_downscaled = _downscaled(full, downscale)
+            # A value of null is as good as none.
+            values = {key: value for part in (content, own) for key, value in part.items() if value is not None}
+            frames.append(_Frame(file, f"frame {number}", values, full, image, is_downscaled))
+    kept, notes = find_usable([frame.image for frame in frames], strict or len(frames) < 2)
+    if other_case:
+        n = len(other_case)
+        notes.append(f"found {n} of {len(frames)} images by ignoring upper and lower case (first: {other_case[0]})")
+    usable = [frames[i] for i in kept]
+    first_frames = {os.path.normpath(frame.full): frame for frame in reversed(usable)}
+    unique = [frame for frame in usable if first_frames[os.path.normpath(frame.full)] is frame]
+    if n_repeated := len(usable) - len(unique):
+        repeated = next(frame for frame, other in zip(usable, [*unique, None]) if frame is not other)
+        notes.append(
+            f"skipped {n_repeated} of {len(frames)} frames that repeat the image of another (first: {repeated.file}: "
+            f"{repeated.name})"
+        )
+    return unique, notes
+
+
+def _find_in_other_case(image: Path, folders: dict[Path, dict[str, Path]]) -> Path | None:
+    """Returns the file whose name differs only in case. Lists each folder once, in `folders`."""
+    folder = image.parent
+    if folder not in folders:
+        try:
+            folders[folder] = {path.name.lower(): path for path in folder.iterdir() if path.is_file()}
+        except (OSError, ValueError):
+            folders[folder] = {}
+    return folders[folder].get(image.name.lower())
 
 
 def _downscaled(full: Path, downscale: int) -> tuple[Path, bool]:
@@ -211,9 +306,9 @@ def _downscaled(full: Path, downscale: int) -> tuple[Path, bool]:
     return (full, False) if folder is None else (find_by_stem(folder, full.name), True)
 
 
-def _read_points(path: Path) -> tuple[Tensor, Tensor]:
-    """Reads the points of a PLY; colors that are not finite become gray."""
-    points, colors = read_point_cloud(path)
+def _read_points(path: Path, notes: list[str]) -> tuple[Tensor, Tensor]:
+    """Reads the points of a PLY; colors that are not finite become gray. Adds to `notes`."""
+    points, colors = read_point_cloud(path, warn=notes.append)
     far = (points.abs() > COORDINATE_MAX).any(-1)
     if far.any():
         raise FileError(
@@ -223,150 +318,40 @@ def _read_points(path: Path) -> tuple[Tensor, Tensor]:
     return points, colors.nan_to_num(0.5)
 
 
-def _list_photographs(
-    path: Path, content: Mapping[str, Any], downscale: int, lenses: dict[Lens, int]
-) -> list[Photograph]:
-    """Returns the photographs of a file's numbered frames. Adds new lenses to `lenses`, which maps them to ids."""
-    photographs = []
-    for i, frame in content["frames"]:
-        where = f"{path}: frame {i}"
-        values = {**content, **frame}
-        full = _find_image(path, frame.get("file_path"), where)
-        image, is_downscaled = _downscaled(full, downscale)
-        lens = _lens(values, full if os.path.isfile(full) else image, where)
-        mask = frame.get("mask_path")
-        photographs.append(
-            Photograph(
-                name=_normalize_name(os.path.relpath(full, path.parent)),
-                path=image,
-                lens=lens,
-                viewmat=_viewmat(frame.get("transform_matrix"), where),
-                camera_id=lenses.setdefault(lens, len(lenses)),
-                downscale=1 if is_downscaled else downscale,
-                mask=None if mask is None else _resolve(path, mask, f"frame {i}: mask_path"),
-            )
-        )
-    return photographs
+def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photograph:
+    """Returns the photograph of a frame. Adds a new lens to `lenses`, which maps them to ids."""
+    where = f"{frame.file}: {frame.name}"
+    lens = read_lens(frame.values, frame.full if os.path.isfile(frame.full) else frame.image, where)
+    mask = frame.values.get("mask_path")
+    return Photograph(
+        name=_view_name(frame.file, frame.full),
+        path=frame.image,
+        lens=lens,
+        viewmat=read_viewmat(frame.values.get("transform_matrix"), where),
+        camera_id=lenses.setdefault(lens, len(lenses)),
+        downscale=1 if frame.is_downscaled else downscale,
+        mask=None if mask is None else _resolve(frame.file, mask, f"{frame.name}: mask_path"),
+    )
 
 
-def _normalize_name(name: str) -> str:
-    """Returns a relative path in its shortest form with forward slashes."""
-    return Path(os.path.normpath(name.replace("\\", "/"))).as_posix()
+def _view_name(path: Path, image: Path) -> str:
+    """Returns the path of an image relative to the folder of a file, in its shortest form with forward slashes."""
+    return Path(os.path.relpath(image, path.parent)).as_posix()
 
 
 def _resolve(path: Path, name: object, what: str) -> Path:
     """Returns a path that is given relative to the file `path`."""
     if not isinstance(name, str) or not name or "\0" in name:
-        raise FileError(f"{path}: {what}: expected a file name, found {_shortened(name)}")
+        raise FileError(f"{path}: {what}: expected a file name, found {shortened(name)}")
     return path.parent / name.replace("\\", "/")
 
 
-def _find_image(path: Path, name: object, where: str) -> Path:
-    """Returns the path of a frame's image with its suffix; if it does not exist, the path in the file."""
-    image = _resolve(path, name, f"{where.removeprefix(f'{path}: ')}: file_path")
+def _find_image(path: Path, name: object, what: str) -> Path:
+    """Returns the path of an image with its suffix; if it does not exist, the path in the file."""
+    image = _resolve(path, name, what)
     if os.path.isfile(image) or not image.name:
         return image
     return next((p for s in SUFFIXES if os.path.isfile(p := image.with_name(image.name + s))), image)
-
-
-def _lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
-    """Returns the intrinsics of a frame."""
-    model = values.get("camera_model", "OPENCV")
-    if model not in CAMERA_MODELS:
-        raise UnsupportedError(
-            f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {model!s:.80}"
-        )
-    camera_model: CameraModel = "pinhole"
-    if model == "OPENCV_FISHEYE" or values.get("is_fisheye"):
-        camera_model = "fisheye"
-    keys = ("k1", "k2", "p1", "p2") if camera_model == "pinhole" else ("k1", "k2", "k3", "k4")
-    k1, k2, k3, k4 = (_number(values, key, where, 0.0) for key in keys)
-    unknown = [key for key in DISTORTION_KEYS if key not in keys and _number(values, key, where, 0.0)]
-    if unknown:
-        raise UnsupportedError(
-            f"{where}: {unknown[0]} is not implemented for {camera_model} cameras; only the distortion "
-            f"{', '.join(keys)} is"
-        )
-    shutter = values.get("rolling_shutter")
-    if isinstance(shutter, list) and any(shutter):
-        raise UnsupportedError(f"{where}: rolling_shutter: not implemented; expected zeros, found {shutter!s:.80}")
-    if "w" in values and "h" in values:
-        width, height = (round(min(_number(values, key, where), 1e9)) for key in ("w", "h"))
-    else:
-        info = read_image_info(image)
-        width, height = info.width, info.height
-    if width < 1 or height < 1:
-        raise FileError(f"{where}: w and h: expected a size in pixels, found {width:g}x{height:g}")
-    if "fl_x" in values:
-        fx = _number(values, "fl_x", where)
-        fy = _number(values, "fl_y", where, fx)
-    elif "camera_angle_x" in values and camera_model == "pinhole":
-        fx = _focal(values, "camera_angle_x", width, where)
-        fy = _focal(values, "camera_angle_y", height, where) if "camera_angle_y" in values else fx
-    else:
-        expected = "fl_x" if camera_model == "fisheye" else "fl_x or camera_angle_x"
-        raise FileError(f"{where}: no focal length; expected {expected} in the frame or the file")
-    if not (fx > 0 and fy > 0):
-        raise FileError(f"{where}: fl_x and fl_y: expected positive focal lengths, found {fx} and {fy}")
-    cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
-    lens = Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)
-    if lens.problem is not None:
-        raise FileError(f"{where}: {lens.problem}")
-    return lens
-
-
-def _focal(values: Mapping[str, Any], key: str, size: int, where: str) -> float:
-    """Returns the focal length in pixels, given the key of the field of view."""
-    angle = _number(values, key, where)
-    if not 0 < angle < math.pi:
-        raise FileError(f"{where}: {key}: expected radians between 0 and pi, found {angle}")
-    return 0.5 * size / math.tan(0.5 * angle)
-
-
-def _number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
-    value = values.get(key, default)
-    if not _is_number(value):
-        raise FileError(f"{where}: {key}: expected a finite number, found {_shortened(value)}")
-    assert value is not None
-    return float(value)
-
-
-def _is_number(value: object) -> bool:
-    """Returns whether a JSON value is a number that fits a float."""
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def _shortened(value: object) -> str:
-    """Returns a JSON value as it is shown in messages."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of too many digits
-        text = "an integer of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:80]}.."
-
-
-def _viewmat(matrix: object, where: str) -> Tensor:
-    """Converts a camera-to-world matrix in OpenGL axes to world-to-camera in OpenCV axes. [4, 4] fp64"""
-    rows = matrix if isinstance(matrix, list) and len(matrix) in (3, 4) else []
-    are_fours = all(isinstance(row, list) and len(row) == 4 and all(_is_number(value) for value in row) for row in rows)
-    if not rows or not are_fours:
-        raise FileError(f"{where}: transform_matrix: expected 4x4 finite numbers, found {_shortened(matrix)}")
-    pose = torch.tensor(rows, dtype=torch.float64)
-    rotation = pose[:3, :3]
-    skew = (rotation.T @ rotation - torch.eye(3, dtype=torch.float64)).abs().max()
-    if not skew <= ROTATION_TOLERANCE or torch.linalg.det(rotation) < 0:
-        raise FileError(f"{where}: transform_matrix: expected a rotation as its 3x3 part; remove scale and reflection")
-    if pose[:3, 3].abs().max() > COORDINATE_MAX:
-        raise FileError(f"{where}: transform_matrix: expected a translation of at most {COORDINATE_MAX:.0e}")
-    if len(rows) == 4 and rows[3] != [0, 0, 0, 1]:
-        raise FileError(f"{where}: transform_matrix: expected the last row 0 0 0 1, found {_shortened(rows[3])}")
-    viewmat = torch.eye(4, dtype=torch.float64)
-    viewmat[:3, :3] = torch.diag(pose.new_tensor([1.0, -1.0, -1.0])) @ rotation.T
-    viewmat[:3, 3] = -viewmat[:3, :3] @ pose[:3, 3]
-    return viewmat
 
 
 def _bounds(viewmats: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import FileError, UnsupportedError
+from .foreign import Warn
 from .ply_file import PlyFile
 
 
-def read_point_cloud(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
+def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> tuple[Tensor, Tensor]:
     """Reads the positions and colors of a PLY's vertices, without those whose position is not finite.
+
+    Args:
+        path: The file.
+        warn: Called with a note of one line that counts the points that are left out.
 
     Returns:
         points [P, 3]; colors [P, 3], RGB in [0, 1], gray if the file has none.
@@ -41,4 +47,6 @@ def read_point_cloud(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
     finite = points.isfinite().all(-1)
     if finite.sum() < 2:
         raise FileError(f"{path}: expected at least two points with finite positions, found {int(finite.sum())}")
+    if not finite.all():
+        warn(f"{path}: skipped {int((~finite).sum())} of {len(points)} points whose position is not finite")
     return points[finite], colors[finite]

@@ -1,0 +1,143 @@
+"""Cameras in ``transforms.json``: intrinsics and poses of frames, checked value by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...config import CameraModel
+from ...errors import FileError, UnsupportedError
+from ..images import read_image_info
+from .colmap_model import COORDINATE_MAX
+from .lenses import Lens
+
+CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "OPENCV_FISHEYE")
+
+DISTORTION_KEYS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
+
+ROTATION_TOLERANCE = 1e-3
+"""Maximum deviation of R^T R from the identity."""
+
+
+def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
+    """Returns the intrinsics of a frame.
+
+    Args:
+        values: The values of the frame and of its file.
+        image: The image, whose size counts if the values have none.
+        where: The file and the frame, for messages.
+
+    Raises:
+        FileError: A value is missing or invalid, or the image is needed and cannot be read.
+        UnsupportedError: A camera model or distortion that is not implemented, or a rolling shutter.
+    """
+    model = values.get("camera_model", "OPENCV")
+    if model not in CAMERA_MODELS:
+        raise UnsupportedError(
+            f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {model!s:.80}"
+        )
+    camera_model: CameraModel = "pinhole"
+    if model == "OPENCV_FISHEYE" or values.get("is_fisheye"):
+        camera_model = "fisheye"
+    keys = ("k1", "k2", "p1", "p2") if camera_model == "pinhole" else ("k1", "k2", "k3", "k4")
+    k1, k2, k3, k4 = (_number(values, key, where, 0.0) for key in keys)
+    unknown = [key for key in DISTORTION_KEYS if key not in keys and _number(values, key, where, 0.0)]
+    if unknown:
+        raise UnsupportedError(
+            f"{where}: {unknown[0]} is not implemented for {camera_model} cameras; only the distortion "
+            f"{', '.join(keys)} is"
+        )
+    shutter = values.get("rolling_shutter")
+    if isinstance(shutter, list) and any(shutter):
+        raise UnsupportedError(f"{where}: rolling_shutter: not implemented; expected zeros, found {shutter!s:.80}")
+    if "w" in values and "h" in values:
+        width, height = (round(min(_number(values, key, where), 1e9)) for key in ("w", "h"))
+    else:
+        info = read_image_info(image)
+        width, height = info.width, info.height
+    if width < 1 or height < 1:
+        raise FileError(f"{where}: w and h: expected a size in pixels, found {width:g}x{height:g}")
+    fx = _focal(values, "x", width, camera_model, where)
+    if fx is None:
+        expected = "fl_x" if camera_model == "fisheye" else "fl_x, camera_angle_x or x_fov"
+        raise FileError(f"{where}: no focal length; expected {expected} in the frame or the file")
+    fy = _focal(values, "y", height, camera_model, where)
+    fy = fx if fy is None else fy
+    if not (fx > 0 and fy > 0):
+        raise FileError(f"{where}: fl_x and fl_y: expected positive focal lengths, found {fx} and {fy}")
+    cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
+    lens = Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)
+    if lens.problem is not None:
+        raise FileError(f"{where}: {lens.problem}")
+    return lens
+
+
+def _focal(values: Mapping[str, Any], axis: str, size: int, camera_model: CameraModel, where: str) -> float | None:
+    """Returns the focal length in pixels along an axis, which a field of view defines for pinhole cameras only."""
+    if f"fl_{axis}" in values:
+        return _number(values, f"fl_{axis}", where)
+    if camera_model != "pinhole":
+        return None
+    for key, unit, half_turn in ((f"camera_angle_{axis}", "radians", math.pi), (f"{axis}_fov", "degrees", 180.0)):
+        if key in values:
+            angle = _number(values, key, where)
+            if not 0 < angle < half_turn:
+                maximum = "pi" if unit == "radians" else "180"
+                raise FileError(f"{where}: {key}: expected {unit} between 0 and {maximum}, found {angle}")
+            return 0.5 * size / math.tan(0.5 * angle * (math.pi / half_turn))
+    return None
+
+
+def _number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
+    value = values.get(key, default)
+    if not _is_number(value):
+        raise FileError(f"{where}: {key}: expected a finite number, found {shortened(value)}")
+    assert value is not None
+    return float(value)
+
+
+def _is_number(value: object) -> bool:
+    """Returns whether a JSON value is a number that fits a float."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def shortened(value: object) -> str:
+    """Returns a JSON value as it is shown in messages."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of too many digits
+        text = "an integer of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:80]}.."
+
+
+def read_viewmat(matrix: object, where: str) -> Tensor:
+    """Converts a camera-to-world matrix in OpenGL axes to world-to-camera in OpenCV axes. [4, 4] fp64
+
+    Raises:
+        FileError: It is no rotation and translation.
+    """
+    rows = matrix if isinstance(matrix, list) and len(matrix) in (3, 4) else []
+    are_fours = all(isinstance(row, list) and len(row) == 4 and all(_is_number(value) for value in row) for row in rows)
+    if not rows or not are_fours:
+        raise FileError(f"{where}: transform_matrix: expected 4x4 finite numbers, found {shortened(matrix)}")
+    pose = torch.tensor(rows, dtype=torch.float64)
+    rotation = pose[:3, :3]
+    skew = (rotation.T @ rotation - torch.eye(3, dtype=torch.float64)).abs().max()
+    if not skew <= ROTATION_TOLERANCE or torch.linalg.det(rotation) < 0:
+        raise FileError(f"{where}: transform_matrix: expected a rotation as its 3x3 part; remove scale and reflection")
+    if pose[:3, 3].abs().max() > COORDINATE_MAX:
+        raise FileError(f"{where}: transform_matrix: expected a translation of at most {COORDINATE_MAX:.0e}")
+    if len(rows) == 4 and rows[3] != [0, 0, 0, 1]:
+        raise FileError(f"{where}: transform_matrix: expected the last row 0 0 0 1, found {shortened(rows[3])}")
+    viewmat = torch.eye(4, dtype=torch.float64)
+    viewmat[:3, :3] = torch.diag(pose.new_tensor([1.0, -1.0, -1.0])) @ rotation.T
+    viewmat[:3, 3] = -viewmat[:3, :3] @ pose[:3, 3]
+    return viewmat
