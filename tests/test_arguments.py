@@ -27,8 +27,8 @@ INVALID = [
     (dict(covars=torch.zeros(12, 6)), ShapeError, r"covars: expected .* here \[12, 3, 3\], found \[12, 6\]"),
     (dict(opacities=torch.zeros(12, 1)), ShapeError, r"opacities: expected .* here \[12\], found \[12, 1\]"),
     (dict(colors=torch.zeros(12, 0)), ShapeError, "colors: expected at least one channel"),
-    (dict(colors=torch.zeros(5, 3)), ShapeError, r"colors: .*\[12, \?\], found \[5, 3\]"),
-    (dict(colors=torch.zeros(12, 4, 3)), ShapeError, r"colors: .*here \[2, 12, \?\], found \[12, 4, 3\]"),
+    (dict(colors=torch.zeros(5, 3)), ShapeError, r"colors: .*\[12, \?\], found \[5, 3\]$"),
+    (dict(colors=torch.zeros(12, 4, 3)), ShapeError, r"colors: .*here \[2, 12, \?\], found \[12, 4, 3\]; for SH"),
     (dict(sh_degree=2, colors=torch.zeros(12, 4, 3)), ShapeError, "sh_degree: degree 2 needs 9 bases, but .* have 4"),
     (
         dict(sh_degree=5, colors=torch.zeros(12, 36, 3)),
@@ -36,7 +36,13 @@ INVALID = [
         "sh_degree: expected an int from 0 to 4, found 5",
     ),
     (dict(sh_degree=True, colors=torch.zeros(12, 4, 3)), ArgumentError, "sh_degree: .*found True"),
-    (dict(viewmats=torch.zeros(4, 4)), ShapeError, r"viewmats: expected .*here \[\?, 4, 4\], found \[4, 4\]"),
+    (dict(colors=torch.zeros(2, 12, 4, 3)), ShapeError, r"colors: .*; for SH coefficients pass sh_degree$"),
+    (
+        dict(viewmats=torch.zeros(4, 4)),
+        ShapeError,
+        r"viewmats: expected .*here \[\?, 4, 4\], found \[4, 4\]; add a camera dimension: viewmats\[None\]$",
+    ),
+    (dict(Ks=torch.zeros(3, 3)), ShapeError, r"Ks: .*found \[3, 3\]; add a camera dimension: Ks\[None\]$"),
     (dict(Ks=torch.zeros(1, 3, 3)), ShapeError, r"Ks: expected .* here \[2, 3, 3\], found \[1, 3, 3\]"),
     (dict(backgrounds=torch.zeros(3)), ShapeError, r"backgrounds: expected .* here \[2, 3\], found \[3\]"),
     (dict(width=0), ArgumentError, "width: expected a positive int, found 0"),
@@ -111,7 +117,36 @@ def test_invalid_argument_raises(scene, change, error, message):
 
 @pytest.mark.parametrize(("change", "name"), UNSUPPORTED, ids=_id)
 def test_unsupported_option_raises(scene, change, name):
-    assert isinstance(assert_refused(scene | change, NotImplementedError, f"^{name}: "), UnsupportedError)
+    error = assert_refused(scene | change, NotImplementedError, f"^{name}: ")
+    assert isinstance(error, UnsupportedError)
+    assert "tensor(" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            dict(absgrad=True, backend="reference"),
+            "absgrad: not implemented with backend='reference'; use another backend",
+        ),
+        (
+            dict(radial_coeffs=torch.zeros(2, 6)),
+            "radial_coeffs: not implemented; undistort the images and pass None",
+        ),
+        (dict(viewmats_rs=torch.zeros(2, 4, 4)), "viewmats_rs: not implemented; pass None"),
+        (dict(with_ut=True), "with_ut: not implemented; pass False"),
+    ],
+    ids=_id,
+)
+def test_messages_about_unsupported_options_say_what_to_pass(scene, change, message):
+    assert_refused(scene | change, UnsupportedError, f"^{message}$")
+
+
+def test_a_batch_of_single_cameras_raises(scene):
+    batched = {name: scene[name][None] for name in ("means", "quats", "scales", "opacities", "colors")}
+    change = dict(viewmats=torch.zeros(1, 4, 4), backgrounds=None)
+    message = r"viewmats: .*; add a camera dimension: viewmats\[..., None, :, :\]$"
+    assert_refused(scene | batched | change, ShapeError, message)
 
 
 def test_invalid_arguments_of_stages_raise():

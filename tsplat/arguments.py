@@ -15,6 +15,9 @@ from torch import Tensor
 from .config import CAMERA_MODELS, PRESETS, SH_DEGREE_MAX, TILE_SIZES, Numerics
 from .errors import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
 
+LENS_COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs", "ftheta_coeffs")
+"""Options of gsplat that describe the distortion of a lens."""
+
 
 class RollingShutterType(enum.Enum):
     """Readout direction of the camera's shutter. Only ``GLOBAL`` is implemented."""
@@ -68,8 +71,13 @@ def check_tile_size(value: object) -> int:
     return tile_size
 
 
-def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning: str) -> Tensor:
-    """Checks that a value is a floating-point tensor of a shape, in which None matches any size, and returns it."""
+def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning: str, remedy: str = "") -> Tensor:
+    """Checks that a value is a floating-point tensor of a shape, in which None matches any size, and returns it.
+
+    Args:
+        meaning: The shape in words, for messages.
+        remedy: What to do about another shape; may be empty.
+    """
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name}: expected a tensor {meaning}, found {type(value).__name__}")
     if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(value):
@@ -82,7 +90,8 @@ def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning:
     found = tuple(value.shape)
     if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)):
         wanted = ", ".join("?" if size is None else str(size) for size in shape)
-        raise ShapeError(f"{name}: expected {meaning}, here [{wanted}], found {list(found)}")
+        advice = f"; {remedy}" if remedy else ""
+        raise ShapeError(f"{name}: expected {meaning}, here [{wanted}], found {list(found)}{advice}")
     return value
 
 
@@ -152,7 +161,8 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
     """Raises for each option that differs from its only implemented value. Name -> (value, implemented value)."""
     for name, (value, implemented) in options.items():
         if value is not implemented and value != implemented:
-            raise UnsupportedError(f"{name}: {value!r} is not implemented; only {implemented!r} is")
+            remedy = "undistort the images and pass" if name in LENS_COEFFICIENTS else "pass"
+            raise UnsupportedError(f"{name}: not implemented; {remedy} {implemented!r}")
 
 
 def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]) -> None:
@@ -212,9 +222,11 @@ def check_scene(
     if means.dim() < 2:
         raise ShapeError(f"means: expected [..., N, 3], found {list(means.shape)}")
     batch, n_gaussians = means.shape[:-2], means.shape[-2]
-    check_tensor("viewmats", viewmats, [*batch, None, 4, 4], "[..., C, 4, 4] with the batch dimensions of means")
+    meaning = "[..., C, 4, 4] with the batch dimensions of means"
+    check_tensor("viewmats", viewmats, [*batch, None, 4, 4], meaning, _camera_remedy("viewmats", viewmats, batch))
     n_cameras = viewmats.shape[-3]
-    check_tensor("Ks", Ks, [*batch, n_cameras, 3, 3], "[..., C, 3, 3] as viewmats")
+    Ks_remedy = _camera_remedy("Ks", Ks, batch)
+    check_tensor("Ks", Ks, [*batch, n_cameras, 3, 3], "[..., C, 3, 3] as viewmats", Ks_remedy)
     check_no_grad("Ks", Ks)
     if covars is not None:
         own = ", ".join(map(str, covars_shape))
@@ -230,6 +242,13 @@ def check_scene(
     given.update(dict(covars=covars) if covars is not None else dict(quats=quats, scales=scales))
     check_devices(given)
     return batch, n_gaussians, n_cameras
+
+
+def _camera_remedy(name: str, matrices: object, batch: torch.Size) -> str:
+    """What to do about matrices [..., R, R] of a single camera, where [..., C, R, R] are expected."""
+    if not isinstance(matrices, Tensor) or matrices.dim() != len(batch) + 2:
+        return ""
+    return f"add a camera dimension: {name}[{'..., None, :, :' if batch else 'None'}]"
 
 
 def is_per_camera(colors: Tensor, sh_degree: int | None, n_batch_dims: int = 1) -> bool:
@@ -254,7 +273,9 @@ def check_colors(
     )
     per_camera = isinstance(colors, Tensor) and is_per_camera(colors, sh_degree, len(batch))
     leading = [*batch, n_cameras, n_gaussians] if per_camera else [*batch, n_gaussians]
-    tensor = check_tensor(names[0], colors, leading + [None] * n_own_dims, meaning)
+    has_bases = isinstance(colors, Tensor) and colors.dim() > len(batch) + 2
+    remedy = f"for SH coefficients pass {names[1]}" if sh_degree is None and has_bases else ""
+    tensor = check_tensor(names[0], colors, leading + [None] * n_own_dims, meaning, remedy)
     if sh_degree is not None:
         check_sh_degree(sh_degree, tensor.shape[-2], names[1])
     if tensor.shape[-1] == 0:

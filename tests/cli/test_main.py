@@ -26,7 +26,7 @@ INVALID = [
     (["render", "a.ksplat", "--out", "a.png"], "ksplat is not implemented"),
     (["render", "unknown.bin", "--out", "a.png"], "unknown model format"),
     (["convert", "{model}"], "OUT"),
-    (["convert", "{model}", "a.obj"], "cannot tell the format"),
+    (["convert", "{model}", "a.obj"], "or pass --format"),
     (["convert", "{model}", "a.ksplat"], "not implemented"),
     (["convert", "{model}", "a.bin", "--format", "obj"], "--format"),
     (["convert", "missing.ply", "a.splat"], "missing.ply: No such file"),

@@ -19,7 +19,13 @@ def test_runner_passes_the_exit_status_of_the_script(tmp_path, forks, package):
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(
     ("arguments", "status", "error"),
-    [([], 2, "SCRIPT is missing"), (["none.py"], 2, "'none.py' is not a file"), (["--help"], 0, "")],
+    [
+        ([], 2, "SCRIPT is missing"),
+        (["none.py"], 2, "'none.py' is not a file"),
+        (["-m"], 2, "MODULE is missing"),
+        (["-m", "no_such_module.part"], 2, "no module is named 'no_such_module.part'"),
+        (["--help"], 0, ""),
+    ],
 )
 def test_runner_prints_its_usage(capsys, package, arguments, status, error):
     assert importlib.import_module(f"{package}.__main__").main(arguments) == status

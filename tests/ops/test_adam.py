@@ -99,8 +99,12 @@ def test_closure_is_run_with_gradients():
 
 
 def test_invalid_arguments_raise():
-    with pytest.raises(UnsupportedError, match="amsgrad: True is not implemented"):
+    with pytest.raises(UnsupportedError, match="amsgrad: not implemented; pass False"):
         Adam([torch.ones(2).requires_grad_()], amsgrad=True)
+    with pytest.raises(UnsupportedError, match="fused: not implemented; pass False"):
+        Adam([torch.ones(2).requires_grad_()], fused=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'decay'"):
+        Adam([torch.ones(2).requires_grad_()], decay=0)
     half = torch.ones(2, dtype=torch.float16).requires_grad_()
     half.grad = torch.ones_like(half)
     with pytest.raises(UnsupportedError, match=r"params: torch.float16 is not implemented; keep parameters in fp32"):
@@ -113,6 +117,34 @@ def test_invalid_arguments_raise():
     t.grad = torch.ones_like(t)
     with pytest.raises(ArgumentError, match="params: expected contiguous tensors"):
         Adam([t]).step()
+
+
+def test_options_of_torch_that_are_off_are_accepted():
+    options = dict(weight_decay=0, amsgrad=False, foreach=False, maximize=False, capturable=False, differentiable=False)
+    parameters = [torch.ones(3).requires_grad_() for _ in range(2)]
+    optimizers = [
+        Adam([parameters[0]], **options, fused=None, decoupled_weight_decay=False),
+        torch.optim.Adam([parameters[1]], **options),
+    ]
+    for parameter, optimizer in zip(parameters, optimizers):
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+    torch.testing.assert_close(*parameters)
+
+
+def test_options_of_parameter_groups_raise_if_they_change_steps():
+    parameter = torch.ones(2).requires_grad_()
+    with pytest.raises(UnsupportedError, match="weight_decay: not implemented; pass 0"):
+        Adam([dict(params=[parameter], weight_decay=0.1)])
+    parameter.grad = torch.ones(2)
+    for options in (dict(weight_decay=0.1), dict(fused=True)):
+        optimizer = Adam([parameter])
+        optimizer.load_state_dict(torch.optim.Adam([parameter], **options).state_dict())
+        if "fused" in options:
+            optimizer.step()
+            continue
+        with pytest.raises(UnsupportedError, match="weight_decay: not implemented; pass 0"):
+            optimizer.step()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

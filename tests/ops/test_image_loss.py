@@ -106,6 +106,8 @@ def test_invalid_arguments_raise():
         l1_and_ssim(x[:5], x[:5], padding="valid")
     with pytest.raises(ArgumentError, match=r"image: expected \[..., H, W, C\] with at least one pixel"):
         l1_and_ssim(x[:0], x[:0])
+    with pytest.raises(ShapeError, match=r"found \[3, 20, 30\], which looks like .*; pass image.movedim\(-3, -1\)"):
+        l1_ssim_loss(torch.rand(3, 20, 30), torch.rand(3, 20, 30))
     with pytest.raises(ArgumentError, match="padding: expected one of 'same', 'valid', found 'reflect'"):
         l1_and_ssim(x, x, padding="reflect")
     with pytest.raises(UnsupportedError, match="target: its gradient is not implemented"):

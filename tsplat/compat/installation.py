@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -38,12 +39,12 @@ def install_modules(modules: Mapping[str, ModuleType], package: str) -> None:
 
 
 def run_script(arguments: list[str], install: Callable[[], None], usage: str) -> int:
-    """Runs a Python script after an installation.
+    """Runs a Python script or module after an installation, as ``python SCRIPT`` and ``python -m MODULE`` do.
 
     Args:
-        arguments: The path of the script and its arguments, or ``--help``.
+        arguments: The path of the script, or ``-m`` and the name of a module; then its arguments. Or ``--help``.
         install: Called before the script.
-        usage: Printed for ``--help``, and if there is no script to run.
+        usage: Printed for ``--help``, and if there is nothing to run.
 
     Returns:
         The exit status: 0 if the script ends, 2 if there is none to run.
@@ -51,16 +52,28 @@ def run_script(arguments: list[str], install: Callable[[], None], usage: str) ->
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage)
         return 0
+    is_module = arguments[:1] == ["-m"]
+    arguments = arguments[is_module:]
     if not arguments:
-        print(f"{usage}\n\nerror: SCRIPT is missing", file=sys.stderr)
-        return 2
+        return _refuse(usage, "MODULE is missing" if is_module else "SCRIPT is missing")
     script = arguments[0]
-    if not os.path.isfile(script):
-        print(f"{usage}\n\nerror: SCRIPT: {script!r} is not a file", file=sys.stderr)
-        return 2
+    if is_module:
+        package = script.partition(".")[0]
+        if not package or importlib.util.find_spec(package) is None:
+            return _refuse(usage, f"MODULE: no module is named {script!r}")
+    elif not os.path.isfile(script):
+        return _refuse(usage, f"SCRIPT: {script!r} is not a file")
     install()
     sys.argv = arguments
+    if is_module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        return 0
     # As for `python SCRIPT`, modules beside the script can be imported.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")
     return 0
+
+
+def _refuse(usage: str, problem: str) -> int:
+    print(f"{usage}\n\nerror: {problem}", file=sys.stderr)
+    return 2

@@ -15,6 +15,11 @@ from ..config import Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..stages.backend import launchers
 
+METHOD = {"weight_decay": 0, "amsgrad": False, "maximize": False}
+"""Options of :class:`torch.optim.Adam` that change its steps and are not implemented, with the value that is off."""
+OFF = METHOD | dict.fromkeys(("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"), False)
+"""The same, and those that choose an implementation. Groups may have these, as in a state of a fused optimizer."""
+
 
 class Adam(torch.optim.Adam):
     """Adam with the state dictionaries of :class:`torch.optim.Adam`, and optionally sparse steps.
@@ -22,14 +27,16 @@ class Adam(torch.optim.Adam):
     Args:
         params, lr, betas, eps: As for :class:`torch.optim.Adam`. Parameters are contiguous and fp32 or fp64.
         backend: As in :func:`tsplat.rasterization`.
+        options: Other options of :class:`torch.optim.Adam`, as long as they are off: 0, False or None.
 
     Raises:
-        NotImplementedError: Another option of :class:`torch.optim.Adam`; the message names it.
+        NotImplementedError: Another option of :class:`torch.optim.Adam` is on, here or in a parameter group; the
+            message names it.
 
     Example::
 
         import torch
-        from tsplat.ops.adam import Adam
+        from tsplat.ops import Adam
 
         means = torch.randn(100, 3, requires_grad=True)
         optimizer = Adam([means], lr=1e-3, eps=1e-15)
@@ -47,12 +54,14 @@ class Adam(torch.optim.Adam):
         backend: Backend = "auto",
         **options: Any,
     ) -> None:
-        check_not_implemented({name: (value, None) for name, value in options.items()})
-        super().__init__(params, lr=lr, betas=betas, eps=eps)
+        _check_off(options, OFF)
+        given = {name: value for name, value in options.items() if value is not None}
+        super().__init__(params, lr=lr, betas=betas, eps=eps, **given)
         self._backend = backend
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        _check_off(param_group, METHOD)
         _without_importing_dynamo(super().add_param_group)(self, param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -71,6 +80,7 @@ class Adam(torch.optim.Adam):
                 Adam, as other moments do not decay. The step count is common to all Gaussians.
 
         Raises:
+            NotImplementedError: A loaded state turns on an option that is not implemented.
             ArgumentError: ``visible`` or a moment does not match a parameter, or a parameter is not contiguous. Nothing
                 has been changed.
         """
@@ -79,6 +89,7 @@ class Adam(torch.optim.Adam):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            _check_off(group, METHOD)  # may be loaded
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._check(parameter, self.state.get(parameter, {}), visible)
@@ -126,6 +137,13 @@ class Adam(torch.optim.Adam):
                     f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
                     f"{list(moment.shape)} with strides {moment.stride()}"
                 )
+
+
+def _check_off(options: dict[str, Any], off: dict[str, Any]) -> None:
+    """Raises for an option that is neither None nor the value that turns it off."""
+    check_not_implemented(
+        {name: (options[name], value) for name, value in off.items() if options.get(name) is not None}
+    )
 
 
 def _without_importing_dynamo(method: Any) -> Callable[..., None]:

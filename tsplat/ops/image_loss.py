@@ -20,6 +20,9 @@ Padding = Literal["same", "valid"]
 SSIM_WEIGHT = 0.2
 """Weight of SSIM in the loss of 3D Gaussian Splatting."""
 
+CHANNELS_FIRST, CHANNELS_LAST = 4, 16
+"""An image with at most this height and more than this number of channels has its channels first, by mistake."""
+
 
 class _L1Ssim(torch.autograd.Function):
     @staticmethod
@@ -52,7 +55,8 @@ def l1_and_ssim(
 
     Args:
         image, target: [..., H, W, C], data range [0, 1], any float dtype. Computed in fp32 (fp64 if either is fp64),
-            whatever the autocast state. Only ``image`` is differentiable.
+            whatever the autocast state. Only ``image`` is differentiable. Images with channels first are refused: at
+            most 4 rows and more than 16 channels.
         padding: SSIM of windows around every pixel, with zeros outside (``"same"``), or of windows inside the image
             (``"valid"``).
         backend: As in :func:`tsplat.rasterization`.
@@ -61,8 +65,8 @@ def l1_and_ssim(
         L1 [] and SSIM [], differentiable once.
 
     Raises:
-        ArgumentError: The images differ in shape or device, are empty, or are smaller than the window with
-            ``padding="valid"``; or the padding is unknown.
+        ArgumentError: The images differ in shape or device, are empty, have their channels first, or are smaller than
+            the window with ``padding="valid"``; or the padding is unknown.
         NotImplementedError: ``target`` requires a gradient.
     """
     check_choice("padding", padding, get_args(Padding))
@@ -71,6 +75,11 @@ def l1_and_ssim(
     check_devices(dict(image=image, target=target))
     if image.dim() < 3 or not image.numel():
         raise ArgumentError(f"image: expected [..., H, W, C] with at least one pixel, found {list(image.shape)}")
+    if image.shape[-1] > CHANNELS_LAST and image.shape[-3] <= CHANNELS_FIRST:
+        raise ShapeError(
+            f"image: expected [..., H, W, C], found {list(image.shape)}, which looks like [..., C, H, W]; pass "
+            "image.movedim(-3, -1) and target.movedim(-3, -1)"
+        )
     if image.shape != target.shape:
         raise ShapeError(f"target: expected {list(image.shape)} as image, found {list(target.shape)}")
     if padding == "valid" and min(image.shape[-3:-1]) < len(SSIM_TAPS):
@@ -99,7 +108,9 @@ def l1_ssim_loss(
 
     Args:
         ssim_weight: w.
-        image, target, padding, backend: As for :func:`l1_and_ssim`, which raises the same errors.
+        image, target: [..., H, W, C], data range [0, 1], any float dtype; see :func:`l1_and_ssim`, which raises the
+            same errors.
+        padding, backend: As for :func:`l1_and_ssim`.
 
     Example::
 

@@ -49,7 +49,7 @@ from ..data import (
     TileGrid,
     flatten_batch,
 )
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from .agreement import Ranks, agreement, describe, join
 from .backend import launchers
 from .memory import MemoryBudget
@@ -358,7 +358,9 @@ def _check_options(options: Options) -> tuple[Options, Numerics]:
     for name in ("near_plane", "far_plane", "radius_clip", "eps2d"):
         numbers[name] = check_number(name, getattr(options, name))
     if options.backend == "reference":
-        check_not_implemented({name: (getattr(options, name), value) for name, value in NOT_OF_REFERENCE.items()})
+        for name, implemented in NOT_OF_REFERENCE.items():
+            if getattr(options, name) != implemented:
+                raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
     return dataclasses.replace(options, **numbers), check_numerics(options.numerics)

@@ -134,6 +134,19 @@ def test_runner_runs_a_script_with_its_arguments(tmp_path, forks):
     assert result.stdout == f"1.5.3 tsplat.rasterization relocate helper {arguments}\n"
 
 
+@pytest.mark.parametrize("module", ["package", "package.main"])
+def test_runner_runs_a_module_with_its_arguments(tmp_path, forks, module):
+    folder = tmp_path / "package"
+    folder.mkdir()
+    for name in ("__main__.py", "main.py"):
+        (folder / name).write_text(SCRIPT + "    assert sys.modules['__main__'].gsplat is gsplat\n")
+    (tmp_path / "helper.py").write_text("NAME = 'helper'")
+    result = forks.run(f"import tsplat; {RUN}", "-m", module, "--steps", "3", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    path = folder / ("__main__.py" if module == "package" else "main.py")
+    assert result.stdout == f"1.5.3 tsplat.rasterization relocate helper {[str(path), '--steps', '3']}\n"
+
+
 @pytest.mark.slow
 def test_training_script_for_gsplat_runs_unchanged(tmp_path, forks):
     (tmp_path / "train.py").write_text(TRAINING)

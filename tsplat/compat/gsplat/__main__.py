@@ -8,8 +8,9 @@ from ..installation import run_script
 from .installation import install
 
 USAGE = """usage: python -m tsplat.compat.gsplat SCRIPT [ARGUMENTS ...]
+       python -m tsplat.compat.gsplat -m MODULE [ARGUMENTS ...]
 
-Runs a Python script in which `import gsplat` gives tsplat. The arguments after SCRIPT are those of the script."""
+Runs a Python script or module in which `import gsplat` gives tsplat. The arguments that follow are its own."""
 
 
 def main(arguments: list[str]) -> int:

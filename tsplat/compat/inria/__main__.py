@@ -8,9 +8,10 @@ from ..installation import run_script
 from .installation import install
 
 USAGE = """usage: python -m tsplat.compat.inria SCRIPT [ARGUMENTS ...]
+       python -m tsplat.compat.inria -m MODULE [ARGUMENTS ...]
 
-Runs a Python script in which `import diff_gaussian_rasterization`, `import simple_knn` and `import fused_ssim` give
-tsplat. The arguments after SCRIPT are those of the script."""
+Runs a Python script or module in which `import diff_gaussian_rasterization`, `import simple_knn` and
+`import fused_ssim` give tsplat. The arguments that follow are its own."""
 
 
 def main(arguments: list[str]) -> int:

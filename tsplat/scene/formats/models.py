@@ -160,7 +160,9 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
     known = ", ".join(ending.lstrip("/") for ending in ENDINGS)
     if Path(path).suffix.lower() in READ_ONLY:
         raise UnsupportedError(f"{path}: writing this format is not implemented; write {known}")
-    raise FileError(f"{path}: cannot tell the format from the file name; expected {known}, or choose a format")
+    raise FileError(
+        f"{path}: cannot tell the format from the file name; expected {known}, or pass --format (in Python: format)"
+    )
 
 
 def _format(path: str | os.PathLike[str], format: Format | None) -> Format | None:
