@@ -49,6 +49,8 @@ def test_help_names_arguments_and_what_is_required(capsys):
     printed = capsys.readouterr().out
     assert "(default: '')" not in printed
     assert "[STR]" not in printed
+    assert "{fixed}" not in printed  # what cannot be set, such as a random generator
+    assert "--strategy.cap-max" in printed
     assert re.search(r"SCENE.*\(required\)", printed)
     assert re.search(r"--out RUN .*\(required\)", printed)
 

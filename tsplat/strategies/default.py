@@ -21,6 +21,8 @@ STATISTICS = ("grad2d", "count", "radii")
 class DefaultStrategy(Strategy):
     """Clones small and splits large Gaussians with large screen gradients, prunes, and resets opacities.
 
+    Adaptive density control (Kerbl et al., "3D Gaussian Splatting", 2023, section 5.2).
+
     As in gsplat, scales are in units of the scene's scale, and screen gradients are with respect to coordinates from -1
     to 1 across the image.
 

@@ -28,6 +28,8 @@ from .relocation import binomial_table, check_binoms
 class MCMCStrategy(Strategy):
     """Relocates dead Gaussians to live ones, adds 5 % at a time up to a cap, and adds noise to the means.
 
+    Kheradmand et al., "3D Gaussian Splatting as Markov Chain Monte Carlo", 2024.
+
     Attributes:
         cap_max: Maximum number of Gaussians.
         noise_lr: Scale of the noise, in units of the means' learning rate.

@@ -124,7 +124,7 @@ def duplicate(params: Parameters, optimizers: Optimizers, state: State, mask: Te
     """Appends a copy of each Gaussian of a mask. Moments of copies are zero; statistics are copied.
 
     Args:
-        params, optimizers, state: See the module.
+        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool.
 
     Raises:
@@ -144,7 +144,7 @@ def remove(params: Parameters, optimizers: Optimizers, state: State, mask: Tenso
     """Removes the Gaussians of a mask.
 
     Args:
-        params, optimizers, state: See the module.
+        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool.
 
     Raises:
@@ -174,11 +174,11 @@ def split(
     copied.
 
     Args:
-        params, optimizers, state: See the module.
+        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool.
         revised_opacity: Set their opacity to 1 - sqrt(1 - o), so that two of them cover as much as one did ("Revising
             densification in Gaussian splatting", arXiv 2404.06109).
-        generator: See the module.
+        generator: Random generator; PyTorch's global one if None.
 
     Raises:
         ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
@@ -222,7 +222,7 @@ def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: f
     """Limits opacities to a maximum and sets their moments to zero.
 
     Args:
-        params, optimizers: See the module.
+        params, optimizers: See :mod:`tsplat.strategies.operations`.
         state: Not changed, as no statistics depend on opacities.
         value: The maximum, after sigmoid.
 
@@ -285,11 +285,11 @@ def relocate(
     Moments and statistics of both are set to zero, as both have changed.
 
     Args:
-        params, optimizers, state: See the module.
+        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool, the dead Gaussians.
         binoms: [n_max, n_max] binomial coefficients; see :func:`.relocation.compute_relocation`.
         min_opacity: Lower limit of the new opacities, after sigmoid.
-        generator: See the module.
+        generator: Random generator; PyTorch's global one if None.
 
     Raises:
         ArgumentError: All Gaussians are dead; opacities are not finite; see :func:`check_shapes` and
@@ -331,7 +331,7 @@ def sample_add(
     """Appends copies of Gaussians, sampled by opacity with replacement. Their moments and statistics are zero.
 
     Args:
-        params, optimizers, state: See the module.
+        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
         n: Number of copies.
         binoms, min_opacity, generator: As in :func:`relocate`.
 
@@ -365,11 +365,11 @@ def inject_noise_to_position(
     """Adds noise with each Gaussian's covariance to the means of those that are nearly transparent.
 
     Args:
-        params: See the module; only the values of the means change.
+        params: See :mod:`tsplat.strategies.operations`; only the values of the means change.
         optimizers, state: Not changed.
         scaler: Factor of the noise, usually the means' learning rate in world units times 5e5.
         t, k: The noise of a Gaussian of opacity o is multiplied by sigmoid(k (t - o)).
-        generator: See the module.
+        generator: Random generator; PyTorch's global one if None.
         shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all Gaussians,
             so that the noise does not depend on the sharding.
 

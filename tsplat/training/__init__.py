@@ -1,6 +1,7 @@
 """Training: configurations, the trainer, evaluation, checkpoints, and whole runs."""
 
 from ..scene.formats.checkpoints import CheckpointError
+from ..support.interruption import Interrupted
 from .configuration import Config, RunConfig, preset, read_config
 from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
@@ -19,6 +20,7 @@ __all__ = [
     "DemoSize",
     "DivergedError",
     "History",
+    "Interrupted",
     "LiveView",
     "Progress",
     "RunConfig",

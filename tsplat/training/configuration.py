@@ -202,7 +202,7 @@ def preset(name: Preset, steps: int = Config.steps) -> RunConfig:
         config = dataclasses.replace(preset("mcmc", steps=2000), scene="SCENE", downscale=4)
     """
     if str(name) == "default":
-        raise ArgumentError("preset: default was renamed to adaptive; the preset that is used without a choice is mcmc")
+        raise ArgumentError("preset: default was renamed to adaptive; the preset of runs that name none is now mcmc")
     check_choice("preset", name, PRESETS)
     check_size("steps", steps)
     if name == "adaptive":

@@ -143,7 +143,7 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
                 default=command(**values),
                 args=list(arguments),
                 prog=PROGRAM,
-                config=(tyro.conf.AvoidSubcommands,),
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
             )
     except SystemExit as error:
         if not error.code:

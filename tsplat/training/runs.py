@@ -70,8 +70,8 @@ def train(
     Raises:
         ArgumentError: The scene is invalid (see :func:`tsplat.scene.read_capture`), or the folder cannot be written to,
             contains another run or is in use.
-        Interrupted: A signal ended training, see :func:`tsplat.support.interruption.stop_on_signals`. The last step is
-            saved.
+        Interrupted: Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 ended training. The last step is saved. A `KeyboardInterrupt`,
+            which ``except Exception`` does not catch.
         BackendError: The backend cannot run here.
         DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
             ``inspect/``.

@@ -2,8 +2,8 @@
 
 ``from tsplat.compat.gsplat import rasterization`` replaces ``from gsplat import rasterization``, and so do modules, as
 ``tsplat.compat.gsplat.strategy``. To keep even the imports, call :func:`install` first, or run the script with
-``python -m tsplat.compat.gsplat SCRIPT``. All public names of gsplat exist; those that are not implemented
-raise `UnsupportedError`, which says what to use instead.
+``python -m tsplat.compat.gsplat SCRIPT``. All names that `gsplat` exports exist, and those of its modules that
+``docs/from_gsplat.md`` lists. Those that are not implemented raise `UnsupportedError`, which says what to use instead.
 """
 
 from .color_correct import color_correct_affine, color_correct_quadratic
