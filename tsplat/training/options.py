@@ -166,7 +166,8 @@ def list_options() -> dict[str, tuple[str, ...]]:
     for prefix, settings in (("", Options), *(("strategy.", strategy) for strategy in STRATEGIES.values())):
         for name, kind in get_type_hints(settings).items():
             option = prefix + name.replace("_", "-")
-            if option in ("scene", "strategy"):  # a positional argument, and a group of options
+            # A positional argument, a group of options, and what can be set in Python only.
+            if option in ("scene", "strategy", "strategy.generator"):
                 continue
             found[f"--{option}"] = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
             if kind is bool:
