@@ -50,14 +50,17 @@ lists, all Gaussians in the L1 cache). On one thread:
 """
 
 LIMIT_NOTE = """
-What is missing is the start and the end of lists, and cache misses that come too late for
+The rest is spent at the start and end of lists, and on cache misses that occur too early for
 [prefetching](decisions/0014-prefetching-on-cpus.md).
 """
+
+MACHINES = {"x86_64, 2 threads": "An AMD EPYC with AVX-512, two cores.\n\n"}
+"""What records do not say of their device."""
 
 PREDICTION = """
 ## Predicted GPU time
 
-None of this was measured: no GPU ran. `python -m benchmarks.predicted_time` predicts how long the compositing kernels
+No GPU was used: all of these times are predicted. `python -m benchmarks.predicted_time` predicts how long the compositing kernels
 take on an A100 and on an H100. `python -m benchmarks.dynamic_cost` counts what they execute. Both render a scene
 forward and backward on an [emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` GPUs, `--json` writes
 records.
@@ -72,8 +75,8 @@ NOTES = """
 What the figures include and what they do not:
 
 - They are those of all compositing kernels: records, lists of [parts of tiles](decisions/0010-parts-of-tiles.md),
-  pixels, and [sums of slots](decisions/0011-sums-of-slots.md). Not included are PyTorch's operators between them
-  (cumulative sums, sorts), all other stages, and the gaps between launches, which are some microseconds each. tsplat
+  pixels, and [sums of slots](decisions/0011-sums-of-slots.md). PyTorch's operators between them (cumulative sums,
+  sorts), all other stages, and the gaps between launches, which are some microseconds each, are not included. tsplat
   launches more kernels and operators than the others: on the smallest scenes, gaps may cost more than the kernels.
 - We expect errors of up to 40 % in times and of up to 25 % in ratios between kernels. Ratios nearer to one than that
   are ties.
@@ -325,7 +328,7 @@ def page() -> str:
     by_device = read_measurements()
     text = HEAD
     for device, records in by_device.items():
-        text += f"\n## {device}, torch {records[0]['torch']}\n\n{table(records)}"
+        text += f"\n## {device}, torch {records[0]['torch']}\n\n{MACHINES.get(device, '')}{table(records)}"
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
         text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
     records = read_records()
