@@ -60,10 +60,10 @@ MACHINES = {"x86_64, 2 threads": "An AMD EPYC with AVX-512, two cores.\n\n"}
 PREDICTION = """
 ## Predicted GPU time
 
-No GPU was used: all of these times are predicted. `python -m benchmarks.predicted_time` predicts how long the compositing kernels
-take on an A100 and on an H100. `python -m benchmarks.dynamic_cost` counts what they execute. Both render a scene
-forward and backward on an [emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` GPUs, `--json` writes
-records.
+No GPU was used: all of these times are predicted. `python -m benchmarks.predicted_time` predicts how long the
+compositing kernels take on an A100 and on an H100. `python -m benchmarks.dynamic_cost` counts what they execute. Both
+render a scene forward and backward on an [emulator](emulation.md) of sm_80; `--scene` chooses scenes, `--gpu` GPUs,
+`--json` writes records.
 
 ![Predicted time by scene](predicted_time.png)
 

@@ -328,9 +328,11 @@ def _write_record(loop: RunLoop) -> None:
 
 
 def _print_setup(trainer: Trainer, capture: Capture) -> None:
-    config, ranks, view = trainer.config, trainer.ranks, capture.train[0]
+    config, ranks = trainer.config, trainer.ranks
+    sizes = dict.fromkeys(f"{view.width}x{view.height}" for view in capture.train)
+    size = next(iter(sizes)) if len(sizes) == 1 else f"about {next(iter(sizes))}"
     print(
-        f"{len(capture.train)} training views of about {view.width}x{view.height}, {len(capture.test)} held-out views; "
+        f"{len(capture.train)} training views of {size}, {len(capture.test)} held-out views; "
         f"{trainer.n_gaussians} Gaussians, {config.steps} steps",
         flush=True,
     )
