@@ -236,7 +236,7 @@ def is_intact(path: Path) -> bool:
     """Whether a checkpoint has all its files, with the hashes of its manifest."""
     try:
         with checkpoint_errors(path):
-            _verify_files(path, _read_manifest(path)["files"])
+            _verify_files(path, read_manifest(path)["files"])
     except CheckpointError:
         return False
     return True
