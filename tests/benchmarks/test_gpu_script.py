@@ -3,6 +3,8 @@
 import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,8 @@ esac
 
 def gpu_script(out, **environment):
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EMULATE"))}
-    environment = inherited | {"OUT": str(out), "PYTHONPATH": str(ROOT)} | environment
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the script calls python
+    environment = inherited | {"OUT": str(out), "PATH": path, "PYTHONPATH": str(ROOT)} | environment
     command = ["sh", str(ROOT / "benchmarks" / "gpu.sh"), "--emulated"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 

@@ -117,7 +117,7 @@ def test_last_of_many_movements_is_shown(connect):
 @pytest.mark.slow
 @pytest.mark.parametrize("label", ["Preview", "Save video"])
 def test_client_that_vanishes_during_a_preview_or_a_video(
-    viewer, connect, label, tmp_path, monkeypatch, capfd, recwarn
+    recwarn, viewer, connect, label, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
     client = connect()
@@ -136,4 +136,4 @@ def test_client_that_vanishes_during_a_preview_or_a_video(
     assert not thread.is_alive()
     assert len(list(tmp_path.iterdir())) == n_files
     assert capfd.readouterr() == ("", "")
-    assert not recwarn.list
+    assert not [str(warning.message) for warning in recwarn]
