@@ -16,6 +16,7 @@ import tsplat
 
 TESTS_VARIABLE = "TSPLAT_GPU_TESTS"
 """Environment variable in which `gpu.sh` tells whether the tests of the same run passed: "passed" or "failed"."""
+CPU_INFO = Path("/proc/cpuinfo")
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
 
@@ -26,14 +27,16 @@ def describe(device: torch.device, name: str | None = None) -> dict[str, str | N
         name: Of the device, in place of its own.
 
     Returns:
-        `device`; `driver`, None on a CPU; `torch`, `triton`, `tsplat`; `commit`, which ends in "-dirty" if files differ
-        from it; and `tests`, what the GPU tests of the same run did, or None if none ran.
+        `device`; `cpu`, its name and vector instructions, None on a GPU; `driver`, None on a CPU; `torch`, `triton`,
+        `tsplat`; `commit`, which ends in "-dirty" if files differ from it; and `tests`, what the GPU tests of the same
+        run did, or None if none ran.
     """
     on_gpu = device.type == "cuda"
     threads = torch.get_num_threads()
     own_name = torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()}, {threads} threads"
     return {
         "device": name or own_name,
+        "cpu": None if on_gpu else _cpu(),
         "driver": _driver() if on_gpu else None,
         "torch": torch.__version__,
         "triton": metadata.version("triton") if importlib.util.find_spec("triton") else None,
@@ -46,6 +49,12 @@ def describe(device: torch.device, name: str | None = None) -> dict[str, str | N
 def counts(record: dict[str, Any]) -> bool:
     """Returns whether the figures of a record count: not if tests failed in the same run."""
     return record.get("tests") != "failed"
+
+
+def _cpu() -> str:
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.processor() or platform.machine())}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _driver() -> str | None:

@@ -54,9 +54,6 @@ The rest is spent at the start and end of lists, and on cache misses that occur 
 [prefetching](decisions/0014-prefetching-on-cpus.md).
 """
 
-MACHINES = {"x86_64, 2 threads": "An AMD EPYC with AVX-512, two cores.\n\n"}
-"""What records do not say of their device."""
-
 PREDICTION = """
 ## Predicted GPU time
 
@@ -328,7 +325,8 @@ def page() -> str:
     by_device = read_measurements()
     text = HEAD
     for device, records in by_device.items():
-        text += f"\n## {device}, torch {records[0]['torch']}\n\n{MACHINES.get(device, '')}{table(records)}"
+        cpu = f"CPU: {records[0]['cpu']}\n\n" if records[0].get("cpu") else ""
+        text += f"\n## {device}, torch {records[0]['torch']}\n\n{cpu}{table(records)}"
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
         text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
     records = read_records()

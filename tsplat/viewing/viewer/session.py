@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ...errors import ArgumentError
 from ...scene.cropping import raise_if_empty
@@ -171,21 +170,16 @@ class Session:
         self._client.camera.fov = math.radians(degrees)
         self._change()
 
-    def _move_to(self, viewmat: Tensor, fov: float) -> None:
-        """Moves the camera to a world-to-camera matrix [4, 4], with a vertical field of view in radians."""
-        from viser.transforms import SO3
-
-        rotation = viewmat[:3, :3].double().numpy().T
-        position = -rotation @ viewmat[:3, 3].double().numpy()
+    def _move_to(self, camera: Camera) -> None:
         with self._client.atomic():
-            self._client.camera.position = position
-            self._client.camera.wxyz = SO3.from_matrix(rotation).wxyz
-            self._client.camera.fov = fov
+            self._client.camera.position = camera.position.numpy()
+            self._client.camera.wxyz = wxyz_of(camera.viewmat)
+            self._client.camera.fov = vertical_fov(camera)
         self._change()
 
     def _show_view(self) -> None:
         camera = self._chosen_camera()
-        self._move_to(camera.viewmat, vertical_fov(camera))
+        self._move_to(camera)
         self._compare()
 
     def _chosen_camera(self) -> Camera:
@@ -280,7 +274,7 @@ class Session:
         for camera in self._keyframes.path(seconds, PREVIEW_FPS):
             if self._closed.is_set():
                 return
-            self._move_to(camera.viewmat, vertical_fov(camera))
+            self._move_to(camera)
             self._closed.wait(1 / PREVIEW_FPS)
 
     def _video(self, path: Path, seconds: float) -> str:
