@@ -70,6 +70,22 @@ def _integers(a, b, out, N: tl.constexpr):
     tl.store(out + 13 * N + i, tl.umulhi(x.to(tl.uint32), y.to(tl.uint32)).to(tl.int32))
 
 
+@triton.jit
+def _bits(words, index, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    word = tl.load(words + i).to(tl.uint32, bitcast=True)
+    tl.store(out + i, (word >> (tl.load(index + i) % 32).to(tl.uint32)).to(tl.int32, bitcast=True))
+
+
+def test_shifts_modulo_32(target, code):
+    words, index = pairs(INTEGERS, torch.int32)
+    index, out = index.abs().clamp_min(0), torch.empty_like(words)
+    with emulated(target, code):
+        _bits[(1,)](words, index, out, N=256)
+    expected = (words.numpy().view(np.uint32) >> (index.numpy() % 32).astype(np.uint32)).view(np.int32)
+    np.testing.assert_array_equal(out.numpy(), expected)
+
+
 def test_integers(target, code):
     x, y = pairs(INTEGERS, torch.int32)
     out = torch.empty(14, 256, dtype=torch.int32)

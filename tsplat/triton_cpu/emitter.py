@@ -18,6 +18,9 @@ Handler = Callable[["Emitter", Operation], Emitted]
 HANDLERS: dict[str, tuple[Handler, re.Pattern[str]]] = {}
 """By operation: its emitter, and the attributes that it understands or may ignore."""
 
+HINTS = re.compile(r"\{(tt\.(contiguity|divisibility|constancy) = dense<[^>]*> : \w+<[^>]*>(, )?)+\}")
+"""What is known of the values of a result: any operation may have it, and code for CPUs does not need it."""
+
 TERMINATORS = frozenset(
     {"scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.return", "cf.br", "cf.cond_br"}
 )
@@ -68,7 +71,7 @@ class Emitter:
         if operation.name not in HANDLERS:
             raise UnsupportedFormError("not implemented")
         handler, attributes = HANDLERS[operation.name]
-        if not attributes.fullmatch(operation.attributes):
+        if not attributes.fullmatch(HINTS.sub("", operation.attributes).strip()):
             raise UnsupportedFormError(f"unknown attributes {operation.attributes!r}")
         emitted = handler(self, operation)
         results = [] if emitted is None else [emitted] if isinstance(emitted, Value) else list(emitted)

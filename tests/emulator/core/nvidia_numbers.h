@@ -156,7 +156,7 @@ static inline u64 sign_extended(u64 v, int size) {
 
 static inline u32 shifted_pair(u32 low, u32 high, u32 by, int flag) {
     u64 pair = (u64)high << 32 | low;
-    u32 n = by > 63 ? 63 : by;
+    u32 n = flag & 16 ? by & (flag & 8 ? 31 : 63) : by > 63 ? 63 : by;
     if (flag & 8 && n > 32) n = 32;
     pair = !(flag & 1) ? pair << n : flag & 2 ? (u64)((i64)pair >> n) : pair >> n;
     return flag & 4 ? pair >> 32 : pair;

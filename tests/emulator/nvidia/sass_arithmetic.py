@@ -171,9 +171,9 @@ class Arithmetic(Operands):
         right, hi = modifiers[1] == "R", "HI" in modifiers
         kind = next(x for x in modifiers if x in INTEGERS)
         funnel = not right and kind == "U32" and not hi and values[3] not in ("RZ", "URZ")
-        if "W" in modifiers or funnel:
+        if funnel:
             raise UnsupportedInstructionError(".".join(modifiers))
-        flag = right + 2 * (kind[0] == "S") + 4 * hi + 8 * (kind[1:] == "32")
+        flag = right + 2 * (kind[0] == "S") + 4 * hi + 8 * (kind[1:] == "32") + 16 * ("W" in modifiers)
         self.emit("shf64", self.write(values[0]), *(self.read(x) for x in values[1:4]), flag=flag)
 
     def do_lop3(self, modifiers: list[str], values: list[str]) -> None:
