@@ -189,15 +189,19 @@ def _spherical_harmonics(vendor: str) -> Labeled:
 
 def _intersection(vendor: str, tile_size: int) -> Labeled:
     radii, means2d, conics, opacities = _rows()
-    order, starts, ints = torch.arange(N), torch.arange(N + 1), torch.ones(N, dtype=torch.int32)
+    starts, ints = torch.arange(N + 1, dtype=torch.int32), torch.ones(N, dtype=torch.int32)
     grid, settings = TileGrid(1, tile_size, 8, 8), IntersectionSettings(DEFAULT_NUMERICS, "triton")
-    ellipses = ScreenGaussians(means2d, radii, conics, opacities, order, None)
+    ellipses = ScreenGaussians(means2d, radii, conics, opacities, starts[:-1], None)
     for name, screen in (("ellipse", ellipses), ("rectangle", ellipses._replace(conics=None, opacities=None))):
         with recorded(vendor) as launches:
             kernels.tile_rows(screen, grid, (0, 8), settings)
             kernels.tile_columns(screen, grid, ints, starts, N, settings)
             kernels.tile_intersections(
-                screen._replace(image_ids=order), grid, Spans(ints, starts, ints, ints, starts), N, torch.int16, 2**15
+                screen._replace(image_ids=torch.arange(N)),
+                grid,
+                Spans(ints, starts, ints, ints, starts, N),
+                torch.int16,
+                2**15,
             )
         yield from ((f"tile {tile_size} {name}", call) for call in launches)
 
@@ -206,20 +210,23 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
     for n_images in IMAGES if tile_size == 16 else (1,):
         for d, has_depths in [*((d, False) for d in channels), (0, True), (3, True)]:
             yield from _composited(vendor, n_images, tile_size, d, has_depths)
-    with mock.patch.object(compositing_parts, "_segment_starts", lambda offsets, _: torch.arange(offsets.numel())):
+    with mock.patch.object(
+        compositing_parts, "_segment_starts", lambda offsets, _: torch.arange(offsets.numel(), dtype=torch.int32)
+    ):
         for d in channels:
             yield from _composited(vendor, 1, tile_size, d, False)
 
 
 def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: bool) -> Labeled:
     _, means2d, conics, depths = _rows()
-    ids, starts = torch.arange(N), torch.arange(N + 1)
+    starts = torch.arange(N + 1, dtype=torch.int32)
+    ids = starts[:-1]
     grid = TileGrid.cover(n_images, WIDTH, HEIGHT, tile_size)
     lists = Intersections(
         0,
-        torch.zeros(grid.n_tiles + 1, dtype=torch.int64),
+        torch.zeros(grid.n_tiles + 1, dtype=torch.int32),
         torch.ones(N, dtype=torch.int32),
-        GaussianMajor(ids, starts, starts, ids, ids.int()),
+        GaussianMajor(ids, starts, starts, ids, ids),
         torch.ones(N, dtype=torch.int16),
     )
     alphas = torch.ones(n_images, HEIGHT, WIDTH)

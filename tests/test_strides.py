@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import pad
 
 import tsplat
 from tests.support import scenes
@@ -65,16 +66,17 @@ def _intersection(backend, lay_out):
     )  # fmt: skip
 
 
-def _compositing(backend, lay_out):
+def _compositing(backend, lay_out, repeats=1):
     scene, meta = _projected()
     names = ("means2d", "conics", "opacities")
     inputs = {name: lay_out(meta[name].detach()).requires_grad_() for name in names}
-    inputs["colors"] = lay_out(scene["colors"].expand(2, -1, -1)).requires_grad_()
+    inputs["colors"] = lay_out(scene["colors"].repeat(1, repeats).expand(2, -1, -1)).requires_grad_()
     masks = torch.ones(meta["isect_offsets"].shape, dtype=torch.bool)
     masks[:, 1, 2] = False
+    inputs["backgrounds"] = lay_out(scene["backgrounds"].repeat(1, repeats)).requires_grad_()
     images = tsplat.rasterize_to_pixels(
         image_width=19, image_height=13, tile_size=4, isect_offsets=lay_out(meta["isect_offsets"]),
-        flatten_ids=lay_out(meta["flatten_ids"]), masks=lay_out(masks), backgrounds=lay_out(scene["backgrounds"]),
+        flatten_ids=lay_out(meta["flatten_ids"]), masks=lay_out(masks),
         backend=backend, **inputs,
     )  # fmt: skip
     v = [lay_out(t) for t in scenes.random_like(images, 1)]
@@ -123,3 +125,34 @@ def test_strides_do_not_change_bits(function, backend):
             assert (one is other is None) or torch.equal(one, other), f"result {i} differs"
 
     check()
+
+
+GRADIENTS = {
+    "channel-major": lambda v: v.movedim(-1, 1).contiguous().movedim(1, -1),
+    "some of more channels": lambda v: pad(v, (1, 2), value=7.0)[..., 1:-2],
+    "some of more columns": lambda v: pad(v, (0, 0, 0, 1), value=7.0)[:, :, :-1],
+    "some of more rows": lambda v: pad(v, (0, 0, 0, 0, 2, 1), value=7.0)[:, 2:-1],
+    "column by column": lambda v: v.transpose(1, 2).contiguous().transpose(1, 2),
+    "one image": lambda v: v[:1].expand_as(v),
+    "one row": lambda v: v[:, :1].expand_as(v),
+    "one pixel": lambda v: v[:, :1, :1].expand_as(v),
+    "one value": lambda v: v[:1, :1, :1, :1].expand_as(v),
+}
+
+
+def _results_of_layouts(backend, repeats, name):
+    """Results of compositing with gradients of images in a layout, and with contiguous ones."""
+    lay_out = GRADIENTS[name]
+    return (
+        _compositing(backend, lambda t, own=own: own(t) if t.shape[1:3] == (13, 19) else t, repeats)
+        for own in (lay_out, lambda t: lay_out(t).contiguous())
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("repeats", [1, 6], ids=["3 channels", "18 channels"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_layouts_of_gradients_of_images_do_not_change_bits(name, repeats, backend):
+    """Pixels that are evenly spaced in memory, and others, which are copied."""
+    for i, (one, other) in enumerate(zip(*_results_of_layouts(backend, repeats, name), strict=True)):
+        assert torch.equal(one, other), f"result {i} differs"

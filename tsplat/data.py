@@ -215,7 +215,7 @@ class ScreenGaussians(NamedTuple):
         means2d: [nnz, 2] pixels.
         radii: [nnz, 2] int32.
         conics, opacities: [nnz, 3] and [nnz] to test the ellipse where alpha is 1/255; None to test mean +- radii.
-        order: [nnz] int64, rows in the order in which their intersections are emitted.
+        order: [nnz] int32, rows in the order in which their intersections are emitted.
         image_ids: [nnz] int64, or None if rows are [I, N].
     """
 
@@ -232,10 +232,11 @@ class Spans(NamedTuple):
 
     Attributes:
         first_tile_rows: [nnz] int32, first row of tiles of each Gaussian, in emission order.
-        span_starts: [nnz + 1] int64, first span of each Gaussian, and their number S.
+        span_starts: [nnz + 1] int32, first span of each Gaussian, and their number S.
         positions: [S] int32, position of each span's Gaussian in emission order.
         first_columns: [S] int32, first tile of each span.
-        slot_starts: [S + 1] int64, first intersection of each span, and their number M.
+        slot_starts: [S + 1] int32, first intersection of each span, and M.
+        n_intersections: M.
     """
 
     first_tile_rows: Tensor
@@ -243,16 +244,17 @@ class Spans(NamedTuple):
     positions: Tensor
     first_columns: Tensor
     slot_starts: Tensor
+    n_intersections: int
 
 
 class GaussianMajor(NamedTuple):
     """The intersections ordered by Gaussian, then span; sums over a Gaussian's tiles follow this order.
 
     Attributes:
-        slots: [M] int64, place of each intersection in this order.
-        slot_starts: [S + 1] int64, first slot of each span, and M.
-        span_starts: [nnz + 1] int64, first span of the i-th Gaussian, and S.
-        rows: [nnz] row of the i-th Gaussian; a permutation.
+        slots: [M] int32, place of each intersection in this order.
+        slot_starts: [S + 1] int32, first slot of each span, and M.
+        span_starts: [nnz + 1] int32, first span of the i-th Gaussian, and S.
+        rows: [nnz] int32, row of the i-th Gaussian; a permutation.
         positions: [S] int32, the i of each span's Gaussian.
     """
 
@@ -268,7 +270,7 @@ class Intersections(NamedTuple):
 
     Attributes:
         first_tile: Flat index of the band's first tile.
-        isect_offsets: [tiles of the band + 1] int64, first intersection of each tile, and M.
+        isect_offsets: [tiles of the band + 1] int32, first intersection of each tile, and M.
         flatten_ids: [M] int32, row of each intersection.
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
         keys: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
@@ -287,13 +289,13 @@ class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 
     Attributes:
-        offsets: [parts * tiles + 1] int64, first entry of each list, and their number K.
-        ids: [K] int32, row of each entry.
+        offsets: [parts * tiles + 1] int32, first entry of each list, and their number K.
+        ids: [K] int32, row of each entry. In memory, rows that are 0 stand before and behind.
         words: [parts, words] int32, a bit per intersection: whether it reaches the part. None if a tile is one part.
-        totals: [parts, words] int64, set bits up to the end of each word; None if a tile is one part.
-        segment_starts: [parts * tiles + 1] int64, first segment of each list that is cut, and their number; None, like
+        totals: [parts, words] int32, set bits up to the end of each word; None if a tile is one part.
+        segment_starts: [parts * tiles + 1] int32, first segment of each list that is cut, and their number; None, like
             all that follows, if no list is cut.
-        segment_lists: [segments] int64, list of each segment.
+        segment_lists: [segments] int32, list of each segment.
         segment_transmittances: [segments, pixels of a part], behind each segment; negative where pixels have stopped.
         segment_colors: [segments, D, pixels of a part], what each segment adds, with depth as the last channel.
     """

@@ -167,7 +167,9 @@ def execute(scene: dict[str, Any], *, traced: bool, target: str = TARGET) -> Tsp
             if isinstance(leaf, Tensor):
                 kept.pop(leaf.untyped_storage().data_ptr(), None)
         recorder.phase = "backward"
-        torch.autograd.backward(colors.square().sum() + alphas.sum())
+        # Channel-major, as the gradient of l1_ssim_loss.
+        v_colors = (2 * colors.detach()).movedim(-1, 1).contiguous().movedim(1, -1)
+        torch.autograd.backward((colors, alphas), (v_colors, torch.ones_like(alphas)))
     starts = torch.cat([meta["isect_offsets"].flatten(), torch.tensor([meta["flatten_ids"].numel()])])
     composited = Composited(
         **captured,

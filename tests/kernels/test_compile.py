@@ -65,7 +65,7 @@ VARIANTS = {
 """Labels of variants: the values of options, every size of parts with three channels, and the most registers."""
 
 VARIANTS_ELSEWHERE = VARIANTS | {
-    "composite": r"D=3 tile 16 part (8x4|16x8)( segments)?|D=3 tile [48] part \w+",
+    "composite": r"D=3 tile 16 part (8x4|16x8|16x16)( segments)?|D=3 tile [48] part \w+",
     "projection": r"antialiased covars",
     "sh": r"degree 3",
     "pack": r"D=3 tile \d+",

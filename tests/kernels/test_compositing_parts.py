@@ -9,6 +9,7 @@ import torch
 import tsplat
 from tsplat.config import ALPHA_MIN, PRESETS
 from tsplat.data import CompositingSettings, Intersections, Splats, TileGrid
+from tsplat.stages.compositing import _gaussian_major
 
 pytestmark = pytest.mark.triton
 
@@ -48,7 +49,7 @@ def _intersections(splats, first_tile, lengths, seed, key_bias=None):
     """Random Gaussians in random order in each tile of a band."""
     generator = torch.Generator().manual_seed(seed)
     n = splats.opacities.numel()
-    offsets = torch.tensor([0, *itertools.accumulate(lengths)])
+    offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     ids = torch.cat([torch.randperm(n, generator=generator)[:length] for length in lengths])
     keys = None
     if key_bias is not None:
@@ -132,11 +133,39 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
         intersections = _intersections(splats, first_tile, lengths[: 2 * grid.tile_width], tile_size, key_bias)
         lists = _list_parts(splats, intersections, grid, width, height)
         if width * height == tile_size**2:
-            assert lists.ids is intersections.flatten_ids
+            assert torch.equal(lists.ids, intersections.flatten_ids)
             assert lists.words is None
         else:
             _assert_lists(lists, splats, intersections, grid, width, height)
             assert lists.n_segments == 0
+
+
+@pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 8), (8, 4, 4), (16, 8, 4)])
+def test_lists_stand_between_margins_of_row_0(tile_size, width, height, monkeypatch):
+    """Walks load rows of entries that they do not composite, so these must be rows, whatever memory held before."""
+    from tsplat.kernels.compositing_parts import MARGIN, _shared_entries, part_entries
+
+    def filled(tensor, *size, **options):
+        return tensor.new_full(size, 2**31 - 1, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled)
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: torch.full(size, -1, **options))
+    splats = _splats(50, 1)
+    grid = TileGrid.cover(1, WIDTH, HEIGHT, tile_size)
+    intersections = _intersections(splats, 0, [50, 0, 33], 1)
+    ids = intersections.flatten_ids
+    lists = _list_parts(splats, intersections, grid, width, height)
+    order = _gaussian_major(ids, splats.opacities.numel())
+    entries = (list_slots(lists, ids, order)[0] for list_slots in (_shared_entries, part_entries))
+    for listed in (lists.ids, *entries):
+        n, margin = listed.numel(), MARGIN.value
+        assert n == lists.ids.numel()
+        assert listed.is_contiguous()
+        whole = listed.as_strided((n + 2 * margin,), (1,), listed.storage_offset() - margin)
+        assert whole.untyped_storage().nbytes() == whole.nbytes
+        assert not whole[:margin].any()
+        assert not whole[-margin:].any()
+        assert torch.equal(whole[margin:-margin].int(), lists.ids)
 
 
 @pytest.mark.parametrize("tile_size", [8, 16])
@@ -175,10 +204,11 @@ def test_lists_of_thin_gaussians_far_from_the_tile(seed):
     starts = lists.offsets.tolist()
     ids = [lists.ids[a:b][definite[lists.ids[a:b].long()]] for a, b in itertools.pairwise(starts)]
     lists = lists._replace(
-        ids=torch.cat(ids), offsets=torch.tensor([0, *itertools.accumulate(part.numel() for part in ids)])
+        ids=torch.cat(ids),
+        offsets=torch.tensor([0, *itertools.accumulate(part.numel() for part in ids)], dtype=torch.int32),
     )
     intersections = intersections._replace(
-        flatten_ids=intersections.flatten_ids[kept], isect_offsets=torch.tensor([0, int(kept.sum())])
+        flatten_ids=intersections.flatten_ids[kept], isect_offsets=torch.tensor([0, int(kept.sum())], dtype=torch.int32)
     )
     _assert_lists(lists, splats, intersections, grid, 8, 4)
 
@@ -201,7 +231,7 @@ def test_invalid_gaussians_are_not_listed():
 def test_empty_band_has_empty_lists():
     splats = _splats(4, 0)
     grid = TileGrid.cover(1, WIDTH, HEIGHT, 8)
-    intersections = Intersections(3, torch.zeros(4, dtype=torch.int64), torch.zeros(0, dtype=torch.int32), None)
+    intersections = Intersections(3, torch.zeros(4, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), None)
     lists = _list_parts(splats, intersections, grid, 8, 4)
     assert lists.offsets.tolist() == [0] * 7
     assert lists.ids.numel() == lists.n_segments == 0

@@ -37,6 +37,7 @@ def cut_lists(monkeypatch):
     def cut(segment):
         monkeypatch.setattr(launch, "CPU_SEGMENT", segment)
         monkeypatch.setattr(launch, "SEGMENTS", {math.inf: segment})
+        monkeypatch.setattr(launch, "AMD_SEGMENTS", {math.inf: segment})
         counts.clear()
         return counts
 

@@ -61,6 +61,7 @@ def test_compositing(alphas, channels, segment, side, monkeypatch):
     if segment is not None:
         monkeypatch.setattr(launch, "CPU_SEGMENT", segment)
         monkeypatch.setattr(launch, "SEGMENTS", {math.inf: segment})
+        monkeypatch.setattr(launch, "AMD_SEGMENTS", {math.inf: segment})
     alphas = torch.tensor(alphas(side), dtype=torch.float64)
     n = len(alphas)
     generator = torch.Generator().manual_seed(0)

@@ -7,7 +7,8 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
-from tsplat.data import Spans, TileGrid
+from tsplat.config import PRESETS
+from tsplat.data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
 from tsplat.stages import intersection, memory
 
 
@@ -36,7 +37,9 @@ def test_meta_of_bands():
     assert all(torch.equal(whole[name], split[name]) for name in whole)
 
 
-@pytest.mark.parametrize("n_intersections", [2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**40])
+@pytest.mark.parametrize(
+    "n_intersections", [2**28 - 1, 2**28, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**40]
+)
 def test_numbers_of_intersections_around_32_bits_split_bands_or_raise(n_intersections, monkeypatch):
     """Only counts are this large: no memory is allocated."""
     found = []
@@ -45,8 +48,8 @@ def test_numbers_of_intersections_around_32_bits_split_bands_or_raise(n_intersec
         count = n_intersections * (band[1] - band[0]) // 8
         budget.admit(1, count)
         found.append(band)
-        empty = torch.zeros(0, dtype=torch.int64)
-        return Spans(empty, empty, empty, empty, torch.tensor([0, count]))
+        empty = torch.zeros(0, dtype=torch.int32)
+        return Spans(empty, empty, empty, empty, empty, count)
 
     monkeypatch.setattr(intersection, "find_spans", find_spans)
     monkeypatch.setattr(intersection, "list_intersections", lambda *arguments: None)
@@ -55,12 +58,43 @@ def test_numbers_of_intersections_around_32_bits_split_bands_or_raise(n_intersec
     def intersect():
         return intersection.BandedIntersections(None, TileGrid(2, 16, 1, 4), None, budget, lambda: "no cause")
 
-    if n_intersections // 8 > memory.INDEX_MAX:
+    if n_intersections // 8 > memory.INTERSECTIONS_MAX:
         with pytest.raises(tsplat.MemoryBudgetError, match=f"{n_intersections // 8:,} intersections"):
             intersect()
         return
     bands = intersect().bands
-    assert budget.peak_bytes <= memory.INDEX_MAX * 104 + 32
-    assert (len(bands) == 1) == (n_intersections <= memory.INDEX_MAX)
+    assert budget.peak_bytes <= memory.INTERSECTIONS_MAX * 104 + 32
+    assert (len(bands) == 1) == (n_intersections <= memory.INTERSECTIONS_MAX)
     assert bands == found
     assert [strip for first, end in bands for strip in range(first, end)] == list(range(8))
+
+
+@pytest.mark.parametrize("counts", [[2**31 - 1], [2**30, 2**30 - 1], [2**31 - 1, 1], [2**30] * 4, [2**30] * 9], ids=sum)
+@pytest.mark.parametrize("counted", ["spans", "intersections"])
+def test_calls_without_a_budget_raise_if_32_bits_do_not_hold_counts(counted, counts, monkeypatch):
+    counts = torch.tensor(counts, dtype=torch.int32)
+    ids = torch.zeros(len(counts), dtype=torch.int32)
+
+    class Launchers:
+        def tile_rows(*arguments):
+            return ids, counts if counted == "spans" else torch.ones_like(counts)
+
+        def tile_columns(*arguments):
+            return ids, ids, torch.ones_like(counts) if counted == "spans" else counts
+
+    monkeypatch.setattr(intersection, "launchers", lambda *arguments: Launchers)
+    screen = ScreenGaussians(torch.zeros(len(counts), 2), *[None] * 3, ids, None)
+    total = int(counts.sum())
+
+    def find():
+        return intersection.find_spans(
+            screen, TileGrid(1, 16, 1, 1), (0, 1), IntersectionSettings(PRESETS["gsplat-1.5"], "torch")
+        )
+
+    if total > memory.INDEX_MAX:
+        with pytest.raises(tsplat.ArgumentError, match=f"means2d: {total:,} intersections are more than 32-bit"):
+            find()
+    else:
+        spans = find()
+        found = spans.span_starts if counted == "spans" else spans.slot_starts
+        assert found.tolist() == [0, *counts.cumsum(0).tolist()]

@@ -185,3 +185,13 @@ def test_gradients_of_a_loss_on_inverse_depths_match_reference(backend):
     for found, expected in zip(*gradients, strict=True):
         assert expected.any()
         assert_exact("gradient", found, expected)
+
+
+def test_more_intersections_than_32_bits_hold_raise():
+    """Eight entries of each must fit. Memory is not allocated."""
+    splats = dict(means2d=torch.zeros(1, 1, 2), conics=torch.ones(1, 1, 3), opacities=torch.ones(1, 1))
+    with pytest.raises(tsplat.ArgumentError, match="flatten_ids: 268,435,456 intersections"):
+        tsplat.rasterize_to_pixels(
+            **splats, colors=torch.ones(1, 1, 3), image_width=4, image_height=4, tile_size=4,
+            isect_offsets=torch.zeros(1, 1, 1, dtype=torch.int32), flatten_ids=torch.ones(1).int().expand(2**28),
+        )  # fmt: skip

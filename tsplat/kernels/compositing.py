@@ -9,12 +9,13 @@ long lists are cut into segments, each with a program of its own: the product of
 and gives T where the next one starts; the colors of segments are added in the end.
 
 The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
-recurrence replaces a buffer per channel: with v the gradient of the pixel, rest_i = sum over j > i of w_j (v . c_j) +
-T_end (v . background - v_alpha) gains w_i (v . c_i) at each step, and dL/d alpha_i = T_i (v . c_i) - rest_i /
-(1 - alpha_i). (Front to back, rest would be a difference, and 1 / (1 - alpha) amplifies its rounding a thousandfold.)
-With g = alpha dL/d alpha, the gradients of mean, conic and opacity are linear in six moments: the sums over pixels of
-g, g dx, g dy, g dx^2, g dx dy and g dy^2. A program writes them and the color gradients to the slot of the list's
-entry, and `compositing_sums` adds the slots of a Gaussian. There are no atomics, so results are bit-reproducible.
+recurrence replaces a buffer per channel. With v the gradient of the pixel, let behind_i = (sum over j > i of
+w_j (v . c_j) + T_end (v . background - v_alpha)) / T_(i + 1), which belongs to the color that shows behind Gaussian i.
+Then dL/d alpha_i = T_i (v . c_i - behind_i), and behind_(i - 1) = behind_i + alpha_i (v . c_i - behind_i). (Front to
+back, the sum would be a difference of large numbers.) With g = alpha dL/d alpha, the gradients of mean, conic and
+opacity are linear in six moments: the sums over pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2. A program writes
+them and the color gradients to the slot of the list's entry, and `compositing_sums` adds the slots of a Gaussian. There
+are no atomics, so results are bit-reproducible.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
 from .compositing_parts import assign_slots, list_arguments, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
-from .device_math import constant, load_tuple, prefetch
+from .device_math import constant, element, load_tuple, prefetch
 from .launch import (
     Int,
     PartShape,
@@ -20,11 +20,10 @@ from .launch import (
 )
 from .tile_math import (
     GEOMETRY,
-    MOMENTS,
     absorb_vjp,
     clamped_alpha,
-    entry_row,
-    entry_slot,
+    inverse_transmittance,
+    load_entry,
     load_range,
     log2_alpha,
     part_pixels,
@@ -35,23 +34,23 @@ from .warp_sums import column_of_lane, fold
 
 @triton.jit
 def _blend_vjp(
-    record, center_x, center_y, transmittance, rest, last, v_color, place,
-    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
+    record, center_x, center_y, transmittance, behind, last, v_color, place,
+    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
     """One Gaussian at the pixels of a block, back to front.
 
     Returns:
-        T and rest in front of it, its weight, g, and dx and dy.
+        T and ``behind`` in front of it, its weight, g, and dx and dy.
     """
     dx = center_x - record[0]
     dy = center_y - record[1]
     e = log2_alpha(record, dx, dy)
-    alpha = tl.where((e >= constant(LOG2_ALPHA_MIN, e)) & (place < last), clamped_alpha(record, e, APPROX), 0.0)
+    alpha = tl.where((e >= constant(LOG2_ALPHA_MIN, e)) & (place < last), clamped_alpha(record, e, APPROX, AMD), 0.0)
     v_weight = v_color[0] * record[GEOMETRY]
     for k in tl.static_range(1, len(v_color)):
         v_weight = tl.fma(v_color[k], record[GEOMETRY + k], v_weight)
-    transmittance, rest, weight, g = absorb_vjp(transmittance, alpha, rest, v_weight, APPROX)
-    return transmittance, rest, weight, tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0), dx, dy
+    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, APPROX)
+    return transmittance, behind, weight, tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0), dx, dy
 
 
 @triton.jit
@@ -81,56 +80,52 @@ def _add(sums, k: tl.constexpr, a):
 
 @triton.jit
 def _add_block(sums, record, weight, g, dx, dy, v_color, ABSGRAD: tl.constexpr):
-    """Adds the pixels of a block, one in each lane, to the columns of a slot. ``sums`` is () for the first block."""
-    g_dx = g * dx
+    """Adds the pixels of a block to sums of g, g dy, g dy^2, weights times v, and slopes; () before the first block."""
     g_dy = g * dy
-    added = (
-        _add(sums, 0, g),
-        _add(sums, 1, g_dx),
-        _add(sums, 2, g_dy),
-        _add_product(sums, 3, g_dx, dx),
-        _add_product(sums, 4, g_dx, dy),
-        _add_product(sums, 5, g_dy, dy),
-    )
+    added = (_add(sums, 0, g), _add(sums, 1, g_dy), _add_product(sums, 2, g_dy, dy))
     for k in tl.static_range(len(v_color)):
-        added = added + (_add_product(sums, MOMENTS + k, weight, v_color[k]),)
+        added = added + (_add_product(sums, 3 + k, weight, v_color[k]),)
     if ABSGRAD:
         slope_x, slope_y = _slopes(record, g, dx, dy)
-        added = added + (_add(sums, MOMENTS + len(v_color), slope_x),)
-        added = added + (_add(sums, MOMENTS + len(v_color) + 1, slope_y),)
+        added = added + (_add(sums, 3 + len(v_color), slope_x),)
+        added = added + (_add(sums, 4 + len(v_color), slope_y),)
     return added
 
 
 @triton.jit
-def _sum_block(record, weight, g, dx, dy, v_color, ABSGRAD: tl.constexpr):
+def _slot_columns(sums, dx):
+    """The columns of a slot, not yet summed over lanes, from sums of ``_add_block`` over pixels with the same dx."""
+    g_dx = sums[0] * dx
+    columns = (sums[0], g_dx, sums[1], g_dx * dx, sums[1] * dx, sums[2])
+    for k in tl.static_range(3, len(sums)):
+        columns = columns + (sums[k],)
+    return columns
+
+
+@triton.jit
+def _sum_block(sums, dx):
     """The columns of a slot, summed over a block. Columns of pixels come first, as dx is one value per column."""
-    g_dy = g * dy
-    sum_g = tl.sum(g, 0, keep_dims=True)
-    sum_g_dx = sum_g * dx
-    sum_g_dy = tl.sum(g_dy, 0, keep_dims=True)
-    moments = (sum_g, sum_g_dx, sum_g_dy, sum_g_dx * dx, sum_g_dy * dx, g_dy * dy)
-    sums = ()
-    for k in tl.static_range(MOMENTS):
-        sums = sums + (tl.sum(moments[k]),)
-    for k in tl.static_range(len(v_color)):
-        sums = sums + (tl.sum(weight * v_color[k]),)
-    if ABSGRAD:
-        slope_x, slope_y = _slopes(record, g, dx, dy)
-        sums = sums + (tl.sum(slope_x), tl.sum(slope_y))
-    return sums
+    by_column = (tl.sum(sums[0], 0, keep_dims=True), tl.sum(sums[1], 0, keep_dims=True))
+    for k in tl.static_range(2, len(sums)):
+        by_column = by_column + (sums[k],)
+    columns = _slot_columns(by_column, dx)
+    totals = ()
+    for k in tl.static_range(len(columns)):
+        totals = totals + (tl.sum(columns[k]),)
+    return totals
 
 
 @kernel(strided=("v_render_colors",))
 def _composite_bwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, COLORS] or None
-    offsets,  # [lists + 1] int64
+    offsets,  # [lists + 1] int32
     entries,  # [K] int64, see ``PartSlots``
     order,  # [lists] int64 or None
     transmittances,  # [I, height, width]
     last_ids,  # [I, height, width] int32
-    segment_starts,  # [lists + 1] int64, or None, like all that follows, if no list is cut
-    segment_lists,  # [n_segments] int64
+    segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    segment_lists,  # [n_segments] int32
     segment_transmittances,  # [n_segments, WIDTH HEIGHT]
     segment_colors,  # [n_segments, FEATURES, WIDTH HEIGHT]
     v_render_colors,  # [I, height, width, FEATURES], of any strides
@@ -140,18 +135,18 @@ def _composite_bwd_kernel(
     n_segments: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
     COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
+    BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
     ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
     AHEAD: tl.constexpr, TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr,
-    APPROX: tl.constexpr,
+    APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
-    """If FOLD, a lane holds one pixel of each block of a part, otherwise a part is one block.
+    """If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
 
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
     """
     dtype = records.dtype.element_ty
     VALUES: tl.constexpr = GEOMETRY + FEATURES
-    BLOCKS: tl.constexpr = WIDTH // BLOCK_WIDTH * (HEIGHT // BLOCK_HEIGHT)
+    BLOCKS: tl.constexpr = HEIGHT // BLOCK_HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     program = tl.program_id(0)
     for part in range(TOGETHER):
@@ -163,81 +158,84 @@ def _composite_bwd_kernel(
         y = ()
         v_colors = ()
         transmittance = ()
-        rest = ()
+        behind = ()
         last = ()
         end = 0
         for block in tl.static_range(BLOCKS):
             image, center_x, center_y, inside, pixel, own = part_pixels(
                 tile, index // tiles, block, width, height, tile_width, n_tiles,
-                TILE, WIDTH, HEIGHT, BLOCK_WIDTH, BLOCK_HEIGHT, dtype,
+                TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype,
             )  # fmt: skip
             v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
             end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
-            loaded = load_tuple(v_image, channel_stride, FEATURES, inside)
+            loaded = load_tuple(v_image, tl.cast(channel_stride, tl.int64), FEATURES, inside)
             loaded_alpha = tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
             # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
             covered = end_transmittance < 1.0
-            behind = tl.where(covered, -loaded_alpha, 0.0)
+            end_behind = tl.where(covered, -loaded_alpha, 0.0)
             v_color = ()
             for k in tl.static_range(FEATURES):
                 v_color = v_color + (tl.where(covered, loaded[k], 0.0),)
             if backgrounds is not None:
                 for k in tl.static_range(COLORS):
-                    behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), behind)
-            behind = behind * end_transmittance
+                    end_behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), end_behind)
             if segment_lists is not None:
                 if is_segment:
                     segment = program.to(tl.int64)
+                    end_behind *= end_transmittance
                     end_transmittance = tl.abs(tl.load(segment_transmittances + segment * PIXELS + own))
                     for step in range(end_segment - 1 - program):
                         later = segment_colors + (end_segment - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
                         for k in tl.static_range(FEATURES):
-                            behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), behind)
+                            end_behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), end_behind)
+                    end_behind *= inverse_transmittance(end_transmittance, APPROX)
             end_last = tl.load(last_ids + pixel, mask=inside, other=0)
             x = x + (center_x,)
             y = y + (center_y,)
             v_colors = v_colors + (v_color,)
             transmittance = transmittance + (end_transmittance,)
-            rest = rest + (behind,)
+            behind = behind + (end_behind,)
             last = last + (end_last,)
             end = tl.maximum(end, tl.max(end_last))
         list_entries = entries + start
+        first_out = v_slots
         if FOLD:
-            column, is_first = column_of_lane(COLUMNS, rest[0])
+            column, is_first = column_of_lane(COLUMNS, behind[0])
+            first_out += column
         end = tl.maximum(tl.minimum(end, range_end), begin)
         if begin < end:
-            entry = tl.load(list_entries + end - 1)
-            record = load_record(records, entry_row(entry), RECORD_WIDTH, VALUES, APPROX)
-            next_entry = tl.load(list_entries + tl.maximum(end - 2, begin))
+            row, slot = load_entry(list_entries + end - 1, APPROX)
+            record = load_record(records, row, RECORD_WIDTH, VALUES, APPROX)
+            next_row, next_slot = load_entry(list_entries + end - 2, APPROX)
+            ahead = start + end - 3  # if derived from place, that would take 64 bits as well
             for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
                 place = end - 1 - step
-                next_record = load_record(records, entry_row(next_entry), RECORD_WIDTH, VALUES, APPROX)
-                out = v_slots + entry_slot(entry) * COLUMNS
-                entry = next_entry
-                next_entry = tl.load(list_entries + tl.maximum(place - 2, begin))
+                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
+                out = element(first_out, slot, COLUMNS, APPROX)
+                slot = next_slot
+                next_row, next_slot = load_entry(entries + ahead, APPROX)
+                ahead -= 1
                 if AHEAD > 0:
-                    later_entry = tl.load(list_entries + tl.maximum(place - AHEAD, begin))
-                    prefetch(records + entry_row(later_entry).to(tl.int64) * RECORD_WIDTH, VALUES)
-                    prefetch(v_slots + entry_slot(later_entry) * COLUMNS, COLUMNS)
+                    later_row, later_slot = load_entry(list_entries + tl.maximum(place - AHEAD, begin), APPROX)
+                    prefetch(records + later_row.to(tl.int64) * RECORD_WIDTH, VALUES)
+                    prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
                 new_transmittance = ()
-                new_rest = ()
+                new_behind = ()
                 sums = ()
                 for b in tl.static_range(BLOCKS):
                     t, r, weight, g, dx, dy = _blend_vjp(
-                        record, x[b], y[b], transmittance[b], rest[b], last[b], v_colors[b], place,
-                        LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX,
+                        record, x[b], y[b], transmittance[b], behind[b], last[b], v_colors[b], place,
+                        LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX, AMD,
                     )  # fmt: skip
                     new_transmittance = new_transmittance + (t,)
-                    new_rest = new_rest + (r,)
-                    if FOLD:
-                        sums = _add_block(sums, record, weight, g, dx, dy, v_colors[b], ABSGRAD)
-                    else:
-                        sums = _sum_block(record, weight, g, dx, dy, v_colors[b], ABSGRAD)
+                    new_behind = new_behind + (r,)
+                    sums = _add_block(sums, record, weight, g, dx, dy, v_colors[b], ABSGRAD)
                 transmittance = new_transmittance
-                rest = new_rest
+                behind = new_behind
                 if FOLD:
-                    tl.store(out + column, fold(sums), mask=is_first)
+                    tl.store(out, fold(_slot_columns(sums, dx)), mask=is_first)
                 else:
+                    sums = _sum_block(sums, dx)
                     for k in tl.static_range(COLUMNS):
                         if TOGETHER > 1:
                             tl.store(out + k, tl.load(out + k) + sums[k])
@@ -276,7 +274,7 @@ def walk_bwd(
     grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
     records = pack_records(splats, settings, large)
     assigned = assign_slots(lists, intersections, records, columns)
-    folds = approximate(records) and shape.width % 8 == 0 and shape.height % 4 == 0
+    folds = approximate(records) and shape.width * shape.height % 32 == 0
     launch(
         _composite_bwd_kernel,
         assigned.n_programs,
@@ -295,8 +293,7 @@ def walk_bwd(
         COLORS=splats.n_colors,
         FEATURES=splats.n_features,
         RECORD_WIDTH=records.shape[1],
-        BLOCK_WIDTH=8 if folds else shape.width,
-        BLOCK_HEIGHT=4 if folds else shape.height,
+        BLOCK_HEIGHT=32 // shape.width if folds else shape.height,
         FOLD=folds,
         ABSGRAD=settings.absgrad,
         COLUMNS=columns,

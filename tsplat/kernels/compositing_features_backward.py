@@ -32,6 +32,7 @@ from .tile_math import (
     RECORD,
     absorb_vjp,
     clamped_alpha,
+    inverse_transmittance,
     load_range,
     load_row,
     load_slot,
@@ -69,13 +70,13 @@ def _features_bwd_kernel(
     colors,  # [nnz, n_colors], any float dtype, or None
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
-    offsets,  # [lists + 1] int64
+    offsets,  # [lists + 1] int32
     entries,  # [K] int64, see ``PartSlots``
     order,  # [lists] int64 or None
     transmittances,  # [I, height, width]
     last_ids,  # [I, height, width] int32
-    segment_starts,  # [lists + 1] int64, or None, like all that follows, if no list is cut
-    segment_lists,  # [n_segments] int64
+    segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    segment_lists,  # [n_segments] int32
     segment_transmittances,  # [n_segments, WIDTH HEIGHT]
     segment_colors,  # [n_segments, n_colors + depth, WIDTH HEIGHT]
     v_parts,  # [lists, chunks, WIDTH HEIGHT, CHANNELS]
@@ -109,30 +110,31 @@ def _features_bwd_kernel(
         )
         image, center_x, center_y, inside, pixel, own = part_pixels(
             first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-            TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+            TILE, WIDTH, HEIGHT, HEIGHT, dtype,
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * chunks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
         transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
-        rest = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
+        behind = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
         if backgrounds is not None:
             for chunk in range(chunks):
                 channel = chunk * CHANNELS + channels
                 background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
                 v = tl.load(v_part + chunk * PIXELS * CHANNELS)
-                rest += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
-        rest = rest * transmittance
+                behind += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
         if segment_lists is not None:
             if is_segment:
+                behind *= transmittance
                 transmittance = tl.abs(tl.load(segment_transmittances + program.to(tl.int64) * PIXELS + own))
                 for chunk in range(chunks):
                     channel = chunk * CHANNELS + channels
                     v = tl.load(v_part + chunk * PIXELS * CHANNELS)
-                    behind = tl.zeros([PIXELS, CHANNELS], dtype)
+                    color = tl.zeros([PIXELS, CHANNELS], dtype)
                     for step in range(end_segment - 1 - program):
                         later = (end_segment - 1 - step).to(tl.int64) * n_features + channel
                         address = segment_colors + later * PIXELS + place_in_part
-                        behind += tl.load(address, mask=channel < n_features, other=0.0)
-                    rest += tl.reshape(tl.sum(v * behind, 1), [HEIGHT, WIDTH])
+                        color += tl.load(address, mask=channel < n_features, other=0.0)
+                    behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
+                behind *= inverse_transmittance(transmittance, APPROX)
         last = tl.load(last_ids + pixel, mask=inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
         list_entries = entries + start
@@ -156,8 +158,8 @@ def _features_bwd_kernel(
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
-                transmittance, rest, weight, v_alpha = absorb_vjp(
-                    transmittance, take(alphas, k), rest, take(v_weights, k), APPROX
+                transmittance, behind, weight, v_alpha = absorb_vjp(
+                    transmittance, take(alphas, k), behind, take(v_weights, k), APPROX
                 )
                 weights = put(weights, k, weight)
                 e_k = take(e, k)

@@ -27,14 +27,14 @@ def _features_fwd_kernel(
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
     masks,  # [I, n_tiles] bool or None
-    offsets,  # [lists + 1] int64
+    offsets,  # [lists + 1] int32
     ids,  # [K] int32
     order,  # [lists] int64 or None
     render_colors,  # [I, height, width, n_colors + depth], output
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
-    segment_starts,  # [lists + 1] int64, or None, like all that follows, if no list is cut
-    segment_lists,  # [n_segments] int64
+    segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    segment_lists,  # [n_segments] int32
     products,  # [n_segments, WIDTH HEIGHT]
     segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped, output
     segment_colors,  # [n_segments, n_colors + depth, WIDTH HEIGHT], output
@@ -55,7 +55,7 @@ def _features_fwd_kernel(
     )
     tile = first_tile + index % tiles
     image, center_x, center_y, inside, pixel, own = part_pixels(
-        tile, index // tiles, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
+        tile, index // tiles, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, HEIGHT, dtype
     )
     shown = True
     if masks is not None:
@@ -101,7 +101,7 @@ def _features_fwd_kernel(
     )
     image, _, _, inside, pixel, own = part_pixels(
         first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+        TILE, WIDTH, HEIGHT, HEIGHT, dtype,
     )  # fmt: skip
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])

@@ -21,14 +21,14 @@ def _composite_fwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, stride], from the first channel of this pass on; or None
     masks,  # [I, n_tiles] bool or None
-    offsets,  # [lists + 1] int64
+    offsets,  # [lists + 1] int32
     ids,  # [K] int32
     order,  # [lists] int64 or None
     render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
     transmittances,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
-    segment_starts,  # [lists + 1] int64, or None, like all that follows, if no list is cut
-    segment_lists,  # [n_segments] int64
+    segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    segment_lists,  # [n_segments] int32
     products,  # [n_segments, WIDTH HEIGHT]
     segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped, output
     segment_colors,  # [n_segments, stride, WIDTH HEIGHT], from the first channel of this pass on, output
@@ -38,7 +38,7 @@ def _composite_fwd_kernel(
     COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr, AHEAD: tl.constexpr,
-    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
     dtype = records.dtype.element_ty
     VALUES: tl.constexpr = GEOMETRY + FEATURES
@@ -49,7 +49,7 @@ def _composite_fwd_kernel(
     )
     tile = first_tile + index % tiles
     image, center_x, center_y, inside, pixel, own = part_pixels(
-        tile, index // tiles, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype
+        tile, index // tiles, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, HEIGHT, dtype
     )
     shown = True
     if masks is not None:
@@ -65,23 +65,31 @@ def _composite_fwd_kernel(
     ids += start
     if alive:
         record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, VALUES, APPROX)
-        next_row = tl.load(ids + tl.minimum(begin + 1, end - 1))
+        next_row = tl.load(ids + begin + 1)
+        if APPROX:
+            ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
         done = begin
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
             for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
                 next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
-                next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
+                if APPROX:
+                    next_row = tl.load(ahead)
+                    ahead += 1
+                else:
+                    next_row = tl.load(ids + place + 2)
                 if AHEAD > 0:
                     row = tl.load(ids + tl.minimum(place + AHEAD, end - 1)).to(tl.int64)
                     prefetch(records + row * RECORD_WIDTH, VALUES)
                 e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX), 0.0)
-                weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
+                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX, AMD), 0.0)
+                weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN, AMD)
                 blended = ()
                 for k in tl.static_range(FEATURES):
                     mixed = tl.fma(weight, record[GEOMETRY + k], color[k])
-                    blended = blended + (tl.where(added, mixed, color[k]),)
+                    if not AMD:
+                        mixed = tl.where(added, mixed, color[k])
+                    blended = blended + (mixed,)
                 color = blended
                 if last_ids is not None:
                     last = tl.where(added, place + 1, last)

@@ -7,7 +7,8 @@ part's list leaves out is below 1/255 on all of its pixels, so images keep their
 Three kernels make the lists. The first tests ellipses and writes one bit per (intersection, part), in words of 32
 intersections. With the running total of set bits at each word, the place of an intersection in a list is known, and the
 second and the third write where lists begin and what they hold. In the backward pass, an intersection has as many slots
-as parts that it reaches; two more kernels count and assign them.
+as parts that it reaches; two more kernels count and assign them. Indices are int32, as a band has at most 2^28
+intersections.
 """
 
 import math
@@ -27,6 +28,7 @@ from .launch import (
     PartShape,
     approximate,
     has_ptx,
+    is_amd,
     is_compiled_for_cpu,
     kernel,
     launch_elementwise,
@@ -39,6 +41,12 @@ from .launch import (
 BLOCK = 128
 
 WORD = tl.constexpr(32)
+"""Intersections of a word of bits."""
+LOG2_WORD = tl.constexpr(5)
+
+MARGIN = tl.constexpr(4)
+"""Entries of row 0 before and behind all lists. Walks load up to two of them ahead and do not composite them; four of
+int32 take 16 bytes, so lists stay aligned."""
 
 CUT = 1.5
 """Lists longer than that many segments are cut."""
@@ -57,9 +65,9 @@ def _part_bits_kernel(
 ):  # fmt: skip
     """One lane per intersection tests the ellipse against all parts of the tile."""
     ACROSS: tl.constexpr = TILE // WIDTH
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
-    row = tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
+    row = tl.load(flatten_ids + index, mask=mask, other=0)
     tile = (tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias) % n_tiles
     record = load_record(records, row, RECORD_WIDTH, 6, APPROX)
     # log2 of alpha is record[5] - (a x^2 + b x y + c y^2).
@@ -77,7 +85,7 @@ def _part_bits_kernel(
     level = tl.where(b * b > 4.000002 * a * c, float("inf"), level)
     slope_x = tl.where(a > 0.0, -0.5 * b / tl.where(a > 0.0, a, 1.0), 0.0)
     slope_y = tl.where(c > 0.0, -0.5 * b / tl.where(c > 0.0, c, 1.0), 0.0)
-    word = tl.program_id(0).to(tl.int64) * (BLOCK // WORD) + tl.arange(0, BLOCK // WORD)
+    word = tl.program_id(0) * (BLOCK // WORD) + tl.arange(0, BLOCK // WORD)
     lane = tl.arange(0, WORD)[None, :]
     for part in tl.static_range(ACROSS * (TILE // HEIGHT)):
         low_x = left + part % ACROSS * WIDTH
@@ -101,18 +109,18 @@ def _part_bits_kernel(
 @triton.jit
 def _place(words, totals, part, n_words, index, mask, PTX: tl.constexpr):
     """Place of an intersection in the lists of a part, and whether it is in one (as 0 or 1)."""
-    at = part * n_words + index // WORD
+    at = part * n_words + (index >> LOG2_WORD)
     word = tl.load(words + at, mask=mask, other=0).to(tl.uint32, bitcast=True)
-    following = (word >> (index % WORD).to(tl.uint32)).to(tl.int32, bitcast=True)
+    following = (word >> (index & (WORD - 1)).to(tl.uint32)).to(tl.int32, bitcast=True)
     return tl.load(totals + at, mask=mask, other=0) - popcount(following, PTX), following & 1
 
 
 @kernel
 def _part_offsets_kernel(
-    isect_offsets,  # [tiles + 1] int64
+    isect_offsets,  # [tiles + 1] int32
     words,  # [parts, n_words] int32
-    totals,  # [parts, n_words] int64
-    offsets,  # [parts * tiles + 1] int64, output
+    totals,  # [parts, n_words] int32
+    offsets,  # [parts * tiles + 1] int32, output
     n: "Int", n_words: "Int", tiles: "Int",
     BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -125,39 +133,48 @@ def _part_offsets_kernel(
     tl.store(offsets + index, place, mask=mask)
 
 
+@triton.jit
+def _store_margins(entries, index, n_entries):
+    """Stores entries of row 0 before and behind all lists, in the first program."""
+    if tl.program_id(0) == 0:
+        place = tl.where(index < MARGIN, index, n_entries + index)
+        tl.store(entries + place, tl.zeros_like(place).to(entries.dtype.element_ty), mask=index < 2 * MARGIN)
+
+
 @kernel
 def _part_lists_kernel(
     values,  # [M] integers
     words,  # [parts, n_words] int32
-    totals,  # [parts, n_words] int64
-    listed,  # [K] integers, output
-    n: "Int", n_words: "Int",
+    totals,  # [parts, n_words] int32
+    listed,  # [MARGIN + K + MARGIN] integers, output
+    n: "Int", n_words: "Int", n_entries: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Lists a value of each intersection for each part that it reaches. One lane per intersection."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     value = tl.load(values + index, mask=mask, other=0)
     for part in tl.static_range(PARTS):
         place, reached = _place(words, totals, part, n_words, index, mask, PTX)
-        tl.store(listed + place, value, mask=mask & (reached != 0))
+        tl.store(listed + MARGIN + place, value, mask=mask & (reached != 0))
+    _store_margins(listed, index, n_entries)
 
 
 @kernel
 def _slot_counts_kernel(
-    slots,  # [M] int64
+    slots,  # [M] int32
     words,  # [parts, n_words] int32
     counts,  # [M] int32, output
     n: "Int", n_words: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Counts the parts that each intersection reaches, in Gaussian-major order. One lane per intersection."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     count = tl.zeros([BLOCK], tl.int32)
-    word = words + index // WORD
+    word = words + (index >> LOG2_WORD)
     for _ in tl.static_range(PARTS):
-        count += tl.load(word, mask=mask, other=0) >> (index % WORD).to(tl.int32) & 1
+        count += tl.load(word, mask=mask, other=0) >> (index & (WORD - 1)).to(tl.int32) & 1
         word += n_words
     tl.store(counts + tl.load(slots + index, mask=mask, other=0), count, mask=mask)
 
@@ -165,23 +182,24 @@ def _slot_counts_kernel(
 @kernel
 def _part_entries_kernel(
     flatten_ids,  # [M] int32
-    slots,  # [M] int64
-    starts,  # [M + 1] int64, first slot of each intersection in Gaussian-major order
+    slots,  # [M] int32
+    starts,  # [M + 1] int32, first slot of each intersection in Gaussian-major order
     words,  # [parts, n_words] int32
-    totals,  # [parts, n_words] int64
-    entries,  # [K] int64, output
-    n: "Int", n_words: "Int",
+    totals,  # [parts, n_words] int32
+    entries,  # [MARGIN + K + MARGIN] int64, output
+    n: "Int", n_words: "Int", n_entries: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Writes row and slot of each entry of each list. One lane per intersection."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     slot = tl.load(starts + tl.load(slots + index, mask=mask, other=0), mask=mask, other=0)
-    entry = slot << 32 | tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
+    entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
     for part in tl.static_range(PARTS):
         place, reached = _place(words, totals, part, n_words, index, mask, PTX)
-        tl.store(entries + place, entry, mask=mask & (reached != 0))
+        tl.store(entries + MARGIN + place, entry, mask=mask & (reached != 0))
         entry += reached.to(tl.int64) << 32
+    _store_margins(entries, index, n_entries)
 
 
 class PartSlots(NamedTuple):
@@ -189,7 +207,7 @@ class PartSlots(NamedTuple):
 
     Attributes:
         entries: [K] int64, row of each entry in the low 32 bits, slot in the high ones.
-        slot_starts: [S + 1], first slot of each span, see ``GaussianMajor``.
+        slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
         v_slots: [slots, columns], uninitialized, or zero if parts of a tile share slots.
         order: Order of programs, [programs without segments] int64, or None.
         together: Parts of a tile that a program composites.
@@ -240,6 +258,7 @@ def walk_arguments(tensor: Tensor, shape: PartShape) -> dict[str, Any]:
         "UNROLL": walk_unroll(tensor),
         "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
         "APPROX": approximate(tensor),
+        "AMD": is_amd(tensor),
         **walk_options(tensor),
     }
 
@@ -265,7 +284,7 @@ def list_parts(
     if flatten_ids.numel() == 0:
         return PartLists(isect_offsets.new_zeros(parts * (isect_offsets.numel() - 1) + 1), flatten_ids, None, None)
     if parts == 1:
-        lists = PartLists(isect_offsets, flatten_ids, None, None)
+        lists = PartLists(isect_offsets, _with_margins(flatten_ids), None, None)
         segment_starts = _segment_starts(isect_offsets, shape.segment)
         n_segments = int(segment_starts[-1])
     else:
@@ -290,7 +309,7 @@ def list_parts(
         lists = PartLists(offsets, _listed(flatten_ids, words, totals, n_entries), words, totals)
     if n_segments == 0:
         return lists
-    indices = torch.arange(segment_starts.numel() - 1, device=segment_starts.device)
+    indices = torch.arange(segment_starts.numel() - 1, dtype=torch.int32, device=segment_starts.device)
     pixels = shape.width * shape.height
     return lists._replace(
         segment_starts=segment_starts,
@@ -302,7 +321,7 @@ def list_parts(
 
 def _listed(values: Tensor, words: Tensor, totals: Tensor, n_entries: int) -> Tensor:
     """Lists a value [M] of each intersection for each part that it reaches. [K]"""
-    listed = values.new_empty(n_entries)
+    listed = values.new_empty(n_entries + 2 * MARGIN.value)
     launch_elementwise(
         _part_lists_kernel,
         values.numel(),
@@ -313,17 +332,23 @@ def _listed(values: Tensor, words: Tensor, totals: Tensor, n_entries: int) -> Te
         listed=listed,
         n=values.numel(),
         n_words=words.shape[1],
+        n_entries=n_entries,
         PARTS=words.shape[0],
         PTX=has_ptx(values),
     )
-    return listed
+    return listed[MARGIN.value : -MARGIN.value]
+
+
+def _with_margins(entries: Tensor) -> Tensor:
+    """A copy of entries in whose memory ``MARGIN`` entries of row 0 stand before and behind."""
+    return torch.nn.functional.pad(entries, (MARGIN.value, MARGIN.value))[MARGIN.value : -MARGIN.value]
 
 
 def _segment_starts(offsets: Tensor, segment: int) -> Tensor:
-    """First segment of each list, and the number of segments; lists that are not cut have none. [lists + 1] int64"""
+    """First segment of each list, and the number of segments; lists that are not cut have none. [lists + 1] int32"""
     lengths = offsets.diff()
     n_segments = torch.where(lengths > CUT * segment, (lengths + (segment - 1)) // segment, 0)
-    return torch.nn.functional.pad(n_segments.cumsum(0), (1, 0))
+    return torch.nn.functional.pad(n_segments.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def _part_bits(
@@ -362,7 +387,7 @@ def _part_bits(
         APPROX=approximate(records),
         PTX=has_ptx(records),
     )
-    return words, counts.flatten().cumsum(0, dtype=torch.int64).view_as(counts)
+    return words, counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts)
 
 
 def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor, columns: int) -> PartSlots:
@@ -388,9 +413,9 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
 
 def _shared_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) -> tuple[Tensor, Tensor]:
     """Returns what :func:`part_entries` does, if the parts of a tile share the slot of an intersection."""
-    entries = order.slots << 32 | flatten_ids
+    entries = order.slots.to(torch.int64) << 32 | flatten_ids
     if lists.words is None or lists.totals is None:
-        return entries, order.slot_starts
+        return _with_margins(entries), order.slot_starts
     return _listed(entries, lists.words, lists.totals, lists.ids.numel()), order.slot_starts
 
 
@@ -410,8 +435,9 @@ def part_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) ->
     counts = lists.words.new_empty(n)
     sizes = {"n": n, "n_words": n_words, "PARTS": parts}
     launch_elementwise(_slot_counts_kernel, n, BLOCK, slots=order.slots, words=lists.words, counts=counts, **sizes)
-    starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int64), (1, 0))
-    entries = order.slots.new_empty(lists.ids.numel())
+    starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+    n_entries = lists.ids.numel()
+    entries = torch.empty(n_entries + 2 * MARGIN.value, dtype=torch.int64, device=flatten_ids.device)
     launch_elementwise(
         _part_entries_kernel,
         n,
@@ -422,7 +448,8 @@ def part_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) ->
         words=lists.words,
         totals=lists.totals,
         entries=entries,
+        n_entries=n_entries,
         PTX=has_ptx(entries),
         **sizes,
     )
-    return entries, starts[order.slot_starts]
+    return entries[MARGIN.value : -MARGIN.value], starts[order.slot_starts]

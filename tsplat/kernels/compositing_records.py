@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN
 from ..data import CompositingSettings, Splats
-from .device_math import constant, det2, load4, load_tuple, store_tuple
+from .device_math import constant, det2, element, load4, load_tuple, store_tuple
 from .launch import Int, approximate, kernel, launch_elementwise
 from .tile_math import GEOMETRY
 
@@ -90,7 +90,7 @@ def _pack_kernel(
 @triton.jit
 def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr):
     """The first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
-    at = records + row.to(tl.int64) * WIDTH
+    at = element(records, row, WIDTH, WIDE)
     if WIDE:
         values = ()
         for k in tl.static_range(0, VALUES, 4):

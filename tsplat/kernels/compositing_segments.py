@@ -31,15 +31,15 @@ STEP = 16
 @kernel
 def _transmittance_kernel(
     records,  # [nnz, RECORD_WIDTH]
-    offsets,  # [lists + 1] int64
+    offsets,  # [lists + 1] int32
     ids,  # [K] int32
-    segment_starts,  # [lists + 1] int64
-    segment_lists,  # [n_segments] int64
+    segment_starts,  # [lists + 1] int32
+    segment_lists,  # [n_segments] int32
     products,  # [n_segments, WIDTH HEIGHT], output
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_segments: "Int",
     RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
-    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
     """The product of 1 - alpha over each segment but the last of a list, whether or not pixels have stopped before."""
     dtype = records.dtype.element_ty
@@ -49,23 +49,29 @@ def _transmittance_kernel(
     )
     _, center_x, center_y, inside, _, own = part_pixels(
         first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+        TILE, WIDTH, HEIGHT, HEIGHT, dtype,
     )  # fmt: skip
     if program + 1 < end_segment:
         transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
         ids += start
         record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, GEOMETRY, APPROX)
-        next_row = tl.load(ids + tl.minimum(begin + 1, end - 1))
+        next_row = tl.load(ids + begin + 1)
+        if APPROX:
+            ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
         done = begin
         alive = True
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
             for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
                 next_record = load_record(records, next_row, RECORD_WIDTH, GEOMETRY, APPROX)
-                next_row = tl.load(ids + tl.minimum(place + 2, end - 1))
+                if APPROX:
+                    next_row = tl.load(ahead)
+                    ahead += 1
+                else:
+                    next_row = tl.load(ids + place + 2)
                 e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX), 0.0)
-                transmittance = tl.fma(alpha * -1.0, transmittance, transmittance)
+                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX, AMD), 0.0)
+                transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop
             # Where it is lower, pixels have stopped before the next segment.
@@ -100,8 +106,8 @@ def _combine_kernel(
     render_colors,  # [I, height, width, n_features], output
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
-    segment_starts,  # [lists + 1] int64
-    segment_lists,  # [n_segments] int64
+    segment_starts,  # [lists + 1] int32
+    segment_lists,  # [n_segments] int32
     segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped
     segment_colors,  # [n_segments, n_features, WIDTH HEIGHT]; zeroed where pixels have stopped before
     segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, if there are last_ids
@@ -117,13 +123,13 @@ def _combine_kernel(
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     program = tl.program_id(0) // passes
     channel = tl.program_id(0) % passes * CHANNELS
-    index = tl.load(segment_lists + program).to(tl.int32)
+    index = tl.load(segment_lists + program)
     image, _x, _y, inside, pixel, own = part_pixels(
         first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, WIDTH, HEIGHT, dtype,
+        TILE, WIDTH, HEIGHT, HEIGHT, dtype, WALKS=False,
     )  # fmt: skip
-    first_segment = tl.load(segment_starts + index).to(tl.int32)
-    end_segment = tl.load(segment_starts + index + 1).to(tl.int32)
+    first_segment = tl.load(segment_starts + index)
+    end_segment = tl.load(segment_starts + index + 1)
     if program == first_segment:
         transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
         last = tl.zeros([HEIGHT, WIDTH], tl.int32)

@@ -20,19 +20,29 @@ BLOCK = 128
 
 LN_2 = tl.constexpr(math.log(2.0))
 
-GROUP, SPAN_CHUNK = 8, 16
+GROUP, SPAN_CHUNK = 16, 8
 """Spans of a program of the sums of spans, and how often its loop over slots is unrolled."""
 
 LANES, ROW_CHUNK = 64, 8
 """Gaussians times columns of a program of the sums of rows, and how often its loops are unrolled."""
 
 
+@triton.jit
+def _large_spans(slot_starts, positions, rows, large, span, n_spans):
+    """First slots of spans, and how many slots there are; 0 for spans of Gaussians that are not large."""
+    mask = span < n_spans
+    start = tl.load(slot_starts + span, mask=mask, other=0)
+    end = tl.load(slot_starts + span + 1, mask=mask, other=0)
+    row = tl.load(rows + tl.load(positions + span, mask=mask, other=0), mask=mask, other=0)
+    return start.to(tl.int64), tl.where(tl.load(large + row, mask=mask, other=0) != 0, end - start, 0)
+
+
 @kernel
 def _span_sum_kernel(
     v_slots,  # [K, width], the first slot of each span is output
-    slot_starts,  # [S + 1] int64
+    slot_starts,  # [S + 1] int32
     positions,  # [S] int32
-    rows,  # [nnz] int64
+    rows,  # [nnz] int32
     large,  # [nnz] bool
     n_spans: "Int", width: "Int", blocks: "Int",
     GROUP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
@@ -40,16 +50,14 @@ def _span_sum_kernel(
     """Adds the slots of each span of large Gaussians, COLUMNS columns of them, into its first slot."""
     program = tl.program_id(0)
     span = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
-    mask = span < n_spans
-    row = tl.load(rows + tl.load(positions + span, mask=mask, other=0), mask=mask, other=0)
-    mask = mask & (tl.load(large + row, mask=mask, other=0) != 0)
-    start = tl.load(slot_starts + span, mask=mask, other=0)
-    length = (tl.load(slot_starts + span + 1, mask=mask, other=0) - start).to(tl.int32)
-    longest = tl.max(length)
+    _start, lengths = _large_spans(slot_starts, positions, rows, large, span, n_spans)
+    longest = tl.max(lengths)
     if longest > 1:
+        # Loaded again in the layout of slots.
+        start, length = _large_spans(slot_starts, positions, rows, large, span[:, None], n_spans)
         column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        remaining = tl.where(column < width, length[:, None], 0)
-        address = v_slots + start[:, None] * width + column
+        remaining = tl.where(column < width, length, 0)
+        address = v_slots + start * width + column
         total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
         for base in range(0, longest, CHUNK):
             for k in tl.static_range(CHUNK):
@@ -60,9 +68,9 @@ def _span_sum_kernel(
 @kernel
 def _row_sum_kernel(
     v_slots,  # [K, WIDTH]; for large Gaussians, each span's sum in its first slot
-    slot_starts,  # [S + 1] int64
-    span_starts,  # [nnz + 1] int64
-    rows,  # [nnz] int64
+    slot_starts,  # [S + 1] int32
+    span_starts,  # [nnz + 1] int32
+    rows,  # [nnz] int32
     large,  # [nnz] bool
     sums,  # [nnz, SUMS_WIDTH], added to
     n_rows: "Int", blocks: "Int",
@@ -83,17 +91,17 @@ def _row_sum_kernel(
     start = tl.load(slot_starts + first, mask=mask, other=0)
     end = tl.load(slot_starts + last, mask=mask, other=0)
     total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
-    length = tl.where(is_large, 0, end - start).to(tl.int32)
-    address = v_slots + start * WIDTH + column
+    length = tl.where(is_large, 0, end - start)
+    address = v_slots + start.to(tl.int64) * WIDTH + column
     for base in range(0, tl.max(length), CHUNK):
         for k in tl.static_range(CHUNK):
             total += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
-    count = tl.where(is_large, last - first, 0).to(tl.int32)
+    count = tl.where(is_large, last - first, 0)
     for base in range(0, tl.max(count), CHUNK):
         for k in tl.static_range(CHUNK):
             here = base + k < count
             end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
-            total += tl.load(v_slots + start * WIDTH + column, mask=here & (start < end), other=0.0)
+            total += tl.load(v_slots + start.to(tl.int64) * WIDTH + column, mask=here & (start < end), other=0.0)
             start = end
     tl.store(sums + row * SUMS_WIDTH + column, total, mask=mask)
 
@@ -153,7 +161,7 @@ def sum_slots(v_slots: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor
         GROUP=GROUP,
         CHUNK=SPAN_CHUNK,
         COLUMNS=columns,
-        num_warps=1,
+        num_warps=2,
     )
     columns = min(width, LANES)
     blocks = triton.cdiv(width, columns)

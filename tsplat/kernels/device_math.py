@@ -61,6 +61,23 @@ def load4(pointer):
 
 
 @triton.jit
+def element(pointer, index, STRIDE: tl.constexpr, PTX: tl.constexpr):
+    """Pointer to the element ``index * STRIDE`` places further, for an int32 index.
+
+    LLVM merges the product and the sum into an instruction that ptxas takes apart into two or three. If PTX, it does
+    not see the product, and ptxas makes one instruction of both.
+    """
+    if PTX:
+        size: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8 * STRIDE
+        offset = tl.inline_asm_elementwise(
+            "mul.wide.s32 $0, $1, $2;", "=l,r,r", [index, size], dtype=tl.int64, is_pure=True, pack=1
+        )
+        return (pointer.to(tl.int64) + offset).to(pointer.dtype)
+    else:
+        return pointer + index.to(tl.int64) * STRIDE
+
+
+@triton.jit
 def constant(value, like):
     """A scalar in the dtype and shape of a tensor.
 

@@ -126,7 +126,7 @@ def _l1_ssim_bwd_kernel(
     taps,  # [2 RADIUS + 1]
     maps,  # [3, B, n_channels, height, width]
     scales,  # [2]
-    v_image,  # [B, height, width, n_channels], output
+    v_image,  # [B, n_channels, height, width], output
     n_channels: "Int", height: "Int", width: "Int", size: "Int",
     x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
     y_image: "Int", y_row: "Int", y_column: "Int", y_channel: "Int",
@@ -169,9 +169,7 @@ def _l1_ssim_bwd_kernel(
     b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
     sign = tl.where(a > b, 1.0, tl.where(a < b, -1.0, 0.0)).to(dtype)
     v = tl.load(scales) * sign + tl.load(scales + 1) * (by_mean + 2.0 * a * by_square + b * by_product)
-    batch = plane // n_channels
-    out = ((batch * height + r) * width + c) * n_channels + plane % n_channels
-    tl.store(v_image + out, v, mask=inside)
+    tl.store(v_image + (plane * height + r) * width + c, v, mask=inside)
 
 
 def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,12 +201,16 @@ def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtyp
 
 
 def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
-    """Computes the gradient of scales[0] times the sum of |x - y| plus scales[1] times the sum of SSIM."""
+    """Computes the gradient of scales[0] times the sum of |x - y| plus scales[1] times the sum of SSIM.
+
+    Returns:
+        [B, H, W, C], channel-major in memory, so that neighboring pixels are stored, and later loaded, side by side.
+    """
     n_batch, height, width, n_channels = image.shape
-    v_image = torch.empty(image.shape, dtype=maps.dtype, device=image.device)
+    v_image = torch.empty_like(maps[0])
     blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, block_size(image, COLUMNS))
     launch(_l1_ssim_bwd_kernel, programs(blocks, 1), scales=scales, v_image=v_image, **_arguments(image, target, maps))
-    return v_image
+    return v_image.movedim(1, -1)
 
 
 def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _tile_rows_kernel(
     radii,  # [nnz, 2] int32
     conics,  # [nnz, 3] or None
     opacities,  # [nnz] or None
-    order,  # [nnz] int64
+    order,  # [nnz] int32
     image_ids,  # [nnz] int64 or None
     first_tile_rows,  # [nnz] int32, output
     n_tile_rows,  # [nnz] int32, output
@@ -101,7 +101,7 @@ def _tile_rows_kernel(
 ):  # fmt: skip
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = position < n
-    row = tl.load(order + position, mask=mask, other=0)
+    row = tl.load(order + position, mask=mask, other=0).to(tl.int64)
     mean, _, extent_y, seen, _, _, _ = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
     first, count = _tile_range(mean[1] - extent_y, mean[1] + extent_y, tile_height, TILE, conics is not None)
     if image_ids is not None:
@@ -120,9 +120,9 @@ def _tile_columns_kernel(
     radii,  # [nnz, 2] int32
     conics,  # [nnz, 3] or None
     opacities,  # [nnz] or None
-    order,  # [nnz] int64
+    order,  # [nnz] int32
     first_tile_rows,  # [nnz] int32
-    span_starts,  # [nnz + 1] int64
+    span_starts,  # [nnz + 1] int32
     positions,  # [S] int32, output
     first_columns,  # [S] int32, output
     n_columns,  # [S] int32, output
@@ -133,7 +133,7 @@ def _tile_columns_kernel(
     mask = span < n_spans
     span = tl.where(mask, span, 0)
     position = _search(span_starts, n, span, steps)
-    row = tl.load(order + position, mask=mask, other=0)
+    row = tl.load(order + position, mask=mask, other=0).to(tl.int64)
     mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
         means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
     )
@@ -161,13 +161,13 @@ def _tile_columns_kernel(
 
 @kernel
 def _tile_intersections_kernel(
-    order,  # [nnz] int64
+    order,  # [nnz] int32
     image_ids,  # [nnz] int64 or None
     first_tile_rows,  # [nnz] int32
-    span_starts,  # [nnz + 1] int64
+    span_starts,  # [nnz + 1] int32
     positions,  # [S] int32
     first_columns,  # [S] int32
-    slot_starts,  # [S + 1] int64
+    slot_starts,  # [S + 1] int32
     keys,  # [M] int16 or int32, output
     flatten_ids,  # [M] int32, output
     n_spans: "Int", n_intersections: "Int", steps: "Int", n_per_image: "Int",
@@ -179,7 +179,7 @@ def _tile_intersections_kernel(
     slot = tl.where(mask, slot, 0)
     span = _search(slot_starts, n_spans, slot, steps)
     position = tl.load(positions + span).to(tl.int64)
-    row = tl.load(order + position)
+    row = tl.load(order + position).to(tl.int64)
     if image_ids is not None:
         image = tl.load(image_ids + row)
     else:
@@ -264,19 +264,19 @@ def tile_columns(
 
 
 def tile_intersections(
-    screen: ScreenGaussians, grid: TileGrid, spans: Spans, n_intersections: int, key_dtype: torch.dtype, key_bias: int
+    screen: ScreenGaussians, grid: TileGrid, spans: Spans, key_dtype: torch.dtype, key_bias: int
 ) -> tuple[Tensor, Tensor]:
     """Lists the intersections of spans, Gaussian by Gaussian: flat tiles as sorting keys [M], and rows [M] int32.
 
     Args:
         key_bias: Subtracted from each key.
     """
-    keys = torch.empty(n_intersections, dtype=key_dtype, device=screen.order.device)
-    flatten_ids = torch.empty(n_intersections, dtype=torch.int32, device=screen.order.device)
+    keys = torch.empty(spans.n_intersections, dtype=key_dtype, device=screen.order.device)
+    flatten_ids = torch.empty(spans.n_intersections, dtype=torch.int32, device=screen.order.device)
     n_spans = spans.positions.numel()
     launch_elementwise(
         _tile_intersections_kernel,
-        n_intersections,
+        spans.n_intersections,
         BLOCK,
         order=screen.order,
         image_ids=screen.image_ids,
@@ -284,7 +284,6 @@ def tile_intersections(
         keys=keys,
         flatten_ids=flatten_ids,
         n_spans=n_spans,
-        n_intersections=n_intersections,
         steps=n_spans.bit_length(),
         n_per_image=_rows_per_image(screen, grid),
         tile_width=grid.tile_width,

@@ -36,9 +36,15 @@ SMALL, LARGE = 700, 2500
 """Numbers of tiles below which parts are eighths of a tile and above which they are halves, on NVIDIA GPUs. More parts
 are more programs; larger parts share more of the work of a Gaussian."""
 
-SEGMENTS = {256: 16, SMALL: 64, math.inf: 1024}
+FEW = 256
+"""Number of tiles below which segments are shortest."""
+
+SEGMENTS = {FEW: 16, SMALL: 64, math.inf: 1024}
 """Entries of the segments that long lists are cut into on GPUs, for numbers of tiles below the keys. Few tiles do not
 fill a GPU, and segments pay for that with a second walk over all but the last of them."""
+
+AMD_SEGMENTS = {FEW: 192, SMALL: 384, math.inf: 1024}
+"""The same on AMD GPUs: the shortest with which a forward pass executes no more than a walk of whole lists of tiles."""
 
 CPU_SEGMENT = 2**30
 """A CPU needs no segments."""
@@ -140,7 +146,7 @@ def longest_first(offsets: Tensor) -> Tensor | None:
     Lengths count in steps of ``GRAIN``; among equals the order remains. Returns None if order does not matter.
 
     Args:
-        offsets: [lists + 1] int64, first entry of each list, and their number.
+        offsets: [lists + 1] int32, first entry of each list, and their number.
     """
     if offsets.numel() - 1 <= RESIDENT:
         return None
@@ -155,8 +161,8 @@ def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
     On a CPU, parts of a tile follow each other, as they read the same Gaussians.
 
     Args:
-        offsets: [parts * tiles + 1] int64, first entry of each list, and their number.
-        isect_offsets: [tiles + 1] int64, first intersection of each tile, and M.
+        offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
+        isect_offsets: [tiles + 1] int32, first intersection of each tile, and M.
     """
     if not is_compiled_for_cpu(offsets):
         return longest_first(offsets)
@@ -203,14 +209,17 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
         tensor: On the device.
         n_tiles: Number of tiles of all images. That of a band must not matter, or sums would depend on the bands.
     """
-    segment = next(length for limit, length in SEGMENTS.items() if n_tiles < limit)
+    segments = AMD_SEGMENTS if is_amd(tensor) else SEGMENTS
+    segment = next(length for limit, length in segments.items() if n_tiles < limit)
     if n_features > 2 * FEATURES_MIN:
         segment *= 2  # each keeps the features of its pixels
     if is_compiled_for_cpu(tensor):
         width, height, segment = tile_size, CPU_ROWS, CPU_SEGMENT
     elif n_features >= FEATURES_MIN:
         width, height = 8, 8
-    elif vendor(tensor) == "amd" or (n_tiles > LARGE and n_features <= FEATURES_HELD):
+    elif is_amd(tensor) and n_features <= FEATURES_HELD and not FEW <= n_tiles <= LARGE:
+        width, height = 16, 16
+    elif is_amd(tensor) or (n_tiles > LARGE and n_features <= FEATURES_HELD):
         width, height = 16, 8
     elif n_tiles < SMALL or n_features > FEATURES_HELD:
         width, height = 8, 4
@@ -222,6 +231,11 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
 def has_ptx(tensor: Tensor) -> bool:
     """Returns whether kernels on this tensor may contain NVIDIA's instructions."""
     return vendor(tensor) == "nvidia"
+
+
+def is_amd(tensor: Tensor) -> bool:
+    """Returns whether kernels on this tensor are compiled for AMD GPUs."""
+    return vendor(tensor) == "amd"
 
 
 def approximate(tensor: Tensor) -> bool:
@@ -242,8 +256,11 @@ def walk_options(tensor: Tensor) -> dict[str, int | bool]:
 
 
 def walk_unroll(tensor: Tensor) -> int:
-    """Returns how often the loop over a list is unrolled. On NVIDIA GPUs, loads then come early enough."""
-    return 4 if has_ptx(tensor) else 1
+    """Returns how often the loop over a list is unrolled.
+
+    On NVIDIA GPUs, loads then come early enough; on AMD GPUs, loaded records need not be moved between registers.
+    """
+    return 1 if vendor(tensor) == "none" else 4
 
 
 def walk_ahead(tensor: Tensor) -> int:

@@ -24,19 +24,12 @@ MOMENTS = tl.constexpr(6)
 
 
 @triton.jit
-def load_list(program, order, offsets, later=0):
-    """The list that a program composites, its first entry, and the number of entries.
-
-    Args:
-        order: [lists] int64, or None for the order of lists.
-        offsets: [lists + 1] int64.
-        later: Added to the list.
-    """
+def _nth_list(n, order):
+    """The n-th list in an order [lists] int64, or None for the order of lists."""
     if order is not None:
-        program = tl.load(order + program).to(tl.int32)
-    program += later
-    start = tl.load(offsets + program).to(tl.int64)
-    return program, start, (tl.load(offsets + program + 1) - start).to(tl.int32)
+        return tl.load(order + n).to(tl.int32)
+    else:
+        return n
 
 
 @triton.jit
@@ -44,26 +37,32 @@ def load_range(program, order, offsets, segment_lists, segment_starts, n_segment
     """The entries that a program composites: a segment of a long list, or a list that is not cut.
 
     Args:
-        order, offsets, later: As for ``load_list``. Lists that are cut may not be later.
-        segment_lists: [n_segments] int64 and ``segment_starts`` [lists + 1] int64, see ``PartLists``; None if there are
+        order: [lists] int64, or None for the order of lists.
+        offsets: [lists + 1] int32.
+        segment_lists: [n_segments] int32 and ``segment_starts`` [lists + 1] int32, see ``PartLists``; None if there are
             none.
+        later: Added to the list. Lists that are cut may not be later.
 
     Returns:
         The list; its first entry; begin and end of the range in the list; the list's first and last segment, and
         whether the program has a segment.
     """
     if segment_lists is None:
-        index, start, count = load_list(program, order, offsets, later)
-        return index, start, 0, count, 0, 0, False
+        index = _nth_list(program, order) + later
     else:
         is_segment = program < n_segments
-        index, start, count = load_list(tl.maximum(program - n_segments, 0), order, offsets)
         if is_segment:
-            index = tl.load(segment_lists + program).to(tl.int32)
-            start = tl.load(offsets + index).to(tl.int64)
-            count = (tl.load(offsets + index + 1) - start).to(tl.int32)
-        first_segment = tl.load(segment_starts + index).to(tl.int32)
-        end_segment = tl.load(segment_starts + index + 1).to(tl.int32)
+            index = tl.load(segment_lists + program)
+        else:
+            index = _nth_list(program - n_segments, order)
+    start = tl.load(offsets + index)
+    count = tl.load(offsets + index + 1) - start
+    start = start.to(tl.int64)
+    if segment_lists is None:
+        return index, start, 0, count, 0, 0, False
+    else:
+        first_segment = tl.load(segment_starts + index)
+        end_segment = tl.load(segment_starts + index + 1)
         begin = tl.where(is_segment, (program - first_segment) * SEGMENT, 0)
         # A list that is cut is left to the programs of its segments.
         end = tl.where(is_segment, tl.minimum(begin + SEGMENT, count), tl.where(first_segment < end_segment, 0, count))
@@ -73,40 +72,42 @@ def load_range(program, order, offsets, segment_lists, segment_starts, n_segment
 @triton.jit
 def part_pixels(
     tile, part, block: tl.constexpr, width, height, tile_width, n_tiles,
-    TILE: tl.constexpr, PART_WIDTH: tl.constexpr, PART_HEIGHT: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
+    WALKS: tl.constexpr = True,
 ):  # fmt: skip
-    """Pixels of a block of a part of a tile.
+    """Pixels of a block of a part of a tile: some of its rows. ``WALKS`` says whether lists are walked for them.
 
     Returns:
-        The tile's image; pixel centers in x [1, BLOCK_WIDTH] and y [BLOCK_HEIGHT, 1]; whether pixels are inside the
-        image, their flat index in the images, and their place in the part, [BLOCK_HEIGHT, BLOCK_WIDTH].
+        The tile's image; pixel centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1]; whether pixels are inside the image,
+        their flat index in the images, and their place in the part, [BLOCK_HEIGHT, WIDTH].
     """
-    PARTS_ACROSS: tl.constexpr = TILE // PART_WIDTH
-    BLOCKS_ACROSS: tl.constexpr = PART_WIDTH // BLOCK_WIDTH
+    PARTS_ACROSS: tl.constexpr = TILE // WIDTH
     image = (tile // n_tiles).to(tl.int64)
     tile = tile % n_tiles
-    left = tile % tile_width * TILE + part % PARTS_ACROSS * PART_WIDTH
-    top = tile // tile_width * TILE + part // PARTS_ACROSS * PART_HEIGHT
-    own_x = block % BLOCKS_ACROSS * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)[None, :]
-    own_y = block // BLOCKS_ACROSS * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
-    x = left + own_x
-    y = top + own_y
+    own_x = tl.arange(0, WIDTH)[None, :]
+    own_y = block * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
+    x = tile % tile_width * TILE + part % PARTS_ACROSS * WIDTH + own_x
+    y = tile // tile_width * TILE + part // PARTS_ACROSS * HEIGHT + own_y
     inside = (x < width) & (y < height)
     pixel = (image * height + y) * width + x
-    return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, inside, pixel, own_y * PART_WIDTH + own_x
+    own = own_y * WIDTH + own_x
+    if WALKS:
+        # Otherwise a lane could hold neighbors in a row, which share less than pixels of a column.
+        own = tl.max_contiguous(own, [1, 1])
+    return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, inside, pixel, own
 
 
 @triton.jit
-def entry_row(entry):
-    """Row of an entry of a list of the backward pass."""
-    return entry.to(tl.int32)
-
-
-@triton.jit
-def entry_slot(entry):
-    """Slot of an entry of a list of the backward pass. int64"""
-    return (entry >> 32).to(tl.uint32).to(tl.int64)
+def load_entry(at, PTX: tl.constexpr):
+    """Row and slot of an entry of a list of the backward pass."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [at.to(tl.int64)], dtype=(tl.int32, tl.int32),
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        entry = tl.load(at)
+        return entry.to(tl.int32), (entry >> 32).to(tl.int32)
 
 
 @triton.jit
@@ -142,41 +143,49 @@ def log2_alpha(record, dx, dy):
 
 
 @triton.jit
-def clamped_alpha(record, e, APPROX: tl.constexpr):
+def clamped_alpha(record, e, APPROX: tl.constexpr, AMD: tl.constexpr = False):
     """Alpha clamped to alpha_max, where it is not below the threshold."""
-    if not APPROX:
+    if not (APPROX or AMD):
         # Underflow would cost CPUs a hundred cycles.
         e = tl.maximum(e, -126.0)
     return tl.minimum(exp2(e, APPROX), record[6])
 
 
 @triton.jit
-def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr):
+def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.constexpr = False):
     """One step front to back. Returns the weight alpha T, whether the Gaussian is added, and T behind it.
 
-    A pixel that has stopped keeps its transmittance, with a negative sign.
+    A pixel that has stopped keeps its transmittance, with a negative sign. If AMD, its weight is zero.
     """
     weight = alpha * transmittance
-    # Rounded once: subtracting the weight would lose digits near alpha = 1. Unlike -alpha, the factor -1 costs nothing.
-    after = tl.fma(alpha * -1.0, transmittance, transmittance)
+    # Rounded once: subtracting the weight would lose digits near alpha = 1. Unlike a minus, a factor of -1 is free.
+    after = tl.fma(alpha, transmittance * -1.0, transmittance)
     added = after > constant(TRANSMITTANCE_MIN, after)
-    return weight, added, tl.where(added, after, -tl.abs(transmittance))
+    if AMD:
+        # A select takes an instruction there, so there is one for all features.
+        weight = tl.where(added, weight, 0.0)
+    return weight, added, tl.where(added, after, tl.abs(transmittance) * -1.0)
 
 
 @triton.jit
-def absorb_vjp(transmittance, alpha, rest, v_dot_c, APPROX: tl.constexpr):
+def inverse_transmittance(transmittance, APPROX: tl.constexpr):
+    """1 / T, or a finite number where T is so low that the pixel has stopped before."""
+    return reciprocal(tl.maximum(transmittance, 1e-6), APPROX)
+
+
+@triton.jit
+def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
     """One step back to front.
 
     Args:
         transmittance: T behind the Gaussian.
-        rest: Gradient of the loss with respect to ln(T) behind it.
-        v_dot_c: Gradient of the loss with respect to its weight.
+        behind: The gradient of the pixel times the color that shows behind the Gaussian.
+        v_dot_c: The gradient of the pixel times the Gaussian's color.
 
     Returns:
-        T and ``rest`` in front of the Gaussian, its weight, and alpha dL/d alpha.
+        T and ``behind`` in front of the Gaussian, its weight, and alpha dL/d alpha.
     """
-    inverse = reciprocal(1.0 - alpha, APPROX)
-    transmittance = transmittance * inverse
+    transmittance = transmittance * reciprocal(1.0 - alpha, APPROX)
     weight = alpha * transmittance
-    gained = weight * v_dot_c
-    return transmittance, rest + gained, weight, tl.fma(-rest, alpha * inverse, gained)
+    difference = v_dot_c - behind
+    return transmittance, tl.fma(alpha, difference, behind), weight, weight * difference

@@ -202,7 +202,8 @@ def composite_bwd(
         transmittance, last = transmittances[here].flatten(), last_ids[here].flatten()
         # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
         covered = transmittance < 1
-        v_color = torch.where(covered[:, None], v_render_colors[here].reshape(-1, channels), 0.0)
+        # Contiguous, as the rounding of matrix products depends on strides.
+        v_color = torch.where(covered[:, None], v_render_colors[here].reshape(-1, channels), 0.0).contiguous()
         # Gradient of the loss with respect to ln(T) behind everything.
         rest = -torch.where(covered, v_render_alphas[here].flatten(), 0.0)
         if backgrounds is not None:

@@ -97,16 +97,16 @@ def tile_columns(
 
 
 def tile_intersections(
-    screen: ScreenGaussians, grid: TileGrid, spans: Spans, n_intersections: int, key_dtype: torch.dtype, key_bias: int
+    screen: ScreenGaussians, grid: TileGrid, spans: Spans, key_dtype: torch.dtype, key_bias: int
 ) -> tuple[Tensor, Tensor]:
     device = screen.order.device
     span_ids = torch.arange(spans.positions.numel(), device=device).repeat_interleave(
-        spans.slot_starts.diff(), output_size=n_intersections
+        spans.slot_starts.diff(), output_size=spans.n_intersections
     )
-    positions = spans.positions[span_ids].long()
-    rows = screen.order[positions]
+    positions = spans.positions[span_ids]
+    rows = screen.order[positions].long()
     y = spans.first_tile_rows[positions] + span_ids - spans.span_starts[positions]
-    x = spans.first_columns[span_ids] + torch.arange(n_intersections, device=device) - spans.slot_starts[span_ids]
+    x = spans.first_columns[span_ids] + torch.arange(spans.n_intersections, device=device) - spans.slot_starts[span_ids]
     keys = _image_ids(screen, grid)[rows] * grid.tiles_per_image + y * grid.tile_width + x - key_bias
     return keys.to(key_dtype), rows.to(torch.int32)
 

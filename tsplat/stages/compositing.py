@@ -34,6 +34,7 @@ from ..errors import ArgumentError, ShapeError
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
 from .compilation import eager
+from .memory import INTERSECTIONS_MAX
 
 N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields)
 N_LISTS = 2 + N_ORDER
@@ -91,7 +92,7 @@ class _Composite(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         means2d, conics, opacities, colors, color_ids, depths, backgrounds, transmittances, last_ids, *lists = saved
         settings: CompositingSettings = ctx.settings
-        v_render_colors, v_render_alphas = v_render_colors.contiguous(), v_render_alphas.contiguous()
+        v_render_colors, v_render_alphas = _dense_pixels(v_render_colors), v_render_alphas.contiguous()
         n_features = v_render_colors.shape[-1]
         splats = _splats(means2d, conics, opacities, colors, color_ids, depths)
         bands: Iterable[Intersections] = ctx.bands or [_restored(*lists[:N_LISTS])]
@@ -128,7 +129,9 @@ class _Composite(torch.autograd.Function):
             if depths is not None:
                 v_depths = v_splats.v_features[:, -1]
             if backgrounds is not None:
-                v_backgrounds = (transmittances[..., None] * v_render_colors[..., :n_colors]).sum((1, 2))
+                # Contiguous, as the order of PyTorch's sums depends on strides.
+                weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
+                v_backgrounds = weighted.sum((1, 2))
         if ctx.absgrad_target is not None:
             assert v_splats.absgrad is not None
             ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)
@@ -150,6 +153,11 @@ def _splats(
     return Splats(means2d.reshape(-1, 2).contiguous(), conics, opacities, colors, depths)
 
 
+def _dense_pixels(image: Tensor) -> Tensor:
+    """The image [I, H, W, D] if its pixels are evenly spaced in memory, channel-major or not; otherwise a copy."""
+    return image if image.stride(1) == image.shape[2] * image.stride(2) else image.contiguous()
+
+
 def _saved(whole: Intersections | None, parts: PartLists | None) -> tuple[Tensor | None, ...]:
     """The tensors of a single band that the backward pass needs; None for each if there are several bands."""
     if whole is None:
@@ -166,12 +174,11 @@ def _restored(isect_offsets: Tensor, flatten_ids: Tensor, *order: Tensor | None)
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
     """Orders intersections of which only the row is known; all of a row's make up one span."""
     rows, order = flatten_ids.sort(stable=True)
-    slots = torch.empty_like(order)
-    slots[order] = torch.arange(order.numel(), device=order.device)
-    starts = torch.arange(n_rows + 1, dtype=rows.dtype, device=order.device)
-    span_starts = torch.arange(n_rows + 1, device=order.device)
-    slot_starts = torch.searchsorted(rows, starts)
-    return GaussianMajor(slots, slot_starts, span_starts, span_starts[:-1], starts[:-1].to(torch.int32))
+    slots = torch.empty_like(rows)
+    slots[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
+    starts = torch.arange(n_rows + 1, dtype=torch.int32, device=order.device)
+    slot_starts = torch.searchsorted(rows, starts, out_int32=True)
+    return GaussianMajor(slots, slot_starts, starts, starts[:-1], starts[:-1])
 
 
 def composite(
@@ -310,10 +317,15 @@ def rasterize_to_pixels(
     check_devices({**given, "masks": masks, "isect_offsets": isect_offsets, "flatten_ids": flatten_ids})
     if flatten_ids.dim() != 1 or flatten_ids.is_floating_point():
         raise ArgumentError(f"flatten_ids: expected integers [M], found {flatten_ids.dtype} {list(flatten_ids.shape)}")
+    if flatten_ids.numel() > INTERSECTIONS_MAX:
+        raise ArgumentError(
+            f"flatten_ids: {flatten_ids.numel():,} intersections are more than 32-bit indices hold; render fewer "
+            "images at a time"
+        )
     check_tile_lists("isect_offsets", isect_offsets, flatten_ids, math.prod(leading))
     dtype = compute_dtype(*given.values())
-    n_intersections = torch.full((1,), flatten_ids.numel(), dtype=torch.int64, device=flatten_ids.device)
-    offsets = torch.cat([isect_offsets.reshape(-1).to(torch.int64), n_intersections])
+    n_intersections = torch.full((1,), flatten_ids.numel(), dtype=torch.int32, device=flatten_ids.device)
+    offsets = torch.cat([isect_offsets.reshape(-1).to(torch.int32), n_intersections])
     splats = Splats(
         means2d.to(dtype),
         conics.to(dtype).reshape(-1, 3),

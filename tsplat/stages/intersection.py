@@ -110,7 +110,7 @@ class BandedIntersections:
                 todo += [(middle, end), (begin, middle)]
                 continue
             self.bands.append((begin, end))
-            self.n_intersections += int(spans.slot_starts[-1])
+            self.n_intersections += spans.n_intersections
             if not todo and len(self.bands) == 1:
                 self.whole = list_intersections(screen, grid, (begin, end), spans, settings)
 
@@ -132,18 +132,20 @@ def depth_order(radii: Tensor, depths: Tensor, image_ids: Tensor | None = None, 
         n_segments: The number of images, to sort the rows of each on their own; or 1.
 
     Returns:
-        [nnz] int64.
+        [nnz] int32.
     """
     depths = torch.where((radii > 0).all(-1), depths, torch.inf)
     if n_segments <= 1:
-        return stable_sort(depths)[1]
-    if image_ids is None:
+        order = stable_sort(depths)[1]
+    elif image_ids is None:
         images = depths.view(n_segments, -1)
         starts = torch.arange(n_segments, device=depths.device)[:, None] * images.shape[1]
-        return (images.argsort(dim=1, stable=True) + starts).flatten()
-    counts = image_ids.bincount(minlength=n_segments)
-    rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
-    return torch.cat([row[stable_sort(depths[row])[1]] for row in rows])
+        order = (images.argsort(dim=1, stable=True) + starts).flatten()
+    else:
+        counts = image_ids.bincount(minlength=n_segments)
+        rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
+        order = torch.cat([row[stable_sort(depths[row])[1]] for row in rows])
+    return order.to(torch.int32)
 
 
 @torch.no_grad()
@@ -157,7 +159,7 @@ def find_spans(
     """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band.
 
     Raises:
-        ArgumentError: There are more rows or tiles than 32-bit indices hold.
+        ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
         OverBudgetError: The spans or their intersections exceed the budget; raised before they are allocated.
     """
     n_rows = screen.order.numel()
@@ -168,17 +170,25 @@ def find_spans(
         )
     launch = launchers(screen.means2d.device, settings.backend)
     first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
-    span_starts = _exclusive_sum(n_tile_rows)
-    n_spans = int(span_starts[-1])
-    if budget is not None:
-        budget.admit(n_spans, 0)
+    span_starts, n_spans = _starts(n_tile_rows)
+    _admit(n_spans, 0, budget)
     positions, first_columns, n_columns = launch.tile_columns(
         screen, grid, first_tile_rows, span_starts, n_spans, settings
     )
-    slot_starts = _exclusive_sum(n_columns)
+    slot_starts, n_intersections = _starts(n_columns)
+    _admit(n_spans, n_intersections, budget)
+    return Spans(first_tile_rows, span_starts, positions, first_columns, slot_starts, n_intersections)
+
+
+def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> None:
+    """Raises if there are more than the budget allows, or without one than 32-bit indices hold."""
     if budget is not None:
-        budget.admit(n_spans, int(slot_starts[-1]))
-    return Spans(first_tile_rows, span_starts, positions, first_columns, slot_starts)
+        budget.admit(n_spans, n_intersections)
+    elif max(n_spans, n_intersections) > INDEX_MAX:
+        raise ArgumentError(
+            f"means2d: {max(n_spans, n_intersections):,} intersections are more than 32-bit indices hold; pass fewer "
+            "images at a time, or smaller radii"
+        )
 
 
 @torch.no_grad()
@@ -192,22 +202,21 @@ def list_intersections(
     sort: bool = True,
 ) -> Intersections:
     """Lists the intersections of spans, ordered by tile, then depth, then row; Gaussian by Gaussian if not sorted."""
-    n_intersections = int(spans.slot_starts[-1])
     first_tile, n_tiles = band[0] * grid.tile_width, (band[1] - band[0]) * grid.tile_width
     # Emitted in depth order, intersections need a stable sort by tile alone, with int16 keys while they fit.
     short = n_tiles <= 2**16
     key_bias = first_tile + (2**15 if short else 0)
     key_dtype = torch.int16 if short else torch.int32
     keys, flatten_ids = launchers(screen.means2d.device, settings.backend).tile_intersections(
-        screen, grid, spans, n_intersections, key_dtype, key_bias
+        screen, grid, spans, key_dtype, key_bias
     )
-    slots = torch.arange(n_intersections, device=keys.device)
+    slots = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
     isect_offsets = slots[:0]
     if sort:
-        keys, slots = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
-        flatten_ids = flatten_ids[slots]
+        keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
+        flatten_ids, slots = flatten_ids[indices], indices.to(torch.int32)
         bounds = torch.arange(n_tiles + 1, device=keys.device) + (first_tile - key_bias)
-        isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32))
+        isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32), out_int32=True)
     gaussian_major = GaussianMajor(slots, spans.slot_starts, spans.span_starts, screen.order, spans.positions)
     return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
@@ -231,15 +240,16 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
     return keys[indices], indices
 
 
-def _exclusive_sum(counts: Tensor) -> Tensor:
-    """[n] -> [n + 1] int64, from 0 to the total."""
-    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int64), (1, 0))
+def _starts(counts: Tensor) -> tuple[Tensor, int]:
+    """Exclusive sums of counts [n] with the total at the end, [n + 1] int32, and the total, which may not fit."""
+    sums = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int64), (1, 0))
+    return sums.to(torch.int32), int(sums[-1])
 
 
 def count_tiles(order: GaussianMajor) -> Tensor:
     """Counts the intersections of each row. [nnz] int32"""
     counts = torch.empty(order.rows.numel(), dtype=torch.int32, device=order.slots.device)
-    counts[order.rows] = order.slot_starts[order.span_starts].diff().to(torch.int32)
+    counts[order.rows] = order.slot_starts[order.span_starts].diff()
     return counts
 
 
@@ -373,9 +383,6 @@ def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_
     above = isect_ids >> 32
     tile_ids = (above >> bits) * n_tiles + (above & ((1 << bits) - 1))
     starts = torch.searchsorted(tile_ids, torch.arange(n_images * n_tiles, device=isect_ids.device))
-    return narrow_offsets(starts, isect_ids.numel()).view(n_images, tile_height, tile_width)
-
-
-def narrow_offsets(offsets: Tensor, n_intersections: int) -> Tensor:
-    """Converts offsets to int32, as gsplat's are, if they fit."""
-    return offsets.to(torch.int32) if n_intersections <= INDEX_MAX else offsets
+    # int32 as in gsplat, if they fit.
+    starts = starts.to(torch.int32) if isect_ids.numel() <= INDEX_MAX else starts
+    return starts.view(n_images, tile_height, tile_width)

@@ -20,7 +20,10 @@ FREE_SHARE = 0.8
 """Default budget, as a share of free memory."""
 
 INDEX_MAX = 2**31 - 1
-"""Upper bound of list lengths: torch.sort on CUDA takes no more, and flatten_ids are int32."""
+"""Upper bound of indices, which are int32; torch.sort on CUDA takes no more either."""
+
+INTERSECTIONS_MAX = INDEX_MAX // 8
+"""Most intersections of a band: each has up to eight entries in the lists of parts of tiles, see ``PartLists``."""
 
 
 def free_memory(device: torch.device) -> int:
@@ -78,10 +81,11 @@ class MemoryBudget:
         needed = n_spans * BYTES_PER_SPAN + n_intersections * self._bytes_per_intersection
         if needed > UNCHECKED_BYTES and self.limit is None:
             self.limit = int(FREE_SHARE * free_memory(self._device))
-        if max(n_spans, n_intersections) > INDEX_MAX or (self.limit is not None and needed > self.limit):
-            counted = f"{n_intersections:,} intersections" if n_intersections else f"{n_spans:,} Gaussians"
-            limit = "more than 32-bit indices hold" if self.limit is None else f"budget {_bytes(self.limit)}"
-            raise OverBudgetError(f"{counted} in one row of tiles need {_bytes(needed)}, {limit}")
+        counted = f"{n_intersections:,} intersections" if n_intersections else f"{n_spans:,} Gaussians"
+        if n_spans > INDEX_MAX or n_intersections > INTERSECTIONS_MAX:
+            raise OverBudgetError(f"{counted} in one row of tiles are more than 32-bit indices hold")
+        if self.limit is not None and needed > self.limit:
+            raise OverBudgetError(f"{counted} in one row of tiles need {_bytes(needed)}, budget {_bytes(self.limit)}")
         self.peak_bytes = max(self.peak_bytes, needed)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..data import ProjectedGaussians
-from .intersection import BandedIntersections, count_tiles, encode_ids, narrow_offsets
+from .intersection import BandedIntersections, count_tiles, encode_ids
 from .request import Request
 
 
@@ -74,9 +74,7 @@ def _tiles(
         flatten_ids = whole.flatten_ids
         tiles_per_gauss = count_tiles(whole.gaussian_major).view(received.means2d.shape[:-1])
         isect_ids = encode_ids(whole, received.depths, grid)
-        isect_offsets = narrow_offsets(whole.isect_offsets[:-1], flatten_ids.numel()).view(
-            *request.image_shape[:-2], grid.tile_height, grid.tile_width
-        )
+        isect_offsets = whole.isect_offsets[:-1].view(*request.image_shape[:-2], grid.tile_height, grid.tile_width)
     return {
         "tile_size": grid.tile_size,
         "tile_width": grid.tile_width,
