@@ -110,7 +110,7 @@ def _features_bwd_kernel(
         )
         image, center_x, center_y, inside, pixel, own = part_pixels(
             first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-            TILE, WIDTH, HEIGHT, HEIGHT, dtype,
+            TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * chunks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
         transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)

@@ -126,7 +126,7 @@ def _combine_kernel(
     index = tl.load(segment_lists + program)
     image, _x, _y, inside, pixel, own = part_pixels(
         first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, HEIGHT, dtype, WALKS=False,
+        TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=False,
     )  # fmt: skip
     first_segment = tl.load(segment_starts + index)
     end_segment = tl.load(segment_starts + index + 1)

@@ -73,9 +73,12 @@ def load_range(program, order, offsets, segment_lists, segment_starts, n_segment
 def part_pixels(
     tile, part, block: tl.constexpr, width, height, tile_width, n_tiles,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr,
-    WALKS: tl.constexpr = True,
+    BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
-    """Pixels of a block of a part of a tile: some of its rows. ``WALKS`` says whether lists are walked for them.
+    """Pixels of a block of a part of a tile: some of its rows.
+
+    If BY_COLUMN, the place in the part has a hint that lets a lane hold pixels of a column, which share more of the
+    work of a Gaussian than neighbors in a row.
 
     Returns:
         The tile's image; pixel centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1]; whether pixels are inside the image,
@@ -91,8 +94,7 @@ def part_pixels(
     inside = (x < width) & (y < height)
     pixel = (image * height + y) * width + x
     own = own_y * WIDTH + own_x
-    if WALKS:
-        # Otherwise a lane could hold neighbors in a row, which share less than pixels of a column.
+    if BY_COLUMN:
         own = tl.max_contiguous(own, [1, 1])
     return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, inside, pixel, own
 
