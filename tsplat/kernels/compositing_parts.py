@@ -42,7 +42,7 @@ BLOCK = 128
 
 WORD = tl.constexpr(32)
 """Intersections of a word of bits."""
-LOG2_WORD = tl.constexpr(5)
+LOG2_WORD = tl.constexpr(WORD.value.bit_length() - 1)
 
 MARGIN = tl.constexpr(4)
 """Entries of row 0 before and behind all lists. Walks load up to two of them ahead and do not composite them; four of
@@ -174,7 +174,7 @@ def _slot_counts_kernel(
     count = tl.zeros([BLOCK], tl.int32)
     word = words + (index >> LOG2_WORD)
     for _ in tl.static_range(PARTS):
-        count += tl.load(word, mask=mask, other=0) >> (index & (WORD - 1)).to(tl.int32) & 1
+        count += tl.load(word, mask=mask, other=0) >> (index & (WORD - 1)) & 1
         word += n_words
     tl.store(counts + tl.load(slots + index, mask=mask, other=0), count, mask=mask)
 
