@@ -106,7 +106,7 @@ def _cuobjdump(cubin: bytes, flag: str) -> str:
 def _called(tail: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Subroutines and out-of-line code behind the last exit, without the padding."""
     kept = list(tail)
-    while kept and (opcode(kept[-1][1]) == "NOP" or re.match(r"BRA 0x", kept[-1][1])):
+    while kept and (opcode(kept[-1][1]) == "NOP" or kept[-1][1] == f"BRA 0x{kept[-1][0]:x}"):
         kept.pop()
     return kept
 
@@ -119,8 +119,10 @@ def loops(instructions: list[tuple[int, str]]) -> list[tuple[int, int]]:
     """First and last instruction of each backward branch's body."""
     position = {address: i for i, (address, _) in enumerate(instructions)}
     found: dict[int, int] = {}
-    # Branches behind the last exit return from out-of-line code.
+    # Branches behind the last exit return from out-of-line code. A loop may end with a conditional exit and a branch.
     last = max(i for i, (_, text) in enumerate(instructions) if opcode(text) == "EXIT")
+    if instructions[last][1].startswith("@"):
+        last = next(i for i in range(last, len(instructions)) if instructions[i][1].startswith("BRA ")) + 1
     for i, (address, text) in enumerate(instructions[:last]):
         branch = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)
         if branch and int(branch[1], 16) < address and int(branch[1], 16) in position:

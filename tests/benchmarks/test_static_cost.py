@@ -23,6 +23,15 @@ def test_stall_cycles_are_read_from_a_listing():
     assert [text.split()[0] for _, text in static_cost.parse_listing(LISTING)] == ["IMAD.MOV.U32", "S2R", "EXIT"]
 
 
+@pytest.mark.parametrize(("leave", "loops"), [("@P0 EXIT", [(1, 4)]), ("EXIT", [])])
+def test_a_loop_may_end_behind_the_last_exit_if_that_is_conditional(leave, loops):
+    texts = ["MOV R1, RZ", "MUFU.EX2 R0, R1", leave, "UMOV UR4, UR5", "BRA 0x10", "BRA 0x50", "NOP"]
+    listing = "\n".join(f"/*{16 * i:04x}*/ {text} ;" for i, text in enumerate(texts))
+    instructions = static_cost.parse_listing(listing)
+    assert [text for _, text in instructions] == texts[:5], "padding counted, or a branch taken for padding"
+    assert static_cost.loops(instructions) == loops
+
+
 def test_record_has_stall_cycles():
     launches = static_cost.shipped_launches("nvidia", (3,), (16,))
     label, call = next((label, call) for label, call in launches if call.kernel.__name__ == "_moments_kernel")
