@@ -289,10 +289,11 @@ class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 
     Attributes:
-        offsets: [parts * tiles + 1] int32, first entry of each list, and their number K.
-        ids: [K] int32, row of each entry. In memory, rows that are 0 stand before and behind.
+        offsets: [parts * tiles + 1] int32, first entry of each list, and their number K (``n_entries``).
+        ids: [K] int32, row of each entry, with rows of 0 in memory before and behind; None in the backward pass.
         words: [parts, words] int32, a bit per intersection: whether it reaches the part. None if a tile is one part.
         totals: [parts, words] int32, set bits up to the end of each word; None if a tile is one part.
+        ends: [parts * tiles] int32, one past the last entry of each list that a pixel added; None if unknown.
         segment_starts: [parts * tiles + 1] int32, first segment of each list that is cut, and their number; None, like
             all that follows, if no list is cut.
         segment_lists: [segments] int32, list of each segment.
@@ -301,9 +302,11 @@ class PartLists(NamedTuple):
     """
 
     offsets: Tensor
-    ids: Tensor
-    words: Tensor | None
-    totals: Tensor | None
+    n_entries: int
+    ids: Tensor | None
+    words: Tensor | None = None
+    totals: Tensor | None = None
+    ends: Tensor | None = None
     segment_starts: Tensor | None = None
     segment_lists: Tensor | None = None
     segment_transmittances: Tensor | None = None

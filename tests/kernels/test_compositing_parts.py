@@ -64,7 +64,7 @@ def _list_parts(splats, intersections, grid, width, height, segment=UNCUT):
     from tsplat.kernels.launch import PartShape
 
     records = pack_records(splats, _settings(grid.tile_size))
-    return list_parts(records, intersections, grid, PartShape(width, height, segment), splats.n_features)
+    return list_parts(records, intersections, grid, PartShape(width, height, segment), splats.n_features, True)
 
 
 def _edge_minimum(a, b, c, fixed, low, high):
@@ -143,7 +143,8 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 8), (8, 4, 4), (16, 8, 4)])
 def test_lists_stand_between_margins_of_row_0(tile_size, width, height, monkeypatch):
     """Walks load rows of entries that they do not composite, so these must be rows, whatever memory held before."""
-    from tsplat.kernels.compositing_parts import MARGIN, _shared_entries, part_entries
+    from tsplat.kernels.compositing_parts import MARGIN
+    from tsplat.kernels.compositing_slots import _entries, _shared_entries
 
     def filled(tensor, *size, **options):
         return tensor.new_full(size, 2**31 - 1, **options)
@@ -156,7 +157,9 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, monkeypa
     ids = intersections.flatten_ids
     lists = _list_parts(splats, intersections, grid, width, height)
     order = _gaussian_major(ids, splats.opacities.numel())
-    entries = (list_slots(lists, ids, order)[0] for list_slots in (_shared_entries, part_entries))
+    entries = [_entries(lists, intersections, order, lists.offsets[1:])[0]]
+    if lists.words is not None:
+        entries.append(_shared_entries(lists, ids, order))
     for listed in (lists.ids, *entries):
         n, margin = listed.numel(), MARGIN.value
         assert n == lists.ids.numel()

@@ -29,8 +29,8 @@ def cut_lists(monkeypatch):
 
     original, counts = compositing_forward.list_parts, []
 
-    def recorded(*arguments):
-        lists = original(*arguments)
+    def recorded(*arguments, **options):
+        lists = original(*arguments, **options)
         counts.append(lists.n_segments)
         return lists
 
@@ -154,6 +154,28 @@ def test_pixels_that_stop_match_reference(segment, n, n_before, masked, cut_list
         compare(name, found, expected, EXACT)
 
 
+@pytest.mark.parametrize("channels", [3, 17])
+def test_segments_behind_the_last_gaussian_of_all_pixels_may_hold_nan(channels, cut_lists):
+    """With many channels, a segment without weights still multiplies them by features."""
+    counts = cut_lists(3)
+    inputs = _stack(27, 2)
+    inputs["colors"] = torch.rand(1, 27, channels, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    inputs["backgrounds"] = torch.ones(1, channels, dtype=torch.float64)
+    results = []
+    for hidden in (0.5, math.nan):
+        inputs["colors"][:, 9:] = hidden
+        leaves = {name: t.clone().requires_grad_() for name, t in inputs.items()}
+        images = tsplat.rasterize_to_pixels(
+            image_width=8, image_height=8, tile_size=8, flatten_ids=torch.arange(27).int(),
+            isect_offsets=torch.zeros(1, 1, 1).int(), backend="triton", **leaves,
+        )  # fmt: skip
+        results.append((*images, *torch.autograd.grad(images, list(leaves.values()), scenes.random_like(images, 0))))
+    assert min(counts) > 0
+    for expected, found in zip(*results, strict=True):
+        assert expected.isfinite().all()
+        assert torch.equal(expected, found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("segment", [2, 3])
 def test_random_segments_in_fp32_match_reference(segment, cut_lists):
@@ -198,20 +220,20 @@ def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(segment, cut_l
 
 @pytest.mark.parametrize(("tile_size", "channels"), [(8, 3), (16, 3), (16, 17)])
 def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channels, monkeypatch):
-    from tsplat.kernels import compositing_parts
+    from tsplat.kernels import compositing_slots
 
     structure = scenes.Structure(n=30, cameras=2, channels=channels, width=21, height=19, size=4.0, seed=5)
     scene = scenes.make(structure)
     options = dict(tile_size=tile_size, render_mode="RGB+D", absgrad=True)
     used = []
-    for name in ("_shared_entries", "part_entries"):
-        original = getattr(compositing_parts, name)
+    for name in ("_shared_entries", "_entries"):
+        original = getattr(compositing_slots, name)
         monkeypatch.setattr(
-            compositing_parts, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments)
+            compositing_slots, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments)
         )
     shared, _ = _assert_exact(scene, **options)
-    monkeypatch.setattr(compositing_parts, "is_compiled_for_cpu", lambda tensor: False)
+    monkeypatch.setattr(compositing_slots, "is_compiled_for_cpu", lambda tensor: False)
     own, _ = _assert_exact(scene, **options)
-    assert used == ["_shared_entries", "part_entries"]
+    assert used == ["_shared_entries", "_entries"]
     for name, expected in shared.items():
         compare(name, own[name], expected, EXACT)

@@ -46,6 +46,7 @@ PARTS = (
     "-m", "triton", "tests/kernels/test_compositing_parts.py", "tests/kernels/test_segments.py",
     "tests/stages/test_compositing.py", "tests/stages/test_bands.py",
 )  # fmt: skip
+SLOTS = (*PARTS, "tests/kernels/test_compositing_slots.py")
 FOLD = ("tests/kernels/test_warp_sums.py",)
 """On the emulator, as kernels for CPUs have no PTX."""
 FEATURES = ("-m", "triton", "tests/kernels/test_compositing_features.py", "tests/kernels/test_segments.py")
@@ -171,7 +172,6 @@ MUTANTS = [
          "weight of the transmittance behind a Gaussian"),
         ("tl.maximum(transmittance, 1e-6)", "tl.maximum(transmittance, 1e-3)",
          "transmittance of a segment's end too high"),
-        ("range(first, count, ZEROED)", "range(first + 1, count, ZEROED)", "one slot not zeroed"),
         (" + part // PARTS_ACROSS * HEIGHT", "", "every part of a tile is in its first rows"),
         ("(program - first_segment) * SEGMENT", "(program - first_segment) * SEGMENT + 1",
          "first entry of a segment lost"),
@@ -190,27 +190,45 @@ MUTANTS = [
         ("slope_y = tl.where(c > 0.0, -0.5 * b", "slope_y = tl.where(c > 0.0, 0.5 * b", "sign of a slope"),
         ("tl.minimum(on_column, on_row) <= level", "on_column <= level", "one of two lines not tested"),
         ("+ key_bias) % n_tiles", "+ key_bias)", "tiles of later images below the first"),
-        ("(intersections.first_tile - 1)", "intersections.first_tile", "off by one in unknown keys"),
+        ("(intersections.first_tile - 1 -", "(intersections.first_tile -", "off by one in unknown keys"),
         ("- popcount(following, PTX)", "- popcount(following >> 1, PTX)", "off by one in places"),
         ("n_words = n // WORD.value + 1", "n_words = (n + WORD.value - 1) // WORD.value",
          "no word for the end of the last list"),
         ("lengths > CUT * segment", "lengths > segment", "lists cut that are a little longer than a segment"),
         ("(lengths + (segment - 1)) // segment", "lengths // segment", "end of a list in no segment"),
-        ("reached.to(tl.int64) << 32", "0", "parts share slots that they do not add to"),
+        ("index.shape, 1, tl.int32", "index.shape, 0, tl.int32", "no list if a tile is one part"),
+        ("ends=torch.empty_like(lists.offsets[1:])", "ends=lists.offsets[1:]", "ends overwrite where lists begin"),
+    ),
+    *_in(
+        "kernels/compositing_slots.py",
+        SLOTS,
+        ("has_slot[part].to(tl.int64) << 32", "0", "parts share slots that they do not add to"),
+        ("has_slot[part].to(tl.int64) << 32", "reached[part].to(tl.int64) << 32",
+         "slots skipped that were not counted"),
+        ("places[part] < tl.load", "places[part] <= tl.load", "one slot more than entries that were added"),
+        ("end + part * tiles", "end", "ends of the first part for all"),
+        (".to(tl.int32) - first_key", ".to(tl.int32)", "ends of other tiles"),
+        ("intersections.first_tile - intersections.key_bias", "intersections.first_tile", "bias of keys ignored"),
+        ("(reached[part] & is_added", "(is_added", "slots for intersections that do not reach a part"),
+        ("mask & (count > 0)", "mask & (count > 1)", "slots lost of intersections with one"),
+        ("mask=mask & (reached[part] != 0)", "mask=mask & (has_slot[part] != 0)",
+         "rows of entries without a slot not written"),
         ("-MARGIN.value], starts[order.slot_starts]", "-MARGIN.value], order.slot_starts",
          "spans of intersections for those of slots"),
         ("<< 32 | tl.load", "<< 32 | 0 * tl.load", "rows of entries lost"),
+        ("store_margins(entries, index, n_entries)", "pass", "margins of lists of the backward pass not stored"),
+        ("records.new_zeros(lists.n_entries, columns)", "records.new_empty(lists.n_entries, columns)",
+         "slots of entries that nobody added not zeroed"),
     ),
     *_in(
         "kernels/compositing_parts.py",
         PARTS,
-        ("_store_margins(listed, index, n_entries)", "pass", "margins of lists not stored"),
-        ("_store_margins(entries, index, n_entries)", "pass", "margins of lists of the backward pass not stored", 1),
+        ("    store_margins(listed, index, n_entries)", "    pass", "margins of lists not stored"),
         ("n_entries + index)", "n_entries + index - MARGIN)", "the margin behind lists overwrites their last entries"),
         ("pad(entries, (MARGIN.value, MARGIN.value))[MARGIN.value : -MARGIN.value]",
          "pad(entries, (0, MARGIN.value))[: -MARGIN.value]", "no margin before the lists of tiles"),
-        ("PartLists(isect_offsets, _with_margins(flatten_ids), None, None)",
-         "PartLists(isect_offsets, flatten_ids, None, None)", "lists of tiles without margins"),
+        ("flatten_ids.numel(), _with_margins(flatten_ids)", "flatten_ids.numel(), flatten_ids",
+         "lists of tiles without margins"),
         ("listed + MARGIN + place", "listed + place", "lists begin in the margin"),
     ),
     *_in(
@@ -246,7 +264,7 @@ MUTANTS = [
     *_in(
         "kernels/tile_math.py",
         FEATURES,
-        ("2 * index + 1, mask=mask", "2 * index, mask=mask", "rows taken for slots"),
+        ("2 * index + 1)", "2 * index)", "rows taken for slots"),
     ),
     *_in(
         "kernels/compositing_features_backward.py",
@@ -272,6 +290,7 @@ MUTANTS = [
         FEATURES,
         ("(done + k < end)", "(done + k <= end)", "one entry behind a segment added"),
         ("done = begin", "done = 0", "segments start at the first entry of a list"),
+        ("(start + tl.max(last))", "(start + tl.min(last))", "end of a list that of its first pixel"),
         ("(segment * n_features + channel)", "(segment * n_colors + channel)",
          "segments overwrite the depth of others"),
     ),
@@ -302,6 +321,10 @@ MUTANTS = [
         ("tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own\n                    kept",
          "tl.cast(base + n, tl.int64) * n_features + k) * PIXELS + own\n                    kept",
          "channels of the first pass zeroed for those of others"),
+        ("segment_colors + address, kept, mask=listed", "segment_colors + address, kept, mask=listed & alive",
+         "segments behind a pixel's last not zeroed"),
+        ("tl.load(offsets + index) + tl.max(last)", "tl.load(offsets + index) + tl.min(last)",
+         "end of a cut list that of its first pixel"),
         ("mask=inside & (channel == 0)", "mask=inside & (channel > 0)", "transmittance of cut lists not stored"),
     ),
     *_in(
@@ -316,6 +339,7 @@ MUTANTS = [
         ("next_row = tl.load(ids + place + 2)", "next_row = tl.load(ids + place + 1)",
          "off by one in the entry two ahead"),
         ("lists.segment_colors[:, first:]", "lists.segment_colors", "passes overwrite channels of segments"),
+        ("(start + tl.max(last))", "(start + tl.min(last))", "end of a list that of its first pixel"),
     ),
     *_in(
         "kernels/compositing_backward.py",
@@ -342,7 +366,6 @@ MUTANTS = [
         ("                out = element(first_out, slot, COLUMNS, APPROX)\n                slot = next_slot\n",
          "                slot = next_slot\n                out = element(first_out, slot, COLUMNS, APPROX)\n",
          "gradients stored in the slot of the next entry"),
-        ("zero_slots(v_slots, list_entries, end,", "zero_slots(v_slots, list_entries, range_end,", "slots not zeroed"),
     ),
     *_in(
         "kernels/compositing_backward.py",
@@ -548,6 +571,11 @@ MUTANTS = [
         ("sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(v_render_alphas) == 1)",
          "v_colors[: colors.shape[0]]",
          "colors' gradients not summed"),
+    ),
+    *_in(
+        "stages/compositing.py",
+        SLOTS,
+        ("gaussian_major, keys, key_bias)", "gaussian_major, keys, 0)", "bias of keys lost"),
     ),
     *_in(
         "stages/compositing.py",

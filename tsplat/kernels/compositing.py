@@ -124,7 +124,7 @@ def _list_again(
 ) -> PartLists:
     """Returns the lists of a band. The forward pass runs again if lists are cut, for what segments add."""
     records = pack_records(splats._replace(colors=None, depths=None), settings)
-    lists = list_parts(records, intersections, grid, shape, splats.n_features)
+    lists = list_parts(records, intersections, grid, shape, splats.n_features, has_ends=False)
     if lists.n_segments > 0:
         buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None)
         lists = _forward(splats, settings)(splats, None, None, intersections, buffers, shape, settings)

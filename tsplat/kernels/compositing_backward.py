@@ -7,8 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
-from .compositing_parts import assign_slots, list_arguments, part_arguments, walk_arguments
+from .compositing_parts import list_arguments, part_arguments, walk_arguments
 from .compositing_records import load_record, pack_records
+from .compositing_slots import assign_slots
 from .device_math import constant, element, load_tuple, prefetch
 from .launch import (
     Int,
@@ -27,7 +28,6 @@ from .tile_math import (
     load_range,
     log2_alpha,
     part_pixels,
-    zero_slots,
 )
 from .warp_sums import column_of_lane, fold
 
@@ -136,7 +136,7 @@ def _composite_bwd_kernel(
     COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
-    ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
+    ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
     AHEAD: tl.constexpr, TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr,
     APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
@@ -242,8 +242,6 @@ def _composite_bwd_kernel(
                         else:
                             tl.store(out + k, sums[k])
                 record = next_record
-        if TOGETHER == 1:
-            zero_slots(v_slots, list_entries, end, range_end, COLUMNS, PADDED)
 
 
 def walk_bwd(
@@ -297,7 +295,6 @@ def walk_bwd(
         FOLD=folds,
         ABSGRAD=settings.absgrad,
         COLUMNS=columns,
-        PADDED=triton.next_power_of_2(columns),
         AHEAD=walk_ahead(records),
         TOGETHER=assigned.together,
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),

@@ -23,8 +23,9 @@ from .compositing_features import (
     put,
     take,
 )
-from .compositing_parts import assign_slots, list_arguments, part_arguments
+from .compositing_parts import list_arguments, part_arguments
 from .compositing_records import pack_records
+from .compositing_slots import assign_slots
 from .device_math import constant, load_tuple
 from .launch import FEATURES_MIN, Int, PartShape, kernel, launch
 from .tile_math import (
@@ -38,7 +39,6 @@ from .tile_math import (
     load_slot,
     log2_alpha,
     part_pixels,
-    zero_slots,
 )
 
 
@@ -85,7 +85,7 @@ def _features_bwd_kernel(
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_segments: "Int", n_colors: "Int",
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr, CHANNELS: tl.constexpr,
-    WARPS: tl.constexpr, ABSGRAD: tl.constexpr, PADDED: tl.constexpr, TOGETHER: tl.constexpr,
+    WARPS: tl.constexpr, ABSGRAD: tl.constexpr, TOGETHER: tl.constexpr,
     SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
@@ -186,8 +186,6 @@ def _features_bwd_kernel(
                 v_features = tl.sum(product(weights, v, dtype, SPLIT, False), 0)
                 in_slot = listed[:, None] & (channel < n_features)
                 _add_to_slots(out[:, None] + MOMENTS + channel, v_features, in_slot, TOGETHER)
-        if TOGETHER == 1:
-            zero_slots(v_slots, list_entries, end, range_end, slot_width, PADDED)
 
 
 def features_bwd(
@@ -230,7 +228,6 @@ def features_bwd(
         CHANNELS=FEATURES_MIN,
         WARPS=options["num_warps"],
         ABSGRAD=settings.absgrad,
-        PADDED=triton.next_power_of_2(columns),
         TOGETHER=assigned.together,
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),

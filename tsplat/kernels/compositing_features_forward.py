@@ -33,6 +33,7 @@ def _features_fwd_kernel(
     render_colors,  # [I, height, width, n_colors + depth], output
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
+    ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
     segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
     segment_lists,  # [n_segments] int32
     products,  # [n_segments, WIDTH HEIGHT]
@@ -96,7 +97,7 @@ def _features_fwd_kernel(
         alive = tl.max(transmittance) > 0.0
     # Recomputed: addresses kept during the walk would occupy registers.
     program += tl.minimum(done, 0)
-    index, _, _, _, first_segment, end_segment, is_segment = load_range(
+    index, start, _, _, first_segment, end_segment, is_segment = load_range(
         program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
     )
     image, _, _, inside, pixel, own = part_pixels(
@@ -116,7 +117,8 @@ def _features_fwd_kernel(
                 channel = first_channel + block * CHANNELS
                 address = (segment * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
                 tl.store(segment_colors + address, color[block], mask=channel < n_features)
-        inside = inside & (first_segment == end_segment)
+    is_whole = first_segment == end_segment
+    inside = inside & is_whole
     transmittance = tl.abs(transmittance)
     for block in tl.static_range(BLOCKS):
         channel = first_channel + block * CHANNELS
@@ -129,6 +131,7 @@ def _features_fwd_kernel(
     tl.store(transmittances + pixel, transmittance, mask=inside & first_stored)
     if last_ids is not None:
         tl.store(last_ids + pixel, last, mask=inside & first_stored)
+        tl.store(ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole & first_stored)
 
 
 def features_fwd(
@@ -144,7 +147,7 @@ def features_fwd(
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     pixels = part_arguments(intersections, grid, shape, settings)
     records = pack_records(splats._replace(colors=None, depths=None), settings)
-    lists = list_parts(records, intersections, grid, shape, splats.n_features)
+    lists = list_parts(records, intersections, grid, shape, splats.n_features, buffers.last_ids is not None)
     products = segment_products(records, lists, {**walk_arguments(records, shape), **pixels})
     segment_last_ids = new_last_ids(products, buffers)
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
@@ -162,6 +165,7 @@ def features_fwd(
         render_colors=buffers.colors,
         transmittances=buffers.transmittances,
         last_ids=buffers.last_ids,
+        ends=lists.ends,
         products=products,
         segment_last_ids=segment_last_ids,
         n_colors=splats.n_colors,

@@ -27,6 +27,7 @@ def _composite_fwd_kernel(
     render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
     transmittances,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
+    ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
     segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
     segment_lists,  # [n_segments] int32
     products,  # [n_segments, WIDTH HEIGHT]
@@ -104,7 +105,8 @@ def _composite_fwd_kernel(
                 tl.store(segment_last_ids + segment * PIXELS + own, last)
             for k in tl.static_range(FEATURES):
                 tl.store(segment_colors + (segment * stride + k) * PIXELS + own, color[k])
-        inside = inside & (first_segment == end_segment)
+    is_whole = first_segment == end_segment
+    inside = inside & is_whole
     transmittance = tl.abs(transmittance)
     for k in tl.static_range(FEATURES):
         value = color[k]
@@ -115,6 +117,7 @@ def _composite_fwd_kernel(
         tl.store(transmittances + pixel, transmittance, mask=inside)
     if last_ids is not None:
         tl.store(last_ids + pixel, last, mask=inside)
+        tl.store(ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole)
 
 
 def walk_fwd(
@@ -144,7 +147,7 @@ def walk_fwd(
         depths = splats.depths if end > n_colors else None
         records = pack_records(splats._replace(colors=colors, depths=depths), settings)
         if lists is None:
-            lists = list_parts(records, intersections, grid, shape, n_features)
+            lists = list_parts(records, intersections, grid, shape, n_features, buffers.last_ids is not None)
             order = part_order(lists.offsets, intersections.isect_offsets)
             products = segment_products(records, lists, walk)
             segment_last_ids = new_last_ids(products, buffers)
@@ -162,6 +165,7 @@ def walk_fwd(
             render_colors=buffers.colors[..., first:],
             transmittances=buffers.transmittances if first == 0 else None,
             last_ids=buffers.last_ids if first == 0 else None,
+            ends=lists.ends if first == 0 else None,
             products=products,
             segment_last_ids=segment_last_ids,
             background_stride=n_colors,

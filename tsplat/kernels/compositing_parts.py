@@ -6,13 +6,12 @@ part's list leaves out is below 1/255 on all of its pixels, so images keep their
 
 Three kernels make the lists. The first tests ellipses and writes one bit per (intersection, part), in words of 32
 intersections. With the running total of set bits at each word, the place of an intersection in a list is known, and the
-second and the third write where lists begin and what they hold. In the backward pass, an intersection has as many slots
-as parts that it reaches; two more kernels count and assign them. Indices are int32, as a band has at most 2^28
+second and the third write where lists begin and what they hold. Indices are int32, as a band has at most 2^28
 intersections.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -20,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..config import ALPHA_MIN
-from ..data import CompositingSettings, GaussianMajor, Intersections, PartLists, TileGrid
+from ..data import CompositingSettings, Intersections, PartLists, TileGrid
 from .compositing_records import load_record
 from .device_math import popcount
 from .launch import (
@@ -29,11 +28,8 @@ from .launch import (
     approximate,
     has_ptx,
     is_amd,
-    is_compiled_for_cpu,
     kernel,
     launch_elementwise,
-    longest_first,
-    programs,
     walk_options,
     walk_unroll,
 )
@@ -107,7 +103,7 @@ def _part_bits_kernel(
 
 
 @triton.jit
-def _place(words, totals, part, n_words, index, mask, PTX: tl.constexpr):
+def place_in_list(words, totals, part, n_words, index, mask, PTX: tl.constexpr):
     """Place of an intersection in the lists of a part, and whether it is in one (as 0 or 1)."""
     at = part * n_words + (index >> LOG2_WORD)
     word = tl.load(words + at, mask=mask, other=0).to(tl.uint32, bitcast=True)
@@ -129,12 +125,30 @@ def _part_offsets_kernel(
     mask = index < n
     part = tl.minimum(index, n - 2) // tiles
     first = tl.load(isect_offsets + index - part * tiles, mask=mask, other=0)
-    place, _ = _place(words, totals, part, n_words, first, mask, PTX)
+    place, _ = place_in_list(words, totals, part, n_words, first, mask, PTX)
     tl.store(offsets + index, place, mask=mask)
 
 
 @triton.jit
-def _store_margins(entries, index, n_entries):
+def places_in_lists(words, totals, n_words, index, mask, PARTS: tl.constexpr, PTX: tl.constexpr):
+    """What ``place_in_list`` returns for each part; a tile that is one part lists all, without ``words``.
+
+    Computed before anything is stored, so that the loads of all parts overlap.
+    """
+    if words is None:
+        return (index,), (tl.full(index.shape, 1, tl.int32),)
+    else:
+        places = ()
+        reached = ()
+        for part in tl.static_range(PARTS):
+            place, is_listed = place_in_list(words, totals, part, n_words, index, mask, PTX)
+            places = places + (place,)
+            reached = reached + (is_listed,)
+        return places, reached
+
+
+@triton.jit
+def store_margins(entries, index, n_entries):
     """Stores entries of row 0 before and behind all lists, in the first program."""
     if tl.program_id(0) == 0:
         place = tl.where(index < MARGIN, index, n_entries + index)
@@ -154,72 +168,10 @@ def _part_lists_kernel(
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     value = tl.load(values + index, mask=mask, other=0)
+    places, reached = places_in_lists(words, totals, n_words, index, mask, PARTS, PTX)
     for part in tl.static_range(PARTS):
-        place, reached = _place(words, totals, part, n_words, index, mask, PTX)
-        tl.store(listed + MARGIN + place, value, mask=mask & (reached != 0))
-    _store_margins(listed, index, n_entries)
-
-
-@kernel
-def _slot_counts_kernel(
-    slots,  # [M] int32
-    words,  # [parts, n_words] int32
-    counts,  # [M] int32, output
-    n: "Int", n_words: "Int",
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Counts the parts that each intersection reaches, in Gaussian-major order. One lane per intersection."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < n
-    count = tl.zeros([BLOCK], tl.int32)
-    word = words + (index >> LOG2_WORD)
-    for _ in tl.static_range(PARTS):
-        count += tl.load(word, mask=mask, other=0) >> (index & (WORD - 1)) & 1
-        word += n_words
-    tl.store(counts + tl.load(slots + index, mask=mask, other=0), count, mask=mask)
-
-
-@kernel
-def _part_entries_kernel(
-    flatten_ids,  # [M] int32
-    slots,  # [M] int32
-    starts,  # [M + 1] int32, first slot of each intersection in Gaussian-major order
-    words,  # [parts, n_words] int32
-    totals,  # [parts, n_words] int32
-    entries,  # [MARGIN + K + MARGIN] int64, output
-    n: "Int", n_words: "Int", n_entries: "Int",
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """Writes row and slot of each entry of each list. One lane per intersection."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < n
-    slot = tl.load(starts + tl.load(slots + index, mask=mask, other=0), mask=mask, other=0)
-    entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
-    for part in tl.static_range(PARTS):
-        place, reached = _place(words, totals, part, n_words, index, mask, PTX)
-        tl.store(entries + MARGIN + place, entry, mask=mask & (reached != 0))
-        entry += reached.to(tl.int64) << 32
-    _store_margins(entries, index, n_entries)
-
-
-class PartSlots(NamedTuple):
-    """Where the programs of the backward pass write the gradients of the entries of lists.
-
-    Attributes:
-        entries: [K] int64, row of each entry in the low 32 bits, slot in the high ones.
-        slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
-        v_slots: [slots, columns], uninitialized, or zero if parts of a tile share slots.
-        order: Order of programs, [programs without segments] int64, or None.
-        together: Parts of a tile that a program composites.
-        n_programs: Number of programs.
-    """
-
-    entries: Tensor
-    slot_starts: Tensor
-    v_slots: Tensor
-    order: Tensor | None
-    together: int
-    n_programs: int
+        tl.store(listed + MARGIN + places[part], value, mask=mask & (reached[part] != 0))
+    store_margins(listed, index, n_entries)
 
 
 def part_arguments(
@@ -269,6 +221,7 @@ def list_parts(
     grid: TileGrid,
     shape: PartShape,
     n_features: int,
+    has_ends: bool,
 ) -> PartLists:
     """Lists the Gaussians that reach each part of the tiles of a band. Reads the number of entries from the device.
 
@@ -278,13 +231,15 @@ def list_parts(
         grid: The tiles of the images.
         shape: Size of the parts; lists longer than ``CUT`` segments are cut.
         n_features: D, for the size of ``segment_colors``.
+        has_ends: Whether ``ends`` is allocated, for the forward pass to write.
     """
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
     parts = grid.tile_size**2 // (shape.width * shape.height)
     if flatten_ids.numel() == 0:
-        return PartLists(isect_offsets.new_zeros(parts * (isect_offsets.numel() - 1) + 1), flatten_ids, None, None)
+        offsets = isect_offsets.new_zeros(parts * (isect_offsets.numel() - 1) + 1)
+        return PartLists(offsets, 0, flatten_ids, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
     if parts == 1:
-        lists = PartLists(isect_offsets, _with_margins(flatten_ids), None, None)
+        lists = PartLists(isect_offsets, flatten_ids.numel(), _with_margins(flatten_ids))
         segment_starts = _segment_starts(isect_offsets, shape.segment)
         n_segments = int(segment_starts[-1])
     else:
@@ -306,7 +261,9 @@ def list_parts(
         )
         segment_starts = _segment_starts(offsets, shape.segment)
         n_entries, n_segments = torch.stack([offsets[-1], segment_starts[-1]]).tolist()
-        lists = PartLists(offsets, _listed(flatten_ids, words, totals, n_entries), words, totals)
+        lists = PartLists(offsets, n_entries, list_values(flatten_ids, words, totals, n_entries), words, totals)
+    if has_ends:
+        lists = lists._replace(ends=torch.empty_like(lists.offsets[1:]))
     if n_segments == 0:
         return lists
     indices = torch.arange(segment_starts.numel() - 1, dtype=torch.int32, device=segment_starts.device)
@@ -319,7 +276,7 @@ def list_parts(
     )
 
 
-def _listed(values: Tensor, words: Tensor, totals: Tensor, n_entries: int) -> Tensor:
+def list_values(values: Tensor, words: Tensor, totals: Tensor, n_entries: int) -> Tensor:
     """Lists a value [M] of each intersection for each part that it reaches. [K]"""
     listed = values.new_empty(n_entries + 2 * MARGIN.value)
     launch_elementwise(
@@ -351,19 +308,25 @@ def _segment_starts(offsets: Tensor, segment: int) -> Tensor:
     return torch.nn.functional.pad(n_segments.cumsum(0, dtype=torch.int32), (1, 0))
 
 
+def tile_keys(intersections: Intersections) -> Tensor:
+    """``keys`` of :class:`Intersections`; computed if unknown, with the bias that is then given."""
+    isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
+    if intersections.keys is not None:
+        return intersections.keys
+    index = torch.arange(flatten_ids.numel(), device=flatten_ids.device)
+    keys = torch.searchsorted(isect_offsets, index, right=True, out_int32=True)
+    return keys + (intersections.first_tile - 1 - intersections.key_bias)
+
+
 def _part_bits(
     records: Tensor, intersections: Intersections, grid: TileGrid, shape: PartShape
 ) -> tuple[Tensor, Tensor]:
     """``words`` and ``totals`` of :class:`PartLists`."""
-    isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
+    flatten_ids = intersections.flatten_ids
     n = flatten_ids.numel()
     n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
     words = flatten_ids.new_empty(grid.tile_size**2 // (shape.width * shape.height), n_words)
     counts = torch.empty_like(words)
-    keys = intersections.keys
-    if keys is None:
-        keys = torch.searchsorted(isect_offsets, torch.arange(n, device=flatten_ids.device), right=True, out_int32=True)
-        keys = keys + (intersections.first_tile - 1)
     launch_elementwise(
         _part_bits_kernel,
         n_words * WORD.value,
@@ -371,7 +334,7 @@ def _part_bits(
         WORD.value,
         records=records,
         flatten_ids=flatten_ids,
-        keys=keys,
+        keys=tile_keys(intersections),
         words=words,
         counts=counts,
         n=n,
@@ -388,68 +351,3 @@ def _part_bits(
         PTX=has_ptx(records),
     )
     return words, counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts)
-
-
-def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor, columns: int) -> PartSlots:
-    """Allocates slots for the entries of the lists of a band, which must have ``gaussian_major``.
-
-    On a GPU, each entry has a slot. On a CPU, the parts of a tile are composited by one program and share slots.
-    """
-    gaussian_major, isect_offsets = intersections.gaussian_major, intersections.isect_offsets
-    assert gaussian_major is not None
-    n_lists = lists.offsets.numel() - 1
-    together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_segments == 0 else 1
-    if together > 1:
-        entries, slot_starts = _shared_entries(lists, intersections.flatten_ids, gaussian_major)
-        order = longest_first(isect_offsets)
-        v_slots = records.new_zeros(intersections.flatten_ids.numel(), columns)
-    else:
-        entries, slot_starts = part_entries(lists, intersections.flatten_ids, gaussian_major)
-        order = longest_first(lists.offsets)
-        v_slots = records.new_empty(entries.numel(), columns)
-    n_programs = programs(lists.n_segments + n_lists // together, 1)
-    return PartSlots(entries, slot_starts, v_slots, order, together, n_programs)
-
-
-def _shared_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) -> tuple[Tensor, Tensor]:
-    """Returns what :func:`part_entries` does, if the parts of a tile share the slot of an intersection."""
-    entries = order.slots.to(torch.int64) << 32 | flatten_ids
-    if lists.words is None or lists.totals is None:
-        return _with_margins(entries), order.slot_starts
-    return _listed(entries, lists.words, lists.totals, lists.ids.numel()), order.slot_starts
-
-
-def part_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) -> tuple[Tensor, Tensor]:
-    """Assigns slots to the entries of lists, those of a Gaussian one after the other.
-
-    Args:
-        flatten_ids: [M], row of each intersection.
-
-    Returns:
-        Rows and slots of the entries [K], see ``PartSlots``, and the first slot of each span [S + 1].
-    """
-    if lists.words is None or lists.totals is None:
-        return _shared_entries(lists, flatten_ids, order)
-    parts, n_words = lists.words.shape
-    n = order.slots.numel()
-    counts = lists.words.new_empty(n)
-    sizes = {"n": n, "n_words": n_words, "PARTS": parts}
-    launch_elementwise(_slot_counts_kernel, n, BLOCK, slots=order.slots, words=lists.words, counts=counts, **sizes)
-    starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    n_entries = lists.ids.numel()
-    entries = torch.empty(n_entries + 2 * MARGIN.value, dtype=torch.int64, device=flatten_ids.device)
-    launch_elementwise(
-        _part_entries_kernel,
-        n,
-        BLOCK,
-        flatten_ids=flatten_ids,
-        slots=order.slots,
-        starts=starts,
-        words=lists.words,
-        totals=lists.totals,
-        entries=entries,
-        n_entries=n_entries,
-        PTX=has_ptx(entries),
-        **sizes,
-    )
-    return entries[MARGIN.value : -MARGIN.value], starts[order.slot_starts]

@@ -103,9 +103,11 @@ def first_transmittance(
 @kernel
 def _combine_kernel(
     backgrounds,  # [I, n_colors] or None
+    offsets,  # [lists + 1] int32
     render_colors,  # [I, height, width, n_features], output
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
+    ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
     segment_starts,  # [lists + 1] int32
     segment_lists,  # [n_segments] int32
     segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped
@@ -174,6 +176,7 @@ def _combine_kernel(
         tl.store(transmittances + pixel, transmittance, mask=inside & (channel == 0))
         if last_ids is not None:
             tl.store(last_ids + pixel, last, mask=inside & (channel == 0))
+            tl.store(ends + index, tl.load(offsets + index) + tl.max(last), mask=channel == 0)
 
 
 def segment_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) -> Tensor | None:
@@ -233,9 +236,11 @@ def combine_segments(
         _combine_kernel,
         programs(lists.n_segments * passes, 1),
         backgrounds=backgrounds,
+        offsets=lists.offsets,
         render_colors=buffers.colors,
         transmittances=buffers.transmittances,
         last_ids=buffers.last_ids,
+        ends=lists.ends,
         segment_starts=lists.segment_starts,
         segment_lists=lists.segment_lists,
         segment_transmittances=lists.segment_transmittances,

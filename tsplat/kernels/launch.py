@@ -140,18 +140,18 @@ def programs(n: int, block: int) -> int:
     return n_programs
 
 
-def longest_first(offsets: Tensor) -> Tensor | None:
+def longest_first(lengths: Tensor) -> Tensor | None:
     """Orders lists of tiles or of their parts by length, so that a launch does not end with a long list.
 
     Lengths count in steps of ``GRAIN``; among equals the order remains. Returns None if order does not matter.
 
     Args:
-        offsets: [lists + 1] int32, first entry of each list, and their number.
+        lengths: [lists] integers.
     """
-    if offsets.numel() - 1 <= RESIDENT:
+    if lengths.numel() <= RESIDENT:
         return None
     # Radix sort needs two passes over 16 bits. Lists of over two million entries count as equally long.
-    grains = (offsets.diff() // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
+    grains = (lengths // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
     return grains.sort(descending=True, stable=True).indices
 
 
@@ -165,9 +165,9 @@ def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
         isect_offsets: [tiles + 1] int32, first intersection of each tile, and M.
     """
     if not is_compiled_for_cpu(offsets):
-        return longest_first(offsets)
+        return longest_first(offsets.diff())
     n_tiles = isect_offsets.numel() - 1
-    order = longest_first(isect_offsets)
+    order = longest_first(isect_offsets.diff())
     tiles = torch.arange(n_tiles, device=offsets.device) if order is None else order
     parts = torch.arange(0, offsets.numel() - 1, max(n_tiles, 1), device=offsets.device)
     return (tiles[:, None] + parts).flatten()

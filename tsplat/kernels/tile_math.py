@@ -16,9 +16,6 @@ Features may follow."""
 RECORD = tl.constexpr(8)
 """Values of a record without features."""
 
-ZEROED = tl.constexpr(16)
-"""Slots that are zeroed at a time."""
-
 MOMENTS = tl.constexpr(6)
 """Sums over pixels that give the gradients of a Gaussian's mean, conic and opacity."""
 
@@ -119,22 +116,10 @@ def load_row(entries, index):
 
 
 @triton.jit
-def load_slot(entries, index, mask=None):
+def load_slot(entries, index):
     """Slots of the entries at an index. int64"""
-    slot = tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index + 1, mask=mask)
+    slot = tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index + 1)
     return slot.to(tl.uint32, bitcast=True).to(tl.int64)
-
-
-@triton.jit
-def zero_slots(v_slots, entries, first, count, slot_width, COLUMNS: tl.constexpr):
-    """Zeroes the slots of entries ``first`` to ``count``, those behind the last that any pixel added."""
-    column = tl.arange(0, COLUMNS)[None, :]
-    zeros = tl.zeros([ZEROED, COLUMNS], v_slots.dtype.element_ty)
-    for base in range(first, count, ZEROED):
-        index = base + tl.arange(0, ZEROED)
-        slot = load_slot(entries, index, index < count)
-        out = v_slots + slot[:, None] * slot_width + column
-        tl.store(out, zeros, mask=(index < count)[:, None] & (column < slot_width))
 
 
 @triton.jit

@@ -36,9 +36,9 @@ from .backend import full_precision, launchers
 from .compilation import eager
 from .memory import INTERSECTIONS_MAX
 
-N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields)
-N_LISTS = 2 + N_ORDER
-"""Tensors that are saved of a single band's intersections, the first two tile by tile, and of its parts."""
+N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields) - 2
+N_LISTS = 3 + N_ORDER
+"""Tensors that are saved of a single band's intersections, the first three tile by tile, and of its parts."""
 
 
 class _Composite(torch.autograd.Function):
@@ -76,6 +76,8 @@ class _Composite(torch.autograd.Function):
                 whole = intersections if n_bands == 1 else None
                 del intersections
         lists = _saved(whole, parts)
+        ctx.key_bias = 0 if whole is None else whole.key_bias
+        ctx.n_entries = 0 if parts is None else parts.n_entries
         inputs = (means2d, conics, opacities, colors, color_ids, depths, backgrounds)
         ctx.save_for_backward(*inputs, buffers.transmittances, buffers.last_ids, *lists)
         ctx.settings, ctx.launch = settings, launch
@@ -95,8 +97,9 @@ class _Composite(torch.autograd.Function):
         v_render_colors, v_render_alphas = _dense_pixels(v_render_colors), v_render_alphas.contiguous()
         n_features = v_render_colors.shape[-1]
         splats = _splats(means2d, conics, opacities, colors, color_ids, depths)
-        bands: Iterable[Intersections] = ctx.bands or [_restored(*lists[:N_LISTS])]
-        parts = None if lists[N_LISTS] is None else PartLists(*lists[N_LISTS:])
+        bands: Iterable[Intersections] = ctx.bands or [_restored(ctx.key_bias, *lists[:N_LISTS])]
+        offsets, *of_parts = lists[N_LISTS:]
+        parts = None if offsets is None else PartLists(offsets, ctx.n_entries, None, *of_parts)
         with full_precision(means2d.device):
             # That of the forward pass, as last_ids are its own.
             launch = ctx.launch
@@ -163,12 +166,18 @@ def _saved(whole: Intersections | None, parts: PartLists | None) -> tuple[Tensor
     if whole is None:
         return (None,) * (N_LISTS + N_PARTS)
     order = whole.gaussian_major or (None,) * N_ORDER
-    return whole.isect_offsets, whole.flatten_ids, *order, *(parts or (None,) * N_PARTS)
+    if parts is None:
+        return whole.isect_offsets, whole.flatten_ids, None, *order, *(None,) * N_PARTS
+    # Without the ids of entries, which the backward pass lists again with their slots.
+    return whole.isect_offsets, whole.flatten_ids, whole.keys, *order, parts.offsets, *parts[3:]
 
 
-def _restored(isect_offsets: Tensor, flatten_ids: Tensor, *order: Tensor | None) -> Intersections:
+def _restored(
+    key_bias: int, isect_offsets: Tensor, flatten_ids: Tensor, keys: Tensor | None, *order: Tensor | None
+) -> Intersections:
     """Intersections of a single band from saved tensors."""
-    return Intersections(0, isect_offsets, flatten_ids, None if order[0] is None else GaussianMajor(*order))  # type: ignore[arg-type]
+    gaussian_major = None if order[0] is None else GaussianMajor(*order)  # type: ignore[arg-type]
+    return Intersections(0, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
 
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:

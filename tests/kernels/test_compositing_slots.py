@@ -1,0 +1,75 @@
+"""Slots of the entries of lists, compiled for the CPU, against brute force."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.kernels.test_compositing_parts import HEIGHT, WIDTH, _intersections, _list_parts, _splats
+from tests.support import scenes
+from tests.support.closeness import assert_same_bits, run
+from tsplat.data import TileGrid
+from tsplat.stages.compositing import _gaussian_major
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 8), (8, 4, 4), (16, 8, 4), (16, 16, 16)])
+@pytest.mark.parametrize("key_bias", [None, -3, 40])
+def test_slots_are_those_of_entries_that_pixels_added(tile_size, width, height, key_bias):
+    from tsplat.kernels.compositing_slots import _entries
+
+    splats = _splats(60, 2)
+    grid = TileGrid.cover(2, WIDTH, HEIGHT, tile_size)
+    first_tile = grid.tiles_per_image - 2
+    intersections = _intersections(splats, first_tile, [60, 0, 33, 47], 4, key_bias)
+    lists = _list_parts(splats, intersections, grid, width, height)
+    starts = lists.offsets
+    lengths = starts.diff()
+    # Some lists end at once, some in the middle, some are composited to their end.
+    third = torch.arange(len(lengths)) % 3
+    ends = (starts[:-1] + torch.where(third == 0, 0, torch.where(third == 1, lengths // 2, lengths))).to(torch.int32)
+    n_slots = int((ends - starts[:-1]).sum())
+    assert 0 < n_slots < lists.n_entries
+
+    order = _gaussian_major(intersections.flatten_ids, splats.opacities.numel())
+    entries, slot_starts = _entries(lists, intersections, order, ends)
+    assert torch.equal(entries.int(), lists.ids)
+    rows_of_slots = {}
+    for start, end in zip(starts[:-1].tolist(), ends.tolist(), strict=True):
+        for entry in entries[start:end].tolist():
+            assert rows_of_slots.setdefault(entry >> 32, entry & 0xFFFFFFFF) == entry & 0xFFFFFFFF
+    assert sorted(rows_of_slots) == list(range(n_slots))
+    assert slot_starts[-1] == n_slots
+    for row, (begin, end) in enumerate(itertools.pairwise(slot_starts.tolist())):
+        assert {rows_of_slots[slot] for slot in range(begin, end)} <= {row}
+
+
+@pytest.mark.parametrize(("tile_size", "channels"), [(4, 3), (16, 3), (16, 17)])
+def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monkeypatch):
+    from tsplat.kernels import compositing, compositing_slots
+
+    monkeypatch.setattr(compositing_slots, "is_compiled_for_cpu", lambda tensor: False)
+    structure = scenes.Structure(n=60, cameras=2, channels=channels, width=21, height=19, size=6.0, seed=6)
+    scene = scenes.make(structure, torch.float32)
+    scene["opacities"] = 0.99 + 0 * scene["opacities"]
+    options = dict(tile_size=tile_size, absgrad=True, backend="triton")
+    original, slots = compositing.sum_slots, []
+
+    def recorded(v_slots, order, large, sums):
+        slots.append((int(order.slot_starts[-1]), len(v_slots)))
+        original(v_slots, order, large, sums)
+
+    monkeypatch.setattr(compositing, "sum_slots", recorded)
+    expected, _ = run(scene, **options)
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda tensor, *size, **more: tensor.new_full(*_size(size), **more))
+    found, _ = run(scene, **options)
+    assert_same_bits(expected, found)
+    (used, allocated), again = slots
+    assert again == (used, allocated)
+    assert 0 < used < allocated
+
+
+def _size(size):
+    """Arguments of ``new_full`` that fill memory of a size with values that would show."""
+    return size[0] if len(size) == 1 and not isinstance(size[0], int) else size, -(2**30)
