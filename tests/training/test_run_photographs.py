@@ -121,3 +121,12 @@ def test_unknown_options_of_view_are_errors(view, capsys):
 def test_checkpoint_of_a_model_that_is_no_run_is_an_error(folder, view, capsys):
     assert cli.main(["view", str(folder / "run" / "point_cloud.ply"), "--checkpoint", "2"]) == 2
     assert "point_cloud.ply is not a training run" in capsys.readouterr().err
+
+
+def test_scene_of_a_model_that_is_no_run_is_an_error(folder, view, capsys):
+    model = folder / "elsewhere" / "point_cloud.ply"
+    model.parent.mkdir()
+    shutil.copy(folder / "run" / "point_cloud.ply", model)
+    assert cli.main(["view", str(model), "--scene", str(folder / "scene")]) == 2
+    assert "--scene: only for a run with cameras, found" in capsys.readouterr().err
+    view(model, folder / "run", "--scene", folder / "scene")

@@ -113,10 +113,13 @@ def view(arguments: Namespace) -> int:
     from ..scene.formats.checkpoints import is_run
     from ..support.extras import require
     from ..viewing.devices import pick_device, reserve_threads
+    from ..viewing.run_cameras import find_run
     from ..viewing.viewer import Viewer, open_viewed
     from ..viewing.viewer.server import MODULES, print_address
 
     require(*MODULES)
+    if arguments.scene is not None and not any(map(find_run, arguments.models)):
+        raise ArgumentError(f"--scene: only for a run with cameras, found {', '.join(map(str, arguments.models))}")
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
 
