@@ -103,12 +103,12 @@ def _part_bits_kernel(
 
 
 @triton.jit
-def place_in_list(words, totals, part, n_words, index, mask, PTX: tl.constexpr):
+def place_in_list(words, totals, part, n_words, index, PTX: tl.constexpr):
     """Place of an intersection in the lists of a part, and whether it is in one (as 0 or 1)."""
     at = part * n_words + (index >> LOG2_WORD)
-    word = tl.load(words + at, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    word = tl.load(words + at).to(tl.uint32, bitcast=True)
     following = (word >> (index & (WORD - 1)).to(tl.uint32)).to(tl.int32, bitcast=True)
-    return tl.load(totals + at, mask=mask, other=0) - popcount(following, PTX), following & 1
+    return tl.load(totals + at) - popcount(following, PTX), following & 1
 
 
 @kernel
@@ -122,15 +122,14 @@ def _part_offsets_kernel(
 ):  # fmt: skip
     """One lane per list, and one for the end of the last."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < n
     part = tl.minimum(index, n - 2) // tiles
-    first = tl.load(isect_offsets + index - part * tiles, mask=mask, other=0)
-    place, _ = place_in_list(words, totals, part, n_words, first, mask, PTX)
-    tl.store(offsets + index, place, mask=mask)
+    first = tl.load(isect_offsets + tl.minimum(index, n - 1) - part * tiles)
+    place, _ = place_in_list(words, totals, part, n_words, first, PTX)
+    tl.store(offsets + index, place, mask=index < n)
 
 
 @triton.jit
-def places_in_lists(words, totals, n_words, index, mask, PARTS: tl.constexpr, PTX: tl.constexpr):
+def places_in_lists(words, totals, n_words, index, PARTS: tl.constexpr, PTX: tl.constexpr):
     """What ``place_in_list`` returns for each part; a tile that is one part lists all, without ``words``.
 
     Computed before anything is stored, so that the loads of all parts overlap.
@@ -141,7 +140,7 @@ def places_in_lists(words, totals, n_words, index, mask, PARTS: tl.constexpr, PT
         places = ()
         reached = ()
         for part in tl.static_range(PARTS):
-            place, is_listed = place_in_list(words, totals, part, n_words, index, mask, PTX)
+            place, is_listed = place_in_list(words, totals, part, n_words, index, PTX)
             places = places + (place,)
             reached = reached + (is_listed,)
         return places, reached
@@ -166,11 +165,11 @@ def _part_lists_kernel(
 ):  # fmt: skip
     """Lists a value of each intersection for each part that it reaches. One lane per intersection."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < n
-    value = tl.load(values + index, mask=mask, other=0)
-    places, reached = places_in_lists(words, totals, n_words, index, mask, PARTS, PTX)
+    inside = tl.minimum(index, n - 1)  # loads need no mask
+    value = tl.load(values + inside)
+    places, reached = places_in_lists(words, totals, n_words, inside, PARTS, PTX)
     for part in tl.static_range(PARTS):
-        tl.store(listed + MARGIN + places[part], value, mask=mask & (reached[part] != 0))
+        tl.store(listed + MARGIN + places[part], value, mask=(index < n) & (reached[part] != 0))
     store_margins(listed, index, n_entries)
 
 

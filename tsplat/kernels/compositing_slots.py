@@ -33,16 +33,15 @@ from .launch import (
 
 
 @triton.jit
-def _find_slots(
-    keys, words, totals, ends, n_words, first_key, tiles, index, mask, PARTS: tl.constexpr, PTX: tl.constexpr
-):
+def _find_slots(keys, words, totals, ends, n_words, first_key, tiles, index, PARTS: tl.constexpr, PTX: tl.constexpr):
     """What ``places_in_lists`` returns, and for each part whether the entry there has a slot (as 0 or 1)."""
-    end = ends + (tl.load(keys + index, mask=mask, other=0).to(tl.int32) - first_key)
-    places, reached = places_in_lists(words, totals, n_words, index, mask, PARTS, PTX)
+    list_index = tl.load(keys + index).to(tl.int32) - first_key
+    places, reached = places_in_lists(words, totals, n_words, index, PARTS, PTX)
     has_slot = ()
     for part in tl.static_range(PARTS):
-        is_added = places[part] < tl.load(end + part * tiles, mask=mask, other=0)
+        is_added = places[part] < tl.load(ends + list_index)
         has_slot = has_slot + (reached[part] & is_added.to(tl.int32),)
+        list_index += tiles
     return places, reached, has_slot
 
 
@@ -59,13 +58,13 @@ def _slot_counts_kernel(
 ):  # fmt: skip
     """Counts the slots of each intersection, in Gaussian-major order. One lane per intersection."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < n
-    slot = tl.load(slots + index, mask=mask, other=0)
-    _, _, has_slot = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, index, mask, PARTS, PTX)
+    inside = tl.minimum(index, n - 1)  # loads need no mask
+    slot = tl.load(slots + inside)
+    _, _, has_slot = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
     count = tl.zeros([BLOCK], tl.int32)
     for part in tl.static_range(PARTS):
         count += has_slot[part]
-    tl.store(counts + slot, count, mask=mask)
+    tl.store(counts + slot, count, mask=index < n)
 
 
 @kernel
@@ -86,17 +85,15 @@ def _part_entries_kernel(
     Entries without a slot are written as well, as walks load rows ahead. What their slot is does not matter.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < n
-    places, reached, has_slot = _find_slots(
-        keys, words, totals, ends, n_words, first_key, tiles, index, mask, PARTS, PTX
-    )
+    inside = tl.minimum(index, n - 1)  # loads need no mask
+    places, reached, has_slot = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
     count = tl.zeros([BLOCK], tl.int32)
     for part in tl.static_range(PARTS):
         count += has_slot[part]
-    slot = tl.load(starts + tl.load(slots + index, mask=mask, other=0), mask=mask & (count > 0), other=0)
-    entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + index, mask=mask, other=0).to(tl.int64)
+    slot = tl.load(starts + tl.load(slots + inside), mask=count > 0, other=0)
+    entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + inside).to(tl.int64)
     for part in tl.static_range(PARTS):
-        tl.store(entries + MARGIN + places[part], entry, mask=mask & (reached[part] != 0))
+        tl.store(entries + MARGIN + places[part], entry, mask=(index < n) & (reached[part] != 0))
         entry += has_slot[part].to(tl.int64) << 32
     store_margins(entries, index, n_entries)
 
