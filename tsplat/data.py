@@ -289,8 +289,8 @@ class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 
     Attributes:
-        offsets: [parts * tiles + 1] int32, first entry of each list, and their number K (``n_entries``).
-        ids: [K] int32, row of each entry, with rows of 0 in memory before and behind; None in the backward pass.
+        n_entries, ids: K and [K] int32, row of each entry, between rows of 0 in memory; None in the backward pass.
+        offsets: [parts * tiles + 1] int32, first entry of each list, and K.
         words: [parts, words] int32, a bit per intersection: whether it reaches the part. None if a tile is one part.
         totals: [parts, words] int32, set bits up to the end of each word; None if a tile is one part.
         ends: [parts * tiles] int32, one past the last entry of each list that a pixel added; None if unknown.
@@ -301,9 +301,9 @@ class PartLists(NamedTuple):
         segment_colors: [segments, D, pixels of a part], what each segment adds, with depth as the last channel.
     """
 
-    offsets: Tensor
     n_entries: int
     ids: Tensor | None
+    offsets: Tensor
     words: Tensor | None = None
     totals: Tensor | None = None
     ends: Tensor | None = None

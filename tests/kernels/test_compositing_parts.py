@@ -64,7 +64,7 @@ def _list_parts(splats, intersections, grid, width, height, segment=UNCUT):
     from tsplat.kernels.launch import PartShape
 
     records = pack_records(splats, _settings(grid.tile_size))
-    return list_parts(records, intersections, grid, PartShape(width, height, segment), splats.n_features, True)
+    return list_parts(records, intersections, grid, PartShape(width, height, segment), splats.n_features, has_ends=True)
 
 
 def _edge_minimum(a, b, c, fixed, low, high):

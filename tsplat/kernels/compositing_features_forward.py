@@ -147,7 +147,7 @@ def features_fwd(
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     pixels = part_arguments(intersections, grid, shape, settings)
     records = pack_records(splats._replace(colors=None, depths=None), settings)
-    lists = list_parts(records, intersections, grid, shape, splats.n_features, buffers.last_ids is not None)
+    lists = list_parts(records, intersections, grid, shape, splats.n_features, has_ends=buffers.last_ids is not None)
     products = segment_products(records, lists, {**walk_arguments(records, shape), **pixels})
     segment_last_ids = new_last_ids(products, buffers)
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1

@@ -147,7 +147,7 @@ def walk_fwd(
         depths = splats.depths if end > n_colors else None
         records = pack_records(splats._replace(colors=colors, depths=depths), settings)
         if lists is None:
-            lists = list_parts(records, intersections, grid, shape, n_features, buffers.last_ids is not None)
+            lists = list_parts(records, intersections, grid, shape, n_features, has_ends=buffers.last_ids is not None)
             order = part_order(lists.offsets, intersections.isect_offsets)
             products = segment_products(records, lists, walk)
             segment_last_ids = new_last_ids(products, buffers)

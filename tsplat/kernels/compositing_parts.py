@@ -236,9 +236,9 @@ def list_parts(
     parts = grid.tile_size**2 // (shape.width * shape.height)
     if flatten_ids.numel() == 0:
         offsets = isect_offsets.new_zeros(parts * (isect_offsets.numel() - 1) + 1)
-        return PartLists(offsets, 0, flatten_ids, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
+        return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
     if parts == 1:
-        lists = PartLists(isect_offsets, flatten_ids.numel(), _with_margins(flatten_ids))
+        lists = PartLists(flatten_ids.numel(), _with_margins(flatten_ids), isect_offsets)
         segment_starts = _segment_starts(isect_offsets, shape.segment)
         n_segments = int(segment_starts[-1])
     else:
@@ -260,7 +260,7 @@ def list_parts(
         )
         segment_starts = _segment_starts(offsets, shape.segment)
         n_entries, n_segments = torch.stack([offsets[-1], segment_starts[-1]]).tolist()
-        lists = PartLists(offsets, n_entries, list_values(flatten_ids, words, totals, n_entries), words, totals)
+        lists = PartLists(n_entries, list_values(flatten_ids, words, totals, n_entries), offsets, words, totals)
     if has_ends:
         lists = lists._replace(ends=torch.empty_like(lists.offsets[1:]))
     if n_segments == 0:

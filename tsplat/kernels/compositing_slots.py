@@ -34,15 +34,21 @@ from .launch import (
 
 @triton.jit
 def _find_slots(keys, words, totals, ends, n_words, first_key, tiles, index, PARTS: tl.constexpr, PTX: tl.constexpr):
-    """What ``places_in_lists`` returns, and for each part whether the entry there has a slot (as 0 or 1)."""
+    """Finds which entries of intersections have a slot.
+
+    Returns:
+        What ``places_in_lists`` does; for each part, whether the entry there has a slot (as 0 or 1); their number.
+    """
     list_index = tl.load(keys + index).to(tl.int32) - first_key
     places, reached = places_in_lists(words, totals, n_words, index, PARTS, PTX)
     has_slot = ()
+    count = tl.zeros_like(list_index)
     for part in tl.static_range(PARTS):
         is_added = places[part] < tl.load(ends + list_index)
         has_slot = has_slot + (reached[part] & is_added.to(tl.int32),)
+        count += has_slot[part]
         list_index += tiles
-    return places, reached, has_slot
+    return places, reached, has_slot, count
 
 
 @kernel
@@ -60,10 +66,7 @@ def _slot_counts_kernel(
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = tl.minimum(index, n - 1)  # loads need no mask
     slot = tl.load(slots + inside)
-    _, _, has_slot = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
-    count = tl.zeros([BLOCK], tl.int32)
-    for part in tl.static_range(PARTS):
-        count += has_slot[part]
+    _, _, _, count = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
     tl.store(counts + slot, count, mask=index < n)
 
 
@@ -86,10 +89,9 @@ def _part_entries_kernel(
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = tl.minimum(index, n - 1)  # loads need no mask
-    places, reached, has_slot = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
-    count = tl.zeros([BLOCK], tl.int32)
-    for part in tl.static_range(PARTS):
-        count += has_slot[part]
+    places, reached, has_slot, count = _find_slots(
+        keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX
+    )
     slot = tl.load(starts + tl.load(slots + inside), mask=count > 0, other=0)
     entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + inside).to(tl.int64)
     for part in tl.static_range(PARTS):

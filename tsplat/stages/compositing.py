@@ -38,7 +38,8 @@ from .memory import INTERSECTIONS_MAX
 
 N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields) - 2
 N_LISTS = 3 + N_ORDER
-"""Tensors that are saved of a single band's intersections, the first three tile by tile, and of its parts."""
+"""Tensors that are saved of a single band's intersections, the first three tile by tile, and of its parts, all but the
+first two fields."""
 
 
 class _Composite(torch.autograd.Function):
@@ -98,8 +99,7 @@ class _Composite(torch.autograd.Function):
         n_features = v_render_colors.shape[-1]
         splats = _splats(means2d, conics, opacities, colors, color_ids, depths)
         bands: Iterable[Intersections] = ctx.bands or [_restored(ctx.key_bias, *lists[:N_LISTS])]
-        offsets, *of_parts = lists[N_LISTS:]
-        parts = None if offsets is None else PartLists(offsets, ctx.n_entries, None, *of_parts)
+        parts = None if lists[N_LISTS] is None else PartLists(ctx.n_entries, None, *lists[N_LISTS:])
         with full_precision(means2d.device):
             # That of the forward pass, as last_ids are its own.
             launch = ctx.launch
@@ -169,7 +169,7 @@ def _saved(whole: Intersections | None, parts: PartLists | None) -> tuple[Tensor
     if parts is None:
         return whole.isect_offsets, whole.flatten_ids, None, *order, *(None,) * N_PARTS
     # Without the ids of entries, which the backward pass lists again with their slots.
-    return whole.isect_offsets, whole.flatten_ids, whole.keys, *order, parts.offsets, *parts[3:]
+    return whole.isect_offsets, whole.flatten_ids, whole.keys, *order, *parts[2:]
 
 
 def _restored(
