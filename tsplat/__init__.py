@@ -20,7 +20,7 @@ from .stages.intersection import isect_offset_encode, isect_tiles
 from .stages.projection import fully_fused_projection, quat_scale_to_covar_preci
 from .stages.shading import spherical_harmonics
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "ArgumentError",
