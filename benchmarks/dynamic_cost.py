@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_timing import gsplat_kernels, peer, ratios, scenes
-from benchmarks.gpu_timing.trace import Executed
-from tests.emulator.counters import CLASSES
+from emulator.counters import CLASSES
+from emulator.timing.trace import Executed
 
 BUDGETS = Path(__file__).with_name("executed_budgets.json")
 BUDGETED = "cloud"

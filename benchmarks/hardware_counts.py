@@ -29,7 +29,7 @@ from benchmarks.cases import EMULATED_CASES
 from benchmarks.gpu_timing import scenes
 from benchmarks.predicted_time import COUNTS
 from benchmarks.timing_worker import forward_backward
-from tests.emulator import build
+from emulator import build
 
 METRICS = {
     "warp_instructions": "smsp__inst_executed.sum",

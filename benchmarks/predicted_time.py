@@ -4,7 +4,7 @@
         [--peer gsplat]
 
 Each scene is rendered forward and backward on an emulated GPU, which executes the machine code for sm_80. A timing
-model runs what each warp did; see docs/performance.md and gpu_timing/core/model.c. Predicted times are not
+model runs what each warp did; see docs/performance.md and emulator/timing/core/model.c. Predicted times are not
 measurements. They do not include PyTorch's operators, other kernels, or gaps between launches.
 
 With `--peer gsplat`, the compositing kernels of gsplat 1.5.3 are compiled by nvcc and run in the same way on the same
@@ -20,9 +20,9 @@ import json
 from typing import Any
 
 from benchmarks.gpu_timing import gsplat_kernels, peer, scenes
-from benchmarks.gpu_timing.model import CAUSES, GPUS, VARIATIONS, Gpu, Prediction, predict
 from benchmarks.gpu_timing.ratios import line, ratios
-from benchmarks.gpu_timing.trace import Executed
+from emulator.timing.model import CAUSES, GPUS, VARIATIONS, Gpu, Prediction, predict
+from emulator.timing.trace import Executed
 
 COUNTS = {
     "warp_instructions": "instructions",

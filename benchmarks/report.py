@@ -146,7 +146,7 @@ METHOD = """
 
 1. The emulator executes the machine code that Triton compiles for sm_80, and records which instructions each warp
    issues and which sectors of memory it accesses. Counts of instructions, sectors and bank conflicts are exact.
-2. A timing model (`benchmarks/gpu_timing/core/model.c`) runs this trace on the SMs of a GPU, cycle by cycle. Warps
+2. A timing model (`emulator/timing/core/model.c`) runs this trace on the SMs of a GPU, cycle by cycle. Warps
    issue in order, and wait as the compiler encoded it: for stall cycles and scoreboards. Instructions occupy pipes;
    memory accesses go through L1, L2 slices and DRAM channels with their latencies and queues. Registers, shared memory
    and warp slots limit how many programs run at once.
@@ -155,7 +155,7 @@ For each kernel it prints predicted microseconds, executed warp instructions, se
 what the sub-cores' other cycles went to.
 
 Parameters are latencies and throughputs from publications and from NVIDIA's documentation; some are guesses, which
-`benchmarks/gpu_timing/model.py` marks as assumed. `tests/benchmarks/gpu_timing/test_model.py` checks the model on
+`emulator/timing/model.py` marks as assumed. `tests/emulator/timing/test_model.py` checks the model on
 kernels whose cost is known: chains of dependent instructions, throughput of pipes, pointer chases, a copy, barriers.
 No prediction for tsplat's kernels has been compared with a GPU yet.
 

@@ -176,7 +176,7 @@ def main() -> None:
         cases = GPU_CASES if options.device.startswith("cuda") else CPU_CASES
         run(options, torch.device(options.device), cases, SCENES, None)
         return
-    from tests.emulator.package import tsplat_emulated
+    from emulator.package import tsplat_emulated
 
     with tsplat_emulated(EMULATED):
         run(options, torch.device("cpu"), EMULATED_CASES, EMULATED_CASES, f"emulated {EMULATED}, times mean nothing")

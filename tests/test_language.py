@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.paths import ROOT
 
-EVERYWHERE = ("tsplat/", "docs/", "examples/", "tests/", "README.md", "CHANGELOG.md")
+EVERYWHERE = ("tsplat/", "docs/", "examples/", "tests/", "emulator/", "README.md", "CHANGELOG.md")
 KERNELS = ("tsplat/kernels/", "tsplat/kernels_torch/", "tsplat/triton_cpu/")
-MACHINES = ("tsplat/triton_cpu/", "tests/triton_cpu/", "tests/emulator/")
+MACHINES = ("tsplat/triton_cpu/", "tests/triton_cpu/", "tests/emulator/", "emulator/")
 """Compilers and emulators, which have register pairs, a host CPU, work items and sound assumptions of their own."""
 
 SUFFIXES = {".py", ".md", ".sh"}

@@ -25,15 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.emulator import build
-from tests.emulator.launch import GUARD_BYTES
-from tests.emulator.machine import EmulationError, Machine, Options
-from tests.emulator.nvidia import sass, sass_text
-from tests.emulator.nvidia.program import NvidiaProgram
-from tests.emulator.program import Launch, Memory
+from emulator import build
+from emulator.launch import GUARD_BYTES
+from emulator.machine import EmulationError, Machine, Options
+from emulator.nvidia import sass, sass_text
+from emulator.nvidia.program import NvidiaProgram
+from emulator.program import Launch, Memory
+from emulator.timing.trace import Recorder
 
 from .scenes import Composited, Run
-from .trace import Recorder
 
 VERSION = "1.5.3"
 NAME = f"gsplat {VERSION}"

@@ -18,12 +18,11 @@ from torch import Tensor
 
 import tsplat
 from benchmarks.cases import GARDEN, KETTLE, Case, dense_tile, load
-from tests.emulator.driver import Code
-from tests.emulator.package import tsplat_emulated
-from tests.emulator.program import Launch
+from emulator.driver import Code
+from emulator.package import tsplat_emulated
+from emulator.program import Launch
+from emulator.timing.trace import Executed, Recorder
 from tsplat.data import SplatGradients, Splats
-
-from .trace import Executed, Recorder
 
 TARGET = "sm_80"
 """What is executed unless another target is chosen, and what the timing model runs."""

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import dynamic_cost, predicted_time
 from benchmarks.gpu_timing import peer, scenes
-from benchmarks.gpu_timing.model import A100, VARIATIONS
-from tests.emulator.counters import CLASSES
+from emulator.counters import CLASSES
+from emulator.timing.model import A100, VARIATIONS
 from tests.emulator.targets import needs_emulator
 
 compositing_parts = pytest.importorskip("tsplat.kernels.compositing_parts", reason="needs Triton")

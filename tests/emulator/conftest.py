@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from . import build
+from emulator import build
 
 
 def pytest_configure(config):

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
+from emulator.counters import total
+from emulator.machine import EmulationError
+from emulator.package import tsplat_emulated
 from tests.support import scenes
 from tests.support.cases import Case, draw
 from tests.support.closeness import assert_run_exact, assert_run_fp32
 from tests.tools.fuzz import write_record
-
-from .counters import total
-from .machine import EmulationError
-from .package import tsplat_emulated
 
 KNOWN_SEEDS = (14_186_045,)
 """Scenes that once failed; they come first."""

@@ -7,11 +7,11 @@ import struct
 import numpy as np
 import torch
 
-from .emulation import Emulator
-from .machine import Machine, Options
-from .nvidia import ptx
-from .program import Launch, Memory
-from .shadow import Shadow
+from emulator.emulation import Emulator
+from emulator.machine import Machine, Options
+from emulator.nvidia import ptx
+from emulator.program import Launch, Memory
+from emulator.shadow import Shadow
 
 HEADER = """
 .version 8.0

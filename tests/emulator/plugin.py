@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from . import build
-from .counters import total
-from .emulation import target_of
-from .package import tsplat_emulated
+from emulator import build
+from emulator.counters import total
+from emulator.emulation import target_of
+from emulator.package import tsplat_emulated
 
 MARKERS = ("gpu", "triton")
 TARGET = os.environ.get("EMULATE", "sm_80")

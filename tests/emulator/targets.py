@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from . import build
-from .emulation import target_of
+from emulator import build
+from emulator.emulation import target_of
 
 KINDS = [("cuda:80", "ptx"), ("cuda:80", "sass"), ("hip:gfx942", "amdgcn"), ("hip:gfx1100", "amdgcn")]
 """PTX, NVIDIA's machine code, AMD's with 64 and with 32 lanes per wave."""

@@ -1,6 +1,6 @@
 """The parser of AMD instructions."""
 
-from .amd import instructions, operands
+from emulator.amd import instructions, operands
 
 
 def test_amd_short_constants_are_extended_by_their_sign():

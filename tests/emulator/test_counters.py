@@ -5,8 +5,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .counters import by_line, table, total
-from .emulation import emulated
+from emulator.counters import by_line, table, total
+from emulator.emulation import emulated
+
 from .micro import run_ptx
 
 

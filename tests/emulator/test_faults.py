@@ -7,11 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from .emulation import emulated, target_of
-from .machine import EmulationError
+from emulator.emulation import emulated, target_of
+from emulator.machine import EmulationError
+from emulator.program import UnsupportedInstructionError
+from emulator.shadow import Shadow
+
 from .micro import run_ptx
-from .program import UnsupportedInstructionError
-from .shadow import Shadow
 from .targets import each_target
 
 N = 1000

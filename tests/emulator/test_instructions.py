@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .emulation import emulated
+from emulator.emulation import emulated
+
 from .targets import each_target
 
 pytestmark = each_target

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import tsplat
+from emulator.counters import total
+from emulator.package import tsplat_emulated
 from tests.support import scenes
 from tests.support.closeness import (
     FP32_EPSILONS,
@@ -20,8 +22,6 @@ from tsplat.config import PRESETS
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
 
-from .counters import total
-from .package import tsplat_emulated
 from .targets import compiles_long, each_target, one_target
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .counters import total
-from .emulation import emulated
+from emulator.counters import total
+from emulator.emulation import emulated
 
 
 @triton.jit

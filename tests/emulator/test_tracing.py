@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .emulation import emulated
+from emulator.emulation import emulated
 
 
 @triton.jit

@@ -5,8 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.emulator.emulation import emulated
-from tests.emulator.package import tsplat_emulated
+from emulator.emulation import emulated
+from emulator.package import tsplat_emulated
 from tests.emulator.targets import needs_emulator
 from tests.support import scenes
 from tests.support.closeness import assert_run_fp32

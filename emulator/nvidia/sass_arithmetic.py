@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.emulator.program import UnsupportedInstructionError
+from emulator.program import UnsupportedInstructionError
 
 from .program import SPECIAL
 from .sass_operands import Operands

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.emulator.program import UnsupportedInstructionError, kernel_line
+from emulator.program import UnsupportedInstructionError, kernel_line
 
 from .code_object import Descriptor
 from .instructions import DUAL, parse

@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 
-from tests.emulator import build, machine
-from tests.emulator.program import Launch, Memory, Program
+from emulator import build, machine
+from emulator.program import Launch, Memory, Program
 
 from .code_object import Descriptor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from tests.emulator.program import UnsupportedInstructionError, kernel_line
+from emulator.program import UnsupportedInstructionError, kernel_line
 
 BYTES = {f"{kind}{bits}": bits // 8 for bits in (8, 16, 32, 64) for kind in "bsuf"}
 BYTES |= {"bf16": 2, "pred": 0, "f16x2": 4, "f32x2": 8, "b128": 16}

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.emulator import build
-from tests.emulator.program import UnsupportedInstructionError
+from emulator import build
+from emulator.program import UnsupportedInstructionError
 
 from .program import INSTRUCTION
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.emulator.program import UnsupportedInstructionError
+from emulator.program import UnsupportedInstructionError
 
 from . import sass_text
 from .program import LANES, SLOT, NvidiaProgram

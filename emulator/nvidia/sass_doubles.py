@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.emulator.program import UnsupportedInstructionError
+from emulator.program import UnsupportedInstructionError
 
 from .sass_arithmetic import ROUNDING, Arithmetic
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.emulator.program import UnsupportedInstructionError
+from emulator.program import UnsupportedInstructionError
 
 from .program import SPECIAL
 from .ptx_operands import Operands

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.emulator import build
+from emulator import build
 
 from .trace import INSTRUCTION, Trace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.emulator.program import UnsupportedInstructionError
+from emulator.program import UnsupportedInstructionError
 
 from .program import SPACES
 from .sass_operands import Operands

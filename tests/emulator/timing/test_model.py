@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.gpu_timing.model import A100, H100, VARIATIONS, occupancy, predict
-from benchmarks.gpu_timing.trace import Recorder
-from tests.emulator.emulation import emulated
+from emulator.emulation import emulated
+from emulator.timing.model import A100, H100, VARIATIONS, occupancy, predict
+from emulator.timing.trace import Recorder
 from tests.emulator.targets import needs_emulator
 
 pytestmark = needs_emulator

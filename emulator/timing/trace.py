@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.emulator.counters import Counts
-from tests.emulator.nvidia import sass_text
-from tests.emulator.nvidia.program import NvidiaProgram
-from tests.emulator.program import Launch, Memory, Program
-from tests.emulator.tracing import RawTrace
+from emulator.counters import Counts
+from emulator.nvidia import sass_text
+from emulator.nvidia.program import NvidiaProgram
+from emulator.program import Launch, Memory, Program
+from emulator.tracing import RawTrace
 
 INSTRUCTION = np.dtype([(name, "u1") for name in ("pipe", "slots", "kind", "stall", "write", "read", "wait", "left")])
 """Mirrors Instruction of core/machine.h."""
@@ -91,7 +91,7 @@ class Executed:
     phase: str
     """What the program was doing: "forward" or "backward"."""
     counts: collections.Counter[str]
-    """See :meth:`tests.emulator.counters.Counts.summary`."""
+    """See :meth:`emulator.counters.Counts.summary`."""
     registers: int | None = None
     """Of a thread. None, as `stall_cycles`, if what was executed is not NVIDIA's machine code."""
     stall_cycles: int | None = None

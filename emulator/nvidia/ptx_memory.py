@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.emulator.program import UnsupportedInstructionError
+from emulator.program import UnsupportedInstructionError
 
 from .program import SPACES, WIDE_ADDRESS
 from .ptx_operands import Operands

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.emulator import build
+from emulator import build
 
 from .names import modern
 from .operands import ABSENT, operand, part_of, short

@@ -70,7 +70,7 @@ def emulated(
         target: As :func:`target_of` takes it.
         code: What is executed: "ptx" (unless said otherwise) or "sass" for NVIDIA, "amdgcn" for AMD.
         strict: Raises at the end what the checks found.
-        options: See :class:`tests.emulator.machine.Options`.
+        options: See :class:`emulator.machine.Options`.
 
     Raises:
         EmulationError: A check found something.

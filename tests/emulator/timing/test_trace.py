@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.gpu_timing.trace import KINDS, PIPES, classify, instruction_table
+from emulator.timing.trace import KINDS, PIPES, classify, instruction_table
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import triton
 
-from tests.emulator import build
-from tests.emulator.program import UnsupportedInstructionError
+from emulator import build
+from emulator.program import UnsupportedInstructionError
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 

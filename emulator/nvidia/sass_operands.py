@@ -6,7 +6,7 @@ import re
 import struct
 from typing import Any
 
-from tests.emulator.program import UnsupportedInstructionError
+from emulator.program import UnsupportedInstructionError
 
 from .emitter import Emitter
 from .program import SLOT, SPACES, WIDE_ADDRESS

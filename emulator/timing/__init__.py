@@ -1,0 +1,1 @@
+"""A timing model that predicts how long a GPU takes for what the emulator executed."""
