@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import stat
-from typing import BinaryIO
 
 from ..errors import FileError
 
 
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Opens a regular file for reading. Others, such as pipes and devices, may block or never end.
 
     Raises:
@@ -23,6 +24,15 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a folder raises an error of its own
         raise FileError(f"{path}: expected a regular file, found a pipe, a socket or a device")
     return open(path, "rb")
+
+
+def available_bytes() -> int | None:
+    """Returns the memory that can be allocated without swapping, in bytes; None where Linux does not tell it."""
+    with contextlib.suppress(OSError), open("/proc/meminfo", "rb") as file:
+        for line in file:
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:

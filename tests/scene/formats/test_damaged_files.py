@@ -109,10 +109,10 @@ def test_reading_ply_allocates_little_more_than_the_gaussians(tmp_path, encoding
     [
         (
             {"means": torch.zeros(1, 3).expand(10**9, 3)},
-            r"means: expected a value for each entry, found \[1000000000, 3\]",
+            r"means: expected a value for each entry, found \[10+, 3\]",
         ),
         ({"means": torch.zeros(50, 1).expand(50, 3)}, "means: expected a value for each entry"),
-        ({"scales": torch.zeros(50, 3).to(torch.float8_e4m3fn)}, "scales: expected a dense tensor of 16 to 64 bit"),
+        ({"scales": torch.zeros(50, 3).to(torch.float8_e4m3fn)}, "log_scales: expected a dense tensor of 16 to 64 bit"),
         ({"quats": torch.zeros(50, 4, dtype=torch.complex64)}, "quats: expected a dense tensor"),
         ({"sh0": torch.zeros(50, 1, 3, dtype=torch.bool)}, "sh0: expected a dense tensor"),
     ],
@@ -136,7 +136,7 @@ def test_tensors_that_are_no_values_of_gaussians_are_errors(tmp_path, changes, w
         ('"mins": ' + "[" * 5000, "not JSON"),
     ],
 )
-def test_values_that_are_no_numbers_in_sog_are_errors(tmp_path, text, words):
+def test_values_that_are_not_finite_in_sog_are_errors(tmp_path, text, words):
     files, _, _ = sog_files()
     files["meta.json"] = files["meta.json"].replace(b'"mins": [-1, -2, -3]', text.encode())
     with pytest.raises(FileError, match=words):
@@ -221,7 +221,7 @@ def test_parameters_of_8_bits_in_a_checkpoint_are_errors(tmp_path):
     content = (folder / "scene.safetensors").read_bytes()
     manifest["files"]["scene.safetensors"]["sha256"] = hashlib.sha256(content).hexdigest()
     (folder / "checkpoint.json").write_text(json.dumps(manifest | {"sha256": manifest_digest(manifest)}))
-    with pytest.raises(CheckpointError, match="means: expected floats of 16 to 64 bits, found torch.float8_e4m3fn"):
+    with pytest.raises(CheckpointError, match=r"means: expected floats of 16 to 64 bits, found torch\.float8_e4m3fn"):
         open_model(folder)
 
 

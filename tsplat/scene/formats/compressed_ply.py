@@ -165,7 +165,8 @@ def _stored_color(bound: Floats) -> Floats:
 
 
 def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> NDArray[np.uint32]:
-    return largest.astype(np.uint32) << 30 | _pack(others / math.sqrt(2) + 0.5, (10, 10, 10))
+    words: NDArray[np.uint32] = largest.astype(np.uint32) << np.uint32(30)
+    return words | _pack(others / math.sqrt(2) + 0.5, (10, 10, 10))
 
 
 def _decode_quats(words: NDArray[np.uint32]) -> Floats:

@@ -148,7 +148,8 @@ def rounded(values: NDArray[Any]) -> NDArray[np.float64]:
     turns = np.cumsum(is_midway.any(-1, keepdims=True) if values.ndim > 1 else is_midway, 0)
     if values.ndim > 2:
         turns = turns + np.arange(values.shape[1])[:, None]
-    return np.where(is_midway, lower + turns % 2, np.rint(values))
+    found: NDArray[np.float64] = np.where(is_midway, lower + turns % 2, np.rint(values))
+    return found
 
 
 def levels(values: NDArray[Any]) -> Bytes:

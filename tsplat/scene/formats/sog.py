@@ -102,11 +102,12 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
     )
 
 
-def decode_means(words: NDArray[np.uint16], bounds: NDArray[np.float64]) -> Floats:
+def decode_means(words: NDArray[Any], bounds: NDArray[np.float64]) -> Floats:
     """Decodes positions [N, 3] between bounds [2, 3] of sign(x) log(1 + |x|)."""
     fractions = words / 65535
     logs = bounds[0] * (1 - fractions) + bounds[1] * fractions
-    return np.copysign(np.expm1(np.abs(logs)), logs).astype(np.float32)
+    means: Floats = np.copysign(np.expm1(np.abs(logs)), logs).astype(np.float32)
+    return means
 
 
 def _look_up(part: Meta, indices: NDArray[Any]) -> Floats:
