@@ -176,8 +176,10 @@ class DamagedFiles:
         tracemalloc.start()
         try:
             problem, outcome = self.problem(self.read(), damaged, damage), "read"
-        except (ArgumentError, UnsupportedError) as error:
+        except (ArgumentError, UnsupportedError, OSError) as error:
             problem, outcome = None, type(error).__name__
+            if isinstance(error, OSError) and not is_special:  # missing files only
+                raise ViolationError(f"{what}: {outcome}: {error}") from error
             if str(self.path) not in str(error):
                 problem = f"the error names no file: {error}"
         except Exception as error:

@@ -50,7 +50,7 @@ CHANNELS = {1: [0], 2: [0, 3], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
 """Number of channels -> their places in the decoded image."""
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
-ITEM_BYTES_MAX, NPY_HEADER_MAX = 8, 1 << 16
+VALUE_BYTES_MAX, NPY_HEADER_MAX = 8, 1 << 16
 SIZE_MAX = 1 << 48
 """Maximum number of values of a parameter."""
 
@@ -293,7 +293,7 @@ def _npz(**arrays: Array) -> bytes:
 def _load_arrays(path: Path, size_max: int, *names: str) -> list[Array]:
     """Reads arrays of at most `size_max` numbers of an NPZ file."""
     try:
-        load = archive_loader(path, ITEM_BYTES_MAX * size_max + NPY_HEADER_MAX)
+        load = archive_loader(path, VALUE_BYTES_MAX * size_max + NPY_HEADER_MAX)
     except OSError as error:
         raise FileError(f"{path}: cannot read the file ({error.strerror})") from error
     return [_decode_array(path, name, load(f"{name}.npy")) for name in names]
@@ -305,7 +305,7 @@ def _decode_array(path: Path, name: str, content: bytes) -> Array:
         array = np.load(io.BytesIO(content), allow_pickle=False)
     except (*ZIP_ERRORS, MemoryError, SyntaxError, TypeError) as error:
         raise FileError(f"{path}: {name} is damaged ({error})") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.itemsize > ITEM_BYTES_MAX:
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.itemsize > VALUE_BYTES_MAX:
         raise FileError(f"{path}: {name}: expected an array of numbers; it is damaged")
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
 
