@@ -26,8 +26,8 @@ from torch import Tensor
 
 from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
-from tests.support.round_trips import angles_between, check_round_trip
-from tsplat.scene import Gaussians, intrinsics, morton_order, read_model, write_model
+from tests.support.round_trips import ORDERS, angles_between, check_round_trip
+from tsplat.scene import Gaussians, intrinsics, read_model, write_model
 from tsplat.scene.formats.models import Format
 from tsplat.viewing import look_at_all, render
 
@@ -121,7 +121,7 @@ def largest_errors(format: Format, gaussians: Gaussians, found: Gaussians) -> li
     elif format == "ply":
         order = torch.arange(len(gaussians))
     else:
-        order = morton_order(gaussians.means)
+        order = ORDERS["spz" if format == "spz4" else format](gaussians.means)
     expected = gaussians.map(lambda tensor: tensor[order])
     size = min(expected.shN.shape[1], found.shN.shape[1])
     shN = found.shN[:, :size], expected.shN[:, :size]

@@ -8,13 +8,15 @@ import math
 import torch
 from torch import Tensor
 
-from tsplat.scene import Gaussians, morton_order
+from tsplat.scene import Gaussians
+from tsplat.scene.formats import compressed_ply, sog_writer, spz_writer
 
 FLOAT_EPSILON = 2.0**-22
 """Relative error of a few operations in float32."""
 
 CHUNK = 256
 EXACT_PALETTE = 1 << 14
+ORDERS = {"compressed-ply": compressed_ply.file_order, "spz": spz_writer.file_order, "sog": sog_writer.file_order}
 
 ANGLES = {
     "compressed-ply": 2 * math.sqrt(6) / 1023,
@@ -67,9 +69,9 @@ def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians) -> Non
             if not torch.equal(tensor, found.tensors()[name]):
                 raise RoundTripError(f"{format}: {name} differs")
         return
-    order = morton_order(gaussians.means)
-    expected = gaussians.map(lambda tensor: tensor[order])
     format = "spz" if format == "spz4" else format
+    order = ORDERS[format](gaussians.means)
+    expected = gaussians.map(lambda tensor: tensor[order])
     CHECKS[format](expected, found)
     _check(f"{format}: opacities", found.opacities, expected.opacities, 0.5 / 255 + 2e-6)
     # In float32, the largest component is inaccurate to second order.

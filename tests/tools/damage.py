@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import os
 import re
 import resource
 import struct
@@ -26,6 +27,15 @@ SECONDS_MAX = 5.0
 SPARE_BYTES = 200_000_000
 EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**64 - 1)
 NUMBERS = (b"0", b"-1", b"1e308", b"1e999", b"nan", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"1e-320", b'""')
+
+VALUES = (
+    *(b"null", b"true", b"{}", b"[]", b'""', b"-1", b"1e999", b"NaN", b"-Infinity", b"9" * 400, b'"a\\u0000b"'),
+    *(b'"\\ud800"', b'"../../etc/passwd"', b'"/dev/zero"', b"[" * 3000, b'"' + b"x" * 5000 + b'"', b"a\0b", b"\xff"),
+)
+"""Texts in place of values: other types, NaN and infinity, and names of no file."""
+
+SPECIAL_EVERY = 25
+"""Every so many files, one is replaced by a special file."""
 
 Rng = np.random.Generator
 Damage = Callable[[Rng, bytes], bytes]
@@ -78,7 +88,49 @@ def noise(rng: Rng, content: bytes) -> bytes:
     return content[: int(rng.integers(min(64, len(content))))] + rng.bytes(int(rng.integers(3000)))
 
 
-DAMAGES: tuple[Damage, ...] = (truncated, flipped, huge_number, swapped, cut_out, noise)
+def with_crlf(rng: Rng, content: bytes) -> bytes:
+    """Converts line ends, as a transfer in text mode does."""
+    return content.replace(b"\n", b"\r\n") if rng.integers(2) else content.replace(b"\r\n", b"\n").replace(b"\n", b"")
+
+
+def appended(rng: Rng, content: bytes) -> bytes:
+    """Appends zeros, random bytes, or the content itself."""
+    tails = (bytes(int(rng.integers(1, 5000))), rng.bytes(int(rng.integers(1, 5000))), content)
+    return content + tails[int(rng.integers(3))]
+
+
+def other_value(rng: Rng, content: bytes) -> bytes:
+    """Replaces a value, or else a word, of text by one of another type; flips bits of other files."""
+    spans = [m.span() for m in re.finditer(rb"-?\d[\d.eE+-]*|\"[^\"]*\"|\w+|\[[^\[\]]*\]", content[:200_000])]
+    if not spans or not content[:1000].isascii():
+        return flipped(rng, content)
+    start, end = spans[int(rng.integers(len(spans)))]
+    return content[:start] + VALUES[int(rng.integers(len(VALUES)))] + content[end:]
+
+
+def duplicated(rng: Rng, content: bytes) -> bytes:
+    """Repeats a part of the file, such as an entry."""
+    start, size = int(rng.integers(len(content))), int(rng.integers(1, 2000))
+    return content[: start + size] + content[start:]
+
+
+DAMAGES: tuple[Damage, ...] = (
+    *(truncated, flipped, huge_number, swapped, cut_out, noise, with_crlf, appended, other_value, duplicated),
+)
+
+
+def special_file(path: Path, kind: int) -> None:
+    """Replaces a file by a pipe, a device, a folder, a link to itself, a link to nothing, or an empty file."""
+    path.unlink()
+    makes: tuple[Callable[[], object], ...] = (
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to("/dev/zero"),
+        path.mkdir,
+        lambda: path.symlink_to(path.name),
+        lambda: path.symlink_to("missing"),
+        path.touch,
+    )
+    makes[kind % len(makes)]()
 
 
 class DamagedFiles:
@@ -114,14 +166,20 @@ class DamagedFiles:
         target, damage = self.targets[seed % len(self.targets)], DAMAGES[seed // len(self.targets) % len(DAMAGES)]
         content = target.read_bytes()
         damaged = damage(rng, content)
-        target.write_bytes(damaged)
-        what = f"{damage.__name__} {target.name} {seed}"
+        is_special = seed % SPECIAL_EVERY == SPECIAL_EVERY - 1
+        if is_special:
+            special_file(target, seed // SPECIAL_EVERY)
+        else:
+            target.write_bytes(damaged)
+        what = f"{'special file' if is_special else damage.__name__} {target.name} {seed}"
         start = time.perf_counter()
         tracemalloc.start()
         try:
             problem, outcome = self.problem(self.read(), damaged, damage), "read"
-        except (ArgumentError, UnsupportedError) as error:
+        except (ArgumentError, UnsupportedError, OSError) as error:
             problem, outcome = None, type(error).__name__
+            if isinstance(error, OSError) and not is_special:  # missing files only
+                raise ViolationError(f"{what}: {outcome}: {error}") from error
             if str(self.path) not in str(error):
                 problem = f"the error names no file: {error}"
         except Exception as error:
@@ -129,6 +187,7 @@ class DamagedFiles:
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
+            target.rmdir() if target.is_dir() else target.unlink()
             target.write_bytes(content)
         peak = max(peak, resident_bytes() - self._resident)  # tensors are not traced
         if problem is not None:

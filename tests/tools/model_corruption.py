@@ -117,7 +117,8 @@ class Model(DamagedFiles):
         self.kind = kind
         write, self.has_checksums = FORMATS[kind]
         path = write(folder)
-        self.intact = None if kind == "ksplat" else open_model(path, warn=str)
+        # Copied, because the tensors of a checkpoint are mapped to its file.
+        self.intact = None if kind == "ksplat" else open_model(path, warn=str).map(torch.clone)
         super().__init__(path, filter(Path.is_file, path.rglob("*")) if path.is_dir() else [path])
 
     def read(self) -> Gaussians:

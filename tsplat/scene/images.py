@@ -23,6 +23,7 @@ from torch import Tensor
 from ..errors import ArgumentError, FileError
 from ..support.extras import require
 from ..support.files import atomic_write
+from ..support.reading import open_file
 
 STRIP_PIXELS = 1 << 20
 """Pixels that are converted at a time."""
@@ -260,7 +261,7 @@ class _BoundedFile(io.BufferedReader):
     """A file of which no more bytes are requested than it has, whatever a damaged length in it says."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(io.FileIO(path))
+        super().__init__(open_file(path).detach())
         self._size = os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:

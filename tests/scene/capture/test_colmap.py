@@ -162,3 +162,13 @@ def test_points_of_a_real_scene_project_to_pixels_of_their_color():
     found = view.pixels[y[yellow], x[yellow]]
     assert (found[:, 0] - found[:, 2] > 0.2).float().mean() > 0.9
     assert (view.pixels[..., 0] - view.pixels[..., 2] > 0.2).float().mean() < 0.2
+
+
+@pytest.mark.parametrize("name", ["../images/00.png", "/00.png"])
+def test_names_outside_of_the_folder_of_images_are_errors(tmp_path, name):
+    folder = write_scene(tmp_path / "scene", n=4)
+    (folder / "masks").mkdir()
+    path = folder / "sparse" / "0" / "images.txt"
+    path.write_text(path.read_text().replace("00.png", name))
+    with pytest.raises(FileError, match=r"images\.txt: image 1: expected a path inside the folder of images"):
+        read_colmap(folder)

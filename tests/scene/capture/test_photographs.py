@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.captures import POINTS, project, sample_views, write_colmap, write_image
+from tests.support.captures import POINTS, project, sample_views, write_colmap, write_image, write_scene
 from tsplat.scene import FileError, read_colmap
 
 pytest.importorskip("pycolmap")
@@ -99,3 +99,11 @@ def test_transparent_images_are_composited_over_the_background(tmp_path, views):
     assert read.test[0].image[0, 0].tolist() == [51, 102, 255]
     assert read.test[0].image[6, 5].tolist() == [200, 100, 0]
     assert read_colmap(tmp_path).test[0].image[0, 0].tolist() == [0, 0, 0]
+
+
+def test_images_larger_than_the_memory_are_an_error_before_they_are_read(tmp_path, monkeypatch):
+    folder = write_scene(tmp_path / "scene", n=4)
+    monkeypatch.setattr("tsplat.scene.capture.photographs.available_bytes", lambda: 4 * 43 * 30 * 3 - 1)
+    with pytest.raises(FileError, match=r"images: its 4 images need .* GB of memory, .* are free.*downscale"):
+        read_colmap(folder)
+    assert len(read_colmap(folder, downscale=2).train) == 3

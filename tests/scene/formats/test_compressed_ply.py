@@ -125,8 +125,8 @@ def test_write_encodes_one_gaussian(tmp_path):
     bounds = [0, 5, 0, 1, 5, 2, -2, 20, -3, -1, 20, -3, 0.5, 0.5, 0.5, white, white, 0.5]
     assert struct.unpack_from("<18f", body) == pytest.approx(bounds)
     words = struct.unpack_from("<8I", body, 72)
-    # In Morton order, the highest bit is that of z.
-    second, first = words[:4], words[4:]
+    # The positions are exact, so that their order is kept.
+    first, second = words[:4], words[4:]
     half = 512  # 0 in ten bits, rounded up
     assert first == (
         2047,  # the lowest x, the only y, the highest z
@@ -141,8 +141,10 @@ def test_write_encodes_one_gaussian(tmp_path):
     assert second[3] == 0xFF000080
     # Channel by channel; values beyond -4 and 4 are clamped. All are midway between two bytes, and rounded by turns.
     rest = body[72 + 32 :]
-    values = torch.stack([gaussians.shN[i].T.flatten() for i in (1, 0)]).tolist()
-    expected = [int((value / 8 + 0.5) * 256) - (i + j) % 2 for i in range(2) for j, value in enumerate(values[i])]
+    values = gaussians.shN.mT.tolist()
+    expected = [
+        int((values[i][c][k] / 8 + 0.5) * 256) - (i + k) % 2 for i in range(2) for c in range(3) for k in range(3)
+    ]
     assert list(rest) == [min(max(byte, 0), 255) for byte in expected]
 
 

@@ -3,12 +3,13 @@
 import os
 import struct
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.model_files import assert_same_tensors, ply_names, random_gaussians
+from tests.support.model_files import assert_same_tensors, ply_bytes, ply_names, random_gaussians
 from tests.support.paths import MODELS
 from tsplat import ArgumentError, UnsupportedError
 from tsplat.scene import FileError, read_ply, write_ply
@@ -90,7 +91,17 @@ def test_read_accepts_other_orders_types_and_properties(tmp_path):
     vertices = [{**vertex, "red": 7} for vertex in vertices_of(ply_names(1, normals=True))]
     (tmp_path / "a.ply").write_bytes(ply(names, vertices, types=types, newline="\r\n", tail=b"more bytes"))
     (tmp_path / "b.ply").write_bytes(ply(ply_names(1, normals=True), vertices))
-    assert_same_tensors(read_ply(tmp_path / "a.ply"), read_ply(tmp_path / "b.ply"))
+    notes: list[str] = []
+    assert_same_tensors(read_ply(tmp_path / "a.ply", warn=notes.append), read_ply(tmp_path / "b.ply"))
+    assert notes == [f"{tmp_path / 'a.ply'}: ignored 10 bytes after the last record"]
+
+
+def test_converted_line_ends_are_an_error(tmp_path):
+    content = ply_bytes(ply_names(0), np.random.default_rng(0).normal(size=(300, len(ply_names(0)))).astype(np.float32))
+    converted = content.replace(b"\n", b"\r\n")
+    (tmp_path / "a.ply").write_bytes(converted)
+    with pytest.raises(FileError, match=r"a\.ply: has .* bytes more than its header says.*copy the original in binary"):
+        read_ply(tmp_path / "a.ply")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "binary_big_endian"])
@@ -101,7 +112,7 @@ def test_encodings_are_equivalent(tmp_path, encoding, degree):
     types = {"y": "double", "red": "uchar"}
     (tmp_path / "a.ply").write_bytes(ply(names, vertices, types=types, encoding=encoding, tail=b"\nmore"))
     (tmp_path / "b.ply").write_bytes(ply(names, vertices, types=types))
-    assert_same_tensors(read_ply(tmp_path / "a.ply"), read_ply(tmp_path / "b.ply"))
+    assert_same_tensors(read_ply(tmp_path / "a.ply", warn=str), read_ply(tmp_path / "b.ply"))
 
 
 def test_ascii_with_other_elements_blank_lines_and_nan(tmp_path):
@@ -268,7 +279,7 @@ def test_write_rejects_sh_degree_4(tmp_path):
     ],
 )
 def test_files_of_other_programs_are_read(name, count, degree):
-    found = read_ply(MODELS / name)
+    found = read_ply(MODELS / name, warn=str)
     assert (len(found), found.sh_degree) == (count, degree)
     assert found.valid.all()
     assert (found.quats.norm(dim=-1) > 0.1).all()

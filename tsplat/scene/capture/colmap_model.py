@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import FileError
+from ...support.reading import open_file, read_file
 
 CAMERA_MODELS = {
     0: ("SIMPLE_PINHOLE", 3),
@@ -193,7 +194,7 @@ class _Reader:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.content, self.position = path, path.read_bytes(), 0
+        self.path, self.content, self.position = path, read_file(path), 0
 
     def error(self, message: str) -> FileError:
         return FileError(f"{self.path}: {message}")
@@ -278,7 +279,7 @@ def _binary_points(
 
 def _lines(path: Path, stated: dict[str, int]) -> Iterator[tuple[int, bytes]]:
     """Yields the number and content of each line that is not a comment; sets `stated` to the header's count."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for number in range(1, 1 << 62):
             line = file.readline(LINE_BYTES_MAX)
             if not line:
@@ -388,4 +389,6 @@ def _image(
         )
     if not name or "\0" in name:
         raise FileError(f"{path}: image {image_id}: expected a file name, found {name!r}")
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise FileError(f"{path}: image {image_id}: expected a path inside the folder of images, found {name!r}")
     return ColmapImage(name, camera_id, tuple(value / norm for value in pose[:4]), tuple(pose[4:]), point_ids)

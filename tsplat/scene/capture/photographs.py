@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError, MissingExtraError
+from ...support.reading import available_bytes
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .lenses import Lens, Undistortion
 from .views import Color, View
@@ -167,6 +168,7 @@ def read_views(
                 except ArgumentError as error:
                     raise ArgumentError(f"{error} in view {photograph.name!r}") from error
 
+        _check_memory(photographs, sources)
         views: list[View] = []
         workers = max(1, min(WORKERS_MAX, os.cpu_count() or 1, PIXELS_AT_ONCE // largest))
         with ThreadPoolExecutor(workers) as pool:
@@ -175,6 +177,19 @@ def read_views(
                 if on_progress is not None:
                     on_progress(len(views), len(photographs))
     return views
+
+
+def _check_memory(photographs: Sequence[Photograph], sources: Sequence[_Source]) -> None:
+    """Raises before any image is read if all images together, 3 bytes per pixel, do not fit into the free memory."""
+    needed = sum(
+        3 * source.width * source.height // photograph.downscale**2
+        for photograph, source in zip(photographs, sources, strict=True)
+    )
+    if (free := available_bytes()) is not None and needed > free:
+        raise FileError(
+            f"{photographs[0].path.parent}: its {len(photographs)} images need {needed / 1e9:.1f} GB of memory, "
+            f"{free / 1e9:.1f} GB are free; read them at a smaller size (downscale)"
+        )
 
 
 def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[View], list[View], list[str]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError
+from ...support.reading import open_file
 from ..cameras import centers
 from ..formats.point_clouds import read_point_cloud
 from ..images import read_image_info
@@ -205,7 +206,7 @@ def _split(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             text = file.read(FILE_BYTES_MAX + 1)
         n_values = sum(text.count(symbol) for symbol in (b",", b"[", b"{"))
         if len(text) > FILE_BYTES_MAX or n_values > VALUES_MAX:

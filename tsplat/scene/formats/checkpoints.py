@@ -31,8 +31,11 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...support.extras import require
 from ...support.files import utf8_path
+from ...support.reading import open_file, read_file
 from ..gaussians import Gaussians
+from .foreign import listed
 from .models import read_model
+from .torch_checkpoints import DTYPES
 
 T = TypeVar("T")
 
@@ -43,7 +46,12 @@ SCENE_PREFIX = "scene/"
 """Prefix of the raw parameters' names among the tensors in ``rows/``."""
 
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
+LATEST_BYTES_MAX = 4096
 MANIFEST_BYTES_MAX = 64 << 20
+
+
+MANIFEST_TYPES = dict(step=int, n_gaussians=int, antialiased=bool, files=dict, figures=dict, config=dict)
+KINDS = {int: "integer", bool: "boolean", dict: "object"}
 
 
 class CheckpointError(FileError):
@@ -157,8 +165,8 @@ def read_newest_valid(
             names = ", ".join(path.name for path in candidates[::-1]) or "none"
             raise CheckpointError(f"{folder}: no checkpoint {checkpoint}; found {names}")
         return chosen, read(chosen), []
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        latest = folder / (folder / LATEST).read_text("utf-8")[:100].strip()
+    with contextlib.suppress(OSError, ValueError):
+        latest = folder / read_file(folder / LATEST, LATEST_BYTES_MAX).decode().strip()
         if latest in candidates:
             candidates.remove(latest)
             candidates.insert(0, latest)
@@ -221,6 +229,9 @@ def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) ->
                     scene = load_file(folder / SCENE)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: not a valid safetensors file ({error})") from error
+        for name, tensor in scene.items():
+            if tensor.dtype not in DTYPES:
+                raise CheckpointError(f"{path}: {name}: expected floats of 16 to 64 bits, found {tensor.dtype}")
         gaussians = Gaussians(**scene, antialiased=manifest["antialiased"])
         if len(gaussians) != manifest["n_gaussians"]:
             raise CheckpointError(
@@ -267,10 +278,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         CheckpointError: It is no manifest, or it was modified.
         OSError, ValueError: It cannot be read.
     """
-    with open(path / MANIFEST, "rb") as file:
-        if os.fstat(file.fileno()).st_size > MANIFEST_BYTES_MAX:
-            raise CheckpointError(f"{path / MANIFEST}: larger than {MANIFEST_BYTES_MAX >> 20} MiB, not a manifest")
-        manifest: dict[str, Any] = json.loads(file.read())
+    manifest: dict[str, Any] = json.loads(read_file(path / MANIFEST, MANIFEST_BYTES_MAX))
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path / MANIFEST}: not a tsplat checkpoint")
     if manifest.get("version") != VERSION:
@@ -280,6 +288,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         )
     if manifest.pop("sha256", None) != manifest_digest(manifest):
         raise CheckpointError(f"{path / MANIFEST}: modified or truncated since it was written (hash mismatch)")
+    for name, kind in MANIFEST_TYPES.items():
+        if type(manifest.get(name)) is not kind:
+            raise CheckpointError(f"{path / MANIFEST}: expected {name!r} to be a JSON {KINDS[kind]}")
+    files = manifest["files"]
+    is_complete = TRAINING in files and (SCENE in files or any(name.startswith(f"{ROWS}/") for name in files))
+    is_inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
+    if not is_complete or not is_inside or not all(isinstance(entry, dict) for entry in files.values()):
+        raise CheckpointError(f"{path / MANIFEST}: expected the files of a checkpoint, found {listed(list(files))}")
     return manifest
 
 
@@ -292,7 +308,7 @@ def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
     if missing:
         raise CheckpointError(f"{path / missing[0]}: missing; copy a checkpoint's folder as a whole")
     for name, entry in files.items():
-        with open(path / name, "rb") as file:
+        with open_file(path / name) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != entry["sha256"]:
             raise CheckpointError(f"{path / name}: modified or truncated since it was written (hash mismatch)")

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from einops import rearrange
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...config import SH_NORMS
 from ...errors import FileError
@@ -28,11 +29,13 @@ from .quantization import (
     LOG_SCALE_MAX,
     Bytes,
     Floats,
-    check_valid,
+    levels,
     logits_from_opacities,
+    ordered_arrays,
     quats_from_smallest_three,
+    rotation_codes,
+    rounded,
     sh0_from_colors,
-    smallest_three_from_quats,
 )
 
 CHUNK = 256
@@ -73,7 +76,7 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
 
     def between(fractions: NDArray[np.float64], names: tuple[str, ...]) -> Floats:
         low, high = (np.stack([chunk[bound + name] for name in names], 1)[chunk_ids] for bound in bounds)
-        return (low * (1 - fractions) + high * fractions).astype(np.float32)
+        return _interpolate(fractions, low, high)
 
     words = {name: vertex[name].astype(np.uint32) for name in VERTEX}
     with np.errstate(over="ignore", invalid="ignore"):
@@ -82,11 +85,10 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
         rgba = _unpack(words["packed_color"], (8, 8, 8, 8))
         colors = between(rgba[:, :3], RANGES[2]) if colored else rgba[:, :3]
         sh0 = sh0_from_colors(colors)
-    others = (_unpack(words["packed_rotation"] & 0x3FFFFFFF, (10, 10, 10)) - 0.5) * math.sqrt(2)
     return Gaussians(
         means=torch.from_numpy(means),
         log_scales=torch.from_numpy(log_scales),
-        quats=torch.from_numpy(quats_from_smallest_three(others, words["packed_rotation"] >> 30)),
+        quats=torch.from_numpy(_decode_quats(words["packed_rotation"])),
         opacity_logits=torch.from_numpy(logits_from_opacities(rgba[:, 3])),
         sh0=torch.from_numpy(sh0)[:, None],
         shN=torch.from_numpy(_decode_sh(ply, len(vertex))),
@@ -95,31 +97,28 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
 
 
 def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) -> bytes:
-    """Encodes Gaussians in Morton order as a compressed PLY, with bounds of the colors.
+    """Encodes Gaussians in the order of :func:`file_order` as a compressed PLY, with bounds of the colors.
 
     Args:
         gaussians: N Gaussians of SH degree 0 to 3.
         comments: Comments for the header.
 
     Raises:
+        UnsupportedError: The SH degree is above 3.
         ArgumentError: A Gaussian is invalid.
     """
-    gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
-    check_valid(gaussians)
-    order = morton_order(gaussians.means)
-    arrays = {name: tensor[order].numpy() for name, tensor in gaussians.tensors().items()}
-    colors = 0.5 + SH_NORMS[0][0] * arrays["sh0"][:, 0]
+    arrays = ordered_arrays(gaussians, "a compressed PLY", file_order)
+    colors = _colors(arrays["sh0"][:, 0])
     log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
     (mean_bounds, means), (scale_bounds, scales), (color_bounds, rgb) = (
-        _normalize_chunks(values) for values in (arrays["means"], log_scales, colors)
+        _normalize_chunks(values, bound)
+        for values, bound in ((arrays["means"], None), (log_scales, None), (colors, _stored_color))
     )
-    others, largest = smallest_three_from_quats(arrays["quats"])
-    opacities = gaussians.opacities[order].numpy()
     vertex = [
         _pack(means, (11, 10, 11)),
-        largest.astype(np.uint32) << 30 | _pack(others / math.sqrt(2) + 0.5, (10, 10, 10)),
+        rotation_codes(arrays["quats"], _encode_quats, _decode_quats),
         _pack(scales, (11, 10, 11)),
-        _pack(np.concatenate([rgb, opacities[:, None]], 1), (8, 8, 8, 8)),
+        _pack(np.concatenate([rgb, arrays["opacities"][:, None]], 1), (8, 8, 8, 8)),
     ]
     sh = _encode_sh(arrays["shN"])
     lines = ["ply", "format binary_little_endian 1.0", *(f"comment {comment}" for comment in comments)]
@@ -133,13 +132,62 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) ->
     return "\n".join([*lines, "end_header", ""]).encode() + body
 
 
-def _normalize_chunks(values: NDArray[Any]) -> tuple[Floats, NDArray[np.float64]]:
-    """Returns the bounds of values [N, 3] in each chunk, [chunks, 6] (min, max), and values scaled to them, [N, 3]."""
+def _interpolate(fractions: NDArray[np.float64], low: NDArray[Any], high: NDArray[Any]) -> Floats:
+    return (low * (1 - fractions) + high * fractions).astype(np.float32)
+
+
+def file_order(means: Tensor) -> Tensor:
+    """Returns the ids of means [N, 3] in the order of the file.
+
+    That is the Morton order. The order of means that are exact in it is kept: so are those of a file that is written
+    again, whose chunks must not change.
+    """
+    is_exact = np.array_equal(_stored_means(means.numpy()), means.numpy())
+    return torch.arange(len(means)) if is_exact else morton_order(means)
+
+
+def _stored_means(means: Floats) -> Floats:
+    """Returns means as they are read if they are written in this order."""
+    bounds, fractions = _normalize_chunks(means)
+    per_row = bounds[np.arange(len(means)) // CHUNK]
+    bits = (11, 10, 11)
+    return _interpolate(_unpack(_pack(fractions, bits), bits), per_row[:, :3], per_row[:, 3:])
+
+
+def _colors(sh0: Floats) -> NDArray[np.float64]:
+    colors: NDArray[np.float64] = 0.5 + SH_NORMS[0][0] * sh0.astype(np.float64)
+    return colors
+
+
+def _stored_color(bound: Floats) -> Floats:
+    """Returns a bound of colors that is the same after it was converted to spherical harmonics and back."""
+    return _colors(sh0_from_colors(bound)).astype(np.float32)
+
+
+def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> NDArray[np.uint32]:
+    words: NDArray[np.uint32] = largest.astype(np.uint32) << np.uint32(30)
+    return words | _pack(others / math.sqrt(2) + 0.5, (10, 10, 10))
+
+
+def _decode_quats(words: NDArray[np.uint32]) -> Floats:
+    others = (_unpack(words & 0x3FFFFFFF, (10, 10, 10)) - 0.5) * math.sqrt(2)
+    return quats_from_smallest_three(others, words >> 30)
+
+
+def _normalize_chunks(
+    values: NDArray[Any], stored: Callable[[Floats], Floats] | None = None
+) -> tuple[Floats, NDArray[np.float64]]:
+    """Returns the bounds of values [N, 3] in each chunk, [chunks, 6] (min, max), and values scaled to them, [N, 3].
+
+    `stored` changes bounds by a rounding error.
+    """
     count = len(values)
     n_chunks = math.ceil(count / CHUNK)
     # The last chunk is filled with its last value, which does not change its bounds.
     chunks = np.concatenate([values, np.repeat(values[-1:], n_chunks * CHUNK - count, 0)]).reshape(n_chunks, CHUNK, 3)
-    low, high = (bound.astype(np.float32) for bound in (chunks.min(1), chunks.max(1)))
+    low, high = (bound.astype(np.float32) + 0 for bound in (chunks.min(1), chunks.max(1)))  # no -0
+    if stored is not None:
+        low, high = stored(low), stored(high)
     size = (high.astype(np.float64) - low)[:, None]
     fractions = (chunks - low[:, None].astype(np.float64)) / np.where(size > 0, size, 1)
     return np.concatenate([low, high], 1), fractions.reshape(-1, 3)[:count]
@@ -148,23 +196,20 @@ def _normalize_chunks(values: NDArray[Any]) -> tuple[Floats, NDArray[np.float64]
 def _pack(fractions: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.uint32]:
     """Packs values in [0, 1], [N, len(bits)], into bit fields, the highest first; the inverse of :func:`_unpack`."""
     words = np.zeros(len(fractions), np.uint32)
-    for column, n in zip(fractions.T, bits):
-        levels = np.clip(np.floor(column.astype(np.float64) * (2**n - 1) + 0.5), 0, 2**n - 1)
-        words = words << n | levels.astype(np.uint32)
+    largest = np.array([2**n - 1 for n in bits])
+    columns = np.clip(rounded(fractions.astype(np.float64) * largest), 0, largest).astype(np.uint32).T
+    for column, n in zip(columns, bits):
+        words = words << n | column
     return words
 
 
 def _encode_sh(shN: NDArray[Any]) -> Bytes:
     """Encodes SH coefficients above degree 0, [N, K - 1, 3], as bytes in the order of f_rest, [N, 3 (K - 1)].
 
-    Byte b stands for b + 0.5, so that 0 is as far from 127 as from 128. Such values are rounded up and down by turns:
-    always rounding them up would brighten a model that has many zeros.
+    Byte b stands for b + 0.5, so that 0 is as far from 127 as from 128: always rounding it up would brighten a model
+    that has many zeros.
     """
-    levels = (rearrange(shN.astype(np.float64), "n k c -> n (c k)") / SH_RANGE + 0.5) * 256
-    lower = np.floor(levels)
-    is_odd = np.add.outer(np.arange(levels.shape[0]), np.arange(levels.shape[1])) % 2 == 1
-    found: Bytes = np.clip(lower - ((levels == lower) & is_odd), 0, 255).astype(np.uint8)
-    return found
+    return rearrange(levels((shN.astype(np.float64) / SH_RANGE + 0.5) * 256 - 0.5), "n k c -> n (c k)")
 
 
 def _table(ply: PlyFile, name: str, needed: tuple[str, ...] | list[str]) -> Table:

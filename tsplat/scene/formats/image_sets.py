@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import FileError
-from .quantization import Bytes, Floats
+from ...support.reading import read_file
+from .quantization import Bytes
 
 META = "meta.json"
 META_MAX = 1 << 22
@@ -25,6 +27,12 @@ META_MAX = 1 << 22
 
 DEFLATE_RATIO_MAX = 1032
 """Maximum compression ratio of deflate."""
+
+IMAGE_RATIO_MAX, IMAGE_SPARE_BYTES = 8, 1 << 20
+"""Images in an archive are hardly smaller than in files; an image that is larger by this factor is damaged."""
+
+LOG_MAX = math.log(np.finfo(np.float32).max)
+"""Maximum magnitude of the bounds of positions, which are logarithms."""
 
 SPARE_PIXELS = 1 << 20
 """Pixels that an image may have in addition to four per Gaussian; enough for any palette."""
@@ -36,10 +44,16 @@ Load = Callable[[str], bytes]
 """Returns the content of a file of the dataset by its name."""
 
 
-def archive_loader(path: Path) -> Load:
-    """Returns a function that reads a member of a ZIP archive."""
+def archive_loader(path: Path, size_max: int | None = None) -> Load:
+    """Returns a function that reads a member of a ZIP archive.
+
+    Args:
+        path: The archive.
+        size_max: Maximum size of a member in bytes. None is for members that are compressed already: they are at most
+            :data:`IMAGE_RATIO_MAX` times as large as in the archive, and ``meta.json`` is at most :data:`META_MAX`.
+    """
     # Read from memory, so that the sizes stored in the archive are checked against the actual content.
-    content = path.read_bytes()
+    content = read_file(path)
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
     except ZIP_ERRORS as error:
@@ -50,9 +64,12 @@ def archive_loader(path: Path) -> Load:
             raise FileError(f"{path}: the archive has no {name}; it is damaged or of another format")
         info = archive.getinfo(name)
         plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not info.flag_bits & 1
-        if not plain or info.file_size > min(info.compress_size, len(content)) * DEFLATE_RATIO_MAX:
+        packed = min(info.compress_size, len(content))
+        usual = META_MAX if name == META else IMAGE_SPARE_BYTES + packed * IMAGE_RATIO_MAX
+        if not plain or info.file_size > min(packed * DEFLATE_RATIO_MAX, usual if size_max is None else size_max):
             raise FileError(
-                f"{path}: {name} is encrypted, uses another compression than deflate, or has an invalid size"
+                f"{path}: {name} is encrypted, uses another compression than deflate, or its size of "
+                f"{info.file_size:,} bytes is invalid; the file is damaged"
             )
         try:
             return archive.read(info)
@@ -60,6 +77,10 @@ def archive_loader(path: Path) -> Load:
             raise FileError(f"{path}: {name} is damaged or cut short in the ZIP archive ({error})") from error
 
     return load
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"found {name}, which is not JSON")
 
 
 class Meta:
@@ -80,7 +101,7 @@ class Meta:
     def parse(cls, path: str, text: bytes) -> Meta:
         """Parses the content of ``meta.json``."""
         try:
-            return cls(path, json.loads(text[:META_MAX]))
+            return cls(path, json.loads(text[:META_MAX], parse_constant=_refuse_constant))
         except (ValueError, RecursionError) as error:
             raise FileError(f"{path}: {META} is not JSON ({error})") from error
 
@@ -104,23 +125,40 @@ class Meta:
                 return float(value)
         raise self.fail(name, "a finite number")
 
-    def floats(self, name: str, size: int | None = None) -> Floats:
+    def floats(self, name: str, size: int | None = None) -> NDArray[np.float64]:
         """Returns a list of numbers, of any length if no size is given."""
         value = self.values.get(name)
         numeric = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
         if not isinstance(value, list) or not numeric or size not in (None, len(value)):
             raise self.fail(name, "a list of numbers" if size is None else f"a list of {size} numbers")
         with np.errstate(over="ignore"), contextlib.suppress(OverflowError):
-            return np.array(value, np.float64).astype(np.float32)
+            values = np.array(value, np.float64)
+            if np.isfinite(values.astype(np.float32)).all():
+                return values
         raise self.fail(name, "a list of numbers in the range of a float")
+
+    def log_bounds(self, size: int) -> NDArray[np.float64]:
+        """Returns ``mins`` and ``maxs`` of sign(x) log(1 + |x|), [2, size]."""
+        bounds = np.stack([self.floats(name, size) for name in ("mins", "maxs")])
+        if not (np.abs(bounds) <= LOG_MAX).all():
+            raise self.fail("mins and maxs", f"logarithms of at most {LOG_MAX:.1f} in magnitude")
+        return bounds
 
     def files(self, size: int) -> list[str]:
         value = self.values.get("files")
         if not isinstance(value, list) or len(value) < size or not all(isinstance(x, str) for x in value):
             raise self.fail("files", f"a list of {size} file names")
-        if not all(x and x == os.path.basename(x) for x in value):
+        if not all(is_file_name(x) for x in value):
             raise self.fail("files", "file names without a folder")
         return value
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name is that of a file without its folder, on any system."""
+    with contextlib.suppress(UnicodeEncodeError):
+        os.fsencode(name)
+        return name not in ("", ".", "..") and name == os.path.basename(name) and not set(name) & {"\\", "\0"}
+    return False
 
 
 def decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP, output_folder
+from ...support.reading import open_file
 from ..gaussians import Gaussians
 from .foreign import Warn
 from .image_sets import META
@@ -90,7 +91,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
             f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat) nor {POINT_CLOUD}; "
             f"expected {KNOWN}"
         )
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         start = file.read(4)
     suffix = path.suffix.lower()
     if suffix == ".ksplat":

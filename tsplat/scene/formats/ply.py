@@ -25,6 +25,7 @@ from einops import rearrange
 
 from ...errors import FileError, UnsupportedError
 from ...support.files import atomic_write
+from ...support.reading import open_file
 from ..gaussians import Gaussians
 from .compressed_ply import decode_compressed_ply, encode_compressed_ply
 from .filter_3d import NAMES as FILTER_NAMES
@@ -68,20 +69,23 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
             2D or 4D Gaussians.
         OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         ply = PlyFile(file, str(path))
         mode = render_mode(ply)
         if "vertex" not in ply.elements:
             raise FileError(f"{path}: not a PLY of Gaussians; expected an element 'vertex'")
         vertex = ply.elements["vertex"]
         if "packed_position" in vertex.names:
-            return decode_compressed_ply(ply, mode == "mip", warn)
+            gaussians = decode_compressed_ply(ply, mode == "mip", warn)
+            ply.note_rest(warn)
+            return gaussians
         n_rest = _check_names(ply.path, vertex.names)
         groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
         filter_name = next((name for name in FILTER_NAMES if name in vertex.names), None)
         known = {filter_name, *(name for names in groups.values() for name in names)}
         unknown = [name for name in vertex.names if name not in known and not HARMLESS.fullmatch(name)]
         blocks = ply.blocks("vertex")
+        ply.note_rest(warn)
         note_ignored(path, "the properties", unknown, warn)
         note_ignored(path, "the elements", (name for name in ply.elements if name not in ("vertex", "face")), warn)
         values = {group: np.empty((vertex.count, len(names)), np.float32) for group, names in groups.items()}
@@ -146,6 +150,9 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
 
 def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
     """Writes PlayCanvas's compressed PLY atomically, in Morton order.
+
+    The order is kept if all positions are exactly those that the format represents, as in a model that was read from
+    such a file; written again, it has the same bytes.
 
     Positions, log scales and colors have 8 to 11 bits between the bounds of 256 Gaussians, rotations 10 bits, and
     opacities 8 bits. SH coefficients above degree 0 have 8 bits between -4 and 4.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -85,7 +85,9 @@ class PlyFile:
             raise UnsupportedError(f"{path}: expected a PLY format of {', '.join(ORDERS)}, found {self._encoding!r}")
 
     def _read_header(self) -> None:
-        if self._file.readline(8).strip() != b"ply":
+        first = self._file.readline(8)
+        self._has_crlf = first.endswith(b"\r\n")
+        if first.strip() != b"ply":
             raise FileError(f"{self.path}: not a PLY file; expected 'ply' as its first line")
         last: Element | None = None
         while True:
@@ -140,6 +142,27 @@ class PlyFile:
                 f"{max(self._size - skipped, 0)} bytes; the file is cut short or its header is damaged"
             )
         return self._binary_blocks(element.count, record, self._start + skipped)
+
+    def note_rest(self, warn: Callable[[str], object]) -> None:
+        """Notes data after the last binary record, of which the header says nothing.
+
+        Raises:
+            FileError: The line ends of the file were converted, as by a transfer in text mode, which adds bytes.
+        """
+        kinds = {kind for element in self.elements.values() for _, kind in element.properties}
+        if self._encoding == "ascii" or LIST in kinds:
+            return
+        extra = self._size - sum(element.count * self._record(element).itemsize for element in self.elements.values())
+        self._file.seek(self._start)
+        n_lines = sum(part.count(b"\n") for part in iter(lambda: self._file.read(BLOCK_BYTES), b""))
+        # The conversion adds a byte before each byte of the value of a line feed.
+        if 0 < extra == n_lines and self._has_crlf:
+            raise FileError(
+                f"{self.path}: has {extra:,} bytes more than its header says, and lines that end in CR LF: the binary "
+                "file was converted like a text file; copy the original in binary mode"
+            )
+        if extra > 0:
+            warn(f"{self.path}: ignored {extra:,} bytes after the last record")
 
     def _record(self, element: Element) -> np.dtype[np.void]:
         if LIST in (kind for _, kind in element.properties):

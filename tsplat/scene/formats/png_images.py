@@ -25,10 +25,12 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError, ShapeError
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder, write_json
+from ...support.reading import read_file
 from ..gaussians import Gaussians
 from .clustering import cluster
 from .foreign import Warn, note_ignored
-from .image_sets import META, ZIP_ERRORS, Meta, archive_loader, decode_image
+from .image_sets import META, META_MAX, ZIP_ERRORS, Meta, archive_loader, decode_image, is_file_name
+from .quantization import rounded
 
 PARAMETERS = dict(means="means", scales="log_scales", quats="quats", opacities="opacity_logits", sh0="sh0", shN="shN")
 """gsplat's name -> field of :class:`Gaussians`."""
@@ -48,6 +50,7 @@ CHANNELS = {1: [0], 2: [0, 3], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
 """Number of channels -> their places in the decoded image."""
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+VALUE_BYTES_MAX, NPY_HEADER_MAX = 8, 1 << 16
 SIZE_MAX = 1 << 48
 """Maximum number of values of a parameter."""
 
@@ -109,7 +112,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
 
     def load(name: str) -> bytes:
         try:
-            return (path / name).read_bytes()
+            return read_file(path / name, META_MAX if name == META else None)
         except OSError as error:
             raise FileError(f"{path}: cannot read {name} ({error.strerror})") from error
 
@@ -127,7 +130,7 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
         elif name == MEANS or name in BYTES:
             array = _decode_images(part, name, load, shape)
         else:
-            (array,) = _load_arrays(path / f"{name}.npz", "arr")
+            (array,) = _load_arrays(path / f"{name}.npz", math.prod(shape), "arr")
         if array.size != math.prod(shape):
             raise part.fail("shape", f"that of {array.size} values")
         tensors[name] = torch.from_numpy(array.reshape(shape)).to(dtype)
@@ -163,7 +166,7 @@ def read_png_model(folder: str | os.PathLike[str], *, warn: Warn = warnings.warn
 
 def _check_name(name: str, error: type[ArgumentError], where: str) -> None:
     """Raises unless ``name`` can be a part of the name of a file."""
-    if name in ("", ".", "..") or name != os.path.basename(name) or "\\" in name or "\0" in name:
+    if not is_file_name(name):
         raise error(f"{where}: {name!r} is not the name of a file")
 
 
@@ -195,8 +198,7 @@ def _array(tensor: Tensor) -> Array:
 def _quantize(values: Array, low: Array, high: Array, bits: int) -> Array:
     """Scales values between their bounds to integers. Constant values become 0."""
     fractions = (values - low) / np.where(high > low, high - low, 1)
-    levels: Array = np.round(fractions * (2**bits - 1))
-    return levels
+    return rounded(fractions * (2**bits - 1))
 
 
 def _encode_images(name: str, pixels: Array) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -216,9 +218,9 @@ def _decode_images(part: Meta, name: str, load: Load, shape: list[int]) -> Array
     """Decodes the values of a parameter, [N, channels]."""
     n = shape[0]
     n_channels = math.prod(shape[1:])
-    if n_channels not in CHANNELS:
+    if n_channels not in CHANNELS or (name == MEANS and n_channels != 3):
         raise part.fail("shape", f"that of 1 to {max(CHANNELS)} channels")
-    low, high = (part.floats(bound, n_channels).astype(np.float64) for bound in ("mins", "maxs"))
+    low, high = part.log_bounds(3) if name == MEANS else (part.floats(bound, n_channels) for bound in ("mins", "maxs"))
 
     def levels(file_name: str) -> Array:
         pixels = decode_image(part.path, file_name, load(file_name), n).reshape(-1, 4)
@@ -227,11 +229,15 @@ def _decode_images(part: Meta, name: str, load: Load, shape: list[int]) -> Array
         return pixels[:, CHANNELS[n_channels]]
 
     if name != MEANS:
-        return low + (high - low) * (levels(f"{name}.png") / 255)
+        return _interpolate(low, high, levels(f"{name}.png") / 255)
     words = levels(f"{name}_u.png").astype(np.uint16) << 8 | levels(f"{name}_l.png")
-    logs = low + (high - low) * (words / 65535)
-    with np.errstate(over="ignore"):
-        return np.copysign(np.expm1(np.abs(logs)), logs)
+    logs = _interpolate(low, high, words / 65535)
+    return np.copysign(np.expm1(np.abs(logs)), logs)
+
+
+def _interpolate(low: Array | float, high: Array | float, fractions: Array) -> Array:
+    """Interpolates between bounds, which are exact at fractions of 0 and 1."""
+    return low * (1 - fractions) + high * fractions
 
 
 def _png(levels: Array) -> bytes:
@@ -247,11 +253,16 @@ def _png(levels: Array) -> bytes:
 def _encode_clusters(tensor: Tensor) -> tuple[bytes, dict[str, Any]]:
     """Encodes SH coefficients [N, K, 3] by clusters. Returns the file and the bounds of the centroids."""
     rows = tensor.reshape(len(tensor), -1)
-    found, labels = cluster(rows if rows.dtype == torch.float64 else rows.float(), N_CLUSTERS)
-    centroids = found.double().cpu().numpy()
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    distinct, places = torch.unique(rows, dim=0, return_inverse=True)
+    found, labels = (distinct, places) if len(distinct) <= N_CLUSTERS else cluster(rows, N_CLUSTERS)
+    used, labels = torch.unique(labels, return_inverse=True)
+    centroids = found[used].double().cpu().numpy()
     low, high = centroids.min(), centroids.max()
     levels = _quantize(centroids, low, high, CLUSTER_BITS).astype(np.uint8)
-    content = _npz(centroids=levels, labels=labels.cpu().numpy().astype(np.uint16))
+    # By their levels, because different centroids may have become equal.
+    levels, indices = np.unique(levels, axis=0, return_inverse=True)
+    content = _npz(centroids=levels, labels=indices.reshape(-1)[labels.cpu().numpy()].astype(np.uint16))
     return content, {"mins": float(low), "maxs": float(high), "quantization": CLUSTER_BITS}
 
 
@@ -260,8 +271,8 @@ def _decode_clusters(part: Meta, path: Path, shape: list[int]) -> Array:
     low, high, bits = part.number("mins"), part.number("maxs"), part.count("quantization")
     if not 1 <= bits <= 16:
         raise part.fail("quantization", "1 to 16 bits")
-    levels, labels = _load_arrays(path, "centroids", "labels")
     columns = math.prod(shape[1:])
+    levels, labels = _load_arrays(path, max(N_CLUSTERS * columns, shape[0]), "centroids", "labels")
     if levels.ndim != 2 or levels.shape[1] != columns or labels.shape != (shape[0],) or labels.dtype.kind not in "iu":
         raise FileError(
             f"{path}: expected centroids [?, {columns}] and integer labels [{shape[0]}], found "
@@ -269,7 +280,7 @@ def _decode_clusters(part: Meta, path: Path, shape: list[int]) -> Array:
         )
     if int(labels.min()) < 0 or int(labels.max()) >= len(levels):
         raise FileError(f"{path}: expected labels from 0 to {len(levels) - 1}; it is damaged")
-    centroids: Array = low + (high - low) * (levels / (2**bits - 1))
+    centroids: Array = _interpolate(low, high, levels / (2**bits - 1))
     return np.take(centroids, labels, 0)
 
 
@@ -279,10 +290,10 @@ def _npz(**arrays: Array) -> bytes:
     return file.getvalue()
 
 
-def _load_arrays(path: Path, *names: str) -> list[Array]:
-    """Reads arrays of numbers of an NPZ file."""
+def _load_arrays(path: Path, size_max: int, *names: str) -> list[Array]:
+    """Reads arrays of at most `size_max` numbers of an NPZ file."""
     try:
-        load = archive_loader(path)
+        load = archive_loader(path, VALUE_BYTES_MAX * size_max + NPY_HEADER_MAX)
     except OSError as error:
         raise FileError(f"{path}: cannot read the file ({error.strerror})") from error
     return [_decode_array(path, name, load(f"{name}.npy")) for name in names]
@@ -294,7 +305,7 @@ def _decode_array(path: Path, name: str, content: bytes) -> Array:
         array = np.load(io.BytesIO(content), allow_pickle=False)
     except (*ZIP_ERRORS, MemoryError, SyntaxError, TypeError) as error:
         raise FileError(f"{path}: {name} is damaged ({error})") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.itemsize > 8:
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.itemsize > VALUE_BYTES_MAX:
         raise FileError(f"{path}: {name}: expected an array of numbers; it is damaged")
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
 

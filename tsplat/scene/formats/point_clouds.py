@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import FileError, UnsupportedError
+from ...support.reading import open_file
 from .foreign import Warn
 from .ply_file import PlyFile
 
@@ -28,11 +29,12 @@ def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn
         FileError: The file is missing, is not a PLY of points, is cut short, or has fewer than two points.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             ply = PlyFile(file, str(path))
             types = dict(ply.elements["vertex"].properties) if "vertex" in ply.elements else {}
             if not {"x", "y", "z"} <= types.keys():
                 raise FileError(f"{path}: not a PLY of points; expected vertices with x, y and z")
+            ply.note_rest(warn)
             colored = {"red", "green", "blue"} <= types.keys()
             names = ("x", "y", "z", *(("red", "green", "blue") if colored else ()))
             blocks = [np.stack([block[n] for n in names], -1).astype(np.float32) for block in ply.blocks("vertex")]

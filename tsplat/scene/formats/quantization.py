@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...config import SH_NORMS
 from ...errors import ArgumentError, UnsupportedError
 from ..gaussians import Gaussians
-from ..morton import morton_order
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -20,6 +21,9 @@ OPACITY_MARGIN = 1e-6
 
 LOG_SCALE_MAX = 20.0
 """Log scales are written within plus or minus this, where a format has no infinity."""
+
+DECODED_NORM_TOLERANCE = 1e-5
+"""Largest deviation from 1 of the norm of a decoded rotation, by rounding to float32."""
 
 OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
 """Indices of a quaternion's other three components, by the index of the largest one."""
@@ -33,7 +37,7 @@ def logits_from_opacities(opacities: NDArray[Any]) -> Floats:
 
 def sh0_from_colors(colors: NDArray[Any]) -> Floats:
     """Converts RGB colors, of any shape, to spherical harmonics coefficients of degree 0."""
-    return ((colors - 0.5) / SH_NORMS[0][0]).astype(np.float32)
+    return ((colors.astype(np.float64) - 0.5) / SH_NORMS[0][0]).astype(np.float32)
 
 
 def quats_from_smallest_three(others: NDArray[Any], largest: NDArray[Any]) -> Floats:
@@ -53,20 +57,53 @@ def quats_from_smallest_three(others: NDArray[Any], largest: NDArray[Any]) -> Fl
     return quats
 
 
-def smallest_three_from_quats(quats: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+def smallest_three_from_quats(
+    quats: NDArray[Any], omitted: int | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """Normalizes quaternions and omits the largest component of each; the inverse of :func:`quats_from_smallest_three`.
 
     Args:
         quats: [N, 4], any norm. Zero stands for no rotation.
+        omitted: Index of the component to omit in place of the largest one.
 
     Returns:
         The other components [N, 3] and the index of the omitted one [N].
     """
     unit = quats.astype(np.float64)
     unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    largest = np.abs(unit).argmax(1)
+    largest = np.abs(unit).argmax(1) if omitted is None else np.full(len(unit), omitted)
     unit *= np.where(np.take_along_axis(unit, largest[:, None], 1) < 0, -1, 1)
     return np.take_along_axis(unit, OTHERS[largest], 1), largest
+
+
+def rotation_codes(
+    quats: NDArray[Any],
+    encode: Callable[[NDArray[np.float64], NDArray[np.intp]], NDArray[Any]],
+    decode: Callable[[NDArray[Any]], Floats],
+) -> NDArray[Any]:
+    """Encodes rotations by their three smallest components, so that decoding and encoding returns the same codes.
+
+    A rotation that a code represents exactly gets this code. Its largest component may be another one than that which
+    the code omits, because the others are rounded.
+
+    Args:
+        quats: [N, 4], in the order of the format.
+        encode: Returns codes [N, ...] of what :func:`smallest_three_from_quats` returns.
+        decode: Returns the quaternions [N, 4] of codes.
+    """
+
+    def replace_exact(quats: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
+        norms = np.linalg.norm(quats.astype(np.float64), axis=1)
+        rows = np.flatnonzero(np.abs(norms - 1) < DECODED_NORM_TOLERANCE)
+        for omitted in range(4):
+            found = encode(*smallest_three_from_quats(quats[rows], omitted))
+            is_exact = (decode(found) == quats[rows]).all(1)
+            codes[rows[is_exact]] = found[is_exact]
+            rows = rows[~is_exact]
+        return codes
+
+    codes = replace_exact(quats, encode(*smallest_three_from_quats(quats)))
+    return replace_exact(decode(codes), codes)
 
 
 def check_valid(gaussians: Gaussians) -> None:
@@ -79,12 +116,13 @@ def check_valid(gaussians: Gaussians) -> None:
         )
 
 
-def morton_arrays(gaussians: Gaussians, name: str) -> dict[str, Floats]:
-    """Checks Gaussians, and returns their parameters and opacities by name as float32 arrays in Morton order.
+def ordered_arrays(gaussians: Gaussians, name: str, file_order: Callable[[Tensor], Tensor]) -> dict[str, Floats]:
+    """Checks Gaussians, and returns their parameters and opacities by name as float32 arrays in the order of a file.
 
     Args:
         gaussians: Gaussians on any device.
         name: Name of the format, for messages.
+        file_order: Returns the ids [N] of means [N, 3] in the order of the file.
 
     Raises:
         UnsupportedError: The SH degree is above 3.
@@ -94,11 +132,26 @@ def morton_arrays(gaussians: Gaussians, name: str) -> dict[str, Floats]:
         raise UnsupportedError(f"sh_degree: expected at most 3 for {name}, found {gaussians.sh_degree}")
     gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
     check_valid(gaussians)
-    order = morton_order(gaussians.means)
+    order = file_order(gaussians.means)
     tensors = {**gaussians.tensors(), "opacities": gaussians.opacities}
     return {name: tensor[order].numpy() for name, tensor in tensors.items()}
 
 
+def rounded(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Rounds values [N, ...] to integers. Those midway between two integers are rounded up and down by turns.
+
+    So they keep their mean. All channels, along the last axis, have the same turn: equal ones stay equal.
+    """
+    values = values.astype(np.float64)
+    lower = np.floor(values)
+    is_midway = values == lower + 0.5
+    turns = np.cumsum(is_midway.any(-1, keepdims=True) if values.ndim > 1 else is_midway, 0)
+    if values.ndim > 2:
+        turns = turns + np.arange(values.shape[1])[:, None]
+    found: NDArray[np.float64] = np.where(is_midway, lower + turns % 2, np.rint(values))
+    return found
+
+
 def levels(values: NDArray[Any]) -> Bytes:
-    """Rounds values to bytes; those outside of [0, 255] are clamped."""
-    return np.clip(np.rint(values.astype(np.float64)), 0, 255).astype(np.uint8)
+    """Rounds values to bytes by :func:`rounded`; those outside of [0, 255] are clamped."""
+    return np.clip(rounded(values), 0, 255).astype(np.uint8)

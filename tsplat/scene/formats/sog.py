@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
+from ...support.reading import read_file
 from ..gaussians import Gaussians
 from .foreign import Warn, note_ignored
-from .image_sets import META, Load, Meta, archive_loader, decode_image
+from .image_sets import META, META_MAX, Load, Meta, archive_loader, decode_image
 from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
 
 LARGEST_IS_W = 252
@@ -51,7 +52,7 @@ def read_sog(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     path = Path(path)
     if path.name == META or path.is_dir():
         folder = path if path.is_dir() else path.parent
-        return _read(str(path), lambda name: (folder / name).read_bytes(), warn)
+        return _read(str(path), lambda name: read_file(folder / name, META_MAX if name == META else None), warn)
     return _read(str(path), archive_loader(path), warn)
 
 
@@ -77,10 +78,7 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
 
     part = meta.part("means")
     low, high = (pixels(name)[:, :3].astype(np.uint16) for name in part.files(2)[:2])
-    mins, maxs = part.floats("mins", 3), part.floats("maxs", 3)
-    with np.errstate(over="ignore", invalid="ignore"):
-        logs = mins + (maxs - mins) * ((high << 8 | low) / 65535)
-        means = np.copysign(np.expm1(np.abs(logs)), logs).astype(np.float32)
+    means = decode_means(high << 8 | low, part.log_bounds(3))
 
     part = meta.part("scales")
     log_scales = _look_up(part, pixels(part.files(1)[0])[:, :3])
@@ -104,9 +102,17 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
     )
 
 
+def decode_means(words: NDArray[Any], bounds: NDArray[np.float64]) -> Floats:
+    """Decodes positions [N, 3] between bounds [2, 3] of sign(x) log(1 + |x|)."""
+    fractions = words / 65535
+    logs = bounds[0] * (1 - fractions) + bounds[1] * fractions
+    means: Floats = np.copysign(np.expm1(np.abs(logs)), logs).astype(np.float32)
+    return means
+
+
 def _look_up(part: Meta, indices: NDArray[Any]) -> Floats:
     """Returns the entries of the codebook at `indices`, in the shape of `indices`."""
-    codebook = part.floats("codebook")
+    codebook = part.floats("codebook").astype(np.float32)
     if indices.size and int(indices.max()) >= len(codebook):
         raise part.fail("codebook", f"a list of at least {int(indices.max()) + 1} numbers")
     return codebook[indices] if indices.size else np.zeros(indices.shape, np.float32)
@@ -118,8 +124,12 @@ def _decode_quats(path: str, pixels: Bytes) -> Floats:
         raise FileError(
             f"{path}: rotations: expected alpha of at least {LARGEST_IS_W}; the image is damaged or was saved lossily"
         )
-    others = (pixels[:, :3] / 255 * 2 - 1) / math.sqrt(2)
-    return quats_from_smallest_three(others, pixels[:, 3] - LARGEST_IS_W)
+    return decode_quats(pixels)
+
+
+def decode_quats(codes: Bytes) -> Floats:
+    """Decodes rotations [N, 4] wxyz from pixels [N, 4] with valid alpha."""
+    return quats_from_smallest_three((codes[:, :3] / 255 * 2 - 1) / math.sqrt(2), codes[:, 3] - LARGEST_IS_W)
 
 
 def _decode_sh(part: Meta, centroids: Bytes, pixels: Bytes) -> Floats:

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ..gaussians import Gaussians
+from ..morton import morton_order
 from .clustering import cluster, cluster_values
 from .image_sets import META
-from .quantization import LOG_SCALE_MAX, Bytes, Floats, levels, morton_arrays, smallest_three_from_quats
-from .sog import LARGEST_IS_W, PALETTE_WIDTH
+from .quantization import LOG_SCALE_MAX, Bytes, Floats, levels, ordered_arrays, rotation_codes
+from .sog import LARGEST_IS_W, PALETTE_WIDTH, decode_means, decode_quats
 
 EXACT_PALETTE = 1 << 14
 """SH coefficients are clustered if there are more different rows than this."""
@@ -45,7 +47,7 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
     - rotations: an angle of 0.0193 (1.1 degrees).
     - opacities: 1/510.
     - shN: codebook of 256 as above. If there are more than 16,384 different rows of coefficients, each is replaced by
-      one of up to 65,536 rows, which k-means chooses.
+      one of up to 65,536 rows, which k-means chooses; up to 65,536 rows of no more than 256 different values are exact.
 
     Args:
         path: A name that ends in ``.sog`` for a ZIP archive; a folder, which is created if it does not exist, or its
@@ -83,8 +85,11 @@ def sog_content(gaussians: Gaussians) -> bytes:
 
 def lost_in_sog(gaussians: Gaussians) -> list[str]:
     """Describes what SOG loses if there are many Gaussians: rows of SH coefficients that are not in its palette."""
-    is_clustered = gaussians.sh_degree > 0 and len(gaussians) > EXACT_PALETTE
-    return [f"SH coefficients beyond a palette of {PALETTE_MAX:,}"] if is_clustered else []
+    if gaussians.sh_degree == 0 or len(gaussians) <= EXACT_PALETTE:
+        return []
+    rows = np.ascontiguousarray(gaussians.shN.detach().float().cpu().flatten(1).numpy())
+    n_clusters = _n_clusters(rows, len(np.unique(_as_keys(rows))))
+    return [] if n_clusters is None else [f"SH coefficients beyond a palette of at most {n_clusters:,}"]
 
 
 def _archive(files: dict[str, bytes]) -> bytes:
@@ -98,7 +103,7 @@ def _archive(files: dict[str, bytes]) -> bytes:
 
 def _encode(gaussians: Gaussians) -> dict[str, bytes]:
     """Encodes the files of the dataset by name, ``meta.json`` last."""
-    arrays = morton_arrays(gaussians, "SOG")
+    arrays = ordered_arrays(gaussians, "SOG", file_order)
     count = len(gaussians)
     files: dict[str, bytes] = {}
     meta: dict[str, Any] = {"version": 2, "count": count}
@@ -108,15 +113,13 @@ def _encode(gaussians: Gaussians) -> dict[str, bytes]:
     words, bounds = _encode_means(arrays["means"])
     files["means_l.webp"] = _webp(_image(words & 255))
     files["means_u.webp"] = _webp(_image(words >> 8))
-    meta["means"] = {**bounds, "files": list(files)}
+    meta["means"] = {"mins": bounds[0].tolist(), "maxs": bounds[1].tolist(), "files": list(files)}
 
     codebook, indices = _codebook(np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX))
     files["scales.webp"] = _webp(_image(indices))
     meta["scales"] = {"codebook": codebook, "files": ["scales.webp"]}
 
-    others, largest = smallest_three_from_quats(arrays["quats"])
-    bytes_of_quats = np.concatenate([levels((others / math.sqrt(2) + 0.5) * 255), largest[:, None] + LARGEST_IS_W], 1)
-    files["quats.webp"] = _webp(_image(bytes_of_quats))
+    files["quats.webp"] = _webp(_image(rotation_codes(arrays["quats"], _encode_quats, decode_quats)))
     meta["quats"] = {"files": ["quats.webp"]}
 
     codebook, indices = _codebook(arrays["sh0"][:, 0])
@@ -124,31 +127,42 @@ def _encode(gaussians: Gaussians) -> dict[str, bytes]:
     meta["sh0"] = {"codebook": codebook, "files": ["sh0.webp"]}
 
     if gaussians.sh_degree:
-        palette, labels = _palette(arrays["shN"])
-        codebook, indices = _codebook(palette)
+        codebook, indices, labels = _palette(arrays["shN"])
         files["shN_centroids.webp"] = _webp(_palette_image(indices))
         files["shN_labels.webp"] = _webp(_image(np.stack([labels & 255, labels >> 8, np.zeros_like(labels)], 1)))
         names = ["shN_centroids.webp", "shN_labels.webp"]
-        meta["shN"] = {"count": len(palette), "bands": gaussians.sh_degree, "codebook": codebook, "files": names}
+        meta["shN"] = {"count": len(indices), "bands": gaussians.sh_degree, "codebook": codebook, "files": names}
     files[META] = json.dumps(meta, allow_nan=False).encode()
     return files
 
 
-def _encode_means(means: Floats) -> tuple[NDArray[np.uint16], dict[str, list[float]]]:
-    """Encodes positions as 16 bits between bounds, [N, 3], and returns the bounds for ``meta.json``."""
+def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Bytes:
+    codes = [np.rint((others / math.sqrt(2) + 0.5) * 255), largest[:, None] + LARGEST_IS_W]
+    return np.concatenate(codes, 1).astype(np.uint8)
+
+
+def file_order(means: Tensor) -> Tensor:
+    """Returns the ids of means [N, 3] in Morton order, after rounding: a file that is written again keeps its order."""
+    return morton_order(torch.from_numpy(decode_means(*_encode_means(means.numpy()))))
+
+
+def _encode_means(means: Floats) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
+    """Encodes positions as 16 bits between bounds, [N, 3], and returns the bounds of their logarithms, [2, 3]."""
     logs = np.copysign(np.log1p(np.abs(means, dtype=np.float64)), means)
     if not len(logs):
-        return np.zeros((0, 3), np.uint16), {"mins": [0.0] * 3, "maxs": [0.0] * 3}
-    low, high = (bound.astype(np.float32) for bound in (logs.min(0), logs.max(0)))
-    size = high.astype(np.float64) - low
-    fractions = (logs - low) / np.where(size > 0, size, 1)
-    words = np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16)
-    return words, {"mins": _short(low), "maxs": _short(high)}
+        return np.zeros((0, 3), np.uint16), np.zeros((2, 3))
+    # Not rounded to float32, which would move the bounds of a file that is written again.
+    bounds = np.stack([logs.min(0), logs.max(0)]) + 0  # no -0
+    size = bounds[1] - bounds[0]
+    fractions = (logs - bounds[0]) / np.where(size > 0, size, 1)
+    return np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16), bounds
 
 
 def _codebook(values: NDArray[Any]) -> tuple[list[float], Bytes]:
     """Returns a codebook of 256 entries and the index of the nearest entry of each value, in the shape of `values`."""
     entries, indices = cluster_values(values, CODEBOOK)
+    used, indices = np.unique(indices, return_inverse=True)
+    entries, indices = entries[used], indices.reshape(values.shape)
     padded = np.concatenate([entries, np.full(CODEBOOK - len(entries), entries[-1] if len(entries) else 0)])
     return _short(padded), indices.astype(np.uint8)
 
@@ -158,36 +172,46 @@ def _short(values: NDArray[Any]) -> list[float]:
     return [float(str(value)) for value in values.astype(np.float32)]
 
 
-def _palette(shN: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Chooses a palette of the SH coefficients.
+def _palette(shN: Floats) -> tuple[list[float], Bytes, NDArray[np.int64]]:
+    """Chooses a palette of the SH coefficients and its codebook.
 
     Args:
         shN: [N, K - 1, 3].
 
     Returns:
-        The palette [entries, K - 1, 3], in the order in which Gaussians use it, and the entry of each Gaussian [N].
+        The codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which Gaussians use it; and
+        the entry of each Gaussian, [N].
     """
     count, *shape = shN.shape
     if not count:
-        return np.zeros((1, *shape), np.float32), np.zeros(0, np.int64)
+        return [0.0] * CODEBOOK, np.zeros((1, *shape), np.uint8), np.zeros(0, np.int64)
     rows = np.ascontiguousarray(shN.reshape(count, -1))
     _, firsts, labels = np.unique(_as_keys(rows), return_index=True, return_inverse=True)
-    n_distinct = len(firsts)
     palette = rows[firsts]
-    if n_distinct > EXACT_PALETTE:
+    if (n_entries := _n_clusters(rows, len(firsts))) is not None:
         tensor = torch.from_numpy(rows)
         if float(tensor.abs().max()) > EXACT_SQUARES_MAX:
             tensor = tensor.double()
-        centroids, clusters = cluster(tensor, min(1 << n_distinct.bit_length() - 1, PALETTE_MAX))
+        centroids, clusters = cluster(tensor, n_entries)
         palette, labels = centroids.float().numpy(), clusters.numpy()
-    used, firsts, labels = np.unique(labels, return_index=True, return_inverse=True)
+    used, labels = np.unique(labels, return_inverse=True)
+    codebook, indices = _codebook(palette[used])
+    # By their indices, because different rows may have become equal.
+    indices = indices[labels.reshape(-1)]
+    _, firsts, labels = np.unique(_as_keys(indices), return_index=True, return_inverse=True)
     order = firsts.argsort()
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
-    return palette[used[order]].reshape(-1, *shape), places[labels.reshape(-1)]
+    return codebook, indices[firsts[order]].reshape(-1, *shape), places[labels.reshape(-1)]
 
 
-def _as_keys(rows: Floats) -> NDArray[Any]:
+def _n_clusters(rows: Floats, n_distinct: int) -> int | None:
+    """Returns the number of clusters for rows, some of which are equal; None if the palette has all of them exactly."""
+    exact = n_distinct <= PALETTE_MAX and (n_distinct <= EXACT_PALETTE or len(np.unique(rows)) <= CODEBOOK)
+    return None if exact else min(1 << n_distinct.bit_length() - 1, PALETTE_MAX)
+
+
+def _as_keys(rows: NDArray[Any]) -> NDArray[Any]:
     """Returns one key for each row of [N, D]; keys are equal where rows are."""
     return rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
 

@@ -14,8 +14,12 @@ import torch
 from ...config import SH_NORMS
 from ...errors import FileError
 from ...support.files import atomic_write
+from ...support.reading import open_file
 from ..gaussians import Gaussians
-from .quantization import check_valid, logits_from_opacities, sh0_from_colors
+from .quantization import check_valid, levels, logits_from_opacities, sh0_from_colors
+
+NORM_TOLERANCE = 1 / 64
+"""Quaternions whose norm differs from 1 by at most this are not normalized: those of a file have rounded components."""
 
 RECORD = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
 
@@ -27,7 +31,7 @@ def read_splat(path: str | os.PathLike[str]) -> Gaussians:
         FileError: The file size is not a multiple of the record size.
         OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size % RECORD.itemsize:
             raise FileError(
@@ -36,7 +40,7 @@ def read_splat(path: str | os.PathLike[str]) -> Gaussians:
             )
         records = np.fromfile(file, RECORD)
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_scales = np.log(records["scales"])
+        log_scales = np.log(records["scales"].astype(np.float64))
     rgba = records["rgba"] / 255
     return Gaussians(
         means=torch.from_numpy(records["means"].astype(np.float32)),
@@ -60,18 +64,18 @@ def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
     """
     check_valid(gaussians)
     tensors = {name: tensor.detach().double().cpu() for name, tensor in gaussians.tensors().items()}
-    logits = tensors["opacity_logits"]
-    sizes = tensors["log_scales"].sum(1) + torch.nn.functional.logsigmoid(logits)
-    order = torch.argsort(sizes, descending=True, stable=True)
-    tensors = {name: tensor[order] for name, tensor in tensors.items()}
-    quats = tensors["quats"] / tensors["quats"].norm(dim=1, keepdim=True).clamp_min(1e-30)
+    norms = tensors["quats"].norm(dim=1, keepdim=True)
+    quats = tensors["quats"] / norms.where((norms - 1).abs() > NORM_TOLERANCE, 1).clamp_min(1e-30)
     colors = 0.5 + SH_NORMS[0][0] * tensors["sh0"][:, 0]
     rgba = torch.cat([colors, tensors["opacity_logits"].sigmoid()[:, None]], 1)
     records = np.empty(len(gaussians), RECORD)
     with np.errstate(over="ignore"):
         records["means"] = tensors["means"].numpy()
         records["scales"] = tensors["log_scales"].exp().numpy()
-    records["rgba"] = (rgba * 255).round().clamp(0, 255).numpy()
+    records["rgba"] = levels(rgba.numpy() * 255)
     records["quats"] = (quats * 128 + 128).round().clamp(0, 255).numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Of the values in the file, so that it has the same order when it is written again.
+        sizes = np.log(records["scales"].astype(np.float64)).sum(1) + np.log(records["rgba"][:, 3])
     with atomic_write(path) as file:
-        file.write(records.tobytes())
+        file.write(records[np.argsort(-sizes, kind="stable")].tobytes())

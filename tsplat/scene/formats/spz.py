@@ -26,6 +26,7 @@ import torch
 from ...config import SH_DEGREE_MAX
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
+from ...support.reading import read_file
 from ..gaussians import Gaussians
 from .foreign import Warn, note_ignored
 from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
@@ -66,8 +67,7 @@ def read_spz(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
         OSError: The file cannot be read.
     """
     name = str(path)
-    with open(path, "rb") as file:
-        content = file.read()
+    content = read_file(path)
     if content[:2] == GZIP:
         return _read_gzip(name, content, warn)
     if content[:4] != MAGIC or len(content) < HEADER.size:
@@ -206,7 +206,7 @@ def _decode(
     if version == 2:
         quats = _decode_quats_2(rotations)
     else:
-        quats = _decode_quats_3(np.ascontiguousarray(rotations).view("<u4").reshape(count))
+        quats = decode_quats(np.ascontiguousarray(rotations).view("<u4").reshape(count))
     # The axis of a rotation is a pseudovector: a reflection reverses it in addition.
     quats[:, 1:] *= signs * signs.prod()
     coefficients = (rest.reshape(count, (degree + 1) ** 2 - 1, 3).astype(np.float32) - 128) / 128
@@ -228,7 +228,7 @@ def _decode_quats_2(rotations: Bytes) -> Floats:
     return quats_from_smallest_three(others, np.zeros(len(others), np.intp))
 
 
-def _decode_quats_3(words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Floats:
+def decode_quats(words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Floats:
     """Decodes rotations of version 3: index of the largest of xyzw in the top two bits. [N, 4] wxyz"""
     fields = np.stack([words >> 20, words >> 10, words], 1) & 0x3FF
     sizes = (fields & 0x1FF) * (math.sqrt(0.5) / 0x1FF)

@@ -7,14 +7,17 @@ import math
 import os
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
-from .quantization import Floats, levels, morton_arrays, smallest_three_from_quats
-from .spz import ANTIALIASED, COLOR_SCALE, FRACTION_MAX, HEADER, HEADER_4, MAGIC, STREAM, sh_signs
+from ..morton import morton_order
+from .quantization import Floats, levels, ordered_arrays, rotation_codes
+from .spz import ANTIALIASED, COLOR_SCALE, FRACTION_MAX, HEADER, HEADER_4, MAGIC, STREAM, decode_quats, sh_signs
 
 GZIP_LEVEL = 6
 """Level 9 takes seven times as long for files that are 3 % smaller."""
@@ -60,7 +63,7 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: in
         raise ArgumentError(f"version: expected 3 or 4, found {version!r}")
     if version == 4:
         require("zstandard")
-    arrays = morton_arrays(gaussians, "SPZ")
+    arrays = ordered_arrays(gaussians, "SPZ", file_order)
     fraction = _fractional_bits(arrays["means"])
     flags = ANTIALIASED if gaussians.antialiased else 0
     fields = (MAGIC, version, len(gaussians), gaussians.sh_degree, fraction, flags)
@@ -100,8 +103,11 @@ def _fractional_bits(means: Floats) -> int:
         ArgumentError: A coordinate is 2^23 or more in magnitude.
     """
     largest = float(np.abs(means).max(initial=0))
-    exponent = math.frexp(largest)[1]  # largest < 2^exponent
-    fraction = min(23 - exponent, FRACTION - min(exponent, 0), FRACTION_MAX)
+    for _ in range(2):
+        exponent = math.frexp(largest)[1]  # largest < 2^exponent
+        fraction = min(23 - exponent, FRACTION - min(exponent, 0), FRACTION_MAX)
+        # If rounding reaches 2^exponent, the bits are those of the rounded value, as when the file is written again.
+        largest = min(round(largest * 2.0**fraction), POSITION_MAX - 1) / 2.0**fraction
     if fraction < 0:
         raise ArgumentError(
             f"gaussians: expected coordinates below {POSITION_MAX:,} in magnitude for SPZ, found {largest:g}; scale "
@@ -110,11 +116,22 @@ def _fractional_bits(means: Floats) -> int:
     return fraction
 
 
+def _fixed_point(means: Floats, fraction: int) -> NDArray[np.int32]:
+    rounded: NDArray[np.int32] = np.rint(means.astype(np.float64) * 2.0**fraction).astype("<i4")
+    return np.clip(rounded, 1 - POSITION_MAX, POSITION_MAX - 1)
+
+
+def file_order(means: Tensor) -> Tensor:
+    """Returns the ids of means [N, 3] in Morton order, after rounding: a file that is written again keeps its order."""
+    fraction = _fractional_bits(means.numpy())
+    return morton_order(torch.from_numpy(_fixed_point(means.numpy(), fraction) * 2.0**-fraction))
+
+
 def _encode(arrays: dict[str, Floats], fraction: int) -> list[bytes]:
     """Encodes the sections: positions, opacities, colors, log scales, rotations, SH coefficients above degree 0."""
     count = len(arrays["means"])
-    axes = np.array([1, -1, -1], np.float64)
-    fixed = np.clip(np.rint(arrays["means"] * axes * 2.0**fraction), -POSITION_MAX, POSITION_MAX - 1).astype("<i4")
+    axes = np.array([1, -1, -1], "<i4")
+    fixed = _fixed_point(arrays["means"], fraction) * axes
     signs = sh_signs(math.isqrt(arrays["shN"].shape[1] + 1) - 1)[:, None]
     return [
         fixed.view(np.uint8).reshape(count, 3, 4)[..., :3].tobytes(),
@@ -127,11 +144,14 @@ def _encode(arrays: dict[str, Floats], fraction: int) -> list[bytes]:
 
 
 def _encode_quats(quats: Floats) -> NDArray[np.uint32]:
-    """Encodes rotations [N, 4] wxyz; see ``_decode_quats_3`` of the reader."""
+    """Encodes rotations [N, 4] wxyz; see ``decode_quats`` of the reader."""
     # xyzw, with y and z of the rotated axes. Zero stands for no rotation.
     xyzw = quats[:, [1, 2, 3, 0]] * np.array([1, -1, -1, 1], np.float64)
     xyzw[~xyzw.any(1), 3] = 1
-    others, largest = smallest_three_from_quats(xyzw)
+    return rotation_codes(xyzw, _encode_smallest_three, lambda words: decode_quats(words)[:, [1, 2, 3, 0]])
+
+
+def _encode_smallest_three(others: NDArray[np.float64], largest: NDArray[np.intp]) -> NDArray[np.uint32]:
     sizes = np.minimum(np.rint(np.abs(others) * (math.sqrt(2) * ROTATION_MAX)), ROTATION_MAX).astype("<u4")
     fields = sizes | (others < 0).astype("<u4") << 9
     words: NDArray[np.uint32] = largest.astype("<u4") << 30 | fields[:, 0] << 20 | fields[:, 1] << 10 | fields[:, 2]

@@ -23,12 +23,15 @@ from torch import Tensor
 
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP
+from ...support.reading import open_file
 from ..gaussians import PARAMETERS, Gaussians
 from .foreign import Warn, note_ignored
 from .image_sets import ZIP_ERRORS
 
 CHECKPOINTS = (".pt", ".pth")
 """File name suffixes."""
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 PIECE = 1 << 22
 """Bytes read at a time to verify a checksum."""
@@ -166,9 +169,14 @@ def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
             )
     for name, tensor in tensors.items():
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not plain or not tensor.is_floating_point():
+        if not plain or tensor.dtype not in DTYPES:
             what = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise FileError(f"{path}: {name}: expected a dense floating point tensor, found {what}")
+            raise FileError(f"{path}: {name}: expected a dense tensor of 16 to 64 bit floats, found {what}")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise FileError(
+                f"{path}: {name}: expected a value for each entry, found {list(tensor.shape)} expanded from "
+                f"{tensor.untyped_storage().nbytes():,} bytes; save tensors that are contiguous"
+            )
     if tensors["log_scales"].dim() == 2 and tensors["log_scales"].shape[1] == 2:
         raise UnsupportedError(
             f"{path}: its Gaussians have two scales: rendering 2D Gaussians (2DGS) is not implemented; train 3D "
@@ -180,7 +188,7 @@ def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
 
 
 def _load(path: Path) -> Any:
-    with open(path, "rb") as opened:
+    with open_file(path) as opened:
         mapped = opened.read(4) == ZIP
     if mapped:
         _check_records(path)

@@ -1,0 +1,44 @@
+"""Opening files that others made."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+
+from ..errors import FileError
+
+
+def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Opens a regular file for reading. Others, such as pipes and devices, may block or never end.
+
+    Raises:
+        FileError: The file is of another kind, or no file can have that name.
+        OSError: The file cannot be opened.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:  # NUL, or characters that the file system cannot encode
+        raise FileError(f"{os.fspath(path)!a}: expected the name of a file") from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a folder raises an error of its own
+        raise FileError(f"{path}: expected a regular file, found a pipe, a socket or a device")
+    return open(path, "rb")
+
+
+def available_bytes() -> int | None:
+    """Returns the memory that can be allocated without swapping, in bytes; None where Linux does not tell it."""
+    with contextlib.suppress(OSError), open("/proc/meminfo", "rb") as file:
+        for line in file:
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """Reads a regular file of at most `limit` bytes; raises as :func:`open_file`, and `FileError` if it is larger."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise FileError(f"{path}: expected at most {limit:,} bytes, found {size:,}; it is damaged")
+        return file.read()
