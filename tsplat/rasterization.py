@@ -229,7 +229,7 @@ def rasterization(
                 options.extra_signals_sh_degree, request.numerics, backend, clamp=False,
             )  # fmt: skip
             features = concatenate(features, extra)
-        received, features = exchange(request.ranks, projected, features, absgrad=absgrad)
+        received, features = exchange(request.ranks, projected, features, absgrad=options.absgrad)
         splats = Splats.of(received, features, with_depths=options.renders_depth)
         intersections = intersect(
             received,

@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_devices, check_sh_degree, check_tensor, compute_dtype, is_per_camera
+from ..arguments import (
+    check_devices,
+    check_sh_degree,
+    check_tensor,
+    compute_dtype,
+    is_per_camera,
+)
 from ..config import Backend, Numerics
 from ..data import Features, ProjectedGaussians
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
-from .compilation import eager
+from .compilation import eager, with_plain_tensors
 
 
 class _SphericalHarmonics(torch.autograd.Function):
@@ -139,6 +145,7 @@ def concatenate(features: Features, extra: Features) -> Features:
 
 
 @eager
+@with_plain_tensors
 def spherical_harmonics(
     degrees_to_use: int,
     dirs: Tensor,
