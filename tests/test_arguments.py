@@ -16,6 +16,7 @@ from tsplat.compat import gsplat
 INVALID = [
     (dict(means=torch.zeros(12, 2)), ShapeError, r"means: expected \[..., N, 3\], here \[\?, 3\], found \[12, 2\]"),
     (dict(means=torch.zeros(3)), ShapeError, r"means: .*found \[3\]"),
+    (dict(opacities=None), ArgumentError, r"opacities: expected a tensor \[..., N\], found None"),
     (dict(means=None), ArgumentError, "means: expected a tensor .*found NoneType"),
     (
         dict(means=torch.zeros(12, 3, dtype=torch.int64)),

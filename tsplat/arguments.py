@@ -171,10 +171,11 @@ def check_tile_size(value: object) -> int:
     return tile_size
 
 
-def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning: str, remedy: str = "") -> Tensor:
-    """Checks that a value is a floating-point tensor of a shape, in which None matches any size, and returns it.
+def check_tensor(name: str, value: object, shape: Sequence[Any], meaning: str, remedy: str = "") -> Tensor:
+    """Checks that a value is a floating-point tensor of a shape, and returns it.
 
     Args:
+        shape: Sizes; None matches any size, and ``...`` in front any number of them.
         meaning: The shape in words, for messages.
         remedy: What to do about another shape; may be empty.
     """
@@ -186,6 +187,8 @@ def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning:
         wanted = "a floating-point tensor of 16, 32 or 64 bits"
         raise DtypeError(f"{name}: expected {wanted}, found {value.dtype}; convert it with .float()")
     found = tuple(value.shape)
+    if len(shape) and shape[0] is ...:
+        shape = [*found[: max(len(found) - len(shape) + 1, 0)], *shape[1:]]
     if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)):
         wanted = ", ".join("?" if size is None else str(size) for size in shape)
         advice = f"; {remedy}" if remedy else ""
@@ -240,7 +243,7 @@ def check_sh_degree(value: object, n_bases: int, name: str = "sh_degree") -> int
     """Checks that a degree is supported and that there are enough bases for it, and returns it as an int."""
     sh_degree = to_int(value)
     if sh_degree is None or not 0 <= sh_degree <= SH_DEGREE_MAX:
-        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {value!r}")
+        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {_describe(value)}")
     if n_bases < (sh_degree + 1) ** 2:
         raise ShapeError(
             f"{name}: degree {sh_degree} needs {(sh_degree + 1) ** 2} bases, but the coefficients have {n_bases}; "
@@ -282,7 +285,7 @@ def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]
 def check_rolling_shutter(rolling_shutter: object) -> None:
     # By name, as gsplat's own enum is accepted too.
     if getattr(rolling_shutter, "name", None) != RollingShutterType.GLOBAL.name:
-        raise UnsupportedError(f"rolling_shutter: {rolling_shutter!r} is not implemented; only GLOBAL is")
+        raise UnsupportedError(f"rolling_shutter: {_describe(rolling_shutter)} is not implemented; only GLOBAL is")
 
 
 def check_camera_model(camera_model: object) -> None:
@@ -316,7 +319,7 @@ def check_scene(
     Ks: Tensor,
 ) -> tuple[torch.Size, int, int]:
     """Checks that Gaussians and cameras match. Returns the batch dimensions, N and C."""
-    check_tensor("means", means, [None] * (means.dim() - 1) + [3] if isinstance(means, Tensor) else [], "[..., N, 3]")
+    check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     if means.dim() < 2:
         raise ShapeError(f"means: expected [..., N, 3], found {list(means.shape)}")
     batch, n_gaussians = means.shape[:-2], means.shape[-2]

@@ -235,7 +235,7 @@ def quat_scale_to_covar_preci(
         covars, precis = quat_scale_to_covar_preci(quats, torch.tensor([[1.0, 2, 4]]))
         assert torch.equal(covars[0].diag(), torch.tensor([1.0, 4, 16]))
     """
-    check_tensor("quats", quats, [*quats.shape[:-1], 4], "[..., 4]")
+    check_tensor("quats", quats, [..., 4], "[..., 4]")
     check_tensor("scales", scales, [*quats.shape[:-1], 3], "[..., 3] as quats")
     dtype = compute_dtype(quats, scales)
     w, x, y, z = torch.nn.functional.normalize(quats.to(dtype), dim=-1).unbind(-1)

@@ -261,6 +261,8 @@ def check_request(
         check_rolling_shutter(rolling_shutter)
         options, numerics = _check_options(options)
         scene = Scene(*plain_all(scene._fields, scene))
+        if scene.opacities is None:
+            raise ArgumentError("opacities: expected a tensor [..., N], found None")
         batch, n_gaussians, n_cameras = check_scene(
             scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.viewmats, scene.Ks
         )

@@ -177,7 +177,7 @@ def spherical_harmonics(
         dirs, coeffs = torch.randn(100, 3), torch.randn(100, 16, 3)
         colors = (spherical_harmonics(3, dirs, coeffs) + 0.5).clamp_min(0)  # [100, 3]
     """
-    check_tensor("dirs", dirs, [*dirs.shape[:-1], 3], "[..., 3]")
+    check_tensor("dirs", dirs, [..., 3], "[..., 3]")
     check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, None], "[..., K, D] with the leading dimensions of dirs")
     degrees_to_use = check_sh_degree(degrees_to_use, coeffs.shape[-2])
     check_devices(dict(dirs=dirs, coeffs=coeffs, masks=masks))
