@@ -49,6 +49,7 @@ INVALID = [
     (dict(backgrounds=torch.zeros(3)), ShapeError, r"backgrounds: expected .* here \[2, 3\], found \[3\]"),
     (dict(width=0), ArgumentError, "width: expected a positive int, found 0"),
     (dict(height=2.5), ArgumentError, "height: expected a positive int, found 2.5"),
+    (dict(width=10**400), ArgumentError, r"width: expected an int below 2\^63, found 10+\.\.\.$"),
     (dict(channel_chunk=0), ArgumentError, "channel_chunk: expected a positive int, found 0"),
     (dict(near_plane="0.1"), ArgumentError, "near_plane: expected a number, found '0.1'"),
     (dict(eps2d=torch.ones(2)), ArgumentError, r"eps2d: expected a finite number of at least 0, found Tensor \[2\]"),

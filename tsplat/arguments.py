@@ -59,6 +59,8 @@ def _describe(value: object) -> str:
 
 def to_int(value: object) -> int | None:
     """Returns an integer of any type, such as NumPy's, as an int. Returns None for other values, and for bools."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     with contextlib.suppress(TypeError):
@@ -71,6 +73,8 @@ def check_size(name: str, value: object) -> int:
     size = to_int(value)
     if size is None or size < 1:
         raise ArgumentError(f"{name}: expected a positive int, found {_describe(value)}")
+    if size >= 2**63:
+        raise ArgumentError(f"{name}: expected an int below 2^63, found {_describe(value)}")
     return size
 
 
@@ -92,8 +96,8 @@ def check_number(name: str, value: object, least: float = -math.inf, finite: boo
         least: The smallest value that is allowed. NaN never is.
         finite: Whether infinity is refused.
     """
-    number = math.nan
-    if isinstance(value, SupportsFloat):
+    number = value if type(value) is float else math.nan
+    if type(value) is not float and isinstance(value, SupportsFloat):  # a protocol, which takes long to check
         if isinstance(value, Tensor):
             check_no_grad(name, value)
         with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
