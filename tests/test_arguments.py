@@ -1,6 +1,7 @@
 """Invalid and unsupported arguments: typed errors with the argument, the expected and the found value, and a remedy."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tsplat.compat import gsplat
 INVALID = [
     (dict(means=torch.zeros(12, 2)), ShapeError, r"means: expected \[..., N, 3\], here \[\?, 3\], found \[12, 2\]"),
     (dict(means=torch.zeros(3)), ShapeError, r"means: .*found \[3\]"),
+    (dict(opacities=None), ArgumentError, r"opacities: expected a tensor \[..., N\], found None"),
     (dict(means=None), ArgumentError, "means: expected a tensor .*found NoneType"),
     (
         dict(means=torch.zeros(12, 3, dtype=torch.int64)),
@@ -47,18 +49,32 @@ INVALID = [
     (dict(backgrounds=torch.zeros(3)), ShapeError, r"backgrounds: expected .* here \[2, 3\], found \[3\]"),
     (dict(width=0), ArgumentError, "width: expected a positive int, found 0"),
     (dict(height=2.5), ArgumentError, "height: expected a positive int, found 2.5"),
+    (dict(width=10**400), ArgumentError, r"width: expected an int below 2\^63, found 10+\.\.\.$"),
     (dict(channel_chunk=0), ArgumentError, "channel_chunk: expected a positive int, found 0"),
     (dict(near_plane="0.1"), ArgumentError, "near_plane: expected a number, found '0.1'"),
-    (dict(eps2d=torch.ones(2)), ArgumentError, "eps2d: expected a number, found tensor"),
+    (dict(eps2d=torch.ones(2)), ArgumentError, r"eps2d: expected a finite number of at least 0, found Tensor \[2\]"),
     (dict(far_plane=None), ArgumentError, "far_plane: expected a number, found None"),
+    (dict(near_plane=math.nan), ArgumentError, "near_plane: expected a number, found nan"),
+    (dict(near_plane=10**400), ArgumentError, r"near_plane: expected a number, found 10+\.\.\.$"),
+    (dict(far_plane=math.nan), ArgumentError, "far_plane: expected a number, found nan"),
+    (dict(near_plane=2.0, far_plane=1.0), ArgumentError, "far_plane: expected at least near_plane, 2, found 1"),
+    (dict(radius_clip=math.nan), ArgumentError, "radius_clip: expected a finite number, found nan"),
+    (dict(radius_clip=math.inf), ArgumentError, "radius_clip: expected a finite number, found inf"),
+    (dict(eps2d=math.nan), ArgumentError, "eps2d: expected a finite number of at least 0, found nan"),
+    (dict(eps2d=-0.3), ArgumentError, "eps2d: expected a finite number of at least 0, found -0.3"),
+    (dict(packed="no"), ArgumentError, "packed: expected True or False, found 'no'"),
+    (dict(packed=None), ArgumentError, "packed: expected True or False, found None"),
+    (dict(absgrad=2), ArgumentError, "absgrad: expected True or False, found 2"),
+    (dict(segmented=torch.ones(3)), ArgumentError, r"segmented: .*found Tensor \[3\] of torch.float32"),
+    (dict(distributed="yes"), ArgumentError, "distributed: expected True or False, found 'yes'"),
     (dict(render_mode="rgb"), ArgumentError, "render_mode: expected one of 'RGB', .*found 'rgb'"),
     (dict(rasterize_mode="fast"), ArgumentError, "rasterize_mode: expected one of 'classic', 'antialiased'"),
     (dict(camera_model="lidar"), ArgumentError, "camera_model: expected one of 'pinhole'"),
     (dict(numerics="gsplat"), ArgumentError, "numerics: expected one of 'gsplat-1.5', 'gsplat-1.6', 'inria'"),
     (dict(backend="cuda"), ArgumentError, "backend: expected one of 'auto', 'triton', 'torch', 'reference'"),
     (dict(distributed=True), ArgumentError, "distributed: there is no process group; .* call torch.distributed.init"),
-    (dict(opacities=torch.zeros(12, device="meta")), DeviceError, "opacities: is on meta, but means is on cpu"),
-    (dict(colors=torch.zeros(12, 3, device="meta")), DeviceError, "colors: is on meta, but means is on cpu"),
+    (dict(opacities=torch.zeros(12, device="meta")), DeviceError, "opacities: is on meta, which holds no"),
+    (dict(colors=torch.zeros(12, 3, device="meta")), DeviceError, "colors: is on meta, which holds no"),
 ]
 
 UNSUPPORTED = [

@@ -1,8 +1,8 @@
-"""Tensors of any strides give the bits of contiguous ones, in every public function and for every tensor argument."""
+"""Tensors of any strides and lazy views give the bits of contiguous ones, as arguments and as gradients of outputs."""
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
@@ -12,13 +12,25 @@ from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tsplat.ops.adam import Adam
 
-LAYOUTS = ("contiguous", "every other", "transposed", "offset")
+VIEWS = {
+    "negative": lambda t: torch._neg_view(-t),
+    "imaginary part of a conjugate": lambda t: torch.complex(torch.zeros_like(t), -t).conj().imag,
+    "real part of a conjugate": lambda t: torch.complex(t, torch.ones_like(t)).conj().real,
+    "negative, every other": lambda t: torch._neg_view(with_layout(-t, "every other")),
+    "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+}
+"""Views of floating-point tensors; all but "zero" have the values of the tensor."""
+LAYOUTS = ("contiguous", "every other", "transposed", "offset", "expanded", *VIEWS)
 
 
 def with_layout(tensor: Tensor, layout: str) -> Tensor:
     """A tensor of equal values that is laid out differently in memory, and what is between them is different."""
+    if layout in VIEWS:
+        return VIEWS[layout](tensor) if tensor.dtype in (torch.float32, torch.float64) else tensor
     if layout == "contiguous" or tensor.dim() == 0:
         return tensor
+    if layout == "expanded":
+        return tensor[:1].expand(tensor.shape)
     if layout == "transposed":
         axes = list(reversed(range(tensor.dim())))
         return tensor.permute(axes).contiguous().permute(axes)
@@ -39,10 +51,14 @@ def _projected(n=14):
 def _rasterization(backend, lay_out):
     scene, _ = _projected()
     inputs = {name: lay_out(value) if isinstance(value, Tensor) else value for name, value in scene.items()}
-    leaves = {name: inputs[name].requires_grad_() for name in ("means", "quats", "scales", "opacities", "colors")}
+    inputs["extra_signals"] = lay_out(scene["means"].sin())
+    inputs["backgrounds"] = lay_out(torch.ones(2, 6))
+    differentiable = ("means", "quats", "scales", "opacities", "colors", "viewmats", "backgrounds", "extra_signals")
+    leaves = {name: inputs[name].requires_grad_() for name in differentiable}
     colors, alphas, meta = tsplat.rasterization(**(inputs | leaves), backend=backend, render_mode="RGB+D")
-    v = [lay_out(t) for t in scenes.random_like((colors, alphas), 1)]
-    return [colors, alphas, meta["radii"], *torch.autograd.grad((colors, alphas), list(leaves.values()), v)]
+    images = (colors, alphas, meta["render_extra_signals"])
+    v = [lay_out(t) for t in scenes.random_like(images, 1)]
+    return [*images, meta["radii"], *torch.autograd.grad(images, list(leaves.values()), v)]
 
 
 def _projection(backend, lay_out):
@@ -50,9 +66,13 @@ def _projection(backend, lay_out):
     tensors = [scene[name] for name in ("means", "quats", "scales", "viewmats", "Ks")]
     means, quats, scales, viewmats, Ks = map(lay_out, tensors)
     opacities = lay_out(scene["opacities"])
-    return tsplat.fully_fused_projection(
-        means, None, quats, scales, viewmats, Ks, 19, 13, opacities=opacities, packed=True, backend=backend
-    )
+    leaves = [tensor.requires_grad_() for tensor in (means, quats, scales, viewmats)]
+    outputs = tsplat.fully_fused_projection(
+        means, None, quats, scales, viewmats, Ks, 19, 13, opacities=opacities, packed=True, calc_compensations=True,
+        backend=backend,
+    )  # fmt: skip
+    v = [lay_out(t) for t in scenes.random_like(outputs[4:], 1)]
+    return [*outputs, *torch.autograd.grad(outputs[4:], leaves, v)]
 
 
 def _intersection(backend, lay_out):
@@ -60,10 +80,11 @@ def _intersection(backend, lay_out):
     seen = (meta["radii"] > 0).all(-1)
     packed = {name: lay_out(meta[name][seen]) for name in ("means2d", "radii", "depths", "conics", "opacities")}
     image_ids = lay_out(seen.nonzero()[:, 0])
-    return tsplat.isect_tiles(
+    counts, ids, rows = tsplat.isect_tiles(
         packed["means2d"], packed["radii"], packed["depths"], 4, 5, 4, packed=True, n_images=2, image_ids=image_ids,
         conics=packed["conics"], opacities=packed["opacities"], backend=backend,
     )  # fmt: skip
+    return [counts, ids, rows, tsplat.isect_offset_encode(lay_out(ids), 2, 5, 4)]
 
 
 def _compositing(backend, lay_out, repeats=1):
@@ -89,14 +110,14 @@ def _spherical_harmonics(backend, lay_out):
     masks = torch.arange(7) % 3 > 0
     inputs = [lay_out(dirs).requires_grad_(), lay_out(coeffs).requires_grad_()]
     colors = tsplat.spherical_harmonics(2, *inputs, masks=lay_out(masks), backend=backend)
-    return [colors, *torch.autograd.grad(colors, inputs, lay_out(torch.ones(7, 3)))]
+    return [colors, *torch.autograd.grad(colors, inputs, lay_out(torch.randn(7, 3, generator=generator)))]
 
 
 def _loss(backend, lay_out):
     x, y = torch.rand(2, 13, 12, 3, generator=torch.Generator().manual_seed(0))
     image = lay_out(x).requires_grad_()
     loss = tsplat.l1_ssim_loss(image, lay_out(y), backend=backend)
-    return [loss, torch.autograd.grad(loss, image)[0]]
+    return [loss, torch.autograd.grad(loss, image, lay_out(torch.tensor(0.7)))[0]]
 
 
 def _adam(backend, lay_out):
@@ -111,18 +132,26 @@ def _adam(backend, lay_out):
 FUNCTIONS = (_rasterization, _projection, _intersection, _compositing, _spherical_harmonics, _loss, _adam)
 
 
+def assert_layouts_do_not_change_bits(function, backend, layouts):
+    """Compares with contiguous copies, as some layouts have other values."""
+
+    def run(change):
+        remaining = iter(layouts)
+        return function(backend, lambda tensor: change(with_layout(tensor, next(remaining))))
+
+    plain = run(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+    for i, (one, other) in enumerate(zip(run(lambda tensor: tensor), plain, strict=True)):
+        assert (one is other is None) or torch.equal(one, other), f"result {i} differs"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__.removeprefix("_"))
-def test_strides_do_not_change_bits(function, backend):
-    expected = function(backend, lambda tensor: tensor)
-
+def test_layouts_do_not_change_bits(function, backend):
     @settings(max_examples=6)
-    @given(layouts=st.lists(st.sampled_from(LAYOUTS), min_size=14, max_size=14))
+    @given(layouts=st.lists(st.sampled_from(LAYOUTS), min_size=20, max_size=20))
+    @example(layouts=["negative"] * 20)
     def check(layouts):
-        remaining = iter(layouts)
-        found = function(backend, lambda tensor: with_layout(tensor, next(remaining)))
-        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert (one is other is None) or torch.equal(one, other), f"result {i} differs"
+        assert_layouts_do_not_change_bits(function, backend, layouts)
 
     check()
 

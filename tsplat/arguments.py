@@ -9,11 +9,19 @@ import operator
 from collections.abc import Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .config import CAMERA_MODELS, PRESETS, SH_DEGREE_MAX, TILE_SIZES, Numerics
 from .errors import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
+
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+TRANSFORMS = (
+    "torch.func transforms (vmap, grad, jvp, ...) are not implemented; instead of vmap use leading batch dimensions, "
+    "instead of grad use torch.autograd.grad"
+)
 
 LENS_COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs", "ftheta_coeffs")
 """Options of gsplat that describe the distortion of a lens."""
@@ -31,13 +39,28 @@ class RollingShutterType(enum.Enum):
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raises if a value is not one of the choices."""
-    if value not in choices:
+    if not any(_equals(value, choice) for choice in choices):
         known = ", ".join(repr(choice) for choice in choices)
-        raise ArgumentError(f"{name}: expected one of {known}, found {value!r}")
+        raise ArgumentError(f"{name}: expected one of {known}, found {_describe(value)}")
+
+
+def _equals(value: object, other: object) -> bool:
+    """Whether a value is equal to a scalar; tensors and arrays are not."""
+    return value is other or (getattr(value, "ndim", 0) == 0 and not isinstance(value, Tensor) and value == other)
+
+
+def _describe(value: object) -> str:
+    """Describes what was found: a tensor or an array by its dtype and shape."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def to_int(value: object) -> int | None:
     """Returns an integer of any type, such as NumPy's, as an int. Returns None for other values, and for bools."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     with contextlib.suppress(TypeError):
@@ -49,16 +72,97 @@ def check_size(name: str, value: object) -> int:
     """Checks that a value is a positive integer of any type, and returns it as an int."""
     size = to_int(value)
     if size is None or size < 1:
-        raise ArgumentError(f"{name}: expected a positive int, found {value!r}")
+        raise ArgumentError(f"{name}: expected a positive int, found {_describe(value)}")
+    if size >= 2**63:
+        raise ArgumentError(f"{name}: expected an int below 2^63, found {_describe(value)}")
     return size
 
 
-def check_number(name: str, value: object) -> float:
-    """Checks that a value is a number of any type, such as a tensor with one element, and returns it as a float."""
-    if isinstance(value, SupportsFloat):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            return float(value)
-    raise ArgumentError(f"{name}: expected a number, found {value!r}")
+def check_bool(name: str, value: object) -> bool:
+    """Checks that a value is True or False, of any type such as NumPy's, or 1 or 0, and returns it as a bool."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, (int, np.bool_, np.integer)) and value in (0, 1):
+        return bool(value)
+    raise ArgumentError(f"{name}: expected True or False, found {_describe(value)}")
+
+
+def check_number(name: str, value: object, least: float = -math.inf, finite: bool = False) -> float:
+    """Checks that a value is a number of any type, such as a tensor with one element, and returns it as a float.
+
+    Args:
+        least: The smallest value that is allowed. NaN never is.
+        finite: Whether infinity is refused.
+    """
+    number = value if type(value) is float else math.nan
+    if type(value) is not float and isinstance(value, SupportsFloat):  # a protocol, which takes long to check
+        if isinstance(value, Tensor):
+            check_no_grad(name, value)
+        with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            number = float(value)
+    if math.isnan(number) or number < least or (finite and math.isinf(number)):
+        kind = "a finite number" if finite else "a number"
+        bound = "" if least == -math.inf else f" of at least {least:g}"
+        raise ArgumentError(f"{name}: expected {kind}{bound}, found {_describe(value)}")
+    return number
+
+
+def check_culling(near_plane: object, far_plane: object, radius_clip: object, eps2d: object) -> dict[str, float]:
+    """Checks what decides which Gaussians a camera sees, and returns it as floats."""
+    near, far = check_number("near_plane", near_plane), check_number("far_plane", far_plane)
+    if near > far:
+        raise ArgumentError(f"far_plane: expected at least near_plane, {near:g}, found {far:g}; are they swapped?")
+    clip = check_number("radius_clip", radius_clip, finite=True)
+    return dict(near_plane=near, far_plane=far, radius_clip=clip, eps2d=check_number("eps2d", eps2d, 0.0, finite=True))
+
+
+_plain_keys: set[int] = set()
+"""Dispatch keys of tensors that were found to be plain: their kind in one number, which is quick to look up."""
+
+
+def plain(name: str, tensor: Tensor) -> Tensor:
+    """Returns a tensor whose memory holds its values, as kernels read them. Lazy negation and conjugation are done.
+
+    Raises:
+        UnsupportedError: The tensor is of a kind that has no such memory.
+        DeviceError: It is on the meta device.
+    """
+    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
+    if keys in _plain_keys:
+        return tensor
+    if tensor.is_meta:
+        raise DeviceError(f"{name}: is on {tensor.device}, which holds no values; pass a tensor on the CPU or a GPU")
+    problem = _kind_problem(tensor)
+    if problem:
+        raise UnsupportedError(f"{name}: {problem}")
+    if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
+        return tensor.clone()
+    _plain_keys.add(keys)
+    return tensor
+
+
+def _kind_problem(tensor: Tensor) -> str | None:
+    """Says which kind of tensor kernels cannot read, and what to pass instead; None for other kinds."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return TRANSFORMS
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        return "batches, as of is_grads_batched and vectorize, are not implemented; compute one gradient at a time"
+    kind = type(tensor)
+    if kind.__name__ in ("FakeTensor", "FunctionalTensor") or torch._is_functional_tensor(tensor):
+        return "fake tensors, as of FakeTensorMode and torch.export, are not implemented; pass real tensors"
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return f"expected a plain tensor, found a {kind.__name__}, which is not implemented; convert it to a plain one"
+    if tensor.is_nested:
+        return "nested tensors are not implemented; pass one scene at a time"
+    if tensor.is_quantized:
+        return "quantized tensors are not implemented; pass its .dequantize()"
+    if tensor.layout != torch.strided:
+        return f"tensors of layout {tensor.layout} are not implemented; pass its .to_dense()"
+    if not torch._C._has_storage(tensor):
+        return "tensors without storage are not implemented; pass a plain tensor"
+    return None
 
 
 def check_tile_size(value: object) -> int:
@@ -71,23 +175,24 @@ def check_tile_size(value: object) -> int:
     return tile_size
 
 
-def check_tensor(name: str, value: object, shape: Sequence[int | None], meaning: str, remedy: str = "") -> Tensor:
-    """Checks that a value is a floating-point tensor of a shape, in which None matches any size, and returns it.
+def check_tensor(name: str, value: object, shape: Sequence[Any], meaning: str, remedy: str = "") -> Tensor:
+    """Checks that a value is a floating-point tensor of a shape, and returns it.
 
     Args:
+        shape: Sizes; None matches any size, and ``...`` in front any number of them.
         meaning: The shape in words, for messages.
         remedy: What to do about another shape; may be empty.
     """
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name}: expected a tensor {meaning}, found {type(value).__name__}")
-    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(value):
-        raise UnsupportedError(
-            f"{name}: torch.func transforms (vmap, grad, jvp, ...) are not implemented; instead of vmap use leading "
-            "batch dimensions, instead of grad use torch.autograd.grad"
-        )
-    if not value.is_floating_point():
-        raise DtypeError(f"{name}: expected a floating-point tensor, found {value.dtype}; convert it with .float()")
+    if not torch.compiler.is_compiling():
+        value = plain(name, value)
+    if value.dtype not in FLOATS:
+        wanted = "a floating-point tensor of 16, 32 or 64 bits"
+        raise DtypeError(f"{name}: expected {wanted}, found {value.dtype}; convert it with .float()")
     found = tuple(value.shape)
+    if len(shape) and shape[0] is ...:
+        shape = [*found[: max(len(found) - len(shape) + 1, 0)], *shape[1:]]
     if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)):
         wanted = ", ".join("?" if size is None else str(size) for size in shape)
         advice = f"; {remedy}" if remedy else ""
@@ -142,7 +247,7 @@ def check_sh_degree(value: object, n_bases: int, name: str = "sh_degree") -> int
     """Checks that a degree is supported and that there are enough bases for it, and returns it as an int."""
     sh_degree = to_int(value)
     if sh_degree is None or not 0 <= sh_degree <= SH_DEGREE_MAX:
-        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {value!r}")
+        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {_describe(value)}")
     if n_bases < (sh_degree + 1) ** 2:
         raise ShapeError(
             f"{name}: degree {sh_degree} needs {(sh_degree + 1) ** 2} bases, but the coefficients have {n_bases}; "
@@ -160,7 +265,7 @@ def check_numerics(numerics: object) -> Numerics:
 def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
     """Raises for each option that differs from its only implemented value. Name -> (value, implemented value)."""
     for name, (value, implemented) in options.items():
-        if value is not implemented and value != implemented:
+        if not _equals(value, implemented):
             remedy = "undistort the images and pass" if name in LENS_COEFFICIENTS else "pass"
             raise UnsupportedError(f"{name}: not implemented; {remedy} {implemented!r}")
 
@@ -184,7 +289,7 @@ def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]
 def check_rolling_shutter(rolling_shutter: object) -> None:
     # By name, as gsplat's own enum is accepted too.
     if getattr(rolling_shutter, "name", None) != RollingShutterType.GLOBAL.name:
-        raise UnsupportedError(f"rolling_shutter: {rolling_shutter!r} is not implemented; only GLOBAL is")
+        raise UnsupportedError(f"rolling_shutter: {_describe(rolling_shutter)} is not implemented; only GLOBAL is")
 
 
 def check_camera_model(camera_model: object) -> None:
@@ -218,7 +323,7 @@ def check_scene(
     Ks: Tensor,
 ) -> tuple[torch.Size, int, int]:
     """Checks that Gaussians and cameras match. Returns the batch dimensions, N and C."""
-    check_tensor("means", means, [None] * (means.dim() - 1) + [3] if isinstance(means, Tensor) else [], "[..., N, 3]")
+    check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     if means.dim() < 2:
         raise ShapeError(f"means: expected [..., N, 3], found {list(means.shape)}")
     batch, n_gaussians = means.shape[:-2], means.shape[-2]

@@ -158,8 +158,8 @@ def rasterization(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
-        NotImplementedError: An option that is not implemented, which the message names; or ``Ks`` that require a
-            gradient.
+        NotImplementedError: An option that is not implemented, which the message names; ``Ks`` that require a gradient;
+            a tensor that is fake, sparse, nested or quantized; or tracing, forward-mode AD, and ``torch.func``.
         BackendError: ``backend="triton"`` cannot run.
         InvalidValueError: ``validate="error"`` and values are invalid.
         DisagreementError: With ``distributed``, ranks passed different settings; raised on all of them.
@@ -229,7 +229,7 @@ def rasterization(
                 options.extra_signals_sh_degree, request.numerics, backend, clamp=False,
             )  # fmt: skip
             features = concatenate(features, extra)
-        received, features = exchange(request.ranks, projected, features, absgrad=absgrad)
+        received, features = exchange(request.ranks, projected, features, absgrad=options.absgrad)
         splats = Splats.of(received, features, with_depths=options.renders_depth)
         intersections = intersect(
             received,

@@ -309,7 +309,7 @@ def rejections(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
     on_meta |= {"viewmats": torch.zeros(c, 4, 4, device="meta"), "Ks": torch.zeros(c, 3, 3, device="meta")}
     error = tsplat.DeviceError if rank == 0 else tsplat.PeerError
     message = raised(error, lambda: call(on_meta if rank == 0 else {}))
-    assert "means: is on meta, but the process group sends from cpu" in message
+    assert "means: is on meta, which holds no values" in message
     batch = dict(means=torch.zeros(1, n, 3))
     assert "colors per camera" in raised(tsplat.UnsupportedError, lambda: call(dict(colors=torch.zeros(c, n, 9, 3))))
     extra = dict(extra_signals=torch.zeros(c, n, 2))

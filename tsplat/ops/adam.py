@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_not_implemented
+from ..arguments import check_not_implemented, plain
 from ..config import Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..stages.backend import launchers
+from ..stages.compilation import plain_all
 
 METHOD = {"weight_decay": 0, "amsgrad": False, "maximize": False}
 """Options of :class:`torch.optim.Adam` that change its steps and are not implemented, with the value that is off."""
@@ -88,6 +89,7 @@ class Adam(torch.optim.Adam):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        (visible,) = plain_all(["visible"], [visible])
         for group in self.param_groups:
             _check_off(group, METHOD)  # may be loaded
             for parameter in group["params"]:
@@ -109,7 +111,7 @@ class Adam(torch.optim.Adam):
                 constants = [1 - beta1, beta2, 1 - beta2, *rates]
                 launchers(parameter.device, self._backend).adam_step(
                     parameter,
-                    parameter.grad.contiguous(),
+                    plain("gradient", parameter.grad).contiguous(),
                     state["exp_avg"],
                     state["exp_avg_sq"],
                     torch.tensor(constants, dtype=parameter.dtype, device=parameter.device),
@@ -119,12 +121,13 @@ class Adam(torch.optim.Adam):
 
     @staticmethod
     def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> None:
+        if plain("params", parameter) is not parameter:
+            raise ArgumentError("params: expected tensors with memory of their own, found a lazily negated view")
+        plain_all(["gradient"], [parameter.grad])
         if parameter.dtype not in (torch.float32, torch.float64):
             raise UnsupportedError(f"params: {parameter.dtype} is not implemented; keep parameters in fp32")
         if not parameter.is_contiguous():
             raise ArgumentError(f"params: expected contiguous tensors, found strides {parameter.stride()}")
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            raise UnsupportedError("params: sparse gradients are not implemented")
         if visible is not None and (visible.dtype != torch.bool or visible.shape != parameter.shape[:1]):
             raise ArgumentError(
                 f"visible: expected bool {list(parameter.shape[:1])} as the parameter, found {visible.dtype} "
@@ -132,7 +135,9 @@ class Adam(torch.optim.Adam):
             )
         for name in ("exp_avg", "exp_avg_sq"):
             moment = state.get(name)
-            if moment is not None and (moment.shape != parameter.shape or not moment.is_contiguous()):
+            if moment is not None and (
+                moment.shape != parameter.shape or plain(name, moment) is not moment or not moment.is_contiguous()
+            ):
                 raise ShapeError(
                     f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
                     f"{list(moment.shape)} with strides {moment.stride()}"

@@ -8,12 +8,12 @@ import torch
 from einops import pack
 from torch import Tensor
 
-from ..arguments import check_choice, check_devices, check_tensor, compute_dtype
+from ..arguments import check_choice, check_devices, check_number, check_tensor, compute_dtype
 from ..config import SSIM_TAPS, Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..stages.autograd import once_differentiable
 from ..stages.backend import full_precision, launchers
-from ..stages.compilation import eager
+from ..stages.compilation import eager, with_plain_tensors
 
 Padding = Literal["same", "valid"]
 
@@ -46,6 +46,7 @@ class _L1Ssim(torch.autograd.Function):
 
 
 @eager
+@with_plain_tensors
 def l1_and_ssim(
     image: Tensor, target: Tensor, *, padding: Padding = "same", backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
@@ -120,5 +121,6 @@ def l1_ssim_loss(
         image, target = torch.rand(60, 80, 3, requires_grad=True), torch.rand(60, 80, 3)
         l1_ssim_loss(image, target).backward()
     """
+    ssim_weight = check_number("ssim_weight", ssim_weight, finite=True)
     l1, ssim = l1_and_ssim(image, target, padding=padding, backend=backend)
     return (1 - ssim_weight) * l1 + ssim_weight * (1 - ssim)

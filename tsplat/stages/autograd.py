@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import plain
 from ..errors import UnsupportedError
 
 Gradients = tuple[Tensor | None, ...]
 
 
 def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Turns ``backward(ctx, saved, *v)`` into a backward pass whose own derivative raises.
+    """Turns ``backward(ctx, saved, *v)`` into a backward pass of plain gradients, whose own derivative raises.
 
     PyTorch's decorator of the same name disconnects gradients from the inputs, so that ``torch.autograd.grad`` with
     ``allow_unused`` silently returns None for second derivatives.
@@ -23,6 +24,7 @@ def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gra
 
     @functools.wraps(backward)
     def once(ctx: Any, *v: Tensor | None) -> Gradients:
+        v = tuple(None if t is None else plain("gradient of an output", t) for t in v)
         # Unpack once: gradient checkpointing does not allow a second access.
         saved = ctx.saved_tensors
         with torch.no_grad():

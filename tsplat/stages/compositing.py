@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..arguments import (
     check_backgrounds,
+    check_bool,
     check_devices,
     check_numerics,
     check_size,
@@ -33,7 +34,7 @@ from ..data import (
 from ..errors import ArgumentError, ShapeError
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
-from .compilation import eager
+from .compilation import eager, with_plain_tensors
 from .memory import INTERSECTIONS_MAX
 
 N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields) - 2
@@ -233,6 +234,7 @@ def composite(
 
 
 @eager
+@with_plain_tensors
 def rasterize_to_pixels(
     means2d: Tensor,
     conics: Tensor,
@@ -301,6 +303,7 @@ def rasterize_to_pixels(
     """
     image_width, image_height = check_size("image_width", image_width), check_size("image_height", image_height)
     tile_size = check_tile_size(tile_size)
+    packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
     images = isect_offsets.shape[:-2]
     tiles = (math.ceil(image_height / tile_size), math.ceil(image_width / tile_size))
     if tuple(isect_offsets.shape[-2:]) != tiles:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
+    check_bool,
     check_devices,
     check_ids,
     check_numerics,
@@ -29,7 +30,7 @@ from ..data import (
 )
 from ..errors import ArgumentError, MemoryBudgetError, ShapeError
 from .backend import launchers
-from .compilation import eager
+from .compilation import eager, with_plain_tensors
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
 from .sorting import stable_sort
 
@@ -273,6 +274,7 @@ def _tile_bits(n_tiles: int) -> int:
 
 
 @eager
+@with_plain_tensors
 def isect_tiles(
     means2d: Tensor,
     radii: Tensor,
@@ -330,6 +332,9 @@ def isect_tiles(
     """
     tile_size = check_tile_size(tile_size)
     tile_width, tile_height = check_size("tile_width", tile_width), check_size("tile_height", tile_height)
+    sort, segmented, packed = (
+        check_bool(name, value) for name, value in (("sort", sort), ("segmented", segmented), ("packed", packed))
+    )
     check_tensor("depths", depths, [None] if packed else list(depths.shape), "[nnz], as packed is True")
     check_tensor("means2d", means2d, [*depths.shape, 2], "[..., N, 2] as depths")
     if radii.shape != means2d.shape:
@@ -376,6 +381,7 @@ def isect_tiles(
     return count_tiles(found.gaussian_major).view(depths.shape), encode_ids(found, depths_flat, grid), found.flatten_ids
 
 
+@with_plain_tensors
 def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_height: int) -> Tensor:
     """Finds each tile's first intersection in sorted ids [M] of :func:`isect_tiles`. [I, tile_height, tile_width]"""
     n_tiles = tile_width * tile_height

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
+    check_bool,
     check_camera_model,
-    check_number,
+    check_culling,
     check_numerics,
     check_scene,
     check_size,
@@ -22,7 +23,7 @@ from ..errors import ArgumentError
 from ..kernels_torch.camera_models import project_points
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
-from .compilation import eager
+from .compilation import eager, with_plain_tensors
 from .sparse_gradients import SparseGradients
 
 N_GAUSSIAN_TENSORS = len(Gaussians3D._fields)
@@ -77,6 +78,7 @@ def project(
 
 
 @eager
+@with_plain_tensors
 def fully_fused_projection(
     means: Tensor,
     covars: Tensor | None,
@@ -143,8 +145,8 @@ def fully_fused_projection(
     """
     check_camera_model(camera_model)
     width, height = check_size("width", width), check_size("height", height)
-    near_plane, far_plane = check_number("near_plane", near_plane), check_number("far_plane", far_plane)
-    radius_clip, eps2d = check_number("radius_clip", radius_clip), check_number("eps2d", eps2d)
+    culling = check_culling(near_plane, far_plane, radius_clip, eps2d)
+    packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
     batch, n_gaussians, n_cameras = check_scene(means, quats, scales, covars, (6,), opacities, viewmats, Ks)
     if sparse_grad and (not packed or batch):
         raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
@@ -160,11 +162,8 @@ def fully_fused_projection(
     settings = ProjectionSettings(
         width=width,
         height=height,
-        eps2d=eps2d,
-        near_plane=preset.nearest(near_plane, camera_model),
-        far_plane=far_plane,
-        radius_clip=radius_clip,
-        antialiased=calc_compensations,
+        **culling | {"near_plane": preset.nearest(culling["near_plane"], camera_model)},
+        antialiased=check_bool("calc_compensations", calc_compensations),
         packed=packed,
         camera_model=camera_model,
         numerics=preset,
@@ -236,7 +235,7 @@ def quat_scale_to_covar_preci(
         covars, precis = quat_scale_to_covar_preci(quats, torch.tensor([[1.0, 2, 4]]))
         assert torch.equal(covars[0].diag(), torch.tensor([1.0, 4, 16]))
     """
-    check_tensor("quats", quats, [*quats.shape[:-1], 4], "[..., 4]")
+    check_tensor("quats", quats, [..., 4], "[..., 4]")
     check_tensor("scales", scales, [*quats.shape[:-1], 3], "[..., 3] as quats")
     dtype = compute_dtype(quats, scales)
     w, x, y, z = torch.nn.functional.normalize(quats.to(dtype), dim=-1).unbind(-1)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ..arguments import (
     check_backgrounds,
+    check_bool,
     check_camera_model,
     check_choice,
     check_colors,
+    check_culling,
     check_devices,
     check_distributed,
     check_not_implemented,
-    check_number,
     check_numerics,
     check_rolling_shutter,
     check_scene,
@@ -52,6 +53,7 @@ from ..data import (
 from ..errors import ArgumentError, UnsupportedError
 from .agreement import Ranks, agreement, describe, join
 from .backend import launchers
+from .compilation import plain_all
 from .memory import MemoryBudget
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, find_valid, raise_if_invalid, replace_invalid_cameras
@@ -249,6 +251,7 @@ def check_request(
     Raises:
         As :func:`tsplat.rasterization`.
     """
+    distributed = check_bool("distributed", distributed)
     if group is not None and not distributed:
         raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
     ranks = join(group) if distributed else None
@@ -257,6 +260,9 @@ def check_request(
         check_camera_model(options.camera_model)
         check_rolling_shutter(rolling_shutter)
         options, numerics = _check_options(options)
+        scene = Scene(*plain_all(scene._fields, scene))
+        if scene.opacities is None:
+            raise ArgumentError("opacities: expected a tensor [..., N], found None")
         batch, n_gaussians, n_cameras = check_scene(
             scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.viewmats, scene.Ks
         )
@@ -349,21 +355,23 @@ def _check_options(options: Options) -> tuple[Options, Numerics]:
     check_choice("backend", options.backend, BACKENDS)
     check_choice("validate", options.validate, VALIDATE)
     numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
+    for name in ("packed", "absgrad", "sparse_grad", "segmented"):
+        numbers[name] = check_bool(name, getattr(options, name))
     for name in ("width", "height", "channel_chunk", *(() if options.memory_budget is None else ("memory_budget",))):
         numbers[name] = check_size(name, getattr(options, name))
     for name in ("sh_degree", "extra_signals_sh_degree"):
         degree = to_int(getattr(options, name))
         if degree is not None:
             numbers[name] = degree
-    for name in ("near_plane", "far_plane", "radius_clip", "eps2d"):
-        numbers[name] = check_number(name, getattr(options, name))
+    numbers |= check_culling(options.near_plane, options.far_plane, options.radius_clip, options.eps2d)
+    options = dataclasses.replace(options, **numbers)
     if options.backend == "reference":
         for name, implemented in NOT_OF_REFERENCE.items():
             if getattr(options, name) != implemented:
                 raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
-    return dataclasses.replace(options, **numbers), check_numerics(options.numerics)
+    return options, check_numerics(options.numerics)
 
 
 def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None) -> Gaussians3D:

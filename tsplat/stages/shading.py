@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_devices, check_sh_degree, check_tensor, compute_dtype, is_per_camera
+from ..arguments import (
+    check_devices,
+    check_sh_degree,
+    check_tensor,
+    compute_dtype,
+    is_per_camera,
+)
 from ..config import Backend, Numerics
 from ..data import Features, ProjectedGaussians
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
-from .compilation import eager
+from .compilation import eager, with_plain_tensors
 
 
 class _SphericalHarmonics(torch.autograd.Function):
@@ -139,6 +145,7 @@ def concatenate(features: Features, extra: Features) -> Features:
 
 
 @eager
+@with_plain_tensors
 def spherical_harmonics(
     degrees_to_use: int,
     dirs: Tensor,
@@ -170,7 +177,7 @@ def spherical_harmonics(
         dirs, coeffs = torch.randn(100, 3), torch.randn(100, 16, 3)
         colors = (spherical_harmonics(3, dirs, coeffs) + 0.5).clamp_min(0)  # [100, 3]
     """
-    check_tensor("dirs", dirs, [*dirs.shape[:-1], 3], "[..., 3]")
+    check_tensor("dirs", dirs, [..., 3], "[..., 3]")
     check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, None], "[..., K, D] with the leading dimensions of dirs")
     degrees_to_use = check_sh_degree(degrees_to_use, coeffs.shape[-2])
     check_devices(dict(dirs=dirs, coeffs=coeffs, masks=masks))

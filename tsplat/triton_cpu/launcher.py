@@ -132,8 +132,11 @@ class Launcher:
             elif isinstance(value, Tensor):
                 if value.device.type != "cpu":
                     raise TypeError(f"{self.kernel.__name__}: expected tensors on the CPU, found one on {value.device}")
+                pointer = value.data_ptr()
+                if not pointer and value.numel():
+                    raise TypeError(f"{self.kernel.__name__}: a tensor {list(value.shape)} has no memory")
                 key.append(value.dtype)
-                packed.append(value.data_ptr())
+                packed.append(pointer)
             else:
                 key.append(annotation or _scalar_type(value, self.kernel.__name__))
                 packed.append(value)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError, DtypeError
-from ....arguments import check_devices, check_tensor
+from ....arguments import check_devices, check_tensor, plain
 from ....stages.backend import launchers
+from ....stages.compilation import plain_all
 
 
 def adam(
@@ -35,11 +36,12 @@ def adam(
     # Without bias correction, the correction of the step size and of the root are 1.
     constants = param.new_tensor([1 - b1, b2, 1 - b2, lr, 1.0, eps])
     values = param.detach()
-    contiguous = values.contiguous()
+    contiguous = plain("param", values).contiguous()
     launchers(param.device).adam_step(
-        contiguous, param_grad.contiguous(), exp_avg, exp_avg_sq, constants, valid.contiguous()
-    )
-    if not values.is_contiguous():
+        contiguous, plain("param_grad", param_grad).contiguous(), exp_avg, exp_avg_sq, constants,
+        plain("valid", valid).contiguous(),
+    )  # fmt: skip
+    if contiguous is not values:
         values.copy_(contiguous)
 
 
@@ -47,19 +49,20 @@ def check_adam(
     param: Tensor, param_grad: Tensor, moments: dict[str, Tensor], name_of_valid: str, valid: Tensor
 ) -> None:
     """Raises unless :func:`adam` can update these tensors; ``moments`` by name. Messages name the mask as given."""
-    if param.dim() == 0 or param.dtype not in (torch.float32, torch.float64):
-        raise DtypeError(f"param: expected fp32 or fp64 [N, ...], found {param.dtype} {list(param.shape)}")
     if param_grad.layout != torch.strided:
         raise ArgumentError(
             f"param_grad: expected a dense gradient, found {param_grad.layout}; use torch.optim.SparseAdam"
         )
+    plain_all(["param", "param_grad", name_of_valid], [param, param_grad, valid])
+    if param.dim() == 0 or param.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(f"param: expected fp32 or fp64 [N, ...], found {param.dtype} {list(param.shape)}")
     for name, tensor in {"param_grad": param_grad, **moments}.items():
         check_tensor(name, tensor, list(param.shape), "[N, ...] as param")
         if tensor.dtype != param.dtype:
             raise DtypeError(f"{name}: expected {param.dtype} as param, found {tensor.dtype}")
     for name, tensor in moments.items():
-        if not tensor.is_contiguous():
-            raise ArgumentError(f"{name}: expected a contiguous tensor, found strides {tensor.stride()}")
+        if not tensor.is_contiguous() or plain(name, tensor) is not tensor:
+            raise ArgumentError(f"{name}: expected a contiguous tensor, found a view with strides {tensor.stride()}")
     if valid.dtype != torch.bool or valid.shape != param.shape[:1]:
         raise ArgumentError(
             f"{name_of_valid}: expected bool {list(param.shape[:1])} as param, found {valid.dtype} {list(valid.shape)}"

@@ -90,7 +90,8 @@ def _from_cameras(
         coeffs: [N, K, D]; or those of each row, [nnz, K, D], if packed.
         name: Their name in messages.
     """
-    check_tensor("means", means, [*means.shape[:-1], 3], "[..., N, 3]")
+    check_tensor("means", means, [..., None, 3], "[..., N, 3]")
+    check_tensor("viewmats", viewmats, [..., None, 4, 4], "[..., C, 4, 4]")
     batch = means.shape[:-2]
     n_cameras, n_gaussians = viewmats.shape[-3], means.shape[-2]
     check_tensor("viewmats", viewmats, [*batch, n_cameras, 4, 4], "[..., C, 4, 4] with the batch dimensions of means")

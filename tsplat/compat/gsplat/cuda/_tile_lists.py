@@ -20,8 +20,8 @@ BATCH_SIZE = 1 << 18
 
 def check_splats(means2d: Tensor, conics: Tensor, opacities: Tensor) -> None:
     """Raises unless projected Gaussians match: [..., N, 2], [..., N, 3], [..., N], or packed [nnz, ...]."""
+    check_tensor("means2d", means2d, [..., 2], "[..., N, 2] or [nnz, 2]")
     leading = means2d.shape[:-1]
-    check_tensor("means2d", means2d, [*leading, 2], "[..., N, 2] or [nnz, 2]")
     check_tensor("conics", conics, [*leading, 3], "[..., N, 3] as means2d")
     check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
     check_devices(dict(means2d=means2d, conics=conics, opacities=opacities))

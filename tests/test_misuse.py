@@ -1,0 +1,199 @@
+"""Misuse of `rasterization`: every call raises a typed error, or renders the image of the reference."""
+
+import math
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.masked import masked_tensor
+
+import tsplat
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tsplat.compat import gsplat
+from tsplat.ops.adam import Adam
+
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Deprecation")]  # of PyTorch
+
+EXAMPLES = int(os.environ.get("TSPLAT_MISUSES", "60"))
+ERRORS = (
+    tsplat.ArgumentError, tsplat.UnsupportedError, tsplat.BackendError, tsplat.MemoryBudgetError,
+)  # fmt: skip
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+UNREADABLE = {
+    "fake": lambda t: FakeTensorMode().from_tensor(t),
+    "meta": lambda t: t.to("meta"),
+    "COO": lambda t: t.to_sparse(),
+    "CSR": lambda t: t.reshape(len(t), -1).to_sparse_csr(),
+    "nested": lambda t: torch.nested.as_nested_tensor([t, t]),
+    "jagged": lambda t: torch.nested.as_nested_tensor([t, t], layout=torch.jagged),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "masked": lambda t: masked_tensor(t, t > 0),
+    "functional": lambda t: torch._to_functional_tensor(t),
+    "float8": lambda t: t.to(torch.float8_e4m3fn),
+    "complex": lambda t: t.to(torch.complex64),
+}
+"""Kinds of tensors that every operation refuses."""
+READABLE = {
+    "negative": lambda t: torch._neg_view(-t),
+    "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+    "subclass": lambda t: t.as_subclass(Subclass),
+    "parameter": torch.nn.Parameter,
+    "half": lambda t: t.half(),
+    "bfloat16": lambda t: t.bfloat16(),
+    "transposed": lambda t: t.mT.contiguous().mT if t.dim() > 1 else t,
+    "expanded": lambda t: t[:1].expand(t.shape),
+}
+OTHERS = {
+    "bool": lambda t: t > 0,
+    "int": lambda t: t.int(),
+    "list": lambda t: t.tolist(),
+    "array": lambda t: t.numpy(),
+    "scalar": lambda t: t.sum(),
+    "empty": lambda t: t[:0],
+    "shorter": lambda t: t[1:],
+    "one more dimension": lambda t: t[None],
+    "None": lambda t: None,
+}
+KINDS = UNREADABLE | READABLE | OTHERS
+TENSORS = ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds", "extra_signals")
+VALUES = (
+    0, 1, -1, 2.5, -0.3, math.nan, math.inf, -math.inf, 10**20, 10**400, True, None, "no", "RGB", [1], object(), 1j,
+    np.float32(0.5), np.int64(16), np.True_, np.zeros(3), torch.tensor(1.0), torch.ones(2), torch.tensor(4),
+)  # fmt: skip
+SETTINGS = (
+    "width", "height", "near_plane", "far_plane", "radius_clip", "eps2d", "sh_degree", "packed", "tile_size",
+    "render_mode", "sparse_grad", "absgrad", "rasterize_mode", "channel_chunk", "distributed", "camera_model",
+    "segmented", "with_ut", "with_eval3d", "radial_coeffs", "rolling_shutter", "viewmats_rs", "numerics", "validate",
+    "memory_budget", "group", "extra_signals_sh_degree", "backend",
+)  # fmt: skip
+
+
+def make_scene():
+    structure = scenes.Structure(n=12, cameras=2, width=19, height=13, channels=3, seed=2)
+    scene = scenes.make(structure, torch.float32)
+    return scene | dict(extra_signals=scene["means"].sin(), backgrounds=torch.ones(2, 6))
+
+
+def check_misuse(seed, backend):
+    r = random.Random(seed)
+    call = make_scene() | {"backend": backend}
+    for name in r.sample(TENSORS, r.choice((0, 1, 1, 2))):
+        call[name] = KINDS[r.choice(sorted(KINDS))](call[name])
+    for name in r.sample(SETTINGS, r.choice((0, 1, 1, 2))):
+        call[name] = r.choice(VALUES)
+    try:
+        with torch.no_grad():
+            image = tsplat.rasterization(**call)[0]
+    except ERRORS:
+        return "refused"
+    plain = {k: v.as_subclass(torch.Tensor).clone() if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+    only_fast = dict(absgrad=False, sparse_grad=False, segmented=False, memory_budget=None, backend="reference")
+    with torch.no_grad():
+        expected = tsplat.rasterization(**(plain | only_fast))[0]
+    assert torch.allclose(image.float(), expected.float(), rtol=1e-2, atol=1e-2)
+    return "rendered"
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_misuse_is_refused_or_renders(backend):
+    """`TSPLAT_MISUSES=1000` tries more."""
+
+    @settings(max_examples=EXAMPLES)
+    @given(seed=st.integers(0, 2**31))
+    def check(seed):
+        check_misuse(seed, backend)
+
+    check()
+
+
+def _operations(change):
+    """Calls of all other operations, each with one changed tensor."""
+    scene = make_scene()
+    n, t = 12, scene["means"]
+    means2d, conics, depths, alphas = torch.rand(1, n, 2), torch.rand(1, n, 3), torch.rand(1, n), torch.rand(1, n)
+    radii, offsets, ids = torch.ones(1, n, 2, dtype=torch.int32), torch.zeros(1, 1, 1).int(), torch.zeros(0).int()
+    camera = (scene["viewmats"], scene["Ks"], 19, 13)
+    parameter = torch.nn.Parameter(t.clone())
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = Adam([parameter])
+    image = torch.rand(13, 12, 3)
+    return {
+        "projection": lambda: tsplat.fully_fused_projection(change(t), None, scene["quats"], scene["scales"], *camera),
+        "intersection": lambda: tsplat.isect_tiles(change(means2d), radii, depths, 16, 1, 1),
+        "compositing": lambda: tsplat.rasterize_to_pixels(
+            means2d, conics, change(torch.rand(1, n, 3)), alphas, 16, 16, 16, offsets, ids
+        ),
+        "harmonics": lambda: tsplat.spherical_harmonics(0, change(t), torch.rand(n, 1, 3)),
+        "covariances": lambda: tsplat.quat_scale_to_covar_preci(scene["quats"], change(scene["scales"])),
+        "loss": lambda: tsplat.l1_ssim_loss(change(image), image),
+        "adam": lambda: gsplat.cuda._adam.adam(
+            parameter, change(t), torch.zeros_like(t), torch.zeros_like(t), torch.ones(n, dtype=torch.bool), 1, 1, 1, 1
+        ),
+        "Adam": lambda: optimizer.step(visible=change(torch.ones(n))),
+        "degree 0": lambda: gsplat.spherical_harmonics_l0(change(torch.rand(n, 1, 3))),
+        "contributors": lambda: gsplat.rasterize_num_contributing_gaussians(
+            change(means2d), conics, alphas, offsets, ids, 16, 16, 16
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_unreadable_tensors_are_refused(kind):
+    for name, call in _operations(UNREADABLE[kind]).items():
+        with pytest.raises((tsplat.ArgumentError, tsplat.UnsupportedError), match=r"^\w+: ") as caught:
+            call()
+        assert len(str(caught.value)) < 200, name
+
+
+def test_tracing_is_refused():
+    scene = make_scene()
+
+    def render(means):
+        return tsplat.rasterization(**(scene | {"means": means}))[0]
+
+    means, dirs = scene["means"], torch.rand(12, 3)
+    with forward_ad.dual_level(), pytest.raises(tsplat.UnsupportedError, match="means: forward-mode"):
+        render(forward_ad.make_dual(means, means))
+    with FakeTensorMode(), pytest.raises(tsplat.UnsupportedError, match="tracing "):
+        render(means)
+    with pytest.raises(tsplat.UnsupportedError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(render, means)
+    with pytest.raises(tsplat.UnsupportedError, match="tracing"):
+        make_fx(render)(means)
+    with pytest.raises(tsplat.UnsupportedError, match=r"torch\.func transforms"):
+        torch.func.vmap(lambda x: x + tsplat.spherical_harmonics(0, dirs, dirs[:, None]))(torch.zeros(2, 12, 3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batched_gradients_are_refused(backend):
+    dirs = torch.rand(12, 3, requires_grad=True)
+    colors = tsplat.spherical_harmonics(0, dirs, torch.rand(12, 1, 3), backend=backend)
+    with pytest.raises(tsplat.UnsupportedError, match="is_grads_batched"):
+        torch.autograd.grad(colors, dirs, torch.ones(2, 12, 3), is_grads_batched=True)
+
+
+def test_kernels_refuse_tensors_without_memory():
+    means = torch.rand(12, 3)
+    means.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match=r"_valid_kernel: a tensor \[1, 12, 3\] has no memory"):
+        tsplat.rasterization(**(make_scene() | {"means": means}), backend="triton")
+
+
+def test_negative_parameters_of_adam_are_refused():
+    parameter = torch._neg_view(torch.ones(3)).requires_grad_()
+    parameter.grad = torch.ones(3)
+    with pytest.raises(tsplat.ArgumentError, match="params: expected tensors with memory of their own"):
+        Adam([parameter]).step()
