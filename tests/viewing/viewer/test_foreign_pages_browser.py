@@ -146,8 +146,8 @@ def tunnel(viewer):
             except OSError:
                 return
             other = socket.create_connection(("127.0.0.1", viewer.port))
-            for pair in ((one, other), (other, one)):
-                threading.Thread(target=pump, args=pair, daemon=True).start()
+            for ends in ((one, other), (other, one)):
+                threading.Thread(target=pump, args=ends, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     yield listener.getsockname()[1]

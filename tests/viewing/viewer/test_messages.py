@@ -101,14 +101,14 @@ def test_values_of_controls():
         ("slider", 0), ("slider", 10.0), ("number", 3), ("check", True), ("list", "b"), ("text", "x" * 4096),
         ("color", [0, 255, 7]), ("vector", [0, -1.5, 1e12]),
     ]  # fmt: skip
-    assert all(update(*pair) for pair in valid)
+    assert all(update(*case) for case in valid)
     invalid = [
         ("slider", 11), ("slider", NAN), ("slider", "5"), ("slider", True), ("number", -1), ("number", INF),
         ("number", 1e300), ("number", None), ("check", 1), ("list", "c"), ("list", ["a"]), ("list", {}),
         ("text", "x" * 4097), ("text", 1), ("color", [0, 0, 256]), ("color", [0, 0]), ("color", [NAN] * 3),
         ("vector", [INF, 0, 0]), ("vector", 1), ("hidden", True), ("unknown", 1), (["slider"], 1),
     ]  # fmt: skip
-    assert not any(update(*pair) for pair in invalid)
+    assert not any(update(*case) for case in invalid)
     assert not update("slider", 5, update_cb=[])  # viser would set any attribute
     assert notes[0] == "**A: expected a number from 0 to 10**"
 

@@ -181,7 +181,7 @@ class Panel:
         self._comparison.value = COMPARISONS[0]
 
     def show_status(self, text: str) -> None:
-        """Shows a line above the controls, in bold between two pairs of asterisks."""
+        """Shows a line above the controls, in bold between double asterisks."""
         bold = "**" if text.startswith("**") and text.endswith("**") and len(text) > 4 else ""
         self.status.content = f"{bold}{escape(text.removeprefix(bold).removesuffix(bold))}{bold}"
 
