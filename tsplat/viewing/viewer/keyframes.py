@@ -76,7 +76,7 @@ class Keyframes:
         """
         if not 0 < seconds <= SECONDS_MAX:
             raise ArgumentError(f"Seconds: expected a number of at most {SECONDS_MAX}, found {seconds}")
-        return interpolate(self.cameras, max(2, round(seconds * fps)))
+        return interpolate(list(self.cameras), max(2, round(seconds * fps)))
 
     def write(self, path: Path, seconds: float, render: Callable[[int, int, Camera], Image]) -> str:
         """Writes a video along the keyframes, or its cameras as ``.json``.

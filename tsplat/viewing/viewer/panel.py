@@ -80,7 +80,8 @@ class Panel:
     ) -> None:
         self._gui, self._models, self._actions, self._callbacks = gui, list(models), actions, callbacks
         self.status = gui.add_markdown("")
-        self._replace, self._confirmed = gui.add_button("Replace", color="red", visible=False), _nothing
+        self._replace = gui.add_button("Replace", color="red", visible=False)
+        self._confirmed: Callable[[], str | None] = _nothing
         callbacks.on_long_click(self._replace, lambda: self._confirmed())
         self.model_name = gui.add_dropdown("Model", [model.name for model in models], visible=len(models) > 1)
         callbacks.on_update(self.model_name, actions.choose_model)
