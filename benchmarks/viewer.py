@@ -37,16 +37,16 @@ STEPS, RATE, DEGREES = 50, 50, 1.0
 
 
 @contextlib.contextmanager
-def serve(model: Path) -> Iterator[tuple[int, float]]:
-    """Runs ``tsplat view``; yields its port, and the seconds until it printed its address."""
+def serve(model: Path) -> Iterator[tuple[str, float]]:
+    """Runs ``tsplat view``; yields its address, and the seconds until it printed its address."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "tsplat", "view", str(model), "--port", "18080"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                if address := re.search(r"at http://localhost:(\d+)$", line):
-                    yield int(address[1]), time.perf_counter() - start
+                if address := re.search(r"at (http://\S+)$", line):
+                    yield address[1], time.perf_counter() - start
                     return
             raise RuntimeError(f"tsplat view ended: {' '.join(command)}")
         finally:
@@ -94,9 +94,9 @@ def main() -> None:
             startups.append(seconds)
     model = open_viewed(arguments.model, torch.device("cpu"), warn=print)
     cameras = orbit_around(model.eye, model.target, model.up, round(360 / DEGREES))
-    with serve(arguments.model) as (port, seconds):
+    with serve(arguments.model) as (url, seconds):
         time.sleep(3)  # the page of a browser takes longer
-        client = ViewerClient(port, *arguments.size)
+        client = ViewerClient(url, *arguments.size)
         start = client.move(model.eye, model.target, model.up, math.radians(model.fov))
         first = client.wait_for_rest(start)[1] - start
         stops = [

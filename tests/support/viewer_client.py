@@ -20,13 +20,13 @@ class ViewerClient:
         status: The newest line of the viewer about the image.
     """
 
-    def __init__(self, port: int, width: int = 640, height: int = 480) -> None:
+    def __init__(self, url: str, width: int = 640, height: int = 480) -> None:
         import viser
         from websockets.sync.client import connect
 
         self._size = width, height
         self._socket = connect(
-            f"ws://127.0.0.1:{port}", subprotocols=[f"viser-v{viser.__version__}"], max_size=None, compression=None
+            url.replace("http", "ws", 1), subprotocols=[f"viser-v{viser.__version__}"], max_size=None, compression=None
         )
         self.images: list[tuple[float, str, bytes]] = []
         self.status = ""

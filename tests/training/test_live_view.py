@@ -50,7 +50,7 @@ class Viewer:
     def __init__(self, use=None):
         self.use, self.client, self.error = use, None, None
 
-    def __call__(self, models, *, address, port, training):
+    def __call__(self, models, *, address, port, training, folder):
         self.client, self.training, self.port = Client(), training, port
         self.url = f"http://localhost:{port}"
         self.session = Session(self.client, models, training)
@@ -228,7 +228,7 @@ def test_viewer_stays_after_training_until_a_signal(tmp_path, show, capsys):
         n = len(viewer.client.images)
         viewer.client.camera.move((0.5, 0, -3))
         wait_for(lambda: len(viewer.client.images) > n)
-        wait_for(lambda: "**Step 2 of 24**, ended" in viewer.client.gui.controls["markdown 2"].content)
+        wait_for(lambda: "**Step 2 of 24**, ended" in viewer.client.gui.controls["markdown 3"].content)
         seen.extend(viewer.client.gui.controls[name].visible for name in ("Pause", "One step", "Save checkpoint"))
         os.kill(os.getpid(), signal.SIGINT)
 

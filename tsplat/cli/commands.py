@@ -108,14 +108,13 @@ def render(arguments: Namespace) -> int:
 def view(arguments: Namespace) -> int:
     """``tsplat view``."""
     import threading
-    import webbrowser
 
     from ..scene.formats.checkpoints import is_run
     from ..support.extras import require
     from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.run_cameras import find_run
     from ..viewing.viewer import Viewer, open_viewed
-    from ..viewing.viewer.server import MODULES, print_address
+    from ..viewing.viewer.server import MODULES, open_in_browser, print_address
 
     require(*MODULES)
     if arguments.scene is not None and not any(map(find_run, arguments.models)):
@@ -144,7 +143,7 @@ def view(arguments: Namespace) -> int:
     viewer = Viewer(models, address=arguments.address, port=arguments.port, open_model=read)
     print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
     if arguments.open:
-        webbrowser.open(viewer.url)
+        open_in_browser(viewer.url)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             models[0].warm_up()

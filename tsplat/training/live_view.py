@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from ..support.extras import require
 from ..support.interruption import StopRequest
 from ..viewing.trajectories import Camera, cameras_of_views
 from ..viewing.viewer import LiveTraining, Viewer, frame_model
-from ..viewing.viewer.server import ADDRESS, MODULES, PORT, check_address, print_address
+from ..viewing.viewer.server import ADDRESS, MODULES, PORT, check_address, open_in_browser, print_address
 from .configuration import Config
 from .history import History
 from .training_progress import Progress
@@ -74,6 +73,7 @@ class LiveView:
         test_views: Held-out views, to look at only.
         name: Name to show.
         step: Number of steps taken.
+        folder: Folder that the page writes to, and reads from.
 
     Attributes:
         training: What the training and its pages exchange.
@@ -95,6 +95,7 @@ class LiveView:
         test_views: Sequence[View] = (),
         name: str = "training",
         step: int = 0,
+        folder: Path = Path("."),
     ) -> None:
         self.training = LiveTraining(gaussians, config.steps, step=step, backend=config.backend, paused=options.paused)
         self.check: Callable[[], object] = lambda: None
@@ -102,10 +103,12 @@ class LiveView:
         cameras = [_on_cpu(camera) for camera in cameras_of_views(views, test_views)]
         photographs = {view.name: view for view in (*views, *test_views)}
         model = frame_model(name, self.training.renderer, cameras, photographs, config.backdrop)
-        self._viewer = Viewer([model], address=options.address, port=options.port, training=self.training)
+        self._viewer = Viewer(
+            [model], address=options.address, port=options.port, training=self.training, folder=folder
+        )
         self.url = self._viewer.url
         if options.open:
-            webbrowser.open(self.url)
+            open_in_browser(self.url)
 
     def print_address(self) -> None:
         """Prints where the training can be seen."""
@@ -175,6 +178,7 @@ def shown(
         test_views=capture.test,
         name=folder.resolve().name,
         step=trainer.step,
+        folder=folder / "viewer",
     )
     view.check = stop.check
     trainer.view = view

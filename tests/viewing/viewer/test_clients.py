@@ -36,7 +36,7 @@ def connect(viewer):
     clients = []
 
     def connect():
-        clients.append(ViewerClient(viewer.port, *SIZE))
+        clients.append(ViewerClient(viewer.url, *SIZE))
         return clients[-1]
 
     yield connect
@@ -126,7 +126,7 @@ def test_client_that_vanishes_during_a_preview_or_a_video(
         session = next(iter(viewer._sessions.values()))
         session._add_keyframe()
     n_files = len(list(tmp_path.iterdir()))
-    action = partial(session._preview, 600.0) if label == "Preview" else partial(session._video, Path("a.gif"), 600.0)
+    action = partial(session._preview, 600.0) if label == "Preview" else partial(session._video, 600.0, Path("a.gif"))
     thread = threading.Thread(target=session._callbacks.run, args=(action,))
     thread.start()
     client.receive(0.5)

@@ -79,7 +79,7 @@ def control(client, label):
 
 
 def described(client):
-    return control(client, "markdown 2").content
+    return control(client, "markdown 3").content
 
 
 def test_controls_of_a_training(connect, trainer):

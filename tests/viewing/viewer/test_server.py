@@ -1,5 +1,6 @@
 """The web server of the viewer: its address, the names of models, and models that clients open."""
 
+import re
 import socket
 import urllib.request
 
@@ -35,7 +36,7 @@ def test_printed_address_works(serve, address, name, capsys):
         viewer = serve(viewed(), address=address)
     except ArgumentError:
         pytest.skip(f"this computer has no address {address}")
-    assert viewer.url == f"http://{name}:{viewer.port}"
+    assert re.fullmatch(rf"http://{name}:{viewer.port}/[\w-]{{22}}/", viewer.url)
     with urllib.request.urlopen(viewer.url, timeout=10) as page:
         assert page.status == 200
     print_address(viewer, viewer.port, "model")

@@ -7,6 +7,8 @@
   :mod:`~tsplat.viewing.viewer.training_tab`: a model that is being trained.
 - :mod:`~tsplat.viewing.viewer.poses`, :mod:`~tsplat.viewing.viewer.comparison`,
   :mod:`~tsplat.viewing.viewer.keyframes`: cameras of viser, photographs beside renders, and videos.
+- :mod:`~tsplat.viewing.viewer.guard`, :mod:`~tsplat.viewing.viewer.messages`, :mod:`~tsplat.viewing.viewer.folder`: who
+  may use the page, what it may send, and what it may write and read.
 - :mod:`~tsplat.viewing.viewer.callbacks`, :mod:`~tsplat.viewing.viewer.panel`,
   :mod:`~tsplat.viewing.viewer.session`, :mod:`~tsplat.viewing.viewer.server`: the controls, one client, and the web
   server.

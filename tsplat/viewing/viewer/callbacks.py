@@ -21,11 +21,17 @@ class Callbacks:
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._busy = threading.Lock()
+        self._busy, self._lock = threading.Lock(), threading.Lock()
+        self._waiting: dict[Action, None] | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Drops actions that wait."""
+        self._closed = True
 
     def on_click(self, handle: Any, action: Action) -> None:
         """Connects a button, or what else can be clicked."""
-        handle.on_click(lambda _: self.run(action))
+        handle.on_click(lambda _: self._run_next(action))
 
     def on_update(self, handle: Any, action: Action, *, by_client: bool = False) -> None:
         """Connects a control, or the camera.
@@ -33,7 +39,7 @@ class Callbacks:
         Args:
             by_client: Whether only changes by a client count, not values that the program sets.
         """
-        handle.on_update(lambda event: self.run(action) if not by_client or event.client is not None else None)
+        handle.on_update(lambda event: self._run_next(action) if not by_client or event.client is not None else None)
 
     def on_long_click(self, handle: Any, action: Action) -> None:
         """Connects a button whose action takes long: clicks are ignored while such an action runs."""
@@ -47,6 +53,25 @@ class Callbacks:
             message = f"**{str(error) or type(error).__name__}**"
         if message:
             self._tell(message)
+
+    def _run_next(self, action: Action) -> None:
+        """Runs an action, one at a time; while another one runs, an action waits once, however often it is asked for.
+
+        A client that sends many messages thus occupies one thread, and the others keep theirs.
+        """
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting[action] = None
+                return
+            self._waiting = {action: None}
+        while True:
+            with self._lock:
+                if not self._waiting or self._closed:
+                    self._waiting = None
+                    return
+                action = next(iter(self._waiting))
+                del self._waiting[action]
+            self.run(action)
 
     def _run_alone(self, action: Action) -> None:
         if self._busy.acquire(blocking=False):

@@ -12,9 +12,14 @@ from ...support.files import output_folder, write_json
 from ..trajectories import Camera, describe_camera, interpolate, read_cameras
 from ..videos import check_video_path, write_frames
 from .comparison import Image
+from .poses import pose_of
 from .renderer import Pose
 
 FPS = 30
+SECONDS_MAX, N_MAX = 600, 1000
+"""Length of a video, and number of keyframes."""
+
+GIF_PIXELS_MAX = 1 << 28
 
 
 class Keyframes:
@@ -28,7 +33,13 @@ class Keyframes:
         self.cameras: list[Camera] = []
 
     def add(self, pose: Pose) -> None:
-        """Adds a keyframe."""
+        """Adds a keyframe.
+
+        Raises:
+            ArgumentError: There are too many.
+        """
+        if len(self.cameras) >= N_MAX:
+            raise ArgumentError(f"keyframes: expected at most {N_MAX}; remove some first")
         K = pose.intrinsics(pose.width, pose.height, "pinhole")
         self.cameras.append(Camera(pose.viewmat, K, pose.width, pose.height))
 
@@ -37,8 +48,14 @@ class Keyframes:
 
         Raises:
             FileError: As :func:`tsplat.viewing.read_cameras`.
+            ArgumentError: There are too many, or the images are too large.
         """
-        self.cameras = read_cameras(path)
+        cameras = read_cameras(path)
+        if len(cameras) > N_MAX:
+            raise ArgumentError(f"{path}: expected at most {N_MAX} keyframes, found {len(cameras)}")
+        for camera in cameras:
+            pose_of(camera)
+        self.cameras = cameras
 
     def save(self, path: Path) -> None:
         """Writes the keyframes as JSON, for :meth:`load`.
@@ -55,9 +72,11 @@ class Keyframes:
         """Returns cameras along the keyframes.
 
         Raises:
-            ArgumentError: There are fewer than two keyframes.
+            ArgumentError: There are fewer than two keyframes, or the video would be too long.
         """
-        return interpolate(self.cameras, max(2, round(seconds * fps)))
+        if not 0 < seconds <= SECONDS_MAX:
+            raise ArgumentError(f"Seconds: expected a number of at most {SECONDS_MAX}, found {seconds}")
+        return interpolate(list(self.cameras), max(2, round(seconds * fps)))
 
     def write(self, path: Path, seconds: float, render: Callable[[int, int, Camera], Image]) -> str:
         """Writes a video along the keyframes, or its cameras as ``.json``.
@@ -77,6 +96,12 @@ class Keyframes:
             write_cameras(path, cameras)
             return f"{len(cameras)} cameras"
         check_video_path(path)
+        pixels = len(cameras) * cameras[0].width * cameras[0].height
+        if path.suffix == ".gif" and pixels > GIF_PIXELS_MAX:
+            raise ArgumentError(
+                f"{path.name}: a GIF is made in memory, expected at most {GIF_PIXELS_MAX:,} pixels, found {pixels:,}; "
+                "write .mp4, or fewer seconds"
+            )
         images = (render(i, len(cameras), camera) for i, camera in enumerate(cameras))
         write_frames(path, (torch.from_numpy(image) / 255 for image in images), FPS)
         return f"{len(cameras)} frames"

@@ -59,9 +59,17 @@ class LiveRenderer(Renderer):
         self.gaussians = gaussians
         self._cropped = (None, gaussians)
 
-    def render(self, pose: Pose, settings: Settings, seconds: float | None = None, divisor_min: int = 1) -> Frame:
+    def render(
+        self,
+        pose: Pose,
+        settings: Settings,
+        seconds: float | None = None,
+        divisor_min: int = 1,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Frame:
         """See :meth:`Renderer.render`; called in the training thread."""
-        return self._training.call(partial(super().render, pose, settings, seconds, divisor_min), is_image=True)
+        render = partial(super().render, pose, settings, seconds, divisor_min, is_wanted)
+        return self._training.call(render, is_image=True)
 
     def cropped(self, box: Box | None) -> Gaussians:
         """See :meth:`Renderer.cropped`; outside the training thread, a copy, which later steps do not change."""

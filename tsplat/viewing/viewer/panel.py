@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,18 +45,18 @@ class Actions:
 
     change: Callable[[], None]
     choose_model: Callable[[], None]
-    open_model: Callable[[Path], str] | None
+    open_model: Callable[[str], str] | None
     set_fov: Callable[[float], None]
     show_view: Callable[[], None]
     compare: Callable[[], None]
     show_frusta: Callable[[bool], None]
-    export: Callable[[Path], str]
+    export: Callable[[str], str]
     add_keyframe: Callable[[], None]
     clear_keyframes: Callable[[], None]
-    save_keyframes: Callable[[Path], str]
-    load_keyframes: Callable[[Path], str]
+    save_keyframes: Callable[[str], str]
+    load_keyframes: Callable[[str], str]
     preview: Callable[[float], None]
-    video: Callable[[Path, float], str]
+    video: Callable[[str, float], str]
 
 
 class Panel:
@@ -80,6 +80,9 @@ class Panel:
     ) -> None:
         self._gui, self._models, self._actions, self._callbacks = gui, list(models), actions, callbacks
         self.status = gui.add_markdown("")
+        self._replace = gui.add_button("Replace", color="red", visible=False)
+        self._confirmed: Callable[[], str | None] = _nothing
+        callbacks.on_long_click(self._replace, lambda: self._confirmed())
         self.model_name = gui.add_dropdown("Model", [model.name for model in models], visible=len(models) > 1)
         callbacks.on_update(self.model_name, actions.choose_model)
         if actions.open_model is not None:
@@ -179,8 +182,14 @@ class Panel:
         self._comparison.value = COMPARISONS[0]
 
     def show_status(self, text: str) -> None:
-        """Shows a line of Markdown above the controls."""
-        self.status.content = text
+        """Shows a line above the controls, in bold between double asterisks."""
+        bold = "**" if text.startswith("**") and text.endswith("**") and len(text) > 4 else ""
+        self.status.content = f"{bold}{escape(text.removeprefix(bold).removesuffix(bold))}{bold}"
+
+    def ask(self, name: str | None, action: Callable[[], str | None] | None = None) -> None:
+        """Shows a button that replaces a file by an action, or hides it without a name."""
+        self._confirmed = action or _nothing
+        self._replace.label, self._replace.visible = f"Replace {name}", name is not None
 
     def show_keyframes(self, n: int) -> None:
         """Shows the number of keyframes."""
@@ -192,11 +201,11 @@ class Panel:
         self._photograph.label = name
         self._comparison.visible = self._photograph.visible = True
 
-    def _add_opening(self, open_model: Callable[[Path], str]) -> None:
+    def _add_opening(self, open_model: Callable[[str], str]) -> None:
         gui = self._gui
         with gui.add_folder("Another model", expand_by_default=False):
             path = gui.add_text("Model to open", "", hint=f"Anything that tsplat view shows. {ON_SERVER}")
-            self._callbacks.on_long_click(gui.add_button("Open"), lambda: open_model(_path_in(path)))
+            self._callbacks.on_long_click(gui.add_button("Open"), lambda: open_model(_name_in(path)))
 
     def _add_view(self) -> None:
         gui = self._gui
@@ -211,10 +220,12 @@ class Panel:
         self._antialiased = self._control(gui.add_checkbox("Antialiased", False, hint="rasterize_mode='antialiased'"))
         with gui.add_folder("Rasterization", expand_by_default=False):
             defaults = Settings()
-            self._near = self._control(gui.add_number("near_plane", defaults.near, min=0.0))
-            self._far = self._control(gui.add_number("far_plane", defaults.far, min=0.0))
-            self._radius_clip = self._control(gui.add_number("radius_clip", defaults.radius_clip, min=0.0, step=0.5))
-            self._eps2d = self._control(gui.add_number("eps2d", defaults.eps2d, min=0.0, step=0.05))
+            self._near = self._control(gui.add_number("near_plane", defaults.near, min=0.0, max=1e12))
+            self._far = self._control(gui.add_number("far_plane", defaults.far, min=0.0, max=1e12))
+            self._radius_clip = self._control(
+                gui.add_number("radius_clip", defaults.radius_clip, min=0.0, max=1e4, step=0.5)
+            )
+            self._eps2d = self._control(gui.add_number("eps2d", defaults.eps2d, min=0.0, max=100.0, step=0.05))
 
     def _add_cameras(self) -> None:
         gui, actions, callbacks = self._gui, self._actions, self._callbacks
@@ -237,7 +248,7 @@ class Panel:
         for handle in (self._crop, self._low, self._high):
             self._callbacks.on_update(handle, self._show_option)
         path = gui.add_text("Model file", "cropped.ply", hint=ON_SERVER)
-        self._callbacks.on_long_click(gui.add_button("Export"), lambda: self._actions.export(_path_in(path)))
+        self._callbacks.on_long_click(gui.add_button("Export"), lambda: self._actions.export(_name_in(path)))
 
     def _show_option(self) -> None:
         """Shows the box for the command line."""
@@ -250,8 +261,8 @@ class Panel:
         self._count = gui.add_markdown("No keyframes")
         callbacks.on_click(gui.add_button("Remove all"), actions.clear_keyframes)
         keyframes = gui.add_text("Keyframe file", "keyframes.json", hint=ON_SERVER)
-        callbacks.on_long_click(gui.add_button("Save keyframes"), lambda: actions.save_keyframes(_path_in(keyframes)))
-        callbacks.on_long_click(gui.add_button("Load keyframes"), lambda: actions.load_keyframes(_path_in(keyframes)))
+        callbacks.on_long_click(gui.add_button("Save keyframes"), lambda: actions.save_keyframes(_name_in(keyframes)))
+        callbacks.on_long_click(gui.add_button("Load keyframes"), lambda: actions.load_keyframes(_name_in(keyframes)))
         seconds = gui.add_number("Seconds", 4.0, min=0.1, max=600.0)
         callbacks.on_long_click(gui.add_button("Preview"), lambda: actions.preview(seconds.value))
         video = gui.add_text(
@@ -259,7 +270,7 @@ class Panel:
             "video.gif",
             hint=".mp4, .webm, .gif, a folder for PNGs, or .json for the cameras of all frames",
         )
-        callbacks.on_long_click(gui.add_button("Save video"), lambda: actions.video(_path_in(video), seconds.value))
+        callbacks.on_long_click(gui.add_button("Save video"), lambda: actions.video(_name_in(video), seconds.value))
 
     def _control(self, handle: Any) -> Any:
         """Returns a control after connecting it, so that a change of its value renders again."""
@@ -267,15 +278,24 @@ class Panel:
         return handle
 
 
-def _path_in(handle: Any) -> Path:
-    """Returns the path in a text control.
+def escape(text: str) -> str:
+    """Returns a line of text as Markdown. Pages of viser run scripts in Markdown, and names of files are not ours."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"([\\`\[\]])", r"\\\1", " ".join(text.split())))
+
+
+def _nothing() -> None:
+    """The action of a button that is not shown."""
+
+
+def _name_in(handle: Any) -> str:
+    """Returns the file name in a text control.
 
     Raises:
         ArgumentError: It is not the name of a file.
     """
     if not handle.value or "\0" in handle.value:
         raise ArgumentError(f"{handle.label}: expected the name of a file, found {handle.value!r}")
-    return Path(handle.value)
+    return str(handle.value)
 
 
 def _bounds(model: ViewedModel) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

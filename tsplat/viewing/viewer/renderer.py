@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -33,6 +34,9 @@ DIVISOR_MAX = 8
 
 SLOWER_MAX = 1.25
 """Images are not made smaller to save less than this factor of their time."""
+
+SIDE_MAX, PIXELS_MAX = 16384, 1 << 24
+"""Largest width or height of a canvas, and number of pixels of an image; larger ones are made smaller."""
 
 N_SAMPLES, N_NEWEST = 24, 3
 """Number of measured times that predictions are based on, and of those of one size; one slow image is no trend."""
@@ -97,6 +101,8 @@ class Pose:
     def __post_init__(self) -> None:
         check_size("width", self.width)
         check_size("height", self.height)
+        if max(self.width, self.height) > SIDE_MAX:
+            raise ArgumentError(f"width, height: expected at most {SIDE_MAX}, found {self.width} and {self.height}")
         if not 0 < self.fov < math.pi:
             raise ArgumentError(f"fov: expected radians between 0 and pi, found {self.fov}")
 
@@ -141,17 +147,29 @@ class Renderer:
         self._samples: deque[tuple[int, float]] = deque(maxlen=N_SAMPLES)
         self._cropped: tuple[Box | None, Gaussians] = (None, gaussians)
 
-    def render(self, pose: Pose, settings: Settings, seconds: float | None = None, divisor_min: int = 1) -> Frame:
+    def render(
+        self,
+        pose: Pose,
+        settings: Settings,
+        seconds: float | None = None,
+        divisor_min: int = 1,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Frame:
         """Renders an image, made smaller by a whole factor where the full size is predicted to take too long.
 
         Args:
-            seconds: Time budget; None for the full size.
+            seconds: Time budget; None for the full size, of at most 16,777,216 pixels.
             divisor_min: Least factor by which to make the image smaller.
+            is_wanted: Whether the image is still wanted when those before it are done.
 
         Raises:
             ArgumentError: As :func:`tsplat.rasterization`.
+            RuntimeError: The image is not wanted.
         """
+        divisor_min = max(divisor_min, math.ceil(math.sqrt(pose.width * pose.height / PIXELS_MAX)))
         with self._lock:
+            if not is_wanted():
+                raise RuntimeError("nobody waits for the image")
             divisor = divisor_min if seconds is None else max(divisor_min, self._divisor(pose, seconds))
             width, height = (max(1, round(size / divisor)) for size in (pose.width, pose.height))
             start = time.perf_counter()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import logging
 import math
+import os
+import shutil
 import socket
+import tempfile
 import threading
 import warnings
+import webbrowser
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +24,10 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...support.extras import require
+from .folder import Folder
+from .guard import Guard
 from .live_training import LiveTraining
+from .messages import allows
 from .session import OpenModel, Session
 from .viewed_models import ViewedModel
 
@@ -41,14 +50,17 @@ class Viewer:
         training: The training of the model, which is the only one; None for models that do not change.
         open_model: Reads another model from a path that a client names, and calls its second argument with notes; None
             if clients cannot open models.
+        folder: Folder that clients write to, only new files unless they confirm it. They read from it, and from the
+            paths of `models`.
 
     Attributes:
         port: Port that the server listens at.
-        url: Address of the page for a browser on this computer.
+        url: Address of the page for a browser on this computer. It has a token, without which nobody gets an answer.
 
     Raises:
         ArgumentError: No models, or an address that is not one of this computer.
         MissingExtraError: viser is not installed.
+        UnsupportedError: The installed viser cannot be protected.
     """
 
     def __init__(
@@ -59,6 +71,7 @@ class Viewer:
         port: int = PORT,
         training: LiveTraining | None = None,
         open_model: OpenModel | None = None,
+        folder: str | os.PathLike[str] = ".",
     ) -> None:
         if not models:
             raise ArgumentError("models: expected at least one, found none")
@@ -70,13 +83,18 @@ class Viewer:
         logging.getLogger("websockets").setLevel(logging.CRITICAL)
         warnings.filterwarnings("ignore", "Queued a .* on a closed connection", UserWarning)
         self._training, self._read_model = training, open_model
+        self._folder = Folder(folder, [model.path for model in models if model.path is not None])
         self._sessions: dict[int, Session] = {}
         self._models: list[ViewedModel] = []
         self._lock = threading.Lock()
         for model in models:
             self._add(model)
-        with contextlib.redirect_stdout(io.StringIO()):  # its addresses
-            self._server = viser.ViserServer(address, port, "tsplat", verbose=False)
+        guard = Guard(address, self._allows)
+        with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):  # its addresses
+            with guard.guard_server():
+                self._server = viser.ViserServer(address, port, "tsplat", verbose=False)
+                stack.callback(self._server.stop)
+            stack.pop_all()
         self._server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
         first = self._models[0]
         self._server.scene.set_up_direction(np.array(first.up))
@@ -86,12 +104,13 @@ class Viewer:
             np.array(first.target),
             math.radians(first.fov),
         )
+        self._server.on_client_connect(guard.note_client)
         self._server.on_client_connect(self._connect)
         self._server.on_client_disconnect(self._disconnect)
         self.port: int = self._server.get_port()
         # A browser on this computer reaches these addresses, and only these, as localhost.
         name = "localhost" if address in (ADDRESS, "0.0.0.0", "localhost") else address
-        self.url = f"http://{name}:{self.port}"
+        self.url = f"http://{name}:{self.port}/{guard.token}/"
 
     def close(self) -> None:
         """Ends the connections to all clients, and stops listening."""
@@ -105,7 +124,7 @@ class Viewer:
 
     def _connect(self, client: Any) -> None:
         open_model = None if self._read_model is None else partial(self._open, self._read_model)
-        session = Session(client, self._models, self._training, open_model)
+        session = Session(client, self._models, self._training, open_model, self._folder)
         with self._lock:
             self._sessions[client.client_id] = session
         # The client may have gone while its controls were made.
@@ -131,7 +150,27 @@ class Viewer:
         with self._lock:
             session = self._sessions.pop(client.client_id, None)
         if session is not None:
-            session.close()
+            session.close(0)
+
+    def _allows(self, client: Any, message: Any) -> bool:
+        return allows(client, message, partial(self._tell, client))
+
+    def _tell(self, client: Any, text: str) -> None:
+        session = self._sessions.get(client.client_id)
+        if session is not None:
+            session.tell(text)
+
+
+def open_in_browser(url: str) -> None:
+    """Opens the page in a web browser on this computer.
+
+    The browser opens a file that leads to it: other users see the arguments of commands, but not the file.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tsplat-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    page = folder / "viewer.html"
+    page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">tsplat</a>')
+    webbrowser.open(page.as_uri())
 
 
 def print_address(viewer: Viewer, port: int, what: str, *, state: str = "", remark: str = "") -> None:

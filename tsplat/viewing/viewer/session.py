@@ -20,6 +20,7 @@ from ..start_views import StartView
 from ..trajectories import Camera
 from .callbacks import Callbacks
 from .comparison import Image, combine, shrink
+from .folder import Folder, NameTakenError
 from .keyframes import Keyframes
 from .live_page import LivePage
 from .live_training import LiveTraining
@@ -61,6 +62,7 @@ class Session:
         models: Models to choose from; the first is shown.
         training: The training of the model; None for models that do not change.
         open_model: Adds a model; None where this is not possible.
+        folder: What the client may write and read; None for the current directory.
     """
 
     def __init__(
@@ -69,13 +71,15 @@ class Session:
         models: Sequence[ViewedModel],
         training: LiveTraining | None = None,
         open_model: OpenModel | None = None,
+        folder: Folder | None = None,
     ) -> None:
         self._client, self._training = client, training
+        self._folder = folder or Folder(".")
         self._keyframes = Keyframes()
         self._frusta: list[Any] = []
         self._closed = threading.Event()
-        self._callbacks = Callbacks(self._tell)
-        self._worker: Worker[Request] = Worker(self._render, self._show, self._tell)
+        self._callbacks = Callbacks(self.tell)
+        self._worker: Worker[Request] = Worker(self._render, self._show, self.tell)
         self._page: LivePage | None = None
         self._ready = False
         self._panel = Panel(
@@ -84,18 +88,18 @@ class Session:
             Actions(
                 change=self._change,
                 choose_model=self._choose_model,
-                open_model=None if open_model is None else lambda path: self._open_model(open_model, path),
+                open_model=None if open_model is None else lambda name: self._open_model(open_model, name),
                 set_fov=self._set_fov,
                 show_view=self._show_view,
                 compare=self._compare,
                 show_frusta=self._show_frusta,
-                export=self._export,
+                export=lambda name: self._write(name, self._export),
                 add_keyframe=self._add_keyframe,
                 clear_keyframes=self._clear_keyframes,
-                save_keyframes=self._save_keyframes,
+                save_keyframes=lambda name: self._write(name, self._save_keyframes),
                 load_keyframes=self._load_keyframes,
                 preview=self._preview,
-                video=self._video,
+                video=lambda name, seconds: self._write(name, partial(self._video, seconds)),
             ),
             self._callbacks,
             None if training is None else lambda: self._add_page(training),
@@ -104,12 +108,13 @@ class Session:
         self._callbacks.on_update(client.camera, self._change)
         self._callbacks.run(self._change)
 
-    def close(self) -> None:
-        """Ends what runs for the client, which has gone."""
+    def close(self, seconds: float = 5.0) -> None:
+        """Ends what runs for the client, which has gone; waits for its image for some time."""
         self._closed.set()
+        self._callbacks.close()
         if self._page is not None:
             self._page.close()
-        self._worker.close()
+        self._worker.close(seconds)
 
     def _add_page(self, training: LiveTraining) -> None:
         tab = TrainingTab(self._client.gui, training, self._callbacks)
@@ -129,7 +134,9 @@ class Session:
     def _render(self, request: Request, seconds: float | None) -> Frame:
         if seconds is None and self._training is not None:
             seconds = self._training.seconds_at_rest
-        return request.model.renderer.render(request.pose, request.settings, seconds, request.divisor)
+        return request.model.renderer.render(
+            request.pose, request.settings, seconds, request.divisor, lambda: not self._closed.is_set()
+        )
 
     def _show(self, frame: Frame, at_rest: bool) -> None:
         # Lossless images of a model that changes would take time from its training.
@@ -139,17 +146,19 @@ class Session:
         )
         height, width = frame.image.shape[:2]
         total = len(self._panel.model.gaussians)
-        self._tell(f"{total:,} Gaussians, {frame.visible:,} drawn · {width} x {height} · {1e3 * frame.seconds:.0f} ms")
+        self.tell(f"{total:,} Gaussians, {frame.visible:,} drawn · {width} x {height} · {1e3 * frame.seconds:.0f} ms")
 
-    def _tell(self, message: str) -> None:
+    def tell(self, message: str) -> None:
+        """Shows a message above the controls."""
         if not self._closed.is_set():
             self._panel.show_status(message)
 
     # Models and cameras
 
-    def _open_model(self, open_model: OpenModel, path: Path) -> str:
+    def _open_model(self, open_model: OpenModel, name: str) -> str:
+        path = self._folder.readable(name)
         notes: list[str] = []
-        self._tell(f"Reading {path.absolute()}")
+        self.tell(f"Reading {path}")
         model = open_model(str(path), notes.append)
         self._panel.add_model(model)
         return "; ".join([f"Opened {model.name}", *notes])
@@ -218,7 +227,7 @@ class Session:
         """Shows the photograph of the chosen view beside the controls, or compares it with its render."""
         model, what = self._panel.model, self._panel.comparison
         camera = self._chosen_camera()
-        view = model.find_view(camera.name, self._tell)
+        view = model.find_view(camera.name, self.tell)
         if view is None:
             return
         photograph = shrink(view)
@@ -233,18 +242,26 @@ class Session:
 
     # Files
 
+    def _write(self, name: str, write: Callable[[Path], str], replace: bool = False) -> str:
+        """Writes a file, or asks whether to replace the one that exists."""
+        self._panel.ask(None)
+        try:
+            with self._folder.writing(name, replace=replace) as path:
+                return f"{write(path)} to {path}"
+        except NameTakenError as problem:
+            self._panel.ask(name, lambda: self._write(name, write, replace=True))
+            return f"**{problem}; to replace it, click Replace {name}**"
+
     def _export(self, path: Path) -> str:
         settings = self._panel.settings()
         gaussians = self._panel.model.renderer.cropped(settings.crop).map(lambda tensor: tensor.cpu())
         if settings.crop is not None:
             raise_if_empty(gaussians, settings.crop)
-        size = ""
-        if is_page(path):
-            page = write_page(path, gaussians, self._start_view(), background=settings.background, title=path.stem)
-            size = f", {page.size / 1e6:.1f} MB"
-        else:
+        if not is_page(path):
             write_model(path, gaussians)
-        return f"Wrote {len(gaussians):,} Gaussians to {path.absolute()}{size}"
+            return f"Wrote {len(gaussians):,} Gaussians"
+        page = write_page(path, gaussians, self._start_view(), background=settings.background, title=path.stem)
+        return f"Wrote {len(gaussians):,} Gaussians, {page.size / 1e6:.1f} MB,"
 
     def _start_view(self) -> StartView:
         """The current camera, for an HTML file."""
@@ -263,12 +280,13 @@ class Session:
 
     def _save_keyframes(self, path: Path) -> str:
         self._keyframes.save(path)
-        return f"Wrote {len(self._keyframes.cameras)} keyframes to {path.absolute()}"
+        return f"Wrote {len(self._keyframes.cameras)} keyframes"
 
-    def _load_keyframes(self, path: Path) -> str:
+    def _load_keyframes(self, name: str) -> str:
+        path = self._folder.readable(name)
         self._keyframes.load(path)
         self._panel.show_keyframes(len(self._keyframes.cameras))
-        return f"Read {len(self._keyframes.cameras)} keyframes from {path.absolute()}"
+        return f"Read {len(self._keyframes.cameras)} keyframes from {path}"
 
     def _preview(self, seconds: float) -> None:
         for camera in self._keyframes.path(seconds, PREVIEW_FPS):
@@ -277,13 +295,13 @@ class Session:
             self._move_to(camera)
             self._closed.wait(1 / PREVIEW_FPS)
 
-    def _video(self, path: Path, seconds: float) -> str:
+    def _video(self, seconds: float, path: Path) -> str:
         model, settings = self._panel.model, self._panel.settings()
 
         def render(i: int, n: int, camera: Camera) -> Image:
             if self._closed.is_set():
                 raise RuntimeError("the client has gone")
-            self._tell(f"Rendering frame {i + 1} of {n}")
+            self.tell(f"Rendering frame {i + 1} of {n}")
             return model.renderer.render(pose_of(camera), settings).image
 
-        return f"Wrote {self._keyframes.write(path, seconds, render)} to {path.absolute()}"
+        return f"Wrote {self._keyframes.write(path, seconds, render)}"

@@ -42,6 +42,7 @@ class ViewedModel:
         eye, target, up: First camera position, the point it looks at, and the direction that points up; [3] each.
         fov: Vertical field of view in degrees.
         read_views: Reads the photographs; None if there are none, or if `views` has them.
+        path: What it was read from; None for one in memory.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ViewedModel:
     up: list[float]
     fov: float
     read_views: Callable[[], Mapping[str, View]] | None = None
+    path: Path | None = None
     _reading: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     @property
@@ -120,6 +122,7 @@ def open_viewed(
     gaussians = drop_invalid(gaussians, lambda message: warn(f"{path}: {message}"))
     renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
     model = frame_model(Path(path).resolve().name, renderer, cameras, views, background)
+    model.path = Path(path)
     if not views:
         model.read_views = read_views
     return model

@@ -1,0 +1,156 @@
+"""Requests to the viewer: the token, the host and the origin."""
+
+import contextlib
+import http.client
+import urllib.parse
+
+import pytest
+
+from tests.support.viewer_sessions import viewed
+from tsplat import UnsupportedError
+from tsplat.viewing.viewer import Viewer, guard
+from tsplat.viewing.viewer.guard import Guard
+
+pytest.importorskip("viser", reason="needs the extra viewer")
+
+
+class Request:
+    def __init__(self, path="/", **headers):
+        from websockets import Headers
+
+        self.path, self.headers = path, Headers(headers)
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts", "refused"),
+    [
+        ("127.0.0.1", ["localhost", "localhost:8080", "LOCALHOST:1", "127.0.0.1:80", "[::1]:8080"],
+         ["evil.test:8080", "192.0.2.1:8080", "", "localhost:8080@evil.test", "localhost.evil.test", "a b"]),
+        ("0.0.0.0", ["localhost:9", "192.0.2.1:8080", "[2001:db8::1]:8080"], ["evil.test", "1.evil.test"]),
+        ("127.0.0.2", ["127.0.0.2:8080"], ["127.0.0.3:8080"]),
+    ],
+)  # fmt: skip
+def test_hosts(address, hosts, refused):
+    checks = Guard(address, lambda *_: True)
+    for host in hosts:
+        assert checks.refuse(Request(f"/{checks.token}/", Host=host)) is None
+    for host in refused:
+        assert "not a name of this computer" in checks.refuse(Request(f"/{checks.token}/", Host=host))
+    assert "not a name of this computer" in checks.refuse(Request(f"/{checks.token}/"))
+
+
+def test_name_of_this_computer(monkeypatch):
+    monkeypatch.setattr(guard.socket, "gethostname", lambda: "Desk")
+    for address, refused in (("0.0.0.0", False), ("127.0.0.1", True)):
+        checks = Guard(address, lambda *_: True)
+        for host in ("desk:8080", "desk.local:8080"):
+            assert (checks.refuse(Request(f"/{checks.token}/", Host=host)) is not None) == refused
+
+
+def test_origins():
+    checks = Guard("127.0.0.1", lambda *_: True)
+    for origin in ("http://localhost:8080", "https://localhost:8080"):
+        assert checks.refuse(Request(f"/{checks.token}", Host="localhost:8080", Origin=origin)) is None
+    for origin in ("http://localhost:9090", "http://localhost", "http://127.0.0.1:8080", "null", "http://evil.test"):
+        found = checks.refuse(Request(f"/{checks.token}", Host="localhost:8080", Origin=origin))
+        assert found == "Other pages may not use the viewer.\n"
+
+
+def test_tokens():
+    checks = Guard("127.0.0.1", lambda *_: True)
+    assert len({Guard("127.0.0.1", lambda *_: True).token for _ in range(10)}) == 10
+    for path in (f"/{checks.token}", f"/{checks.token}/", f"/{checks.token}/a/b?token=c"):
+        assert checks.refuse(Request(path, Host="localhost")) is None
+    for path in (
+        "/",
+        "",
+        "//",
+        f"/{checks.token[:-1]}/",
+        f"/{checks.token}a/",
+        f"/?token={checks.token}",
+        "/\xe9/",
+        "*",
+    ):
+        assert "no valid token" in checks.refuse(Request(path, Host="localhost"))
+
+
+@pytest.fixture
+def viewer():
+    viewer = Viewer([viewed()], port=18580)
+    yield viewer
+    viewer.close()
+
+
+def get(viewer, path, method="GET", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers={"Host": f"localhost:{viewer.port}"} | headers)
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
+
+
+def test_answers_of_the_server(viewer):
+    path = urllib.parse.urlsplit(viewer.url).path
+    status, headers, body = get(viewer, path)
+    assert (status, headers["Referrer-Policy"], headers["X-Frame-Options"]) == (200, "no-referrer", "SAMEORIGIN")
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'self'"
+    assert b"<html" in body
+    assert "Access-Control-Allow-Origin" not in headers
+    token = path.strip("/").encode()
+    for refused, headers in (("/", {}), (path, {"Host": "evil.test"}), (path, {"Origin": "http://localhost:1"})):
+        status, _, body = get(viewer, refused, **headers)
+        assert status == 403
+        assert token not in body
+    for hidden in ("../../__init__.py", "..%2f..%2f__init__.py", "%2e%2e/src/App.tsx", "/etc/passwd"):
+        assert get(viewer, path + hidden)[0] == 404
+    with pytest.raises(http.client.RemoteDisconnected):
+        get(viewer, path, "HEAD")
+
+
+def connect(viewer, path, **headers):
+    import viser
+    from websockets.sync.client import connect
+
+    origin = headers.pop("Origin", None)
+    return connect(
+        f"ws://127.0.0.1:{viewer.port}{path}", origin=origin, subprotocols=[f"viser-v{viser.__version__}"],
+        compression=None, additional_headers=headers, open_timeout=20,
+    )  # fmt: skip
+
+
+def test_connections(viewer, monkeypatch):
+    from websockets.exceptions import InvalidStatus
+
+    path = urllib.parse.urlsplit(viewer.url).path
+    refused = [("/", None), ("/wrong/", None), (path, "http://evil.test"), (path, f"http://localhost:{viewer.port}")]
+    for other, origin in refused:
+        with pytest.raises(InvalidStatus) as error, connect(viewer, other, Origin=origin):
+            pass
+        assert error.value.response.status_code == 403
+    monkeypatch.setattr(guard, "CLIENTS_MAX", 2)
+    with connect(viewer, path, Origin=f"http://127.0.0.1:{viewer.port}"), connect(viewer, path):
+        with pytest.raises(InvalidStatus) as error, connect(viewer, path):
+            pass
+        assert error.value.response.status_code == 503
+
+
+def test_viser_that_cannot_be_protected(monkeypatch):
+    import websockets.asyncio.server as websockets_server
+    from viser.infra import _infra
+
+    original = websockets_server.serve
+    # A future viser that starts its server by another name.
+    monkeypatch.setattr(_infra, "websockets", _Websockets(original))
+    with pytest.raises(UnsupportedError, match=r"viser [\d.]+: its server cannot be protected; install viser 1.1.1"):
+        Viewer([viewed()], port=18590)
+    assert websockets_server.serve is original
+
+
+class _Websockets:
+    def __init__(self, serve):
+        import types
+
+        import websockets
+
+        self.asyncio = types.SimpleNamespace(server=types.SimpleNamespace(serve=serve))
+        self.exceptions, self.datastructures = websockets.exceptions, websockets.datastructures

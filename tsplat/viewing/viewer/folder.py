@@ -1,0 +1,77 @@
+"""The folder that pages may write to and read from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ...errors import ArgumentError
+
+NAME_MAX = 200
+"""Length of file names."""
+
+
+class NameTakenError(ArgumentError):
+    """A page would replace a file, and has not been asked for it."""
+
+
+class Folder:
+    """Confines what pages write to new files of one folder, and what they read to this folder.
+
+    Args:
+        path: The folder; created when something is written.
+        readable: Files and folders that may be read, too.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], readable: Sequence[Path] = ()) -> None:
+        self.path = Path(path).absolute()
+        self._readable = [self.path, *(Path(other).absolute() for other in readable)]
+        self._lock, self._busy = threading.Lock(), set[Path]()
+
+    @contextlib.contextmanager
+    def writing(self, name: str, *, replace: bool = False) -> Iterator[Path]:
+        """Returns the path of a file or folder to write; nobody else writes it inside the block.
+
+        Args:
+            name: Its name, without the folder.
+            replace: Whether a file may be replaced. Folders and links are never replaced.
+
+        Raises:
+            NameTakenError: There is a file of this name.
+            ArgumentError: It is not the name of a file, or there is a folder or a link of this name.
+        """
+        if not name.isprintable() or set(name) & set("/\\:") or name.startswith(".") or not 0 < len(name) <= NAME_MAX:
+            raise ArgumentError(
+                f"expected the name of a file in {self.path}, without a folder or a leading dot, found {name[:80]!r}"
+            )
+        path = self.path / name
+        with self._lock:
+            if path in self._busy:
+                raise ArgumentError(f"{name}: it is being written")
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+                raise ArgumentError(f"{name}: there is a folder or a link of this name; choose another one")
+            if os.path.lexists(path) and not replace:
+                raise NameTakenError(f"{name} exists")
+            self._busy.add(path)
+        try:
+            yield path
+        finally:
+            with self._lock:
+                self._busy.discard(path)
+
+    def readable(self, name: str) -> Path:
+        """Returns the path of what a page wants to read, without telling whether there is anything elsewhere.
+
+        Raises:
+            ArgumentError: It is not in this folder, nor in what may be read, too.
+        """
+        # Without following links first: what is elsewhere is not looked at.
+        path = Path(os.path.normpath(self.path / name)) if name and name.isprintable() else Path("/")
+        if any(path.is_relative_to(root) for root in self._readable):
+            with contextlib.suppress(OSError, RuntimeError):
+                if any(path.resolve().is_relative_to(root.resolve()) for root in self._readable):
+                    return path
+        raise ArgumentError(f"expected a path in {self.path}, found {name[:80]!r}")

@@ -1,0 +1,185 @@
+"""Who may talk to the web server of the viewer: requests and messages are checked before viser sees them.
+
+viser runs one server of the package websockets. :class:`Guard` adds to its arguments, when viser starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import dataclasses
+import ipaddress
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from ...errors import UnsupportedError
+
+MESSAGE_BYTES_MAX = 1 << 16
+CLIENTS_MAX = 15
+"""Each client occupies at most two of the 32 threads in which viser runs callbacks."""
+
+RATE, BURST = 200.0, 400.0
+"""Messages a second from one client, and how many of them at once. Later ones wait; a page sends about 50 a second."""
+
+HEADERS = {
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "SAMEORIGIN",
+    "Content-Security-Policy": "frame-ancestors 'self'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+_CONNECTION: contextvars.ContextVar[Any] = contextvars.ContextVar("connection")
+_PATCHING = threading.Lock()
+
+
+class Guard:
+    """Checks the requests and the messages of one server.
+
+    Requests need a token in their path, the name of this computer as host, and no foreign origin.
+
+    Args:
+        address: Address that the server listens at.
+        allows: Whether a message may pass, from the client of viser that sent it (None before its first camera).
+
+    Attributes:
+        token: Follows the slash of the address of the page.
+    """
+
+    def __init__(self, address: str, allows: Callable[[Any, Any], bool]) -> None:
+        self.token = secrets.token_urlsafe(16)
+        self._allows = allows
+        self._any_address = address in ("0.0.0.0", "::")
+        self._hosts = {"localhost", "127.0.0.1", "[::1]", address.lower(), f"[{address.lower()}]"}
+        if self._any_address:
+            name = socket.gethostname().lower()
+            self._hosts |= {name, f"{name}.local", socket.getfqdn().lower()}
+        self._connections: set[Any] = set()
+
+    @contextlib.contextmanager
+    def guard_server(self) -> Iterator[None]:
+        """Guards the server of viser that is started inside the block.
+
+        Raises:
+            UnsupportedError: viser has started none in the expected way.
+        """
+        import viser
+        from websockets.asyncio import server
+
+        original, found = server.serve, False
+
+        def serve(handler: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal found
+            if getattr(handler, "__module__", "") == "viser.infra._infra" and options.get("process_request"):
+                found = True
+                options["process_request"] = self._process(options["process_request"])
+                options |= {"max_size": MESSAGE_BYTES_MAX, "create_connection": self._connection_class()}
+                handler = self._handle(handler)
+            return original(handler, *arguments, **options)
+
+        with _PATCHING:
+            server.serve = serve  # type: ignore[assignment,misc]
+            try:
+                yield
+            finally:
+                server.serve = original  # type: ignore[misc]
+        if not found:
+            raise UnsupportedError(f"viser {viser.__version__}: its server cannot be protected; install viser 1.1.1")
+
+    @staticmethod
+    async def note_client(client: Any) -> None:
+        """Tells the connection whose first camera has arrived about its client."""
+        _CONNECTION.get().client = client
+
+    def refuse(self, request: Any) -> str | None:
+        """Returns why a request is refused; None if it is not."""
+        hosts, origins = (request.headers.get_all(name) for name in ("Host", "Origin"))
+        host = hosts[0].lower() if len(hosts) == 1 else ""
+        name = _HOST.fullmatch(host)
+        if name is None or not (name[1] in self._hosts or (self._any_address and _is_address(name[1]))):
+            return "This is not a name of this computer. Open the address that tsplat has printed.\n"
+        if origins not in ([], [f"http://{host}"], [f"https://{host}"]):
+            return "Other pages may not use the viewer.\n"
+        if not secrets.compare_digest(_split_path(request.path)[0].encode("utf-8", "replace"), self.token.encode()):
+            return "The address has no valid token. Open the address that tsplat has printed.\n"
+        return None
+
+    def _process(self, serve_page: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Checks requests before viser answers them, without the token in their path."""
+
+        def process(connection: Any, request: Any) -> Any:
+            problem = self.refuse(request)
+            if problem is not None:
+                response = connection.respond(403, problem)
+            elif "Upgrade" in request.headers and len(self._connections) >= CLIENTS_MAX:
+                response = connection.respond(503, f"The viewer has {CLIENTS_MAX} clients, and takes no more.\n")
+            else:
+                response = serve_page(connection, dataclasses.replace(request, path=_split_path(request.path)[1]))
+            for name, value in HEADERS.items() if response is not None else ():
+                response.headers[name] = value
+            return response
+
+        return process
+
+    def _handle(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        """Counts the connections, and lets :meth:`note_client` find the one whose messages viser handles."""
+
+        async def handle(connection: Any) -> None:
+            if len(self._connections) >= CLIENTS_MAX:
+                await connection.close(1013)
+                return
+            self._connections.add(connection)
+            _CONNECTION.set(connection)
+            try:
+                await handler(connection)
+            finally:
+                self._connections.discard(connection)
+
+        return handle
+
+    def _connection_class(self) -> Any:
+        from websockets.asyncio.server import ServerConnection
+
+        allows = self._allows
+
+        class Connection(ServerConnection):
+            """Receives only messages that may pass, at a bounded rate: later ones wait in the sender."""
+
+            client: Any = None
+            _credit, _last = BURST, 0.0
+
+            async def recv(self, decode: bool | None = None) -> Any:
+                while True:
+                    message = await super().recv(decode)
+                    now = time.monotonic()
+                    self._credit = min(self._credit + RATE * (now - self._last), BURST) - 1
+                    self._last = now
+                    # Let others work, too, where many messages have arrived.
+                    await asyncio.sleep(max(-self._credit / RATE, 0.0))
+                    if allows(self.client, message):
+                        return message
+
+        return Connection
+
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+"""A host name or an address, and a port."""
+
+
+def _split_path(path: str) -> tuple[str, str]:
+    """Returns the first part of the path of a request, and the rest without what follows a question mark."""
+    first, _, rest = path.partition("?")[0].removeprefix("/").partition("/")
+    return first, f"/{rest}"
+
+
+def _is_address(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name.strip("[]")))
+    return False

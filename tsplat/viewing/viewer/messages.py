@@ -1,0 +1,154 @@
+"""What a page may send: messages of four types, whose numbers, texts and sizes are bounded."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .renderer import SIDE_MAX
+
+TEXT_MAX = 4096
+"""Length of texts."""
+
+NUMBER_MAX = 1e12
+"""Magnitude of coordinates."""
+
+RENDER_MAX = 4096
+"""Width and height of the images that pages draw, which are tiny."""
+
+
+def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
+    """Returns whether a message may pass to viser.
+
+    Args:
+        client: Client handle of viser that has sent it; None before its first camera.
+        message: As received from the network: bytes of msgpack, if it is valid.
+        tell: Called with a message for the user where a control gets a value that it cannot have.
+    """
+    import msgspec
+
+    if not isinstance(message, bytes):
+        return False
+    try:
+        content = msgspec.msgpack.decode(message)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    kind = content.pop("type", None) if isinstance(content, dict) else None
+    if kind == "GuiUpdateMessage":
+        return client is not None and _is_gui_update(client, content, tell)
+    checks = MESSAGES.get(kind) if isinstance(kind, str) else None
+    if checks is None or not content.keys() <= checks.keys() or content.keys() < checks.keys() - {"owner"}:
+        return False
+    return all(checks[name](value) for name, value in content.items())
+
+
+def _is_gui_update(client: Any, content: dict[Any, Any], tell: Callable[[str], object]) -> bool:
+    uuid, updates = content.get("uuid"), content.get("updates")
+    if content.keys() != {"uuid", "updates"} or not isinstance(uuid, str) or not isinstance(updates, dict):
+        return False
+    handle = client.gui._gui_input_handle_from_uuid.get(uuid)
+    if handle is None or updates.keys() != {"value"} or not handle.visible:
+        return False
+    expected = find_problem(handle, updates["value"])
+    if expected is not None:
+        tell(f"**{handle.label}: expected {expected}**")
+    return expected is None
+
+
+def find_problem(handle: Any, value: Any) -> str | None:
+    """Returns what a control expects; None if it can have a value."""
+    current = handle.value
+    options = getattr(handle, "options", None)
+    if options is not None:
+        return None if isinstance(value, str) and value in options else "one of its options"
+    if isinstance(current, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(current, str):
+        return None if isinstance(value, str) and len(value) <= TEXT_MAX else f"at most {TEXT_MAX} characters"
+    if isinstance(current, tuple):
+        if isinstance(current[0], int):  # a color
+            return None if _is_list(value, len(current), _is_byte) else "bytes"
+        return None if _is_list(value, len(current), _is_coordinate) else f"numbers of at most {NUMBER_MAX:g}"
+    low, high = (getattr(handle, name, None) for name in ("min", "max"))
+    low, high = -NUMBER_MAX if low is None else low, NUMBER_MAX if high is None else high
+    if isinstance(current, (int, float)):
+        return None if _is_number(value) and low <= value <= high else f"a number from {low:g} to {high:g}"
+    return "no value"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_coordinate(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= NUMBER_MAX
+
+
+def _is_byte(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 255
+
+
+def _is_list(value: Any, length: int, check: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and len(value) == length and all(map(check, value))
+
+
+def _is_point(value: Any) -> bool:
+    return _is_list(value, 3, _is_coordinate)
+
+
+def _is_rotation(value: Any) -> bool:
+    return _is_list(value, 4, _is_coordinate) and abs(math.hypot(*value) - 1) < 0.01
+
+
+def _is_fov(value: Any) -> bool:
+    return _is_number(value) and 0 < value < math.pi
+
+
+def _is_size(value: Any) -> bool:
+    """Canvases have no size while a page loads."""
+    return _is_number(value) and 0 <= value <= SIDE_MAX
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= TEXT_MAX
+
+
+def _is_image(value: Any) -> bool:
+    """Whether bytes are a small JPEG, or none, which means that the page could not draw."""
+    from PIL import Image
+
+    if not isinstance(value, bytes) or not value:
+        return value == b""
+    try:
+        with Image.open(io.BytesIO(value), formats=["JPEG"]) as image:
+            return max(image.size) <= RENDER_MAX
+    except (OSError, ValueError, SyntaxError):
+        return False
+
+
+MESSAGES: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "ViewerCameraMessage": {
+        "wxyz": _is_rotation,
+        "position": _is_point,
+        "fov": _is_fov,
+        "near": _is_number,
+        "far": _is_number,
+        "image_height": _is_size,
+        "image_width": _is_size,
+        "look_at": _is_point,
+        "up_direction": _is_point,
+    },
+    "SceneNodeClickMessage": {
+        "name": _is_text,
+        "instance_index": lambda value: value is None or _is_coordinate(value),
+        "ray_origin": _is_point,
+        "ray_direction": _is_point,
+        "screen_pos": lambda value: _is_list(value, 2, _is_coordinate),
+        "modifier": lambda value: value is None or _is_text(value),
+        "owner": _is_text,
+    },
+    "GetRenderResponseMessage": {"payload": _is_image, "render_uuid": _is_text},
+}
+"""Fields of the messages that a page sends. It also sends ``GuiUpdateMessage``, whose value depends on the control."""
