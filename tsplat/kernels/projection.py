@@ -416,7 +416,8 @@ def projection_bwd(
     n_batches, n_gaussians, _ = means.shape
     n_cameras = cameras.viewmats.shape[1]
     n_images = n_batches * n_cameras
-    v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in gaussians[:5]))
+    differentiable = gaussians._replace(valid=None)
+    v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in differentiable))
     block = block_size(means, BLOCK)
     blocks = triton.cdiv(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 12) if needs_viewmats else None

@@ -92,7 +92,8 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     n_cameras = cameras.viewmats.shape[1]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
-    covariance = _covariance(*(None if t is None else t.flatten(0, 1) for t in gaussians[1:4]))
+    shapes = (gaussians.quats, gaussians.scales, gaussians.covars)
+    covariance = _covariance(*(None if t is None else t.flatten(0, 1) for t in shapes))
     x, y, depths, sharp = _screen(
         gaussians.means.flatten(0, 1)[ids],
         tuple(entry[ids] for entry in covariance),

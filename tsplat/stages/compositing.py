@@ -34,13 +34,9 @@ from ..data import (
 from ..errors import ArgumentError, ShapeError
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
+from .bundles import flatten, restore, structure
 from .compilation import eager, with_plain_tensors
 from .memory import INTERSECTIONS_MAX
-
-N_ORDER, N_PARTS = len(GaussianMajor._fields), len(PartLists._fields) - 2
-N_LISTS = 3 + N_ORDER
-"""Tensors that are saved of a single band's intersections, the first three tile by tile, and of its parts, all but the
-first two fields."""
 
 
 class _Composite(torch.autograd.Function):
@@ -77,12 +73,10 @@ class _Composite(torch.autograd.Function):
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
                 del intersections
-        lists = _saved(whole, parts)
-        ctx.key_bias = 0 if whole is None else whole.key_bias
-        ctx.n_entries = 0 if parts is None else parts.n_entries
         inputs = (means2d, conics, opacities, colors, color_ids, depths, backgrounds)
-        ctx.save_for_backward(*inputs, buffers.transmittances, buffers.last_ids, *lists)
-        ctx.settings, ctx.launch = settings, launch
+        saved = (inputs, buffers.transmittances, buffers.last_ids, *_needed_lists(whole, parts))
+        ctx.save_for_backward(*flatten(saved))
+        ctx.saved, ctx.settings, ctx.launch = structure(saved), settings, launch
         # Several bands do not fit together, so the backward pass lists them again.
         ctx.bands = bands if whole is None else None
         # The attribute belongs on the tensor that the caller holds.
@@ -94,13 +88,13 @@ class _Composite(torch.autograd.Function):
     def backward(
         ctx: Any, saved: tuple[Any, ...], v_render_colors: Tensor, v_render_alphas: Tensor
     ) -> tuple[Tensor | None, ...]:
-        means2d, conics, opacities, colors, color_ids, depths, backgrounds, transmittances, last_ids, *lists = saved
+        inputs, transmittances, last_ids, whole, parts = restore(ctx.saved, saved)
+        means2d, conics, opacities, colors, color_ids, depths, backgrounds = inputs
         settings: CompositingSettings = ctx.settings
         v_render_colors, v_render_alphas = _dense_pixels(v_render_colors), v_render_alphas.contiguous()
         n_features = v_render_colors.shape[-1]
         splats = _splats(means2d, conics, opacities, colors, color_ids, depths)
-        bands: Iterable[Intersections] = ctx.bands or [_restored(ctx.key_bias, *lists[:N_LISTS])]
-        parts = None if lists[N_LISTS] is None else PartLists(ctx.n_entries, None, *lists[N_LISTS:])
+        bands: Iterable[Intersections] = ctx.bands or [whole]
         with full_precision(means2d.device):
             # That of the forward pass, as last_ids are its own.
             launch = ctx.launch
@@ -162,23 +156,14 @@ def _dense_pixels(image: Tensor) -> Tensor:
     return image if image.stride(1) == image.shape[2] * image.stride(2) else image.contiguous()
 
 
-def _saved(whole: Intersections | None, parts: PartLists | None) -> tuple[Tensor | None, ...]:
-    """The tensors of a single band that the backward pass needs; None for each if there are several bands."""
-    if whole is None:
-        return (None,) * (N_LISTS + N_PARTS)
-    order = whole.gaussian_major or (None,) * N_ORDER
-    if parts is None:
-        return whole.isect_offsets, whole.flatten_ids, None, *order, *(None,) * N_PARTS
+def _needed_lists(
+    whole: Intersections | None, parts: PartLists | None
+) -> tuple[Intersections | None, PartLists | None]:
+    """What the backward pass needs of the lists of a single band; None if there are several bands."""
+    if whole is None or parts is None:
+        return None if whole is None else whole._replace(keys=None), None
     # Without the ids of entries, which the backward pass lists again with their slots.
-    return whole.isect_offsets, whole.flatten_ids, whole.keys, *order, *parts[2:]
-
-
-def _restored(
-    key_bias: int, isect_offsets: Tensor, flatten_ids: Tensor, keys: Tensor | None, *order: Tensor | None
-) -> Intersections:
-    """Intersections of a single band from saved tensors."""
-    gaussian_major = None if order[0] is None else GaussianMajor(*order)  # type: ignore[arg-type]
-    return Intersections(0, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
+    return whole, parts._replace(ids=None)
 
 
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..data import Cameras, Features, ProjectedGaussians, sum_by_id
 from .agreement import Ranks
 from .autograd import once_differentiable
+from .bundles import flatten, restore, structure
 
 
 def _anchor(differentiable: bool, device: torch.device) -> Tensor | None:
@@ -28,20 +29,25 @@ def _anchor(differentiable: bool, device: torch.device) -> Tensor | None:
 
 class _GatherCameras(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, viewmats: Tensor, Ks: Tensor, _anchor: Tensor | None, ranks: Ranks) -> tuple[Tensor, Tensor]:
-        ctx.ranks = ranks
-        gathered = ranks.all_gather(torch.cat([viewmats[0].flatten(1), Ks[0].flatten(1)], 1), ranks.n_cameras)
-        Ks = gathered[:, 16:].reshape(1, len(gathered), 3, 3)
-        ctx.mark_non_differentiable(Ks)
-        return gathered[:, :16].reshape(1, len(gathered), 4, 4), Ks
+    def forward(
+        ctx: Any, ranks: Ranks, like: Cameras, _anchor: Tensor | None, *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        ctx.ranks, ctx.like = ranks, like
+        columns = [t[0] for t in tensors if t is not None]
+        gathered = iter(_unpack(ranks.all_gather(_pack(columns), ranks.n_cameras), columns))
+        cameras: Cameras = restore(like, [None if t is None else next(gathered)[None] for t in tensors])
+        ctx.mark_non_differentiable(*(t for t in flatten(cameras) if t is not None and t is not cameras.viewmats))
+        return tuple(flatten(cameras))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _saved: tuple[Tensor, ...], v_viewmats: Tensor, _v_Ks: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, _saved: tuple[Tensor, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
         ranks: Ranks = ctx.ranks
+        v_viewmats: Tensor = restore(ctx.like, v).viewmats
         n_own = ranks.n_cameras[ranks.rank]
         received = ranks.all_to_all(v_viewmats[0], ranks.n_cameras, [n_own] * ranks.world_size)
-        return received.view(ranks.world_size, 1, n_own, 4, 4).sum(0), None, None, None
+        v_own = received.view(ranks.world_size, 1, n_own, 4, 4).sum(0)
+        return None, None, None, *flatten(ctx.like._replace(viewmats=v_own))
 
 
 def gather_cameras(ranks: Ranks | None, cameras: Cameras) -> Cameras:
@@ -52,7 +58,9 @@ def gather_cameras(ranks: Ranks | None, cameras: Cameras) -> Cameras:
     if ranks is None:
         return cameras
     anchor = _anchor(ranks.differentiable_cameras, cameras.viewmats.device)
-    return Cameras(*_GatherCameras.apply(*cameras, anchor, ranks))  # type: ignore[no-untyped-call]
+    like = structure(cameras)
+    gathered: Cameras = restore(like, _GatherCameras.apply(ranks, like, anchor, *flatten(cameras)))  # type: ignore[no-untyped-call]
+    return gathered
 
 
 @dataclasses.dataclass(frozen=True)

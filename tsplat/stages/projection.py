@@ -23,39 +23,44 @@ from ..errors import ArgumentError
 from ..kernels_torch.camera_models import project_points
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
+from .bundles import flatten, restore, structure
 from .compilation import eager, with_plain_tensors
 from .sparse_gradients import SparseGradients
 
-N_GAUSSIAN_TENSORS = len(Gaussians3D._fields)
+OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))
+"""What a projection returns as tensors."""
 OWN_SHAPES = ((2,), (2,), (), (3,), ())
 """Trailing dimensions of radii, means2d, depths, conics and compensations."""
 
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, settings: ProjectionSettings, *tensors: Any) -> tuple[Tensor | None, ...]:
-        gaussians, cameras = Gaussians3D(*tensors[:N_GAUSSIAN_TENSORS]), Cameras(*tensors[N_GAUSSIAN_TENSORS:])
+    def forward(ctx: Any, settings: ProjectionSettings, inputs: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
+        gaussians, cameras = restore(inputs, tensors)
         with full_precision(gaussians.means.device):
             launch = launchers(gaussians.means.device, settings.backend)
             projected: ProjectedGaussians = launch.projection_fwd(gaussians, cameras, settings)
         dense_ids, radii = projected.dense_ids, projected.radii
-        ctx.save_for_backward(*gaussians, *cameras, dense_ids, radii)
-        ctx.settings = settings
+        saved = (gaussians, cameras, dense_ids, radii)
+        ctx.save_for_backward(*flatten(saved))
+        ctx.settings, ctx.inputs, ctx.saved = settings, inputs, structure(saved)
         ctx.mark_non_differentiable(*(t for t in (dense_ids, radii) if t is not None))
-        return tuple(projected[2:])
+        return tuple(getattr(projected, name) for name in OUTPUTS)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: ProjectionSettings = ctx.settings
-        gaussians, (viewmats, Ks, dense_ids, radii) = Gaussians3D(*saved[:-4]), saved[-4:]
-        v_projected = ProjectedGradients(*(None if t is None else t.contiguous() for t in v[2:]))  # type: ignore[arg-type]
-        needs_viewmats = ctx.needs_input_grad[1 + N_GAUSSIAN_TENSORS]
-        with full_precision(viewmats.device):
-            v_gaussians, v_viewmats = launchers(viewmats.device, settings.backend).projection_bwd(
-                gaussians, Cameras(viewmats, Ks), dense_ids, radii, v_projected, settings, needs_viewmats
+        gaussians, cameras, dense_ids, radii = restore(ctx.saved, saved)
+        v_outputs = {f"v_{name}": None if t is None else t.contiguous() for name, t in zip(OUTPUTS, v)}
+        v_projected = ProjectedGradients(**{name: v_outputs[name] for name in ProjectedGradients._fields})  # type: ignore[arg-type]
+        _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
+        with full_precision(radii.device):
+            v_gaussians, v_viewmats = launchers(radii.device, settings.backend).projection_bwd(
+                gaussians, cameras, dense_ids, radii, v_projected, settings, needs.viewmats
             )
-        return None, *v_gaussians, v_viewmats, None
+        v_cameras = structure(cameras)._replace(viewmats=v_viewmats)
+        return None, None, *flatten((v_gaussians, v_cameras))
 
 
 def project(
@@ -68,10 +73,11 @@ def project(
         settings: See :class:`ProjectionSettings`.
         batch: The caller's batch dimensions; ``means2d`` is [*batch, C, N, 2] unless packed.
     """
-    tensors = (None if t is None else t.contiguous() for t in (*gaussians, *cameras))
+    inputs = (gaussians, cameras)
+    tensors = (None if t is None else t.contiguous() for t in flatten(inputs))
     n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[1]
-    outputs = _Project.apply(settings, *tensors)  # type: ignore[no-untyped-call]
-    projected = ProjectedGaussians(n_cameras, n_gaussians, *outputs)
+    outputs = _Project.apply(settings, structure(inputs), *tensors)  # type: ignore[no-untyped-call]
+    projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, outputs)))
     if settings.packed:
         return projected
     return projected._replace(means2d=projected.means2d.view(*batch, n_cameras, n_gaussians, 2))

@@ -61,8 +61,8 @@ from .validation import explain_sizes, find_valid, raise_if_invalid, replace_inv
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-N_LOCAL = 4
-"""Trailing fields of :class:`Options` that may differ between ranks."""
+LOCAL = {"local": True}
+"""Marks fields of :class:`Options` that may differ between ranks."""
 GEOMETRY = ("means", "quats", "scales", "covars")
 """Fields of :class:`Scene` whose gradients ``sparse_grad`` makes sparse."""
 NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False}
@@ -88,7 +88,7 @@ class Scene(NamedTuple):
 class Options:
     """The options of a call as the caller passed them; see :func:`tsplat.rasterization`.
 
-    All but the last ``N_LOCAL`` must be equal on all ranks.
+    All but those marked as ``LOCAL`` must be equal on all ranks.
     """
 
     width: int
@@ -108,10 +108,10 @@ class Options:
     numerics: NumericsName
     camera_model: CameraModel
     validate: Validate
-    channel_chunk: int
-    memory_budget: int | None
-    sparse_grad: bool
-    segmented: bool
+    channel_chunk: int = dataclasses.field(metadata=LOCAL)
+    memory_budget: int | None = dataclasses.field(metadata=LOCAL)
+    sparse_grad: bool = dataclasses.field(metadata=LOCAL)
+    segmented: bool = dataclasses.field(metadata=LOCAL)
 
     @property
     def renders_color(self) -> bool:
@@ -128,7 +128,7 @@ class Options:
 
     def shared(self) -> dict[str, Any]:
         """The options that must be equal on all ranks."""
-        return dict(list(dataclasses.asdict(self).items())[:-N_LOCAL])
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if "local" not in f.metadata}
 
 
 @dataclasses.dataclass(frozen=True)

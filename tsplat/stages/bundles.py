@@ -1,0 +1,41 @@
+"""Bundles of tensors as the flat tensors that autograd takes, and back.
+
+A bundle is a NamedTuple, or a plain tuple, of tensors, None, bundles and other values. Nothing depends on the order of
+its fields, so that a field can be added in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+
+def flatten(bundle: tuple[Any, ...]) -> list[Tensor | None]:
+    """Returns the tensors of a bundle, field by field, and None for each field that is None."""
+    flat: list[Tensor | None] = []
+    for value in bundle:
+        if isinstance(value, tuple):
+            flat += flatten(value)
+        elif value is None or isinstance(value, Tensor):
+            flat.append(value)
+    return flat
+
+
+def structure(bundle: Any) -> Any:
+    """Returns a bundle with None in place of its tensors; see :func:`restore`."""
+    return _replace(bundle, lambda value: None if isinstance(value, Tensor) else value)
+
+
+def restore(like: Any, flat: Iterable[Any]) -> Any:
+    """Returns the bundle of a :func:`structure`, with the values of a flat bundle in place of None."""
+    values = iter(flat)
+    return _replace(like, lambda value: next(values) if value is None else value)
+
+
+def _replace(bundle: Any, replace: Any) -> Any:
+    if not isinstance(bundle, tuple):
+        return replace(bundle)
+    values = [_replace(value, replace) for value in bundle]
+    return bundle._make(values) if hasattr(bundle, "_make") else tuple(values)
