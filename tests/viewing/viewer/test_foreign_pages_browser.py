@@ -71,6 +71,19 @@ def loaded(page):
         time.sleep(0.1)
 
 
+def refused_frame(page):
+    """What the browser reports about a frame that it does not show."""
+    page.call("Log.enable")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        page.evaluate("0")  # receives events
+        for error in page.errors:
+            if "frame" in (text := error.get("entry", {}).get("text", "")):
+                return text
+        time.sleep(0.1)
+    raise TimeoutError(page.errors)
+
+
 def connected(viewer, seconds=60):
     deadline = time.monotonic() + seconds
     while not viewer._sessions and time.monotonic() < deadline:
@@ -107,10 +120,11 @@ def test_page_of_another_origin(viewer, foreign, monkeypatch):
                     assert found == ["failed", "failed"]
             # Nor does it show the viewer in a frame.
             page.evaluate(f"document.body.innerHTML = '<iframe src=\"{viewer.url}\"></iframe>'")
-            time.sleep(1)
+            assert "frame-ancestors" in refused_frame(page)
     assert not viewer._sessions
 
 
+@pytest.mark.parametrize("viewer", ["view"], indirect=True)
 def test_name_that_is_bound_again(viewer, monkeypatch):
     """DNS rebinding: the name of a foreign page leads to this computer, so that the page has its origin."""
     monkeypatch.setattr(browser, "FLAGS", (*browser.FLAGS, "--host-resolver-rules=MAP evil.test 127.0.0.1"))
