@@ -168,7 +168,7 @@ def test_stopped_run_is_saved_and_resumes_bit_exactly(
             left = "all steps are saved; for the results" if step == STEPS else f"step {step} is saved; to continue"
             expected = f"{left}: tsplat train --resume {run}"
         else:
-            expected = "nothing is saved yet: start the run again"
+            expected = f"no step is saved yet; to start again: tsplat train --resume {run}"
         assert process.stderr == f"tsplat: stopped by {name}; {expected}\n"
         assert not (run / "metrics.json").exists()
     process = training_forks.run(SINGLE, run)
