@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import pytest
@@ -150,6 +149,51 @@ def test_out_of_memory_prints_one_line(model, tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", "a" * 35_000],
+        ["info", "{model}", "b" * 35_000],
+        ["render", "{model}", "--out", "a.png", "--fov", "c" * 35_000],
+    ],
+    ids=["path", "argument", "value"],
+)
+def test_messages_are_bounded(words, model, capsys):
+    assert cli.main([word.format(model=model) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert " [...] " in error
+    assert len(error) < 1100
+
+
+def test_messages_have_no_control_characters(tmp_path, capsys):
+    assert cli.main(["info", str(tmp_path / "a\x1b[31m\nb\u202e.ply")]) == 2
+    assert capsys.readouterr().err.endswith("a\\x1b[31m b\\u202e.ply: No such file or directory\n")
+
+
+@pytest.mark.parametrize("words", [["info", ""], ["convert", "a.ply", ""], ["report", ""], ["demo", "--out", ""]])
+def test_empty_paths_are_errors(words, capsys):
+    assert cli.main(words) == 2
+    assert "expected a path, found ''" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+@pytest.mark.parametrize("command", ["info", "convert", "export", "render"])
+def test_models_are_not_read_from_pipes(command, tmp_path, capsys):
+    os.mkfifo(tmp_path / "a")
+    out = {"info": [], "convert": ["a.ply"]}.get(command, ["--out", "a.png"])
+    assert cli.main([command, str(tmp_path / "a"), *out]) == 2
+    assert capsys.readouterr().err.endswith("a: is a device, a pipe or a socket; expected a file\n")
+
+
+@pytest.mark.parametrize("words", [["train", "scene", "--out", "run"], ["train", "--resume", "run"], ["eval", "run"]])
+def test_too_many_ranks_are_not_started(words, monkeypatch, capsys):
+    monkeypatch.setattr("tsplat.training.processes.launcher.launch", pytest.fail)
+    assert cli.main([*words, "--ranks", "999999"]) == 2
+    assert re.search(
+        r"--ranks: expected an integer from 1 to \d+ on this machine, found 999999", capsys.readouterr().err
+    )
+
+
 def test_internal_errors_propagate(model, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("an internal error")
@@ -228,15 +272,12 @@ def test_ctrl_c_outside_training_prints_one_line(tmp_path):
     # Jobs in the background start with SIGINT ignored, and children inherit that.
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "import time, tsplat.scene.capture.procedural as p; trace = p.trace\n"
-    code += "p.trace = lambda *a: (time.sleep(5), trace(*a))[1]; print('up', flush=True)\n"
+    code += "p.trace = lambda *a: (print('up', flush=True), time.sleep(5), trace(*a))[-1]\n"
     code += "from tsplat.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "run").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.2)
+        assert (tmp_path / "run" / "lock").is_file()
         process.send_signal(signal.SIGINT)
         try:
             _, error = process.communicate(timeout=60)

@@ -83,3 +83,19 @@ def test_output_folder_rejects_files(tmp_path):
     for path in (tmp_path / "a", tmp_path / "a" / "b"):
         with pytest.raises(FileError, match="cannot write there"), output_folder(path):
             pass
+
+
+def test_atomic_write_follows_links(tmp_path):
+    (tmp_path / "away").mkdir()
+    (tmp_path / "a").symlink_to("away/b")
+    for content in (b"created", b"replaced"):
+        with atomic_write(tmp_path / "a") as file:
+            file.write(content)
+        assert (tmp_path / "away" / "b").read_bytes() == content
+        assert (tmp_path / "a").is_symlink()
+
+
+def test_atomic_write_of_a_name_of_maximum_length(tmp_path):
+    path = tmp_path / ("é" * 125 + ".json")
+    write_json(path, 1)
+    assert list(tmp_path.iterdir()) == [path]

@@ -43,10 +43,24 @@ def run_script(script, out):
 def test_text_for_a_full_disk_is_discarded_only_on_request():
     with open("/dev/full", "w") as full:
         process = run_script(FULL_DISK, full)
-        assert (process.returncode, process.stderr) == (0, b"caf\xc3\xa9 \\udcff\n")
+        warning = b"tsplat: standard output: No space left on device; what follows is not shown\n"
+        assert (process.returncode, process.stderr) == (0, warning + b"caf\xc3\xa9 \\udcff\n")
         process = run_script(FULL_DISK.replace("full_disk=True", ""), full)
-    assert process.returncode != 0
-    assert b"No space left on device" in process.stderr
+    assert process.returncode == 1
+    assert process.stderr.endswith(b"OSError: [Errno 28] No space left on device: 'standard output'\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes descriptors before the program starts")
+def test_closed_output_does_not_fall_into_files(tmp_path):
+    """The next file that is opened has the number of the closed one, into which libraries would print."""
+    code = (
+        "import os, sys; from tsplat.support.output import protect_output; protect_output(); print(sys.stdout.isatty())"
+    )
+    code += f"; file = open({str(tmp_path / 'file')!r}, 'w'); os.write(1, b'text'); os.write(2, b'text')"
+    for closed in ("<&- >&- 2>&-", ">&-", "2>&-"):
+        process = subprocess.run(["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, code], check=False)
+        assert process.returncode == 0
+        assert not (tmp_path / "file").read_bytes()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs limits of POSIX")

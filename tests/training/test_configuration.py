@@ -34,6 +34,8 @@ def test_integers_of_any_type_are_saved():
         ({"steps": True}, "steps"),
         ({"steps": 0}, "steps"),
         ({"background": [1, 2]}, "background"),
+        ({"background": [0.0, float("nan"), 0.0]}, "background: expected three numbers from 0 to 1"),
+        ({"background": [0.0, 0.0, 1.5]}, "background"),
         ({"means_rate": -1.0}, "means_rate"),
         ({"precision": "fp8"}, "precision"),
         ({"test_every": 1}, "test_every: 1 holds out every view"),

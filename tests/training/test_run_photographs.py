@@ -1,7 +1,6 @@
 """The photographs of a run in the viewer: found with its scene, and read when they are needed."""
 
 import shutil
-import threading
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from tsplat.scene import FileError
 from tsplat.training import RunConfig, train
 from tsplat.training.run_photographs import find_photographs
 from tsplat.viewing import viewer
-from tsplat.viewing.viewer import open_viewed
+from tsplat.viewing.viewer import ViewedModel, open_viewed
 
 pytest.importorskip("safetensors")
 
@@ -80,10 +79,14 @@ class Viewer:
 
 @pytest.fixture
 def view(monkeypatch):
-    """Calls ``tsplat view``, and returns the models and what opens others."""
+    """Calls ``tsplat view``, ends it as Ctrl-C does, and returns the models and what opens others."""
+
+    def interrupt(_model):
+        raise KeyboardInterrupt
+
     pytest.importorskip("viser", reason="needs the extra viewer")
     monkeypatch.setattr(viewer, "Viewer", Viewer)
-    monkeypatch.setattr(threading.Event, "wait", lambda *_: None)
+    monkeypatch.setattr(ViewedModel, "warm_up", interrupt)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def view(*arguments):

@@ -118,6 +118,52 @@ def test_newest_checkpoints_are_kept_and_runs_are_not_overwritten(tmp_path):
     assert [path.name for path in find_checkpoints(tmp_path / "run" / "checkpoints")] == names
 
 
+@pytest.mark.parametrize("moment", ["reading", "evaluation", "saving"])
+def test_run_killed_before_its_first_checkpoint_starts_again(moment, tmp_path, monkeypatch, capsys):
+    class Killed(BaseException):
+        pass
+
+    def kill(*_, **__):
+        raise Killed
+
+    config = configuration("fixed")
+    train(config, tmp_path / "uninterrupted")
+    name = {
+        "reading": "runs.read_run_capture",
+        "evaluation": "runs.score_views",
+        "saving": "run_checkpoints._publish",
+    }[moment]
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tsplat.training.{name}", kill)
+        # A killed process removes nothing.
+        patch.setattr("tsplat.training.run_checkpoints.shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            train(config, run)
+    assert (run / "checkpoints").exists() == (moment == "saving")
+    capsys.readouterr()
+    resume(run)
+    message = f"{run}: stopped before its first checkpoint; starting again with its config.json\n"
+    assert capsys.readouterr().out.startswith(message)
+    for name, tensor in results(tmp_path / "uninterrupted")[0].items():
+        assert torch.equal(results(run)[0][name], tensor), name
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_failed_start_keeps_the_configuration_of_the_run_before(tmp_path, monkeypatch):
+    def fail(*_):
+        raise FileError("no photographs")
+
+    monkeypatch.setattr(runs, "read_run_capture", fail)
+    with pytest.raises(FileError, match="no photographs"):
+        train(configuration("fixed"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileError, match="no photographs"):
+        train(configuration("fixed"), tmp_path)
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
 def test_resume_rejects_other_views(tmp_path, capture, monkeypatch):
     train(configuration("fixed"), tmp_path / "run", stop_after=2)
     monkeypatch.setattr(runs, "read_run_capture", lambda *_: dataclasses.replace(capture, train=capture.train[1:]))

@@ -17,6 +17,9 @@ __all__ = ["main"]
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
+MESSAGE_MAX = 1000
+"""Length of a message in characters; a longer one loses its middle."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line.
@@ -38,14 +41,17 @@ def main(argv: list[str] | None = None) -> int:
             arguments.models += [Path(word) for word in rest if not word.startswith("-")]
             rest = [word for word in rest if word.startswith("-")]
         arguments.rest = rest
+        # The output of these is their result; that of the others tells what is written to files.
+        protect_output(full_disk=arguments.command not in ("info", "doctor"))
         if rest and arguments.command != "train":
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         with exit_on_signals():  # training handles signals itself
             status: int = arguments.run(arguments)
+        sys.stdout.flush()
         return status
     except Interrupted as error:
         if error.message:
-            print(f"tsplat: {error.message}", file=sys.stderr)
+            print(f"tsplat: {_one_line(error.message)}", file=sys.stderr)
         return 128 + error.signum
     except KeyboardInterrupt:
         print("tsplat: interrupted", file=sys.stderr)
@@ -70,5 +76,12 @@ def _report(message: str) -> int:
     """Prints an error as one line, with the rank if a launcher started this process; returns the exit status."""
     rank = f" rank {os.environ['RANK']}:" if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else ""
     # A single write, so that the lines of several ranks do not mix.
-    sys.stderr.write(f"tsplat: error:{rank} {' '.join(message.split())}\n")
+    sys.stderr.write(f"tsplat: error:{rank} {_one_line(message)}\n")
     return EXIT_ERROR
+
+
+def _one_line(message: str) -> str:
+    """A message as one line of at most :data:`MESSAGE_MAX` characters, with escapes for those that terminals obey."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    half = MESSAGE_MAX // 2 - 3
+    return text if len(text) <= MESSAGE_MAX else f"{text[:half]} [...] {text[-half:]}"

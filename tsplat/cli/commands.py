@@ -74,6 +74,7 @@ def render(arguments: Namespace) -> int:
     from ..support.progress import track
     from ..viewing import render_frames, write_frames
     from ..viewing.devices import pick_device, reserve_threads
+    from ..viewing.outputs import check_output
     from ..viewing.run_cameras import find_background
     from ..viewing.videos import check_video_path
 
@@ -86,6 +87,7 @@ def render(arguments: Namespace) -> int:
         check_video_path(out)
     elif out.suffix.lower() != ".png":
         raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos need --trajectory")
+    check_output(out, arguments.model)
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
     gaussians = drop_invalid(_open(arguments), print)
@@ -258,6 +260,7 @@ def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
     from ..scene import lost_on_write, write_model
     from ..scene.cropping import crop_gaussians, raise_if_empty
+    from ..viewing.outputs import check_output
     from ..viewing.scene_pages import is_page
 
     if is_page(arguments.out):
@@ -265,6 +268,7 @@ def convert(arguments: Namespace) -> int:
     for name in ("title", "view", "up", "background"):
         if getattr(arguments, name) is not None:
             raise ArgumentError(f"--{name}: only for an output that ends in .html, found {str(arguments.out)!r}")
+    check_output(arguments.out, arguments.model)
     gaussians, box = _open(arguments), _box(arguments)
     if box is not None:
         gaussians = raise_if_empty(crop_gaussians(gaussians, box), box)

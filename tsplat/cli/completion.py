@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..support.extras import require
+from .paths import model_path, path
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -36,7 +36,7 @@ class PrintCompletion(argparse.Action):
 
         from ..training.options import list_options
 
-        self._train.add_argument("scene", type=Path)
+        self._train.add_argument("scene", type=path)
         for option, choices in list_options().items():
             self._train.add_argument(option, choices=choices or None)
         _complete_files(parser, shtab.FILE)
@@ -50,5 +50,5 @@ def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 _complete_files(command, files)
-        elif action.type is Path:
+        elif action.type in (path, model_path):
             action.complete = files  # type: ignore[attr-defined]

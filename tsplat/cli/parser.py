@@ -11,6 +11,7 @@ from .. import ArgumentError, __version__
 from . import commands
 from .completion import PrintCompletion
 from .doctor import doctor
+from .paths import model_path, path
 
 SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
@@ -65,7 +66,7 @@ def build_parser() -> Parser:
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.demo)
-    parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="output folder (demo)")
+    parser.add_argument("--out", type=path, default=Path("demo"), metavar="DIR", help="output folder (demo)")
     parser.add_argument("--steps", type=_count, metavar="N", help="optimizer steps (depends on the device)")
     parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="random seed (0)")
     _add_backend(parser)
@@ -73,8 +74,8 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.prepare)
-    parser.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of overlapping photographs")
-    parser.add_argument("--out", type=Path, required=True, metavar="SCENE", help="scene folder to create")
+    parser.add_argument("photos", type=path, metavar="PHOTOS", help="folder of overlapping photographs")
+    parser.add_argument("--out", type=path, required=True, metavar="SCENE", help="scene folder to create")
     parser.add_argument(
         "--max-size", type=_size, default=1600, metavar="N", help="longest image side for feature detection (1600)"
     )
@@ -95,7 +96,7 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         required=True,
         metavar="IMAGE.png",
         help="output file; with --trajectory a .mp4, .webm or .gif, or a folder for PNGs",
@@ -141,7 +142,7 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.view)
     parser.add_argument(
         "models",
-        type=Path,
+        type=model_path,
         nargs="+",
         metavar="MODEL",
         help=f"{MODEL}; or a scene folder, whose sparse points are shown; several to choose from",
@@ -157,8 +158,8 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.evaluate)
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (RUN/eval)")
+    parser.add_argument("run_folder", type=path, metavar="RUN", help="folder of a run, or one of its checkpoints")
+    parser.add_argument("--out", type=path, metavar="DIR", help="output folder (RUN/eval)")
     parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
     parser.add_argument("--lpips", choices=("alex", "vgg", "squeeze"), help="also compute LPIPS with this network")
     parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="number of processes (1)")
@@ -168,8 +169,8 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.report)
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="output file (RUN/report.html)")
+    parser.add_argument("run_folder", type=path, metavar="RUN", help="folder of a run, or one of its checkpoints")
+    parser.add_argument("--out", type=path, metavar="FILE.html", help="output file (RUN/report.html)")
     parser.add_argument("--views", type=_count, default=12, metavar="N", help="maximum number of views to show (12)")
     parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
 
@@ -177,14 +178,14 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
-    parser.add_argument("out", type=Path, metavar="OUT", help=OUTPUT)
+    parser.add_argument("out", type=path, metavar="OUT", help=OUTPUT)
     _add_output(parser)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.convert)
     _add_model(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="OUT", help=OUTPUT)
+    parser.add_argument("--out", type=path, required=True, metavar="OUT", help=OUTPUT)
     _add_output(parser)
 
 
@@ -234,7 +235,7 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
-        type=Path,
+        type=model_path,
         metavar="MODEL",
         help=MODEL,
     )

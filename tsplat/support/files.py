@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,23 +26,29 @@ ZIP = b"PK\x03\x04"
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a binary file for an atomic write: it replaces `path` when the block succeeds.
 
-    If the block raises, `path` is left as it was and no temporary file remains.
+    If the block raises, `path` is left as it was and no temporary file remains. A symbolic link stays, and its target
+    is replaced.
 
     Raises:
-        OSError: The file cannot be written; names `path`. If the disk is full, the message tells the size.
+        OSError: The file cannot be written, or `path` is a folder, a device or a pipe; names `path`. If the disk is
+            full, the message tells the size.
     """
     path = Path(path)
-    # In the same folder, because a rename is atomic only within one file system.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    raise_if_special(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    target = Path(os.path.realpath(path))
+    # In the same folder, because a rename is atomic only within one file system; cut off, as names have a maximum.
+    temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}")
     writer: _Writer | None = None
     try:
         with _Writer(io.FileIO(temporary, "x")) as writer:
             yield writer
             writer.flush()
             os.fsync(writer.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         concerns_temporary = error.filename is None or Path(error.filename) == temporary
         if error.errno in FULL and concerns_temporary:
             raise disk_full(error, path, writer.size if writer is not None else 0) from error
@@ -48,8 +56,27 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         raise
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # the error that is reported is the one before
+        path.unlink()
+
+
+def raise_if_special(path: str | os.PathLike[str]) -> None:
+    """Raises an OSError if there is something at a path that is neither a file nor a folder.
+
+    A file written in place of a device or a pipe would take its place for all programs. Models are not read from pipes
+    either, as a format is detected before the file is read.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "is a device, a pipe or a socket; expected a file", str(path))
 
 
 def disk_full(error: OSError, path: Path, size: int) -> OSError:

@@ -37,8 +37,7 @@ def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
             if holder is not None:
                 _check_ended(path, holder)
                 path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            with open(descriptor, "w") as file:
+            with open(path, "x") as file:
                 json.dump(content, file)
     except FileExistsError as error:
         raise FileError(f"{path}: another process just locked this folder; try again") from error

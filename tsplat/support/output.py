@@ -20,22 +20,31 @@ class _Output(io.FileIO):
     """Standard output or standard error.
 
     Attributes:
-        discards: Error numbers after which all text is discarded.
+        continues: Whether a full disk is a warning, not an error.
     """
 
-    discards = GONE
+    continues = False
 
     def write(self, data: Any, /) -> int:
-        """Writes data, and discards it and all that follows once writing fails with one of the errors."""
+        """Writes data, and discards it and all that follows once writing fails.
+
+        Raises:
+            OSError: Writing to standard output failed; names it. Not raised for a reader that is gone, nor for a full
+                disk if `continues`.
+        """
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in self.discards:
-                raise
+            # Whatever happens, what is left in the buffer must not fail again at exit.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
-            return super().write(data)
+            if error.errno in GONE or self.fileno() == 2:
+                return len(data)
+            if not (self.continues and error.errno in FULL):
+                raise OSError(error.errno, error.strerror, "standard output") from None
+            sys.stderr.write(f"tsplat: standard output: {error.strerror}; what follows is not shown\n")
+            return len(data)
 
 
 def protect_output(*, full_disk: bool = False) -> None:
@@ -45,24 +54,29 @@ def protect_output(*, full_disk: bool = False) -> None:
     closed. Characters that the encoding does not have, such as in names of files, are written as escapes.
 
     Args:
-        full_disk: Continue as well after the disk of a log file is full. Otherwise that is an error, because the output
-            of a command such as ``tsplat info --json`` is its result.
+        full_disk: Continue as well after the disk of a log file is full, with a warning. Otherwise that is an error,
+            because the output of a command such as ``tsplat info --json`` is its result.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Closed, as by `>&-`. The lowest free descriptor is taken, which no file that is opened later then gets.
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, closefd=False))  # noqa: SIM115
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        raw = getattr(getattr(stream, "buffer", None), "raw", None)
+        if isinstance(raw, _Output):
+            raw.continues |= full_disk
         # Subclasses belong to programs that capture output.
-        if type(stream) is io.TextIOWrapper and not isinstance(getattr(stream.buffer, "raw", None), _Output):
+        elif type(stream) is io.TextIOWrapper:
             with contextlib.suppress(OSError):
                 stream.flush()
-                output = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+                output = _Output(stream.fileno(), "w", closefd=False)
+                output.continues = full_disk
                 wrapper = io.TextIOWrapper(
-                    output, stream.encoding, "backslashreplace",
+                    io.BufferedWriter(output), stream.encoding, "backslashreplace",
                     line_buffering=stream.line_buffering, write_through=stream.write_through,
                 )  # fmt: skip
                 setattr(sys, name, wrapper)
         elif isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):
                 stream.reconfigure(errors="backslashreplace")
-        raw = getattr(getattr(getattr(sys, name), "buffer", None), "raw", None)
-        if full_disk and isinstance(raw, _Output):
-            raw.discards = (*GONE, *FULL)

@@ -127,6 +127,8 @@ class Config:
         for name in (*rates, "means_decay", "clip_gradients"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name}: expected a number of at least 0, found {getattr(self, name)}")
+        if not all(0 <= channel <= 1 for channel in self.backdrop):
+            raise ArgumentError(f"background: expected three numbers from 0 to 1, found {self.background}")
 
 
 @dataclasses.dataclass(frozen=True)

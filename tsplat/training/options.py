@@ -151,7 +151,8 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
         message = _plain_text(errors.getvalue())
         # Invalid values that the configuration itself rejects are named as options.
         if message.startswith("Error parsing Options: "):
-            message = "--" + message.removeprefix("Error parsing Options: ").replace("_", "-", 1)
+            name, separator, after = message.removeprefix("Error parsing Options: ").partition(":")
+            message = f"--{name.replace('_', '-')}{separator}{after}"
         raise ArgumentError(f"{message}; {HELP}") from error
     if not options.scene:
         raise ArgumentError(f"SCENE: expected a folder of photographs; {HELP}")

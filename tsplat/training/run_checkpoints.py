@@ -267,6 +267,8 @@ def _write_files(
     for name, group in contents.items():
         try:
             save_file({k: v.detach().cpu().contiguous().clone() for k, v in group.items()}, folder / name)
+            # safetensors gives its files to their owner only; the folder has the mode that the umask leaves.
+            os.chmod(folder / name, folder.stat().st_mode & 0o666)
         except SafetensorError as error:
             raise OSError(str(error)) from error
     files = {}

@@ -11,11 +11,15 @@ from typing import TypeVar, cast
 import torch
 
 from ..errors import FileError
+from ..scene.formats.checkpoints import find_checkpoints
 from ..stages.process_group import RankGroup
 from ..support.extras import require
+from ..support.files import write_json
 from ..support.locks import lock_folder
+from ..viewing.outputs import RECORD, RUN_RESULTS
+from ..viewing.run_cameras import CONFIG
 from ..viewing.viewer.server import MODULES as VIEWER_MODULES
-from .configuration import RunConfig
+from .configuration import RunConfig, to_json
 from .processes.heartbeat import heartbeat
 
 T = TypeVar("T")
@@ -66,7 +70,7 @@ def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[N
     Args:
         folder: The run's folder.
         ranks: The ranks that call this together.
-        new: Whether the folder must not contain a run with checkpoints.
+        new: Whether the folder must contain neither a run with checkpoints, nor results that are not those of a run.
 
     Raises:
         FileError: Another process uses the folder, or it contains another run. Raised on every rank.
@@ -78,12 +82,28 @@ def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[N
                 stack.enter_context(lock_folder(folder))
             except FileError as error:
                 problem = str(error)
-        if new and problem is None and (folder / "checkpoints").exists():
-            problem = f"{folder}: contains the checkpoints of another run; resume it, or choose another folder"
+        if new and problem is None:
+            problem = _occupied(folder)
         problems = [found for found in ranks.all_gather_object(problem) if found is not None]
         if problems:
             raise FileError(problems[0])
         yield
+
+
+def _occupied(folder: Path) -> str | None:
+    """Why a new run must not be written into a folder; None if it may be."""
+    if has_checkpoints(folder):
+        return f"{folder}: contains the checkpoints of another run; resume it, or choose another folder"
+    foreign = sorted(name for name in RUN_RESULTS if os.path.lexists(folder / name))
+    if foreign and not (folder / RECORD).is_file():
+        return f"{folder}: {foreign[0]} would be replaced, which no run here has written; choose another folder"
+    return None
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run has saved a checkpoint, valid or not. One whose first write was interrupted has not."""
+    path = folder / "checkpoints"
+    return path.is_dir() and bool(find_checkpoints(path))
 
 
 @contextlib.contextmanager
@@ -96,3 +116,19 @@ def deterministic(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         torch.set_deterministic_debug_mode(before)
+
+
+@contextlib.contextmanager
+def saved_config(config: RunConfig, folder: Path, ranks: RankGroup) -> Iterator[None]:
+    """Writes ``config.json``, so that a run that is killed can be started again; an error restores what was there."""
+    path = folder / CONFIG
+    if not ranks.is_main:
+        yield
+        return
+    before = path.read_bytes() if path.is_file() else None
+    write_json(path, to_json(config))
+    try:
+        yield
+    except Exception:
+        path.unlink() if before is None else path.write_bytes(before)
+        raise

@@ -169,7 +169,7 @@ class RunLoop:
         """What a run that stops now has saved, and how to continue."""
         saved = self._saved_step
         if saved < 0:
-            return "nothing is saved yet: start the run again"
+            return f"no step is saved yet; to start again: tsplat train --resume {self.folder}"
         left = (
             "all steps are saved; for the results"
             if saved == self.trainer.config.steps

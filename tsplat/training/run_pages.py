@@ -17,7 +17,8 @@ from ..scene.gaussians import Gaussians
 from ..scene.images import read_image
 from ..support.extras import require
 from ..viewing.devices import pick_device, reserve_threads
-from ..viewing.run_cameras import CAMERAS
+from ..viewing.outputs import check_output
+from ..viewing.run_cameras import CAMERAS, CONFIG
 from ..viewing.trajectories import Camera, read_cameras
 from .configuration import RunConfig, read_config
 from .evaluation import evaluate, report
@@ -28,7 +29,7 @@ from .report_page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_
 from .run_checkpoints import Checkpoint, read_newest
 from .run_record import read_sessions
 from .run_report import held_out_name
-from .runs import CONFIG, read_run_capture
+from .runs import read_run_capture
 from .scene_record import check_scene, locate_scene
 
 METRICS, MODEL = "metrics.json", "point_cloud.ply"
@@ -79,7 +80,8 @@ def report_run(
         The file.
 
     Raises:
-        FileError: The folder has nothing to show or does not exist, or there is nothing at `scene`.
+        FileError: The folder has nothing to show or does not exist, there is nothing at `scene`, or `out` is another
+            file of a run.
         MissingExtraError: A package of the extra ``train`` is not installed.
         OSError: The file cannot be written.
     """
@@ -91,6 +93,8 @@ def report_run(
         check_scene(scene)
     folder = run_folder(run)
     path = folder / REPORT if out is None else Path(out)
+    if path.absolute() != (folder / REPORT).absolute():
+        check_output(path, folder)
     found = _read(folder, Path(run))
     page = _page(found, views, scene)
     size = write_page(path, page)

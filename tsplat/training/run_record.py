@@ -18,8 +18,8 @@ import torch
 
 from .. import __version__
 from ..support.files import write_json
+from ..viewing.outputs import RECORD
 
-RECORD = "run.json"
 RECORD_BYTES_MAX = 1 << 20
 PARTS = ("reading", "training", "evaluation", "saving", "viewing")
 """Names of the parts of a run whose time is measured."""

@@ -19,16 +19,17 @@ from ..support.files import output_folder, write_json
 from ..support.interruption import Interrupted, StopRequest, stop_on_signals
 from ..support.progress import stage_display
 from ..viewing.devices import pick_device, reserve_threads
-from ..viewing.run_cameras import CAMERAS
+from ..viewing.outputs import check_output
+from ..viewing.run_cameras import CAMERAS, CONFIG
 from ..viewing.trajectories import describe_cameras
-from .configuration import RunConfig, to_json
+from .configuration import RunConfig, read_config, to_json
 from .evaluation import Network, Score, check_sizes, evaluate, mean_psnr, mean_ssim, report
 from .live_view import ViewOptions, check_view, shown
 from .parameters import scene_tensors
 from .plots import evenly_spaced
 from .processes.group import join_group
 from .run_checkpoints import delete_incomplete, read_newest
-from .run_context import deterministic, lock_run, on_main, rank_context, require_extras
+from .run_context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
 from .run_loop import RunLoop, score_views
 from .run_record import RunRecord
 from .run_report import write_held_out, write_report
@@ -42,7 +43,7 @@ from .scene_record import (
 )
 from .trainer import Trainer
 
-CONFIG, WORLD = "config.json", "world.json"
+WORLD = "world.json"
 
 
 def train(
@@ -90,8 +91,10 @@ def train(
         lock_run(folder, ranks, new=True),
         deterministic(config),
     ):
+        if ranks.is_main:
+            delete_incomplete(folder / "checkpoints")
         record = RunRecord()
-        with record.measure("reading"):
+        with record.measure("reading"), saved_config(config, folder, ranks):
             capture = read_run_capture(config, device, stop)
         reserve_threads(device, config.backend)
         config = dataclasses.replace(config, background=capture.background)
@@ -123,6 +126,8 @@ def resume(
 ) -> dict[str, Any]:
     """Resumes a run from its newest valid checkpoint; :class:`Trainer` says when this is bit-exact.
 
+    A run that was killed before its first checkpoint starts again from its ``config.json``, and prints that.
+
     Args:
         run: The run's folder, or one of its checkpoints.
         stop_after: Stop after this number of steps in total, with the schedules of the full run.
@@ -141,6 +146,11 @@ def resume(
         ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError, UnsupportedError: See :func:`train`.
     """
     require_extras(view=view is not None)
+    if checkpoint is None and (Path(run) / CONFIG).is_file() and not has_checkpoints(Path(run)):
+        started = locate_scene(read_config(Path(run) / CONFIG), {}, Path(run), scene)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{run}: stopped before its first checkpoint; starting again with its {CONFIG}", flush=True)
+        return train(started, run, stop_after=stop_after, view=view)
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
     require_extras(found.config)
     record = found.figures.get("scene", {})
@@ -228,6 +238,7 @@ def evaluate_run(
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
+    check_output(target / "metrics.json", path.parent.parent)
     with rank_context(ranks), output_folder(target) as folder:
         _print_skipped(errors, path)
         capture = read_run_capture(config, device)

@@ -28,6 +28,7 @@ from ..scene.gaussians import Gaussians, drop_invalid
 from ..support.extras import require
 from ..support.files import atomic_write, output_folder
 from .markup import Html, escape, fill
+from .outputs import check_output
 from .run_cameras import find_background, find_cameras
 from .start_views import StartView, first_view
 
@@ -98,10 +99,11 @@ def export_page(
     Raises:
         ArgumentError: No Gaussian lies in the box; or as :func:`write_page` and
             :func:`tsplat.viewing.start_views.first_view`.
-        MissingExtraError, UnsupportedError, FileError, OSError: As :func:`tsplat.scene.open_model` and
-            :func:`write_page`.
+        FileError: The file is one of a run; or as :func:`tsplat.scene.open_model` and :func:`write_page`.
+        MissingExtraError, UnsupportedError, OSError: As :func:`tsplat.scene.open_model` and :func:`write_page`.
     """
     check_format(format)
+    check_output(out, model)
     cameras = find_cameras(model)
     if view is not None and not cameras:
         raise ArgumentError(f"--view: {model} has no cameras.json of a run")

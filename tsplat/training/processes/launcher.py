@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ...arguments import check_size
 from ...errors import ArgumentError
 from ...support.interruption import SIGNALS
 
 PROGRAM = "tsplat"
+
+RANKS_MAX = 16
+"""Maximum number of ranks on a machine that has no more processors than that."""
 
 SAVE_TIMEOUT = 120
 """Seconds after a signal in which the ranks can save. Those that still run then are killed."""
@@ -56,7 +58,9 @@ def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
     Raises:
         ArgumentError: An option is invalid, or they contradict each other.
     """
-    check_size("ranks", ranks)
+    most = max(RANKS_MAX, os.cpu_count() or 1)
+    if not 1 <= ranks <= most:
+        raise ArgumentError(f"--ranks: expected an integer from 1 to {most} on this machine, found {ranks}")
     chosen = parse_gpus(gpus) if gpus else []
     if chosen and ranks not in (1, len(chosen)):
         raise ArgumentError(f"--ranks: expected one rank for each of {len(chosen)} GPUs, found {ranks}")

@@ -1,0 +1,48 @@
+"""What no command replaces: the model that it reads, and the files of a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import FileError
+from ..scene.formats.checkpoints import LATEST, MANIFEST, is_run
+from ..scene.formats.image_sets import META
+from ..scene.formats.models import POINT_CLOUD
+from ..support.files import raise_if_special
+
+RECORD = "run.json"
+RUN_RESULTS = frozenset(
+    ("cameras.json", "contact_sheet.png", "curve.png", "metrics.json", "report.html", "turntable.gif", "world.json")
+) | {POINT_CLOUD}
+"""Files that a run writes into its folder, after :data:`RECORD`."""
+
+RUN_FILES = RUN_RESULTS | {"config.json", "lock", LATEST, MANIFEST, RECORD}
+RUN_FOLDERS = frozenset(("checkpoints", "held_out", "inspect", "tensorboard"))
+
+
+def check_output(out: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
+    """Checks, before any work, that writing to a path replaces neither a file of a run nor the model that is read.
+
+    Args:
+        out: The file or folder to write.
+        model: The model, or the folder of the run, that is read.
+
+    Raises:
+        FileError: It would.
+        OSError: The path is that of a device or a pipe.
+    """
+    raise_if_special(out)
+    path = Path(os.path.realpath(out))
+    source = None if model is None else Path(os.path.realpath(model))
+    if source is not None and (
+        path in (source, source / META)
+        or source == path / META
+        or (path.name == POINT_CLOUD and source in path.parents and path.exists())
+        or (path.suffix == ".png" and (source / META).exists() and path.parent == source and path.exists())
+    ):
+        raise FileError(f"{out}: would replace the model that is read; choose another name")
+    for folder in path.parents:
+        is_own = path.relative_to(folder).parts[0] in RUN_FOLDERS or (path.parent == folder and path.name in RUN_FILES)
+        if is_own and (is_run(folder) or (folder / RECORD).is_file() or folder == source):
+            raise FileError(f"{out}: belongs to the run {folder}; choose another name")
