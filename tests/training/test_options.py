@@ -103,6 +103,8 @@ def test_resume_does_not_take_settings():
         ("scene --out run --means-rate -1", "--means-rate: expected a number of at least 0"),
         ("scene --out run --views-per-step -3", "--views-per-step: expected a positive int, found -3"),
         ("scene --out run --background nan nan nan", "--background: expected three numbers from 0 to 1"),
+        ("scene --out run --strategy.noise-lr nan", "--strategy.noise-lr: expected a finite number, found nan"),
+        ("scene --out run --strategy.cap-max -1", "--strategy.cap-max: expected a positive int, found -1"),
         ("scene --out run --preset fixed --strategy.cap-max 3", "the preset fixed has no strategy"),
         ("scene --out run --preset default", "default was renamed to adaptive"),
         ("scene --out run --test-every 1", "--test-every: 1 holds out every view"),

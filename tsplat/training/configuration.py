@@ -127,6 +127,11 @@ class Config:
         for name in (*rates, "means_decay", "clip_gradients"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name}: expected a number of at least 0, found {getattr(self, name)}")
+        for name, value in vars(self.strategy).items() if self.strategy is not None else ():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ArgumentError(f"strategy.{name}: expected a finite number, found {value}")
+            if name in ("cap_max", "refine_every") and value is not None:
+                check_size(f"strategy.{name}", value)
         if not all(0 <= channel <= 1 for channel in self.backdrop):
             raise ArgumentError(f"background: expected three numbers from 0 to 1, found {self.background}")
 
