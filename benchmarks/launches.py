@@ -30,7 +30,8 @@ from tsplat.data import (
     Splats,
     TileGrid,
 )
-from tsplat.kernels import compositing_parts, launch
+from tsplat.kernels import launch
+from tsplat.kernels.compositing import lists as part_lists
 
 CHANNELS = (1, 3, 4, 8, 16, 64)
 
@@ -59,14 +60,14 @@ class Launch:
         signature: Triton types of its arguments.
         constants: Values of constexpr arguments, and of arguments that are None.
         options: Compiler options.
-        chunks: Number of channel chunks, if the kernel learns the number of channels at run time.
+        passes: Number of passes over the channels, if the kernel learns the number of channels at run time.
     """
 
     kernel: JITFunction[Any]
     signature: dict[str, str]
     constants: dict[str, Any]
     options: dict[str, Any]
-    chunks: int = 1
+    passes: int = 1
 
 
 def _integer_type(value: int) -> str:
@@ -90,11 +91,11 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
                 signature[name] = TYPES[value.dtype]
             else:
                 signature[name] = parameter.annotation_type or _integer_type(value)
-        chunks = 1
+        passes = 1
         if self.__name__.startswith("_features"):
             width = values["CHANNELS"] * values.get("BLOCKS", 1)
-            chunks = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
-        launches.append(Launch(self, signature, constants, options, chunks))
+            passes = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
+        launches.append(Launch(self, signature, constants, options, passes))
 
     with (
         mock.patch.object(JITFunction, "run", record),
@@ -123,14 +124,14 @@ def shipped_launches(
     )
     unique: dict[str, tuple[str, Launch]] = {}
     for label, call in found:
-        key = repr((call.kernel.__name__, call.signature, call.constants, call.options, call.chunks))
+        key = repr((call.kernel.__name__, call.signature, call.constants, call.options, call.passes))
         unique.setdefault(key, (label, call))
     return list(unique.values())
 
 
 def kernels_are_interpreted() -> bool:
     """Returns whether kernels run in Triton's interpreter, so that nothing can be compiled."""
-    return not isinstance(kernels_module.compositing_records._pack_kernel, JITFunction)
+    return not isinstance(kernels_module.compositing.records._pack_kernel, JITFunction)
 
 
 def _gaussians() -> Iterable[tuple[str, Gaussians3D]]:
@@ -211,7 +212,7 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
         for d, has_depths in [*((d, False) for d in channels), (0, True), (3, True)]:
             yield from _composited(vendor, n_images, tile_size, d, has_depths)
     with mock.patch.object(
-        compositing_parts, "_segment_starts", lambda offsets, _: torch.arange(offsets.numel(), dtype=torch.int32)
+        part_lists, "_chunk_starts", lambda offsets, _: torch.arange(offsets.numel(), dtype=torch.int32)
     ):
         for d in channels:
             yield from _composited(vendor, 1, tile_size, d, False)
@@ -250,8 +251,8 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
         extra += " image only" if call.constants.get("last_ids", 0) is None else ""
         if "WIDTH" in call.constants and "HEIGHT" in call.constants:
             extra += f" part {call.constants['WIDTH']}x{call.constants['HEIGHT']}"
-        if call.signature.get("segment_lists", "constexpr") != "constexpr":
-            extra += " segments"
+        if call.signature.get("chunk_lists", "constexpr") != "constexpr":
+            extra += " chunks"
         yield f"D={d}{' and depth' if has_depths else ''} tile {tile_size}{extra}", call
 
 

@@ -70,6 +70,7 @@ class CompositingSettings:
         channel_chunk: Upper bound of the channels accumulated in one pass.
         absgrad: Whether the backward pass sums absolute gradients of means2d.
         numerics, backend: As in :func:`tsplat.rasterization`.
+        footprint: The kind of splat, see ``kernels/compositing/footprints``.
     """
 
     width: int
@@ -79,6 +80,7 @@ class CompositingSettings:
     absgrad: bool
     numerics: Numerics
     backend: Backend
+    footprint: str = "ellipse"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,15 +237,14 @@ class Spans(NamedTuple):
         span_starts: [nnz + 1] int32, first span of each Gaussian, and their number S.
         positions: [S] int32, position of each span's Gaussian in emission order.
         first_columns: [S] int32, first tile of each span.
-        slot_starts: [S + 1] int32, first intersection of each span, and M.
-        n_intersections: M.
+        place_starts, n_intersections: [S + 1] int32, first intersection of each span, and M; M.
     """
 
     first_tile_rows: Tensor
     span_starts: Tensor
     positions: Tensor
     first_columns: Tensor
-    slot_starts: Tensor
+    place_starts: Tensor
     n_intersections: int
 
 
@@ -251,15 +252,15 @@ class GaussianMajor(NamedTuple):
     """The intersections ordered by Gaussian, then span; sums over a Gaussian's tiles follow this order.
 
     Attributes:
-        slots: [M] int32, place of each intersection in this order.
-        slot_starts: [S + 1] int32, first slot of each span, and M.
+        places: [M] int32, place of each intersection in this order.
+        place_starts: [S + 1] int32, first place of each span, and M.
         span_starts: [nnz + 1] int32, first span of the i-th Gaussian, and S.
         rows: [nnz] int32, row of the i-th Gaussian; a permutation.
         positions: [S] int32, the i of each span's Gaussian.
     """
 
-    slots: Tensor
-    slot_starts: Tensor
+    places: Tensor
+    place_starts: Tensor
     span_starts: Tensor
     rows: Tensor
     positions: Tensor
@@ -291,14 +292,14 @@ class PartLists(NamedTuple):
     Attributes:
         n_entries, ids: K and [K] int32, row of each entry, between rows of 0 in memory; None in the backward pass.
         offsets: [parts * tiles + 1] int32, first entry of each list, and K.
-        words: [parts, words] int32, a bit per intersection: whether it reaches the part. None if a tile is one part.
-        totals: [parts, words] int32, set bits up to the end of each word; None if a tile is one part.
+        words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and the number of set
+            bits up to the end of each word. None if a tile is one part.
         ends: [parts * tiles] int32, one past the last entry of each list that a pixel added; None if unknown.
-        segment_starts: [parts * tiles + 1] int32, first segment of each list that is cut, and their number; None, like
-            all that follows, if no list is cut.
-        segment_lists: [segments] int32, list of each segment.
-        segment_transmittances: [segments, pixels of a part], behind each segment; negative where pixels have stopped.
-        segment_colors: [segments, D, pixels of a part], what each segment adds, with depth as the last channel.
+        chunk_starts: [parts * tiles + 1] int32, first chunk of each list, and their number; None, like all that
+            follows, if no list is cut.
+        chunk_lists: [chunks] int32, list of each chunk.
+        chunk_transmittances: [chunks, pixels of a part], behind each chunk; negative where pixels have stopped.
+        chunk_colors: [chunks, D, pixels of a part], what each chunk adds, with depth as the last channel.
     """
 
     n_entries: int
@@ -307,23 +308,22 @@ class PartLists(NamedTuple):
     words: Tensor | None = None
     totals: Tensor | None = None
     ends: Tensor | None = None
-    segment_starts: Tensor | None = None
-    segment_lists: Tensor | None = None
-    segment_transmittances: Tensor | None = None
-    segment_colors: Tensor | None = None
+    chunk_starts: Tensor | None = None
+    chunk_lists: Tensor | None = None
+    chunk_transmittances: Tensor | None = None
+    chunk_colors: Tensor | None = None
 
     @property
-    def n_segments(self) -> int:
-        return 0 if self.segment_lists is None else self.segment_lists.numel()
+    def n_chunks(self) -> int:
+        return 0 if self.chunk_lists is None else self.chunk_lists.numel()
 
 
 class Splats(NamedTuple):
     """Projected Gaussians as compositing reads them.
 
     Attributes:
-        means2d: [nnz, 2] pixels.
-        conics: [nnz, 3].
-        opacities: [nnz].
+        means2d, opacities: [nnz, 2] pixels, [nnz].
+        conics: [nnz, 3], or the shapes of another footprint.
         colors: [nnz, D] of any float dtype, or None.
         depths: [nnz], blended as one more channel; or None.
     """

@@ -13,7 +13,7 @@ from emulator.counters import CLASSES
 from emulator.timing.model import A100, VARIATIONS
 from tests.emulator.targets import needs_emulator
 
-compositing_parts = pytest.importorskip("tsplat.kernels.compositing_parts", reason="needs Triton")
+part_lists = pytest.importorskip("tsplat.kernels.compositing.lists", reason="needs Triton")
 
 pytestmark = [needs_emulator, pytest.mark.slow]
 RECORD = {
@@ -26,7 +26,7 @@ TIME = re.compile(r"\d\s*(?:[num]s|µs|s|seconds|cycles)\b")
 @pytest.fixture(scope="module")
 def runs():
     """A cloud with 10 and with 200 more Gaussians in one of its tiles, whose lists are not cut."""
-    with mock.patch.object(compositing_parts, "CUT", 1e9):
+    with mock.patch.object(part_lists, "CUT", 1e9):
         return [
             scenes.execute(scenes.dense_tile(sparse=60, dense=dense, width=64, height=48), traced=True)
             for dense in (10, 200)

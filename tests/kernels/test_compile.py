@@ -46,15 +46,15 @@ if ALL_VARIANTS:
 
 VARIANTS = {
     "composite": "|".join((
-        r"D=3 tile 16 part \w+( segments)?",
+        r"D=3 tile 16 part \w+( chunks)?",
         r"D=3 tile [48] part \w+",
         r"D=3 tile 16 image only part 16x8",
-        r"D=8 tile 16 absgrad part 8x4 segments",
+        r"D=8 tile 16 absgrad part 8x4 chunks",
         r"D=0 and depth tile 16 absgrad part 16x8",
         r"D=3 and depth tile 16 absgrad part 16x8",
         r"D=3 and depth tile [48] absgrad part \w+",
     )),
-    "features": r"D=16 tile 16 part 8x8 segments",
+    "features": r"D=16 tile 16 part 8x8 chunks",
     "projection": r"classic|antialiased (covars|fisheye)",
     "sh": r"degree [04]",
     "pack": r"D=(3 and depth|16) tile \d+",
@@ -65,7 +65,7 @@ VARIANTS = {
 """Labels of variants: the values of options, every size of parts with three channels, and the most registers."""
 
 VARIANTS_ELSEWHERE = VARIANTS | {
-    "composite": r"D=3 tile 16 part (8x4|16x8|16x16)( segments)?|D=3 tile [48] part \w+",
+    "composite": r"D=3 tile 16 part (8x4|16x8|16x16)( chunks)?|D=3 tile [48] part \w+",
     "projection": r"antialiased covars",
     "sh": r"degree 3",
     "pack": r"D=3 tile \d+",
@@ -114,7 +114,7 @@ def compile_kernels(kernel, target, channels, tile_sizes):
     for label, call in launches:
         name = call.kernel.__name__
         if f"_{kernel}_" in name and (ALL_VARIANTS or re.fullmatch(variants.get(kernel, ".*"), label)):
-            # The length of segments does not change the code of kernels for lists that are not cut.
+            # The length of chunks does not change the code of kernels for lists that are not cut.
             calls.setdefault((name, label) if kernel in ("composite", "features") else repr(call), (label, call))
     assert calls
     n_budgets = 0

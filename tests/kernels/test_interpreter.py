@@ -30,10 +30,10 @@ def test_rasterization_matches_reference(structure, options):
     assert_run_exact(scenes.make(structure), backend="triton", tile_size=8, **options)
 
 
-def test_segments_match_reference(monkeypatch):
+def test_chunks_match_reference(monkeypatch):
     from tsplat.kernels import launch
 
-    monkeypatch.setattr(launch, "SEGMENTS", {math.inf: 2})
+    monkeypatch.setattr(launch, "CHUNKS", {math.inf: 2})
     structure = scenes.Structure(n=8, cameras=1, width=8, height=6, size=6.0, seed=4)
     assert_run_exact(scenes.make(structure), backend="triton", tile_size=8)
 

@@ -52,16 +52,16 @@ def at_transmittance_min(side):
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("segment", [None, 2])
+@pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize("alphas", [at_alpha_min, at_opacity_min, at_alpha_max, at_transmittance_min])
-def test_compositing(alphas, channels, segment, side, monkeypatch):
+def test_compositing(alphas, channels, chunk, side, monkeypatch):
     from tsplat.kernels import launch
 
-    if segment is not None:
-        monkeypatch.setattr(launch, "CPU_SEGMENT", segment)
-        monkeypatch.setattr(launch, "SEGMENTS", {math.inf: segment})
-        monkeypatch.setattr(launch, "AMD_SEGMENTS", {math.inf: segment})
+    if chunk is not None:
+        monkeypatch.setattr(launch, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(launch, "CHUNKS", {math.inf: chunk})
+        monkeypatch.setattr(launch, "AMD_CHUNKS", {math.inf: chunk})
     alphas = torch.tensor(alphas(side), dtype=torch.float64)
     n = len(alphas)
     generator = torch.Generator().manual_seed(0)

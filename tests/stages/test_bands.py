@@ -96,5 +96,5 @@ def test_calls_without_a_budget_raise_if_32_bits_do_not_hold_counts(counted, cou
             find()
     else:
         spans = find()
-        found = spans.span_starts if counted == "spans" else spans.slot_starts
+        found = spans.span_starts if counted == "spans" else spans.place_starts
         assert found.tolist() == [0, *counts.cumsum(0).tolist()]

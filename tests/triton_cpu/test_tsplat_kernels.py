@@ -10,7 +10,7 @@ from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
 
 backend = pytest.importorskip("tsplat.stages.backend")
-compositing_features = pytest.importorskip("tsplat.kernels.compositing_features")
+matrices = pytest.importorskip("tsplat.kernels.compositing.matrices")
 
 if backend.triton_is_interpreted():
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
@@ -106,9 +106,9 @@ def test_half_precision_colors(dtype, channels):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_factors_split_into_parts(dtype, monkeypatch):
     """Products as on tensor cores: factors in parts of 11 bits, or one whole factor if its bits fit."""
-    from tsplat.kernels import compositing_features_backward, compositing_features_forward
+    from tsplat.kernels.compositing import matrices_backward, matrices_forward
 
-    options = compositing_features.product_options
+    options = matrices.product_options
 
     def split(records, splats, shape):
         return {**options(records, splats, shape), "SPLIT": True, "EXACT": splats.colors.dtype == torch.bfloat16}
@@ -116,7 +116,7 @@ def test_factors_split_into_parts(dtype, monkeypatch):
     scene = _scene(torch.float32, channels=17, backgrounds=False)
     scene = dict(scene, colors=scene["colors"].to(dtype))
     whole, _ = run(scene, backend="triton", tile_size=4)
-    for module in (compositing_features_backward, compositing_features_forward):
+    for module in (matrices_backward, matrices_forward):
         monkeypatch.setattr(module, "product_options", split)
     found, _ = run(scene, backend="triton", tile_size=4)
     assert not torch.equal(found["colors"], whole["colors"])

@@ -1,8 +1,7 @@
 """Triton kernels and their launchers: tensors in, tensors out, no autograd. ``kernels_torch`` offers the same."""
 
 from .adam import adam_step
-from .compositing import bytes_per_intersection, composite_bwd, composite_fwd
-from .compositing_sums import composite_gradients, sum_columns
+from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, composite_gradients, sum_columns
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_rows
 from .projection import projection_bwd, projection_fwd

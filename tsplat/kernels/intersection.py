@@ -167,17 +167,17 @@ def _tile_intersections_kernel(
     span_starts,  # [nnz + 1] int32
     positions,  # [S] int32
     first_columns,  # [S] int32
-    slot_starts,  # [S + 1] int32
+    place_starts,  # [S + 1] int32
     keys,  # [M] int16 or int32, output
     flatten_ids,  # [M] int32, output
     n_spans: "Int", n_intersections: "Int", steps: "Int", n_per_image: "Int",
     tile_width: "Int", n_tiles: "Int", key_bias: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = slot < n_intersections
-    slot = tl.where(mask, slot, 0)
-    span = _search(slot_starts, n_spans, slot, steps)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < n_intersections
+    place = tl.where(mask, place, 0)
+    span = _search(place_starts, n_spans, place, steps)
     position = tl.load(positions + span).to(tl.int64)
     row = tl.load(order + position).to(tl.int64)
     if image_ids is not None:
@@ -185,10 +185,10 @@ def _tile_intersections_kernel(
     else:
         image = row // n_per_image
     y = tl.load(first_tile_rows + position) + (span - tl.load(span_starts + position))
-    x = tl.load(first_columns + span) + (slot - tl.load(slot_starts + span))
+    x = tl.load(first_columns + span) + (place - tl.load(place_starts + span))
     key = image * n_tiles + y * tile_width + x - key_bias
-    tl.store(keys + slot, key.to(keys.dtype.element_ty), mask=mask)
-    tl.store(flatten_ids + slot, row.to(tl.int32), mask=mask)
+    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=mask)
+    tl.store(flatten_ids + place, row.to(tl.int32), mask=mask)
 
 
 def tile_rows(

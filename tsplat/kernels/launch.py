@@ -37,17 +37,17 @@ SMALL, LARGE = 700, 2500
 are more programs; larger parts share more of the work of a Gaussian."""
 
 FEW = 256
-"""Number of tiles below which segments are shortest."""
+"""Number of tiles below which chunks are shortest."""
 
-SEGMENTS = {FEW: 16, SMALL: 64, math.inf: 1024}
-"""Entries of the segments that long lists are cut into on GPUs, for numbers of tiles below the keys. Few tiles do not
-fill a GPU, and segments pay for that with a second walk over all but the last of them."""
+CHUNKS = {FEW: 16, SMALL: 64, math.inf: 1024}
+"""Entries of the chunks that long lists are cut into on GPUs, for numbers of tiles below the keys. Few tiles do not
+fill a GPU, and chunks pay for that with a second walk over all but the last of them."""
 
-AMD_SEGMENTS = {FEW: 192, SMALL: 384, math.inf: 1024}
+AMD_CHUNKS = {FEW: 192, SMALL: 384, math.inf: 1024}
 """The same on AMD GPUs: the shortest with which a forward pass executes no more than a walk of whole lists of tiles."""
 
-CPU_SEGMENT = 2**30
-"""A CPU needs no segments."""
+CPU_CHUNK = 2**30
+"""A CPU needs no chunks."""
 
 FEATURES_HELD = 6
 """Features for which a thread holds the state of several pixels."""
@@ -60,11 +60,11 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 
 
 class PartShape(NamedTuple):
-    """How tiles are composited: width and height of a part in pixels, and entries of a segment of a long list."""
+    """How tiles are composited: width and height of a part in pixels, and entries of a chunk of a long list."""
 
     width: int
     height: int
-    segment: int
+    chunk: int
 
 
 class Int(int):
@@ -209,12 +209,12 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
         tensor: On the device.
         n_tiles: Number of tiles of all images. That of a band must not matter, or sums would depend on the bands.
     """
-    segments = AMD_SEGMENTS if is_amd(tensor) else SEGMENTS
-    segment = next(length for limit, length in segments.items() if n_tiles < limit)
+    chunks = AMD_CHUNKS if is_amd(tensor) else CHUNKS
+    chunk = next(length for limit, length in chunks.items() if n_tiles < limit)
     if n_features > 2 * FEATURES_MIN:
-        segment *= 2  # each keeps the features of its pixels
+        chunk *= 2  # each keeps the features of its pixels
     if is_compiled_for_cpu(tensor):
-        width, height, segment = tile_size, CPU_ROWS, CPU_SEGMENT
+        width, height, chunk = tile_size, CPU_ROWS, CPU_CHUNK
     elif n_features >= FEATURES_MIN:
         width, height = 8, 8
     elif is_amd(tensor) and n_features <= FEATURES_HELD and not FEW <= n_tiles <= LARGE:
@@ -225,7 +225,7 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
         width, height = 8, 4
     else:
         width, height = 8, 8
-    return PartShape(min(width, tile_size), min(height, tile_size), segment)
+    return PartShape(min(width, tile_size), min(height, tile_size), chunk)
 
 
 def has_ptx(tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Compositing in vectorized PyTorch, one tile at a time so that the working set stays in cache.
 
-The math is that of ``kernels/compositing.py``: moments of g per intersection, written to its slot and summed per
+The math is that of ``kernels/compositing``: moments of g per intersection, written to its slot and summed per
 Gaussian. A tile takes its Gaussians in blocks. The transmittance never rises, so a Gaussian is added exactly if the
 transmittance behind it exceeds the limit, whatever stopped the pixel before. Blocks are large enough for PyTorch to
 parallelize each operation; one thread per tile was slower, as many small operations contend for the interpreter's lock.
@@ -245,14 +245,14 @@ def composite_bwd(
                 _, _, a, b, c, _, _ = record
                 out.append((g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)))
                 out.append((g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)))
-            v_slots[order.slots[tile.start + places]] = torch.stack(out, -1)
+            v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
     # After composite_fwd in Triton, sums are wider.
     _sum_slots(v_slots, order, sums[:, : v_slots.shape[1]])
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
     """Adds slots to sums span by span, so that bits do not depend on the split into bands."""
-    span_sums = torch.segment_reduce(v_slots, "sum", lengths=order.slot_starts.diff(), axis=0, unsafe=True)
+    span_sums = torch.segment_reduce(v_slots, "sum", lengths=order.place_starts.diff(), axis=0, unsafe=True)
     counts = order.span_starts.diff()
     for span in range(int(counts.max()) if counts.numel() else 0):
         here = (counts > span).nonzero().squeeze(1)

@@ -101,12 +101,13 @@ def tile_intersections(
 ) -> tuple[Tensor, Tensor]:
     device = screen.order.device
     span_ids = torch.arange(spans.positions.numel(), device=device).repeat_interleave(
-        spans.slot_starts.diff(), output_size=spans.n_intersections
+        spans.place_starts.diff(), output_size=spans.n_intersections
     )
     positions = spans.positions[span_ids]
     rows = screen.order[positions].long()
     y = spans.first_tile_rows[positions] + span_ids - spans.span_starts[positions]
-    x = spans.first_columns[span_ids] + torch.arange(spans.n_intersections, device=device) - spans.slot_starts[span_ids]
+    places = torch.arange(spans.n_intersections, device=device)
+    x = spans.first_columns[span_ids] + places - spans.place_starts[span_ids]
     keys = _image_ids(screen, grid)[rows] * grid.tiles_per_image + y * grid.tile_width + x - key_bias
     return keys.to(key_dtype), rows.to(torch.int32)
 

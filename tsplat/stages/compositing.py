@@ -169,11 +169,11 @@ def _needed_lists(
 def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
     """Orders intersections of which only the row is known; all of a row's make up one span."""
     rows, order = flatten_ids.sort(stable=True)
-    slots = torch.empty_like(rows)
-    slots[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
+    places = torch.empty_like(rows)
+    places[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
     starts = torch.arange(n_rows + 1, dtype=torch.int32, device=order.device)
-    slot_starts = torch.searchsorted(rows, starts, out_int32=True)
-    return GaussianMajor(slots, slot_starts, starts, starts[:-1], starts[:-1])
+    place_starts = torch.searchsorted(rows, starts, out_int32=True)
+    return GaussianMajor(places, place_starts, starts, starts[:-1], starts[:-1])
 
 
 def composite(

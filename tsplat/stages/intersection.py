@@ -176,9 +176,9 @@ def find_spans(
     positions, first_columns, n_columns = launch.tile_columns(
         screen, grid, first_tile_rows, span_starts, n_spans, settings
     )
-    slot_starts, n_intersections = _starts(n_columns)
+    place_starts, n_intersections = _starts(n_columns)
     _admit(n_spans, n_intersections, budget)
-    return Spans(first_tile_rows, span_starts, positions, first_columns, slot_starts, n_intersections)
+    return Spans(first_tile_rows, span_starts, positions, first_columns, place_starts, n_intersections)
 
 
 def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> None:
@@ -211,14 +211,14 @@ def list_intersections(
     keys, flatten_ids = launchers(screen.means2d.device, settings.backend).tile_intersections(
         screen, grid, spans, key_dtype, key_bias
     )
-    slots = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
-    isect_offsets = slots[:0]
+    places = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
+    isect_offsets = places[:0]
     if sort:
         keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
-        flatten_ids, slots = flatten_ids[indices], indices.to(torch.int32)
+        flatten_ids, places = flatten_ids[indices], indices.to(torch.int32)
         bounds = torch.arange(n_tiles + 1, device=keys.device) + (first_tile - key_bias)
         isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32), out_int32=True)
-    gaussian_major = GaussianMajor(slots, spans.slot_starts, spans.span_starts, screen.order, spans.positions)
+    gaussian_major = GaussianMajor(places, spans.place_starts, spans.span_starts, screen.order, spans.positions)
     return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
 
@@ -229,7 +229,7 @@ def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int
         starts = images * (screen.order.numel() // max(grid.n_images, 1))
     else:
         starts = torch.searchsorted(screen.image_ids[screen.order], images)
-    bounds: list[int] = spans.slot_starts[spans.span_starts[starts]].tolist()
+    bounds: list[int] = spans.place_starts[spans.span_starts[starts]].tolist()
     return bounds
 
 
@@ -249,8 +249,8 @@ def _starts(counts: Tensor) -> tuple[Tensor, int]:
 
 def count_tiles(order: GaussianMajor) -> Tensor:
     """Counts the intersections of each row. [nnz] int32"""
-    counts = torch.empty(order.rows.numel(), dtype=torch.int32, device=order.slots.device)
-    counts[order.rows] = order.slot_starts[order.span_starts].diff()
+    counts = torch.empty(order.rows.numel(), dtype=torch.int32, device=order.places.device)
+    counts[order.rows] = order.place_starts[order.span_starts].diff()
     return counts
 
 

@@ -1,35 +1,17 @@
 """Records: what compositing reads of a projected Gaussian, side by side in memory."""
 
-import math
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN
-from ..data import CompositingSettings, Splats
-from .device_math import constant, det2, element, load4, load_tuple, store_tuple
-from .launch import Int, approximate, kernel, launch_elementwise
-from .tile_math import GEOMETRY
+from ...config import ALPHA_MIN
+from ...data import CompositingSettings, Splats
+from ..device_math import constant, element, load4, load_tuple, store_tuple
+from ..launch import Int, approximate, kernel, launch_elementwise
+from .footprints import FOOTPRINTS
+from .pixel_math import OPACITY
 
 BLOCK = 128
-
-LOG2_E = tl.constexpr(math.log2(math.e))
-
-
-LARGE = tl.constexpr(32)
-"""Number of tiles that the bounding box of a Gaussian may touch before it is large."""
-
-
-@triton.jit
-def _is_large(c, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
-    """Whether the bounding box of the ellipse where alpha is ALPHA_MIN may touch more than LARGE tiles."""
-    level = 2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))
-    det = det2(c)
-    # In tiles, the extent is 2 sqrt(level c / det) / TILE, and it touches up to one tile more, rounded up.
-    scale = 2.0 / TILE * tl.sqrt(level / tl.where(det > 0.0, det, 1.0))
-    tiles = (scale * tl.sqrt(tl.maximum(c[0], 0.0)) + 1.0) * (scale * tl.sqrt(tl.maximum(c[2], 0.0)) + 1.0)
-    return (det <= 0.0) | (tiles > LARGE)
 
 
 @triton.jit
@@ -48,30 +30,24 @@ def _store_record(out, values, mask, WIDE: tl.constexpr):
 @kernel(strided=("colors",))
 def _pack_kernel(
     means2d,  # [nnz, 2]
-    conics,  # [nnz, 3]
+    shapes,  # [nnz, FOOTPRINT.SHAPE]
     opacities,  # [nnz]
     colors,  # [nnz, COLORS] with rows of any stride, any float dtype; or None
     depths,  # [nnz] or None
     records,  # [nnz, WIDTH], output
     large,  # [nnz] bool, output, or None
     n_rows: "Int", color_stride: "Int",
-    COLORS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
     mean = load_tuple(means2d + row * 2, 1, 2, mask)
-    c = load_tuple(conics + row * 3, 1, 3, mask)
+    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
+    shape = load_tuple(shapes + row * SHAPE, 1, SHAPE, mask)
     opacity = tl.load(opacities + row, mask=mask, other=0.0)
-    # Conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
-    valid = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001)
-    valid = valid & (opacity >= constant(ALPHA_MIN, opacity))
-    values = (
-        mean[0],
-        mean[1],
-        tl.where(valid, c[0] * (-0.5 * LOG2_E), 0.0),
-        tl.where(valid, c[1] * -LOG2_E, 0.0),
-        tl.where(valid, c[2] * (-0.5 * LOG2_E), 0.0),
+    values, valid = FOOTPRINT.pack(mean, shape, opacity >= constant(ALPHA_MIN, opacity))
+    values = values + (
         tl.where(valid, tl.log2(tl.where(valid, opacity, 1.0)), -1e4),
         tl.where(valid, tl.minimum(opacity, constant(ALPHA_MAX, opacity)), 0.0),
     )
@@ -80,11 +56,11 @@ def _pack_kernel(
         values = values + (color.to(mean[0].dtype),)
     if depths is not None:
         values = values + (tl.load(depths + row, mask=mask, other=0.0),)
-    for _ in tl.static_range(GEOMETRY + COLORS + (depths is not None), WIDTH):
+    for _ in tl.static_range(FOOTPRINT.VALUES + OPACITY + COLORS + (depths is not None), WIDTH):
         values = values + (tl.zeros_like(opacity),)
     _store_record(records + row * WIDTH, values, mask, WIDE)
     if large is not None:
-        tl.store(large + row, _is_large(c, opacity, TILE, ALPHA_MIN), mask=mask)
+        tl.store(large + row, FOOTPRINT.is_large(shape, opacity, TILE, ALPHA_MIN), mask=mask)
 
 
 @triton.jit
@@ -107,17 +83,18 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
         large: [nnz] bool, output: whether a Gaussian may touch more than ``LARGE`` tiles. It does not depend on bands.
 
     Returns:
-        [nnz, width], see ``GEOMETRY``, followed by features; ``width`` is a multiple of 4, so that rows are aligned.
+        [nnz, width], see ``Footprint``; ``width`` is a multiple of 4, so that rows are aligned.
     """
+    footprint = FOOTPRINTS[settings.footprint]
     n_rows, n_colors = splats.opacities.numel(), splats.n_colors
-    width = triton.cdiv(GEOMETRY.value + splats.n_features, 4) * 4
+    width = triton.cdiv(footprint.VALUES + OPACITY.value + splats.n_features, 4) * 4
     records = splats.means2d.new_empty(n_rows, width)
     launch_elementwise(
         _pack_kernel,
         n_rows,
         BLOCK,
         means2d=splats.means2d,
-        conics=splats.conics,
+        shapes=splats.conics,
         opacities=splats.opacities,
         colors=splats.colors,
         depths=splats.depths,
@@ -125,6 +102,7 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
         large=large,
         n_rows=n_rows,
         color_stride=0 if splats.colors is None else splats.colors.stride(0),
+        FOOTPRINT=footprint,
         COLORS=n_colors,
         WIDTH=width,
         TILE=settings.tile_size,

@@ -39,7 +39,7 @@ def test_saturated_pixels_match_reference():
 
 
 def test_masks_and_absgrad_match_kernels_for_few_channels():
-    from tsplat.kernels import compositing
+    from tsplat.kernels.compositing import launchers
 
     scene = scenes.make(scenes.Structure(n=20, cameras=1, channels=18, width=10, height=9, seed=6))
     _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=4, backend="triton")
@@ -48,7 +48,7 @@ def test_masks_and_absgrad_match_kernels_for_few_channels():
     results = []
     for features_min in (16, 10**6):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compositing, "FEATURES_MIN", features_min)
+            patch.setattr(launchers, "FEATURES_MIN", features_min)
             inputs = {name: meta[name].detach().clone().requires_grad_() for name in ("means2d", "conics", "opacities")}
             inputs["colors"] = scene["colors"][None].clone().requires_grad_()
             images = tsplat.rasterize_to_pixels(
@@ -70,10 +70,9 @@ def tensor_cores(monkeypatch):
     """Makes the interpreter split matrices as for NVIDIA's tensor cores, and multiply only the bits that those read."""
     from triton.runtime import interpreter
 
-    from tsplat.kernels import compositing_features as features
-    from tsplat.kernels import compositing_features_backward, compositing_features_forward
+    from tsplat.kernels.compositing import matrices, matrices_backward, matrices_forward
 
-    multiply, options, products = interpreter.InterpreterBuilder.create_dot, features.product_options, []
+    multiply, options, products = interpreter.InterpreterBuilder.create_dot, matrices.product_options, []
 
     def split(records, splats, shape):
         half = splats.colors.dtype != torch.float32 and splats.depths is None
@@ -85,7 +84,7 @@ def tensor_cores(monkeypatch):
         products.append(a.data.shape)
         return multiply(self, a, b, *rest)
 
-    for module in (compositing_features_forward, compositing_features_backward):
+    for module in (matrices_forward, matrices_backward):
         monkeypatch.setattr(module, "product_options", split)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", truncating)
     return products

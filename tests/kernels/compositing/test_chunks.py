@@ -1,4 +1,4 @@
-"""Segments of long lists, and sums of slots, compiled for the CPU."""
+"""Chunks of long lists, and sums of slots, compiled for the CPU."""
 
 import dataclasses
 import itertools
@@ -16,32 +16,33 @@ from tsplat import reference
 
 pytestmark = pytest.mark.triton
 
-CASES = int(os.environ.get("TSPLAT_SEGMENT_CASES", "10"))
-SEED = int(os.environ.get("TSPLAT_SEGMENT_SEED", "0"))
+CASES = int(os.environ.get("TSPLAT_CHUNK_CASES", "10"))
+SEED = int(os.environ.get("TSPLAT_CHUNK_SEED", "0"))
 EXACT = 1e-12
 UNCUT = 2**30
 
 
 @pytest.fixture
 def cut_lists(monkeypatch):
-    """Cuts lists into segments of the length that the fixture is called with; returns the numbers of segments."""
-    from tsplat.kernels import compositing, compositing_features_forward, compositing_forward, launch
+    """Cuts lists into chunks of the length that the fixture is called with; returns the numbers of chunks."""
+    from tsplat.kernels import launch
+    from tsplat.kernels.compositing import forward, launchers, matrices_forward
 
-    original, counts = compositing_forward.list_parts, []
+    original, counts = forward.list_parts, []
 
     def recorded(*arguments, **options):
         lists = original(*arguments, **options)
-        counts.append(lists.n_segments)
+        counts.append(lists.n_chunks)
         return lists
 
-    def cut(segment):
-        monkeypatch.setattr(launch, "CPU_SEGMENT", segment)
-        monkeypatch.setattr(launch, "SEGMENTS", {math.inf: segment})
-        monkeypatch.setattr(launch, "AMD_SEGMENTS", {math.inf: segment})
+    def cut(chunk):
+        monkeypatch.setattr(launch, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(launch, "CHUNKS", {math.inf: chunk})
+        monkeypatch.setattr(launch, "AMD_CHUNKS", {math.inf: chunk})
         counts.clear()
         return counts
 
-    for module in (compositing, compositing_features_forward, compositing_forward):
+    for module in (launchers, matrices_forward, forward):
         monkeypatch.setattr(module, "list_parts", recorded)
     return cut
 
@@ -67,24 +68,24 @@ def _assert_exact(scene, **options):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("segment", [2, 3, 16])
-def test_segments_match_reference(segment, options, cut_lists):
-    counts = cut_lists(segment)
+@pytest.mark.parametrize("chunk", [2, 3, 16])
+def test_chunks_match_reference(chunk, options, cut_lists):
+    counts = cut_lists(chunk)
     _assert_exact(scenes.make(DENSE), **options)
     assert counts[-1] > 0
 
 
 @pytest.mark.parametrize("channels", [1, 8, 9, 16, 19])
-def test_numbers_of_channels_in_segments_match_reference(channels, cut_lists):
+def test_numbers_of_channels_in_chunks_match_reference(channels, cut_lists):
     counts = cut_lists(3)
     structure = scenes.Structure(n=30, cameras=1, channels=channels, width=10, height=9, size=5.0, seed=channels)
     _assert_exact(scenes.make(structure), tile_size=8, render_mode="RGB+ED", absgrad=True)
     assert counts[-1] > 0
 
 
-@pytest.mark.parametrize(("segment", "channels"), [(2, 3), (3, 3), (16, 3), (3, 16)])
-def test_bands_of_segments_give_the_same_bits(segment, channels, cut_lists):
-    counts = cut_lists(segment)
+@pytest.mark.parametrize(("chunk", "channels"), [(2, 3), (3, 3), (16, 3), (3, 16)])
+def test_bands_of_chunks_give_the_same_bits(chunk, channels, cut_lists):
+    counts = cut_lists(chunk)
     scene = scenes.make(dataclasses.replace(DENSE, channels=channels))
     options = dict(tile_size=4, render_mode="RGB+D", absgrad=True)
     whole, meta = _assert_exact(scene, **options)
@@ -109,17 +110,17 @@ def _stack(n, n_before):
 
 
 STOPS = [*itertools.product([2, 3, 16], [27], range(6)), (20, 64, 25), (20, 64, 35)]
-"""Entries of a segment, Gaussians, and how many of them come before those that make all pixels stop."""
+"""Entries of a chunk, Gaussians, and how many of them come before those that make all pixels stop."""
 
 
-@pytest.mark.parametrize(("segment", "n", "n_before"), STOPS)
+@pytest.mark.parametrize(("chunk", "n", "n_before"), STOPS)
 @pytest.mark.parametrize("masked", [False, True])
-def test_pixels_that_stop_match_reference(segment, n, n_before, masked, cut_lists):
-    """All pixels stop after ``n_before`` + 5 of n Gaussians: inside of a segment, or where one ends.
+def test_pixels_that_stop_match_reference(chunk, n, n_before, masked, cut_lists):
+    """All pixels stop after ``n_before`` + 5 of n Gaussians: inside of a chunk, or where one ends.
 
     With masks, every other tile of 4 x 4 pixels is not shown.
     """
-    counts = cut_lists(segment)
+    counts = cut_lists(chunk)
     inputs = _stack(n, n_before)
     tile_size = 4 if masked else 8
     tiles = (8 // tile_size) ** 2
@@ -155,8 +156,8 @@ def test_pixels_that_stop_match_reference(segment, n, n_before, masked, cut_list
 
 
 @pytest.mark.parametrize("channels", [3, 17])
-def test_segments_behind_the_last_gaussian_of_all_pixels_may_hold_nan(channels, cut_lists):
-    """With many channels, a segment without weights still multiplies them by features."""
+def test_chunks_behind_the_last_gaussian_of_all_pixels_may_hold_nan(channels, cut_lists):
+    """With many channels, a chunk without weights still multiplies them by features."""
     counts = cut_lists(3)
     inputs = _stack(27, 2)
     inputs["colors"] = torch.rand(1, 27, channels, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -177,10 +178,10 @@ def test_segments_behind_the_last_gaussian_of_all_pixels_may_hold_nan(channels, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("segment", [2, 3])
-def test_random_segments_in_fp32_match_reference(segment, cut_lists):
-    counts, n_cut = cut_lists(segment), 0
-    for seed in range(SEED + segment, SEED + segment + CASES, 2):
+@pytest.mark.parametrize("chunk", [2, 3])
+def test_random_chunks_in_fp32_match_reference(chunk, cut_lists):
+    counts, n_cut = cut_lists(chunk), 0
+    for seed in range(SEED + chunk, SEED + chunk + CASES, 2):
         case = draw(seed) if SEED else draw_for_tests(seed)
         counts.clear()
         scene = scenes.make(case.structure, torch.float32)
@@ -189,19 +190,19 @@ def test_random_segments_in_fp32_match_reference(segment, cut_lists):
     assert n_cut > 0
 
 
-@pytest.mark.parametrize("segment", [3, UNCUT])
-def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(segment, cut_lists, monkeypatch):
-    from tsplat.kernels import compositing
-    from tsplat.kernels.compositing_records import LARGE
+@pytest.mark.parametrize("chunk", [3, UNCUT])
+def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(chunk, cut_lists, monkeypatch):
+    from tsplat.kernels.compositing import launchers
+    from tsplat.kernels.compositing.footprints.ellipse import LARGE
 
-    cut_lists(segment)
-    found, original = [], compositing.sum_slots
+    cut_lists(chunk)
+    found, original = [], launchers.sum_slots
 
-    def recorded(v_slots, order, large, sums):
+    def recorded(v_slots, slot_starts, order, large, sums):
         found.append(large.clone())
-        original(v_slots, order, large, sums)
+        original(v_slots, slot_starts, order, large, sums)
 
-    monkeypatch.setattr(compositing, "sum_slots", recorded)
+    monkeypatch.setattr(launchers, "sum_slots", recorded)
     structure = scenes.Structure(n=30, cameras=2, channels=9, width=45, height=37, size=1.5, seed=8)
     scene = scenes.make(structure, torch.float32)
     scene["scales"][::3] *= 10
@@ -220,19 +221,17 @@ def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(segment, cut_l
 
 @pytest.mark.parametrize(("tile_size", "channels"), [(8, 3), (16, 3), (16, 17)])
 def test_parts_with_slots_of_their_own_give_the_same_gradients(tile_size, channels, monkeypatch):
-    from tsplat.kernels import compositing_slots
+    from tsplat.kernels.compositing import slots
 
     structure = scenes.Structure(n=30, cameras=2, channels=channels, width=21, height=19, size=4.0, seed=5)
     scene = scenes.make(structure)
     options = dict(tile_size=tile_size, render_mode="RGB+D", absgrad=True)
     used = []
     for name in ("_shared_entries", "_entries"):
-        original = getattr(compositing_slots, name)
-        monkeypatch.setattr(
-            compositing_slots, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments)
-        )
+        original = getattr(slots, name)
+        monkeypatch.setattr(slots, name, lambda *arguments, f=original: used.append(f.__name__) or f(*arguments))
     shared, _ = _assert_exact(scene, **options)
-    monkeypatch.setattr(compositing_slots, "is_compiled_for_cpu", lambda tensor: False)
+    monkeypatch.setattr(slots, "is_compiled_for_cpu", lambda tensor: False)
     own, _ = _assert_exact(scene, **options)
     assert used == ["_shared_entries", "_entries"]
     for name, expected in shared.items():

@@ -1,7 +1,7 @@
-"""Sums over the intersections of each Gaussian: from slots to moments and feature gradients, and to gradients.
+"""Sums over the intersections of each Gaussian: slots are added, and become gradients.
 
-The slots of a Gaussian are contiguous. Rows of ``sums`` hold the six moments of ``compositing.py``, the gradients of
-features, and two sums for absgrad.
+The slots of a Gaussian are contiguous. Rows of ``sums`` hold the sums of the footprint, the gradients of features, and
+two sums for absgrad.
 """
 
 import math
@@ -11,19 +11,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..data import CompositingSettings, GaussianMajor, SplatGradients
-from .device_math import load4, load_tuple
-from .launch import Int, approximate, kernel, launch, launch_elementwise, programs
-from .tile_math import MOMENTS
+from ...data import CompositingSettings, GaussianMajor, SplatGradients
+from ..device_math import load4, load_tuple, store_tuple
+from ..launch import Int, approximate, kernel, launch, launch_elementwise, programs
+from .footprints import FOOTPRINTS, Footprint
 
 BLOCK = 128
 
 LN_2 = tl.constexpr(math.log(2.0))
 
-GROUP, SPAN_CHUNK = 16, 8
+GROUP, SPAN_UNROLL = 16, 8
 """Spans of a program of the sums of spans, and how often its loop over slots is unrolled."""
 
-LANES, ROW_CHUNK = 64, 8
+LANES, ROW_UNROLL = 64, 8
 """Gaussians times columns of a program of the sums of rows, and how often its loops are unrolled."""
 
 
@@ -45,7 +45,7 @@ def _span_sum_kernel(
     rows,  # [nnz] int32
     large,  # [nnz] bool
     n_spans: "Int", width: "Int", blocks: "Int",
-    GROUP: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, UNROLL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Adds the slots of each span of large Gaussians, COLUMNS columns of them, into its first slot."""
     program = tl.program_id(0)
@@ -59,8 +59,8 @@ def _span_sum_kernel(
         remaining = tl.where(column < width, length, 0)
         address = v_slots + start * width + column
         total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
-        for base in range(0, longest, CHUNK):
-            for k in tl.static_range(CHUNK):
+        for base in range(0, longest, UNROLL):
+            for k in tl.static_range(UNROLL):
                 total += tl.load(address + (base + k) * width, mask=base + k < remaining, other=0.0)
         tl.store(address, total, mask=remaining > 1)
 
@@ -74,7 +74,7 @@ def _row_sum_kernel(
     large,  # [nnz] bool
     sums,  # [nnz, SUMS_WIDTH], added to
     n_rows: "Int", blocks: "Int",
-    WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Adds the slots of Gaussians, COLUMNS columns of them, to their rows. One lane per Gaussian and column."""
     GROUP: tl.constexpr = LANES // COLUMNS
@@ -93,12 +93,12 @@ def _row_sum_kernel(
     total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
     length = tl.where(is_large, 0, end - start)
     address = v_slots + start.to(tl.int64) * WIDTH + column
-    for base in range(0, tl.max(length), CHUNK):
-        for k in tl.static_range(CHUNK):
+    for base in range(0, tl.max(length), UNROLL):
+        for k in tl.static_range(UNROLL):
             total += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
     count = tl.where(is_large, last - first, 0)
-    for base in range(0, tl.max(count), CHUNK):
-        for k in tl.static_range(CHUNK):
+    for base in range(0, tl.max(count), UNROLL):
+        for k in tl.static_range(UNROLL):
             here = base + k < count
             end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
             total += tl.load(v_slots + start.to(tl.int64) * WIDTH + column, mask=here & (start < end), other=0.0)
@@ -107,47 +107,49 @@ def _row_sum_kernel(
 
 
 @kernel
-def _moments_kernel(
+def _gradients_kernel(
     sums,  # [nnz, width], width a multiple of 4
-    conics,  # [nnz, 3]
+    shapes,  # [nnz, FOOTPRINT.SHAPE]
     opacities,  # [nnz]
     v_means2d,  # [nnz, 2], output
-    v_conics,  # [nnz, 3], output
+    v_shapes,  # [nnz, FOOTPRINT.SHAPE], output
     v_opacities,  # [nnz], output
     absgrad,  # [nnz, 2], output, or None
     n_rows: "Int", width: "Int", absgrad_column: "Int",
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    FOOTPRINT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of mean, conic and opacity from the moments of g."""
+    """Gradients of mean, shape and opacity."""
+    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
+    SUMS: tl.constexpr = FOOTPRINT.SUMS
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
     if WIDE:
         at = sums + tl.minimum(row, n_rows - 1) * width
-        moment = load4(at) + load4(at + 4)
+        found = ()
+        for k in tl.static_range(0, SUMS, 4):
+            found = found + load4(at + k)
     else:
-        moment = load_tuple(sums + row * width, 1, MOMENTS, mask)
-    c = load_tuple(conics + row * 3, 1, 3, mask)
+        found = load_tuple(sums + row * width, 1, SUMS, mask)
+    shape = load_tuple(shapes + row * SHAPE, 1, SHAPE, mask)
     opacity = tl.load(opacities + row, mask=mask, other=1.0)
-    tl.store(v_means2d + row * 2, c[0] * moment[1] + c[1] * moment[2], mask=mask)
-    tl.store(v_means2d + row * 2 + 1, c[1] * moment[1] + c[2] * moment[2], mask=mask)
-    tl.store(v_conics + row * 3, -0.5 * moment[3], mask=mask)
-    tl.store(v_conics + row * 3 + 1, -moment[4], mask=mask)
-    tl.store(v_conics + row * 3 + 2, -0.5 * moment[5], mask=mask)
-    tl.store(v_opacities + row, tl.where(opacity > 0.0, moment[0] / opacity, 0.0), mask=mask)
+    v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
+    store_tuple(v_means2d + row * 2, 1, v_mean, mask)
+    store_tuple(v_shapes + row * SHAPE, 1, v_shape, mask)
+    tl.store(v_opacities + row, v_opacity, mask=mask)
     if absgrad is not None:
         for k in tl.static_range(2):
             slope = tl.load(sums + row * width + absgrad_column + k, mask=mask, other=0.0)
             tl.store(absgrad + row * 2 + k, slope * LN_2, mask=mask)
 
 
-def sum_slots(v_slots: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor) -> None:
+def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor) -> None:
     """Adds the slots [K, columns] of each Gaussian to its row of sums [nnz, width]. Overwrites slots.
 
     The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, in
     parallel. As spans lie within a row of tiles, bits do not depend on the split into bands.
     """
-    n_spans, n_rows, width = order.slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
-    arguments = {"v_slots": v_slots, "slot_starts": order.slot_starts, "rows": order.rows, "large": large}
+    n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
+    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
     columns = min(triton.next_power_of_2(width), 16)
     blocks = triton.cdiv(width, columns)
     launch(
@@ -159,7 +161,7 @@ def sum_slots(v_slots: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor
         width=width,
         blocks=blocks,
         GROUP=GROUP,
-        CHUNK=SPAN_CHUNK,
+        UNROLL=SPAN_UNROLL,
         COLUMNS=columns,
         num_warps=2,
     )
@@ -176,20 +178,20 @@ def sum_slots(v_slots: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor
         WIDTH=width,
         SUMS_WIDTH=sums.shape[1],
         COLUMNS=columns,
-        CHUNK=ROW_CHUNK,
+        UNROLL=ROW_UNROLL,
         LANES=LANES,
         num_warps=1,
     )
 
 
-def slot_columns(n_features: int, absgrad: bool) -> int:
-    """Returns the columns of slots: moments, features, and two for absgrad."""
-    return int(MOMENTS.value) + n_features + 2 * absgrad
+def slot_columns(footprint: Footprint, n_features: int, absgrad: bool) -> int:
+    """Returns the columns of slots: sums of the footprint, features, and two for absgrad."""
+    return footprint.SUMS + n_features + 2 * absgrad
 
 
 def sum_columns(n_features: int, absgrad: bool) -> int:
     """Returns the columns of the sums that :func:`composite_bwd` adds to: those of slots, padded for wide loads."""
-    return int(triton.cdiv(slot_columns(n_features, absgrad), 4)) * 4
+    return int(triton.cdiv(slot_columns(FOOTPRINTS["ellipse"], n_features, absgrad), 4)) * 4
 
 
 def composite_gradients(
@@ -201,24 +203,25 @@ def composite_gradients(
         sums: [nnz, columns of :func:`sum_columns`].
         conics, opacities: [nnz, 3], [nnz].
     """
-    n_rows = opacities.numel()
+    n_rows, footprint = opacities.numel(), FOOTPRINTS[settings.footprint]
     v_means2d, v_conics, v_opacities = sums.new_empty(n_rows, 2), torch.empty_like(conics), torch.empty_like(opacities)
     absgrad = torch.empty_like(v_means2d) if settings.absgrad else None
     launch_elementwise(
-        _moments_kernel,
+        _gradients_kernel,
         n_rows,
         BLOCK,
         sums=sums,
-        conics=conics,
+        shapes=conics,
         opacities=opacities,
         v_means2d=v_means2d,
-        v_conics=v_conics,
+        v_shapes=v_conics,
         v_opacities=v_opacities,
         absgrad=absgrad,
         n_rows=n_rows,
         width=sums.shape[1],
-        absgrad_column=MOMENTS.value + n_features,
+        absgrad_column=footprint.SUMS + n_features,
+        FOOTPRINT=footprint,
         WIDE=approximate(sums),
     )
-    v_features = sums[:, MOMENTS.value : MOMENTS.value + n_features]
+    v_features = sums[:, footprint.SUMS : footprint.SUMS + n_features]
     return SplatGradients(v_means2d, v_conics, v_opacities, v_features, absgrad)

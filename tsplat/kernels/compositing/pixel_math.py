@@ -7,17 +7,11 @@ compiled without further contraction, make forward and backward take bitwise the
 import triton
 import triton.language as tl
 
-from .device_math import constant, exp2, reciprocal
+from ..device_math import constant, exp2, reciprocal
 
-GEOMETRY = tl.constexpr(7)
-"""First values of a row's record: mean x, y; -a/2, -b, -c/2 of the conic times log2(e); log2(opacity); clamped opacity.
-Features may follow."""
-
-RECORD = tl.constexpr(8)
-"""Values of a record without features."""
-
-MOMENTS = tl.constexpr(6)
-"""Sums over pixels that give the gradients of a Gaussian's mean, conic and opacity."""
+OPACITY = tl.constexpr(2)
+"""Values of a record behind those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
+follow."""
 
 
 @triton.jit
@@ -30,40 +24,40 @@ def _nth_list(n, order):
 
 
 @triton.jit
-def load_range(program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT: tl.constexpr, later=0):
-    """The entries that a program composites: a segment of a long list, or a list that is not cut.
+def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK: tl.constexpr, later=0):
+    """The entries that a program composites: a chunk of a long list, or a list that is not cut.
 
     Args:
         order: [lists] int64, or None for the order of lists.
         offsets: [lists + 1] int32.
-        segment_lists: [n_segments] int32 and ``segment_starts`` [lists + 1] int32, see ``PartLists``; None if there are
+        chunk_lists: [n_chunks] int32 and ``chunk_starts`` [lists + 1] int32, see ``PartLists``; None if there are
             none.
         later: Added to the list. Lists that are cut may not be later.
 
     Returns:
-        The list; its first entry; begin and end of the range in the list; the list's first and last segment, and
-        whether the program has a segment.
+        The list; its first entry; begin and end of the range in the list; the list's first and last chunk, and
+        whether the program has a chunk.
     """
-    if segment_lists is None:
+    if chunk_lists is None:
         index = _nth_list(program, order) + later
     else:
-        is_segment = program < n_segments
-        if is_segment:
-            index = tl.load(segment_lists + program)
+        is_chunk = program < n_chunks
+        if is_chunk:
+            index = tl.load(chunk_lists + program)
         else:
-            index = _nth_list(program - n_segments, order)
+            index = _nth_list(program - n_chunks, order)
     start = tl.load(offsets + index)
     count = tl.load(offsets + index + 1) - start
     start = start.to(tl.int64)
-    if segment_lists is None:
+    if chunk_lists is None:
         return index, start, 0, count, 0, 0, False
     else:
-        first_segment = tl.load(segment_starts + index)
-        end_segment = tl.load(segment_starts + index + 1)
-        begin = tl.where(is_segment, (program - first_segment) * SEGMENT, 0)
-        # A list that is cut is left to the programs of its segments.
-        end = tl.where(is_segment, tl.minimum(begin + SEGMENT, count), tl.where(first_segment < end_segment, 0, count))
-        return index, start, begin, end, first_segment, end_segment, is_segment
+        first_chunk = tl.load(chunk_starts + index)
+        end_chunk = tl.load(chunk_starts + index + 1)
+        begin = tl.where(is_chunk, (program - first_chunk) * CHUNK, 0)
+        # A list that is cut is left to the programs of its chunks.
+        end = tl.where(is_chunk, tl.minimum(begin + CHUNK, count), tl.where(first_chunk < end_chunk, 0, count))
+        return index, start, begin, end, first_chunk, end_chunk, is_chunk
 
 
 @triton.jit
@@ -123,19 +117,12 @@ def load_slot(entries, index):
 
 
 @triton.jit
-def log2_alpha(record, dx, dy):
-    """log2 of the unclamped alpha at offsets dx, dy from the mean. See :data:`RECORD`."""
-    along_x = tl.fma(record[2] * dx, dx, record[5])
-    return tl.fma(dy, tl.fma(record[4], dy, record[3] * dx), along_x)
-
-
-@triton.jit
-def clamped_alpha(record, e, APPROX: tl.constexpr, AMD: tl.constexpr = False):
-    """Alpha clamped to alpha_max, where it is not below the threshold."""
+def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
+    """2^e clamped to the limit, where it is not below the threshold."""
     if not (APPROX or AMD):
         # Underflow would cost CPUs a hundred cycles.
         e = tl.maximum(e, -126.0)
-    return tl.minimum(exp2(e, APPROX), record[6])
+    return tl.minimum(exp2(e, APPROX), limit)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
-"""Long lists of parts, cut into segments: transmittances where segments start, and the sum of what segments add.
+"""Long lists of parts, cut into chunks: transmittances where chunks start, and the sum of what chunks add.
 
-The product of 1 - alpha over each segment gives the transmittance where the next one starts. Then segments are
-composited like lists that are not cut, by ``compositing_forward`` or ``compositing_features_forward``, and added here.
+The product of 1 - alpha over each chunk gives the transmittance where the next one starts. Then chunks are
+composited like lists that are not cut, by ``forward`` or ``matrices_forward``, and added here.
 """
 
 from typing import Any
@@ -11,18 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import TRANSMITTANCE_MIN
-from ..data import PartLists, RenderBuffers
-from .compositing_records import load_record
-from .device_math import constant
-from .launch import Int, kernel, launch, programs
-from .tile_math import GEOMETRY, clamped_alpha, load_range, log2_alpha, part_pixels
+from ...config import TRANSMITTANCE_MIN
+from ...data import PartLists, RenderBuffers
+from ..device_math import constant
+from ..launch import Int, kernel, launch, programs
+from .pixel_math import OPACITY, clamped_alpha, load_range, part_pixels
+from .records import load_record
 
 CHANNELS = 8
-"""Most channels of a program that adds segments."""
+"""Most channels of a program that adds chunks."""
 
 COMBINED = 4
-"""Segments of a list that are loaded at a time when they are added."""
+"""Chunks of a list that are loaded at a time when they are added."""
 
 STEP = 16
 """Gaussians between two checks whether all pixels of a part have stopped."""
@@ -33,28 +33,29 @@ def _transmittance_kernel(
     records,  # [nnz, RECORD_WIDTH]
     offsets,  # [lists + 1] int32
     ids,  # [K] int32
-    segment_starts,  # [lists + 1] int32
-    segment_lists,  # [n_segments] int32
-    products,  # [n_segments, WIDTH HEIGHT], output
-    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_segments: "Int",
-    RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
+    chunk_starts,  # [lists + 1] int32
+    chunk_lists,  # [n_chunks] int32
+    products,  # [n_chunks, WIDTH HEIGHT], output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_chunks: "Int",
+    FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    CHUNK: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
-    """The product of 1 - alpha over each segment but the last of a list, whether or not pixels have stopped before."""
+    """The product of 1 - alpha over each chunk but the last of a list, whether or not pixels have stopped before."""
     dtype = records.dtype.element_ty
+    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     program = tl.program_id(0)
-    index, start, begin, end, _, end_segment, _ = load_range(
-        program, None, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    index, start, begin, end, _, end_chunk, _ = load_range(
+        program, None, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
     _, center_x, center_y, inside, _, own = part_pixels(
         first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
         TILE, WIDTH, HEIGHT, HEIGHT, dtype,
     )  # fmt: skip
-    if program + 1 < end_segment:
+    if program + 1 < end_chunk:
         transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
         ids += start
-        record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, GEOMETRY, APPROX)
+        record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, VALUES, APPROX)
         next_row = tl.load(ids + begin + 1)
         if APPROX:
             ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
@@ -63,18 +64,19 @@ def _transmittance_kernel(
         while (done < end) & alive:
             stop = tl.minimum(done + STEP, end)
             for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
-                next_record = load_record(records, next_row, RECORD_WIDTH, GEOMETRY, APPROX)
+                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
                 if APPROX:
                     next_row = tl.load(ahead)
                     ahead += 1
                 else:
                     next_row = tl.load(ids + place + 2)
-                e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX, AMD), 0.0)
+                e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, (center_x, center_y)))
+                alpha = clamped_alpha(e, record[VALUES - 1], APPROX, AMD)
+                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), alpha, 0.0)
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop
-            # Where it is lower, pixels have stopped before the next segment.
+            # Where it is lower, pixels have stopped before the next chunk.
             highest = tl.max(transmittance)
             alive = highest > constant(TRANSMITTANCE_MIN, highest)
         tl.store(products + program.to(tl.int64) * (WIDTH * HEIGHT) + own, transmittance)
@@ -82,18 +84,18 @@ def _transmittance_kernel(
 
 @triton.jit
 def first_transmittance(
-    products, inside, own, program, first_segment, is_segment, PIXELS: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
+    products, inside, own, program, first_chunk, is_chunk, PIXELS: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
-    """Transmittance in front of a list or a segment; negative where pixels are outside or have stopped before.
+    """Transmittance in front of a list or a chunk; negative where pixels are outside or have stopped before.
 
     Args:
-        products: [n_segments, PIXELS], see ``segment_products``; None if no list is cut.
+        products: [n_chunks, PIXELS], see ``chunk_products``; None if no list is cut.
     """
     transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
     if products is not None:
-        if is_segment:
-            for earlier in range(first_segment, program):
+        if is_chunk:
+            for earlier in range(first_chunk, program):
                 transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * PIXELS + own)
             alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
             transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
@@ -108,52 +110,52 @@ def _combine_kernel(
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
-    segment_starts,  # [lists + 1] int32
-    segment_lists,  # [n_segments] int32
-    segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped
-    segment_colors,  # [n_segments, n_features, WIDTH HEIGHT]; zeroed where pixels have stopped before
-    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, if there are last_ids
+    chunk_starts,  # [lists + 1] int32
+    chunk_lists,  # [n_chunks] int32
+    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT], negative where pixels have stopped
+    chunk_colors,  # [n_chunks, n_features, WIDTH HEIGHT]; zeroed where pixels have stopped before
+    chunk_last_ids,  # [n_chunks, WIDTH HEIGHT] int32, if there are last_ids
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_colors: "Int", n_features: "Int", passes: "Int",
-    CHANNELS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, COMBINED: tl.constexpr,
 ):  # fmt: skip
-    """Adds the segments of each list that is cut, up to the one in which a pixel stopped.
+    """Adds the chunks of each list that is cut, up to the one in which a pixel stopped.
 
-    The program of a list's first segment adds them all. ``passes`` programs take CHANNELS channels each.
+    The program of a list's first chunk adds them all. ``passes`` programs take CHANNELS channels each.
     """
-    dtype = segment_colors.dtype.element_ty
+    dtype = chunk_colors.dtype.element_ty
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     program = tl.program_id(0) // passes
     channel = tl.program_id(0) % passes * CHANNELS
-    index = tl.load(segment_lists + program)
+    index = tl.load(chunk_lists + program)
     image, _x, _y, inside, pixel, own = part_pixels(
         first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
         TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=False,
     )  # fmt: skip
-    first_segment = tl.load(segment_starts + index)
-    end_segment = tl.load(segment_starts + index + 1)
-    if program == first_segment:
+    first_chunk = tl.load(chunk_starts + index)
+    end_chunk = tl.load(chunk_starts + index + 1)
+    if program == first_chunk:
         transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
         last = tl.zeros([HEIGHT, WIDTH], tl.int32)
         color = ()
         for _ in tl.static_range(CHANNELS):
             color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
-        for base in range(first_segment, end_segment, CHUNK):
-            # All loads of a chunk come first, so that their latencies overlap.
+        for base in range(first_chunk, end_chunk, COMBINED):
+            # All loads come first, so that their latencies overlap.
             behind = ()
             added = ()
             last_added = ()
-            for n in tl.static_range(CHUNK):
-                own_segment = tl.cast(base + n, tl.int64) * PIXELS + own
-                listed = base + n < end_segment
-                behind = behind + (tl.load(segment_transmittances + own_segment, mask=listed),)
+            for n in tl.static_range(COMBINED):
+                own_chunk = tl.cast(base + n, tl.int64) * PIXELS + own
+                listed = base + n < end_chunk
+                behind = behind + (tl.load(chunk_transmittances + own_chunk, mask=listed),)
                 if last_ids is not None:
-                    last_added = last_added + (tl.load(segment_last_ids + own_segment, mask=listed),)
+                    last_added = last_added + (tl.load(chunk_last_ids + own_chunk, mask=listed),)
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
-                    added = added + (tl.load(segment_colors + address, mask=listed),)
-            for n in tl.static_range(CHUNK):
-                listed = base + n < end_segment
+                    added = added + (tl.load(chunk_colors + address, mask=listed),)
+            for n in tl.static_range(COMBINED):
+                listed = base + n < end_chunk
                 alive = (transmittance > 0.0) & listed
                 transmittance = tl.where(alive, behind[n], transmittance)
                 if last_ids is not None:
@@ -162,7 +164,7 @@ def _combine_kernel(
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
                     kept = tl.where(alive, added[n * CHANNELS + k], 0.0)
-                    tl.store(segment_colors + address, kept, mask=listed)
+                    tl.store(chunk_colors + address, kept, mask=listed)
                     total = total + (color[k] + kept,)
                 color = total
         transmittance = tl.abs(transmittance)
@@ -179,26 +181,26 @@ def _combine_kernel(
             tl.store(ends + index, tl.load(offsets + index) + tl.max(last), mask=channel == 0)
 
 
-def segment_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) -> Tensor | None:
-    """Returns the product of 1 - alpha over each segment, [n_segments, pixels of a part]; None if no list is cut.
+def chunk_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) -> Tensor | None:
+    """Returns the product of 1 - alpha over each chunk, [n_chunks, pixels of a part]; None if no list is cut.
 
     Args:
         records: Of ``pack_records``.
         walk: ``part_arguments`` and ``walk_arguments``.
     """
-    if lists.segment_lists is None or lists.segment_transmittances is None:
+    if lists.chunk_lists is None or lists.chunk_transmittances is None:
         return None
-    products = torch.empty_like(lists.segment_transmittances)
+    products = torch.empty_like(lists.chunk_transmittances)
     launch(
         _transmittance_kernel,
-        programs(lists.n_segments, 1),
+        programs(lists.n_chunks, 1),
         records=records,
         offsets=lists.offsets,
         ids=lists.ids,
-        segment_starts=lists.segment_starts,
-        segment_lists=lists.segment_lists,
+        chunk_starts=lists.chunk_starts,
+        chunk_lists=lists.chunk_lists,
         products=products,
-        n_segments=lists.n_segments,
+        n_chunks=lists.n_chunks,
         RECORD_WIDTH=records.shape[1],
         STEP=STEP,
         TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
@@ -208,13 +210,13 @@ def segment_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) ->
 
 
 def new_last_ids(products: Tensor | None, buffers: RenderBuffers) -> Tensor | None:
-    """Allocates ``last_ids`` of segments, [n_segments, pixels of a part] int32; None if they are not needed."""
+    """Allocates ``last_ids`` of chunks, [n_chunks, pixels of a part] int32; None if they are not needed."""
     return None if products is None or buffers.last_ids is None else torch.empty_like(products, dtype=torch.int32)
 
 
-def combine_segments(
+def combine_chunks(
     lists: PartLists,
-    segment_last_ids: Tensor | None,
+    chunk_last_ids: Tensor | None,
     backgrounds: Tensor | None,
     buffers: RenderBuffers,
     n_colors: int,
@@ -223,34 +225,34 @@ def combine_segments(
     """Writes the pixels of lists that are cut. Does nothing if there are none.
 
     Args:
-        segment_last_ids: Of ``new_last_ids``, written.
+        chunk_last_ids: Of ``new_last_ids``, written.
         backgrounds, buffers: As for ``composite_fwd``.
         pixels: ``part_arguments``.
     """
-    if lists.n_segments == 0:
+    if lists.n_chunks == 0:
         return
     n_features = buffers.colors.shape[3]
     channels = max(k for k in range(1, CHANNELS + 1) if n_features % k == 0)
     passes = n_features // channels
     launch(
         _combine_kernel,
-        programs(lists.n_segments * passes, 1),
+        programs(lists.n_chunks * passes, 1),
         backgrounds=backgrounds,
         offsets=lists.offsets,
         render_colors=buffers.colors,
         transmittances=buffers.transmittances,
         last_ids=buffers.last_ids,
         ends=lists.ends,
-        segment_starts=lists.segment_starts,
-        segment_lists=lists.segment_lists,
-        segment_transmittances=lists.segment_transmittances,
-        segment_colors=lists.segment_colors,
-        segment_last_ids=segment_last_ids,
+        chunk_starts=lists.chunk_starts,
+        chunk_lists=lists.chunk_lists,
+        chunk_transmittances=lists.chunk_transmittances,
+        chunk_colors=lists.chunk_colors,
+        chunk_last_ids=chunk_last_ids,
         n_colors=n_colors,
         n_features=n_features,
         passes=passes,
         CHANNELS=channels,
-        CHUNK=COMBINED,
+        COMBINED=COMBINED,
         num_warps=1,
         **pixels,
     )

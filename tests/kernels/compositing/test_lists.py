@@ -58,13 +58,14 @@ def _intersections(splats, first_tile, lengths, seed, key_bias=None):
     return Intersections(first_tile, offsets, ids.to(torch.int32), None, keys, key_bias or 0)
 
 
-def _list_parts(splats, intersections, grid, width, height, segment=UNCUT):
-    from tsplat.kernels.compositing_parts import list_parts
-    from tsplat.kernels.compositing_records import pack_records
+def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT):
+    from tsplat.kernels.compositing.lists import list_parts
+    from tsplat.kernels.compositing.records import pack_records
     from tsplat.kernels.launch import PartShape
 
-    records = pack_records(splats, _settings(grid.tile_size))
-    return list_parts(records, intersections, grid, PartShape(width, height, segment), splats.n_features, has_ends=True)
+    settings, shape = _settings(grid.tile_size), PartShape(width, height, chunk)
+    records = pack_records(splats, settings)
+    return list_parts(records, intersections, grid, shape, settings, splats.n_features, has_ends=True)
 
 
 def _edge_minimum(a, b, c, fixed, low, high):
@@ -137,14 +138,14 @@ def test_lists_hold_what_reaches_a_part_in_the_order_of_the_tile(tile_size, widt
             assert lists.words is None
         else:
             _assert_lists(lists, splats, intersections, grid, width, height)
-            assert lists.n_segments == 0
+            assert lists.n_chunks == 0
 
 
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 8), (8, 4, 4), (16, 8, 4)])
 def test_lists_stand_between_margins_of_row_0(tile_size, width, height, monkeypatch):
     """Walks load rows of entries that they do not composite, so these must be rows, whatever memory held before."""
-    from tsplat.kernels.compositing_parts import MARGIN
-    from tsplat.kernels.compositing_slots import _entries, _shared_entries
+    from tsplat.kernels.compositing.lists import MARGIN
+    from tsplat.kernels.compositing.slots import _entries, _shared_entries
 
     def filled(tensor, *size, **options):
         return tensor.new_full(size, 2**31 - 1, **options)
@@ -237,27 +238,27 @@ def test_empty_band_has_empty_lists():
     intersections = Intersections(3, torch.zeros(4, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), None)
     lists = _list_parts(splats, intersections, grid, 8, 4)
     assert lists.offsets.tolist() == [0] * 7
-    assert lists.ids.numel() == lists.n_segments == 0
+    assert lists.ids.numel() == lists.n_chunks == 0
 
 
-@pytest.mark.parametrize("segment", [1, 2, 3, 7])
-def test_segments_cover_long_lists(segment):
-    from tsplat.kernels.compositing_parts import CUT
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+def test_chunks_cover_long_lists(chunk):
+    from tsplat.kernels.compositing.lists import CUT
 
     splats = _splats(60, 2)
     intersections = _intersections(splats, 0, [60, 0, 5, 40, 1], 4)
-    lists = _list_parts(splats, intersections, TileGrid.cover(1, WIDTH, HEIGHT, 8), 8, 4, segment)
-    counts = lists.segment_starts.diff().tolist()
+    lists = _list_parts(splats, intersections, TileGrid.cover(1, WIDTH, HEIGHT, 8), 8, 4, chunk)
+    counts = lists.chunk_starts.diff().tolist()
     for length, count in zip(lists.offsets.diff().tolist(), counts):
-        assert count == (math.ceil(length / segment) if length > CUT * segment else 0)
-    assert lists.segment_lists.tolist() == [index for index, count in enumerate(counts) for _ in range(count)]
-    assert lists.segment_transmittances.shape == (lists.n_segments, 32)
-    assert lists.segment_colors.shape == (lists.n_segments, 1, 32)
+        assert count == (math.ceil(length / chunk) if length > CUT * chunk else 0)
+    assert lists.chunk_lists.tolist() == [index for index, count in enumerate(counts) for _ in range(count)]
+    assert lists.chunk_transmittances.shape == (lists.n_chunks, 32)
+    assert lists.chunk_colors.shape == (lists.n_chunks, 1, 32)
 
 
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 4), (16, 16, 4), (16, 8, 4), (16, 8, 8)])
 def test_parts_do_not_change_the_bits_of_images(tile_size, width, height, monkeypatch):
-    from tsplat.kernels import compositing
+    from tsplat.kernels.compositing import launchers
     from tsplat.kernels.launch import PartShape
 
     splats = _splats(150, 9)
@@ -266,7 +267,7 @@ def test_parts_do_not_change_the_bits_of_images(tile_size, width, height, monkey
     intersections = _intersections(splats, 0, [n] * grid.n_tiles, 7)
     images = []
     for shape in (PartShape(tile_size, tile_size, UNCUT), PartShape(width, height, UNCUT)):
-        monkeypatch.setattr(compositing, "part_shape", lambda *arguments, shape=shape: shape)
+        monkeypatch.setattr(launchers, "part_shape", lambda *arguments, shape=shape: shape)
         pixels = tsplat.rasterize_to_pixels(
             splats.means2d[None], splats.conics[None], torch.rand(1, n, 3, generator=torch.manual_seed(0)),
             splats.opacities[None], WIDTH, HEIGHT, tile_size,

@@ -1,10 +1,10 @@
 """Parts of tiles: which of a tile's Gaussians reach which of its parts, as one list per part.
 
-Compositing renders a tile in parts. Each part has a list of its own: the tile's Gaussians whose ellipse where alpha is
-1/255 meets the part's pixel centers, in the order of the tile's list, so nothing is sorted again. A Gaussian that a
+Compositing renders a tile in parts. Each part has a list of its own: the tile's Gaussians whose alpha may reach
+1/255 at one of the part's pixels, front to back as in the tile, so nothing is sorted again. A Gaussian that a
 part's list leaves out is below 1/255 on all of its pixels, so images keep their bits.
 
-Three kernels make the lists. The first tests ellipses and writes one bit per (intersection, part), in words of 32
+Three kernels make the lists. The first tests parts and writes one bit per (intersection, part), in words of 32
 intersections. With the running total of set bits at each word, the place of an intersection in a list is known, and the
 second and the third write where lists begin and what they hold. Indices are int32, as a band has at most 2^28
 intersections.
@@ -18,11 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN
-from ..data import CompositingSettings, Intersections, PartLists, TileGrid
-from .compositing_records import load_record
-from .device_math import popcount
-from .launch import (
+from ...config import ALPHA_MIN
+from ...data import CompositingSettings, Intersections, PartLists, TileGrid
+from ..device_math import popcount
+from ..launch import (
     Int,
     PartShape,
     approximate,
@@ -33,6 +32,9 @@ from .launch import (
     walk_options,
     walk_unroll,
 )
+from .footprints import FOOTPRINTS
+from .pixel_math import OPACITY
+from .records import load_record
 
 BLOCK = 128
 
@@ -45,7 +47,7 @@ MARGIN = tl.constexpr(4)
 int32 take 16 bytes, so lists stay aligned."""
 
 CUT = 1.5
-"""Lists longer than that many segments are cut."""
+"""Lists longer than that many chunks are cut."""
 
 
 @kernel
@@ -56,46 +58,24 @@ def _part_bits_kernel(
     words,  # [parts, n_words] int32, output
     counts,  # [parts, n_words] int32, output
     n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int",
-    RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr,
-    LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
+    FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """One lane per intersection tests the ellipse against all parts of the tile."""
+    """One lane per intersection tests which parts of the tile it reaches."""
     ACROSS: tl.constexpr = TILE // WIDTH
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     row = tl.load(flatten_ids + index, mask=mask, other=0)
     tile = (tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias) % n_tiles
-    record = load_record(records, row, RECORD_WIDTH, 6, APPROX)
-    # log2 of alpha is record[5] - (a x^2 + b x y + c y^2).
-    a = -record[2]
-    b = -record[3]
-    c = -record[4]
-    left = (tile % tile_width * TILE).to(a.dtype) + 0.5 - record[0]
-    top = (tile // tile_width * TILE).to(a.dtype) + 0.5 - record[1]
-    # Room for the rounding of this test and of compositing, which grows with the terms that cancel.
-    far_x = tl.maximum(tl.abs(left), tl.abs(left + (TILE - 1)))
-    far_y = tl.maximum(tl.abs(top), tl.abs(top + (TILE - 1)))
-    terms = a * far_x * far_x + tl.abs(b) * far_x * far_y + c * far_y * far_y
-    level = record[5] - LOG2_ALPHA_MIN + 1e-3 + terms * 1e-6
-    # Conics that are valid, but indefinite by more than rounding, have no minimum to test.
-    level = tl.where(b * b > 4.000002 * a * c, float("inf"), level)
-    slope_x = tl.where(a > 0.0, -0.5 * b / tl.where(a > 0.0, a, 1.0), 0.0)
-    slope_y = tl.where(c > 0.0, -0.5 * b / tl.where(c > 0.0, c, 1.0), 0.0)
+    record = load_record(records, row, RECORD_WIDTH, FOOTPRINT.VALUES + OPACITY, APPROX)
+    x = (tile % tile_width * TILE).to(record[0].dtype) + 0.5
+    y = (tile // tile_width * TILE).to(record[0].dtype) + 0.5
+    bound = FOOTPRINT.bound(record, x, y, TILE, LOG2_ALPHA_MIN)
     word = tl.program_id(0) * (BLOCK // WORD) + tl.arange(0, BLOCK // WORD)
     lane = tl.arange(0, WORD)[None, :]
     for part in tl.static_range(ACROSS * (TILE // HEIGHT)):
-        low_x = left + part % ACROSS * WIDTH
-        high_x = low_x + (WIDTH - 1)
-        low_y = top + part // ACROSS * HEIGHT
-        high_y = low_y + (HEIGHT - 1)
-        # The minimum of the form over a rectangle is on one of the two lines through it nearest to the mean.
-        x = tl.minimum(tl.maximum(low_x, 0.0), high_x)
-        y = tl.minimum(tl.maximum(x * slope_y, low_y), high_y)
-        on_column = (a * x + b * y) * x + c * y * y
-        y = tl.minimum(tl.maximum(low_y, 0.0), high_y)
-        x = tl.minimum(tl.maximum(y * slope_x, low_x), high_x)
-        on_row = (a * x + b * y) * x + c * y * y
-        reached = mask & (tl.minimum(on_column, on_row) <= level)
+        reached = FOOTPRINT.reaches(bound, part % ACROSS * WIDTH, part // ACROSS * HEIGHT, WIDTH, HEIGHT)
+        reached = mask & reached
         bits = tl.reshape(reached.to(tl.int32), [BLOCK // WORD, WORD]) << lane
         found = tl.sum(bits, 1)
         tl.store(words + part * n_words + word, found, mask=word < n_words)
@@ -191,21 +171,22 @@ def part_arguments(
 
 
 def list_arguments(lists: PartLists) -> dict[str, Tensor | int | None]:
-    """Returns the arguments of kernels that composite lists and their segments."""
+    """Returns the arguments of kernels that composite lists and their chunks."""
     return {
         "offsets": lists.offsets,
-        "segment_starts": lists.segment_starts,
-        "segment_lists": lists.segment_lists,
-        "segment_transmittances": lists.segment_transmittances,
-        "segment_colors": lists.segment_colors,
-        "n_segments": lists.n_segments,
+        "chunk_starts": lists.chunk_starts,
+        "chunk_lists": lists.chunk_lists,
+        "chunk_transmittances": lists.chunk_transmittances,
+        "chunk_colors": lists.chunk_colors,
+        "n_chunks": lists.n_chunks,
     }
 
 
-def walk_arguments(tensor: Tensor, shape: PartShape) -> dict[str, Any]:
+def walk_arguments(tensor: Tensor, shape: PartShape, settings: CompositingSettings) -> dict[str, Any]:
     """Returns the arguments, and compiler options, of kernels that walk the lists of parts."""
     return {
-        "SEGMENT": shape.segment,
+        "FOOTPRINT": FOOTPRINTS[settings.footprint],
+        "CHUNK": shape.chunk,
         "UNROLL": walk_unroll(tensor),
         "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
         "APPROX": approximate(tensor),
@@ -219,6 +200,7 @@ def list_parts(
     intersections: Intersections,
     grid: TileGrid,
     shape: PartShape,
+    settings: CompositingSettings,
     n_features: int,
     has_ends: bool,
 ) -> PartLists:
@@ -228,8 +210,8 @@ def list_parts(
         records: [nnz, width] of ``pack_records``.
         intersections: Of the band.
         grid: The tiles of the images.
-        shape: Size of the parts; lists longer than ``CUT`` segments are cut.
-        n_features: D, for the size of ``segment_colors``.
+        shape: Size of the parts; lists longer than ``CUT`` chunks are cut.
+        n_features: D, for the size of ``chunk_colors``.
         has_ends: Whether ``ends`` is allocated, for the forward pass to write.
     """
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
@@ -239,10 +221,10 @@ def list_parts(
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
     if parts == 1:
         lists = PartLists(flatten_ids.numel(), _with_margins(flatten_ids), isect_offsets)
-        segment_starts = _segment_starts(isect_offsets, shape.segment)
-        n_segments = int(segment_starts[-1])
+        chunk_starts = _chunk_starts(isect_offsets, shape.chunk)
+        n_chunks = int(chunk_starts[-1])
     else:
-        words, totals = _part_bits(records, intersections, grid, shape)
+        words, totals = _part_bits(records, intersections, grid, shape, settings)
         n_words, tiles = words.shape[1], isect_offsets.numel() - 1
         offsets = isect_offsets.new_empty(parts * tiles + 1)
         launch_elementwise(
@@ -258,20 +240,20 @@ def list_parts(
             tiles=tiles,
             PTX=has_ptx(records),
         )
-        segment_starts = _segment_starts(offsets, shape.segment)
-        n_entries, n_segments = torch.stack([offsets[-1], segment_starts[-1]]).tolist()
+        chunk_starts = _chunk_starts(offsets, shape.chunk)
+        n_entries, n_chunks = torch.stack([offsets[-1], chunk_starts[-1]]).tolist()
         lists = PartLists(n_entries, list_values(flatten_ids, words, totals, n_entries), offsets, words, totals)
     if has_ends:
         lists = lists._replace(ends=torch.empty_like(lists.offsets[1:]))
-    if n_segments == 0:
+    if n_chunks == 0:
         return lists
-    indices = torch.arange(segment_starts.numel() - 1, dtype=torch.int32, device=segment_starts.device)
+    indices = torch.arange(chunk_starts.numel() - 1, dtype=torch.int32, device=chunk_starts.device)
     pixels = shape.width * shape.height
     return lists._replace(
-        segment_starts=segment_starts,
-        segment_lists=indices.repeat_interleave(segment_starts.diff(), output_size=n_segments),
-        segment_transmittances=records.new_empty(n_segments, pixels),
-        segment_colors=records.new_empty(n_segments, n_features, pixels),
+        chunk_starts=chunk_starts,
+        chunk_lists=indices.repeat_interleave(chunk_starts.diff(), output_size=n_chunks),
+        chunk_transmittances=records.new_empty(n_chunks, pixels),
+        chunk_colors=records.new_empty(n_chunks, n_features, pixels),
     )
 
 
@@ -300,11 +282,11 @@ def _with_margins(entries: Tensor) -> Tensor:
     return torch.nn.functional.pad(entries, (MARGIN.value, MARGIN.value))[MARGIN.value : -MARGIN.value]
 
 
-def _segment_starts(offsets: Tensor, segment: int) -> Tensor:
-    """First segment of each list, and the number of segments; lists that are not cut have none. [lists + 1] int32"""
+def _chunk_starts(offsets: Tensor, chunk: int) -> Tensor:
+    """First chunk of each list, and the number of chunks; lists that are not cut have none. [lists + 1] int32"""
     lengths = offsets.diff()
-    n_segments = torch.where(lengths > CUT * segment, (lengths + (segment - 1)) // segment, 0)
-    return torch.nn.functional.pad(n_segments.cumsum(0, dtype=torch.int32), (1, 0))
+    n_chunks = torch.where(lengths > CUT * chunk, (lengths + (chunk - 1)) // chunk, 0)
+    return torch.nn.functional.pad(n_chunks.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def tile_keys(intersections: Intersections) -> Tensor:
@@ -318,7 +300,7 @@ def tile_keys(intersections: Intersections) -> Tensor:
 
 
 def _part_bits(
-    records: Tensor, intersections: Intersections, grid: TileGrid, shape: PartShape
+    records: Tensor, intersections: Intersections, grid: TileGrid, shape: PartShape, settings: CompositingSettings
 ) -> tuple[Tensor, Tensor]:
     """``words`` and ``totals`` of :class:`PartLists`."""
     flatten_ids = intersections.flatten_ids
@@ -341,6 +323,7 @@ def _part_bits(
         key_bias=intersections.key_bias,
         tile_width=grid.tile_width,
         n_tiles=grid.tiles_per_image,
+        FOOTPRINT=FOOTPRINTS[settings.footprint],
         RECORD_WIDTH=records.shape[1],
         TILE=grid.tile_size,
         WIDTH=shape.width,

@@ -1,4 +1,4 @@
-"""Forward compositing of many channels. See ``compositing_features``."""
+"""Forward compositing of many channels. See ``matrices``."""
 
 import math
 
@@ -6,15 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN, TRANSMITTANCE_MIN
-from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
-from .compositing_features import GROUP, load_features, product, product_options, put
-from .compositing_parts import list_arguments, list_parts, part_arguments, walk_arguments
-from .compositing_records import pack_records
-from .compositing_segments import combine_segments, first_transmittance, new_last_ids, segment_products
-from .device_math import constant, load_tuple
-from .launch import FEATURES_MIN, Int, PartShape, kernel, launch, part_order, programs
-from .tile_math import RECORD, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
+from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
+from ...data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from ..device_math import constant, load_tuple
+from ..launch import FEATURES_MIN, Int, PartShape, kernel, launch, part_order, programs
+from .chunks import chunk_products, combine_chunks, first_transmittance, new_last_ids
+from .footprints import FOOTPRINTS
+from .lists import list_arguments, list_parts, part_arguments, walk_arguments
+from .matrices import GROUP, load_features, product, product_options, put
+from .pixel_math import OPACITY, absorb, clamped_alpha, load_range, part_pixels
+from .records import pack_records
 
 BLOCKS = 2
 """Blocks of FEATURES_MIN channels that a program accumulates if there are more than one."""
@@ -22,7 +23,7 @@ BLOCKS = 2
 
 @kernel
 def _features_fwd_kernel(
-    records,  # [nnz, RECORD]
+    records,  # [nnz, RECORD_WIDTH]
     colors,  # [nnz, n_colors], any float dtype, or None
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
@@ -34,25 +35,27 @@ def _features_fwd_kernel(
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
-    segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
-    segment_lists,  # [n_segments] int32
-    products,  # [n_segments, WIDTH HEIGHT]
-    segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped, output
-    segment_colors,  # [n_segments, n_colors + depth, WIDTH HEIGHT], output
-    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output, if there are last_ids
+    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    chunk_lists,  # [n_chunks] int32
+    products,  # [n_chunks, WIDTH HEIGHT]
+    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT], negative where pixels have stopped, output
+    chunk_colors,  # [n_chunks, n_colors + depth, WIDTH HEIGHT], output
+    chunk_last_ids,  # [n_chunks, WIDTH HEIGHT] int32, output, if there are last_ids
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    n_segments: "Int", n_colors: "Int", chunks: "Int",
-    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr,
+    n_chunks: "Int", n_colors: "Int", passes: "Int",
+    FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """``chunks`` programs take BLOCKS blocks of CHANNELS channels of a part each."""
+    """``passes`` programs take BLOCKS blocks of CHANNELS channels of a part each."""
     PIXELS: tl.constexpr = WIDTH * HEIGHT
+    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     dtype = records.dtype.element_ty
-    chunk = tl.program_id(0) % chunks
-    program = tl.program_id(0) // chunks
-    index, start, begin, end, first_segment, end_segment, is_segment = load_range(
-        program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    own_pass = tl.program_id(0) % passes
+    program = tl.program_id(0) // passes
+    index, start, begin, end, first_chunk, end_chunk, is_chunk = load_range(
+        program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
     tile = first_tile + index % tiles
     image, center_x, center_y, inside, pixel, own = part_pixels(
@@ -62,13 +65,13 @@ def _features_fwd_kernel(
     if masks is not None:
         shown = tl.load(masks + tile) != 0
     transmittance = first_transmittance(
-        products, inside, own, program, first_segment, is_segment & shown, PIXELS, TRANSMITTANCE_MIN, dtype
+        products, inside, own, program, first_chunk, is_chunk & shown, PIXELS, TRANSMITTANCE_MIN, dtype
     )
     color = ()
     for _ in tl.static_range(BLOCKS):
         color = color + (tl.zeros([PIXELS, CHANNELS], dtype),)
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
-    first_channel = chunk * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
+    first_channel = own_pass * (BLOCKS * CHANNELS) + tl.arange(0, CHANNELS)[None, :]
     ids += start
     alive = shown  # Triton 3.7 cannot compile the loop for a GPU if this comes first.
     done = begin
@@ -78,10 +81,10 @@ def _features_fwd_kernel(
         weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
         for k in tl.static_range(GROUP):
             row = tl.load(ids + tl.minimum(done + k, end - 1)).to(tl.int64)
-            record = load_tuple(records + row * RECORD, 1, 7)
-            e = log2_alpha(record, center_x - record[0], center_y - record[1])
+            record = load_tuple(records + row * RECORD_WIDTH, 1, VALUES)
+            e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, (center_x, center_y)))
             kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (done + k < end)
-            alpha = tl.where(kept, clamped_alpha(record, e, APPROX), 0.0)
+            alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], APPROX), 0.0)
             weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
             weights = put(weights, k, tl.where(added, weight, 0.0))
             if last_ids is not None:
@@ -97,8 +100,8 @@ def _features_fwd_kernel(
         alive = tl.max(transmittance) > 0.0
     # Recomputed: addresses kept during the walk would occupy registers.
     program += tl.minimum(done, 0)
-    index, start, _, _, first_segment, end_segment, is_segment = load_range(
-        program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(
+        program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
     image, _, _, inside, pixel, own = part_pixels(
         first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
@@ -106,18 +109,18 @@ def _features_fwd_kernel(
     )  # fmt: skip
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
-    first_stored = chunk == 0
-    if segment_lists is not None:
-        if is_segment:
-            segment = program.to(tl.int64)
-            tl.store(segment_transmittances + segment * PIXELS + own, transmittance, mask=first_stored)
+    first_stored = own_pass == 0
+    if chunk_lists is not None:
+        if is_chunk:
+            chunk = program.to(tl.int64)
+            tl.store(chunk_transmittances + chunk * PIXELS + own, transmittance, mask=first_stored)
             if last_ids is not None:
-                tl.store(segment_last_ids + segment * PIXELS + own, last, mask=first_stored)
+                tl.store(chunk_last_ids + chunk * PIXELS + own, last, mask=first_stored)
             for block in tl.static_range(BLOCKS):
                 channel = first_channel + block * CHANNELS
-                address = (segment * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
-                tl.store(segment_colors + address, color[block], mask=channel < n_features)
-    is_whole = first_segment == end_segment
+                address = (chunk * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
+                tl.store(chunk_colors + address, color[block], mask=channel < n_features)
+    is_whole = first_chunk == end_chunk
     inside = inside & is_whole
     transmittance = tl.abs(transmittance)
     for block in tl.static_range(BLOCKS):
@@ -147,14 +150,15 @@ def features_fwd(
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     pixels = part_arguments(intersections, grid, shape, settings)
     records = pack_records(splats._replace(colors=None, depths=None), settings)
-    lists = list_parts(records, intersections, grid, shape, splats.n_features, has_ends=buffers.last_ids is not None)
-    products = segment_products(records, lists, {**walk_arguments(records, shape), **pixels})
-    segment_last_ids = new_last_ids(products, buffers)
+    has_ends = buffers.last_ids is not None
+    lists = list_parts(records, intersections, grid, shape, settings, splats.n_features, has_ends)
+    products = chunk_products(records, lists, {**walk_arguments(records, shape, settings), **pixels})
+    chunk_last_ids = new_last_ids(products, buffers)
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
-    chunks = triton.cdiv(splats.n_features, blocks * FEATURES_MIN)
+    passes = triton.cdiv(splats.n_features, blocks * FEATURES_MIN)
     launch(
         _features_fwd_kernel,
-        programs((lists.n_segments + lists.offsets.numel() - 1) * chunks, 1),
+        programs((lists.n_chunks + lists.offsets.numel() - 1) * passes, 1),
         records=records,
         colors=splats.colors,
         depths=splats.depths,
@@ -167,10 +171,12 @@ def features_fwd(
         last_ids=buffers.last_ids,
         ends=lists.ends,
         products=products,
-        segment_last_ids=segment_last_ids,
+        chunk_last_ids=chunk_last_ids,
         n_colors=splats.n_colors,
-        chunks=chunks,
-        SEGMENT=shape.segment,
+        passes=passes,
+        FOOTPRINT=FOOTPRINTS[settings.footprint],
+        RECORD_WIDTH=records.shape[1],
+        CHUNK=shape.chunk,
         CHANNELS=FEATURES_MIN,
         BLOCKS=blocks,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
@@ -179,5 +185,5 @@ def features_fwd(
         **pixels,
         **product_options(records, splats, shape),
     )
-    combine_segments(lists, segment_last_ids, backgrounds, buffers, splats.n_colors, pixels)
+    combine_chunks(lists, chunk_last_ids, backgrounds, buffers, splats.n_colors, pixels)
     return lists

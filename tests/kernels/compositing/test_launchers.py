@@ -10,7 +10,8 @@ from tests.support.closeness import assert_same_bits, run
 @pytest.mark.triton
 @pytest.mark.parametrize("banded", [False, True])
 def test_order_of_tiles_does_not_change_bits(banded, monkeypatch):
-    from tsplat.kernels import compositing_slots, launch
+    from tsplat.kernels import launch
+    from tsplat.kernels.compositing import slots
 
     scene = scenes.make(scenes.Structure(n=10, cameras=2, width=12, height=11, size=2.0, seed=3), torch.float32)
     monkeypatch.setattr(launch, "GRAIN", 1)
@@ -22,7 +23,7 @@ def test_order_of_tiles_does_not_change_bits(banded, monkeypatch):
         return orders[-1]
 
     monkeypatch.setattr(launch, "longest_first", recorded)  # for the forward pass
-    monkeypatch.setattr(compositing_slots, "longest_first", recorded)
+    monkeypatch.setattr(slots, "longest_first", recorded)
     results, budget = [], {}
     if banded:
         _, meta = run(scene, backend="triton", tile_size=4, absgrad=True, render_mode="RGB+D")

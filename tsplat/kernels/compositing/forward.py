@@ -3,20 +3,20 @@
 import triton.language as tl
 from torch import Tensor
 
-from ..config import TRANSMITTANCE_MIN
-from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
-from .compositing_parts import list_arguments, list_parts, part_arguments, walk_arguments
-from .compositing_records import load_record, pack_records
-from .compositing_segments import STEP, combine_segments, first_transmittance, new_last_ids, segment_products
-from .device_math import constant, prefetch
-from .launch import Int, PartShape, kernel, launch, part_order, programs, walk_ahead
-from .tile_math import GEOMETRY, absorb, clamped_alpha, load_range, log2_alpha, part_pixels
+from ...config import TRANSMITTANCE_MIN
+from ...data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from ..device_math import constant, prefetch
+from ..launch import Int, PartShape, kernel, launch, part_order, programs, walk_ahead
+from .chunks import STEP, chunk_products, combine_chunks, first_transmittance, new_last_ids
+from .lists import list_arguments, list_parts, part_arguments, walk_arguments
+from .pixel_math import OPACITY, absorb, clamped_alpha, load_range, part_pixels
+from .records import load_record, pack_records
 
 PASS = 8
 """Channels accumulated in one pass over the lists."""
 
 
-@kernel(strided=("backgrounds", "render_colors", "segment_colors"))
+@kernel(strided=("backgrounds", "render_colors", "chunk_colors"))
 def _composite_fwd_kernel(
     records,  # [nnz, RECORD_WIDTH]
     backgrounds,  # [I, stride], from the first channel of this pass on; or None
@@ -28,25 +28,26 @@ def _composite_fwd_kernel(
     transmittances,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
-    segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
-    segment_lists,  # [n_segments] int32
-    products,  # [n_segments, WIDTH HEIGHT]
-    segment_transmittances,  # [n_segments, WIDTH HEIGHT], negative where pixels have stopped, output
-    segment_colors,  # [n_segments, stride, WIDTH HEIGHT], from the first channel of this pass on, output
-    segment_last_ids,  # [n_segments, WIDTH HEIGHT] int32, output, if there are last_ids
+    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    chunk_lists,  # [n_chunks] int32
+    products,  # [n_chunks, WIDTH HEIGHT]
+    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT], negative where pixels have stopped, output
+    chunk_colors,  # [n_chunks, stride, WIDTH HEIGHT], from the first channel of this pass on, output
+    chunk_last_ids,  # [n_chunks, WIDTH HEIGHT] int32, output, if there are last_ids
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    n_segments: "Int", background_stride: "Int", stride: "Int",
-    COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
+    n_chunks: "Int", background_stride: "Int", stride: "Int",
+    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    SEGMENT: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr, AHEAD: tl.constexpr,
+    CHUNK: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr, AHEAD: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
     dtype = records.dtype.element_ty
-    VALUES: tl.constexpr = GEOMETRY + FEATURES
+    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    VALUES: tl.constexpr = FIRST + FEATURES
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     program = tl.program_id(0)
-    index, start, begin, end, first_segment, end_segment, is_segment = load_range(
-        program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT
+    index, start, begin, end, first_chunk, end_chunk, is_chunk = load_range(
+        program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
     tile = first_tile + index % tiles
     image, center_x, center_y, inside, pixel, own = part_pixels(
@@ -56,7 +57,7 @@ def _composite_fwd_kernel(
     if masks is not None:
         shown = tl.load(masks + tile) != 0
     transmittance = first_transmittance(
-        products, inside, own, program, first_segment, is_segment & shown, PIXELS, TRANSMITTANCE_MIN, dtype
+        products, inside, own, program, first_chunk, is_chunk & shown, PIXELS, TRANSMITTANCE_MIN, dtype
     )
     color = ()
     for _ in tl.static_range(FEATURES):
@@ -82,12 +83,13 @@ def _composite_fwd_kernel(
                 if AHEAD > 0:
                     row = tl.load(ids + tl.minimum(place + AHEAD, end - 1)).to(tl.int64)
                     prefetch(records + row * RECORD_WIDTH, VALUES)
-                e = log2_alpha(record, center_x - record[0], center_y - record[1])
-                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(record, e, APPROX, AMD), 0.0)
+                e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, (center_x, center_y)))
+                alpha = clamped_alpha(e, record[FIRST - 1], APPROX, AMD)
+                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), alpha, 0.0)
                 weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN, AMD)
                 blended = ()
                 for k in tl.static_range(FEATURES):
-                    mixed = tl.fma(weight, record[GEOMETRY + k], color[k])
+                    mixed = tl.fma(weight, record[FIRST + k], color[k])
                     if not AMD:
                         mixed = tl.where(added, mixed, color[k])
                     blended = blended + (mixed,)
@@ -97,15 +99,15 @@ def _composite_fwd_kernel(
                 record = next_record
             done = stop
             alive = tl.max(transmittance) > 0.0
-    if segment_lists is not None:
-        if is_segment:
-            segment = program.to(tl.int64)
-            tl.store(segment_transmittances + segment * PIXELS + own, transmittance)
+    if chunk_lists is not None:
+        if is_chunk:
+            chunk = program.to(tl.int64)
+            tl.store(chunk_transmittances + chunk * PIXELS + own, transmittance)
             if last_ids is not None:
-                tl.store(segment_last_ids + segment * PIXELS + own, last)
+                tl.store(chunk_last_ids + chunk * PIXELS + own, last)
             for k in tl.static_range(FEATURES):
-                tl.store(segment_colors + (segment * stride + k) * PIXELS + own, color[k])
-    is_whole = first_segment == end_segment
+                tl.store(chunk_colors + (chunk * stride + k) * PIXELS + own, color[k])
+    is_whole = first_chunk == end_chunk
     inside = inside & is_whole
     transmittance = tl.abs(transmittance)
     for k in tl.static_range(FEATURES):
@@ -137,7 +139,7 @@ def walk_fwd(
     n_features, n_colors = splats.n_features, splats.n_colors
     grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
     pixels = part_arguments(intersections, grid, shape, settings)
-    walk = {**walk_arguments(buffers.colors, shape), **pixels}
+    walk = {**walk_arguments(buffers.colors, shape, settings), **pixels}
     lists = None
     pass_width = min(settings.channel_chunk, PASS)
     for first in range(0, n_features, pass_width):
@@ -147,16 +149,17 @@ def walk_fwd(
         depths = splats.depths if end > n_colors else None
         records = pack_records(splats._replace(colors=colors, depths=depths), settings)
         if lists is None:
-            lists = list_parts(records, intersections, grid, shape, n_features, has_ends=buffers.last_ids is not None)
+            has_ends = buffers.last_ids is not None
+            lists = list_parts(records, intersections, grid, shape, settings, n_features, has_ends)
             order = part_order(lists.offsets, intersections.isect_offsets)
-            products = segment_products(records, lists, walk)
-            segment_last_ids = new_last_ids(products, buffers)
+            products = chunk_products(records, lists, walk)
+            chunk_last_ids = new_last_ids(products, buffers)
         own_channels = lists
-        if lists.segment_colors is not None:
-            own_channels = lists._replace(segment_colors=lists.segment_colors[:, first:])
+        if lists.chunk_colors is not None:
+            own_channels = lists._replace(chunk_colors=lists.chunk_colors[:, first:])
         launch(
             _composite_fwd_kernel,
-            programs(lists.n_segments + lists.offsets.numel() - 1, 1),
+            programs(lists.n_chunks + lists.offsets.numel() - 1, 1),
             records=records,
             backgrounds=None if backgrounds is None else backgrounds[:, channels],
             masks=masks,
@@ -167,7 +170,7 @@ def walk_fwd(
             last_ids=buffers.last_ids if first == 0 else None,
             ends=lists.ends if first == 0 else None,
             products=products,
-            segment_last_ids=segment_last_ids,
+            chunk_last_ids=chunk_last_ids,
             background_stride=n_colors,
             stride=n_features,
             COLORS=max(channels.stop - channels.start, 0),
@@ -180,5 +183,5 @@ def walk_fwd(
             **walk,
         )
     assert lists is not None
-    combine_segments(lists, segment_last_ids, backgrounds, buffers, n_colors, pixels)
+    combine_chunks(lists, chunk_last_ids, backgrounds, buffers, n_colors, pixels)
     return lists

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tests.kernels.test_compositing_parts import HEIGHT, WIDTH, _intersections, _list_parts, _splats
+from tests.kernels.compositing.test_lists import HEIGHT, WIDTH, _intersections, _list_parts, _splats
 from tests.support import scenes
 from tests.support.closeness import assert_same_bits, run
 from tsplat.data import TileGrid
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.triton
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 8), (8, 4, 4), (16, 8, 4), (16, 16, 16)])
 @pytest.mark.parametrize("key_bias", [None, -3, 40])
 def test_slots_are_those_of_entries_that_pixels_added(tile_size, width, height, key_bias):
-    from tsplat.kernels.compositing_slots import _entries
+    from tsplat.kernels.compositing.slots import _entries
 
     splats = _splats(60, 2)
     grid = TileGrid.cover(2, WIDTH, HEIGHT, tile_size)
@@ -47,25 +47,25 @@ def test_slots_are_those_of_entries_that_pixels_added(tile_size, width, height, 
 
 @pytest.mark.parametrize(("tile_size", "channels"), [(4, 3), (16, 3), (16, 17)])
 def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monkeypatch):
-    from tsplat.kernels import compositing, compositing_slots
+    from tsplat.kernels.compositing import launchers, slots
 
-    monkeypatch.setattr(compositing_slots, "is_compiled_for_cpu", lambda tensor: False)
+    monkeypatch.setattr(slots, "is_compiled_for_cpu", lambda tensor: False)
     structure = scenes.Structure(n=60, cameras=2, channels=channels, width=21, height=19, size=6.0, seed=6)
     scene = scenes.make(structure, torch.float32)
     scene["opacities"] = 0.99 + 0 * scene["opacities"]
     options = dict(tile_size=tile_size, absgrad=True, backend="triton")
-    original, slots = compositing.sum_slots, []
+    original, counts = launchers.sum_slots, []
 
-    def recorded(v_slots, order, large, sums):
-        slots.append((int(order.slot_starts[-1]), len(v_slots)))
-        original(v_slots, order, large, sums)
+    def recorded(v_slots, slot_starts, order, large, sums):
+        counts.append((int(slot_starts[-1]), len(v_slots)))
+        original(v_slots, slot_starts, order, large, sums)
 
-    monkeypatch.setattr(compositing, "sum_slots", recorded)
+    monkeypatch.setattr(launchers, "sum_slots", recorded)
     expected, _ = run(scene, **options)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda tensor, *size, **more: tensor.new_full(*_size(size), **more))
     found, _ = run(scene, **options)
     assert_same_bits(expected, found)
-    (used, allocated), again = slots
+    (used, allocated), again = counts
     assert again == (used, allocated)
     assert 0 < used < allocated
 

@@ -12,16 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..data import GaussianMajor, Intersections, PartLists
-from .compositing_parts import (
-    BLOCK,
-    MARGIN,
-    list_values,
-    places_in_lists,
-    store_margins,
-    tile_keys,
-)
-from .launch import (
+from ...data import GaussianMajor, Intersections, PartLists
+from ..launch import (
     Int,
     has_ptx,
     is_compiled_for_cpu,
@@ -29,6 +21,14 @@ from .launch import (
     launch_elementwise,
     longest_first,
     programs,
+)
+from .lists import (
+    BLOCK,
+    MARGIN,
+    list_values,
+    places_in_lists,
+    store_margins,
+    tile_keys,
 )
 
 
@@ -53,7 +53,7 @@ def _find_slots(keys, words, totals, ends, n_words, first_key, tiles, index, PAR
 
 @kernel
 def _slot_counts_kernel(
-    slots,  # [M] int32
+    places_by_gaussian,  # [M] int32, see ``GaussianMajor``
     keys,  # [M] int16 or int32
     words,  # [parts, n_words] int32, or None if a tile is one part
     totals,  # [parts, n_words] int32, or None
@@ -65,15 +65,15 @@ def _slot_counts_kernel(
     """Counts the slots of each intersection, in Gaussian-major order. One lane per intersection."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = tl.minimum(index, n - 1)  # loads need no mask
-    slot = tl.load(slots + inside)
+    place = tl.load(places_by_gaussian + inside)
     _, _, _, count = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
-    tl.store(counts + slot, count, mask=index < n)
+    tl.store(counts + place, count, mask=index < n)
 
 
 @kernel
 def _part_entries_kernel(
     flatten_ids,  # [M] int32
-    slots,  # [M] int32
+    places_by_gaussian,  # [M] int32, see ``GaussianMajor``
     starts,  # [M + 1] int32, first slot of each intersection in Gaussian-major order
     keys,  # [M] int16 or int32
     words,  # [parts, n_words] int32, or None if a tile is one part
@@ -92,7 +92,7 @@ def _part_entries_kernel(
     places, reached, has_slot, count = _find_slots(
         keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX
     )
-    slot = tl.load(starts + tl.load(slots + inside), mask=count > 0, other=0)
+    slot = tl.load(starts + tl.load(places_by_gaussian + inside), mask=count > 0, other=0)
     entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + inside).to(tl.int64)
     for part in tl.static_range(PARTS):
         tl.store(entries + MARGIN + places[part], entry, mask=(index < n) & (reached[part] != 0))
@@ -107,7 +107,7 @@ class PartSlots(NamedTuple):
         entries: [K] int64, row of each entry in the low 32 bits, slot in the high ones.
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
         v_slots: [K or M, columns], uninitialized where programs write each slot once, or else zero.
-        order: Order of programs, [programs without segments] int64, or None.
+        order: Order of programs, [programs without chunks] int64, or None.
         together: Parts of a tile that a program composites.
         n_programs: Number of programs.
     """
@@ -123,8 +123,8 @@ class PartSlots(NamedTuple):
 def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor, columns: int) -> PartSlots:
     """Allocates slots for the entries of the lists of a band, which must have ``gaussian_major``.
 
-    On a GPU, each entry that a pixel added has a slot; each entry has if ``ends`` are unknown. On a CPU, the parts of a
-    tile are composited by one program and share slots.
+    On a GPU, each entry that a pixel added gets a slot. If ``ends`` is unknown, every entry gets a slot. On a CPU, the
+    parts of a tile are composited by one program and share slots.
 
     Args:
         columns: Columns of a slot.
@@ -133,9 +133,9 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
     order = intersections.gaussian_major
     assert order is not None
     n_lists, n_tiles = lists.offsets.numel() - 1, isect_offsets.numel() - 1
-    together = n_lists // n_tiles if is_compiled_for_cpu(records) and lists.n_segments == 0 else 1
+    together = n_lists // n_tiles if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
     if together > 1:
-        entries, slot_starts = _shared_entries(lists, flatten_ids, order), order.slot_starts
+        entries, slot_starts = _shared_entries(lists, flatten_ids, order), order.place_starts
         v_slots = records.new_zeros(flatten_ids.numel(), columns)
         lengths = isect_offsets.diff()
     elif lists.ends is None:
@@ -146,13 +146,13 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
         entries, slot_starts = _entries(lists, intersections, order, lists.ends)
         v_slots = records.new_empty(lists.n_entries, columns)  # to know that there are fewer takes a synchronization
         lengths = lists.ends - lists.offsets[:-1]
-    n_programs = programs(lists.n_segments + n_lists // together, 1)
+    n_programs = programs(lists.n_chunks + n_lists // together, 1)
     return PartSlots(entries, slot_starts, v_slots, longest_first(lengths), together, n_programs)
 
 
 def _shared_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) -> Tensor:
     """Rows and slots of the entries [K], see ``PartSlots``, with one slot for each intersection."""
-    entries = order.slots.to(torch.int64) << 32 | flatten_ids
+    entries = order.places.to(torch.int64) << 32 | flatten_ids
     assert lists.words is not None
     assert lists.totals is not None
     return list_values(entries, lists.words, lists.totals, lists.n_entries)
@@ -167,10 +167,10 @@ def _entries(
         Rows and slots of the entries [K], see ``PartSlots``, and the first slot of each span [S + 1].
     """
     parts, n_words = (1, 0) if lists.words is None else lists.words.shape
-    n = order.slots.numel()
+    n = order.places.numel()
     counts = ends.new_empty(n)
     arguments = {
-        "slots": order.slots,
+        "places_by_gaussian": order.places,
         "keys": tile_keys(intersections),
         "words": lists.words,
         "totals": lists.totals,
@@ -195,4 +195,4 @@ def _entries(
         n_entries=lists.n_entries,
         **arguments,
     )
-    return entries[MARGIN.value : -MARGIN.value], starts[order.slot_starts]
+    return entries[MARGIN.value : -MARGIN.value], starts[order.place_starts]

@@ -1,6 +1,6 @@
-"""Backward compositing of many channels. See ``compositing_features``.
+"""Backward compositing of many channels. See ``matrices``.
 
-Slots and moments are those of ``compositing_backward``. The moments of a group are summed at once, first along columns
+Slots are those of ``backward``. The sums of a group are summed at once, first along columns
 of a part, as dx is one value per column.
 """
 
@@ -12,9 +12,13 @@ import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
-from ..config import ALPHA_MIN
-from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
-from .compositing_features import (
+from ...config import ALPHA_MIN
+from ...data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
+from ..device_math import constant, load_tuple
+from ..launch import FEATURES_MIN, Int, PartShape, kernel, launch
+from .footprints import FOOTPRINTS
+from .lists import list_arguments, part_arguments
+from .matrices import (
     GROUP,
     lanes_last,
     load_features,
@@ -23,37 +27,37 @@ from .compositing_features import (
     put,
     take,
 )
-from .compositing_parts import list_arguments, part_arguments
-from .compositing_records import pack_records
-from .compositing_slots import assign_slots
-from .device_math import constant, load_tuple
-from .launch import FEATURES_MIN, Int, PartShape, kernel, launch
-from .tile_math import (
-    MOMENTS,
-    RECORD,
+from .pixel_math import (
     absorb_vjp,
     clamped_alpha,
     inverse_transmittance,
     load_range,
     load_row,
     load_slot,
-    log2_alpha,
     part_pixels,
 )
+from .records import pack_records
+from .slots import assign_slots
 
 
 @triton.jit
-def _exponents(records, rows, listed, center_x, center_y):
-    """Records, offsets dx [GROUP, 1, WIDTH] and dy [GROUP, HEIGHT, 1], log2 of unclamped alpha [GROUP, HEIGHT, WIDTH].
+def _load_group(records, rows, listed, WIDTH: tl.constexpr, VALUES: tl.constexpr):
+    """Records of rows [GROUP], as values [GROUP, 1, 1]. Gaussians that are not listed have no opacity."""
+    at = records + rows[:, None, None] * WIDTH
+    log2_opacity = tl.load(at + VALUES, mask=listed[:, None, None], other=-1e4)
+    return load_tuple(at, 1, VALUES) + (log2_opacity, tl.load(at + VALUES + 1))
 
-    Gaussians that are not listed get an alpha below the threshold.
-    """
-    at = records + rows[:, None, None] * RECORD
-    record = load_tuple(at, 1, 5)
-    record = record + (tl.load(at + 5, mask=listed[:, None, None], other=-1e4), tl.load(at + 6))
-    dx = center_x[None] - record[0]
-    dy = center_y[None] - record[1]
-    return record, dx, dy, log2_alpha(record, dx, dy)
+
+@triton.jit
+def _by_column(values):
+    """Values [GROUP, 1, WIDTH], one per column of pixels, as [GROUP, WIDTH]; others as they are."""
+    columns = ()
+    for k in tl.static_range(len(values)):
+        value = values[k]
+        if value.shape[1] == 1:
+            value = tl.reshape(value, [value.shape[0], value.shape[2]])
+        columns = columns + (value,)
+    return columns
 
 
 @triton.jit
@@ -66,7 +70,7 @@ def _add_to_slots(address, values, mask, TOGETHER: tl.constexpr):
 
 @kernel
 def _features_bwd_kernel(
-    records,  # [nnz, RECORD]
+    records,  # [nnz, RECORD_WIDTH]
     colors,  # [nnz, n_colors], any float dtype, or None
     depths,  # [nnz] or None
     backgrounds,  # [I, n_colors] or None
@@ -75,16 +79,17 @@ def _features_bwd_kernel(
     order,  # [lists] int64 or None
     transmittances,  # [I, height, width]
     last_ids,  # [I, height, width] int32
-    segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
-    segment_lists,  # [n_segments] int32
-    segment_transmittances,  # [n_segments, WIDTH HEIGHT]
-    segment_colors,  # [n_segments, n_colors + depth, WIDTH HEIGHT]
-    v_parts,  # [lists, chunks, WIDTH HEIGHT, CHANNELS]
+    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    chunk_lists,  # [n_chunks] int32
+    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT]
+    chunk_colors,  # [n_chunks, n_colors + depth, WIDTH HEIGHT]
+    v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
     v_render_alphas,  # [I, height, width]
-    v_slots,  # [K, MOMENTS + n_colors + depth + 2 ABSGRAD], output
+    v_slots,  # [K, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    n_segments: "Int", n_colors: "Int",
-    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SEGMENT: tl.constexpr, CHANNELS: tl.constexpr,
+    n_chunks: "Int", n_colors: "Int",
+    FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
     WARPS: tl.constexpr, ABSGRAD: tl.constexpr, TOGETHER: tl.constexpr,
     SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr,
@@ -94,44 +99,46 @@ def _features_bwd_kernel(
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
     """
     PIXELS: tl.constexpr = WIDTH * HEIGHT
+    VALUES: tl.constexpr = FOOTPRINT.VALUES
+    SUMS: tl.constexpr = FOOTPRINT.SUMS
     LANES: tl.constexpr = min(PIXELS, 32)
     DEPTHS: tl.constexpr = depths is not None
     dtype = records.dtype.element_ty
     n_features = n_colors + DEPTHS
-    slot_width = MOMENTS + n_features + 2 * ABSGRAD
-    chunks = tl.cdiv(n_features, CHANNELS)
+    slot_width = SUMS + n_features + 2 * ABSGRAD
+    blocks = tl.cdiv(n_features, CHANNELS)
     channels = tl.arange(0, CHANNELS)[None, :]
     column = tl.arange(0, GROUP)
     place_in_part = tl.arange(0, PIXELS)[:, None]
     program = tl.program_id(0)
     for part in range(TOGETHER):
-        index, start, begin, range_end, _, end_segment, is_segment = load_range(
-            program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT, part * tiles
+        index, start, begin, range_end, _, end_chunk, is_chunk = load_range(
+            program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
         )
         image, center_x, center_y, inside, pixel, own = part_pixels(
             first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
             TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
-        v_part = v_parts + index.to(tl.int64) * chunks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
+        v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
         transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
         behind = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
         if backgrounds is not None:
-            for chunk in range(chunks):
-                channel = chunk * CHANNELS + channels
+            for block in range(blocks):
+                channel = block * CHANNELS + channels
                 background = tl.load(backgrounds + image * n_colors + channel, mask=channel < n_colors, other=0.0)
-                v = tl.load(v_part + chunk * PIXELS * CHANNELS)
+                v = tl.load(v_part + block * PIXELS * CHANNELS)
                 behind += tl.reshape(tl.sum(v * background, 1), [HEIGHT, WIDTH])
-        if segment_lists is not None:
-            if is_segment:
+        if chunk_lists is not None:
+            if is_chunk:
                 behind *= transmittance
-                transmittance = tl.abs(tl.load(segment_transmittances + program.to(tl.int64) * PIXELS + own))
-                for chunk in range(chunks):
-                    channel = chunk * CHANNELS + channels
-                    v = tl.load(v_part + chunk * PIXELS * CHANNELS)
+                transmittance = tl.abs(tl.load(chunk_transmittances + program.to(tl.int64) * PIXELS + own))
+                for block in range(blocks):
+                    channel = block * CHANNELS + channels
+                    v = tl.load(v_part + block * PIXELS * CHANNELS)
                     color = tl.zeros([PIXELS, CHANNELS], dtype)
-                    for step in range(end_segment - 1 - program):
-                        later = (end_segment - 1 - step).to(tl.int64) * n_features + channel
-                        address = segment_colors + later * PIXELS + place_in_part
+                    for step in range(end_chunk - 1 - program):
+                        later = (end_chunk - 1 - step).to(tl.int64) * n_features + channel
+                        address = chunk_colors + later * PIXELS + place_in_part
                         color += tl.load(address, mask=channel < n_features, other=0.0)
                     behind += tl.reshape(tl.sum(v * color, 1), [HEIGHT, WIDTH])
                 behind *= inverse_transmittance(transmittance, APPROX)
@@ -145,16 +152,18 @@ def _features_bwd_kernel(
             rows = load_row(list_entries, tl.maximum(place, begin)).to(tl.int64)
             out = v_slots + load_slot(list_entries, tl.maximum(place, begin)) * slot_width
             v_dot_c = tl.zeros([PIXELS, GROUP], dtype)
-            for chunk in range(chunks):
-                channel = chunk * CHANNELS + channels
-                v = tl.load(v_part + chunk * PIXELS * CHANNELS)
+            for block in range(blocks):
+                channel = block * CHANNELS + channels
+                v = tl.load(v_part + block * PIXELS * CHANNELS)
                 features = load_features(colors, depths, rows[:, None], channel, n_colors, dtype)
                 v_dot_c += product(v, tl.trans(features), dtype, SPLIT, EXACT)
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
-            record, dx, dy, e = _exponents(records, rows, listed, center_x, center_y)
+            record = _load_group(records, rows, listed, RECORD_WIDTH, VALUES)
+            at = FOOTPRINT.locate(record, (center_x[None], center_y[None]))
+            e = FOOTPRINT.log2_alpha(record, at)
             kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place[:, None, None] < last[None])
-            alphas = tl.where(kept, clamped_alpha(record, e, APPROX), 0.0)
+            alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], APPROX), 0.0)
             weights = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             g = tl.zeros([GROUP, HEIGHT, WIDTH], dtype)
             for k in tl.static_range(GROUP):
@@ -164,28 +173,25 @@ def _features_bwd_kernel(
                 weights = put(weights, k, weight)
                 e_k = take(e, k)
                 g = put(g, k, tl.where(e_k <= constant(LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
-            g_dy = g * dy
-            sum_g = lanes_last(tl.sum(g, 1))
-            sum_g_dy = lanes_last(tl.sum(g_dy, 1))
-            sum_g_dy_dy = lanes_last(tl.sum(g_dy * dy, 1))
-            dx_of_column = tl.reshape(dx, [GROUP, WIDTH])
-            sum_g_dx = sum_g * dx_of_column
-            moments = (sum_g, sum_g_dx, sum_g_dy, sum_g_dx * dx_of_column, sum_g_dy * dx_of_column, sum_g_dy_dy)
-            for k in tl.static_range(MOMENTS):
-                _add_to_slots(out + k, tl.sum(moments[k], 1), listed, TOGETHER)
+            sums = ()
+            added = FOOTPRINT.add_gradients(sums, g, at)
+            for k in tl.static_range(len(added)):
+                sums = sums + (lanes_last(tl.sum(added[k], 1)),)
+            sums = FOOTPRINT.expand(sums, _by_column(at))
+            for k in tl.static_range(SUMS):
+                _add_to_slots(out + k, tl.sum(sums[k], 1), listed, TOGETHER)
             if ABSGRAD:
-                ends = out + MOMENTS + n_features
-                slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
-                slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
-                _add_to_slots(ends, tl.sum(lanes_last(tl.sum(tl.abs(g * slope_x), 1)), 1), listed, TOGETHER)
-                _add_to_slots(ends + 1, tl.sum(lanes_last(tl.sum(tl.abs(g * slope_y), 1)), 1), listed, TOGETHER)
+                slopes = FOOTPRINT.slopes(record, g, at)
+                for k in tl.static_range(2):
+                    slope = tl.sum(lanes_last(tl.sum(slopes[k], 1)), 1)
+                    _add_to_slots(out + SUMS + n_features + k, slope, listed, TOGETHER)
             weights = tl.permute(tl.reshape(weights, [GROUP, WARPS, PIXELS // WARPS]), (1, 0, 2))
-            for chunk in range(chunks):
-                channel = chunk * CHANNELS + channels
-                v = tl.reshape(tl.load(v_part + chunk * PIXELS * CHANNELS), [WARPS, PIXELS // WARPS, CHANNELS])
+            for block in range(blocks):
+                channel = block * CHANNELS + channels
+                v = tl.reshape(tl.load(v_part + block * PIXELS * CHANNELS), [WARPS, PIXELS // WARPS, CHANNELS])
                 v_features = tl.sum(product(weights, v, dtype, SPLIT, False), 0)
                 in_slot = listed[:, None] & (channel < n_features)
-                _add_to_slots(out[:, None] + MOMENTS + channel, v_features, in_slot, TOGETHER)
+                _add_to_slots(out[:, None] + SUMS + channel, v_features, in_slot, TOGETHER)
 
 
 def features_bwd(
@@ -224,7 +230,9 @@ def features_bwd(
         v_render_alphas=v_render_alphas,
         v_slots=assigned.v_slots,
         n_colors=splats.n_colors,
-        SEGMENT=shape.segment,
+        FOOTPRINT=FOOTPRINTS[settings.footprint],
+        RECORD_WIDTH=records.shape[1],
+        CHUNK=shape.chunk,
         CHANNELS=FEATURES_MIN,
         WARPS=options["num_warps"],
         ABSGRAD=settings.absgrad,
@@ -239,19 +247,19 @@ def features_bwd(
 
 
 def _by_part(image: Tensor, shape: PartShape, grid: TileGrid, intersections: Intersections) -> Tensor:
-    """Rearranges images [I, H, W, D] into [lists, chunks, pixels of a part, FEATURES_MIN]; zero beyond edges and D."""
+    """Rearranges images [I, H, W, D] into [lists, blocks, pixels of a part, FEATURES_MIN]; zero beyond edges and D."""
     first_tile, n_tiles = intersections.first_tile, intersections.isect_offsets.numel() - 1
     height, width, channels = image.shape[1:]
-    size, chunks = grid.tile_size, -(-channels // FEATURES_MIN)
+    size, blocks = grid.tile_size, -(-channels // FEATURES_MIN)
     first_image = first_tile // grid.tiles_per_image
     image = image[first_image : (first_tile + n_tiles - 1) // grid.tiles_per_image + 1]
-    margins = (chunks * FEATURES_MIN - channels, grid.tile_width * size - width, grid.tile_height * size - height)
+    margins = (blocks * FEATURES_MIN - channels, grid.tile_width * size - width, grid.tile_height * size - height)
     if any(margins):
         image = torch.nn.functional.pad(image, (0, margins[0], 0, margins[1], 0, margins[2]))
     first_tile -= first_image * grid.tiles_per_image
     tiles = rearrange(
         image,
-        "i (tile_y part_y y) (tile_x part_x x) (chunk c) -> (part_y part_x) (i tile_y tile_x) chunk (y x) c",
+        "i (tile_y part_y y) (tile_x part_x x) (block c) -> (part_y part_x) (i tile_y tile_x) block (y x) c",
         y=shape.height,
         x=shape.width,
         part_y=size // shape.height,

@@ -1,48 +1,31 @@
-"""Front-to-back compositing of the Gaussians of a tile, forward and backward.
-
-Color of a pixel (Kerbl et al., "3D Gaussian Splatting", 2023, equations 2 and 3): sum of w_i c_i + T background, with
-w_i = alpha_i T_i, alpha_i = min(alpha_max, o exp(-sigma)) and T_i the product of 1 - alpha_j over j < i.
-
-One program, of one warp, renders one part of a tile; parts with the longest lists come first. It walks the part's list
-(see ``compositing_parts``) one Gaussian after the other, and loads each record while it blends the one before. Very
-long lists are cut into segments, each with a program of its own: the product of 1 - alpha over each segment comes first
-and gives T where the next one starts; the colors of segments are added in the end.
-
-The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
-recurrence replaces a buffer per channel. With v the gradient of the pixel, let behind_i = (sum over j > i of
-w_j (v . c_j) + T_end (v . background - v_alpha)) / T_(i + 1), which belongs to the color that shows behind Gaussian i.
-Then dL/d alpha_i = T_i (v . c_i - behind_i), and behind_(i - 1) = behind_i + alpha_i (v . c_i - behind_i). (Front to
-back, the sum would be a difference of large numbers.) With g = alpha dL/d alpha, the gradients of mean, conic and
-opacity are linear in six moments: the sums over pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2. A program writes
-them and the color gradients to the slot of the list's entry, and `compositing_sums` adds the slots of a Gaussian. There
-are no atomics, so results are bit-reproducible.
-"""
+"""The two passes over a band of tiles: the order of the kernels. See the package's docstring."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
-from .compositing_backward import walk_bwd
-from .compositing_features_backward import features_bwd
-from .compositing_features_forward import features_fwd
-from .compositing_forward import walk_fwd
-from .compositing_parts import list_parts
-from .compositing_records import pack_records
-from .compositing_sums import slot_columns, sum_slots
-from .launch import FEATURES_MIN, PartShape, is_compiled_for_cpu, part_shape
+from ...data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from ..launch import FEATURES_MIN, PartShape, is_compiled_for_cpu, part_shape
+from .backward import walk_bwd
+from .footprints import FOOTPRINTS
+from .forward import walk_fwd
+from .lists import list_parts
+from .matrices_backward import features_bwd
+from .matrices_forward import features_fwd
+from .records import pack_records
+from .sums import slot_columns, sum_slots
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:
-    """Returns the bytes of rows, slots and segments that compositing needs at most for an intersection."""
+    """Returns the bytes of rows, slots and chunks that compositing needs at most for an intersection."""
     shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
     size = means.dtype.itemsize
     parts = grid.tile_size**2 // (shape.width * shape.height)
-    # For each pixel and segment: two transmittances, a number of entries, and colors.
-    segments = shape.width * shape.height * (3 + n_features) * size // shape.segment
+    # For each pixel and chunk: two transmittances, a number of entries, and colors.
+    chunks = shape.width * shape.height * (3 + n_features) * size // shape.chunk
     slots = 1 if is_compiled_for_cpu(means) else parts
-    return slots * slot_columns(n_features, absgrad) * size + parts * (12 + segments)
+    return slots * slot_columns(FOOTPRINTS["ellipse"], n_features, absgrad) * size + parts * (12 + chunks)
 
 
 def composite_fwd(
@@ -102,7 +85,7 @@ def composite_bwd(
     assert order is not None
     if intersections.flatten_ids.numel() == 0:
         return
-    columns = slot_columns(splats.n_features, settings.absgrad)
+    columns = slot_columns(FOOTPRINTS[settings.footprint], splats.n_features, settings.absgrad)
     large = torch.empty_like(splats.opacities, dtype=torch.bool)
     pixels = (transmittances, last_ids, v_render_colors, v_render_alphas)
     grid = TileGrid.cover(len(last_ids), settings.width, settings.height, settings.tile_size)
@@ -111,7 +94,7 @@ def composite_bwd(
         lists = _list_again(splats, intersections, v_render_colors, grid, shape, settings)
     backward = features_bwd if splats.n_features >= FEATURES_MIN else walk_bwd
     v_slots, slot_starts = backward(splats, backgrounds, intersections, lists, *pixels, columns, large, shape, settings)
-    sum_slots(v_slots, order._replace(slot_starts=slot_starts), large, sums)
+    sum_slots(v_slots, slot_starts, order, large, sums)
 
 
 def _list_again(
@@ -122,10 +105,10 @@ def _list_again(
     shape: PartShape,
     settings: CompositingSettings,
 ) -> PartLists:
-    """Returns the lists of a band. The forward pass runs again if lists are cut, for what segments add."""
+    """Returns the lists of a band. The forward pass runs again if lists are cut, for what chunks add."""
     records = pack_records(splats._replace(colors=None, depths=None), settings)
-    lists = list_parts(records, intersections, grid, shape, splats.n_features, has_ends=False)
-    if lists.n_segments > 0:
+    lists = list_parts(records, intersections, grid, shape, settings, splats.n_features, has_ends=False)
+    if lists.n_chunks > 0:
         buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None)
         lists = _forward(splats, settings)(splats, None, None, intersections, buffers, shape, settings)
     return lists

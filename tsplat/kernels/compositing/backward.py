@@ -6,12 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
-from .compositing_parts import list_arguments, part_arguments, walk_arguments
-from .compositing_records import load_record, pack_records
-from .compositing_slots import assign_slots
-from .device_math import constant, element, load_tuple, prefetch
-from .launch import (
+from ...data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
+from ..device_math import constant, element, load_tuple, prefetch
+from ..launch import (
     Int,
     PartShape,
     approximate,
@@ -19,96 +16,72 @@ from .launch import (
     launch,
     walk_ahead,
 )
-from .tile_math import (
-    GEOMETRY,
+from .lists import list_arguments, part_arguments, walk_arguments
+from .pixel_math import (
+    OPACITY,
     absorb_vjp,
     clamped_alpha,
     inverse_transmittance,
     load_entry,
     load_range,
-    log2_alpha,
     part_pixels,
 )
+from .records import load_record, pack_records
+from .slots import assign_slots
 from .warp_sums import column_of_lane, fold
 
 
 @triton.jit
 def _blend_vjp(
-    record, center_x, center_y, transmittance, behind, last, v_color, place,
+    record, pixel, transmittance, behind, last, v_color, place, FOOTPRINT: tl.constexpr,
     LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
     """One Gaussian at the pixels of a block, back to front.
 
     Returns:
-        T and ``behind`` in front of it, its weight, g, and dx and dy.
+        T and ``behind`` in front of it, its weight, g, and where pixels are in it.
     """
-    dx = center_x - record[0]
-    dy = center_y - record[1]
-    e = log2_alpha(record, dx, dy)
-    alpha = tl.where((e >= constant(LOG2_ALPHA_MIN, e)) & (place < last), clamped_alpha(record, e, APPROX, AMD), 0.0)
-    v_weight = v_color[0] * record[GEOMETRY]
+    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    at = FOOTPRINT.locate(record, pixel)
+    e = FOOTPRINT.log2_alpha(record, at)
+    alpha = clamped_alpha(e, record[FIRST - 1], APPROX, AMD)
+    alpha = tl.where((e >= constant(LOG2_ALPHA_MIN, e)) & (place < last), alpha, 0.0)
+    v_weight = v_color[0] * record[FIRST]
     for k in tl.static_range(1, len(v_color)):
-        v_weight = tl.fma(v_color[k], record[GEOMETRY + k], v_weight)
+        v_weight = tl.fma(v_color[k], record[FIRST + k], v_weight)
     transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, APPROX)
-    return transmittance, behind, weight, tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0), dx, dy
+    return transmittance, behind, weight, tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0), at
 
 
 @triton.jit
-def _slopes(record, g, dx, dy):
-    """Absolute gradients of the mean, times log2(e)."""
-    slope_x = tl.fma(2.0 * record[2], dx, record[3] * dy)
-    slope_y = tl.fma(2.0 * record[4], dy, record[3] * dx)
-    return tl.abs(g * slope_x), tl.abs(g * slope_y)
-
-
-@triton.jit
-def _add_product(sums, k: tl.constexpr, a, b):
-    """The k-th sum plus a b; a b if there are no sums yet."""
-    if len(sums) == 0:
-        return a * b
-    else:
-        return tl.fma(a, b, sums[k])
-
-
-@triton.jit
-def _add(sums, k: tl.constexpr, a):
-    if len(sums) == 0:
-        return a
-    else:
-        return sums[k] + a
-
-
-@triton.jit
-def _add_block(sums, record, weight, g, dx, dy, v_color, ABSGRAD: tl.constexpr):
-    """Adds the pixels of a block to sums of g, g dy, g dy^2, weights times v, and slopes; () before the first block."""
-    g_dy = g * dy
-    added = (_add(sums, 0, g), _add(sums, 1, g_dy), _add_product(sums, 2, g_dy, dy))
+def _add_features(sums, record, weight, g, at, v_color, FOOTPRINT: tl.constexpr, ABSGRAD: tl.constexpr):
+    """Adds the pixels of a block to sums of weights times v, and of slopes; () before the first block."""
+    added = ()
     for k in tl.static_range(len(v_color)):
-        added = added + (_add_product(sums, 3 + k, weight, v_color[k]),)
+        if len(sums) == 0:
+            added = added + (weight * v_color[k],)
+        else:
+            added = added + (tl.fma(weight, v_color[k], sums[k]),)
     if ABSGRAD:
-        slope_x, slope_y = _slopes(record, g, dx, dy)
-        added = added + (_add(sums, 3 + len(v_color), slope_x),)
-        added = added + (_add(sums, 4 + len(v_color), slope_y),)
+        slopes = FOOTPRINT.slopes(record, g, at)
+        for k in tl.static_range(2):
+            if len(sums) == 0:
+                added = added + (slopes[k],)
+            else:
+                added = added + (sums[len(v_color) + k] + slopes[k],)
     return added
 
 
 @triton.jit
-def _slot_columns(sums, dx):
-    """The columns of a slot, not yet summed over lanes, from sums of ``_add_block`` over pixels with the same dx."""
-    g_dx = sums[0] * dx
-    columns = (sums[0], g_dx, sums[1], g_dx * dx, sums[1] * dx, sums[2])
-    for k in tl.static_range(3, len(sums)):
-        columns = columns + (sums[k],)
-    return columns
-
-
-@triton.jit
-def _sum_block(sums, dx):
-    """The columns of a slot, summed over a block. Columns of pixels come first, as dx is one value per column."""
-    by_column = (tl.sum(sums[0], 0, keep_dims=True), tl.sum(sums[1], 0, keep_dims=True))
-    for k in tl.static_range(2, len(sums)):
-        by_column = by_column + (sums[k],)
-    columns = _slot_columns(by_column, dx)
+def _sum_block(sums, others, at, FOOTPRINT: tl.constexpr):
+    """The columns of a slot, summed over a block; see ``Footprint.BY_COLUMN``."""
+    by_column = ()
+    for k in tl.static_range(len(sums)):
+        if k < FOOTPRINT.BY_COLUMN:
+            by_column = by_column + (tl.sum(sums[k], 0, keep_dims=True),)
+        else:
+            by_column = by_column + (sums[k],)
+    columns = FOOTPRINT.expand(by_column, at) + others
     totals = ()
     for k in tl.static_range(len(columns)):
         totals = totals + (tl.sum(columns[k]),)
@@ -124,19 +97,19 @@ def _composite_bwd_kernel(
     order,  # [lists] int64 or None
     transmittances,  # [I, height, width]
     last_ids,  # [I, height, width] int32
-    segment_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
-    segment_lists,  # [n_segments] int32
-    segment_transmittances,  # [n_segments, WIDTH HEIGHT]
-    segment_colors,  # [n_segments, FEATURES, WIDTH HEIGHT]
+    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    chunk_lists,  # [n_chunks] int32
+    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT]
+    chunk_colors,  # [n_chunks, FEATURES, WIDTH HEIGHT]
     v_render_colors,  # [I, height, width, FEATURES], of any strides
     v_render_alphas,  # [I, height, width]
     v_slots,  # [K, COLUMNS], output
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
-    n_segments: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
-    COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
+    n_chunks: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
+    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
-    ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
+    ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr,
     AHEAD: tl.constexpr, TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr,
     APPROX: tl.constexpr, AMD: tl.constexpr,
 ):  # fmt: skip
@@ -145,17 +118,16 @@ def _composite_bwd_kernel(
     A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
     """
     dtype = records.dtype.element_ty
-    VALUES: tl.constexpr = GEOMETRY + FEATURES
+    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY + FEATURES
     BLOCKS: tl.constexpr = HEIGHT // BLOCK_HEIGHT
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     program = tl.program_id(0)
     for part in range(TOGETHER):
-        index, start, begin, range_end, _, end_segment, is_segment = load_range(
-            program, order, offsets, segment_lists, segment_starts, n_segments, SEGMENT, part * tiles
+        index, start, begin, range_end, _, end_chunk, is_chunk = load_range(
+            program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
         )
         tile = first_tile + index % tiles
-        x = ()
-        y = ()
+        pixels = ()
         v_colors = ()
         transmittance = ()
         behind = ()
@@ -179,19 +151,18 @@ def _composite_bwd_kernel(
             if backgrounds is not None:
                 for k in tl.static_range(COLORS):
                     end_behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), end_behind)
-            if segment_lists is not None:
-                if is_segment:
-                    segment = program.to(tl.int64)
+            if chunk_lists is not None:
+                if is_chunk:
+                    chunk = program.to(tl.int64)
                     end_behind *= end_transmittance
-                    end_transmittance = tl.abs(tl.load(segment_transmittances + segment * PIXELS + own))
-                    for step in range(end_segment - 1 - program):
-                        later = segment_colors + (end_segment - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
+                    end_transmittance = tl.abs(tl.load(chunk_transmittances + chunk * PIXELS + own))
+                    for step in range(end_chunk - 1 - program):
+                        later = chunk_colors + (end_chunk - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
                         for k in tl.static_range(FEATURES):
                             end_behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), end_behind)
                     end_behind *= inverse_transmittance(end_transmittance, APPROX)
             end_last = tl.load(last_ids + pixel, mask=inside, other=0)
-            x = x + (center_x,)
-            y = y + (center_y,)
+            pixels = pixels + ((center_x, center_y),)
             v_colors = v_colors + (v_color,)
             transmittance = transmittance + (end_transmittance,)
             behind = behind + (end_behind,)
@@ -222,20 +193,22 @@ def _composite_bwd_kernel(
                 new_transmittance = ()
                 new_behind = ()
                 sums = ()
+                others = ()
                 for b in tl.static_range(BLOCKS):
-                    t, r, weight, g, dx, dy = _blend_vjp(
-                        record, x[b], y[b], transmittance[b], behind[b], last[b], v_colors[b], place,
+                    t, r, weight, g, at = _blend_vjp(
+                        record, pixels[b], transmittance[b], behind[b], last[b], v_colors[b], place, FOOTPRINT,
                         LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX, AMD,
                     )  # fmt: skip
                     new_transmittance = new_transmittance + (t,)
                     new_behind = new_behind + (r,)
-                    sums = _add_block(sums, record, weight, g, dx, dy, v_colors[b], ABSGRAD)
+                    sums = FOOTPRINT.add_gradients(sums, g, at)
+                    others = _add_features(others, record, weight, g, at, v_colors[b], FOOTPRINT, ABSGRAD)
                 transmittance = new_transmittance
                 behind = new_behind
                 if FOLD:
-                    tl.store(out, fold(_slot_columns(sums, dx)), mask=is_first)
+                    tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
                 else:
-                    sums = _sum_block(sums, dx)
+                    sums = _sum_block(sums, others, at, FOOTPRINT)
                     for k in tl.static_range(COLUMNS):
                         if TOGETHER > 1:
                             tl.store(out + k, tl.load(out + k) + sums[k])
@@ -300,6 +273,6 @@ def walk_bwd(
         LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
         **list_arguments(lists),
         **part_arguments(intersections, grid, shape, settings),
-        **walk_arguments(records, shape),
+        **walk_arguments(records, shape, settings),
     )
     return assigned.v_slots, assigned.slot_starts

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..data import Splats
-from .launch import PartShape, approximate, group_options
+from ...data import Splats
+from ..launch import PartShape, approximate, group_options
 
 GROUP = tl.constexpr(16)
 """Gaussians whose weights make up a matrix; the minimum of ``tl.dot``."""

@@ -1,0 +1,137 @@
+"""The ellipse of a projected 3D Gaussian: sigma = (a dx^2 + 2 b dx dy + c dy^2) / 2 with the conic (a, b, c).
+
+A record holds the mean x, y, and -a/2, -b, -c/2 times log2(e). Gradients are linear in six *moments*: the sums over
+pixels of g, g dx, g dy, g dx^2, g dx dy and g dy^2 (Kerbl et al., "3D Gaussian Splatting", 2023, equation 2).
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from ...device_math import det2
+from .interface import Footprint
+
+LARGE = tl.constexpr(32)
+"""Number of tiles that the bounding box of a splat may touch before it is large."""
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+@triton.jit
+def _pack(mean, c, visible):
+    # Conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
+    valid = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001)
+    valid = valid & visible
+    a = tl.where(valid, c[0] * (-0.5 * LOG2_E), 0.0)
+    b = tl.where(valid, c[1] * -LOG2_E, 0.0)
+    return (mean[0], mean[1], a, b, tl.where(valid, c[2] * (-0.5 * LOG2_E), 0.0)), valid
+
+
+@triton.jit
+def _is_large(c, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
+    """Whether the bounding box of the ellipse where alpha is ALPHA_MIN may touch more than LARGE tiles."""
+    level = 2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))
+    det = det2(c)
+    # In tiles, the extent is 2 sqrt(level c / det) / TILE, and it touches up to one tile more, rounded up.
+    scale = 2.0 / TILE * tl.sqrt(level / tl.where(det > 0.0, det, 1.0))
+    tiles = (scale * tl.sqrt(tl.maximum(c[0], 0.0)) + 1.0) * (scale * tl.sqrt(tl.maximum(c[2], 0.0)) + 1.0)
+    return (det <= 0.0) | (tiles > LARGE)
+
+
+@triton.jit
+def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
+    """The form a x^2 + b x y + c y^2, which is record[5] - log2 of alpha, its bound, and where it is lowest."""
+    a = -record[2]
+    b = -record[3]
+    c = -record[4]
+    left = x - record[0]
+    top = y - record[1]
+    # Room for the rounding of this test and of compositing, which grows with the terms that cancel.
+    far_x = tl.maximum(tl.abs(left), tl.abs(left + (TILE - 1)))
+    far_y = tl.maximum(tl.abs(top), tl.abs(top + (TILE - 1)))
+    terms = a * far_x * far_x + tl.abs(b) * far_x * far_y + c * far_y * far_y
+    level = record[5] - LOG2_ALPHA_MIN + 1e-3 + terms * 1e-6
+    # Conics that are valid, but indefinite by more than rounding, have no minimum to test.
+    level = tl.where(b * b > 4.000002 * a * c, float("inf"), level)
+    slope_x = tl.where(a > 0.0, -0.5 * b / tl.where(a > 0.0, a, 1.0), 0.0)
+    slope_y = tl.where(c > 0.0, -0.5 * b / tl.where(c > 0.0, c, 1.0), 0.0)
+    return a, b, c, left, top, level, slope_x, slope_y
+
+
+@triton.jit
+def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
+    a, b, c, left, top, level, slope_x, slope_y = bound
+    low_x = left + X
+    high_x = low_x + (WIDTH - 1)
+    low_y = top + Y
+    high_y = low_y + (HEIGHT - 1)
+    # The minimum of the form over a rectangle is on one of the two lines through it nearest to the mean.
+    x = tl.minimum(tl.maximum(low_x, 0.0), high_x)
+    y = tl.minimum(tl.maximum(x * slope_y, low_y), high_y)
+    on_column = (a * x + b * y) * x + c * y * y
+    y = tl.minimum(tl.maximum(low_y, 0.0), high_y)
+    x = tl.minimum(tl.maximum(y * slope_x, low_x), high_x)
+    on_row = (a * x + b * y) * x + c * y * y
+    return tl.minimum(on_column, on_row) <= level
+
+
+@triton.jit
+def _locate(record, pixel):
+    """Offsets dx, dy from the mean."""
+    return pixel[0] - record[0], pixel[1] - record[1]
+
+
+@triton.jit
+def _log2_alpha(record, at):
+    along_x = tl.fma(record[2] * at[0], at[0], record[5])
+    return tl.fma(at[1], tl.fma(record[4], at[1], record[3] * at[0]), along_x)
+
+
+@triton.jit
+def _add_gradients(sums, g, at):
+    """Sums of g, g dy and g dy^2. Those with dx follow, as dx is one value per column."""
+    g_dy = g * at[1]
+    if len(sums) == 0:
+        return g, g_dy, g_dy * at[1]
+    else:
+        return sums[0] + g, sums[1] + g_dy, tl.fma(g_dy, at[1], sums[2])
+
+
+@triton.jit
+def _expand(sums, at):
+    """The six moments."""
+    g_dx = sums[0] * at[0]
+    return sums[0], g_dx, sums[1], g_dx * at[0], sums[1] * at[0], sums[2]
+
+
+@triton.jit
+def _slopes(record, g, at):
+    slope_x = tl.fma(2.0 * record[2], at[0], record[3] * at[1])
+    slope_y = tl.fma(2.0 * record[4], at[1], record[3] * at[0])
+    return tl.abs(g * slope_x), tl.abs(g * slope_y)
+
+
+@triton.jit
+def _finish(moment, c, opacity):
+    v_mean = (c[0] * moment[1] + c[1] * moment[2], c[1] * moment[1] + c[2] * moment[2])
+    v_conic = (-0.5 * moment[3], -moment[4], -0.5 * moment[5])
+    return v_mean, v_conic, tl.where(opacity > 0.0, moment[0] / opacity, 0.0)
+
+
+ELLIPSE = Footprint(
+    SHAPE=3,
+    VALUES=5,
+    SUMS=6,
+    BY_COLUMN=2,
+    pack=_pack,
+    is_large=_is_large,
+    bound=_bound,
+    reaches=_reaches,
+    locate=_locate,
+    log2_alpha=_log2_alpha,
+    add_gradients=_add_gradients,
+    expand=_expand,
+    slopes=_slopes,
+    finish=_finish,
+)

@@ -1,0 +1,60 @@
+"""Footprints: what a kind of splat is at a pixel. The rest of compositing knows no more of one than a `Footprint` says.
+
+A kernel gets a footprint as a constexpr and calls its device functions. Triton does not see such calls when it hashes
+a kernel's source, so the footprint has a `cache_key` of its own, which Triton and the CPU's compiler put into the keys
+of their caches.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Footprint:
+    """A kind of splat, by device functions that are differentiated by hand.
+
+    A `record` holds the values of ``pack``, log2 of the opacity, the opacity clamped to alpha_max, and features. A
+    `pixel` is its center (x, y), in pixels; `at` is what ``locate`` returned for it. g is alpha dL/d alpha at pixels.
+
+    Attributes:
+        SHAPE: Values of a row's shape, ``Splats.conics``.
+        VALUES: Values of ``pack``.
+        SUMS: Values of ``expand``: the sums over pixels that gradients are made of.
+        BY_COLUMN: The first so many values of ``add_gradients`` are sums over pixels of one column when ``expand`` gets
+            them. The others may be sums over all pixels.
+        pack: (mean, shape, visible) to VALUES values of a record, and whether the splat is rendered, if it is visible.
+        is_large: (shape, opacity, TILE, ALPHA_MIN) to whether it may touch more than ``LARGE`` tiles.
+        bound: (record, x, y, TILE, LOG2_ALPHA_MIN) to what ``reaches`` needs for a tile; x and y are its first pixel.
+        reaches: (bound, X, Y, WIDTH, HEIGHT) to whether alpha reaches ALPHA_MIN at a pixel of a part of the tile, X and
+            Y pixels from its first. It may be true if alpha does not, but not false if alpha does.
+        locate: (record, pixel) to where the pixel is in the splat: a tuple.
+        log2_alpha: (record, at) to log2 of alpha before it is clamped.
+        add_gradients: (sums, g, at) to the sums with those of a pixel added; the sums are () before the first pixel.
+        expand: (sums, at) to SUMS sums, linear in the sums. `at` is that of any pixel of the column.
+        slopes: (record, g, at) to absolute gradients of the mean, times log2(e).
+        finish: (sums, shape, opacity) to gradients of the mean, the shape and the opacity: a tuple, a tuple, a value.
+    """
+
+    SHAPE: int
+    VALUES: int
+    SUMS: int
+    BY_COLUMN: int
+    pack: Any
+    is_large: Any
+    bound: Any
+    reaches: Any
+    locate: Any
+    log2_alpha: Any
+    add_gradients: Any
+    expand: Any
+    slopes: Any
+    finish: Any
+
+    @functools.cached_property
+    def cache_key(self) -> str:
+        """Changes with the source of any function, and with that of those it calls."""
+        return "-".join(getattr(value, "cache_key", None) or repr(value) for value in vars(self).values())
+
+    def __repr__(self) -> str:
+        return self.cache_key
