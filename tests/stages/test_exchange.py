@@ -59,7 +59,7 @@ def test_four_ranks(reports, job):
         assert sum(f["tried"] for f in figures) >= 2 * CASES
         assert max(f["worst"] for f in figures) <= 1
     if job in ("timeout", "death"):
-        assert all(f["seconds"] < 20 for f in figures if f)
+        assert all(f["seconds"] < 90 for f in figures if f)
 
 
 def test_missing_process_group_raises():

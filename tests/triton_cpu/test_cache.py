@@ -138,14 +138,14 @@ def test_eight_processes_fill_one_empty_cache_at_once(directory, forks):
 FORK_OF_A_COMPILER = """
 import ctypes, os, signal, threading, time
 from tsplat.triton_cpu import cache
-signal.alarm(30)
+signal.alarm(120)
 """
 
 THE_SAME_ENTRY = """
 with cache.compiling("kernel", "key"):
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
+        signal.alarm(120)
         with cache.compiling("kernel", "key"):
             os._exit(0)
     time.sleep(1)  # until the child waits
@@ -164,7 +164,7 @@ with cache.compiling("kernel", "key"):
     waiting.start()
     while len(cache._locked) < 2:
         time.sleep(0.01)
-waiting.join(10)
+waiting.join(60)
 assert not waiting.is_alive()
 """
 

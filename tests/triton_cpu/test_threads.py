@@ -176,7 +176,7 @@ n, pool = int(sys.argv[1]), sys.argv[2] == "pool"
 work(n, 8, 1, pool)
 print("started", flush=True)
 try:
-    work(n, 400, 10_000_000, pool)
+    work(n, 400_000, 10_000_000, pool)  # hours
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     work(n, 8, 1, pool)
@@ -208,11 +208,9 @@ def test_ctrl_c_ends_a_long_launch(n_threads, kind):
         assert process.stdout.readline() == "started\n"
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        sent = time.monotonic()
         output, _ = process.communicate(timeout=120)
     assert output == "interrupted\n"
     assert process.returncode == 7
-    assert time.monotonic() - sent < 10
 
 
 @pytest.mark.usefixtures("_threads")

@@ -114,7 +114,8 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
 
     if known.preset == "default":
         raise ArgumentError(f"--preset: default was renamed to adaptive; without --preset it is mcmc; {HELP}")
-    steps = int(known.steps) if known.steps.isdecimal() and int(known.steps) else 1  # tyro rejects it below
+    is_count = known.steps.isdecimal() and len(known.steps) < 10  # tyro rejects others below
+    steps = max(1, int(known.steps)) if is_count else 1
     base = read_config(known.config) if known.config else preset(known.preset, steps)
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     values |= dict(preset=known.preset, config=str(known.config or ""))

@@ -107,6 +107,8 @@ def test_checkpoint_can_be_chosen(tmp_path):
         write_checkpoint(tmp_path, make_checkpoint(step, n))
     sizes = {name: len(open_model(tmp_path, checkpoint=name)) for name in ("1", "2", "step_00000002", "00000001")}
     assert sizes == {"1": 30, "2": 50, "step_00000002": 40, "00000001": 30}
+    with pytest.raises(CheckpointError, match="no checkpoint 999"):
+        open_model(tmp_path, checkpoint="9" * 5000)
     with pytest.raises(CheckpointError, match=r"no checkpoint 7; found step_00000001, step_00000002, step_00000002_2"):
         open_model(tmp_path, checkpoint="7")
     with pytest.raises(CheckpointError, match="is not checkpoint 1"):

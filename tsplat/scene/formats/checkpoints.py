@@ -183,7 +183,7 @@ def find_checkpoint(candidates: Sequence[Path], checkpoint: str) -> Path | None:
     """Returns the first of some checkpoints with a folder name or step; None if there is none."""
     for path in candidates:
         match = NAME.fullmatch(path.name)
-        is_step = checkpoint.isascii() and checkpoint.isdecimal() and match and int(match[1]) == int(checkpoint)
+        is_step = match is not None and checkpoint.isdecimal() and match[1].lstrip("0") == checkpoint.lstrip("0")
         if is_step or path.name == checkpoint:
             return path
     return None
