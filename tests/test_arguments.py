@@ -11,6 +11,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.identity import assert_identical
 from tsplat import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
+from tsplat.arguments import check_devices
 from tsplat.compat import gsplat
 
 INVALID = [
@@ -58,6 +59,12 @@ INVALID = [
     (dict(near_plane=10**400), ArgumentError, r"near_plane: expected a number, found 10+\.\.\.$"),
     (dict(far_plane=math.nan), ArgumentError, "far_plane: expected a number, found nan"),
     (dict(near_plane=2.0, far_plane=1.0), ArgumentError, "far_plane: expected at least near_plane, 2, found 1"),
+    (
+        dict(far_plane=0.1, numerics="inria"),
+        ArgumentError,
+        "far_plane: expected at least 0.2, the least depth of pinhole cameras with numerics='inria', found 0.1",
+    ),
+    (dict(near_plane=-2.0, far_plane=-1.0), ArgumentError, "far_plane: expected at least 0, .*found -1"),
     (dict(radius_clip=math.nan), ArgumentError, "radius_clip: expected a finite number, found nan"),
     (dict(radius_clip=math.inf), ArgumentError, "radius_clip: expected a finite number, found inf"),
     (dict(eps2d=math.nan), ArgumentError, "eps2d: expected a finite number of at least 0, found nan"),
@@ -188,9 +195,32 @@ def test_invalid_arguments_of_stages_raise():
             20,
             16,
             8,
-            torch.zeros(1, 2, 2),
+            torch.zeros(1, 2, 2).int(),
             torch.zeros(0, dtype=torch.int32),
         )
+
+
+def test_invalid_settings_of_operations_raise(scene):
+    f, image = torch.zeros, torch.zeros(12, 12, 3)
+    names = ("quats", "scales", "viewmats", "Ks", "width", "height")
+    camera = dict(covars=None) | {name: scene[name] for name in ("means", *names)}
+    with pytest.raises(ArgumentError, match="sort: expected True or False, found 'no'"):
+        tsplat.isect_tiles(f(1, 5, 2), f(1, 5, 2).int(), f(1, 5), 16, 2, 2, sort="no")
+    with pytest.raises(ArgumentError, match="calc_compensations: expected True or False, found 2"):
+        tsplat.fully_fused_projection(**camera, calc_compensations=2)
+    with pytest.raises(ArgumentError, match=r"far_plane: expected at least 0.2, .*found 0.1"):
+        tsplat.fully_fused_projection(**camera, far_plane=0.1, numerics="inria")
+    for weight in (math.nan, math.inf, "0.2", torch.zeros(2)):
+        with pytest.raises(ArgumentError, match="ssim_weight: expected a finite number, found"):
+            tsplat.l1_ssim_loss(image, image, ssim_weight=weight)
+
+
+def test_tensors_on_different_devices_raise():
+    here, there = torch.zeros(2), torch.zeros(2, device="meta")
+    check_devices(dict(means=here, masks=None, colors=here))
+    check_devices(dict(means=there, colors=there))
+    with pytest.raises(DeviceError, match=r"^colors: is on meta, but means is on cpu; use colors.to\(means.device\)$"):
+        check_devices(dict(means=here, masks=None, colors=there))
 
 
 @pytest.mark.parametrize("integer", [np.int64, np.uint8, torch.tensor], ids=lambda integer: integer.__name__)

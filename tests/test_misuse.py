@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import re
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tsplat.compat import gsplat
+from tsplat.compat.inria import rasterizer
 from tsplat.ops.adam import Adam
+from tsplat.strategies import operations, relocation
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Deprecation")]  # of PyTorch
 
@@ -158,6 +161,126 @@ def test_unreadable_tensors_are_refused(kind):
         assert len(str(caught.value)) < 200, name
 
 
+def _freed(tensor):
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def _tensor_arguments():
+    """Operations with all their arguments; ``test_every_tensor_is_checked`` changes each of the tensors."""
+    scene, n = make_scene(), 12
+    means, quats, scales = (scene[name] for name in ("means", "quats", "scales"))
+    camera = dict(viewmats=scene["viewmats"], Ks=scene["Ks"])
+    splats = dict(means2d=torch.rand(1, n, 2) * 8, conics=torch.rand(1, n, 3), opacities=torch.rand(1, n))
+    packed = {name: tensor[0] for name, tensor in splats.items()}
+    screen = dict(means2d=splats["means2d"], radii=torch.full((1, n, 2), 4).int(), depths=torch.rand(1, n) + 1)
+    ids = torch.zeros(n, dtype=torch.int64)
+    grid = dict(tile_size=16, tile_width=1, tile_height=1)
+    size = dict(image_width=16, image_height=16, tile_size=16)
+    _, isect_ids, flatten_ids = tsplat.isect_tiles(**screen, **grid)
+    offsets = tsplat.isect_offset_encode(isect_ids, 1, 1, 1)
+    lists = dict(isect_offsets=offsets, flatten_ids=flatten_ids)
+    tiles = dict(tile_offsets=offsets, flatten_ids=flatten_ids)
+    mask = torch.ones(1, 1, 1, dtype=torch.bool)
+    pixels = dict(pixels=torch.tensor([[1, 2], [3, 4]]), image_ids=torch.zeros(2, dtype=torch.int64))
+    active, _, bits, sums, places = gsplat.build_sparse_tile_layout(**pixels, n_images=1, **grid)
+    sparse_offsets = torch.tensor([0, flatten_ids.numel()]).int()
+    layout = dict(
+        active_tiles=active, tile_offsets=sparse_offsets, flatten_ids=flatten_ids, tile_pixel_mask=bits,
+        tile_pixel_cumsum=sums, pixel_map=places, **size, tile_width=1, tile_height=1,
+    )  # fmt: skip
+    colors, coeffs, visible = torch.rand(1, n, 3), torch.rand(n, 4, 3), torch.rand(n) < 0.5
+    counts, _ = gsplat.rasterize_num_contributing_gaussians(**splats, **tiles, **size)
+    moments = dict(exp_avg=torch.zeros(n, 3), exp_avg_sq=torch.zeros(n, 3))
+    rows = dict(batch_ids=ids, camera_ids=ids, gaussian_ids=torch.arange(n))
+    own = dict(opacities=packed["opacities"], scales=scales, ratios=ids + 2, binoms=relocation.binomial_table())
+    raster = dict(viewmatrix=torch.eye(4), projmatrix=torch.eye(4), campos=torch.zeros(3), bg=torch.zeros(3))
+
+    def split(mask, **params):
+        operations.split(params, {}, {}, mask)
+
+    def inria(viewmatrix, projmatrix, campos, bg, **gaussians):
+        settings = rasterizer.GaussianRasterizationSettings(
+            16, 16, 1.0, 1.0, bg, 1.0, viewmatrix, projmatrix, 1, campos
+        )
+        rasterizer.GaussianRasterizer(settings)(**gaussians)
+
+    def step(visible):
+        parameter = torch.nn.Parameter(torch.zeros(n, 3))
+        parameter.grad = torch.ones(n, 3)
+        Adam([parameter]).step(visible=visible)
+
+    return [
+        (tsplat.fully_fused_projection, dict(
+            means=means, covars=None, quats=quats, scales=scales, opacities=packed["opacities"], width=16, height=16,
+            **camera,
+        )),
+        (tsplat.isect_tiles, dict(**screen, conics=splats["conics"], opacities=splats["opacities"], **grid)),
+        (tsplat.isect_tiles, dict(
+            **{name: tensor[0] for name, tensor in screen.items()}, packed=True, n_images=1, image_ids=ids, **grid
+        )),
+        (tsplat.isect_offset_encode, dict(isect_ids=isect_ids, n_images=1, tile_width=1, tile_height=1)),
+        (tsplat.rasterize_to_pixels, dict(
+            **splats, colors=colors, **lists, masks=mask, backgrounds=torch.zeros(1, 3), **size
+        )),
+        (tsplat.spherical_harmonics, dict(degrees_to_use=1, dirs=means, coeffs=coeffs, masks=visible)),
+        (tsplat.l1_ssim_loss, dict(image=torch.rand(12, 12, 3), target=torch.rand(12, 12, 3))),
+        (step, dict(visible=visible)),
+        (gsplat.cuda._adam.adam, dict(
+            param=torch.zeros(n, 3), param_grad=torch.ones(n, 3), **moments, valid=visible, lr=1, b1=0.9, b2=0.9, eps=1
+        )),
+        (gsplat.cuda._spherical_harmonics.spherical_harmonics_l1_plus, dict(
+            degrees_to_use=1, means=means, viewmats=scene["viewmats"], shN=coeffs[:, 1:], masks=visible, **rows
+        )),
+        (gsplat.rasterize_to_indices_in_range, dict(
+            range_start=0, range_end=9, transmittances=torch.ones(1, 16, 16), **splats, **lists, **size
+        )),
+        (gsplat.accumulate, dict(
+            **splats, colors=colors, gaussian_ids=torch.arange(n), pixel_ids=ids, image_ids=ids, image_width=16,
+            image_height=16,
+        )),
+        (gsplat.rasterize_contributing_gaussian_ids, dict(
+            **splats, **tiles, **size, num_contributing_gaussians=counts
+        )),
+        (gsplat.rasterize_num_contributing_gaussians_sparse, dict(**splats, **layout)),
+        (gsplat.build_sparse_tile_layout, dict(**pixels, n_images=1, **grid)),
+        (gsplat.isect_tiles_sparse, dict(**screen, tile_mask=mask, active_tiles=active, n_images=1, **grid)),
+        (gsplat.rasterize_to_pixels_sparse, dict(
+            **splats, colors=colors, image_ids=pixels["image_ids"], **layout, masks=mask, backgrounds=torch.zeros(1, 3)
+        )),
+        (gsplat.utils.depth_to_points, dict(
+            depths=torch.ones(2, 4, 4, 1), camtoworlds=scene["viewmats"], Ks=scene["Ks"]
+        )),
+        (relocation.compute_relocation, own),
+        (split, dict(means=means, quats=quats, scales=scales, opacities=packed["opacities"], mask=visible)),
+        (inria, dict(
+            **raster, means3D=means, means2D=torch.zeros(n, 3), opacities=torch.rand(n, 1), shs=coeffs, scales=scales,
+            rotations=quats,
+        )),
+    ]  # fmt: skip
+
+
+def test_every_tensor_is_checked():
+    changes = KINDS | {"freed": _freed, "long": lambda t: t.long(), "uint64": lambda t: t.abs().to(torch.uint64)}
+    foreign = []
+    for function, arguments in _tensor_arguments():
+        function(**arguments)
+        for name, value in arguments.items():
+            for kind, change in changes.items() if isinstance(value, torch.Tensor) else ():
+                try:
+                    other = change(value.detach().clone())
+                except (RuntimeError, TypeError, NotImplementedError, ValueError):
+                    continue  # PyTorch has no such tensor
+                try:
+                    function(**arguments | {name: other})
+                except Exception as error:
+                    named = re.match(r"[\w: ]+: ", str(error)) and len(str(error)) < 250
+                    if not (named and isinstance(error, ERRORS)):
+                        foreign.append((function.__name__, name, kind, repr(error)[:90]))
+    assert not foreign, "\n".join(map(str, foreign))
+
+
 def test_tracing_is_refused():
     scene = make_scene()
 
@@ -185,11 +308,10 @@ def test_batched_gradients_are_refused(backend):
         torch.autograd.grad(colors, dirs, torch.ones(2, 12, 3), is_grads_batched=True)
 
 
-def test_kernels_refuse_tensors_without_memory():
-    means = torch.rand(12, 3)
-    means.untyped_storage().resize_(0)
-    with pytest.raises(TypeError, match=r"_valid_kernel: a tensor \[1, 12, 3\] has no memory"):
-        tsplat.rasterization(**(make_scene() | {"means": means}), backend="triton")
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_freed_tensors_are_refused(backend):
+    with pytest.raises(tsplat.ArgumentError, match=r"means: expected values, found .* \[12, 3\] whose memory was"):
+        tsplat.rasterization(**(make_scene() | {"means": _freed(torch.rand(12, 3))}), backend=backend)
 
 
 def test_negative_parameters_of_adam_are_refused():

@@ -13,10 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .config import CAMERA_MODELS, PRESETS, SH_DEGREE_MAX, TILE_SIZES, Numerics
+from .config import CAMERA_MODELS, PRESETS, SH_DEGREE_MAX, TILE_SIZES, CameraModel, Numerics
 from .errors import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+BOOLS = frozenset({torch.bool})
+DTYPES = {
+    FLOATS: ("a floating-point tensor of 16, 32 or 64 bits", "float"),
+    INTEGERS: ("a tensor of integers", "int"),
+    BOOLS: ("a bool tensor", "bool"),
+}
+"""Kinds of dtypes, in words, with the method that converts to one of them."""
 
 TRANSFORMS = (
     "torch.func transforms (vmap, grad, jvp, ...) are not implemented; instead of vmap use leading batch dimensions, "
@@ -109,11 +117,18 @@ def check_number(name: str, value: object, least: float = -math.inf, finite: boo
     return number
 
 
-def check_culling(near_plane: object, far_plane: object, radius_clip: object, eps2d: object) -> dict[str, float]:
+def check_culling(
+    near_plane: object, far_plane: object, radius_clip: object, eps2d: object, numerics: Numerics, model: CameraModel
+) -> dict[str, float]:
     """Checks what decides which Gaussians a camera sees, and returns it as floats."""
     near, far = check_number("near_plane", near_plane), check_number("far_plane", far_plane)
     if near > far:
         raise ArgumentError(f"far_plane: expected at least near_plane, {near:g}, found {far:g}; are they swapped?")
+    if (nearest := numerics.nearest(near, model)) > far:
+        raise ArgumentError(
+            f"far_plane: expected at least {nearest:g}, the least depth of {model} cameras with "
+            f"numerics={numerics.name!r}, found {far:g}"
+        )
     clip = check_number("radius_clip", radius_clip, finite=True)
     return dict(near_plane=near, far_plane=far, radius_clip=clip, eps2d=check_number("eps2d", eps2d, 0.0, finite=True))
 
@@ -128,9 +143,12 @@ def plain(name: str, tensor: Tensor) -> Tensor:
     Raises:
         UnsupportedError: The tensor is of a kind that has no such memory.
         DeviceError: It is on the meta device.
+        ArgumentError: Its memory was freed, as by ``untyped_storage().resize_(0)``.
     """
     keys: int = torch._C._dispatch_keys(tensor).raw_repr()
     if keys in _plain_keys:
+        if not tensor.data_ptr() and tensor.numel():
+            raise ArgumentError(f"{name}: expected values, found a tensor {list(tensor.shape)} whose memory was freed")
         return tensor
     if tensor.is_meta:
         raise DeviceError(f"{name}: is on {tensor.device}, which holds no values; pass a tensor on the CPU or a GPU")
@@ -140,7 +158,7 @@ def plain(name: str, tensor: Tensor) -> Tensor:
     if tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor():
         return tensor.clone()
     _plain_keys.add(keys)
-    return tensor
+    return plain(name, tensor)
 
 
 def _kind_problem(tensor: Tensor) -> str | None:
@@ -175,21 +193,29 @@ def check_tile_size(value: object) -> int:
     return tile_size
 
 
-def check_tensor(name: str, value: object, shape: Sequence[Any], meaning: str, remedy: str = "") -> Tensor:
-    """Checks that a value is a floating-point tensor of a shape, and returns it.
+def check_tensor(
+    name: str,
+    value: object,
+    shape: Sequence[Any],
+    meaning: str,
+    remedy: str = "",
+    dtypes: frozenset[torch.dtype] = FLOATS,
+) -> Tensor:
+    """Checks that a value is a tensor of a shape, by default of floating-point numbers, and returns it.
 
     Args:
         shape: Sizes; None matches any size, and ``...`` in front any number of them.
         meaning: The shape in words, for messages.
         remedy: What to do about another shape; may be empty.
+        dtypes: ``FLOATS``, ``INTEGERS`` or ``BOOLS``.
     """
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name}: expected a tensor {meaning}, found {type(value).__name__}")
     if not torch.compiler.is_compiling():
         value = plain(name, value)
-    if value.dtype not in FLOATS:
-        wanted = "a floating-point tensor of 16, 32 or 64 bits"
-        raise DtypeError(f"{name}: expected {wanted}, found {value.dtype}; convert it with .float()")
+    if value.dtype not in dtypes:
+        wanted, method = DTYPES[dtypes]
+        raise DtypeError(f"{name}: expected {wanted}, found {value.dtype}; convert it with .{method}()")
     found = tuple(value.shape)
     if len(shape) and shape[0] is ...:
         shape = [*found[: max(len(found) - len(shape) + 1, 0)], *shape[1:]]
@@ -218,8 +244,9 @@ def check_devices(tensors: dict[str, Tensor | None]) -> None:
             )
 
 
-def check_ids(name: str, ids: Tensor, end: int) -> None:
-    """Raises unless integers are from 0 to end - 1. Checked on the CPU only: other devices would be waited for."""
+def check_ids(name: str, ids: object, end: int, shape: Sequence[Any] = (...,), meaning: str = "[M]") -> None:
+    """Raises unless integers of a shape are from 0 to end - 1, which is checked on the CPU only, without waiting."""
+    ids = check_tensor(name, ids, shape, meaning, dtypes=INTEGERS)
     if ids.device.type != "cpu" or ids.numel() == 0:
         return
     first, last = (int(bound) for bound in ids.to(torch.int64).aminmax())
@@ -237,7 +264,7 @@ def check_tile_lists(name: str, offsets: Tensor, flatten_ids: Tensor, n_rows: in
         flatten_ids: [M] row of each intersection.
         n_rows: Number of rows.
     """
-    check_ids("flatten_ids", flatten_ids, n_rows)
+    check_ids("flatten_ids", flatten_ids, n_rows, [None])
     check_ids(name, offsets, flatten_ids.numel() + 1)
     if offsets.device.type == "cpu" and bool((offsets.flatten().to(torch.int64).diff() < 0).any()):
         raise ArgumentError(f"{name}: expected ascending offsets, found descending ones; pass those of sorted ids")
@@ -268,22 +295,6 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
         if not _equals(value, implemented):
             remedy = "undistort the images and pass" if name in LENS_COEFFICIENTS else "pass"
             raise UnsupportedError(f"{name}: not implemented; {remedy} {implemented!r}")
-
-
-def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]) -> None:
-    """Raises for what is not implemented with ``distributed=True``, whatever the number of ranks.
-
-    Args:
-        per_camera: Names of the arguments that are per camera.
-    """
-    if batch:
-        raise UnsupportedError(
-            f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
-        )
-    for name in per_camera:
-        raise UnsupportedError(f"distributed: {name} per camera are not implemented with it; pass {name} [N, ...]")
-    if backend == "reference":
-        raise UnsupportedError('distributed: backend="reference" is not implemented with it; use "auto"')
 
 
 def check_rolling_shutter(rolling_shutter: object) -> None:

@@ -45,7 +45,7 @@ class BackendError(RuntimeError):
 
 
 class MemoryBudgetError(RuntimeError):
-    """The intersections of even a single row of tiles exceed the memory budget."""
+    """The images, or the intersections of even a single row of tiles, exceed the memory that is free or allowed."""
 
 
 class PeerError(RuntimeError):

@@ -164,8 +164,8 @@ def rasterization(
         InvalidValueError: ``validate="error"`` and values are invalid.
         DisagreementError: With ``distributed``, ranks passed different settings; raised on all of them.
         PeerError: With ``distributed``, another rank rejected its arguments; the message says which and why.
-        MemoryBudgetError: The intersections of a single row of tiles exceed the budget; the message says the likely
-            cause.
+        MemoryBudgetError: The images do not fit into the free memory; or the intersections of a single row of tiles
+            exceed the budget, and the message says the likely cause.
 
     Example::
 

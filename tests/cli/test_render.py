@@ -47,6 +47,16 @@ def test_render_frames_the_model_by_default(model, tmp_path):
     assert columns.max() - columns.min() > 45
 
 
+@pytest.mark.parametrize("out", [["a.png"], ["a", "--trajectory", "orbit", "--frames", "2"]])
+def test_images_beyond_the_free_memory_are_an_error_of_one_line(model, tmp_path, capsys, monkeypatch, out):
+    monkeypatch.setattr("tsplat.stages.memory.free_memory", lambda device: 2**31)
+    sizes = ["--width", "16384", "--height", "16384"]
+    assert cli.main(["render", str(model), "--out", str(tmp_path / out[0]), *out[1:], *sizes]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("tsplat: error: width: images of 16384x16384 with 3 channels each need 5.37 GB of memory")
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".png"]
+
+
 def test_render_completes_a_missing_eye_or_look_at(model, tmp_path):
     base = ["render", str(model), "--out", str(tmp_path / "a.png"), "--width", "90", "--height", "60"]
     assert cli.main([*base, "--look-at", "1", "0", "0"]) == 0

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from tsplat.scene import FileError, images
 from tsplat.scene.images import downscale, read_image, read_image_info, read_mask, rotate_by_exif, write_png
+from tsplat.support import reading
 
 
 def test_downscale_by_an_integer_averages_blocks():
@@ -199,6 +200,23 @@ def test_large_photograph_is_decoded_once(tmp_path):
     added = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     # Pillow's image takes 4 bytes per pixel, 63 MB. Floats of all pixels would take 192 MB more.
     assert added * 1024 < 64e6 + 80e6
+
+
+def test_images_of_many_pixels_are_bounded_by_the_memory(tmp_path, monkeypatch):
+    """Without a warning of Pillow, which is an error here."""
+    path = tmp_path / "a.png"
+    Image.new("RGB", (40, 30)).save(path)
+    Image.new("RGB", (80, 30)).save(tmp_path / "b.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    for read in (read_image, read_mask):
+        monkeypatch.setattr(reading, "available_bytes", lambda: 8 * 40 * 30)
+        assert read(path).shape[:2] == (30, 40)
+        monkeypatch.setattr(reading, "available_bytes", lambda: 8 * 40 * 30 - 1)
+        with pytest.raises(FileError, match=r"a.png: an image of 40 x 30 pixels needs .* are free; scale it down"):
+            read(path)
+        with pytest.raises(FileError, match=r"b.png: cannot be read as an image \(Image size \(2400 pixels\) exceeds"):
+            read(tmp_path / "b.png")
 
 
 def test_damaged_chunk_length_allocates_little(tmp_path):

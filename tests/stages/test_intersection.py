@@ -155,7 +155,7 @@ def test_segmented_isect_tiles(packed):
     [
         (torch.tensor([0, 2]), "image_ids: expected integers from 0 to 1, found 0 to 2"),
         (torch.tensor([-1, 1]), "image_ids: expected integers from 0 to 1, found -1 to 1"),
-        (torch.tensor([1]), r"image_ids: expected integers \[2\] as depths, found torch.int64 \[1\]"),
+        (torch.tensor([1]), r"image_ids: .* as depths, here \[2\], found \[1\]"),
     ],
 )
 def test_image_ids_out_of_range_raise(image_ids, match):

@@ -5,6 +5,7 @@ import torch
 
 import tsplat
 from tests.support import scenes
+from tests.support.backends import BACKENDS
 from tests.support.closeness import run
 from tsplat.stages import memory
 
@@ -33,6 +34,44 @@ def test_default_budget_is_a_share_of_free_memory(monkeypatch):
 
 def test_free_memory_is_in_bytes():
     assert 2**20 < memory.free_memory(torch.device("cpu")) < 2**50
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_images_beyond_the_free_memory_raise(backend):
+    message = r"width: images of 1000000x1000000 with 3 channels each need 20 TB of memory, .* free; render smaller"
+    with pytest.raises(tsplat.MemoryBudgetError, match=message):
+        tsplat.rasterization(**scene(width=10**6, height=10**6), backend=backend)
+
+
+def test_memory_of_all_images(monkeypatch):
+    """Colors, alphas and transmittances, 4 bytes each; fewer bytes than `UNASKED_BYTES` are not looked up."""
+    splats = dict(means2d=torch.rand(2, 5, 2), conics=torch.rand(2, 5, 3), colors=torch.rand(2, 5, 3))
+    lists = torch.zeros(2, 3, 3).int(), torch.zeros(0).int()
+
+    def render():
+        return tsplat.rasterize_to_pixels(**splats, opacities=torch.rand(2, 5), image_width=40, image_height=36,
+                                          tile_size=16, isect_offsets=lists[0], flatten_ids=lists[1])  # fmt: skip
+
+    needed = 2 * 40 * 36 * 5 * 4
+    monkeypatch.setattr(memory, "free_memory", lambda device: needed - 1)
+    for call in (render, lambda: tsplat.rasterization(**scene())):
+        monkeypatch.setattr(memory, "UNASKED_BYTES", needed)
+        call()
+        monkeypatch.setattr(memory, "UNASKED_BYTES", needed - 1)
+        with pytest.raises(
+            tsplat.MemoryBudgetError, match=r"width: 2 images .* 57.6 kB are free; render fewer cameras"
+        ):
+            call()
+
+
+def test_tiles_beyond_the_free_memory_raise():
+    screen = torch.rand(1, 5, 2), torch.ones(1, 5, 2).int(), torch.rand(1, 5)
+    for call in (
+        lambda: tsplat.isect_tiles(*screen, 4, 10**7, 10**7),
+        lambda: tsplat.isect_offset_encode(torch.zeros(0).long(), 1, 10**7, 10**7),
+    ):
+        with pytest.raises(tsplat.MemoryBudgetError, match=r"tile_width: 100,000,000,000,000 tiles need 1.6e.03 TB"):
+            call()
 
 
 def test_invalid_memory_budget_raises():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .. import ArgumentError, BackendError, PeerError, UnsupportedError
+from .. import ArgumentError, BackendError, MemoryBudgetError, PeerError, UnsupportedError
 from ..support.interruption import Interrupted, exit_on_signals
 from ..support.output import protect_output
 from .parser import build_parser
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         path = error.filename2 or error.filename
         return _report(f"{path}: {error.strerror}" if path and error.strerror else str(error))
-    except (ArgumentError, UnsupportedError, BackendError, PeerError, ArithmeticError) as error:
+    except (ArgumentError, UnsupportedError, BackendError, PeerError, MemoryBudgetError, ArithmeticError) as error:
         return _report(str(error))
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_not_implemented, plain
+from ..arguments import BOOLS, check_devices, check_not_implemented, check_tensor, plain
 from ..config import Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..stages.backend import launchers
@@ -128,11 +128,9 @@ class Adam(torch.optim.Adam):
             raise UnsupportedError(f"params: {parameter.dtype} is not implemented; keep parameters in fp32")
         if not parameter.is_contiguous():
             raise ArgumentError(f"params: expected contiguous tensors, found strides {parameter.stride()}")
-        if visible is not None and (visible.dtype != torch.bool or visible.shape != parameter.shape[:1]):
-            raise ArgumentError(
-                f"visible: expected bool {list(parameter.shape[:1])} as the parameter, found {visible.dtype} "
-                f"{list(visible.shape)}"
-            )
+        if visible is not None:
+            check_tensor("visible", visible, parameter.shape[:1], "[N] as the parameter", dtypes=BOOLS)
+            check_devices({"params": parameter, "visible": visible})
         for name in ("exp_avg", "exp_avg_sq"):
             moment = state.get(name)
             if moment is not None and (

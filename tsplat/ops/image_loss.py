@@ -71,8 +71,8 @@ def l1_and_ssim(
         NotImplementedError: ``target`` requires a gradient.
     """
     check_choice("padding", padding, get_args(Padding))
-    check_tensor("image", image, [None] * image.dim(), "[..., H, W, C]")
-    check_tensor("target", target, [None] * target.dim(), "[..., H, W, C]")
+    check_tensor("image", image, [...], "[..., H, W, C]")
+    check_tensor("target", target, [...], "[..., H, W, C]")
     check_devices(dict(image=image, target=target))
     if image.dim() < 3 or not image.numel():
         raise ArgumentError(f"image: expected [..., H, W, C] with at least one pixel, found {list(image.shape)}")

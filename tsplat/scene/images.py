@@ -13,8 +13,10 @@ import contextlib
 import dataclasses
 import io
 import os
+import threading
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 from ..errors import ArgumentError, FileError
 from ..support.extras import require
 from ..support.files import atomic_write
-from ..support.reading import open_file
+from ..support.reading import check_memory, open_file
 
 STRIP_PIXELS = 1 << 20
 """Pixels that are converted at a time."""
@@ -51,6 +53,9 @@ SIXTEEN_BIT_FORMATS = ("PNG", "PPM")
 
 BITS_PER_SAMPLE = 258
 """Tag of TIFF files."""
+
+_warnings_lock = threading.Lock()
+"""Filters of warnings belong to the process, and photographs are read in several threads."""
 
 Rows = Callable[[int, int], Tensor]
 """Returns the rows from one index to before another, [rows, W, D] uint8."""
@@ -184,6 +189,9 @@ def _load(image: Any, path: str | os.PathLike[str]) -> Any:
             f"{path}: expected an image of 8 or 16 bits per channel, found mode {image.mode} ({kind}), whose range is "
             "unknown; convert it"
         )
+    # Pillow stores up to 4 bytes per pixel, and the image that is returned has as many.
+    width, height = image.size
+    check_memory(f"{path}: an image of {width} x {height} pixels", 8 * width * height, "scale it down")
     orientation = _orientation(image)
     image.load()
     key = image.info.get("transparency")
@@ -240,21 +248,29 @@ def _assemble(rows: Rows, width: int, height: int, channels: int, size: tuple[in
 def _opened(path: str | os.PathLike[str], verified: bool = False) -> Iterator[Any]:
     """Opens an image; if `verified`, after checking the checksums of a PNG, which Pillow ignores for its pixels."""
     require("PIL")
-    from PIL import Image
 
     try:
         with _BoundedFile(path) as file:
             if verified and file.read(len(PNG)) == PNG:
                 file.seek(0)
-                Image.open(file).verify()
+                open_image(file).verify()
             file.seek(0)
-            with Image.open(file) as image:
+            with open_image(file) as image:
                 yield image
     except (ArgumentError, MemoryError):
         raise
     # Pillow raises errors of many types for damaged files.
     except Exception as error:
         raise FileError(f"{path}: cannot be read as an image ({_describe(error)})") from error
+
+
+def open_image(file: BinaryIO) -> Any:
+    """Opens an image without a warning about many pixels: memory is checked before they are decoded."""
+    from PIL import Image
+
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(file)
 
 
 class _BoundedFile(io.BufferedReader):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data import Gaussians3D
-from ..errors import ArgumentError, DeviceError, DisagreementError, PeerError
+from ..errors import ArgumentError, DeviceError, DisagreementError, PeerError, UnsupportedError
 from .process_group import RankGroup
 
 if TYPE_CHECKING:
@@ -123,6 +123,22 @@ def join(group: ProcessGroup | None) -> Ranks | None:
             f"group: expected a torch.distributed.ProcessGroup that contains this process, found {group!r}"
         )
     return None if dist.get_world_size(group) == 1 else Ranks(group)
+
+
+def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]) -> None:
+    """Raises for what is not implemented with ``distributed=True``, whatever the number of ranks.
+
+    Args:
+        per_camera: Names of the arguments that are per camera.
+    """
+    if batch:
+        raise UnsupportedError(
+            f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
+        )
+    for name in per_camera:
+        raise UnsupportedError(f"distributed: {name} per camera are not implemented with it; pass {name} [N, ...]")
+    if backend == "reference":
+        raise UnsupportedError('distributed: backend="reference" is not implemented with it; use "auto"')
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
+    BOOLS,
+    INTEGERS,
     check_backgrounds,
     check_bool,
     check_devices,
@@ -36,7 +38,7 @@ from .autograd import once_differentiable
 from .backend import full_precision, launchers
 from .bundles import flatten, restore, structure
 from .compilation import eager, with_plain_tensors
-from .memory import INTERSECTIONS_MAX
+from .memory import INTERSECTIONS_MAX, check_images
 
 
 class _Composite(torch.autograd.Function):
@@ -289,6 +291,7 @@ def rasterize_to_pixels(
     image_width, image_height = check_size("image_width", image_width), check_size("image_height", image_height)
     tile_size = check_tile_size(tile_size)
     packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
+    check_tensor("isect_offsets", isect_offsets, [..., None, None], "[..., tile_height, tile_width]", dtypes=INTEGERS)
     images = isect_offsets.shape[:-2]
     tiles = (math.ceil(image_height / tile_size), math.ceil(image_width / tile_size))
     if tuple(isect_offsets.shape[-2:]) != tiles:
@@ -308,12 +311,11 @@ def rasterize_to_pixels(
         raise ShapeError(f"colors: expected at least one channel, found {list(colors.shape)}")
     if backgrounds is not None:
         backgrounds = check_backgrounds(backgrounds, images, channels, "[..., D] as colors")
-    if masks is not None and masks.shape != isect_offsets.shape:
-        raise ShapeError(f"masks: expected {list(isect_offsets.shape)} as isect_offsets, found {list(masks.shape)}")
+    if masks is not None:
+        check_tensor("masks", masks, isect_offsets.shape, "tiles as isect_offsets", dtypes=BOOLS)
+    check_tensor("flatten_ids", flatten_ids, [None], "[M]", dtypes=INTEGERS)
     given = dict(means2d=means2d, conics=conics, colors=colors, opacities=opacities, backgrounds=backgrounds)
     check_devices({**given, "masks": masks, "isect_offsets": isect_offsets, "flatten_ids": flatten_ids})
-    if flatten_ids.dim() != 1 or flatten_ids.is_floating_point():
-        raise ArgumentError(f"flatten_ids: expected integers [M], found {flatten_ids.dtype} {list(flatten_ids.shape)}")
     if flatten_ids.numel() > INTERSECTIONS_MAX:
         raise ArgumentError(
             f"flatten_ids: {flatten_ids.numel():,} intersections are more than 32-bit indices hold; render fewer "
@@ -321,6 +323,7 @@ def rasterize_to_pixels(
         )
     check_tile_lists("isect_offsets", isect_offsets, flatten_ids, math.prod(leading))
     dtype = compute_dtype(*given.values())
+    check_images(means2d.device, math.prod(images), image_width, image_height, channels, dtype)
     n_intersections = torch.full((1,), flatten_ids.numel(), dtype=torch.int32, device=flatten_ids.device)
     offsets = torch.cat([isect_offsets.reshape(-1).to(torch.int32), n_intersections])
     splats = Splats(

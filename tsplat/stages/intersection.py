@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
+    INTEGERS,
     check_bool,
     check_devices,
     check_ids,
@@ -28,10 +29,10 @@ from ..data import (
     Spans,
     TileGrid,
 )
-from ..errors import ArgumentError, MemoryBudgetError, ShapeError
+from ..errors import ArgumentError, MemoryBudgetError
 from .backend import launchers
 from .compilation import eager, with_plain_tensors
-from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
+from .memory import INDEX_MAX, MemoryBudget, OverBudgetError, check_tiles
 from .sorting import stable_sort
 
 Band = tuple[int, int]
@@ -167,7 +168,7 @@ def find_spans(
     if max(n_rows, grid.n_tiles) > INDEX_MAX:
         raise ArgumentError(
             f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
-            "than 32-bit indices hold; render fewer cameras at a time"
+            "than 32-bit indices hold; render fewer cameras at a time, or smaller images"
         )
     launch = launchers(screen.means2d.device, settings.backend)
     first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
@@ -335,31 +336,27 @@ def isect_tiles(
     sort, segmented, packed = (
         check_bool(name, value) for name, value in (("sort", sort), ("segmented", segmented), ("packed", packed))
     )
-    check_tensor("depths", depths, [None] if packed else list(depths.shape), "[nnz], as packed is True")
+    check_tensor("depths", depths, [None] if packed else [...], "[nnz], as packed is True")
     check_tensor("means2d", means2d, [*depths.shape, 2], "[..., N, 2] as depths")
-    if radii.shape != means2d.shape:
-        raise ShapeError(f"radii: expected {list(means2d.shape)} as means2d, found {list(radii.shape)}")
+    check_tensor("radii", radii, means2d.shape, "[..., N, 2] as means2d", dtypes=INTEGERS)
     if (conics is None) != (opacities is None):
         raise ArgumentError("conics: pass conics and opacities together, or neither")
     if conics is not None and opacities is not None:
         check_tensor("conics", conics, [*depths.shape, 3], "[..., N, 3] as depths")
         check_tensor("opacities", opacities, list(depths.shape), "[..., N] as depths")
-    check_devices(
-        dict(means2d=means2d, radii=radii, depths=depths, conics=conics, opacities=opacities, image_ids=image_ids)
-    )
     if packed:
         if n_images is None or image_ids is None:
             raise ArgumentError("image_ids: required with n_images if packed is True")
-        if image_ids.shape != depths.shape or image_ids.is_floating_point():
-            raise ShapeError(
-                f"image_ids: expected integers {list(depths.shape)} as depths, found {image_ids.dtype} "
-                f"{list(image_ids.shape)}"
-            )
-        check_ids("image_ids", image_ids, n_images)
-        image_ids = image_ids.contiguous()
-    else:
+        n_images = check_size("n_images", n_images)
+        check_ids("image_ids", image_ids, n_images, depths.shape, "[nnz] as depths")
+    check_devices(
+        dict(means2d=means2d, radii=radii, depths=depths, conics=conics, opacities=opacities, image_ids=image_ids)
+    )
+    if not packed or image_ids is None or n_images is None:
         n_images, image_ids = math.prod(depths.shape[:-1]), None
-    radii, depths_flat = radii.reshape(-1, 2).contiguous(), depths.reshape(-1).contiguous()
+    else:
+        image_ids = image_ids.to(torch.int64).contiguous()
+    radii, depths_flat = radii.reshape(-1, 2).to(torch.int32).contiguous(), depths.reshape(-1).contiguous()
     if sort:
         order = depth_order(radii, depths_flat, image_ids, n_images if segmented else 1)
     else:
@@ -373,6 +370,7 @@ def isect_tiles(
         image_ids,
     )
     grid = TileGrid(n_images, tile_size, tile_width, tile_height)
+    check_tiles(grid.n_tiles, means2d.device)
     settings = IntersectionSettings(check_numerics(numerics), backend, segmented=segmented)
     band = (0, grid.n_tile_rows)
     spans = find_spans(screen, grid, band, settings)
@@ -384,7 +382,11 @@ def isect_tiles(
 @with_plain_tensors
 def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_height: int) -> Tensor:
     """Finds each tile's first intersection in sorted ids [M] of :func:`isect_tiles`. [I, tile_height, tile_width]"""
+    n_images = check_size("n_images", n_images)
+    tile_width, tile_height = check_size("tile_width", tile_width), check_size("tile_height", tile_height)
+    check_tensor("isect_ids", isect_ids, [None], "[M]", dtypes=INTEGERS)
     n_tiles = tile_width * tile_height
+    check_tiles(n_images * n_tiles, isect_ids.device)
     bits = _tile_bits(n_tiles)
     above = isect_ids >> 32
     tile_ids = (above >> bits) * n_tiles + (above & ((1 << bits) - 1))

@@ -7,6 +7,8 @@ import sys
 
 import torch
 
+from ..errors import MemoryBudgetError
+
 BYTES_PER_SPAN = 32
 """For a span: its Gaussian, first column, number of columns, and their prefix sum."""
 
@@ -15,6 +17,9 @@ BYTES_PER_INTERSECTION = 64
 
 UNCHECKED_BYTES = 2**28
 """Lists of up to this size are allocated without asking the device for free memory."""
+
+UNASKED_BYTES = 2**30
+"""Images of up to this size in all are allocated without asking either."""
 
 FREE_SHARE = 0.8
 """Default budget, as a share of free memory."""
@@ -51,6 +56,27 @@ def used_memory(device: torch.device) -> int:
         return 0
     # Kilobytes on Linux, bytes on macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def check_memory(what: str, needed: int, device: torch.device, advice: str) -> None:
+    """Raises :class:`MemoryBudgetError` for more bytes than are free. Fewer than 1 GiB are not compared with them."""
+    if needed > UNASKED_BYTES and needed > (free := free_memory(device)):
+        raise MemoryBudgetError(f"{what} need {_bytes(needed)} of memory, {_bytes(free)} are free; {advice}")
+
+
+def check_images(
+    device: torch.device, n_images: int, width: int, height: int, n_features: int, dtype: torch.dtype
+) -> None:
+    """Raises :class:`MemoryBudgetError` before images, alphas and transmittances are allocated that do not fit."""
+    size, needed = f"of {width}x{height} with {n_features} channels", width * height * (n_features + 2) * dtype.itemsize
+    advice = "render smaller images, or parts of them by changing cx and cy of Ks"
+    check_memory(f"width: images {size} each", needed, device, advice)
+    check_memory(f"width: {n_images} images {size}", n_images * needed, device, "render fewer cameras at a time")
+
+
+def check_tiles(n_tiles: int, device: torch.device) -> None:
+    """Raises :class:`MemoryBudgetError` before lists of tiles, two int64 each, are allocated that do not fit."""
+    check_memory(f"tile_width: {n_tiles:,} tiles", 16 * n_tiles, device, "pass smaller images, or fewer at a time")
 
 
 class OverBudgetError(Exception):
@@ -90,7 +116,7 @@ class MemoryBudget:
 
 
 def _bytes(n_bytes: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= size:
             return f"{n_bytes / size:.3g} {unit}"
     return f"{n_bytes} bytes"

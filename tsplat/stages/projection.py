@@ -151,13 +151,13 @@ def fully_fused_projection(
     """
     check_camera_model(camera_model)
     width, height = check_size("width", width), check_size("height", height)
-    culling = check_culling(near_plane, far_plane, radius_clip, eps2d)
+    preset = check_numerics(numerics)
+    culling = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, camera_model)
     packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
     batch, n_gaussians, n_cameras = check_scene(means, quats, scales, covars, (6,), opacities, viewmats, Ks)
     if sparse_grad and (not packed or batch):
         raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
     sparse_gradients = SparseGradients() if sparse_grad else None
-    preset = check_numerics(numerics)
     if covars is not None:
         quats = scales = None
     if sparse_gradients is not None:

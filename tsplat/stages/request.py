@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from ..arguments import (
     check_colors,
     check_culling,
     check_devices,
-    check_distributed,
     check_not_implemented,
     check_numerics,
     check_rolling_shutter,
@@ -51,10 +51,10 @@ from ..data import (
     flatten_batch,
 )
 from ..errors import ArgumentError, UnsupportedError
-from .agreement import Ranks, agreement, describe, join
+from .agreement import Ranks, agreement, check_distributed, describe, join
 from .backend import launchers
 from .compilation import plain_all
-from .memory import MemoryBudget
+from .memory import MemoryBudget, check_images
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, find_valid, raise_if_invalid, replace_invalid_cameras
 
@@ -272,11 +272,11 @@ def check_request(
             scene = scene._replace(colors=colors, backgrounds=None)
         sizes = batch, n_cameras, n_gaussians
         channels = check_colors(colors, options.sh_degree, *sizes)
-        channels += _check_extra_signals(scene, options, *sizes)
+        n_extra = _check_extra_signals(scene, options, *sizes)
         if scene.backgrounds is not None:
             meaning, images = "[..., C, D] as viewmats and colors", (*batch, n_cameras)
             backgrounds = check_backgrounds(
-                scene.backgrounds, images, channels if options.renders_color else None, meaning
+                scene.backgrounds, images, channels + n_extra if options.renders_color else None, meaning
             )
             scene = scene._replace(backgrounds=backgrounds)
         if options.sparse_grad and batch:
@@ -288,6 +288,9 @@ def check_request(
         signals = {"colors": (colors, options.sh_degree)}
         if scene.extra_signals is not None:
             signals["extra_signals"] = scene.extra_signals, options.extra_signals_sh_degree
+        n_features = options.renders_color * channels + n_extra + options.renders_depth
+        n_images = math.prod(batch) * n_cameras
+        check_images(scene.means.device, n_images, options.width, options.height, n_features, dtype)
         if options.validate == "error":
             for name, (values, degree) in signals.items():
                 raise_if_invalid(gaussians, Cameras(scene.viewmats, scene.Ks), values, degree, name)
@@ -363,7 +366,8 @@ def _check_options(options: Options) -> tuple[Options, Numerics]:
         degree = to_int(getattr(options, name))
         if degree is not None:
             numbers[name] = degree
-    numbers |= check_culling(options.near_plane, options.far_plane, options.radius_clip, options.eps2d)
+    numerics, culling = check_numerics(options.numerics), (options.near_plane, options.far_plane, options.radius_clip)
+    numbers |= check_culling(*culling, options.eps2d, numerics, options.camera_model)
     options = dataclasses.replace(options, **numbers)
     if options.backend == "reference":
         for name, implemented in NOT_OF_REFERENCE.items():
@@ -371,7 +375,7 @@ def _check_options(options: Options) -> tuple[Options, Numerics]:
                 raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
-    return options, check_numerics(options.numerics)
+    return options, numerics
 
 
 def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None) -> Gaussians3D:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
+    BOOLS,
     check_devices,
     check_sh_degree,
     check_tensor,
@@ -180,6 +181,8 @@ def spherical_harmonics(
     check_tensor("dirs", dirs, [..., 3], "[..., 3]")
     check_tensor("coeffs", coeffs, [*dirs.shape[:-1], None, None], "[..., K, D] with the leading dimensions of dirs")
     degrees_to_use = check_sh_degree(degrees_to_use, coeffs.shape[-2])
+    if masks is not None:
+        check_tensor("masks", masks, dirs.shape[:-1], "[...] with the leading dimensions of dirs", dtypes=BOOLS)
     check_devices(dict(dirs=dirs, coeffs=coeffs, masks=masks))
     dtype = compute_dtype(dirs, coeffs)
     radii = None

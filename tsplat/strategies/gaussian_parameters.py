@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from ..arguments import BOOLS, check_tensor, plain
+from ..errors import ArgumentError, DeviceError, ShapeError
 
 Parameters = MutableMapping[str, Any]
 Optimizers = MutableMapping[str, torch.optim.Optimizer]
@@ -37,6 +38,9 @@ def check_shapes(params: Parameters, names: Iterable[str] = tuple(SHAPES), n: in
         if name not in params:
             raise ArgumentError(f"params: expected {name} among {sorted(params)}")
     for name, parameter in params.items():
+        if not isinstance(parameter, Tensor):
+            raise ArgumentError(f"params: {name}: expected a tensor, found {type(parameter).__name__}")
+        plain(f"params: {name}", parameter)
         if not parameter.dim():
             raise ShapeError(f"params: {name} is a scalar; expected a row per Gaussian")
         n = len(parameter) if n is None else n
@@ -53,12 +57,11 @@ def check_shapes(params: Parameters, names: Iterable[str] = tuple(SHAPES), n: in
 
 
 def check_floats(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
-    """Raises `ArgumentError` unless a tensor has a floating-point dtype and one of several shapes."""
+    """Raises unless a tensor can be read, has a floating-point dtype and one of several shapes."""
     if tuple(tensor.shape) not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
         raise ShapeError(f"{name}: expected {expected}, found {list(tensor.shape)}")
-    if not tensor.is_floating_point():
-        raise DtypeError(f"{name}: expected a floating-point tensor, found {tensor.dtype}; convert it with .float()")
+    check_tensor(name, tensor, [...], "")
 
 
 def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable[str]) -> None:
@@ -84,6 +87,7 @@ def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable
             )
         for key, value in states.get(parameter, {}).items():
             if has_rows(key, value):
+                plain(f"optimizers: {key} of {name}", value)
                 if len(value) != len(parameter):
                     raise ShapeError(f"optimizers: {key} of {name} has {len(value)} rows, {name} has {len(parameter)}")
                 if value.device != parameter.device:
@@ -108,9 +112,7 @@ def has_rows(key: str, value: object) -> bool:
 
 def check_mask(mask: Tensor) -> int:
     """Returns the number of Gaussians of a mask [N] bool."""
-    if mask.dtype != torch.bool or mask.dim() != 1:
-        raise ArgumentError(f"mask: expected [N] bool, found {list(mask.shape)} {mask.dtype}")
-    return len(mask)
+    return len(check_tensor("mask", mask, [None], "[N]", dtypes=BOOLS))
 
 
 def check_finite(name: str, value: float) -> None:

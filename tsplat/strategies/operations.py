@@ -198,7 +198,7 @@ def split(
     def halves(name: str, p: Tensor) -> Tensor:
         both = repeated(p)
         if name == "means":
-            both = both + offsets
+            both = both + offsets.to(both)
         elif name == "scales":
             both = both - LOG_SPLIT
         elif name == "opacities" and revised_opacity:
@@ -393,7 +393,7 @@ def inject_noise_to_position(
 
 def rotate(quats: Tensor, vectors: Tensor) -> Tensor:
     """Rotates vectors [N, 3] by quaternions [N, 4] (wxyz, any norm)."""
-    w, axis = (quats / quats.norm(dim=-1, keepdim=True)).split([1, 3], -1)
+    w, axis = (quats / quats.norm(dim=-1, keepdim=True)).to(vectors).split([1, 3], -1)
     across = 2 * axis.cross(vectors, -1)
     rotated: Tensor = vectors + w * across + axis.cross(across, -1)
     return rotated

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..arguments import INTEGERS, check_tensor
+from ..stages.compilation import with_plain_tensors
 from .gaussian_parameters import check_floats
 
 
@@ -18,9 +19,11 @@ def binomial_table(n_max: int = 51) -> Tensor:
 
 def check_binoms(binoms: Tensor) -> None:
     """Raises `ArgumentError` unless a table of binomial coefficients is square."""
-    check_floats("binoms", binoms, (binoms.shape[0],) * 2 if binoms.dim() else (51, 51))
+    check_tensor("binoms", binoms, [None, None], "[n_max, n_max]")
+    check_floats("binoms", binoms, (len(binoms),) * 2)
 
 
+@with_plain_tensors
 def compute_relocation(opacities: Tensor, scales: Tensor, ratios: Tensor, binoms: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the opacity and scales with which n copies of a Gaussian look as it did alone (equation 9).
 
@@ -37,13 +40,13 @@ def compute_relocation(opacities: Tensor, scales: Tensor, ratios: Tensor, binoms
     Raises:
         ArgumentError: A shape or dtype is invalid.
     """
-    n_gaussians = len(opacities)
+    check_tensor("opacities", opacities, [...], "[N] or [N, 1]")
+    n_gaussians = opacities.shape[0] if opacities.dim() else 0
     flat = opacities.detach().flatten()
     check_floats("opacities", opacities, (n_gaussians,), (n_gaussians, 1))
-    check_floats("scales", scales, (n_gaussians, 3))
+    check_tensor("scales", scales, [n_gaussians, 3], "[N, 3] as opacities")
     check_binoms(binoms)
-    if ratios.shape != (n_gaussians,) or ratios.is_floating_point():
-        raise ArgumentError(f"ratios: expected integers [{n_gaussians}], found {list(ratios.shape)} {ratios.dtype}")
+    check_tensor("ratios", ratios, [n_gaussians], "[N] as opacities", dtypes=INTEGERS)
     n_max = len(binoms)
     copies = ratios.long().clamp(1, n_max)
     o = flat.double()

@@ -9,6 +9,8 @@ import stat
 
 from ..errors import FileError
 
+UNASKED_BYTES = 1 << 28
+
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Opens a regular file for reading. Others, such as pipes and devices, may block or never end.
@@ -33,6 +35,12 @@ def available_bytes() -> int | None:
             if line.startswith(b"MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return None
+
+
+def check_memory(what: str, needed: int, advice: str) -> None:
+    """Raises `FileError` for more bytes than are free. Fewer than 256 MiB are not compared with them."""
+    if needed > UNASKED_BYTES and (free := available_bytes()) is not None and needed > free:
+        raise FileError(f"{what} needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; {advice}")
 
 
 def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:

@@ -200,7 +200,7 @@ def test_arguments_are_checked():
     _, splats, isects, _ = project()
     with pytest.raises(ArgumentError, match="tile_offsets: expected"):
         query("num_contributing_gaussians", splats, (isects[0][:, :2], isects[1]))
-    with pytest.raises(ArgumentError, match="num_contributing_gaussians: expected integers"):
+    with pytest.raises(ArgumentError, match="num_contributing_gaussians: expected a count per pixel"):
         query("contributing_gaussian_ids", splats, isects, torch.zeros(2, 19, 20, dtype=torch.int32))
     with pytest.raises(ArgumentError, match="num_depth_samples: expected a positive int"):
         query("top_contributing_gaussian_ids", splats, isects, 0)

@@ -86,9 +86,9 @@ def sparse(parameter):
 
 ALL = torch.ones(N, dtype=torch.bool)
 INVALID_STEPS = {
-    "mask_of_numbers": (lambda p, group, state: torch.ones(N), r"visibility: expected bool \[7\]"),
-    "mask_with_two_dimensions": (lambda p, group, state: ALL[None], r"visibility: expected bool \[7\]"),
-    "mask_of_other_length": (lambda p, group, state: torch.ones(N + 1, dtype=torch.bool), r"found torch.bool \[8\]"),
+    "mask_of_numbers": (lambda p, group, state: torch.ones(N), r"visibility: expected a bool tensor"),
+    "mask_with_two_dimensions": (lambda p, group, state: ALL[None], r"visibility: .* here \[7\], found \[1, 7\]"),
+    "mask_of_other_length": (lambda p, group, state: torch.ones(N + 1, dtype=torch.bool), r"here \[7\], found \[8\]"),
     "mask_on_other_device": (lambda p, group, state: ALL.to("meta"), "visibility: is on meta"),
     "sparse_gradient": (lambda p, group, state: setattr(p, "grad", sparse(p)), "param_grad: expected a dense gradient"),
     "two_tensors": (lambda p, group, state: group["params"].append(torch.zeros(N)), "one tensor per group, found 2"),
@@ -127,7 +127,7 @@ def test_refused_first_step_makes_no_state():
     parameters = [torch.nn.Parameter(random(n, 2, seed=n)) for n in (N, N + 1)]
     optimizer = SelectiveAdam([{"params": [p], "lr": LR} for p in parameters], eps=EPS, betas=BETAS)
     sum(p.square().sum() for p in parameters).backward()
-    with pytest.raises(ArgumentError, match=r"visibility: expected bool \[8\]"):
+    with pytest.raises(ArgumentError, match=r"visibility: .* here \[8\]"):
         optimizer.step(ALL)
     assert not optimizer.state
 

@@ -210,7 +210,7 @@ def test_no_pixels(packed):
         ([[0, 0]], [2], "image_ids: expected 0 to 1, found 2"),
         ([[24, 0]], [0], "pixels: rows: expected 0 to 23, found 24"),
         ([[0, -1]], [0], "pixels: columns: expected 0 to 23, found -1"),
-        ([[0, 0]], [0, 1], "image_ids: expected integers"),
+        ([[0, 0]], [0, 1], "image_ids: expected \\[P\\]"),
     ],
 )
 def test_pixels_are_checked(pixels, images, match):

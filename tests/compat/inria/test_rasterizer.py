@@ -203,6 +203,23 @@ def test_mark_visible_uses_the_near_plane():
     assert GaussianRasterizer(settings).markVisible(world).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (dict(tanfovx=math.nan), "tanfovx: expected a finite number of at least 1e-06, found nan"),
+        (dict(tanfovy=0.0), "tanfovy: expected a finite number of at least 1e-06, found 0"),
+        (dict(scale_modifier=math.nan), "scale_modifier: expected a finite number of at least 0, found nan"),
+        (dict(image_height=0), "image_height: expected a positive int, found 0"),
+        (dict(campos=torch.zeros(4)), r"campos: expected \[3\]"),
+        (dict(viewmatrix=torch.zeros(4, 4)), "viewmatrix: expected a matrix with an inverse, found a singular one"),
+    ],
+)
+def test_invalid_settings_are_named(change, match):
+    scene = scenes.make(STRUCTURE, torch.float32)
+    with pytest.raises(ArgumentError, match=match):
+        GaussianRasterizer(settings_of(scene)._replace(**change))(**arguments_of(scene))
+
+
 def test_invalid_arguments_are_named():
     scene = scenes.make(STRUCTURE)
     settings = GaussianRasterizationSettings(

@@ -6,6 +6,7 @@ from PIL import Image
 
 from tests.support.captures import POINTS, project, sample_views, write_colmap, write_image, write_scene
 from tsplat.scene import FileError, read_colmap
+from tsplat.support import reading
 
 pytest.importorskip("pycolmap")
 
@@ -103,7 +104,10 @@ def test_transparent_images_are_composited_over_the_background(tmp_path, views):
 
 def test_images_larger_than_the_memory_are_an_error_before_they_are_read(tmp_path, monkeypatch):
     folder = write_scene(tmp_path / "scene", n=4)
-    monkeypatch.setattr("tsplat.scene.capture.photographs.available_bytes", lambda: 4 * 43 * 30 * 3 - 1)
-    with pytest.raises(FileError, match=r"images: its 4 images need .* GB of memory, .* are free.*downscale"):
+    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    monkeypatch.setattr(reading, "available_bytes", lambda: 4 * 43 * 30 * 3 - 1)
+    with pytest.raises(
+        FileError, match=r"images: the set of its 4 images needs .* GB of memory, .* are free.*downscale"
+    ):
         read_colmap(folder)
     assert len(read_colmap(folder, downscale=2).train) == 3

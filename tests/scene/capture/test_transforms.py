@@ -238,6 +238,14 @@ def test_mask_path(tmp_path, views):
     capture = read_transforms(write_transforms(tmp_path, views, frames=frames))
     assert torch.equal(capture.train[0].mask, mask[..., 0] > 0)
     assert capture.train[1].mask is None
+    name = frames[1]["file_path"]
+    for path in (name, f"../{tmp_path.name}/{name}", str((tmp_path / name).absolute())):
+        frames[1]["mask_path"] = path
+        rewrite(tmp_path, frames=frames)
+        with pytest.raises(FileError, match="mask_path: expected an image of the valid pixels, found the photograph"):
+            read_transforms(tmp_path)
+    frames[1]["mask_path"] = "masks/a.png"
+    rewrite(tmp_path, frames=frames)
     (tmp_path / "masks" / "a.png").unlink()
     with pytest.raises(FileError, match=r"masks/a\.png: no such file"):
         read_transforms(tmp_path)

@@ -9,7 +9,8 @@ import torch
 import tsplat
 from tests.support.model_files import SAFE_ORBIT_CAMERA, assert_same_tensors, random_gaussians, spz_bytes
 from tsplat import UnsupportedError
-from tsplat.scene import FileError, read_spz
+from tsplat.scene import FileError, read_spz, write_model
+from tsplat.support import reading
 
 AXES = torch.tensor([1.0, -1, -1])
 """Signs of a rotation by 180 degrees about x."""
@@ -166,6 +167,29 @@ def test_flags_and_data_that_are_ignored_are_noted(tmp_path):
     (tmp_path / "a.spz").write_bytes(spz_bytes(random_gaussians(5), 3, extensions=bytes((1 << 20) + 1)))
     with pytest.raises(FileError, match="more data follows"):
         read_spz(tmp_path / "a.spz")
+
+
+def test_models_larger_than_the_memory_are_refused(tmp_path, monkeypatch):
+    """Before anything is decompressed: 20 bytes per Gaussian, and four more for each of them."""
+    pytest.importorskip("zstandard")
+    monkeypatch.setattr(reading, "UNASKED_BYTES", 0)
+    for format in ("spz", "spz4"):
+        write_model(tmp_path / "a", random_gaussians(1000), format=format)
+        monkeypatch.setattr(reading, "available_bytes", lambda: 5 * 20 * 1000)
+        assert len(read_spz(tmp_path / "a").means) == 1000
+        monkeypatch.setattr(reading, "available_bytes", lambda: 5 * 20 * 1000 - 1)
+        with pytest.raises(FileError, match="a: a model of 1,000 Gaussians needs"):
+            read_spz(tmp_path / "a")
+
+
+def test_zstd_streams_that_cannot_hold_their_size_are_refused(tmp_path):
+    pytest.importorskip("zstandard")
+    n, path = 1 << 20, tmp_path / "a.spz"
+    sizes = [9 * n, n, 3 * n, 3 * n, 4 * n]
+    table = b"".join(struct.pack("<QQ", 4, size) for size in sizes)
+    path.write_bytes(struct.pack("<4sIIBBBBI12x", b"NGSP", 4, n, 0, 12, 0, 5, 32) + table + bytes(20))
+    with pytest.raises(FileError, match="stream 0 cannot hold 9,437,184 bytes"):
+        read_spz(path)
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ... import ShapeError
 from ...arguments import check_tensor
 from ...config import SH_NORMS
+from ...stages.compilation import with_plain_tensors
 from ._rotations import normalized_quat_to_rotmat
 from .exporter import export_splats
 
@@ -55,6 +55,7 @@ def get_projection_matrix(
     return torch.tensor(rows, dtype=torch.get_default_dtype(), device=device)
 
 
+@with_plain_tensors
 def depth_to_points(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bool = True) -> Tensor:
     """Computes the world positions that depth maps show.
 
@@ -70,10 +71,8 @@ def depth_to_points(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bo
     Raises:
         ArgumentError: A shape or dtype is invalid.
     """
-    if depths.dim() < 3:
-        raise ShapeError(f"depths: expected [..., H, W, 1], found {list(depths.shape)}")
+    check_tensor("depths", depths, [..., None, None, 1], "[..., H, W, 1]")
     batch, (height, width) = depths.shape[:-3], depths.shape[-3:-1]
-    check_tensor("depths", depths, [*batch, height, width, 1], "[..., H, W, 1]")
     check_tensor("camtoworlds", camtoworlds, [*batch, 4, 4], "[..., 4, 4] with the batch dimensions of depths")
     check_tensor("Ks", Ks, [*batch, 3, 3], "[..., 3, 3] with the batch dimensions of depths")
     columns = torch.arange(width, dtype=Ks.dtype, device=depths.device) + 0.5

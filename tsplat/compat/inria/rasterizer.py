@@ -6,15 +6,16 @@ are those of `numerics="inria"`.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ... import ArgumentError
-from ...arguments import check_choice, check_tensor
+from ...arguments import check_choice, check_devices, check_number, check_size, check_tensor
 from ...data import Cameras, Gaussians3D
 from ...stages.backend import full_precision
+from ...stages.compilation import with_plain_tensors
 from ...stages.compositing import rasterize_to_pixels
 from ...stages.intersection import isect_offset_encode, isect_tiles
 from ...stages.projection import fully_fused_projection
@@ -24,6 +25,8 @@ from ...stages.validation import raise_if_invalid
 NUMERICS: Final = "inria"
 NEAR = 0.2
 TILE_SIZE = 16
+SHAPES: dict[str, list[int | None]] = dict(bg=[None], viewmatrix=[4, 4], projmatrix=[4, 4], campos=[3])
+"""Shapes of the tensors of the settings."""
 
 Generation = Literal[2023, 2024]
 
@@ -71,7 +74,7 @@ class GaussianRasterizer(torch.nn.Module):
             otherwise 2023.
 
     Raises:
-        ArgumentError: The generation is unknown.
+        ArgumentError: The generation is unknown, or a setting is invalid.
     """
 
     def __init__(self, raster_settings: GaussianRasterizationSettings, *, generation: Generation | None = None) -> None:
@@ -79,7 +82,7 @@ class GaussianRasterizer(torch.nn.Module):
         if generation is None:
             generation = 2023 if raster_settings.antialiasing is None else 2024
         check_choice("generation", generation, get_args(Generation))
-        self.raster_settings = raster_settings
+        self.raster_settings = _checked(raster_settings)
         self.generation = generation
 
     @torch.no_grad()
@@ -88,6 +91,7 @@ class GaussianRasterizer(torch.nn.Module):
         check_tensor("positions", positions, [None, 3], "[N, 3]")
         return _depths(positions, self.raster_settings.viewmatrix) > NEAR
 
+    @with_plain_tensors
     def forward(
         self,
         means3D: Tensor,
@@ -134,6 +138,7 @@ class GaussianRasterizer(torch.nn.Module):
         if given not in ([True, True, False], [False, False, True]):
             raise ArgumentError("scales: pass either scales and rotations, or cov3D_precomp")
         check_tensor("means3D", means3D, [None, 3], "[N, 3]")
+        check_devices(dict(means3D=means3D) | {name: getattr(s, name) for name in SHAPES})
         n = means3D.shape[0]
         if means2D is not None:
             check_tensor("means2D", means2D, [n, 3], "[N, 3] as means3D")
@@ -143,6 +148,7 @@ class GaussianRasterizer(torch.nn.Module):
         if s.prefiltered:
             self._check_prefiltered(means3D)
         if scales is not None:
+            check_tensor("scales", scales, [n, 3], "[N, 3] as means3D")
             scales = scales * s.scale_modifier
         with full_precision(means3D.device):
             colors = self._shade(means3D, dc, shs) if colors_precomp is None else colors_precomp
@@ -214,13 +220,29 @@ class GaussianRasterizer(torch.nn.Module):
         """Intrinsics [1, 3, 3] in pixels: focal lengths from the fields of view, principal point from `projmatrix`."""
         s = self.raster_settings
         # With row vectors, clip = world @ viewmatrix @ projection; row 2 of the projection is what depth contributes.
-        projection = torch.linalg.solve(s.viewmatrix.double(), s.projmatrix.double()).to(like.dtype)
+        try:
+            projection = torch.linalg.solve(s.viewmatrix.double(), s.projmatrix.double()).to(like.dtype)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise ArgumentError("viewmatrix: expected a matrix with an inverse, found a singular one") from error
         Ks = torch.zeros(1, 3, 3, dtype=like.dtype, device=like.device)
         for axis, (size, tangent) in enumerate(((s.image_width, s.tanfovx), (s.image_height, s.tanfovy))):
             Ks[0, axis, axis] = size / (2 * tangent)
             Ks[0, axis, 2] = 0.5 * size * (1 + projection[2, axis])
         Ks[0, 2, 2] = 1
         return Ks
+
+
+def _checked(settings: GaussianRasterizationSettings) -> GaussianRasterizationSettings:
+    """Returns settings with numbers of any type as ints and floats."""
+    checked: dict[str, Any] = {
+        name: check_tensor(name, getattr(settings, name), shape, str(shape).replace("None", "C"))
+        for name, shape in SHAPES.items()
+    }
+    for name in ("image_height", "image_width"):
+        checked[name] = check_size(name, getattr(settings, name))
+    for name, least in (("tanfovx", 1e-6), ("tanfovy", 1e-6), ("scale_modifier", 0.0)):
+        checked[name] = check_number(name, getattr(settings, name), least, finite=True)
+    return settings._replace(**checked)
 
 
 def _depths(positions: Tensor, viewmatrix: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError, MissingExtraError
-from ...support.reading import available_bytes
+from ...support.reading import check_memory
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .lenses import Lens, Undistortion
 from .views import Color, View
@@ -185,11 +185,8 @@ def _check_memory(photographs: Sequence[Photograph], sources: Sequence[_Source])
         3 * source.width * source.height // photograph.downscale**2
         for photograph, source in zip(photographs, sources, strict=True)
     )
-    if (free := available_bytes()) is not None and needed > free:
-        raise FileError(
-            f"{photographs[0].path.parent}: its {len(photographs)} images need {needed / 1e9:.1f} GB of memory, "
-            f"{free / 1e9:.1f} GB are free; read them at a smaller size (downscale)"
-        )
+    what = f"{photographs[0].path.parent}: the set of its {len(photographs)} images"
+    check_memory(what, needed, "read them at a smaller size (downscale)")
 
 
 def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[View], list[View], list[str]]:

@@ -324,6 +324,9 @@ def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photo
     where = f"{frame.file}: {frame.name}"
     lens = read_lens(frame.values, frame.full if os.path.isfile(frame.full) else frame.image, where)
     mask = frame.values.get("mask_path")
+    mask = None if mask is None else _resolve(frame.file, mask, f"{frame.name}: mask_path")
+    if mask is not None and os.path.realpath(mask) in map(os.path.realpath, (frame.image, frame.full)):
+        raise FileError(f"{where}: mask_path: expected an image of the valid pixels, found the photograph itself")
     return Photograph(
         name=_view_name(frame.file, frame.full),
         path=frame.image,
@@ -331,7 +334,7 @@ def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photo
         viewmat=read_viewmat(frame.values.get("transform_matrix"), where),
         camera_id=lenses.setdefault(lens, len(lenses)),
         downscale=1 if frame.is_downscaled else downscale,
-        mask=None if mask is None else _resolve(frame.file, mask, f"{frame.name}: mask_path"),
+        mask=mask,
     )
 
 

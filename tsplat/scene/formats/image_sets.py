@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -18,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FileError
-from ...support.reading import read_file
+from ...support.reading import check_memory, read_file
+from ..images import open_image
 from .quantization import Bytes
 
 META = "meta.json"
@@ -166,15 +166,12 @@ def decode_image(path: str, name: str, content: bytes, count: int) -> Bytes:
     from PIL import Image
 
     try:
-        with warnings.catch_warnings():
-            # The number of pixels is checked below.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(io.BytesIO(content))
-        with opened as image:
+        with open_image(io.BytesIO(content)) as image:
             if image.width * image.height > 4 * count + SPARE_PIXELS:
                 raise FileError(
                     f"{path}: {name} has {image.width} x {image.height} pixels for {count} Gaussians; it is damaged"
                 )
+            check_memory(f"{path}: {name}", 8 * image.width * image.height, "free some, or the file is damaged")
             return np.asarray(image.convert("RGBA"))
     except FileError:
         raise

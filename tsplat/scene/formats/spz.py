@@ -26,7 +26,7 @@ import torch
 from ...config import SH_DEGREE_MAX
 from ...errors import FileError, UnsupportedError
 from ...support.extras import require
-from ...support.reading import read_file
+from ...support.reading import check_memory, read_file
 from ..gaussians import Gaussians
 from .foreign import Warn, note_ignored
 from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
@@ -44,6 +44,9 @@ FRACTION_MAX = 24
 
 GZIP_RATIO_MAX = 1032
 """Maximum compression ratio of gzip."""
+
+ZSTD_RATIO_MAX = 1 << 15
+"""Maximum compression ratio of zstd: blocks of 128 KiB in 4 bytes."""
 
 PIECE = 1 << 22
 """Bytes decompressed at a time."""
@@ -106,6 +109,7 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: War
     sizes = _sizes(path, version, count, degree, fraction)
     if sum(sizes) > max_bytes:
         raise FileError(f"{path}: the header announces {count} Gaussians, more than the file can hold; it is damaged")
+    _check_memory(path, count, sizes)
     sections = []
     for size in sizes:
         section = _read_up_to(file, size)
@@ -143,10 +147,13 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
     table = [(packed, size) for packed, size in table if size]
     if [size for _, size in table] != [sizes[i] for i in present]:
         raise FileError(f"{path}: the sizes of the streams do not match {count} Gaussians; the file is damaged")
+    _check_memory(path, count, sizes)
     sections = [b""] * len(sizes)
     for i, (packed, size) in zip(present, table):
         if packed > len(content) - start:
             raise FileError(f"{path}: the file ends within stream {i}; it is cut short")
+        if size > packed * ZSTD_RATIO_MAX:
+            raise FileError(f"{path}: stream {i} cannot hold {size:,} bytes; the file is damaged")
         reader = zstandard.ZstdDecompressor().stream_reader(content[start : start + packed])
         try:
             sections[i] = _read_up_to(reader, size)
@@ -158,6 +165,11 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
             raise FileError(f"{path}: stream {i} is {word} than its size in the table; the file is damaged")
         start += packed
     return _decode(sections, version, count, degree, fraction, flags, axes)
+
+
+def _check_memory(path: str, count: int, sizes: Sequence[int]) -> None:
+    """Raises if the sections, and the floats that most of their bytes become, do not fit into the free memory."""
+    check_memory(f"{path}: a model of {count:,} Gaussians", 5 * sum(sizes), "free some, or the file is damaged")
 
 
 def _check_flags(path: str, flags: int, warn: Warn) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError, DtypeError
-from ....arguments import check_devices, check_tensor, plain
+from ....arguments import BOOLS, check_devices, check_tensor, plain
 from ....stages.backend import launchers
 from ....stages.compilation import plain_all
 
@@ -49,10 +49,11 @@ def check_adam(
     param: Tensor, param_grad: Tensor, moments: dict[str, Tensor], name_of_valid: str, valid: Tensor
 ) -> None:
     """Raises unless :func:`adam` can update these tensors; ``moments`` by name. Messages name the mask as given."""
-    if param_grad.layout != torch.strided:
+    if isinstance(param_grad, Tensor) and param_grad.layout != torch.strided:
         raise ArgumentError(
             f"param_grad: expected a dense gradient, found {param_grad.layout}; use torch.optim.SparseAdam"
         )
+    check_tensor("param", param, [...], "[N, ...]")
     plain_all(["param", "param_grad", name_of_valid], [param, param_grad, valid])
     if param.dim() == 0 or param.dtype not in (torch.float32, torch.float64):
         raise DtypeError(f"param: expected fp32 or fp64 [N, ...], found {param.dtype} {list(param.shape)}")
@@ -60,11 +61,10 @@ def check_adam(
         check_tensor(name, tensor, list(param.shape), "[N, ...] as param")
         if tensor.dtype != param.dtype:
             raise DtypeError(f"{name}: expected {param.dtype} as param, found {tensor.dtype}")
+    if plain("param", param) is not param or 0 in param.stride():
+        raise ArgumentError(f"param: expected a tensor with memory of its own, found strides {param.stride()}")
     for name, tensor in moments.items():
         if not tensor.is_contiguous() or plain(name, tensor) is not tensor:
             raise ArgumentError(f"{name}: expected a contiguous tensor, found a view with strides {tensor.stride()}")
-    if valid.dtype != torch.bool or valid.shape != param.shape[:1]:
-        raise ArgumentError(
-            f"{name_of_valid}: expected bool {list(param.shape[:1])} as param, found {valid.dtype} {list(valid.shape)}"
-        )
+    check_tensor(name_of_valid, valid, param.shape[:1], "[N] as param", dtypes=BOOLS)
     check_devices({"param": param, "param_grad": param_grad, name_of_valid: valid, **moments})

@@ -11,10 +11,13 @@ from torch import Tensor
 from .... import ArgumentError
 from ....arguments import check_ids, check_size, check_tensor, to_int
 from ....config import DEFAULT_NUMERICS
+from ....stages.compilation import with_plain_tensors
+from ....stages.memory import check_images
 from ._tile_lists import alphas_at, check_splats, dense_tiles, pack_splats
 
 
 @torch.no_grad()
+@with_plain_tensors
 def rasterize_to_indices_in_range(
     range_start: int,
     range_end: int,
@@ -77,6 +80,7 @@ def rasterize_to_indices_in_range(
     return torch.cat(rows)[order] % max(n, 1), all_keys % n_pixels, all_keys // n_pixels
 
 
+@with_plain_tensors
 def accumulate(
     means2d: Tensor,
     conics: Tensor,
@@ -111,11 +115,12 @@ def accumulate(
     check_splats(means2d, conics, opacities)
     *images, n, _ = means2d.shape
     check_tensor("colors", colors, [*images, n, None], "[..., N, D] as means2d")
-    check_ids("gaussian_ids", gaussian_ids, n)
-    check_ids("pixel_ids", pixel_ids, image_width * image_height)
-    check_ids("image_ids", image_ids, math.prod(images))
+    check_ids("gaussian_ids", gaussian_ids, n, [None])
+    check_ids("pixel_ids", pixel_ids, image_width * image_height, gaussian_ids.shape, "[M] as gaussian_ids")
+    check_ids("image_ids", image_ids, math.prod(images), gaussian_ids.shape, "[M] as gaussian_ids")
     rows = image_ids * n + gaussian_ids
     splats = torch.stack([*means2d.unbind(-1), *conics.unbind(-1), opacities]).flatten(1)[:, rows]
+    check_images(means2d.device, math.prod(images), image_width, image_height, colors.shape[-1], colors.dtype)
     alphas = alphas_at(pixel_ids % image_width + 0.5, pixel_ids // image_width + 0.5, splats, DEFAULT_NUMERICS)
     pixels = image_ids * (image_width * image_height) + pixel_ids
     weights = alphas * _exclusive_products(1 - alphas, pixels)

@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from .... import ArgumentError
-from ....arguments import check_numerics, check_size, check_tile_lists, compute_dtype
+from ....arguments import INTEGERS, check_numerics, check_size, check_tensor, check_tile_lists, compute_dtype
 from ....config import Numerics, NumericsName
+from ....stages.compilation import with_plain_tensors
 from ._sparse_pixels import SparseLayout
 from ._tile_lists import TileLists, check_splats, dense_tiles, pack_splats
 
@@ -117,15 +117,12 @@ def _sparse(splats: tuple[Tensor, Tensor, Tensor], layout: SparseLayout, numeric
 
 def _largest_count(query: _Query, counts: Tensor) -> int:
     """Returns how many contributors to list, the largest of the given counts."""
-    if tuple(counts.shape) != query.shape or counts.is_floating_point():
-        raise ArgumentError(
-            f"num_contributing_gaussians: expected integers {list(query.shape)}, found {counts.dtype} "
-            f"{list(counts.shape)}"
-        )
+    check_tensor("num_contributing_gaussians", counts, query.shape, "a count per pixel", dtypes=INTEGERS)
     return int(counts.max()) if counts.numel() else 0
 
 
 @torch.no_grad()
+@with_plain_tensors
 def rasterize_num_contributing_gaussians(
     means2d: Tensor,
     conics: Tensor,
@@ -159,6 +156,7 @@ def rasterize_num_contributing_gaussians(
 
 
 @torch.no_grad()
+@with_plain_tensors
 def rasterize_contributing_gaussian_ids(
     means2d: Tensor,
     conics: Tensor,
@@ -191,6 +189,7 @@ def rasterize_contributing_gaussian_ids(
 
 
 @torch.no_grad()
+@with_plain_tensors
 def rasterize_top_contributing_gaussian_ids(
     means2d: Tensor,
     conics: Tensor,
@@ -225,6 +224,7 @@ def rasterize_top_contributing_gaussian_ids(
 
 
 @torch.no_grad()
+@with_plain_tensors
 def rasterize_num_contributing_gaussians_sparse(
     means2d: Tensor,
     conics: Tensor,
@@ -265,6 +265,7 @@ def rasterize_num_contributing_gaussians_sparse(
 
 
 @torch.no_grad()
+@with_plain_tensors
 def rasterize_contributing_gaussian_ids_sparse(
     means2d: Tensor,
     conics: Tensor,
@@ -307,6 +308,7 @@ def rasterize_contributing_gaussian_ids_sparse(
 
 
 @torch.no_grad()
+@with_plain_tensors
 def rasterize_top_contributing_gaussian_ids_sparse(
     means2d: Tensor,
     conics: Tensor,

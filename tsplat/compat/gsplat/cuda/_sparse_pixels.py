@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError, ShapeError, isect_offset_encode, isect_tiles, rasterize_to_pixels
-from ....arguments import check_size, check_tensor, check_tile_size
+from ....arguments import BOOLS, INTEGERS, check_size, check_tensor, check_tile_size, plain
 from ....config import Backend, NumericsName
+from ....stages.compilation import with_plain_tensors
 from ._tile_lists import TileLists
 
 WORD = 64
@@ -64,23 +65,25 @@ class SparseLayout:
                 f"tile_width: expected {tiles[0]}x{tiles[1]} tiles of {self.tile_size} for images of "
                 f"{self.width}x{self.height}, found {self.tile_width}x{self.tile_height}"
             )
-        n_active = self.active_tiles.numel()
+        check_tensor("active_tiles", self.active_tiles, [None], "[AT]", dtypes=INTEGERS)
+        n_active = len(self.active_tiles)
         words = -(-(self.tile_size**2) // WORD)
         for name, shape, meaning in (
-            ("active_tiles", [n_active], "[AT]"),
             ("tile_offsets", [n_active + 1], "[AT + 1]"),
             ("tile_pixel_mask", [n_active, words], "[AT, words]"),
             ("tile_pixel_cumsum", [max(n_active, 1)], "[AT]"),
         ):
             tensor = getattr(self, name)
-            if list(tensor.shape) != shape:
-                raise ShapeError(f"{name}: expected {meaning}, here {shape}, found {list(tensor.shape)}")
+            if isinstance(tensor, Tensor) and tensor.dtype == torch.uint64:
+                tensor = plain(name, tensor).view(torch.int64)  # which more operations are implemented for
+            check_tensor(name, tensor, shape, meaning, dtypes=INTEGERS)
         counts = self.chosen.sum(1).cumsum(0)
         if not torch.equal(counts, self.tile_pixel_cumsum[:n_active].to(torch.int64)):
             raise ArgumentError("tile_pixel_cumsum: expected the number of bits of tile_pixel_mask up to each tile")
         n_pixels = int(counts[-1]) if n_active else 0
-        if list(self.pixel_map.shape) != [n_pixels]:
-            raise ShapeError(f"pixel_map: expected [P], here [{n_pixels}], found {list(self.pixel_map.shape)}")
+        check_tensor("pixel_map", self.pixel_map, [n_pixels], "[P]", dtypes=INTEGERS)
+        if not torch.equal(self.pixel_map.to(torch.int64).sort()[0], torch.arange(n_pixels, device=counts.device)):
+            raise ArgumentError(f"pixel_map: expected each of 0 to {n_pixels - 1} once, found others")
         _, rows, columns = self.pixels
         if bool(((rows >= self.height) | (columns >= self.width)).any()):
             raise ArgumentError(
@@ -114,6 +117,7 @@ class SparseLayout:
         return TileLists(rows, columns, self.pixel_map, self.chosen.sum(1), offsets[:-1], offsets[1:], self.flatten_ids)
 
 
+@with_plain_tensors
 def build_sparse_tile_layout(
     pixels: Tensor, image_ids: Tensor, n_images: int, tile_size: int, tile_width: int, tile_height: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -137,12 +141,8 @@ def build_sparse_tile_layout(
     check_tile_size(tile_size)
     for name, size in (("n_images", n_images), ("tile_width", tile_width), ("tile_height", tile_height)):
         check_size(name, size)
-    if pixels.dim() != 2 or pixels.shape[1] != 2 or pixels.is_floating_point():
-        raise ShapeError(f"pixels: expected integers [P, 2], found {pixels.dtype} {list(pixels.shape)}")
-    if image_ids.shape != pixels.shape[:1] or image_ids.is_floating_point():
-        raise ShapeError(
-            f"image_ids: expected integers [P], here [{len(pixels)}], found {image_ids.dtype} {list(image_ids.shape)}"
-        )
+    check_tensor("pixels", pixels, [None, 2], "[P, 2]", dtypes=INTEGERS)
+    check_tensor("image_ids", image_ids, pixels.shape[:1], "[P] as pixels", dtypes=INTEGERS)
     rows, columns = pixels.to(torch.int64).unbind(-1)
     images = image_ids.to(torch.int64)
     bounds = (("image_ids", images, n_images), ("pixels: rows", rows, tile_height * tile_size))
@@ -175,6 +175,7 @@ def build_sparse_tile_layout(
 
 
 @torch.no_grad()
+@with_plain_tensors
 def isect_tiles_sparse(
     means2d: Tensor,
     radii: Tensor,
@@ -213,16 +214,18 @@ def isect_tiles_sparse(
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
     """
-    if list(tile_mask.shape) != [n_images, tile_height, tile_width] or tile_mask.dtype != torch.bool:
-        expected = [n_images, tile_height, tile_width]
-        raise ShapeError(f"tile_mask: expected bool {expected}, found {tile_mask.dtype} {list(tile_mask.shape)}")
+    check_tensor("means2d", means2d, [..., 2], "[..., N, 2] or [nnz, 2]")
+    check_tensor(
+        "tile_mask", tile_mask, [n_images, tile_height, tile_width], "[I, tile_height, tile_width]", dtypes=BOOLS
+    )
+    check_tensor("active_tiles", active_tiles, [None], "[AT]", dtypes=INTEGERS)
     active = tile_mask.flatten()
     if not torch.equal(active.nonzero().squeeze(1), active_tiles.to(torch.int64)):
         raise ArgumentError("active_tiles: expected the indices of the tiles that tile_mask has, ascending")
     packed = means2d.dim() == 2
     _, isect_ids, flatten_ids = isect_tiles(
         means2d, radii, depths, tile_size, tile_width, tile_height, packed=packed, n_images=n_images,
-        image_ids=None if image_ids is None else image_ids.to(torch.int64), conics=conics, opacities=opacities,
+        image_ids=image_ids, conics=conics, opacities=opacities,
         backend=backend, numerics=numerics,
     )  # fmt: skip
     if not packed and math.prod(means2d.shape[:-2]) != n_images:
@@ -234,6 +237,7 @@ def isect_tiles_sparse(
     return tile_offsets.to(torch.int32), flatten_ids[kept]
 
 
+@with_plain_tensors
 def rasterize_to_pixels_sparse(
     means2d: Tensor,
     conics: Tensor,
@@ -288,10 +292,16 @@ def rasterize_to_pixels_sparse(
     )  # fmt: skip
     layout.check()
     images, rows, columns = layout.pixels
-    if image_ids.shape != pixel_map.shape or not torch.equal(image_ids.to(torch.int64)[pixel_map], images):
+    check_tensor("image_ids", image_ids, pixel_map.shape, "[P] as pixel_map", dtypes=INTEGERS)
+    if not torch.equal(image_ids.to(torch.int64)[pixel_map], images):
         raise ArgumentError("image_ids: expected the image of each chosen pixel, as for build_sparse_tile_layout")
-    check_tensor("means2d", means2d, [None, 2] if packed else [*means2d.shape[:-1], 2], "[..., N, 2] or [nnz, 2]")
+    check_tensor("means2d", means2d, [None, 2] if packed else [..., 2], "[..., N, 2] or [nnz, 2]")
     shape = tuple(means2d.shape[:-2])
+    n_images = None if packed else math.prod(shape)
+    if backgrounds is not None:
+        check_tensor("backgrounds", backgrounds, [n_images, None], "[I, D]")
+    if masks is not None:
+        check_tensor("masks", masks, [n_images, tile_height, tile_width], "[I, tile_height, tile_width]", dtypes=BOOLS)
     if packed:
         given = [len(tensor) for tensor in (backgrounds, masks) if tensor is not None]
         shape = (max([*given, int(images.max()) + 1 if len(images) else 1]),)
@@ -302,9 +312,9 @@ def rasterize_to_pixels_sparse(
     render_colors, render_alphas = rasterize_to_pixels(
         means2d, conics, colors, opacities, image_width, image_height, tile_size,
         tile_offsets[following].view(tiles), flatten_ids,
-        None if backgrounds is None else backgrounds.reshape(*shape, -1),
+        None if backgrounds is None else backgrounds.reshape(*shape, backgrounds.shape[-1]),
         None if masks is None else masks.reshape(tiles), packed, absgrad, backend=backend, numerics=numerics,
     )  # fmt: skip
-    places = torch.empty_like(pixel_map)
+    places = torch.empty_like(pixel_map, dtype=torch.int64)
     places[pixel_map] = (images * image_height + rows) * image_width + columns
     return render_colors.reshape(-1, render_colors.shape[-1])[places], render_alphas.reshape(-1, 1)[places]

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError, ShapeError
-from ....arguments import check_ids, check_tensor, compute_dtype
+from ....arguments import BOOLS, check_ids, check_tensor, compute_dtype
 from ....config import PRESETS, SH_NORMS
 from ....stages import shading
+from ....stages.compilation import with_plain_tensors
 
 NUMERICS = PRESETS["gsplat-1.6"]
 """Where camera centers are -R^T t."""
 
 
+@with_plain_tensors
 def spherical_harmonics_l0(sh0: Tensor) -> Tensor:
     """Evaluates degree 0, which does not depend on the direction.
 
@@ -72,6 +74,7 @@ def spherical_harmonics_l1_plus(
     )
 
 
+@with_plain_tensors
 def _from_cameras(
     degrees_to_use: int,
     means: Tensor,
@@ -101,9 +104,9 @@ def _from_cameras(
         check_tensor("viewmats_rs", viewmats_rs, list(viewmats.shape), "[..., C, 4, 4] as viewmats")
         centers = (centers + shading.camera_centers(viewmats_rs, NUMERICS)) / 2
     if batch_ids is not None and camera_ids is not None and gaussian_ids is not None:
-        check_ids("batch_ids", batch_ids, math.prod(batch))
-        check_ids("camera_ids", camera_ids, n_cameras)
-        check_ids("gaussian_ids", gaussian_ids, n_gaussians)
+        check_ids("batch_ids", batch_ids, math.prod(batch), [None], "[nnz]")
+        check_ids("camera_ids", camera_ids, n_cameras, batch_ids.shape, "[nnz] as batch_ids")
+        check_ids("gaussian_ids", gaussian_ids, n_gaussians, batch_ids.shape, "[nnz] as batch_ids")
         rows = means.reshape(-1, n_gaussians, 3)[batch_ids, gaussian_ids]
         dirs = rows - centers.reshape(-1, n_cameras, 3)[batch_ids, camera_ids]
     elif batch_ids is None and camera_ids is None and gaussian_ids is None:
@@ -112,8 +115,8 @@ def _from_cameras(
         raise ArgumentError("batch_ids: expected together with camera_ids and gaussian_ids, or none of them")
     if len(coeffs) != dirs.shape[-2]:
         raise ShapeError(f"{name}: expected coefficients of {dirs.shape[-2]} rows, found {len(coeffs)}")
-    if masks is not None and masks.shape != dirs.shape[:-1]:
-        raise ShapeError(f"masks: expected {list(dirs.shape[:-1])}, found {list(masks.shape)}")
+    if masks is not None:
+        check_tensor("masks", masks, dirs.shape[:-1], "[..., C, N] or [nnz]", dtypes=BOOLS)
     coeffs = coeffs.expand(*dirs.shape[:-1], *coeffs.shape[1:])
     return shading.spherical_harmonics(degrees_to_use, dirs, coeffs, masks)
 

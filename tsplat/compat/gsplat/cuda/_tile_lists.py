@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .... import ShapeError
-from ....arguments import check_devices, check_size, check_tensor, check_tile_lists, check_tile_size
+from ....arguments import INTEGERS, check_devices, check_size, check_tensor, check_tile_lists, check_tile_size
 from ....config import ALPHA_MIN, TRANSMITTANCE_MIN, Numerics
+from ....stages.memory import check_images
 
 BATCH_SIZE = 1 << 18
 """Upper bound of pixels times intersections that are evaluated at a time."""
@@ -153,6 +154,7 @@ def dense_tiles(
     check_size("image_height", height)
     check_tile_size(tile_size)
     tiles = (math.ceil(height / tile_size), math.ceil(width / tile_size))
+    check_tensor(name, isect_offsets, [..., None, None], "[..., tile_height, tile_width]", dtypes=INTEGERS)
     images = means2d.shape[:-2] if means2d.dim() > 2 else isect_offsets.shape[:-2]
     if tuple(isect_offsets.shape) != (*images, *tiles):
         raise ShapeError(
@@ -160,8 +162,9 @@ def dense_tiles(
             f"{width}x{height}, found {list(isect_offsets.shape)}"
         )
     check_tile_lists(name, isect_offsets, flatten_ids, math.prod(means2d.shape[:-1]))
-    n_images = math.prod(images)
-    device = flatten_ids.device
+    n_images, device = math.prod(images), flatten_ids.device
+    # Row, column and place of each pixel.
+    check_images(device, n_images, width, height, 1, torch.int64)
     # [tile rows, tile columns, rows of a tile, columns of a tile]
     rows = torch.arange(tiles[0] * tile_size, device=device).view(tiles[0], 1, tile_size, 1)
     columns = torch.arange(tiles[1] * tile_size, device=device).view(1, tiles[1], 1, tile_size)
