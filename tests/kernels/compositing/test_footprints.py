@@ -1,11 +1,14 @@
 """A footprint is a file: another kind of splat, composited without a change to lists, walks, chunks or sums."""
 
+import dataclasses
 import functools
 import math
 
 import pytest
 import torch
 
+from tests.emulator.package import tsplat_emulated
+from tests.emulator.targets import needs_emulator
 from tests.kernels.compositing.test_lists import UNCUT
 from tests.support.closeness import EXACT, compare
 from tests.support.scenes import random_like
@@ -140,6 +143,17 @@ def _composite(inputs, v_colors, v_alphas, chunk, patch):
 @pytest.mark.parametrize("chunk", [UNCUT, 4])
 @pytest.mark.triton
 def test_discs_match_reference(channels, chunk, monkeypatch):
+    _assert_discs_match_reference(channels, chunk, monkeypatch)
+
+
+@needs_emulator
+@pytest.mark.slow
+def test_discs_on_a_gpu_match_reference(monkeypatch):
+    with tsplat_emulated("cuda:80"):
+        _assert_discs_match_reference(3, UNCUT, monkeypatch)
+
+
+def _assert_discs_match_reference(channels, chunk, monkeypatch):
     random = functools.partial(torch.rand, generator=torch.manual_seed(1), dtype=torch.float64)
     means, radii = random(N, 2) * torch.tensor([WIDTH, HEIGHT]), 2 + 8 * random(N, 1)
     inputs = [means, radii, 0.1 + 0.9 * random(N), random(N, channels), random(1, channels)]
@@ -153,3 +167,16 @@ def test_discs_match_reference(channels, chunk, monkeypatch):
     names = ("image", "alphas", "v_means", "v_radii", "v_opacities", "v_colors", "absgrad")
     for name, one, other in zip(names, found, expected, strict=True):
         compare(name, one, other, EXACT)
+
+
+@pytest.mark.triton
+def test_keys_of_caches_depend_on_the_source_of_a_footprint():
+    from triton.compiler import ASTSource
+
+    from tsplat.kernels.compositing.records import _pack_kernel
+    from tsplat.triton_cpu.launcher import _constant_key
+
+    footprints = (DISC, dataclasses.replace(DISC, pack=_bound), dataclasses.replace(DISC, SUMS=5))
+    assert len({_constant_key(footprint) for footprint in footprints}) == 3
+    signature = dict.fromkeys(_pack_kernel.arg_names, "constexpr")
+    assert len({ASTSource(_pack_kernel, signature, {"FOOTPRINT": footprint}).hash() for footprint in footprints}) == 3

@@ -44,8 +44,8 @@ def _blend_vjp(
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     at = FOOTPRINT.locate(record, pixel)
     e = FOOTPRINT.log2_alpha(record, at)
-    alpha = clamped_alpha(e, record[FIRST - 1], APPROX, AMD)
-    alpha = tl.where((e >= constant(LOG2_ALPHA_MIN, e)) & (place < last), alpha, 0.0)
+    kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place < last)
+    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], APPROX, AMD), 0.0)
     v_weight = v_color[0] * record[FIRST]
     for k in tl.static_range(1, len(v_color)):
         v_weight = tl.fma(v_color[k], record[FIRST + k], v_weight)

@@ -71,8 +71,8 @@ def _transmittance_kernel(
                 else:
                     next_row = tl.load(ids + place + 2)
                 e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, (center_x, center_y)))
-                alpha = clamped_alpha(e, record[VALUES - 1], APPROX, AMD)
-                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), alpha, 0.0)
+                limit = record[VALUES - 1]
+                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0)
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop

@@ -84,8 +84,8 @@ def _composite_fwd_kernel(
                     row = tl.load(ids + tl.minimum(place + AHEAD, end - 1)).to(tl.int64)
                     prefetch(records + row * RECORD_WIDTH, VALUES)
                 e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, (center_x, center_y)))
-                alpha = clamped_alpha(e, record[FIRST - 1], APPROX, AMD)
-                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), alpha, 0.0)
+                limit = record[FIRST - 1]
+                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0)
                 weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN, AMD)
                 blended = ()
                 for k in tl.static_range(FEATURES):
