@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.emulator.package import tsplat_emulated
+from emulator.package import tsplat_emulated
 from tests.emulator.targets import needs_emulator
 from tests.kernels.compositing.test_lists import UNCUT
 from tests.support.closeness import EXACT, compare
