@@ -173,6 +173,27 @@ def test_number_of_modules_and_imports():
     assert len(found) <= MAX_IMPORTS, f"{len(found)} imports between modules: {sorted(found)}"
 
 
+def imported_file(target):
+    """The file of the package that a dotted name is in: the longest part of the name that is one."""
+    parts = target.split(".")
+    for n in range(len(parts), 1, -1):
+        path = PACKAGE.joinpath(*parts[1:n])
+        if path.with_suffix(".py").exists() or (path / "__init__.py").exists():
+            return path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+    return None
+
+
+def test_files_import_in_one_direction():
+    """Imports for types only count, too. A package's own `__init__` may name what is in it."""
+    left = {path: {imported_file(target) for _, target, _ in imports(path)} - {path, None} for path in FILES}
+    left = {path: {file for file in found if file.name != "__init__.py"} for path, found in left.items()}
+    while free := [path for path, found in left.items() if not found & left.keys()]:
+        for path in free:
+            del left[path]
+    circles = {name(path): sorted(name(file) for file in found & left.keys()) for path, found in left.items()}
+    assert not circles, f"these files import each other: {circles}"
+
+
 def test_stages_do_not_import_each_other():
     problems = []
     for stage in STAGES:

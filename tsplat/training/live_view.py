@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedError
-from ..scene.capture.views import Capture, View
+from ..scene.capture.views import View
 from ..scene.gaussians import Gaussians
 from ..support.extras import require
-from ..support.interruption import StopRequest
 from ..viewing.trajectories import Camera, cameras_of_views
 from ..viewing.viewer import LiveTraining, Viewer, frame_model
 from ..viewing.viewer.server import ADDRESS, MODULES, PORT, check_address, open_in_browser, print_address
 from .configuration import Config
 from .history import History
 from .training_progress import Progress
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,42 +149,6 @@ class LiveView:
             self._closed = True
             self.training.close()
             self._viewer.close()
-
-
-@contextlib.contextmanager
-def shown(
-    trainer: Trainer, capture: Capture, options: ViewOptions | None, folder: Path, stop: StopRequest
-) -> Iterator[None]:
-    """Shows the training of a run inside the block, and prints where. Does nothing without options.
-
-    Args:
-        trainer: New, or restored from a checkpoint; gets the view.
-        folder: The run's folder.
-        stop: Ends a pause.
-    """
-    if options is None:
-        yield
-        return
-    view = LiveView(
-        trainer.gaussians,
-        capture.train,
-        trainer.config,
-        options,
-        test_views=capture.test,
-        name=folder.resolve().name,
-        step=trainer.step,
-        folder=folder / "viewer",
-    )
-    view.check = stop.check
-    trainer.view = view
-    try:
-        view.print_address()
-        yield
-        view.finish(trainer.gaussians)
-        print(f"the viewer is closed; to see the run: tsplat view {folder}")
-    finally:
-        view.close()
-        trainer.view = None
 
 
 def _on_cpu(camera: Camera) -> Camera:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..scene.capture.views import View
+from ..scene.capture.views import Capture, View
 from ..scene.gaussians import Gaussians
 from ..support.interruption import Interrupted, StopRequest
 from .configuration import Config, RunConfig
 from .display import progress_display
 from .evaluation import OnView, Score, evaluate, mean_psnr
 from .history import History, PsnrMonitor
+from .live_view import LiveView, ViewOptions
 from .parameters import scene_tensors
 from .rng_state import get_rng_state, set_rng_state
 from .run_checkpoints import Checkpoint, write_checkpoint
@@ -250,3 +251,39 @@ def score_views(
         ranks=trainer.ranks,
         on_view=on_view,
     )
+
+
+@contextlib.contextmanager
+def shown(
+    trainer: Trainer, capture: Capture, options: ViewOptions | None, folder: Path, stop: StopRequest
+) -> Iterator[None]:
+    """Shows the training of a run inside the block, and prints where. Does nothing without options.
+
+    Args:
+        trainer: New, or restored from a checkpoint; gets the view.
+        folder: The run's folder.
+        stop: Ends a pause.
+    """
+    if options is None:
+        yield
+        return
+    view = LiveView(
+        trainer.gaussians,
+        capture.train,
+        trainer.config,
+        options,
+        test_views=capture.test,
+        name=folder.resolve().name,
+        step=trainer.step,
+        folder=folder / "viewer",
+    )
+    view.check = stop.check
+    trainer.view = view
+    try:
+        view.print_address()
+        yield
+        view.finish(trainer.gaussians)
+        print(f"the viewer is closed; to see the run: tsplat view {folder}")
+    finally:
+        view.close()
+        trainer.view = None

@@ -24,13 +24,13 @@ from ..viewing.run_cameras import CAMERAS, CONFIG
 from ..viewing.trajectories import describe_cameras
 from .configuration import RunConfig, read_config, to_json
 from .evaluation import Network, Score, check_sizes, evaluate, mean_psnr, mean_ssim, report
-from .live_view import ViewOptions, check_view, shown
+from .live_view import ViewOptions, check_view
 from .parameters import scene_tensors
 from .plots import evenly_spaced
 from .processes.group import join_group
 from .run_checkpoints import delete_incomplete, read_newest
 from .run_context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
-from .run_loop import RunLoop, score_views
+from .run_loop import RunLoop, score_views, shown
 from .run_record import RunRecord
 from .run_report import write_held_out, write_report
 from .scene_record import (
