@@ -580,7 +580,7 @@ MUTANTS = [
     *_in(
         "stages/compositing.py",
         SLOTS,
-        ("gaussian_major, keys, key_bias)", "gaussian_major, keys, 0)", "bias of keys lost"),
+        ("return whole, parts", "return whole._replace(key_bias=0), parts", "bias of keys lost"),
     ),
     *_in(
         "stages/compositing.py",
@@ -739,7 +739,7 @@ MUTANTS = [
          "every rank's Gaussians counted from zero"),
         ("dense_ids, order = (camera_ids", "dense_ids, order = (-camera_ids", "cameras in another order"),
         ("index_copy_(0, order, v)", "index_copy_(0, order.flip(0), v)", "gradients of other projected Gaussians"),
-        (".sum(0), None, None, None", "[ranks.rank], None, None, None", "other ranks' gradient of a camera lost"),
+        ("4, 4).sum(0)", "4, 4)[ranks.rank]", "other ranks' gradient of a camera lost"),
         ("torch.zeros_like(columns[0]) if absgrad is None else absgrad", "torch.zeros_like(columns[0])",
          "absgrad lost in the backward exchange"),
         ("received_means2d.append(weakref.ref(means2d))", "received_means2d.append(lambda: means2d)",
