@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 
 from ..errors import FileError
 from .output import FULL
+from .reading import is_special
 
 ZIP = b"PK\x03\x04"
 """The first four bytes of a ZIP archive."""
@@ -75,7 +75,7 @@ def raise_if_special(path: str | os.PathLike[str]) -> None:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+    if is_special(mode):
         raise OSError(errno.EINVAL, "is a device, a pipe or a socket; expected a file", str(path))
 
 

@@ -6,10 +6,21 @@ import contextlib
 import io
 import os
 import stat
+from pathlib import Path
 
 from ..errors import FileError
 
 UNASKED_BYTES = 1 << 28
+
+
+def is_special(mode: int) -> bool:
+    """Whether a mode of ``os.stat`` is that of a pipe, a socket or a device: neither a file nor a folder."""
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a path is relative and does not lead out of the folder that it is relative to."""
+    return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
@@ -23,7 +34,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
         mode = os.stat(path).st_mode
     except ValueError as error:  # NUL, or characters that the file system cannot encode
         raise FileError(f"{os.fspath(path)!a}: expected the name of a file") from error
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a folder raises an error of its own
+    if is_special(mode):  # opening a folder raises an error of its own
         raise FileError(f"{path}: expected a regular file, found a pipe, a socket or a device")
     return open(path, "rb")
 

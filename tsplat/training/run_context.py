@@ -14,7 +14,7 @@ from ..errors import FileError
 from ..scene.formats.checkpoints import find_checkpoints
 from ..stages.process_group import RankGroup
 from ..support.extras import require
-from ..support.files import write_json
+from ..support.files import atomic_write, write_json
 from ..support.locks import lock_folder
 from ..viewing.outputs import RECORD, RUN_RESULTS
 from ..viewing.run_cameras import CONFIG
@@ -130,5 +130,9 @@ def saved_config(config: RunConfig, folder: Path, ranks: RankGroup) -> Iterator[
     try:
         yield
     except Exception:
-        path.unlink() if before is None else path.write_bytes(before)
+        if before is None:
+            path.unlink()
+        else:
+            with atomic_write(path) as file:
+                file.write(before)
         raise

@@ -5,7 +5,7 @@ import pytest
 from tests.support.viewer_sessions import control, viewed
 from tsplat import ArgumentError
 from tsplat.viewing.viewer.folder import Folder, NameTakenError
-from tsplat.viewing.viewer.panel import escape
+from tsplat.viewing.viewer.panel import escape_markdown
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 
@@ -76,4 +76,6 @@ def test_page_is_asked_before_a_file_is_replaced(client, tmp_path, monkeypatch):
 
 def test_messages_contain_no_markup():
     text = "a <img src=x onerror=alert(1)> [b](javascript:c) `d` 1 < 2\n\n<!-- e -->"
-    assert escape(text) == "a &lt;img src=x onerror=alert(1)> \\[b\\](javascript:c) \\`d\\` 1 < 2 &lt;!-- e -->"
+    assert (
+        escape_markdown(text) == "a &lt;img src=x onerror=alert(1)> \\[b\\](javascript:c) \\`d\\` 1 < 2 &lt;!-- e -->"
+    )

@@ -5,7 +5,6 @@ import http.server
 import json
 import socket
 import threading
-import time
 import urllib.parse
 
 import pytest
@@ -14,6 +13,7 @@ from tests.support import browser
 from tests.support.browser import CHROMIUM, open_page
 from tests.support.training_scenes import gray, make_gaussians, make_views
 from tests.support.viewer_sessions import viewed
+from tests.support.waiting import wait_for
 from tsplat.training import Config, Trainer, ViewOptions
 from tsplat.viewing.viewer import Viewer
 from tsplat.viewing.viewer.server import open_in_browser
@@ -53,42 +53,28 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def attack(page, ws, http):
-    page.evaluate(f"attack({ws!r}, {http!r})")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if (found := page.evaluate("window.found")) is not None:
-            page.evaluate("window.found = null")
-            return json.loads(found)
-        time.sleep(0.1)
-    raise TimeoutError
-
-
-def loaded(page):
-    deadline = time.monotonic() + 60
-    while page.evaluate("typeof attack") != "function":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def found_by(page, script):
+    """Runs a script of the page, and returns what it finds."""
+    page.evaluate(f"window.found = null; {script}")
+    wait_for(lambda: page.evaluate("window.found") is not None, every=0.1)
+    return json.loads(page.evaluate("window.found"))
 
 
 def refused_frame(page):
     """What the browser reports about a frame that it does not show."""
     page.call("Log.enable")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def reported():
         page.evaluate("0")  # receives events
-        for error in page.errors:
-            if "frame" in (text := error.get("entry", {}).get("text", "")):
-                return text
-        time.sleep(0.1)
-    raise TimeoutError(page.errors)
+        texts = [error.get("entry", {}).get("text", "") for error in page.errors]
+        return [text for text in texts if "frame" in text]
+
+    wait_for(reported, every=0.1)
+    return reported()[0]
 
 
-def connected(viewer, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not viewer._sessions and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return bool(viewer._sessions)
+def wait_for_clients(viewer, known=()):
+    wait_for(lambda: set(viewer._sessions) - set(known), every=0.1)
 
 
 @pytest.fixture(params=["view", "train --view"])
@@ -113,11 +99,11 @@ def test_page_of_another_origin(viewer, foreign, monkeypatch):
     # Another port of the same computer, and a foreign name; even if they know the token.
     for host in ("localhost", "evil.test"):
         with open_page(f"http://{host}:{foreign}/") as page:
-            loaded(page)
+            wait_for(lambda: page.evaluate("typeof attack") == "function", every=0.1)
             for path in ("/", "/wrong/", token):
                 for target in ("localhost", "127.0.0.1", "evil.test"):
-                    found = attack(page, f"ws://{target}:{port}{path}", f"http://{target}:{port}{path}")
-                    assert found == ["failed", "failed"]
+                    place = f"{target}:{port}{path}"
+                    assert found_by(page, f"attack('ws://{place}', 'http://{place}')") == ["failed", "failed"]
             # Nor does it show the viewer in a frame.
             page.evaluate(f"document.body.innerHTML = '<iframe src=\"{viewer.url}\"></iframe>'")
             assert "frame-ancestors" in refused_frame(page)
@@ -130,12 +116,8 @@ def test_name_that_is_bound_again(viewer, monkeypatch):
     monkeypatch.setattr(browser, "FLAGS", (*browser.FLAGS, "--host-resolver-rules=MAP evil.test 127.0.0.1"))
     url = viewer.url.replace("localhost", "evil.test")
     with open_page(url) as page:
-        page.wait_for(lambda image: image.std() >= 0, 10)
-        assert "not a name of this computer" in page.evaluate("document.body.innerText")
-        same_origin = f"fetch({url!r}).then(r => window.found = JSON.stringify(r.status))"
-        page.evaluate(same_origin)
-        time.sleep(1)
-        assert page.evaluate("window.found") == "403"
+        wait_for(lambda: "not a name of this computer" in (page.evaluate("document.body.innerText") or ""), every=0.1)
+        assert found_by(page, f"fetch({url!r}).then(r => window.found = JSON.stringify(r.status))") == 403
     assert not viewer._sessions
 
 
@@ -171,13 +153,10 @@ def tunnel(viewer):
 @pytest.mark.parametrize("viewer", ["view"], indirect=True)
 def test_tunnel_and_reload(viewer, tunnel):
     with open_page(viewer.url.replace(str(viewer.port), str(tunnel))) as page:
-        assert connected(viewer)
+        wait_for_clients(viewer)
         first = set(viewer._sessions)
         page.call("Page.reload")
-        deadline = time.monotonic() + 60
-        while not set(viewer._sessions) - first and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert set(viewer._sessions) - first
+        wait_for_clients(viewer, first)
 
 
 @pytest.mark.parametrize("viewer", ["view"], indirect=True)
@@ -188,7 +167,7 @@ def test_file_that_leads_to_the_page(viewer, monkeypatch):
     assert opened[0].startswith("file:///")
     assert urllib.parse.urlsplit(viewer.url).path.strip("/") not in opened[0]
     with open_page(opened[0]):
-        assert connected(viewer)
+        wait_for_clients(viewer)
 
 
 def test_all_addresses():
@@ -196,6 +175,6 @@ def test_all_addresses():
     try:
         address = next(info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET))
         with open_page(viewer.url.replace("localhost", address)):
-            assert connected(viewer)
+            wait_for_clients(viewer)
     finally:
         viewer.close()

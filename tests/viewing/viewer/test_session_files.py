@@ -13,7 +13,7 @@ from tests.support.waiting import wait_for
 from tests.viewing.test_scene_pages import read_page
 from tsplat.scene import read_ply
 from tsplat.viewing import read_cameras
-from tsplat.viewing.viewer.panel import escape
+from tsplat.viewing.viewer.panel import escape_markdown
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 
@@ -79,7 +79,7 @@ def test_crop_that_leaves_nothing_is_not_exported(client, tmp_path, name):
 def test_names_that_no_file_can_have(client, label, button, name):
     control(client, label).use(name)
     control(client, button).use()
-    assert f"**{label}: expected the name of a file, found {escape(repr(name))}**" in client.statuses
+    assert f"**{label}: expected the name of a file, found {escape_markdown(repr(name))}**" in client.statuses
 
 
 @pytest.mark.usefixtures("session")

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import FileError
-from ...support.reading import open_file, read_file
+from ...support.reading import open_file, read_file, stays_inside
 
 CAMERA_MODELS = {
     0: ("SIMPLE_PINHOLE", 3),
@@ -389,6 +389,6 @@ def _image(
         )
     if not name or "\0" in name:
         raise FileError(f"{path}: image {image_id}: expected a file name, found {name!r}")
-    if Path(name).is_absolute() or ".." in Path(name).parts:
+    if not stays_inside(name):
         raise FileError(f"{path}: image {image_id}: expected a path inside the folder of images, found {name!r}")
     return ColmapImage(name, camera_id, tuple(value / norm for value in pose[:4]), tuple(pose[4:]), point_ids)

@@ -31,7 +31,7 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...support.extras import require
 from ...support.files import utf8_path
-from ...support.reading import open_file, read_file
+from ...support.reading import open_file, read_file, stays_inside
 from ..gaussians import Gaussians
 from .foreign import listed
 from .models import read_model
@@ -293,8 +293,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path / MANIFEST}: expected {name!r} to be a JSON {KINDS[kind]}")
     files = manifest["files"]
     is_complete = TRAINING in files and (SCENE in files or any(name.startswith(f"{ROWS}/") for name in files))
-    is_inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
-    if not is_complete or not is_inside or not all(isinstance(entry, dict) for entry in files.values()):
+    if (
+        not is_complete
+        or not all(map(stays_inside, files))
+        or not all(isinstance(entry, dict) for entry in files.values())
+    ):
         raise CheckpointError(f"{path / MANIFEST}: expected the files of a checkpoint, found {listed(list(files))}")
     return manifest
 

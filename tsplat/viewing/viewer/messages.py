@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ...config import MAGNITUDE_MAX
 from .renderer import SIDE_MAX
 
 TEXT_MAX = 4096
 """Length of texts."""
-
-NUMBER_MAX = 1e12
-"""Magnitude of coordinates."""
 
 RENDER_MAX = 4096
 """Width and height of the images that pages draw, which are tiny."""
@@ -70,9 +68,9 @@ def find_problem(handle: Any, value: Any) -> str | None:
     if isinstance(current, tuple):
         if isinstance(current[0], int):  # a color
             return None if _is_list(value, len(current), _is_byte) else "bytes"
-        return None if _is_list(value, len(current), _is_coordinate) else f"numbers of at most {NUMBER_MAX:g}"
+        return None if _is_list(value, len(current), _is_coordinate) else f"numbers of at most {MAGNITUDE_MAX:g}"
     low, high = (getattr(handle, name, None) for name in ("min", "max"))
-    low, high = -NUMBER_MAX if low is None else low, NUMBER_MAX if high is None else high
+    low, high = -MAGNITUDE_MAX if low is None else low, MAGNITUDE_MAX if high is None else high
     if isinstance(current, (int, float)):
         return None if _is_number(value) and low <= value <= high else f"a number from {low:g} to {high:g}"
     return "no value"
@@ -83,7 +81,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_coordinate(value: Any) -> bool:
-    return _is_number(value) and abs(value) <= NUMBER_MAX
+    return _is_number(value) and abs(value) <= MAGNITUDE_MAX
 
 
 def _is_byte(value: Any) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ...config import MAGNITUDE_MAX
 from ...errors import ArgumentError
 from ...scene.cropping import Box, crop_option
 from .callbacks import Callbacks
 from .comparison import COMPARISONS, Comparison
+from .keyframes import SECONDS_MAX
 from .renderer import CAMERA_MODELS, COLORMAPS, MODES, Settings
 from .viewed_models import ViewedModel
 
@@ -184,7 +186,7 @@ class Panel:
     def show_status(self, text: str) -> None:
         """Shows a line above the controls, in bold between double asterisks."""
         bold = "**" if text.startswith("**") and text.endswith("**") and len(text) > 4 else ""
-        self.status.content = f"{bold}{escape(text.removeprefix(bold).removesuffix(bold))}{bold}"
+        self.status.content = f"{bold}{escape_markdown(text.removeprefix(bold).removesuffix(bold))}{bold}"
 
     def ask(self, name: str | None, action: Callable[[], str | None] | None = None) -> None:
         """Shows a button that replaces a file by an action, or hides it without a name."""
@@ -220,8 +222,8 @@ class Panel:
         self._antialiased = self._control(gui.add_checkbox("Antialiased", False, hint="rasterize_mode='antialiased'"))
         with gui.add_folder("Rasterization", expand_by_default=False):
             defaults = Settings()
-            self._near = self._control(gui.add_number("near_plane", defaults.near, min=0.0, max=1e12))
-            self._far = self._control(gui.add_number("far_plane", defaults.far, min=0.0, max=1e12))
+            self._near = self._control(gui.add_number("near_plane", defaults.near, min=0.0, max=MAGNITUDE_MAX))
+            self._far = self._control(gui.add_number("far_plane", defaults.far, min=0.0, max=MAGNITUDE_MAX))
             self._radius_clip = self._control(
                 gui.add_number("radius_clip", defaults.radius_clip, min=0.0, max=1e4, step=0.5)
             )
@@ -263,7 +265,7 @@ class Panel:
         keyframes = gui.add_text("Keyframe file", "keyframes.json", hint=ON_SERVER)
         callbacks.on_long_click(gui.add_button("Save keyframes"), lambda: actions.save_keyframes(_name_in(keyframes)))
         callbacks.on_long_click(gui.add_button("Load keyframes"), lambda: actions.load_keyframes(_name_in(keyframes)))
-        seconds = gui.add_number("Seconds", 4.0, min=0.1, max=600.0)
+        seconds = gui.add_number("Seconds", 4.0, min=0.1, max=float(SECONDS_MAX))
         callbacks.on_long_click(gui.add_button("Preview"), lambda: actions.preview(seconds.value))
         video = gui.add_text(
             "Video file",
@@ -278,7 +280,7 @@ class Panel:
         return handle
 
 
-def escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Returns a line of text as Markdown. Pages of viser run scripts in Markdown, and names of files are not ours."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"([\\`\[\]])", r"\\\1", " ".join(text.split())))
 
