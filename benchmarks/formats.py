@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
-from tests.support.round_trips import ORDERS, angles_between, check_round_trip
+from tests.support.round_trips import WRITERS, angles_between, check_round_trip
 from tsplat.scene import Gaussians, intrinsics, read_model, write_model
 from tsplat.scene.formats.models import Format
 from tsplat.viewing import look_at_all, render
@@ -121,7 +121,7 @@ def largest_errors(format: Format, gaussians: Gaussians, found: Gaussians) -> li
     elif format == "ply":
         order = torch.arange(len(gaussians))
     else:
-        order = ORDERS["spz" if format == "spz4" else format](gaussians.means)
+        order, _ = WRITERS["spz" if format == "spz4" else format].encode_means(gaussians.means.numpy())
     expected = gaussians.map(lambda tensor: tensor[order])
     size = min(expected.shN.shape[1], found.shN.shape[1])
     shN = found.shN[:, :size], expected.shN[:, :size]

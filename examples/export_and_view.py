@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from tsplat.scene import Gaussians, lost_on_write, orbit, procedural_capture, read_model, write_model
+from tsplat.scene import Gaussians, orbit, procedural_capture, read_model, write_model
 from tsplat.training import Config, evaluate, fit, mean_psnr, psnr
 from tsplat.viewing import Camera, render, render_frames, write_frames
 
@@ -38,7 +38,7 @@ assert quality > 20
 # ## Formats
 #
 # `write_model` chooses the format by the name of the file, and `read_model` reads all of them. PLY stores every
-# digit. The others are smaller and round values; `lost_on_write` says what is lost. How much that is can be seen by
+# digit. The others are smaller and round values; `write_model` returns what is lost. How much that is can be seen by
 # comparing renderings.
 
 # %%
@@ -52,10 +52,9 @@ def image_of(model):
 exact = image_of(scene)
 sizes = {}
 for name in ("scene.ply", "scene.compressed.ply", "scene.splat", "scene.spz", "scene.sog"):
-    write_model(folder / name, scene)
+    lost = "; ".join(write_model(folder / name, scene)) or "nothing"
     sizes[name] = (folder / name).stat().st_size / len(scene)
     difference = float(psnr(image_of(read_model(folder / name)), exact))
-    lost = "; ".join(lost_on_write(name, scene)) or "nothing"
     print(f"{name:21} {sizes[name]:6.1f} bytes per Gaussian, {difference:5.1f} dB; lost: {lost}")
     assert difference > 30
 assert max(size for name, size in sizes.items() if name != "scene.ply") < sizes["scene.ply"] / 4

@@ -12,7 +12,9 @@ import pytest
 
 from tests.support.captures import write_scene
 from tsplat import cli
+from tsplat.cli.parser import build_parser
 
+COMMANDS = next(action for action in build_parser()._actions if action.dest == "command").choices
 INVALID = [
     ([], "required"),
     (["frobnicate"], "frobnicate"),
@@ -285,3 +287,17 @@ def test_ctrl_c_outside_training_prints_one_line(tmp_path):
             process.kill()
     assert (process.returncode, error) == (130, "tsplat: interrupted\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["train", "--resume", "run"]])
+def test_help_in_a_narrow_terminal(words, monkeypatch, capsys):
+    pytest.importorskip("tyro")
+    monkeypatch.setenv("COLUMNS", "40")
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*words, "--help"])
+    expected = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "1")
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*words, "--help"])
+    assert capsys.readouterr().out == expected
+    assert "usage: tsplat" in expected

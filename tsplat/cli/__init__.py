@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +21,9 @@ EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 MESSAGE_MAX = 1000
 """Length of a message in characters; a longer one loses its middle."""
 
+HELP_WIDTH_MIN = 40
+"""Columns of help in a narrower terminal; wrapping all options of ``tsplat train`` to one column takes minutes."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line.
@@ -32,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         its number after a signal, such as 130 after Ctrl-C; 1 if `tsplat doctor` finds no device that works.
     """
     protect_output()
+    if shutil.get_terminal_size().columns < HELP_WIDTH_MIN:
+        os.environ["COLUMNS"] = str(HELP_WIDTH_MIN)
     try:
         parser = build_parser()
         arguments, rest = parser.parse_known_args(argv)

@@ -258,7 +258,7 @@ def report(arguments: Namespace) -> int:
 
 def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
-    from ..scene import lost_on_write, write_model
+    from ..scene import write_model
     from ..scene.cropping import crop_gaussians, raise_if_empty
     from ..viewing.outputs import check_output
     from ..viewing.scene_pages import is_page
@@ -272,8 +272,7 @@ def convert(arguments: Namespace) -> int:
     gaussians, box = _open(arguments), _box(arguments)
     if box is not None:
         gaussians = raise_if_empty(crop_gaussians(gaussians, box), box)
-    write_model(arguments.out, gaussians, format=arguments.format)
-    lost = lost_on_write(arguments.out, gaussians, format=arguments.format)
+    lost = write_model(arguments.out, gaussians, format=arguments.format)
     n_invalid = int((~gaussians.valid).sum())
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
     losses = f"; lost: {', '.join(lost)}" if lost else ""

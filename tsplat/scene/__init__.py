@@ -23,7 +23,6 @@ from .capture import (
 )
 from .formats import (
     CheckpointError,
-    lost_on_write,
     open_model,
     read_model,
     read_ply,
@@ -55,7 +54,6 @@ __all__ = [
     "View",
     "intrinsics",
     "look_at",
-    "lost_on_write",
     "morton_order",
     "normalize_capture",
     "open_model",

@@ -21,7 +21,7 @@ from ..arguments import check_choice
 from ..errors import ArgumentError, MissingExtraError
 from ..scene.capture.views import Color
 from ..scene.cropping import Box, crop_gaussians, raise_if_empty
-from ..scene.formats import lost_on_write, open_model
+from ..scene.formats import open_model
 from ..scene.formats.ply import compressed_ply_content
 from ..scene.formats.sog_writer import sog_content
 from ..scene.gaussians import Gaussians, drop_invalid
@@ -39,7 +39,11 @@ SUFFIXES = (".html", ".htm")
 FILE_NAMES = {"sog": "scene.sog", "compressed-ply": "scene.compressed.ply"}
 """Embedding -> name by which the viewer knows the format."""
 
-ENCODERS: dict[str, Callable[[Gaussians], bytes]] = {"sog": sog_content, "compressed-ply": compressed_ply_content}
+ENCODERS: dict[str, Callable[[Gaussians], tuple[bytes, list[str]]]] = {
+    "sog": sog_content,
+    "compressed-ply": compressed_ply_content,
+}
+"""Embedding -> function that returns the model and what is lost."""
 
 FOLDER = Path(__file__).parent / "web_viewer"
 
@@ -52,7 +56,7 @@ class ScenePage:
         n_gaussians: Number of Gaussians.
         size: Size of the file in bytes.
         model_size: Size of the embedded model in bytes, without base64.
-        lost: What the format of the model cannot store, as phrases; see :func:`tsplat.scene.lost_on_write`.
+        lost: What the format of the model cannot store, as phrases; see :func:`tsplat.scene.write_model`.
     """
 
     n_gaussians: int
@@ -153,7 +157,7 @@ def write_page(
     name = FILE_NAMES[format]
     path = Path(path)
     with output_folder(path.parent):
-        model = ENCODERS[format](gaussians)
+        model, lost = ENCODERS[format](gaussians)
         values = {
             "title": title,
             "license": escape((FOLDER / "LICENSE").read_text("utf-8")),
@@ -166,7 +170,7 @@ def write_page(
         page = fill((FOLDER / "page.html").read_text("utf-8"), values).encode()
         with atomic_write(path) as file:
             file.write(page)
-    return ScenePage(len(gaussians), len(page), len(model), lost_on_write(name, gaussians))
+    return ScenePage(len(gaussians), len(page), len(model), lost)
 
 
 def check_format(format: str) -> None:

@@ -1,7 +1,10 @@
 """Tests of reading and writing models by content and name, and of models from other programs."""
 
+import contextlib
+import json
 import struct
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 from tests.support.model_files import assert_same_rotations, random_gaussians, sog_files, spz_bytes, write_zip
 from tests.support.paths import MODELS
 from tsplat import ArgumentError, UnsupportedError, quat_scale_to_covar_preci, spherical_harmonics
-from tsplat.scene import FileError, MissingExtraError, lost_on_write, read_model, read_ply, write_model, write_ply
+from tsplat.scene import FileError, MissingExtraError, read_model, read_ply, write_model, write_ply
 from tsplat.scene.formats.models import WRITERS
 
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason="needs the test models")
@@ -115,31 +118,42 @@ def test_write_accepts_a_format_for_any_name(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_lost_on_write():
+def test_what_is_lost(tmp_path):
     gaussians = random_gaussians(9, degree=1, antialiased=True)
-    assert lost_on_write("a.PLY", gaussians) == []
-    assert lost_on_write("a.compressed.ply", gaussians) == ["all but 8 to 11 bits of every value"]
-    assert lost_on_write("a.splat", gaussians) == [
+    assert write_model(tmp_path / "a.PLY", gaussians) == []
+    assert write_model(tmp_path / "a.compressed.ply", gaussians) == ["all but 8 to 11 bits of every value"]
+    lost = [
         "view dependence (SH degree 1)",
         "the antialiased flag",
         "all but 8 bits of colors, opacities and rotations",
     ]
-    assert len(lost_on_write("a.splat", random_gaussians(9))) == 1
-    assert lost_on_write("a.ply", gaussians, format="splat") == lost_on_write("a.splat", gaussians)
+    assert (
+        write_model(tmp_path / "a.splat", gaussians) == write_model(tmp_path / "a", gaussians, format="splat") == lost
+    )
+    assert write_model(tmp_path / "a.splat", random_gaussians(9)) == lost[2:]
 
 
-def test_lost_on_write_names_what_is_clamped_or_clustered():
+def test_what_is_clamped_is_lost(tmp_path):
+    pytest.importorskip("zstandard")
     gaussians = random_gaussians(9, degree=1)
     bits = "all but 24 bits of positions, 10 of rotations and 8 of other values"
-    assert lost_on_write("a.spz", gaussians.map(lambda tensor: 0.1 * tensor)) == [bits]
+    assert write_model(tmp_path / "a.spz", gaussians.map(lambda tensor: 0.1 * tensor)) == [bits]
     extreme = gaussians.map(lambda tensor: 100 * tensor)
     clamped = ["log scales outside [-10, 5.94]", "colors outside [-0.44, 1.44]", "SH coefficients outside [-1, 1]"]
-    assert lost_on_write("a.spz", extreme) == lost_on_write("a", extreme, format="spz4") == [bits, *clamped]
+    for format in ("spz", "spz4"):
+        assert write_model(tmp_path / "a", extreme, format=format) == [bits, *clamped]
+
+
+@pytest.mark.parametrize("name", ["a.sog", "a/meta.json"])
+def test_clustered_coefficients_are_counted(tmp_path, name):
     bits = "all but 16 bits of positions and 8 of other values"
-    assert lost_on_write("a.sog", gaussians) == [bits]
-    assert lost_on_write("meta.json", random_gaussians(20_000)) == [bits]
-    palette = "SH coefficients beyond a palette of at most 16,384"
-    assert lost_on_write("a.sog", random_gaussians(20_000, degree=1)) == [bits, palette]
+    assert write_model(tmp_path / name, random_gaussians(20_000)) == [bits]
+    assert write_model(tmp_path / name, random_gaussians(9, degree=1)) == [bits]
+    lost = write_model(tmp_path / name, random_gaussians(20_000, degree=1))
+    with zipfile.ZipFile(tmp_path / name) if name == "a.sog" else contextlib.nullcontext() as archive:
+        meta = json.loads(archive.read("meta.json") if archive else (tmp_path / name).read_text())
+    assert meta["shN"]["count"] < 1 << 14
+    assert lost == [bits, f"SH coefficients beyond a palette of {meta['shN']['count']:,}"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Tests of what all compressed formats have in common: rounding, the mean color, and writing a file that was read."""
 
 import itertools
+from pkgutil import resolve_name
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -47,6 +49,22 @@ def test_a_model_that_was_read_is_written_byte_for_byte(tmp_path, format):
     ties = random_gaussians(300, degree=2)
     ties.quats[:] = torch.tensor(list(itertools.product([-0.5, 0.5, 0.0], repeat=4)))[torch.arange(300) % 81]
     assert_rewriting_keeps_every_byte(tmp_path, format, ties)
+
+
+@pytest.mark.parametrize(
+    ("format", "function", "calls"),
+    [
+        ("sog", "sog_writer.decode_means", 1),
+        ("sog", "sog_writer._n_clusters", 1),
+        ("spz", "spz_writer._fixed_point", 1),
+        ("compressed-ply", "compressed_ply._normalize_chunks", 4),  # one tests whether the first chunk is exact
+    ],
+)
+def test_values_are_encoded_once(tmp_path, monkeypatch, format, function, calls):
+    gaussians, counted = random_gaussians(600, degree=1), Mock(wraps=resolve_name(f"tsplat.scene.formats.{function}"))
+    monkeypatch.setattr(f"tsplat.scene.formats.{function}", counted)
+    write_model(tmp_path / "a", gaussians, format=format)
+    assert counted.call_count == calls
 
 
 @pytest.mark.slow

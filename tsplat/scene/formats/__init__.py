@@ -5,7 +5,7 @@ Every reader returns :class:`~tsplat.scene.Gaussians` in float32 on the CPU, and
 """
 
 from .checkpoints import CheckpointError, open_model
-from .models import lost_on_write, read_model, write_model
+from .models import read_model, write_model
 from .ply import read_ply, write_compressed_ply, write_ply
 from .sog import read_sog
 from .sog_writer import write_sog
@@ -16,7 +16,6 @@ from .torch_checkpoints import read_torch_checkpoint
 
 __all__ = [
     "CheckpointError",
-    "lost_on_write",
     "open_model",
     "read_model",
     "read_ply",

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from einops import rearrange
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...config import SH_NORMS
 from ...errors import FileError
@@ -40,6 +39,9 @@ from .quantization import (
 
 CHUNK = 256
 """Gaussians per chunk."""
+
+VECTOR_BITS = (11, 10, 11)
+"""Bits of the components of positions and log scales."""
 
 AXES = ("x", "y", "z")
 VERTEX = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
@@ -80,8 +82,8 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
 
     words = {name: vertex[name].astype(np.uint32) for name in VERTEX}
     with np.errstate(over="ignore", invalid="ignore"):
-        means = between(_unpack(words["packed_position"], (11, 10, 11)), RANGES[0])
-        log_scales = between(_unpack(words["packed_scale"], (11, 10, 11)), RANGES[1])
+        means = between(_unpack(words["packed_position"], VECTOR_BITS), RANGES[0])
+        log_scales = between(_unpack(words["packed_scale"], VECTOR_BITS), RANGES[1])
         rgba = _unpack(words["packed_color"], (8, 8, 8, 8))
         colors = between(rgba[:, :3], RANGES[2]) if colored else rgba[:, :3]
         sh0 = sh0_from_colors(colors)
@@ -97,7 +99,7 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
 
 
 def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) -> bytes:
-    """Encodes Gaussians in the order of :func:`file_order` as a compressed PLY, with bounds of the colors.
+    """Encodes Gaussians in the order of :func:`encode_means` as a compressed PLY, with bounds of the colors.
 
     Args:
         gaussians: N Gaussians of SH degree 0 to 3.
@@ -107,17 +109,15 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) ->
         UnsupportedError: The SH degree is above 3.
         ArgumentError: A Gaussian is invalid.
     """
-    arrays = ordered_arrays(gaussians, "a compressed PLY", file_order)
+    arrays, (mean_bounds, means) = ordered_arrays(gaussians, "a compressed PLY", encode_means)
     colors = _colors(arrays["sh0"][:, 0])
     log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
-    (mean_bounds, means), (scale_bounds, scales), (color_bounds, rgb) = (
-        _normalize_chunks(values, bound)
-        for values, bound in ((arrays["means"], None), (log_scales, None), (colors, _stored_color))
-    )
+    scale_bounds, scales = _normalize_chunks(log_scales)
+    color_bounds, rgb = _normalize_chunks(colors, _stored_color)
     vertex = [
-        _pack(means, (11, 10, 11)),
+        means,
         rotation_codes(arrays["quats"], _encode_quats, _decode_quats),
-        _pack(scales, (11, 10, 11)),
+        _pack(scales, VECTOR_BITS),
         _pack(np.concatenate([rgb, arrays["opacities"][:, None]], 1), (8, 8, 8, 8)),
     ]
     sh = _encode_sh(arrays["shN"])
@@ -136,22 +136,28 @@ def _interpolate(fractions: NDArray[np.float64], low: NDArray[Any], high: NDArra
     return (low * (1 - fractions) + high * fractions).astype(np.float32)
 
 
-def file_order(means: Tensor) -> Tensor:
-    """Returns the ids of means [N, 3] in the order of the file.
+def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[Floats, NDArray[np.uint32]]]:
+    """Encodes means [N, 3] in Morton order. The order of means that are exact in it is kept.
 
-    That is the Morton order. The order of means that are exact in it is kept: so are those of a file that is written
-    again, whose chunks must not change.
+    So are those of a file that is written again, whose chunks must not change.
+
+    Returns:
+        Their ids [N] in the order of the file; the bounds of its chunks, [chunks, 6], and the words, [N].
     """
-    is_exact = np.array_equal(_stored_means(means.numpy()), means.numpy())
-    return torch.arange(len(means)) if is_exact else morton_order(means)
+    if _encode_exact(means[:CHUNK]) and (encoded := _encode_exact(means)):
+        return np.arange(len(means)), encoded
+    order = morton_order(torch.from_numpy(means)).numpy()
+    bounds, fractions = _normalize_chunks(means[order])
+    return order, (bounds, _pack(fractions, VECTOR_BITS))
 
 
-def _stored_means(means: Floats) -> Floats:
-    """Returns means as they are read if they are written in this order."""
+def _encode_exact(means: Floats) -> tuple[Floats, NDArray[np.uint32]] | None:
+    """Encodes means in this order as bounds and words; None if they would not be read as they are."""
     bounds, fractions = _normalize_chunks(means)
+    words = _pack(fractions, VECTOR_BITS)
     per_row = bounds[np.arange(len(means)) // CHUNK]
-    bits = (11, 10, 11)
-    return _interpolate(_unpack(_pack(fractions, bits), bits), per_row[:, :3], per_row[:, 3:])
+    stored = _interpolate(_unpack(words, VECTOR_BITS), per_row[:, :3], per_row[:, 3:])
+    return (bounds, words) if np.array_equal(stored, means) else None
 
 
 def _colors(sh0: Floats) -> NDArray[np.float64]:

@@ -18,10 +18,10 @@ from .image_sets import META
 from .ply import read_ply, write_compressed_ply, write_ply
 from .png_images import PNG_MEANS, read_png_model
 from .sog import read_sog
-from .sog_writer import lost_in_sog, write_sog
+from .sog_writer import write_sog
 from .splat import read_splat, write_splat
 from .spz import GZIP, MAGIC, read_spz
-from .spz_writer import lost_in_spz, write_spz
+from .spz_writer import write_spz
 from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 
 POINT_CLOUD = "point_cloud.ply"
@@ -30,7 +30,7 @@ POINT_CLOUD = "point_cloud.ply"
 KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, Inria's .pth"
 READ_ONLY = (".ksplat", ".pt", ".pth", ".json")
 Format = Literal["ply", "compressed-ply", "splat", "spz", "spz4", "sog"]
-WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], None]] = {
+WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], list[str]]] = {
     "ply": write_ply,
     "compressed-ply": write_compressed_ply,
     "splat": write_splat,
@@ -38,7 +38,7 @@ WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], None]] = {
     "spz4": functools.partial(write_spz, version=4),
     "sog": write_sog,
 }
-"""Format -> function."""
+"""Format -> function, which returns what is lost."""
 
 ENDINGS: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
@@ -123,10 +123,8 @@ def _find_point_cloud(folder: Path) -> Path | None:
     return folder / POINT_CLOUD if (folder / POINT_CLOUD).is_file() else last
 
 
-def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> None:
+def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> list[str]:
     """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ or SOG.
-
-    :func:`lost_on_write` lists what the format cannot represent.
 
     Args:
         path: File to write, in a folder that is created if it does not exist. SOG may also be a folder.
@@ -134,6 +132,9 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
         format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"`` or ``"sog"``. None
             chooses by the name: ``.ply``, ``.compressed.ply``, ``.splat``, ``.spz``, ``.sog``, or ``meta.json`` for a
             folder of SOG.
+
+    Returns:
+        What the format cannot represent, as phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
 
     Raises:
         UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
@@ -146,18 +147,17 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
     Example::
 
         import torch
-        from tsplat.scene import Gaussians, lost_on_write, read_model, write_model
+        from tsplat.scene import Gaussians, read_model, write_model
 
         gaussians = Gaussians.from_points(torch.rand(100, 3), torch.rand(100, 3), sh_degree=3)
-        write_model("scene.ply", gaussians)
+        assert write_model("scene.ply", gaussians) == []
         assert torch.equal(read_model("scene.ply").means, gaussians.means)
-        print(lost_on_write("scene.splat", gaussians))
+        print(write_model("scene.splat", gaussians))
     """
     chosen = _format(path, format)
     if chosen is not None:
         with output_folder(Path(path).parent):
-            WRITERS[chosen](path, gaussians)
-        return
+            return WRITERS[chosen](path, gaussians)
     known = ", ".join(ending.lstrip("/") for ending in ENDINGS)
     if Path(path).suffix.lower() in READ_ONLY:
         raise UnsupportedError(f"{path}: writing this format is not implemented; write {known}")
@@ -172,26 +172,3 @@ def _format(path: str | os.PathLike[str], format: Format | None) -> Format | Non
         raise ArgumentError(f"format: expected {', '.join(WRITERS)}, found {format!r}")
     name = f"/{Path(path).name.lower()}"
     return format or next((known for ending, known in ENDINGS.items() if name.endswith(ending)), None)
-
-
-def lost_on_write(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> list[str]:
-    """Describes what :func:`write_model` loses by writing these Gaussians to a file of this name.
-
-    Returns:
-        Phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
-    """
-    match _format(path, format):
-        case "ply":
-            return []
-        case "compressed-ply":
-            return ["all but 8 to 11 bits of every value"]
-        case "spz" | "spz4":
-            return ["all but 24 bits of positions, 10 of rotations and 8 of other values", *lost_in_spz(gaussians)]
-        case "sog":
-            return ["all but 16 bits of positions and 8 of other values", *lost_in_sog(gaussians)]
-    lost = {
-        f"view dependence (SH degree {gaussians.sh_degree})": gaussians.sh_degree > 0,
-        "the antialiased flag": gaussians.antialiased,
-        "all but 8 bits of colors, opacities and rotations": True,
-    }
-    return [description for description, is_lost in lost.items() if is_lost]

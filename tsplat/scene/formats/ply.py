@@ -109,8 +109,11 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     return Gaussians(**tensors, antialiased=mode == "mip" or (mode is None and filter_name is not None))
 
 
-def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
+def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     """Writes a little-endian PLY file atomically: 62 floats per Gaussian, with zeros for normals and unused degrees.
+
+    Returns:
+        What is lost, as :func:`write_model` does: nothing.
 
     Raises:
         UnsupportedError: The SH degree is above 3.
@@ -146,9 +149,10 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
     with atomic_write(path) as file:
         file.write("\n".join(lines).encode())
         file.write(values.tobytes())
+    return []
 
 
-def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
+def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     """Writes PlayCanvas's compressed PLY atomically, in Morton order.
 
     The order is kept if all positions are exactly those that the format represents, as in a model that was read from
@@ -157,20 +161,24 @@ def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> 
     Positions, log scales and colors have 8 to 11 bits between the bounds of 256 Gaussians, rotations 10 bits, and
     opacities 8 bits. SH coefficients above degree 0 have 8 bits between -4 and 4.
 
+    Returns:
+        What is lost, as :func:`write_model` does.
+
     Raises:
         UnsupportedError: The SH degree is above 3.
         ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
         OSError: The file cannot be written.
     """
-    content = compressed_ply_content(gaussians)
+    content, lost = compressed_ply_content(gaussians)
     with atomic_write(path) as file:
         file.write(content)
+    return lost
 
 
-def compressed_ply_content(gaussians: Gaussians) -> bytes:
-    """Returns the content of the file that :func:`write_compressed_ply` writes; raises the same errors."""
+def compressed_ply_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
+    """Returns the content of the file that :func:`write_compressed_ply` writes, and what is lost."""
     _check_degree(gaussians)
-    return encode_compressed_ply(gaussians, _comments(gaussians))
+    return encode_compressed_ply(gaussians, _comments(gaussians)), ["all but 8 to 11 bits of every value"]
 
 
 def _check_degree(gaussians: Gaussians) -> None:

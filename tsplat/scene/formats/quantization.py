@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...config import SH_NORMS
 from ...errors import ArgumentError, UnsupportedError
@@ -15,6 +14,7 @@ from ..gaussians import Gaussians
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+Encoded = TypeVar("Encoded")
 
 OPACITY_MARGIN = 1e-6
 """Opacities are clamped to [this, 1 - this], so that their logits are finite."""
@@ -116,13 +116,18 @@ def check_valid(gaussians: Gaussians) -> None:
         )
 
 
-def ordered_arrays(gaussians: Gaussians, name: str, file_order: Callable[[Tensor], Tensor]) -> dict[str, Floats]:
+def ordered_arrays(
+    gaussians: Gaussians, name: str, encode_means: Callable[[Floats], tuple[NDArray[np.int64], Encoded]]
+) -> tuple[dict[str, Floats], Encoded]:
     """Checks Gaussians, and returns their parameters and opacities by name as float32 arrays in the order of a file.
 
     Args:
         gaussians: Gaussians on any device.
         name: Name of the format, for messages.
-        file_order: Returns the ids [N] of means [N, 3] in the order of the file.
+        encode_means: Returns the ids [N] of means [N, 3] in the order of the file, and the means encoded in it.
+
+    Returns:
+        The arrays, and the encoded means.
 
     Raises:
         UnsupportedError: The SH degree is above 3.
@@ -132,9 +137,9 @@ def ordered_arrays(gaussians: Gaussians, name: str, file_order: Callable[[Tensor
         raise UnsupportedError(f"sh_degree: expected at most 3 for {name}, found {gaussians.sh_degree}")
     gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
     check_valid(gaussians)
-    order = file_order(gaussians.means)
+    order, means = encode_means(gaussians.means.numpy())
     tensors = {**gaussians.tensors(), "opacities": gaussians.opacities}
-    return {name: tensor[order].numpy() for name, tensor in tensors.items()}
+    return {name: tensor.numpy()[order] for name, tensor in tensors.items()}, means
 
 
 def rounded(values: NDArray[Any]) -> NDArray[np.float64]:

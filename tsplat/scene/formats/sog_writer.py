@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
@@ -35,7 +34,7 @@ EXACT_SQUARES_MAX = 1e15
 SUFFIX = ".sog"
 
 
-def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
+def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     """Writes PlayCanvas's SOG, version 2, in Morton order. The result is the same in every run.
 
     Largest errors:
@@ -54,6 +53,9 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
             ``meta.json``, for single files.
         gaussians: Gaussians of SH degree 0 to 3.
 
+    Returns:
+        What is lost, as :func:`write_model` does, with the number of rows of coefficients if they are clustered.
+
     Raises:
         UnsupportedError: The SH degree is above 3.
         ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
@@ -63,33 +65,26 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
     """
     path = Path(path)
     if path.suffix.lower() == SUFFIX and not path.is_dir():
-        content = sog_content(gaussians)
+        content, lost = sog_content(gaussians)
         with atomic_write(path) as file:
             file.write(content)
-        return
+        return lost
     require("PIL")
-    files = _encode(gaussians)
+    files, lost = _encode(gaussians)
     with output_folder(path.parent if path.name == META else path) as folder:
         # A folder with meta.json is complete.
         (folder / META).unlink(missing_ok=True)
         for name, content in files.items():
             with atomic_write(folder / name) as file:
                 file.write(content)
+    return lost
 
 
-def sog_content(gaussians: Gaussians) -> bytes:
-    """Returns the content of the archive that :func:`write_sog` writes; raises the same errors."""
+def sog_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
+    """Returns the content of the archive that :func:`write_sog` writes, and what is lost; raises the same errors."""
     require("PIL")
-    return _archive(_encode(gaussians))
-
-
-def lost_in_sog(gaussians: Gaussians) -> list[str]:
-    """Describes what SOG loses if there are many Gaussians: rows of SH coefficients that are not in its palette."""
-    if gaussians.sh_degree == 0 or len(gaussians) <= EXACT_PALETTE:
-        return []
-    rows = np.ascontiguousarray(gaussians.shN.detach().float().cpu().flatten(1).numpy())
-    n_clusters = _n_clusters(rows, len(np.unique(_as_keys(rows))))
-    return [] if n_clusters is None else [f"SH coefficients beyond a palette of at most {n_clusters:,}"]
+    files, lost = _encode(gaussians)
+    return _archive(files), lost
 
 
 def _archive(files: dict[str, bytes]) -> bytes:
@@ -101,16 +96,16 @@ def _archive(files: dict[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def _encode(gaussians: Gaussians) -> dict[str, bytes]:
-    """Encodes the files of the dataset by name, ``meta.json`` last."""
-    arrays = ordered_arrays(gaussians, "SOG", file_order)
+def _encode(gaussians: Gaussians) -> tuple[dict[str, bytes], list[str]]:
+    """Encodes the files of the dataset by name, ``meta.json`` last, and describes what is lost."""
+    arrays, (words, bounds) = ordered_arrays(gaussians, "SOG", encode_means)
+    lost = ["all but 16 bits of positions and 8 of other values"]
     count = len(gaussians)
     files: dict[str, bytes] = {}
     meta: dict[str, Any] = {"version": 2, "count": count}
     if gaussians.antialiased:
         meta["model"] = "antialiased"
 
-    words, bounds = _encode_means(arrays["means"])
     files["means_l.webp"] = _webp(_image(words & 255))
     files["means_u.webp"] = _webp(_image(words >> 8))
     meta["means"] = {"mins": bounds[0].tolist(), "maxs": bounds[1].tolist(), "files": list(files)}
@@ -127,13 +122,15 @@ def _encode(gaussians: Gaussians) -> dict[str, bytes]:
     meta["sh0"] = {"codebook": codebook, "files": ["sh0.webp"]}
 
     if gaussians.sh_degree:
-        codebook, indices, labels = _palette(arrays["shN"])
+        codebook, indices, labels, is_exact = _palette(arrays["shN"])
+        if not is_exact:
+            lost.append(f"SH coefficients beyond a palette of {len(indices):,}")
         files["shN_centroids.webp"] = _webp(_palette_image(indices))
         files["shN_labels.webp"] = _webp(_image(np.stack([labels & 255, labels >> 8, np.zeros_like(labels)], 1)))
         names = ["shN_centroids.webp", "shN_labels.webp"]
         meta["shN"] = {"count": len(indices), "bands": gaussians.sh_degree, "codebook": codebook, "files": names}
     files[META] = json.dumps(meta, allow_nan=False).encode()
-    return files
+    return files, lost
 
 
 def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Bytes:
@@ -141,21 +138,23 @@ def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Byt
     return np.concatenate(codes, 1).astype(np.uint8)
 
 
-def file_order(means: Tensor) -> Tensor:
-    """Returns the ids of means [N, 3] in Morton order, after rounding: a file that is written again keeps its order."""
-    return morton_order(torch.from_numpy(decode_means(*_encode_means(means.numpy()))))
+def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[NDArray[np.uint16], NDArray[np.float64]]]:
+    """Encodes means [N, 3] in Morton order after rounding: a file that is written again keeps its order.
 
-
-def _encode_means(means: Floats) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
-    """Encodes positions as 16 bits between bounds, [N, 3], and returns the bounds of their logarithms, [2, 3]."""
+    Returns:
+        Their ids [N] in the order of the file; 16 bits between bounds, [N, 3], and the bounds of the logarithms,
+        [2, 3].
+    """
     logs = np.copysign(np.log1p(np.abs(means, dtype=np.float64)), means)
     if not len(logs):
-        return np.zeros((0, 3), np.uint16), np.zeros((2, 3))
+        return np.zeros(0, np.int64), (np.zeros((0, 3), np.uint16), np.zeros((2, 3)))
     # Not rounded to float32, which would move the bounds of a file that is written again.
     bounds = np.stack([logs.min(0), logs.max(0)]) + 0  # no -0
     size = bounds[1] - bounds[0]
     fractions = (logs - bounds[0]) / np.where(size > 0, size, 1)
-    return np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16), bounds
+    words = np.clip(np.rint(fractions * 65535), 0, 65535).astype(np.uint16)
+    order = morton_order(torch.from_numpy(decode_means(words, bounds))).numpy()
+    return order, (words[order], bounds)
 
 
 def _codebook(values: NDArray[Any]) -> tuple[list[float], Bytes]:
@@ -172,23 +171,24 @@ def _short(values: NDArray[Any]) -> list[float]:
     return [float(str(value)) for value in values.astype(np.float32)]
 
 
-def _palette(shN: Floats) -> tuple[list[float], Bytes, NDArray[np.int64]]:
+def _palette(shN: Floats) -> tuple[list[float], Bytes, NDArray[np.int64], bool]:
     """Chooses a palette of the SH coefficients and its codebook.
 
     Args:
         shN: [N, K - 1, 3].
 
     Returns:
-        The codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which Gaussians use it; and
-        the entry of each Gaussian, [N].
+        The codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which Gaussians use it; the
+        entry of each Gaussian, [N]; and whether the palette has every row.
     """
     count, *shape = shN.shape
     if not count:
-        return [0.0] * CODEBOOK, np.zeros((1, *shape), np.uint8), np.zeros(0, np.int64)
+        return [0.0] * CODEBOOK, np.zeros((1, *shape), np.uint8), np.zeros(0, np.int64), True
     rows = np.ascontiguousarray(shN.reshape(count, -1))
     _, firsts, labels = np.unique(_as_keys(rows), return_index=True, return_inverse=True)
     palette = rows[firsts]
-    if (n_entries := _n_clusters(rows, len(firsts))) is not None:
+    n_entries = _n_clusters(rows, len(firsts))
+    if n_entries is not None:
         tensor = torch.from_numpy(rows)
         if float(tensor.abs().max()) > EXACT_SQUARES_MAX:
             tensor = tensor.double()
@@ -202,7 +202,7 @@ def _palette(shN: Floats) -> tuple[list[float], Bytes, NDArray[np.int64]]:
     order = firsts.argsort()
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
-    return codebook, indices[firsts[order]].reshape(-1, *shape), places[labels.reshape(-1)]
+    return codebook, indices[firsts[order]].reshape(-1, *shape), places[labels.reshape(-1)], n_entries is None
 
 
 def _n_clusters(rows: Floats, n_distinct: int) -> int | None:

@@ -52,11 +52,14 @@ def read_splat(path: str | os.PathLike[str]) -> Gaussians:
     )
 
 
-def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
+def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     """Writes a ``.splat`` file atomically, sorted by decreasing volume times opacity for progressive viewers.
 
     The format has no view dependence (spherical harmonics above degree 0), no colors outside [0, 1], no antialiased
     flag, and 8 bits per component of colors, opacities and rotations.
+
+    Returns:
+        What is lost, as :func:`write_model` does.
 
     Raises:
         ArgumentError: A Gaussian is invalid; the format cannot represent NaN.
@@ -79,3 +82,9 @@ def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> None:
         sizes = np.log(records["scales"].astype(np.float64)).sum(1) + np.log(records["rgba"][:, 3])
     with atomic_write(path) as file:
         file.write(records[np.argsort(-sizes, kind="stable")].tobytes())
+    lost = {
+        f"view dependence (SH degree {gaussians.sh_degree})": gaussians.sh_degree > 0,
+        "the antialiased flag": gaussians.antialiased,
+        "all but 8 bits of colors, opacities and rotations": True,
+    }
+    return [description for description, is_lost in lost.items() if is_lost]

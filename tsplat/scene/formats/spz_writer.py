@@ -9,7 +9,6 @@ import os
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...errors import ArgumentError
 from ...support.extras import require
@@ -34,7 +33,7 @@ ROTATION_MAX = 511
 """Largest level of the components of a rotation."""
 
 
-def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: int = 3) -> None:
+def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: int = 3) -> list[str]:
     """Writes SPZ atomically, in Morton order, rotated to the axes of the format.
 
     Largest errors, where values are not clamped:
@@ -53,6 +52,9 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: in
         gaussians: Gaussians of SH degree 0 to 3.
         version: 3 (gzip) or 4 (zstd).
 
+    Returns:
+        What is lost, as :func:`write_model` does.
+
     Raises:
         UnsupportedError: The SH degree is above 3.
         ArgumentError: A Gaussian is invalid, a coordinate is 2^23 or more in magnitude, or the version is another.
@@ -63,11 +65,10 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: in
         raise ArgumentError(f"version: expected 3 or 4, found {version!r}")
     if version == 4:
         require("zstandard")
-    arrays = ordered_arrays(gaussians, "SPZ", file_order)
-    fraction = _fractional_bits(arrays["means"])
+    arrays, (fraction, means) = ordered_arrays(gaussians, "SPZ", encode_means)
     flags = ANTIALIASED if gaussians.antialiased else 0
     fields = (MAGIC, version, len(gaussians), gaussians.sh_degree, fraction, flags)
-    sections = _encode(arrays, fraction)
+    sections = _encode(arrays, means)
     if version == 4:
         # Readers expect a stream for each section, and none of SH coefficients for degree 0.
         streams = sections if gaussians.sh_degree else sections[:-1]
@@ -78,9 +79,10 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: in
         content = gzip.compress(HEADER.pack(*fields, 0) + b"".join(sections), GZIP_LEVEL, mtime=0)
     with atomic_write(path) as file:
         file.write(content)
+    return ["all but 24 bits of positions, 10 of rotations and 8 of other values", *_clamped(gaussians)]
 
 
-def lost_in_spz(gaussians: Gaussians) -> list[str]:
+def _clamped(gaussians: Gaussians) -> list[str]:
     """Describes the values of Gaussians that SPZ clamps, such as "SH coefficients outside [-1, 1]"."""
     ranges = {
         "log scales outside [-10, 5.94]": (gaussians.log_scales, -10 - 1 / 32, 5.9375 + 1 / 32),
@@ -121,17 +123,22 @@ def _fixed_point(means: Floats, fraction: int) -> NDArray[np.int32]:
     return np.clip(rounded, 1 - POSITION_MAX, POSITION_MAX - 1)
 
 
-def file_order(means: Tensor) -> Tensor:
-    """Returns the ids of means [N, 3] in Morton order, after rounding: a file that is written again keeps its order."""
-    fraction = _fractional_bits(means.numpy())
-    return morton_order(torch.from_numpy(_fixed_point(means.numpy(), fraction) * 2.0**-fraction))
+def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[int, NDArray[np.int32]]]:
+    """Encodes means [N, 3] in Morton order after rounding: a file that is written again keeps its order.
+
+    Returns:
+        Their ids [N] in the order of the file; the number of fractional bits, and fixed-point numbers, [N, 3].
+    """
+    fraction = _fractional_bits(means)
+    fixed = _fixed_point(means, fraction)
+    order = morton_order(torch.from_numpy(fixed * 2.0**-fraction)).numpy()
+    return order, (fraction, fixed[order])
 
 
-def _encode(arrays: dict[str, Floats], fraction: int) -> list[bytes]:
+def _encode(arrays: dict[str, Floats], means: NDArray[np.int32]) -> list[bytes]:
     """Encodes the sections: positions, opacities, colors, log scales, rotations, SH coefficients above degree 0."""
-    count = len(arrays["means"])
-    axes = np.array([1, -1, -1], "<i4")
-    fixed = _fixed_point(arrays["means"], fraction) * axes
+    count = len(means)
+    fixed = means * np.array([1, -1, -1], "<i4")
     signs = sh_signs(math.isqrt(arrays["shN"].shape[1] + 1) - 1)[:, None]
     return [
         fixed.view(np.uint8).reshape(count, 3, 4)[..., :3].tobytes(),
