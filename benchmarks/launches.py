@@ -172,9 +172,11 @@ def _projection(vendor: str) -> Labeled:
             label = f"{'antialiased' if antialiased else 'classic'}{name}"
             label += f" {camera_model}" if camera_model != "pinhole" else ""
             yield from ((label, call) for call in launches)
+        colors, per_camera = (torch.ones(1, N, 3), False), (torch.ones(1, 1, N, 3), True)
         with recorded(vendor) as launches:
-            kernels.valid_gaussians(gaussians, torch.ones(1, N, 3), per_camera=False)
-            kernels.valid_gaussians(gaussians, torch.ones(1, 1, N, 3), per_camera=True)
+            for signals in ([colors], [per_camera], [colors, colors]):
+                kernels.prepare(gaussians, signals, cameras, DEFAULT_NUMERICS)
+            kernels.prepare(None, [], cameras, DEFAULT_NUMERICS)
         yield from ((f"validation{name}", call) for call in launches)
 
 

@@ -37,6 +37,12 @@ FOV_MARGIN: Final = 0.3
 QUAT_NORM_MIN: Final = 1e-12
 """Quaternions with a smaller norm are invalid."""
 
+DETERMINANT_MIN: Final = 1e-12
+"""Cameras whose view matrix has a smaller determinant, in magnitude, are singular."""
+
+FOCAL_MIN: Final = 1e-12
+"""Cameras with a smaller focal length, in magnitude, are invalid."""
+
 MAGNITUDE_MAX: Final = 1e12
 """Values of larger magnitude are invalid, because their fp32 products overflow."""
 

@@ -213,20 +213,17 @@ def rasterization(
 
     with full_precision(request.device):
         cameras = gather_cameras(request.ranks, request.cameras)
-        gaussians, cameras = request.valid(cameras)
+        gaussians, cameras, centers = request.prepare(cameras)
         projected = project(gaussians, cameras, request.projection_settings(), request.batch)
         if request.sparse_gradients is not None:
             request.sparse_gradients.set_visible(projected)
         features = Features(None, None)
         if options.renders_color:
-            features = shade(
-                gaussians.means, request.colors, cameras.viewmats, projected, options.sh_degree, request.numerics,
-                backend,
-            )  # fmt: skip
+            features = shade(gaussians.means, request.colors, centers, projected, options.sh_degree, backend)
         if request.extra_signals is not None:
             extra = shade(
-                gaussians.means, request.extra_signals, cameras.viewmats, projected,
-                options.extra_signals_sh_degree, request.numerics, backend, clamp=False,
+                gaussians.means, request.extra_signals, centers, projected, options.extra_signals_sh_degree, backend,
+                clamp=False,
             )  # fmt: skip
             features = concatenate(features, extra)
         received, features = exchange(request.ranks, projected, features, absgrad=options.absgrad)

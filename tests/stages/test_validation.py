@@ -10,6 +10,11 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import run
+from tsplat import kernels_torch
+from tsplat.config import PRESETS
+from tsplat.data import Cameras, Gaussians3D
+from tsplat.kernels_torch.validation import camera_centers
+from tsplat.stages.validation import prepare
 
 STRUCTURE = scenes.Structure(n=12, cameras=2, channels=3, width=20, height=18, seed=5)
 STEPPED = "did an optimizer step with a non-finite gradient?"
@@ -83,7 +88,7 @@ def test_invalid_colors_of_many_channels_are_culled(packed):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -103,6 +108,56 @@ def test_invalid_camera_renders_background_only(change, backend):
     assert not found["v_viewmats"][0].any()
     assert all(t.isfinite().all() for t in found.values() if t is not None)
     assert int(meta["n_invalid"]) == 0
+
+
+CAMERAS = {
+    "valid": lambda viewmats, Ks: None,
+    "not finite": lambda viewmats, Ks: viewmats[1, :, 3, 1].fill_(math.nan),
+    "large": lambda viewmats, Ks: Ks[0, :, 2, 0].fill_(-2e12),
+    "focal length": lambda viewmats, Ks: Ks[..., 1, 1].mul_(1e-14),
+    "scaled": lambda viewmats, Ks: viewmats[..., :3, :3].mul_(1.7),
+    # Determinants around the smallest valid one.
+    "singular": lambda viewmats, Ks: viewmats[..., :3, :3].mul_(torch.linspace(0.9, 1.1, 50)[:, None, None] * 1e-4),
+}
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("numerics", ["gsplat-1.5", "gsplat-1.6"])
+@pytest.mark.parametrize("change", CAMERAS)
+def test_cameras_equal_those_of_pytorch_operators(change, numerics, dtype):
+    made = scenes.make(dataclasses.replace(STRUCTURE, batch=(2,), cameras=50), dtype)
+    viewmats, Ks = made["viewmats"].clone(), made["Ks"].clone()
+    CAMERAS[change](viewmats, Ks)
+    kernels = pytest.importorskip("tsplat.kernels")
+    cameras, gaussians = Cameras(viewmats, Ks), Gaussians3D(*(made.get(k) for k in Gaussians3D._fields))
+    for checked in (None, gaussians):
+        _, found, centers, valid = kernels.prepare(checked, [], cameras, PRESETS[numerics])
+        _, *expected = kernels_torch.prepare(checked, [], cameras, PRESETS[numerics])
+        for a, b in zip((*found, centers, valid), (*expected[0], *expected[1:]), strict=True):
+            assert (a is None and b is None) or torch.equal(a.nan_to_num(), b.nan_to_num())
+    n_valid = int(valid.sum())
+    assert n_valid == {"valid": 100, "scaled": 100, "focal length": 0}.get(change, n_valid)
+    assert change in ("valid", "scaled", "focal length") or 0 < n_valid < 100
+
+
+@pytest.mark.parametrize("numerics", ["gsplat-1.5", "gsplat-1.6"])
+@pytest.mark.parametrize("check", [False, True])
+def test_gradients_of_prepared_cameras(check, numerics):
+    made = scenes.make(dataclasses.replace(STRUCTURE, batch=(1,), cameras=3), torch.float64)
+    made["viewmats"][0, 1, :3, :3] *= 1.3
+    if check:
+        made["viewmats"][0, 2, 0, 0] = math.nan
+    gaussians = Gaussians3D(*(made.get(k) for k in Gaussians3D._fields))
+    viewmats = made["viewmats"].requires_grad_()
+
+    _, cameras, centers = prepare(gaussians, [], Cameras(viewmats, made["Ks"]), PRESETS[numerics], "torch", check=check)
+    (found,) = torch.autograd.grad((cameras.viewmats * cameras.viewmats).sum() + centers.square().sum(), viewmats)
+    leaf = cameras.viewmats.detach().requires_grad_()
+    squares = leaf.square().sum() + camera_centers(leaf, PRESETS[numerics]).square().sum()
+    (expected,) = torch.autograd.grad(squares, leaf)
+    assert torch.equal(found[0, :2], expected[0, :2])
+    assert torch.equal(found[0, 2], torch.zeros(4, 4, dtype=torch.float64) if check else expected[0, 2])
 
 
 def test_off_renders_invalid_values():

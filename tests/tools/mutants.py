@@ -464,8 +464,13 @@ MUTANTS = [
     *_in(
         "kernels/validation.py",
         _compiled("tests/stages/test_validation.py"),
-        ("valid & _within(opacities + gaussian, mask, 1, MAGNITUDE_MAX)", "valid", "opacities not validated"),
+        ("is_valid & _within(opacities + index, mask, 1, MAGNITUDE_MAX)", "is_valid", "opacities not validated"),
         (">= constant(QUAT_NORM_MIN * QUAT_NORM_MIN, square)", ">= 0.0", "zero quaternions accepted"),
+        (">= constant(DETERMINANT_MIN, det)", ">= 0.0", "singular cameras accepted"),
+        ("tl.abs(k[4 * i])", "tl.abs(k[0])", "focal length of y not checked"),
+        ("tl.fma(a[2], b[0], -(a[0] * b[2]))", "(a[2] * b[0] - a[0] * b[2])", "cross product rounds otherwise"),
+        ("v[11] * xy[k]) / det", "v[11] * xy[k])", "camera center not divided by the determinant"),
+        ("if i == 11 else", "if i == 10 else", "invalid cameras see something"),
     ),
     *_in(
         "kernels_torch/compositing.py",
@@ -504,13 +509,14 @@ MUTANTS = [
         "kernels_torch/validation.py",
         _torch("tests/stages/test_validation.py"),
         ("within.all(1)", "within.any(1)", "a color that is invalid for one camera accepted"),
+        ("~(exceeds(viewmats, 2) | ", "~(", "cameras that are not finite accepted"),
+        ("t[..., 2, :] * xy) / det", "t[..., 2, :] * xy)", "camera center not divided by the determinant"),
     ),
     *_in(
         "stages/shading.py",
         _torch("tests/stages/test_shading.py"),
         ("values.clamp_min(0.0) if clamp else values", "values", "negative colors not clamped"),
         ("(0, -n_channels % 3)", "(-n_channels % 3, 0)", "channels shifted where their number is no multiple of 3"),
-        ("t[..., 2, :] * xy) / det", "t[..., 2, :] * xy)", "camera center not divided by the determinant"),
     ),
     *_in(
         "stages/shading.py",
@@ -629,7 +635,8 @@ MUTANTS = [
     *_in(
         "stages/validation.py",
         _torch("tests/stages/test_validation.py"),
-        ("invalid = _exceeds(viewmats, 2) | ", "invalid = ", "cameras that are not finite accepted"),
+        ("v_viewmats = v_viewmats + torch.autograd", "v_viewmats = torch.autograd", "gradient of view matrices lost"),
+        ("torch.where(valid[..., None, None], v_viewmats, 0.0)", "v_viewmats", "gradient of a replaced camera kept"),
         ("(opacities < 0) | (opacities > 1)", "(opacities < 0)", "opacities above 1 accepted"),
     ),
     *_in(

@@ -1,13 +1,19 @@
-"""Valid Gaussians: values within bounds, and a quaternion with a norm. One lane per Gaussian."""
+"""Valid Gaussians and cameras: values within bounds, a quaternion with a norm, a camera that is not singular.
+
+Invalid cameras are replaced by cameras that see nothing. The centers of cameras are computed for spherical harmonics.
+One lane per Gaussian; the first programs have a lane per camera as well.
+"""
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
-from ..data import Gaussians3D
-from .device_math import constant, load_tuple
+from ..config import DETERMINANT_MIN, FOCAL_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Numerics
+from ..data import Cameras, Gaussians3D
+from .device_math import constant, dot3, load_tuple, store_tuple
 from .launch import CPU_LONG_BLOCK, Int, kernel, launch_elementwise
 
 BLOCK = 128
@@ -23,71 +29,193 @@ def _within(pointer, mask, N: tl.constexpr, MAGNITUDE_MAX: tl.constexpr):
     return valid
 
 
-@kernel
-def _valid_kernel(
-    means,  # [B, N, 3]
-    quats,  # [B, N, 4] or None
-    scales,  # [B, N, 3] or None
-    covars,  # [B, N, 6] or None
-    opacities,  # [B, N]
-    colors,  # [B, N, COLOR_WIDTH] or [B, C, N, COLOR_WIDTH], any float dtype
-    valid_out,  # [B, N] int8, output
-    n: "Int", n_gaussians: "Int", n_cameras: "Int",
-    COLOR_WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr,
-    QUAT_NORM_MIN: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit
+def _signal_within(
+    signal, gaussian, mask, n_gaussians, n_cameras,
+    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, MAGNITUDE_MAX: tl.constexpr,
 ):  # fmt: skip
-    gaussian = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = gaussian < n
-    valid = _within(means + gaussian * 3, mask, 3, MAGNITUDE_MAX)
-    if covars is not None:
-        valid = valid & _within(covars + gaussian * 6, mask, 6, MAGNITUDE_MAX)
-    else:
-        valid = valid & _within(scales + gaussian * 3, mask, 3, MAGNITUDE_MAX)
-        valid = valid & _within(quats + gaussian * 4, mask, 4, MAGNITUDE_MAX)
-        q = load_tuple(quats + gaussian * 4, 1, 4, mask)
-        square = q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3]
-        valid = valid & (square >= constant(QUAT_NORM_MIN * QUAT_NORM_MIN, square))
-    valid = valid & _within(opacities + gaussian, mask, 1, MAGNITUDE_MAX)
-    if PER_CAMERA:
+    """Whether the values of a signal are within bounds, for all cameras."""
+    if signal is None:
+        return mask
+    elif PER_CAMERA:
+        valid = mask
         batch = gaussian // n_gaussians
         for camera in range(n_cameras):
             dense_id = (batch * n_cameras + camera) * n_gaussians + gaussian % n_gaussians
-            valid = valid & _within(colors + dense_id * COLOR_WIDTH, mask, COLOR_WIDTH, MAGNITUDE_MAX)
+            valid = valid & _within(signal + dense_id * WIDTH, mask, WIDTH, MAGNITUDE_MAX)
+        return valid
     else:
-        valid = valid & _within(colors + gaussian * COLOR_WIDTH, mask, COLOR_WIDTH, MAGNITUDE_MAX)
-    tl.store(valid_out + gaussian, valid.to(tl.int8), mask=mask)
+        return _within(signal + gaussian * WIDTH, mask, WIDTH, MAGNITUDE_MAX)
 
 
-def valid_gaussians(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool) -> Tensor:
-    """Finds Gaussians whose values are within MAGNITUDE_MAX and whose quaternions have a norm. [B, N] bool
+@triton.jit
+def _cross(a, b):
+    """Cross product, each entry with one product rounded, as compilers of PyTorch's operator contract it."""
+    return (
+        tl.fma(a[1], b[2], -(a[2] * b[1])),
+        tl.fma(a[2], b[0], -(a[0] * b[2])),
+        tl.fma(a[0], b[1], -(a[1] * b[0])),
+    )
+
+
+@triton.jit
+def _camera_center(v, BY_INVERSE: tl.constexpr):
+    """World position of the camera of a view matrix (sixteen entries)."""
+    x, y, z = (v[0], v[1], v[2]), (v[4], v[5], v[6]), (v[8], v[9], v[10])
+    if not BY_INVERSE:
+        center = ()
+        for k in tl.static_range(3):
+            center = center + (-(v[3] * x[k] + v[7] * y[k] + v[11] * z[k]),)
+        return center
+    else:
+        # The inverse of a 3x3 matrix has the cross products of its rows as columns, over the determinant.
+        yz, zx, xy = _cross(y, z), _cross(z, x), _cross(x, y)
+        det = dot3(x, yz)
+        center = ()
+        for k in tl.static_range(3):
+            center = center + (-(v[3] * yz[k] + v[7] * zx[k] + v[11] * xy[k]) / det,)
+        return center
+
+
+@triton.jit
+def _replace_invalid(
+    v, k, mask,
+    MAGNITUDE_MAX: tl.constexpr, DETERMINANT_MIN: tl.constexpr, FOCAL_MIN: tl.constexpr,
+):  # fmt: skip
+    """Whether a camera is valid; its view matrix (sixteen entries) and intrinsics (nine), or those that see nothing."""
+    bound = constant(MAGNITUDE_MAX, v[0])
+    valid = mask
+    for i in tl.static_range(16):
+        valid = valid & (tl.abs(v[i]) <= bound)
+    for i in tl.static_range(9):
+        valid = valid & (tl.abs(k[i]) <= bound)
+    det = dot3(_cross((v[0], v[1], v[2]), (v[4], v[5], v[6])), (v[8], v[9], v[10]))
+    valid = valid & (tl.abs(det) >= constant(DETERMINANT_MIN, det))
+    for i in tl.static_range(2):
+        valid = valid & (tl.abs(k[4 * i]) >= constant(FOCAL_MIN, det))
+    viewmat = ()
+    for i in tl.static_range(16):
+        # Everything up to MAGNITUDE_MAX is behind this camera.
+        away = constant(-4.0 * MAGNITUDE_MAX if i == 11 else float(i % 5 == 0), det)
+        viewmat = viewmat + (tl.where(valid, v[i], away),)
+    K = ()
+    for i in tl.static_range(9):
+        K = K + (tl.where(valid, k[i], constant(float(i % 4 == 0), det)),)
+    return valid, viewmat, K
+
+
+@kernel
+def _valid_kernel(
+    means,  # [B, N, 3] or None, as all of the Gaussians, if only centers are computed
+    quats,  # [B, N, 4] or None
+    scales,  # [B, N, 3] or None
+    covars,  # [B, N, 6] or None
+    opacities,  # [B, N] or None
+    valid,  # [B, N] bool, output, or None
+    colors,  # [B, N, WIDTH] or [B, C, N, WIDTH], any float dtype; or None
+    extra_signals,  # the same with EXTRA_WIDTH
+    viewmats,  # [B, C, 4, 4]
+    Ks,  # [B, C, 3, 3]
+    viewmats_out,  # [B, C, 4, 4], output, or None
+    Ks_out,  # [B, C, 3, 3], output, or None
+    centers,  # [B, C, 3], output
+    valid_cameras,  # [B, C] bool, output, or None
+    n: "Int", n_gaussians: "Int", n_cameras: "Int", n_images: "Int",
+    WIDTH: tl.constexpr, PER_CAMERA: tl.constexpr, EXTRA_WIDTH: tl.constexpr, EXTRA_PER_CAMERA: tl.constexpr,
+    BY_INVERSE: tl.constexpr,
+    QUAT_NORM_MIN: tl.constexpr, MAGNITUDE_MAX: tl.constexpr, DETERMINANT_MIN: tl.constexpr, FOCAL_MIN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if means is not None:
+        mask = index < n
+        is_valid = _within(means + index * 3, mask, 3, MAGNITUDE_MAX)
+        if covars is not None:
+            is_valid = is_valid & _within(covars + index * 6, mask, 6, MAGNITUDE_MAX)
+        else:
+            is_valid = is_valid & _within(scales + index * 3, mask, 3, MAGNITUDE_MAX)
+            is_valid = is_valid & _within(quats + index * 4, mask, 4, MAGNITUDE_MAX)
+            q = load_tuple(quats + index * 4, 1, 4, mask)
+            square = q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3]
+            is_valid = is_valid & (square >= constant(QUAT_NORM_MIN * QUAT_NORM_MIN, square))
+        is_valid = is_valid & _within(opacities + index, mask, 1, MAGNITUDE_MAX)
+        is_valid = is_valid & _signal_within(
+            colors, index, mask, n_gaussians, n_cameras, WIDTH, PER_CAMERA, MAGNITUDE_MAX
+        )  # fmt: skip
+        is_valid = is_valid & _signal_within(
+            extra_signals, index, mask, n_gaussians, n_cameras, EXTRA_WIDTH, EXTRA_PER_CAMERA, MAGNITUDE_MAX
+        )  # fmt: skip
+        tl.store(valid + index, is_valid, mask=mask)
+    if tl.program_id(0) * BLOCK < n_images:
+        mask = index < n_images
+        v = load_tuple(viewmats + index * 16, 1, 16, mask)
+        if viewmats_out is not None:
+            k = load_tuple(Ks + index * 9, 1, 9, mask)
+            is_valid, v, k = _replace_invalid(v, k, mask, MAGNITUDE_MAX, DETERMINANT_MIN, FOCAL_MIN)
+            store_tuple(viewmats_out + index * 16, 1, v, mask)
+            store_tuple(Ks_out + index * 9, 1, k, mask)
+            tl.store(valid_cameras + index, is_valid, mask=mask)
+        store_tuple(centers + index * 3, 1, _camera_center(v, BY_INVERSE), mask)
+
+
+def prepare(
+    gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
+) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
+    """Finds Gaussians whose values are within MAGNITUDE_MAX and whose quaternions have a norm, and prepares cameras.
 
     Args:
-        gaussians: With opacities; contiguous.
-        colors: [B, N, ...], or [B, C, N, ...] if ``per_camera``, of any float dtype. A Gaussian is invalid if its
-            colors are invalid for any camera.
+        gaussians: With opacities; None to check nothing and to leave cameras as they are.
+        signals: What is rendered of the Gaussians: at most two tensors [B, N, ...], or [B, C, N, ...] and True. A
+            Gaussian is invalid if a signal of it is invalid for any camera.
+        cameras: Contiguous, as all tensors.
+        numerics: The preset, for the camera centers.
+
+    Returns:
+        Which Gaussians are valid, [B, N] bool or None; the cameras, in which invalid ones are replaced; their centers
+        [B, C, 3] in the world frame; which cameras were valid, [B, C] bool or None.
     """
-    means = gaussians.means
-    n_batches, n_gaussians, _ = means.shape
-    n = n_batches * n_gaussians
-    valid = torch.empty(n_batches, n_gaussians, dtype=torch.int8, device=means.device)
+    viewmats, Ks = cameras
+    *images, _, _ = viewmats.shape
+    centers, prepared, valid_cameras, n = viewmats.new_empty(*images, 3), None, None, 0
+    fields: dict[str, Tensor | None] = dict.fromkeys(Gaussians3D._fields)
+    if gaussians is not None:
+        prepared = Cameras(torch.empty_like(viewmats), torch.empty_like(Ks))
+        valid_cameras = torch.empty(*images, dtype=torch.bool, device=Ks.device)
+        valid = torch.empty(gaussians.means.shape[:2], dtype=torch.bool, device=Ks.device)
+        fields, n = gaussians._replace(valid=valid)._asdict(), valid.numel()
+    (colors, per_camera), (extra_signals, extra_per_camera) = (*signals, (None, False), (None, False))[:2]
     launch_elementwise(
         _valid_kernel,
-        n,
+        max(n, math.prod(images)),
         BLOCK,
         CPU_LONG_BLOCK,
-        means=means,
-        quats=gaussians.quats,
-        scales=gaussians.scales,
-        covars=gaussians.covars,
-        opacities=gaussians.opacities,
+        **fields,
         colors=colors,
-        valid_out=valid,
+        extra_signals=extra_signals,
+        viewmats=viewmats,
+        Ks=Ks,
+        viewmats_out=None if prepared is None else prepared.viewmats,
+        Ks_out=None if prepared is None else prepared.Ks,
+        centers=centers,
+        valid_cameras=valid_cameras,
         n=n,
-        n_gaussians=n_gaussians,
-        n_cameras=colors.shape[1] if per_camera else 1,
-        COLOR_WIDTH=colors[(0,) * (3 if per_camera else 2)].numel() if colors.numel() else 0,
+        n_gaussians=max(n // max(images[0], 1), 1),
+        n_cameras=images[1],
+        n_images=math.prod(images),
+        WIDTH=_width(colors, per_camera),
         PER_CAMERA=per_camera,
+        EXTRA_WIDTH=_width(extra_signals, extra_per_camera),
+        EXTRA_PER_CAMERA=extra_per_camera,
+        BY_INVERSE=numerics.camera_center == "inverse",
         QUAT_NORM_MIN=QUAT_NORM_MIN,
         MAGNITUDE_MAX=MAGNITUDE_MAX,
+        DETERMINANT_MIN=DETERMINANT_MIN,
+        FOCAL_MIN=FOCAL_MIN,
+        enable_fp_fusion=False,
     )
-    return valid.bool()
+    return fields["valid"], prepared or cameras, centers, valid_cameras
+
+
+def _width(signal: Tensor | None, per_camera: bool) -> int:
+    """Number of values of a Gaussian, for one camera."""
+    return 0 if signal is None else math.prod(signal.shape[3 if per_camera else 2 :])

@@ -6,7 +6,7 @@ from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_rows
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
-from .validation import valid_gaussians
+from .validation import prepare
 
 __all__ = [
     "adam_step",
@@ -16,6 +16,7 @@ __all__ = [
     "composite_gradients",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
+    "prepare",
     "projection_bwd",
     "projection_fwd",
     "spherical_harmonics_bwd",
@@ -24,5 +25,4 @@ __all__ = [
     "tile_columns",
     "tile_intersections",
     "tile_rows",
-    "valid_gaussians",
 ]

@@ -1,24 +1,68 @@
-"""Valid Gaussians in vectorized PyTorch; see ``kernels/validation.py``."""
+"""Valid Gaussians and cameras in vectorized PyTorch; see ``kernels/validation.py``."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN
-from ..data import Gaussians3D
+from ..config import DETERMINANT_MIN, FOCAL_MIN, MAGNITUDE_MAX, QUAT_NORM_MIN, Numerics
+from ..data import Cameras, Gaussians3D
 
 
-def valid_gaussians(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool) -> Tensor:
+def prepare(
+    gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
+) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
+    if gaussians is None:
+        return None, cameras, camera_centers(cameras.viewmats, numerics), None
+    viewmats, Ks = cameras
+    is_valid = ~(exceeds(viewmats, 2) | exceeds(Ks, 2) | is_singular(viewmats) | has_no_focal_length(Ks))
+    away = torch.eye(4, dtype=viewmats.dtype, device=viewmats.device)
+    # Everything up to MAGNITUDE_MAX is behind this camera.
+    away[2, 3] = -4 * MAGNITUDE_MAX
+    viewmats = torch.where(is_valid[..., None, None], viewmats, away)
+    Ks = torch.where(is_valid[..., None, None], Ks, away[:3, :3])
+    valid = _valid_gaussians(gaussians, signals)
+    return valid, Cameras(viewmats, Ks), camera_centers(viewmats, numerics), is_valid
+
+
+def _valid_gaussians(gaussians: Gaussians3D, signals: list[tuple[Tensor, bool]]) -> Tensor:
     means, quats, scales, covars, opacities, _ = gaussians
     assert opacities is not None
-    tensors = [means, opacities[..., None], colors.flatten(3 if per_camera else 2)]
-    tensors += [tensor for tensor in (quats, scales, covars) if tensor is not None]
+    tensors = [means, opacities[..., None], *(tensor for tensor in (quats, scales, covars) if tensor is not None)]
+    tensors += [values.flatten(3 if per_camera else 2) for values, per_camera in signals]
     valid = torch.ones_like(opacities, dtype=torch.bool)
     for tensor in tensors:
-        # NaN fails the comparison.
-        within = (tensor.abs() <= MAGNITUDE_MAX).all(-1)
+        within = ~exceeds(tensor, 1)
         valid &= within if within.dim() == valid.dim() else within.all(1)
     if quats is not None:
         valid &= quats.square().sum(-1) >= QUAT_NORM_MIN**2
     return valid
+
+
+def exceeds(tensor: Tensor, n_own_dims: int) -> Tensor:
+    """Finds entries with a value that is not finite or beyond MAGNITUDE_MAX in their trailing dimensions."""
+    invalid = ~(tensor.abs() <= MAGNITUDE_MAX)
+    return invalid.flatten(invalid.dim() - n_own_dims).any(-1) if n_own_dims else invalid
+
+
+def is_singular(viewmats: Tensor) -> Tensor:
+    """Finds view matrices [..., 4, 4] without an inverse."""
+    x, y, z = viewmats[..., :3, :3].unbind(-2)
+    return (x.cross(y, -1) * z).sum(-1).abs() < DETERMINANT_MIN
+
+
+def has_no_focal_length(Ks: Tensor) -> Tensor:
+    """Finds intrinsics [..., 3, 3] with a focal length of zero."""
+    return (torch.stack([Ks[..., 0, 0], Ks[..., 1, 1]], -1).abs() < FOCAL_MIN).any(-1)
+
+
+def camera_centers(viewmats: Tensor, numerics: Numerics) -> Tensor:
+    """Computes the world positions of cameras. [..., 4, 4] -> [..., 3]; elementwise, which autocast leaves alone."""
+    x, y, z = viewmats[..., 0, :3], viewmats[..., 1, :3], viewmats[..., 2, :3]
+    t = viewmats[..., :3, 3:]
+    if numerics.camera_center == "transpose":
+        return -(t[..., 0, :] * x + t[..., 1, :] * y + t[..., 2, :] * z)
+    # The inverse of a 3x3 matrix has the cross products of its rows as columns, over the determinant.
+    yz, zx, xy = y.cross(z, -1), z.cross(x, -1), x.cross(y, -1)
+    det = (x * yz).sum(-1, keepdim=True)
+    return -(t[..., 0, :] * yz + t[..., 1, :] * zx + t[..., 2, :] * xy) / det

@@ -56,7 +56,7 @@ from .backend import launchers
 from .compilation import plain_all
 from .memory import MemoryBudget, check_images
 from .sparse_gradients import SparseGradients
-from .validation import explain_sizes, find_valid, raise_if_invalid, replace_invalid_cameras
+from .validation import explain_sizes, prepare, raise_if_invalid
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -221,18 +221,18 @@ class Request:
         """The likely cause of too many intersections."""
         return explain_sizes(self.gaussians.means, self.gaussians.scales, self.gaussians.covars)
 
-    def valid(self, cameras: Cameras) -> tuple[Gaussians3D, Cameras]:
-        """The Gaussians with invalid ones marked, and cameras with invalid ones replaced."""
-        if self.options.validate == "off":
-            return self.gaussians, cameras
-        valid = self._find_valid(self.colors, self.options.sh_degree)
-        if self.extra_signals is not None:
-            valid = valid & self._find_valid(self.extra_signals, self.options.extra_signals_sh_degree)
-        return self.gaussians._replace(valid=valid), replace_invalid_cameras(cameras)
+    def prepare(self, cameras: Cameras) -> tuple[Gaussians3D, Cameras, Tensor | None]:
+        """The Gaussians with invalid ones marked, the cameras with invalid ones replaced, and the camera centers.
 
-    def _find_valid(self, colors: Tensor, sh_degree: int | None) -> Tensor:
-        per_camera = is_per_camera(colors, sh_degree)
-        return find_valid(self.gaussians, colors, per_camera=per_camera, backend=self.options.backend)
+        Centers may be None without spherical harmonics.
+        """
+        o = self.options
+        if o.validate == "off" and o.sh_degree is None and o.extra_signals_sh_degree is None:
+            return self.gaussians, cameras, None
+        signals = [(self.colors, is_per_camera(self.colors, o.sh_degree))]
+        if self.extra_signals is not None:
+            signals.append((self.extra_signals, is_per_camera(self.extra_signals, o.extra_signals_sh_degree)))
+        return prepare(self.gaussians, signals, cameras, self.numerics, o.backend, check=o.validate != "off")
 
 
 def check_request(

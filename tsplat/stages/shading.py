@@ -16,7 +16,7 @@ from ..arguments import (
     compute_dtype,
     is_per_camera,
 )
-from ..config import Backend, Numerics
+from ..config import Backend
 from ..data import Features, ProjectedGaussians
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
@@ -51,18 +51,6 @@ class _SphericalHarmonics(torch.autograd.Function):
                 *saved, v_colors.contiguous(), degree=ctx.degree, needs_centers=ctx.needs_input_grad[1]
             )
         return (*v_inputs, None, None, None, None)
-
-
-def camera_centers(viewmats: Tensor, numerics: Numerics) -> Tensor:
-    """Computes the world positions of cameras. [..., 4, 4] -> [..., 3]; elementwise, which autocast leaves alone."""
-    x, y, z = viewmats[..., 0, :3], viewmats[..., 1, :3], viewmats[..., 2, :3]
-    t = viewmats[..., :3, 3:]
-    if numerics.camera_center == "transpose":
-        return -(t[..., 0, :] * x + t[..., 1, :] * y + t[..., 2, :] * z)
-    # The inverse of a 3x3 matrix has the cross products of its rows as columns, over the determinant.
-    yz, zx, xy = y.cross(z, -1), z.cross(x, -1), x.cross(y, -1)
-    det = (x * yz).sum(-1, keepdim=True)
-    return -(t[..., 0, :] * yz + t[..., 1, :] * zx + t[..., 2, :] * xy) / det
 
 
 def _evaluate(
@@ -102,10 +90,9 @@ def _evaluate(
 def shade(
     means: Tensor,
     colors: Tensor,
-    viewmats: Tensor,
+    centers: Tensor | None,
     projected: ProjectedGaussians,
     sh_degree: int | None,
-    numerics: Numerics,
     backend: Backend,
     *,
     clamp: bool = True,
@@ -113,7 +100,7 @@ def shade(
     """Computes the features of projected Gaussians: with ``sh_degree`` max(spherical harmonics + 0.5, 0).
 
     Args:
-        means, viewmats: [B, N, 3], [B, C, 4, 4].
+        means, centers: [B, N, 3], camera centers [B, C, 3]; centers may be None without ``sh_degree``.
         colors: [B, N, D] or per camera [B, C, N, D] of any float dtype; with ``sh_degree``, coefficients [B, N, K, D]
             or [B, C, N, K, D].
         clamp: Whether to clamp what spherical harmonics give to at least 0.
@@ -121,7 +108,7 @@ def shade(
     per_camera = is_per_camera(colors, sh_degree)
     if sh_degree is None:
         return Features(colors.flatten(0, -2), projected.feature_ids(per_camera=per_camera))
-    centers = camera_centers(viewmats, numerics)
+    assert centers is not None
     if per_camera:
         # Every camera becomes a scene of its own.
         means = means[:, None].expand(-1, projected.n_cameras, -1, -1).flatten(0, 1)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..arguments import is_per_camera
-from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN, Backend
+from ..config import MAGNITUDE_MAX, QUAT_NORM_MIN, Backend, Numerics
 from ..data import Cameras, Gaussians3D
 from ..errors import InvalidValueError
+from ..kernels_torch.validation import camera_centers as camera_centers
+from ..kernels_torch.validation import exceeds, has_no_focal_length, is_singular
+from .autograd import once_differentiable
 from .backend import full_precision, launchers
-
-DETERMINANT_MIN, FOCAL_MIN = 1e-12, 1e-12
-"""View matrices with a smaller determinant, and smaller focal lengths, are singular."""
 
 AFTER_STEP = "did an optimizer step with a non-finite gradient?"
 
@@ -20,46 +22,65 @@ OVERSIZE = 10.0
 """A median scale of more than this many scene extents is taken for a mistake."""
 
 
-@torch.no_grad()
-def find_valid(gaussians: Gaussians3D, colors: Tensor, *, per_camera: bool, backend: Backend) -> Tensor:
-    """Finds Gaussians whose values are finite, at most 1e12 in magnitude, and whose quaternion has a norm. [B, N] bool
+class _Prepared(torch.autograd.Function):
+    """Prepared view matrices and camera centers as functions of the view matrices that were passed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, _viewmats: Tensor, viewmats: Tensor, centers: Tensor, valid: Tensor | None, numerics: Numerics
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(viewmats, valid)
+        ctx.numerics = numerics
+        return viewmats, centers
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, saved: tuple[Tensor, Tensor | None], v_viewmats: Tensor, v_centers: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        viewmats, valid = saved
+        with torch.enable_grad(), full_precision(viewmats.device):
+            leaf = viewmats.detach().requires_grad_()
+            v_viewmats = v_viewmats + torch.autograd.grad(camera_centers(leaf, ctx.numerics), leaf, v_centers)[0]
+        if valid is not None:
+            v_viewmats = torch.where(valid[..., None, None], v_viewmats, 0.0)
+        return v_viewmats, None, None, None, None
+
+
+def prepare(
+    gaussians: Gaussians3D,
+    signals: list[tuple[Tensor, bool]],
+    cameras: Cameras,
+    numerics: Numerics,
+    backend: Backend,
+    *,
+    check: bool,
+) -> tuple[Gaussians3D, Cameras, Tensor]:
+    """Marks invalid Gaussians, replaces invalid cameras by cameras that see nothing, and computes camera centers.
 
     Args:
         gaussians: Gaussians with opacities.
-        colors: [B, N, ...], or [B, C, N, ...] if ``per_camera``.
+        signals: What is rendered of the Gaussians: at most two tensors [B, N, ...], or [B, C, N, ...] and True.
+        cameras: The cameras. Differentiable with respect to ``viewmats``.
+        check: Whether Gaussians and cameras are checked; otherwise all are kept.
+
+    Returns:
+        The Gaussians with ``valid``; the cameras; their centers [B, C, 3] in the world frame.
     """
-    gaussians = Gaussians3D(*(None if t is None else t.contiguous() for t in gaussians))  # type: ignore[arg-type]
-    with full_precision(colors.device):
-        valid: Tensor = launchers(colors.device, backend).valid_gaussians(
-            gaussians, colors.contiguous(), per_camera=per_camera
+    with torch.no_grad(), full_precision(cameras.viewmats.device):
+        valid, (viewmats, Ks), centers, valid_cameras = launchers(cameras.viewmats.device, backend).prepare(
+            Gaussians3D(*map(_contiguous, gaussians)) if check else None,  # type: ignore[arg-type]
+            [(values.contiguous(), per_camera) for values, per_camera in signals] if check else [],
+            Cameras(*map(_contiguous, cameras)),  # type: ignore[arg-type]
+            numerics,
         )
-    return valid
+    if cameras.viewmats.requires_grad:
+        viewmats, centers = _Prepared.apply(cameras.viewmats, viewmats, centers, valid_cameras, numerics)  # type: ignore[no-untyped-call]
+    return gaussians._replace(valid=valid), Cameras(viewmats, Ks), centers
 
 
-def replace_invalid_cameras(cameras: Cameras) -> Cameras:
-    """Replaces non-finite and singular cameras by cameras that see nothing."""
-    viewmats, Ks = cameras
-    invalid = _exceeds(viewmats, 2) | _exceeds(Ks, 2) | _is_singular(viewmats) | _has_no_focal_length(Ks)
-    valid = ~invalid[..., None, None]
-    away = torch.eye(4, dtype=viewmats.dtype, device=viewmats.device)
-    # Everything up to MAGNITUDE_MAX is behind this camera.
-    away[2, 3] = -4 * MAGNITUDE_MAX
-    return Cameras(torch.where(valid, viewmats, away), torch.where(valid, Ks, away[:3, :3]))
-
-
-def _exceeds(tensor: Tensor, n_own_dims: int) -> Tensor:
-    """Finds entries with a value that is not finite or beyond MAGNITUDE_MAX in their trailing dimensions."""
-    invalid = ~(tensor.detach().abs() <= MAGNITUDE_MAX)
-    return invalid.flatten(invalid.dim() - n_own_dims).any(-1) if n_own_dims else invalid
-
-
-def _is_singular(viewmats: Tensor) -> Tensor:
-    x, y, z = viewmats.detach()[..., :3, :3].unbind(-2)
-    return (x.cross(y, -1) * z).sum(-1).abs() < DETERMINANT_MIN
-
-
-def _has_no_focal_length(Ks: Tensor) -> Tensor:
-    return (torch.stack([Ks[..., 0, 0], Ks[..., 1, 1]], -1).abs() < FOCAL_MIN).any(-1)
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 @torch.no_grad()
@@ -100,13 +121,13 @@ def raise_if_invalid(
     )
     for name, tensor, n_own_dims, noun, cause in kinds:
         if tensor is not None:
-            invalid = _exceeds(tensor, n_own_dims)
+            invalid = exceeds(tensor, n_own_dims)
             if tensor is colors and per_camera:
                 invalid = invalid.any(-2)
             what = "are not finite" if not tensor.isfinite().all() else f"exceed {MAGNITUDE_MAX:g} in magnitude"
             _raise_if_any(name, invalid, noun, what, cause)
-    _raise_if_any("viewmats", _is_singular(viewmats), "camera", "have a singular rotation", "check the poses")
-    _raise_if_any("Ks", _has_no_focal_length(Ks), "camera", "have a focal length of zero", "check the intrinsics")
+    _raise_if_any("viewmats", is_singular(viewmats), "camera", "have a singular rotation", "check the poses")
+    _raise_if_any("Ks", has_no_focal_length(Ks), "camera", "have a focal length of zero", "check the intrinsics")
     if quats is not None:
         zero = quats.square().sum(-1) < QUAT_NORM_MIN**2
         _raise_if_any("quats", zero, "Gaussian", "have zero norm", "remove them, or set them to 1 0 0 0")
