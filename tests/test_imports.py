@@ -53,6 +53,7 @@ OPTIONAL = {
 USES_TRITON = {"kernels", "stages", "triton_cpu", "cli"}
 
 MAX_FILES, MAX_FOLDERS, MAX_MODULES, MAX_IMPORTS = 8, 12, 20, 71
+MAX_TRAINING_MODULES, MAX_TRAINING_IMPORTS = 20, 50
 MAX_LINES, MAX_KERNEL_LINES, MAX_BODY, MAX_PARAMETERS = 400, 500, 80, 12
 DROP_IN = {
     "tsplat/rasterization.py": {"rasterization"},
@@ -171,6 +172,22 @@ def test_number_of_modules_and_imports():
     assert len({module_of(path) for path in FILES}) <= MAX_MODULES
     found = imports_between_modules().keys() | LOADED_BY_NAME
     assert len(found) <= MAX_IMPORTS, f"{len(found)} imports between modules: {sorted(found)}"
+
+
+def test_number_of_modules_and_imports_in_training():
+    """A module of training is a file or folder directly in it."""
+    folder = PACKAGE / "training"
+    found, modules = set(), set()
+    for path in sorted(folder.rglob("*.py")):
+        module = path.relative_to(folder).with_suffix("").parts[0]
+        modules.add(module)
+        files = {imported_file(target) for _, target, _ in imports(path)}
+        inside = (
+            file.relative_to(folder).with_suffix("").parts[0] for file in files if file and folder in file.parents
+        )
+        found |= {(module, other) for other in inside if other != module}
+    assert len(modules) <= MAX_TRAINING_MODULES, sorted(modules)
+    assert len(found) <= MAX_TRAINING_IMPORTS, sorted(found)
 
 
 def imported_file(target):

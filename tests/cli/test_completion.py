@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tsplat import cli
-from tsplat.training.options import list_options
+from tsplat.training.runs.options import list_options
 
 RESUME = {"--resume", "--accept-changes", "--checkpoint", "--force"}
 

@@ -13,9 +13,10 @@ from tests.support.train_worker import capture
 from tsplat import cli
 from tsplat.strategies import MCMCStrategy
 from tsplat.support.files import write_json
-from tsplat.training import RunConfig, Trainer, runs
+from tsplat.training import RunConfig, Trainer
 from tsplat.training.configuration import to_json
 from tsplat.training.processes import heartbeat
+from tsplat.training.runs import train as runs
 
 STEPS = 16
 

@@ -15,7 +15,7 @@ import torch
 
 from tsplat.scene import Gaussians
 from tsplat.training import Checkpoint, RunConfig, read_checkpoint, read_newest, write_checkpoint
-from tsplat.training.run_checkpoints import delete_incomplete
+from tsplat.training.runs.run_checkpoints import delete_incomplete
 
 
 def checkpoint(step):

@@ -15,8 +15,10 @@ from tests.support.train_worker import capture
 from tsplat import cli
 from tsplat.strategies import MCMCStrategy
 from tsplat.support.files import write_json
-from tsplat.training import RunConfig, Trainer, evaluation, run_checkpoints, runs
+from tsplat.training import RunConfig, Trainer, evaluation
 from tsplat.training.configuration import to_json
+from tsplat.training.runs import run_checkpoints
+from tsplat.training.runs import train as runs
 
 STEPS, EVAL_EVERY, SAVE_EVERY = 24, 6, 9
 

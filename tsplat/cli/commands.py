@@ -164,7 +164,7 @@ def _photographs(
     run = find_run(model)
     if run is None:
         return None
-    from ..training.run_photographs import find_photographs
+    from ..training.runs.run_photographs import find_photographs
 
     return find_photographs(run, scene, warn)
 
@@ -201,10 +201,10 @@ def train(arguments: Namespace) -> int:
     """``tsplat train``."""
     from ..training import resume
     from ..training import train as run_train
-    from ..training.live_view import check_view
-    from ..training.options import Resume, parse, run_config, view_options
     from ..training.processes.launcher import ranks_and_gpus
-    from ..training.run_context import require_extras
+    from ..training.runs.context import require_extras
+    from ..training.runs.live_view import check_view
+    from ..training.runs.options import Resume, parse, run_config, view_options
 
     options = parse(arguments.rest)
     view = view_options(options)
@@ -231,7 +231,7 @@ def train(arguments: Namespace) -> int:
 def evaluate(arguments: Namespace) -> int:
     """``tsplat eval``."""
     from ..training import evaluate_run
-    from ..training.run_context import require_extras
+    from ..training.runs.context import require_extras
 
     require_extras(lpips=arguments.lpips)
     status = _launch(arguments.command_line, arguments.ranks, "")
@@ -250,7 +250,7 @@ def evaluate(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """``tsplat report``."""
-    from ..training.run_pages import report_run
+    from ..training.runs.report import report_run
 
     report_run(arguments.run_folder, out=arguments.out, views=arguments.views, scene=arguments.scene)
     return 0

@@ -17,7 +17,7 @@ class PrintCompletion(argparse.Action):
 
     Args:
         train: The parser of ``tsplat train``, whose options are otherwise parsed by
-            :func:`tsplat.training.options.parse`.
+            :func:`tsplat.training.runs.options.parse`.
     """
 
     def __init__(self, option_strings: Sequence[str], train: argparse.ArgumentParser, **keywords: Any) -> None:
@@ -34,7 +34,7 @@ class PrintCompletion(argparse.Action):
         require("shtab")
         import shtab
 
-        from ..training.options import list_options
+        from ..training.runs.options import list_options
 
         self._train.add_argument("scene", type=path)
         for option, choices in list_options().items():

@@ -1,4 +1,4 @@
-"""The arguments of the subcommands; :mod:`tsplat.training.options` has those of ``tsplat train``."""
+"""The arguments of the subcommands; :mod:`tsplat.training.runs.options` has those of ``tsplat train``."""
 
 from __future__ import annotations
 

@@ -3,15 +3,15 @@
 from ..scene.formats.checkpoints import CheckpointError
 from ..support.interruption import Interrupted
 from .configuration import Config, RunConfig, preset, read_config
-from .demo import DemoSize, demo
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
-from .live_view import LiveView, ViewOptions
 from .losses import loss, psnr, ssim
-from .run_checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
-from .runs import evaluate_run, resume, train
+from .observers import DivergedError, Progress
+from .runs.demo import DemoSize, demo
+from .runs.live_view import LiveView, ViewOptions
+from .runs.run_checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
+from .runs.train import evaluate_run, resume, train
 from .trainer import Trainer, fit, scene_extent
-from .training_progress import DivergedError, Progress
 
 __all__ = [
     "Checkpoint",

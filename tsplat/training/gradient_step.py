@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..stages.process_group import RankGroup
+from .observers import DivergedError
 from .parameters import Parameters
-from .training_progress import DivergedError
 
 CHECK_INTERVAL = 100
 """Number of steps between checks for non-finite values, each of which synchronizes with a GPU."""

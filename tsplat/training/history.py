@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from .training_progress import Progress
+from .observers import Progress
 
 SMOOTHING = 0.98
 """Weight of the past, per step, in the smoothed PSNR."""

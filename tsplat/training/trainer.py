@@ -19,14 +19,14 @@ from ..viewing.rendering import render_views
 from .configuration import Config
 from .densification import Densification
 from .gradient_step import CHECK_INTERVAL, GradientStep
-from .live_view import LiveView, ViewOptions, check_view
 from .losses import depth_error, loss, psnr
+from .observers import DivergedError, OnStep, Progress
 from .parameters import Parameters
 from .precision import autocast_dtype
 from .rng_state import generator_state, set_generator_state
+from .runs.live_view import LiveView, ViewOptions, check_view
 from .sampling import ViewSampler
 from .strategy_info import merge_info
-from .training_progress import DivergedError, OnStep, Progress
 from .view_corrections import apply_exposure, move_camera
 
 

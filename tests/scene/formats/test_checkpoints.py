@@ -145,7 +145,7 @@ def test_open_model_reads_runs_checkpoints_and_files(tmp_path):
 
 
 def test_open_model_does_not_interpret_the_configuration(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsplat.training.run_checkpoints.to_json", lambda config: {"unknown": 3})
+    monkeypatch.setattr("tsplat.training.runs.run_checkpoints.to_json", lambda config: {"unknown": 3})
     path = write_checkpoint(tmp_path, make_checkpoint(1))
     assert read_raw_checkpoint(path).config == {"unknown": 3}
     assert len(open_model(path)) == 500

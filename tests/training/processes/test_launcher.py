@@ -21,8 +21,9 @@ from tests.support.forked_ranks import MODULES
 from tests.support.forks import Forks
 from tests.support.train_worker import capture
 from tsplat import ArgumentError, cli
-from tsplat.training import read_checkpoint, read_newest, resume, runs
+from tsplat.training import read_checkpoint, read_newest, resume
 from tsplat.training.processes.launcher import parse_gpus
+from tsplat.training.runs import train as runs
 
 pytestmark = pytest.mark.slow
 

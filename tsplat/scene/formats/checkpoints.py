@@ -8,7 +8,7 @@ A run's ``checkpoints/`` folder has one folder per checkpoint and a file ``lates
         training.safetensors   the other tensors that a resumed run needs
         rows/                  instead of scene.safetensors, the shards of a run with several ranks
 
-:mod:`tsplat.training.run_checkpoints` writes them.
+:mod:`tsplat.training.runs.run_checkpoints` writes them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,118 @@
+"""Command-line options of ``tsplat train``."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from tsplat import ArgumentError
+from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.training import RunConfig, ViewOptions, preset
+from tsplat.training.configuration import scale_schedule, to_json
+from tsplat.training.runs.options import Options, Resume, parse, run_config, view_options
+
+pytest.importorskip("tyro")
+
+
+def test_options_change_the_preset_or_the_configuration_file(tmp_path):
+    arguments = "scene --out run --preset mcmc --steps 30 --strategy.cap-max 77 --antialiased --background 1 0.5 0"
+    options = parse(arguments.split())
+    assert isinstance(options, Options)
+    assert (options.out, options.stop_after) == ("run", None)
+    expected = dataclasses.replace(
+        preset("mcmc", 30),
+        scene="scene",
+        antialiased=True,
+        background=(1.0, 0.5, 0.0),
+        strategy=scale_schedule(MCMCStrategy(cap_max=77), 30),
+    )
+    assert run_config(options) == expected
+    (tmp_path / "config.json").write_text(json.dumps(to_json(expected)))
+    changed = parse(["--config", str(tmp_path / "config.json"), "--out", "run", "--steps", "31", "elsewhere"])
+    assert isinstance(changed, Options)
+    assert run_config(changed) == dataclasses.replace(expected, steps=31, scene="elsewhere")
+    adaptive = parse(["scene", "--out", "run", "--preset", "adaptive", "--strategy.absgrad"])
+    assert isinstance(adaptive, Options)
+    assert adaptive.strategy == scale_schedule(DefaultStrategy(absgrad=True), RunConfig.steps)
+
+
+def test_preset_without_a_choice_is_mcmc():
+    options = parse(["scene", "--out", "run", "--steps", "400", "--max-gaussians", "5000"])
+    assert isinstance(options, Options)
+    assert run_config(options) == dataclasses.replace(preset("mcmc", 400), scene="scene", max_gaussians=5000)
+
+
+def test_help_names_arguments_and_what_is_required(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"])
+    printed = capsys.readouterr().out
+    assert "(default: '')" not in printed
+    assert "[STR]" not in printed
+    assert "{fixed}" not in printed  # what cannot be set, such as a random generator
+    assert "--strategy.cap-max" in printed
+    assert re.search(r"SCENE.*\(required\)", printed)
+    assert re.search(r"--out RUN .*\(required\)", printed)
+
+
+def test_options_of_the_view():
+    words = [
+        "--view",
+        "--view-address",
+        "0.0.0.0",
+        "--view-port",
+        "9000",
+        "--view-open",
+        "--view-paused",
+        "--view-stay",
+    ]
+    expected = ViewOptions("0.0.0.0", 9000, open=True, paused=True, stay=True)
+    assert view_options(parse(["scene", "--out", "run", *words])) == expected
+    assert view_options(parse(["--resume", "run", *words])) == expected
+    for command in (["scene", "--out", "run"], ["--resume", "run"]):
+        assert view_options(parse(command)) is None
+        assert view_options(parse([*command, "--view"])) == ViewOptions()
+        with pytest.raises(ArgumentError, match="--view-port: only with --view"):
+            view_options(parse([*command, "--view-port", "9000"]))
+        with pytest.raises(ArgumentError, match="--view-port: expected an integer from 1 to 65535, found 65536"):
+            view_options(parse([*command, "--view", "--view-port", "65536"]))
+
+
+def test_resume_does_not_take_settings():
+    options = parse(["--resume", "run", "--stop-after", "5"])
+    assert isinstance(options, Resume)
+    assert (str(options.run), options.stop_after, options.force) == ("run", 5, False)
+    message = (
+        r"--steps: a run is resumed with the settings .* --stop-after N; .* --config run/config.json --out NEW_RUN"
+    )
+    for words in (["--steps", "3"], ["--steps=3"]):
+        with pytest.raises(ArgumentError, match=message):
+            parse(["--resume", "run", *words])
+    with pytest.raises(ArgumentError, match=r"--strategy\.cap-max: a run is resumed with"):
+        parse(["--resume", "run", "--strategy.cap-max", "3"])
+    with pytest.raises(ArgumentError, match="unrecognized arguments: --colors red"):
+        parse(["--resume", "run", "--colors", "red"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("scene", "--out: expected a folder"),
+        ("--out run", "SCENE: expected a folder"),
+        ("scene --out run --steps 0", "steps"),
+        ("scene --out run --means-rate -1", "--means-rate: expected a number of at least 0"),
+        ("scene --out run --views-per-step -3", "--views-per-step: expected a positive int, found -3"),
+        ("scene --out run --background nan nan nan", "--background: expected three numbers from 0 to 1"),
+        ("scene --out run --strategy.noise-lr nan", "--strategy.noise-lr: expected a finite number, found nan"),
+        ("scene --out run --strategy.cap-max -1", "--strategy.cap-max: expected a positive int, found -1"),
+        ("scene --out run --preset fixed --strategy.cap-max 3", "the preset fixed has no strategy"),
+        ("scene --out run --preset default", "default was renamed to adaptive"),
+        ("scene --out run --test-every 1", "--test-every: 1 holds out every view"),
+        ("scene --out run --preset best", "preset"),
+        ("scene --out run --colors red", "--colors"),
+    ],
+)
+def test_invalid_options_are_rejected(arguments, message):
+    with pytest.raises(ArgumentError, match=message) as error:
+        parse(arguments.split())
+    assert "tsplat train --help" in str(error.value)

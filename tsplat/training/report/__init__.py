@@ -1,0 +1,1 @@
+"""The results of a run: images, plots, metrics and the page."""

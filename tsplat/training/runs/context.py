@@ -1,0 +1,138 @@
+"""What a run holds while it lasts: heartbeats, the lock of its folder, deterministic algorithms."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+
+from ...errors import FileError
+from ...scene.formats.checkpoints import find_checkpoints
+from ...stages.process_group import RankGroup
+from ...support.extras import require
+from ...support.files import atomic_write, write_json
+from ...support.locks import lock_folder
+from ...viewing.outputs import RECORD, RUN_RESULTS
+from ...viewing.run_cameras import CONFIG
+from ...viewing.viewer.server import MODULES as VIEWER_MODULES
+from ..configuration import RunConfig, to_json
+from ..processes.heartbeat import heartbeat
+
+T = TypeVar("T")
+
+MODULES = ("PIL", "matplotlib", "pycolmap", "rich", "scipy", "safetensors")
+"""Optional modules that every run needs."""
+
+
+def require_extras(config: RunConfig | None = None, *, lpips: str | None = None, view: bool = False) -> None:
+    """Checks that all optional modules of a run or of its evaluation can be imported, before any work.
+
+    Raises:
+        MissingExtraError: Names all that cannot.
+    """
+    logging = ["tensorboard"] if config is not None and config.tensorboard else []
+    viewer = [module for module in VIEWER_MODULES if module not in MODULES] if view else []
+    require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []), *viewer)
+
+
+@contextlib.contextmanager
+def rank_context(ranks: RankGroup) -> Iterator[None]:
+    """Sends heartbeats to the other ranks, and lets only rank 0 print."""
+    with contextlib.ExitStack() as stack:
+        if not ranks.is_main:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        stack.enter_context(heartbeat(ranks))
+        yield
+
+
+def on_main(ranks: RankGroup, function: Callable[[], T]) -> T:
+    """Returns the result of a function that only rank 0 calls. An OSError is raised on every rank."""
+    result: T | OSError | None = None
+    if ranks.is_main:
+        try:
+            result = function()
+        except OSError as error:
+            result = error
+    result = ranks.all_gather_object(result)[0]
+    if isinstance(result, OSError):
+        raise result
+    return cast(T, result)
+
+
+@contextlib.contextmanager
+def lock_run(folder: Path, ranks: RankGroup, *, new: bool = False) -> Iterator[None]:
+    """Locks the folder of a run.
+
+    Args:
+        folder: The run's folder.
+        ranks: The ranks that call this together.
+        new: Whether the folder must contain neither a run with checkpoints, nor results that are not those of a run.
+
+    Raises:
+        FileError: Another process uses the folder, or it contains another run. Raised on every rank.
+    """
+    with contextlib.ExitStack() as stack:
+        problem = None
+        if ranks.is_main:
+            try:
+                stack.enter_context(lock_folder(folder))
+            except FileError as error:
+                problem = str(error)
+        if new and problem is None:
+            problem = _occupied(folder)
+        problems = [found for found in ranks.all_gather_object(problem) if found is not None]
+        if problems:
+            raise FileError(problems[0])
+        yield
+
+
+def _occupied(folder: Path) -> str | None:
+    """Why a new run must not be written into a folder; None if it may be."""
+    if has_checkpoints(folder):
+        return f"{folder}: contains the checkpoints of another run; resume it, or choose another folder"
+    foreign = sorted(name for name in RUN_RESULTS if os.path.lexists(folder / name))
+    if foreign and not (folder / RECORD).is_file():
+        return f"{folder}: {foreign[0]} would be replaced, which no run here has written; choose another folder"
+    return None
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run has saved a checkpoint, valid or not. One whose first write was interrupted has not."""
+    path = folder / "checkpoints"
+    return path.is_dir() and bool(find_checkpoints(path))
+
+
+@contextlib.contextmanager
+def deterministic(config: RunConfig) -> Iterator[None]:
+    """Uses PyTorch's deterministic algorithms inside the block if the configuration asks for them."""
+    before = torch.get_deterministic_debug_mode()
+    # torch.use_deterministic_algorithms would import torch._inductor, which takes seconds.
+    torch.set_deterministic_debug_mode("error" if config.deterministic else before)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+@contextlib.contextmanager
+def saved_config(config: RunConfig, folder: Path, ranks: RankGroup) -> Iterator[None]:
+    """Writes ``config.json``, so that a run that is killed can be started again; an error restores what was there."""
+    path = folder / CONFIG
+    if not ranks.is_main:
+        yield
+        return
+    before = path.read_bytes() if path.is_file() else None
+    write_json(path, to_json(config))
+    try:
+        yield
+    except Exception:
+        if before is None:
+            path.unlink()
+        else:
+            with atomic_write(path) as file:
+                file.write(before)
+        raise

@@ -1,0 +1,289 @@
+"""The loop of a run: training steps with progress display, evaluations, checkpoints and warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...scene.capture.views import Capture, View
+from ...scene.gaussians import Gaussians
+from ...support.interruption import Interrupted, StopRequest
+from ..configuration import Config, RunConfig
+from ..evaluation import OnView, Score, evaluate, mean_psnr
+from ..history import History, PsnrMonitor
+from ..observers import DivergedError, Progress
+from ..parameters import scene_tensors
+from ..rng_state import get_rng_state, set_rng_state
+from ..trainer import Trainer
+from .display import progress_display
+from .live_view import LiveView, ViewOptions
+from .record import RunRecord
+from .run_checkpoints import Checkpoint, write_checkpoint
+from .tensorboard import tensorboard_log
+
+EVALUATIONS, CHECKPOINTS = 12, 4
+"""Default numbers of evaluations and checkpoints of a run."""
+
+
+class RunLoop:
+    """Trains for the steps of a run and keeps its history.
+
+    Args:
+        trainer: Takes the steps.
+        test_views: Held-out views for the evaluations.
+        folder: The run's folder.
+        run: The run's configuration; None for a run without checkpoints.
+        stop: Whether a signal asked this process to stop; never if None.
+        scene: What checkpoints hold about the scene, as JSON values.
+        record: Measures the parts of the run.
+
+    Attributes:
+        history: Metrics so far.
+        record: As given, or a new one.
+        seconds: Duration of the training so far, including earlier parts of a resumed run, without the time for images
+            and pauses of the viewer.
+        first_step: The step at which this process started.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        test_views: Sequence[View],
+        folder: Path,
+        run: RunConfig | None,
+        stop: StopRequest | None = None,
+        scene: dict[str, Any] | None = None,
+        record: RunRecord | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.folder = folder
+        self.history = History()
+        self.record = RunRecord() if record is None else record
+        self.seconds = 0.0
+        self.first_step = trainer.step
+        self._test_views = test_views
+        self._run_config = run
+        self._stop = StopRequest() if stop is None else stop
+        self._scene = scene or {}
+        self._monitor = PsnrMonitor(trainer.config.steps)
+        self._saved_step = -1
+        self._intact: dict[Path, bool] = {}
+        steps = trainer.config.steps
+        self._eval_every = (run.eval_every if run else 0) or max(1, steps // EVALUATIONS)
+        if trainer.view is not None:
+            trainer.view.training.measure = functools.partial(self.record.measure, "viewing")
+            trainer.view.training.save = None if run is None else self.save_checkpoint
+        self._save_every = (run.save_every if run else 0) or max(1, steps // CHECKPOINTS)
+
+    @property
+    def config(self) -> Config:
+        """The run's configuration, or the trainer's for a run without checkpoints."""
+        return self.trainer.config if self._run_config is None else self._run_config
+
+    def restore(self, figures: dict[str, Any]) -> None:
+        """Continues from the figures of a checkpoint, from which the trainer was restored."""
+        self.history = History(**figures["history"])
+        self.seconds = figures["seconds"]
+        self._monitor.restore(figures["watch"])
+        self._saved_step = self.trainer.step
+        if self.trainer.view is not None:
+            self.trainer.view.record_history(self.history)
+        set_rng_state(figures["random"])
+
+    def run(self, last: int) -> None:
+        """Trains until a step, or until a signal asks any rank to stop, and saves the last step.
+
+        Raises:
+            Interrupted: A signal asked to stop, and the last step is saved.
+            DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
+                ``inspect/``.
+        """
+        trainer, steps = self.trainer, self.trainer.config.steps
+        seconds_before, start = self.seconds, self._clock()
+        with progress_display(steps, trainer.step, self._clock) as show, self._tensorboard() as log:
+            self._complete_evaluation()
+            while trainer.step < last and not self.is_stopped():
+                try:
+                    progress = trainer.advance()
+                except DivergedError as error:
+                    self._warn(str(error))
+                    raise
+                except Interrupted:  # during a pause
+                    break
+                self.seconds = seconds_before + self._clock() - start
+                show(progress)
+                log(progress)
+                self._after_step(progress)
+        if self._run_config is not None and self._saved_step != trainer.step:
+            self._save("checkpoints")
+        self.seconds = seconds_before + self._clock() - start
+        if trainer.step < steps:
+            print(f"stopped after {trainer.step} of {steps} steps", flush=True)
+        self.raise_if_stopped()
+
+    def _after_step(self, progress: Progress) -> None:
+        """Records the step, and warns, evaluates and saves where it is due."""
+        self.history.record(progress)
+        for warning in (progress.warning, self._monitor.check(progress)):
+            if warning is not None:
+                self._warn(warning)
+        self._complete_evaluation()
+        if self._run_config is not None and progress.step % self._save_every == 0:
+            self._save("checkpoints")
+
+    def _complete_evaluation(self) -> None:
+        """Evaluates the held-out views if that is due after this step. A signal ends the evaluation.
+
+        The first step after a resume completes what a signal ended.
+        """
+        step = self.trainer.step
+        is_due = step % self._eval_every == 0 and step < self.trainer.config.steps
+        if not is_due or not self._test_views or step in self.history.test_steps:
+            return
+        with contextlib.suppress(Interrupted), self.record.measure("evaluation"):
+            scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self.between_views)
+            self.history.record_test(step, mean_psnr(scores), self.trainer.n_gaussians)
+
+    def is_stopped(self) -> bool:
+        """Whether a signal asked any rank to stop. A collective call."""
+        return self.trainer.ranks.any([self._stop.is_set], self.trainer.device)[0]
+
+    def raise_if_stopped(self) -> None:
+        """Raises :class:`Interrupted` on every rank if a signal asked any rank to stop. A collective call.
+
+        Does nothing if there are no checkpoints: the results that are left to compute could not be computed later.
+        """
+        if self._run_config is None or not self.is_stopped():
+            return
+        ranks = self.trainer.ranks
+        signum = max(ranks.all_gather_object(self._stop.signum or 0))
+        message = f"stopped by {signal.Signals(signum).name}; {self.what_is_saved()}"
+        raise Interrupted(signum, message if ranks.is_main else "")
+
+    def what_is_saved(self) -> str:
+        """What a run that stops now has saved, and how to continue."""
+        saved = self._saved_step
+        if saved < 0:
+            return f"no step is saved yet; to start again: tsplat train --resume {self.folder}"
+        left = (
+            "all steps are saved; for the results"
+            if saved == self.trainer.config.steps
+            else f"step {saved} is saved; to continue"
+        )
+        return f"{left}: tsplat train --resume {self.folder}"
+
+    def between_views(self, _done: int, _total: int) -> None:
+        """Does what :meth:`raise_if_stopped` does, and renders what pages ask for. A collective call."""
+        self.raise_if_stopped()
+        if self.trainer.view is not None:
+            self.trainer.view.training.serve(self.trainer.gaussians)
+
+    def _clock(self) -> float:
+        """Seconds without the time for images and pauses of the viewer."""
+        return time.perf_counter() - self.record.seconds.get("viewing", 0.0)
+
+    def save_checkpoint(self) -> str:
+        """Saves the current step unless it is saved, and returns a message."""
+        step = self.trainer.step
+        if self._saved_step == step:
+            return f"Step {step} is saved already"
+        return f"Saved {self._save('checkpoints')}"
+
+    def _warn(self, message: str) -> None:
+        """Prints a warning, and saves the state that it is about."""
+        saved = "" if self._run_config is None else f"; a checkpoint of this step is saved as {self._save('inspect')}"
+        print(f"warning: {message}{saved}", flush=True)
+
+    def _save(self, name: str) -> Path:
+        """Writes a checkpoint into a folder of this name."""
+        trainer, run = self.trainer, self._run_config
+        assert run is not None
+        tensors, figures = trainer.state()
+        scene = scene_tensors(trainer.gaussians)
+        checkpoint = Checkpoint(
+            step=trainer.step,
+            gaussians=trainer.gaussians,
+            tensors={name: tensor for name, tensor in tensors.items() if name not in scene},
+            figures={
+                "trainer": figures,
+                "history": dataclasses.asdict(self.history),
+                "watch": self._monitor.state(),
+                "random": get_rng_state(),
+                "seconds": self.seconds,
+                "scene": self._scene,
+            },
+            config=run,
+            per_gaussian_names=trainer.per_gaussian_names,
+        )
+        with self.record.measure("saving"):
+            path = write_checkpoint(
+                self.folder / name, checkpoint, run.keep, trainer.ranks, sharded=trainer.sharded, intact=self._intact
+            )
+        if name == "checkpoints":
+            self._saved_step = trainer.step
+        return path
+
+    @contextlib.contextmanager
+    def _tensorboard(self) -> Iterator[Callable[[Progress], None]]:
+        run = self._run_config
+        if run is None or not run.tensorboard or not self.trainer.ranks.is_main:
+            yield lambda progress: None
+            return
+        with tensorboard_log(self.folder / "tensorboard") as log:
+            yield log
+
+
+def score_views(
+    trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView | None = None
+) -> list[Score]:
+    """Evaluates Gaussians on views, with the trainer's background, backend and ranks."""
+    return evaluate(
+        gaussians,
+        views,
+        background=trainer.config.backdrop,
+        backend=trainer.config.backend,
+        ranks=trainer.ranks,
+        on_view=on_view,
+    )
+
+
+@contextlib.contextmanager
+def shown(
+    trainer: Trainer, capture: Capture, options: ViewOptions | None, folder: Path, stop: StopRequest
+) -> Iterator[None]:
+    """Shows the training of a run inside the block, and prints where. Does nothing without options.
+
+    Args:
+        trainer: New, or restored from a checkpoint; gets the view.
+        folder: The run's folder.
+        stop: Ends a pause.
+    """
+    if options is None:
+        yield
+        return
+    view = LiveView(
+        trainer.gaussians,
+        capture.train,
+        trainer.config,
+        options,
+        test_views=capture.test,
+        name=folder.resolve().name,
+        step=trainer.step,
+        folder=folder / "viewer",
+    )
+    view.check = stop.check
+    trainer.view = view
+    try:
+        view.print_address()
+        yield
+        view.finish(trainer.gaussians)
+        print(f"the viewer is closed; to see the run: tsplat view {folder}")
+    finally:
+        view.close()
+        trainer.view = None

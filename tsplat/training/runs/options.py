@@ -1,0 +1,246 @@
+"""Command-line options of `tsplat train`: a preset or configuration file, and an option for every setting."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from ...errors import ArgumentError
+from ...support.extras import require
+from ...viewing.viewer.server import ADDRESS, PORT
+from ..configuration import DEFAULT_PRESET, PRESETS, STRATEGIES, Preset, RunConfig, preset, read_config
+from .context import MODULES
+from .live_view import ViewOptions
+
+PROGRAM = "tsplat train"
+HELP = f"see {PROGRAM} --help"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunConfig):
+    """Train on photographs with cameras. To resume a run, see: tsplat train --resume RUN --help
+
+    Attributes:
+        out: Folder to write the run to.
+        preset: Settings to start from. mcmc relocates Gaussians and adds some, up to --max-gaussians; adaptive clones,
+            splits and prunes them by their gradients; fixed keeps their number.
+        config: Settings to start from, as the config.json of another run; replaces the preset.
+        stop_after: Stop after this number of steps, with the schedules of the full run.
+        ranks: Number of processes on this machine that train together.
+        gpus: GPUs to use, one rank each, such as 0,1.
+        view: Show the training in a web browser.
+        view_address: Address to listen at; 0.0.0.0 lets other computers in.
+        view_port: Port of the page, or the next free one.
+        view_open: Open the page in a web browser.
+        view_paused: Wait for the page before the first step.
+        view_stay: After the last step, keep the page open until Ctrl-C.
+    """
+
+    out: str = ""
+    preset: Preset = DEFAULT_PRESET
+    config: str = ""
+    stop_after: int | None = None
+    ranks: int = 1
+    gpus: str = ""
+    view: bool = False
+    view_address: str = ADDRESS
+    view_port: int = PORT
+    view_open: bool = False
+    view_paused: bool = False
+    view_stay: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Options of `tsplat train --resume`.
+
+    Attributes:
+        run: The run's folder, or one of its checkpoints.
+        stop_after: Stop after this number of steps in total.
+        force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
+        scene: Where the scene is, if it has moved relative to the run.
+        accept_changes: Accept photographs, cameras and points that have changed.
+        ranks, gpus, view, view_address, view_port, view_open, view_paused, view_stay: As in :class:`Options`.
+    """
+
+    run: Path
+    stop_after: int | None = None
+    force: bool = False
+    checkpoint: str | None = None
+    scene: str | None = None
+    accept_changes: bool = False
+    ranks: int = 1
+    gpus: str = ""
+    view: bool = False
+    view_address: str = ADDRESS
+    view_port: int = PORT
+    view_open: bool = False
+    view_paused: bool = False
+    view_stay: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(f"{message}; {HELP}")
+
+
+def parse(arguments: Sequence[str]) -> Options | Resume:
+    """Parses the arguments of `tsplat train`.
+
+    Raises:
+        ArgumentError: An unknown option or an invalid value.
+        MissingExtraError: tyro is not installed.
+        SystemExit: With status 0, after printing help.
+    """
+    first = _Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
+    first.add_argument("--preset", choices=(*PRESETS, "default"), default=DEFAULT_PRESET)
+    first.add_argument("--config", type=Path)
+    first.add_argument("--steps", default=str(RunConfig.steps))
+    first.add_argument("--resume", type=Path)
+    known, rest = first.parse_known_args(arguments)
+    if known.resume is not None:
+        return _resume(arguments)
+    try:
+        import tyro
+    except ImportError:
+        require("tyro", *MODULES)
+        raise
+
+    if known.preset == "default":
+        raise ArgumentError(f"--preset: default was renamed to adaptive; without --preset it is mcmc; {HELP}")
+    is_count = known.steps.isdecimal() and len(known.steps) < 10  # tyro rejects others below
+    steps = max(1, int(known.steps)) if is_count else 1
+    base = read_config(known.config) if known.config else preset(known.preset, steps)
+    values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
+    values |= dict(preset=known.preset, config=str(known.config or ""))
+    if values["strategy"] is None:
+        option = next((word for word in rest if word.startswith("--strategy.")), None)
+        if option:
+            raise ArgumentError(f"{option}: the preset {known.preset} has no strategy; use mcmc or adaptive; {HELP}")
+    required = "(from the configuration file)" if known.config else "(required)"
+
+    def described(metavar: str, hint: str) -> Any:
+        return Annotated[str, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)]
+
+    fields = [
+        ("scene", Annotated[described("SCENE", required), tyro.conf.Positional], base.scene),
+        ("out", described("RUN", "(required)"), ""),
+        ("config", described("config.json", "(default: none)"), ""),
+        ("gpus", described("0,1", "(default: as --device)"), ""),
+    ]
+    command = dataclasses.make_dataclass("Options", fields, bases=(Options,), frozen=True)
+    command.__doc__ = Options.__doc__
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            options: Options = tyro.cli(
+                command,
+                default=command(**values),
+                args=list(arguments),
+                prog=PROGRAM,
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
+            )
+    except SystemExit as error:
+        if not error.code:
+            raise
+        message = _plain_text(errors.getvalue())
+        # Invalid values that the configuration itself rejects are named as options.
+        if message.startswith("Error parsing Options: "):
+            name, separator, after = message.removeprefix("Error parsing Options: ").partition(":")
+            message = f"--{name.replace('_', '-')}{separator}{after}"
+        raise ArgumentError(f"{message}; {HELP}") from error
+    if not options.scene:
+        raise ArgumentError(f"SCENE: expected a folder of photographs; {HELP}")
+    if not options.out:
+        raise ArgumentError(f"--out: expected a folder to write to; {HELP}")
+    return options
+
+
+def list_options() -> dict[str, tuple[str, ...]]:
+    """Returns all options of `tsplat train`, and the values to choose from of those that have a choice."""
+    found: dict[str, tuple[str, ...]] = {"--resume": (), "--accept-changes": (), "--checkpoint": (), "--force": ()}
+    for prefix, settings in (("", Options), *(("strategy.", strategy) for strategy in STRATEGIES.values())):
+        for name, kind in get_type_hints(settings).items():
+            option = prefix + name.replace("_", "-")
+            # A positional argument, a group of options, and what can be set in Python only.
+            if option in ("scene", "strategy", "strategy.generator"):
+                continue
+            found[f"--{option}"] = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+            if kind is bool:
+                found[f"--{prefix}no-{option.removeprefix(prefix)}"] = ()
+    return found
+
+
+def run_config(options: Options) -> RunConfig:
+    """The configuration of a run with these options."""
+    return RunConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(RunConfig)})
+
+
+def view_options(options: Options | Resume) -> ViewOptions | None:
+    """How to show the training; None for not at all.
+
+    Raises:
+        ArgumentError: An invalid port, or an option of the view without ``--view``.
+    """
+    view = ViewOptions(
+        options.view_address, options.view_port, options.view_open, options.view_paused, options.view_stay
+    )
+    if not options.view:
+        for field in dataclasses.fields(ViewOptions):
+            if getattr(view, field.name) != field.default:
+                raise ArgumentError(f"--view-{field.name}: only with --view; {HELP}")
+        return None
+    if not 1 <= view.port <= 65535:
+        raise ArgumentError(f"--view-port: expected an integer from 1 to 65535, found {view.port}")
+    return view
+
+
+def _resume(arguments: Sequence[str]) -> Resume:
+    parser = _Parser(prog=PROGRAM, allow_abbrev=False)
+    parser.add_argument(
+        "--resume", type=Path, required=True, metavar="RUN", help="the run's folder or one of its checkpoints"
+    )
+    parser.add_argument("--stop-after", type=int, metavar="N", help="stop after N steps in total")
+    parser.add_argument(
+        "--checkpoint", metavar="STEP", help="step or folder name of the checkpoint to continue from (the newest)"
+    )
+    parser.add_argument("--scene", metavar="SCENE", help="where the scene is, if it has moved relative to the run")
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="accept photographs, cameras and points that have changed"
+    )
+    parser.add_argument("--force", action="store_true", help="accept parameters that look activated already")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of processes that train together (1)")
+    parser.add_argument("--gpus", default="", metavar="0,1", help="GPUs to use, one rank each")
+    parser.add_argument("--view", action="store_true", help="show the training in a web browser")
+    parser.add_argument("--view-address", default=ADDRESS, metavar="IP", help=f"address to listen at ({ADDRESS})")
+    parser.add_argument("--view-port", type=int, default=PORT, metavar="N", help=f"port, or the next free one ({PORT})")
+    parser.add_argument("--view-open", action="store_true", help="open the page in a web browser")
+    parser.add_argument("--view-paused", action="store_true", help="wait for the page before the first step")
+    parser.add_argument("--view-stay", action="store_true", help="after the last step, keep the page open until Ctrl-C")
+    found, rest = parser.parse_known_args(arguments)
+    if rest:
+        option = rest[0].partition("=")[0]
+        known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Options)} | {"--scene"}
+        if option not in known and not option.startswith("--strategy."):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        raise ArgumentError(
+            f"{option}: a run is resumed with the settings that it was started with, on which its schedules depend; "
+            f"to stop earlier: --stop-after N; to train with other settings: {PROGRAM} --config "
+            f"{found.resume / 'config.json'} --out NEW_RUN {option} ..."
+        )
+    values = vars(found)
+    return Resume(run=values.pop("resume"), **values)
+
+
+def _plain_text(text: str) -> str:
+    """The message in tyro's error box, without the title and the usage."""
+    lines = [line.strip(" │╭╮╰╯|+") for line in text.splitlines()[1:]]
+    is_rule = [set(line) <= set("─-") for line in lines]
+    first = is_rule.index(False)
+    return " ".join(lines[first : is_rule.index(True, first)])

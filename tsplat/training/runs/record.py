@@ -1,0 +1,125 @@
+"""How a run was made: command line, machine, versions and seconds per part, as ``run.json`` holds them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import __version__
+from ...support.files import write_json
+from ...viewing.outputs import RECORD
+
+RECORD_BYTES_MAX = 1 << 20
+PARTS = ("reading", "training", "evaluation", "saving", "viewing")
+"""Names of the parts of a run whose time is measured."""
+
+
+class RunRecord:
+    """Measures the parts of a run in this process, and writes them with the command line and the machine.
+
+    A run that is resumed consists of several sessions, one per process.
+
+    Attributes:
+        seconds: Duration of each part so far. A part inside another does not count as part of it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._open: list[str] = []
+        self._since = 0.0
+        self._earlier: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Adds the duration of the block to a part, and stops the part around it meanwhile."""
+        self._count()
+        self._open.append(part)
+        try:
+            yield
+        finally:
+            self._count()
+            self._open.pop()
+
+    def keep_earlier(self, folder: Path) -> None:
+        """Keeps the sessions that a run already recorded."""
+        self._earlier = read_sessions(folder)
+
+    def sessions(self, device: torch.device, ranks: int = 1) -> list[dict[str, Any]]:
+        """All sessions, as JSON values."""
+        self._count()
+        current = {
+            "command": _command_line(),
+            "started": self._started,
+            "machine": _describe_machine(device, ranks),
+            "software": _versions(),
+            "seconds": {part: round(seconds, 3) for part, seconds in self.seconds.items()},
+        }
+        return [*self._earlier, current]
+
+    def write(self, folder: Path, device: torch.device, ranks: int = 1) -> list[dict[str, Any]]:
+        """Writes all sessions to ``run.json`` and returns them."""
+        sessions = self.sessions(device, ranks)
+        write_json(folder / RECORD, {"sessions": sessions})
+        return sessions
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] = self.seconds.get(self._open[-1], 0.0) + now - self._since
+        self._since = now
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """Reads the sessions of a run; none if the file is missing or damaged."""
+    try:
+        with open(folder / RECORD, "rb") as file:
+            sessions = json.loads(file.read(RECORD_BYTES_MAX))["sessions"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+    return [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []
+
+
+def _command_line() -> str:
+    """The command line of this process, which a shell can repeat."""
+    program, *arguments = sys.argv or [""]
+    is_tsplat = Path(program).name in ("tsplat", "__main__.py")
+    return shlex.join(["tsplat", *arguments] if is_tsplat else [*sys.orig_argv])
+
+
+def _describe_machine(device: torch.device, ranks: int) -> dict[str, Any]:
+    return {
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "device": str(device),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "ranks": ranks,
+    }
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str | None]:
+    try:
+        triton: str | None = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = None
+    return {"tsplat": __version__, "torch": torch.__version__, "triton": triton, "python": platform.python_version()}

@@ -1,0 +1,285 @@
+"""The page of an existing run: reads what the run has written, and renders what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...arguments import check_size
+from ...errors import ArgumentError, BackendError, FileError, UnsupportedError
+from ...scene.formats.checkpoints import MANIFEST, CheckpointError, run_folder, skipped_messages
+from ...scene.formats.models import read_model
+from ...scene.gaussians import Gaussians
+from ...scene.images import read_image
+from ...support.extras import require
+from ...viewing.devices import pick_device, reserve_threads
+from ...viewing.outputs import check_output
+from ...viewing.run_cameras import CAMERAS, CONFIG
+from ...viewing.trajectories import Camera, read_cameras
+from ..configuration import RunConfig, read_config
+from ..evaluation import evaluate, report
+from ..history import PSNR_MAX, History
+from ..report.numbers import number
+from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_view, write_page
+from ..report.plots import evenly_spaced
+from ..report.results import held_out_name
+from .record import read_sessions
+from .run_checkpoints import Checkpoint, read_newest
+from .scene_record import check_scene, locate_scene
+from .train import read_run_capture
+
+METRICS, MODEL = "metrics.json", "point_cloud.ply"
+METRICS_BYTES_MAX = 64 << 20
+
+PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
+"""Errors that leave out a part of the page."""
+
+
+@dataclasses.dataclass
+class _Found:
+    """What was found of a run; `notes` says what was not."""
+
+    folder: Path
+    notes: list[str] = dataclasses.field(default_factory=list)
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    path: Path | None = None
+    checkpoint: Checkpoint | None = None
+    config: RunConfig | None = None
+    gaussians: Gaussians | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the metrics are those of the newest checkpoint, or there is no checkpoint."""
+        step = self.metrics.get("steps")
+        return bool(self.metrics) and (self.checkpoint is None or step == self.checkpoint.step)
+
+
+def report_run(
+    run: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    views: int = VIEWS,
+    scene: str | None = None,
+) -> Path:
+    """Writes a run's page, an HTML file that needs no other file.
+
+    Metrics and images are those that training wrote. If they are not those of the checkpoint, as when training was
+    interrupted, it is evaluated. What is missing is stated on the page.
+
+    Args:
+        run: The run's folder, whose newest checkpoint is used, or one of its checkpoints.
+        out: The file to write; ``report.html`` in the run's folder if None.
+        views: Maximum number of views with images.
+        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
+
+    Returns:
+        The file.
+
+    Raises:
+        FileError: The folder has nothing to show or does not exist, there is nothing at `scene`, or `out` is another
+            file of a run.
+        MissingExtraError: A package of the extra ``train`` is not installed.
+        OSError: The file cannot be written.
+    """
+    require("PIL", "matplotlib", "safetensors")
+    check_size("views", views)
+    if not Path(run).is_dir():
+        raise FileError(f"{run}: {'is not the folder of a run' if Path(run).exists() else 'no such folder'}")
+    if scene is not None:
+        check_scene(scene)
+    folder = run_folder(run)
+    path = folder / REPORT if out is None else Path(out)
+    if path.absolute() != (folder / REPORT).absolute():
+        check_output(path, folder)
+    found = _read(folder, Path(run))
+    page = _page(found, views, scene)
+    size = write_page(path, page)
+    for note in page.notes:
+        print(f"note: {note}")
+    print(f"wrote {path}: {size / 1e6:.2f} MB, {len(page.shown)} views")
+    return path
+
+
+def _read(folder: Path, run: Path) -> _Found:
+    """Reads metrics, the checkpoint, the configuration and the model, as far as they are valid.
+
+    Args:
+        run: Where to look for the checkpoint: the run's folder, or a checkpoint.
+    """
+    found = _Found(folder)
+    found.metrics = _read_metrics(folder / METRICS, found.notes)
+    try:
+        found.path, found.checkpoint, errors = read_newest(run)
+        found.notes += skipped_messages(errors, found.path)
+        found.gaussians = found.checkpoint.gaussians
+    except CheckpointError as error:
+        found.notes.append(f"No checkpoint: {error}." if (folder / "checkpoints").exists() else "No checkpoints.")
+    except PROBLEMS as error:
+        found.notes.append(f"No checkpoint: {error}.")
+    if found.gaussians is None:
+        try:
+            found.gaussians = read_model(folder / MODEL)
+        except PROBLEMS as error:
+            found.notes.append(f"No model: {error}.")
+    if not found.metrics and found.gaussians is None:
+        raise FileError(f"{folder}: nothing to report; found neither {METRICS} nor a checkpoint nor {MODEL}")
+    try:
+        found.config = read_config(folder / CONFIG)
+    except PROBLEMS as error:
+        if found.checkpoint is not None:
+            found.config = found.checkpoint.config
+        else:
+            found.notes.append(f"No configuration: {error}.")
+    return found
+
+
+def _read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
+    """Reads ``metrics.json``. Entries of the wrong type are left out."""
+    try:
+        with open(path, "rb") as file:
+            values = json.loads(file.read(METRICS_BYTES_MAX))
+    except FileNotFoundError:
+        notes.append(f"No {METRICS}: the run was interrupted, or is not finished.")
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{METRICS} cannot be read ({error}).")
+        return {}
+    if not isinstance(values, dict):
+        notes.append(f"{METRICS} is not a JSON object.")
+        return {}
+    rows = values.get("views")
+    values["views"] = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return values
+
+
+def _page(found: _Found, n: int, scene: str | None) -> RunPage:
+    """Collects what the page shows."""
+    folder, metrics, notes = found.folder, found.metrics, found.notes
+    rows: Sequence[dict[str, Any]] = metrics.get("views", [])
+    shown: list[ShownView] = []
+    is_test = True
+    if found.is_current and rows:
+        shown = _read_images(found, rows, n)
+    if not shown and found.checkpoint is not None and found.path is not None:
+        try:
+            metrics, rows, shown, is_test = _evaluate(found, found.checkpoint, n, scene)
+        except PROBLEMS as error:
+            notes.append(f"No images: {error}.")
+            if not found.is_current and metrics:
+                notes.append(
+                    f"Metrics are those of step {metrics.get('steps')}; the newest checkpoint is {found.path.name}."
+                )
+    if shown and found.gaussians is not None:
+        try:
+            device = pick_device("auto" if found.config is None else found.config.backend)[0]
+            found.gaussians = found.gaussians.to(device)
+        except BackendError as error:
+            notes.append(f"No depth: {error}.")
+            shown = [dataclasses.replace(view, camera=None) for view in shown]
+    model = folder / MODEL
+    return RunPage(
+        name=folder.resolve().name,
+        metrics=metrics,
+        rows=rows,
+        is_test=is_test,
+        shown=shown,
+        history=_history(found.checkpoint, metrics),
+        config=found.config,
+        gaussians=found.gaussians,
+        model_bytes=model.stat().st_size if model.is_file() else None,
+        sessions=read_sessions(folder) or _session_of(found.path),
+        notes=notes,
+    )
+
+
+def _read_images(found: _Found, rows: Sequence[dict[str, Any]], n: int) -> list[ShownView]:
+    """Reads the images of held-out views that training wrote, photograph and rendering side by side."""
+    cameras: dict[str, Camera] = {}
+    try:
+        cameras = {camera.name: camera for camera in read_cameras(found.folder / CAMERAS) if camera.is_test}
+    except PROBLEMS as error:
+        found.notes.append(f"No depth: {error}.")
+    shown = []
+    for i, remark in choose_views([_psnr(row) for row in rows], n):
+        name = str(rows[i].get("name", ""))
+        path = found.folder / "held_out" / held_out_name(i, name)
+        try:
+            image = read_image(path)
+        except PROBLEMS as error:
+            found.notes.append(f"No image of {name}: {error}.")
+            continue
+        half = image.shape[1] // 2
+        camera = cameras.get(name)
+        if camera is not None and (camera.width, camera.height) != (half, image.shape[0]):
+            camera = None
+        shown.append(ShownView(rows[i], image[:, :half], image[:, half:], camera, remark))
+    return shown
+
+
+def _evaluate(
+    found: _Found, checkpoint: Checkpoint, n: int, scene: str | None
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[ShownView], bool]:
+    """Evaluates a checkpoint on its held-out views or, if there are none, on training views.
+
+    Returns:
+        Metrics, those of each view, the views to show, and whether they are held-out views.
+    """
+    assert found.path is not None
+    config = locate_scene(checkpoint.config, checkpoint.figures.get("scene", {}), found.folder, scene)
+    device, _ = pick_device(config.backend, config.device)
+    capture = read_run_capture(config, device)
+    reserve_threads(device, config.backend)
+    chosen = capture.test or evenly_spaced(capture.train)
+    scores = evaluate(checkpoint.gaussians.to(device), chosen, background=config.backdrop, backend=config.backend)
+    values = report(scores)
+    rows = values["views"]
+    metrics = found.metrics
+    if not found.is_current:
+        metrics = {
+            **(values if capture.test else report([])),
+            "num_gaussians": len(checkpoint.gaussians),
+            "steps": checkpoint.step,
+            "seconds": checkpoint.figures.get("seconds"),
+            "device": str(device),
+        }
+        found.notes.append(
+            f"Metrics and images were computed from {found.path.name}, as {METRICS} does not have those of this step."
+        )
+    views = [shown_view(scores[i], rows[i], remark) for i, remark in choose_views([s.psnr for s in scores], n)]
+    return metrics, rows, views, bool(capture.test)
+
+
+def _psnr(row: dict[str, Any]) -> float | None:
+    """The PSNR of a view; None is infinite, and any other value that is not finite is NaN."""
+    value = row.get("psnr")
+    found = number(value)
+    return found if found is not None or value is None else float("nan")
+
+
+def _history(checkpoint: Checkpoint | None, metrics: dict[str, Any]) -> History | None:
+    """The history of a checkpoint, with the last evaluation, which comes after it."""
+    if checkpoint is None:
+        return None
+    try:
+        history = History(**checkpoint.figures["history"])
+    except (LookupError, TypeError):
+        return None
+    psnr, step = number(metrics.get("psnr")), checkpoint.step
+    if psnr is not None and metrics.get("steps") == step and step not in history.test_steps:
+        history.record_test(step, min(psnr, PSNR_MAX), len(checkpoint.gaussians))
+    return history
+
+
+def _session_of(path: Path | None) -> list[dict[str, Any]]:
+    """Versions from a checkpoint, for a run of which nothing else is recorded."""
+    if path is None:
+        return []
+    try:
+        software = json.loads((path / MANIFEST).read_bytes())["software"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    return [{"software": software}]

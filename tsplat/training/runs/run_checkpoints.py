@@ -1,0 +1,313 @@
+"""Writes checkpoints atomically, and reads them with the configuration of their run.
+
+:mod:`tsplat.scene.formats.checkpoints` describes the files. A checkpoint is written to a temporary folder, flushed to
+disk and renamed, before ``latest`` names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import __version__
+from ...errors import FileError
+from ...scene.formats.checkpoints import (
+    FORMAT,
+    LATEST,
+    MANIFEST,
+    ROWS,
+    SCENE,
+    SCENE_PREFIX,
+    TRAINING,
+    VERSION,
+    checkpoint_errors,
+    find_checkpoints,
+    is_intact,
+    manifest_digest,
+    read_newest_valid,
+    read_raw_checkpoint,
+)
+from ...scene.gaussians import Gaussians
+from ...stages.process_group import RankGroup
+from ...support.extras import require
+from ...support.files import atomic_write
+from ...support.output import FULL
+from ..configuration import RunConfig, from_json, to_json
+from ..processes.shards import write_shards
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Everything that a run needs to resume.
+
+    Attributes:
+        step: Number of steps taken.
+        gaussians: The raw parameters of the scene.
+        tensors: The other tensors of :meth:`tsplat.training.Trainer.state`.
+        figures: JSON values, with those of :meth:`tsplat.training.Trainer.state` as ``trainer``.
+        config: The run's configuration.
+        per_gaussian_names: Names of the tensors that have a row per Gaussian.
+    """
+
+    step: int
+    gaussians: Gaussians
+    tensors: dict[str, Tensor]
+    figures: dict[str, Any]
+    config: RunConfig
+    per_gaussian_names: frozenset[str] = frozenset()
+
+
+def read_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> Checkpoint:
+    """Verifies the hashes of a checkpoint and reads it.
+
+    Args:
+        path: The folder ``step_...``.
+        force: Accept parameters that look activated already.
+
+    Raises:
+        CheckpointError: A file is missing, truncated, modified or invalid.
+        AlreadyActivatedError: The parameters look activated already.
+        MissingExtraError: safetensors is not installed.
+    """
+    path = Path(path)
+    raw = read_raw_checkpoint(path, force=force)
+    with checkpoint_errors(path):
+        config = from_json(raw.config, str(path / MANIFEST))
+    return Checkpoint(raw.step, raw.gaussians, raw.tensors, raw.figures, config)
+
+
+def read_newest(
+    folder: str | os.PathLike[str], *, force: bool = False, checkpoint: str | None = None
+) -> tuple[Path, Checkpoint, list[str]]:
+    """Reads the newest valid checkpoint of a run.
+
+    Args:
+        folder: A run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate.
+        force: As in :func:`read_checkpoint`.
+        checkpoint: Step or folder name of the only candidate; None for all.
+
+    Returns:
+        The checkpoint's folder, the checkpoint, and the errors of the invalid checkpoints that were skipped.
+
+    Raises:
+        CheckpointError: None is valid, or there is no such checkpoint.
+        AlreadyActivatedError: The parameters look activated already.
+    """
+    return read_newest_valid(folder, lambda path: read_checkpoint(path, force=force), checkpoint)
+
+
+def write_checkpoint(
+    folder: Path,
+    checkpoint: Checkpoint,
+    keep: int | None = None,
+    ranks: RankGroup | None = None,
+    *,
+    sharded: bool = False,
+    intact: dict[Path, bool] | None = None,
+) -> Path:
+    """Writes a checkpoint into a folder, then deletes old checkpoints.
+
+    Args:
+        folder: The run's folder of checkpoints.
+        checkpoint: What to write; on every rank the same or, if `sharded`, with this rank's rows.
+        keep: Number of newest checkpoints to keep, besides damaged ones that are newer; None to keep all.
+        ranks: The ranks that call this together.
+        sharded: Whether each rank writes its shard, as cut by :meth:`RankGroup.shard_rows`. Otherwise rank 0 writes.
+        intact: Whether checkpoints are intact, as far as earlier calls know, so that none is verified twice; extended.
+
+    Returns:
+        The checkpoint's own folder.
+
+    Raises:
+        FileError: The checkpoint cannot be written; existing ones are unchanged. Raised on every rank.
+        MissingExtraError: safetensors is not installed.
+    """
+    require("safetensors")
+    ranks = ranks or RankGroup()
+    path, problem = None, None
+    try:
+        temporary = _create_temporary(folder, checkpoint.step) if ranks.is_main else None
+    except OSError as error:
+        temporary, problem = None, _reason(error)
+    temporary, problem = ranks.all_gather_object((temporary, problem))[0]
+    try:
+        if temporary is not None:
+            problem = _write_contents(temporary, checkpoint, ranks, sharded)
+            if ranks.is_main and problem is None:
+                path = _publish(folder, temporary)
+    except OSError as error:
+        problem = _reason(error)
+    finally:
+        if temporary is not None and ranks.is_main and path is None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    results = ranks.all_gather_object((path, problem))
+    for rank, (_, problem) in enumerate(results):
+        if problem is not None:
+            where = f" on rank {rank}" if ranks.world_size > 1 and not problem.startswith("rank ") else ""
+            raise FileError(
+                f"{folder}: the checkpoint of step {checkpoint.step} cannot be written{where} ({problem}); its tensors "
+                f"have {_size(checkpoint):,} bytes{_free(folder)}; earlier checkpoints are intact: free disk space or "
+                "choose another folder, then resume"
+            )
+    path = results[0][0]
+    assert path is not None
+    if keep is not None and ranks.is_main:
+        intact = {} if intact is None else intact
+        intact[path] = True
+        _delete_old(folder, path, keep, intact)
+    return path
+
+
+def _delete_old(folder: Path, written: Path, keep: int, intact: dict[Path, bool]) -> None:
+    """Deletes the checkpoints that are older than the newest `keep` intact ones, except the one just written."""
+    n_kept = 0
+    for path in reversed(find_checkpoints(folder)):
+        if n_kept < keep:
+            if path not in intact:
+                intact[path] = is_intact(path)
+            n_kept += intact[path]
+        elif path != written:
+            _delete(path)
+
+
+def _size(checkpoint: Checkpoint) -> int:
+    """Size of the tensors of a checkpoint, or of this rank's rows of them, in bytes."""
+    tensors = [*checkpoint.gaussians.tensors().values(), *checkpoint.tensors.values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _reason(error: OSError) -> str:
+    # The size of a single file, which the message of a full disk tells, is not that of the checkpoint.
+    return os.strerror(error.errno) if error.errno and error.errno in FULL else error.strerror or str(error)
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f", and {shutil.disk_usage(folder).free:,} are free"
+    except OSError:
+        return ""
+
+
+def delete_incomplete(folder: Path) -> None:
+    """Deletes what interrupted writes and deletions left. No other process may be writing checkpoints there."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if path.name.startswith((".step_", ".gone_")) and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _create_temporary(folder: Path, step: int) -> Path:
+    """Creates a temporary folder, whose name contains that of the checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{_unused_path(folder, step).name}.{secrets.token_hex(4)}"
+    temporary.mkdir()
+    return temporary
+
+
+def _unused_path(folder: Path, step: int) -> Path:
+    """A path that no checkpoint of this step has, as none is ever overwritten."""
+    path, n = folder / f"step_{step:08d}", 1
+    while path.exists():
+        n += 1
+        path = folder / f"step_{step:08d}_{n}"
+    return path
+
+
+def _publish(folder: Path, temporary: Path) -> Path:
+    """Renames the temporary folder to the checkpoint's name and updates ``latest``."""
+    path = folder / temporary.name[1:].rpartition(".")[0]
+    _flush(temporary)
+    os.rename(temporary, path)
+    _flush(folder)
+    with atomic_write(folder / LATEST) as file:
+        file.write(path.name.encode() + b"\n")
+    _flush(folder)
+    return path
+
+
+def _write_contents(folder: Path, checkpoint: Checkpoint, ranks: RankGroup, sharded: bool) -> str | None:
+    """Writes all files. Returns the problem if writing shards fails, which all ranks then know."""
+    tensors, n = checkpoint.tensors, len(checkpoint.gaussians)
+    if sharded:
+        rows = {SCENE_PREFIX + name: tensor for name, tensor in checkpoint.gaussians.tensors().items()}
+        rows |= {name: tensor for name, tensor in tensors.items() if name in checkpoint.per_gaussian_names}
+        n = sum(ranks.all_gather_object(n))
+        try:
+            if ranks.is_main:
+                (folder / ROWS).mkdir()
+            ranks.barrier()
+            write_shards(folder / ROWS, rows, n, ranks)
+        except OSError as error:
+            return _reason(error)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in rows}
+    if ranks.is_main:
+        _write_files(folder, checkpoint, tensors, n, sharded)
+    return None
+
+
+def _write_files(
+    folder: Path, checkpoint: Checkpoint, tensors: dict[str, Tensor], n_gaussians: int, sharded: bool
+) -> None:
+    """Writes the safetensors files that are not sharded, and the manifest with the hashes of all files."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    contents = {TRAINING: tensors} if sharded else {SCENE: checkpoint.gaussians.tensors(), TRAINING: tensors}
+    for name, group in contents.items():
+        try:
+            save_file({k: v.detach().cpu().contiguous().clone() for k, v in group.items()}, folder / name)
+            # safetensors gives its files to their owner only; the folder has the mode that the umask leaves.
+            os.chmod(folder / name, folder.stat().st_mode & 0o666)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with open(path, "rb+") as file:
+            files[path.relative_to(folder).as_posix()] = {
+                "bytes": os.fstat(file.fileno()).st_size,
+                "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            }
+            os.fsync(file.fileno())
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "step": checkpoint.step,
+        "n_gaussians": n_gaussians,
+        "antialiased": checkpoint.gaussians.antialiased,
+        "files": files,
+        "config": to_json(checkpoint.config),
+        "figures": checkpoint.figures,
+        "software": {"tsplat": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+    manifest["sha256"] = manifest_digest(manifest)
+    with atomic_write(folder / MANIFEST) as out:
+        out.write(json.dumps(manifest, indent=1, allow_nan=False).encode())
+
+
+def _delete(path: Path) -> None:
+    """Deletes a checkpoint; it is renamed first, so that an incomplete one is never found under its name."""
+    renamed = path.with_name(f".gone_{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        os.rename(path, renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Flushes a folder's entries to disk, where the platform can open folders (not on Windows)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,196 @@
+"""Where the scene of a run is, and which photographs, cameras and points it was trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import FileError
+from ...scene.capture import read_capture
+from ...scene.capture.photographs import OnProgress
+from ...scene.capture.views import Capture
+from ..configuration import RunConfig
+
+NAMED_MAX = 5
+"""Number of photographs, and of cameras, that a message names."""
+
+WORKERS = 4
+
+CAMERA_TOLERANCE = 1e-6
+"""Largest relative or absolute difference of a camera's numbers."""
+
+Description = dict[str, Any]
+"""JSON values of :func:`describe_capture`."""
+
+
+def with_absolute_scene(config: RunConfig) -> RunConfig:
+    """Returns the configuration with the absolute path of its scene."""
+    return dataclasses.replace(config, scene=os.path.abspath(config.scene)) if config.scene else config
+
+
+def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, override: str | None) -> RunConfig:
+    """Returns the configuration of a run with the path where its scene is now.
+
+    Args:
+        config: As in the checkpoint.
+        record: The checkpoint's :func:`record_scene`; empty for older checkpoints.
+        folder: The run's folder now.
+        override: The path that the user gave, if any.
+
+    Raises:
+        FileError: There is nothing at `override`; or, without it, the scene is neither at its absolute path nor at its
+            path relative to the run.
+    """
+    if override is not None:
+        check_scene(override)
+        return with_absolute_scene(dataclasses.replace(config, scene=override))
+    if not config.scene:
+        return config
+    relative = record.get("relative")
+    paths = [config.scene, *([os.path.normpath(folder.absolute() / relative)] if relative else [])]
+    for path in paths:
+        if os.path.exists(path):
+            return with_absolute_scene(dataclasses.replace(config, scene=path))
+    raise FileError(f"{' and '.join(dict.fromkeys(paths))}: no such scene; where it is now: --scene PATH")
+
+
+def check_scene(scene: str) -> None:
+    """Raises :class:`FileError` if there is nothing at the path of a scene that the user gave."""
+    if not os.path.exists(scene):
+        raise FileError(f"{scene}: no such scene; --scene expects the folder where it is now")
+
+
+def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capture:
+    """Reads the scene of a run as it was read for training.
+
+    Raises:
+        FileError, UnsupportedError, ArgumentError, MissingExtraError: As :func:`tsplat.scene.read_capture`.
+    """
+    return read_capture(
+        config.scene,
+        downscale=config.downscale,
+        test_every=config.test_every,
+        background=config.background,
+        normalize=config.normalize,
+        seed=config.seed,
+        strict=config.strict,
+        on_progress=on_progress,
+    )
+
+
+def record_scene(config: RunConfig, description: Description, folder: Path) -> dict[str, Any]:
+    """What a checkpoint holds about the scene, as JSON values."""
+    relative = None
+    if config.scene:
+        try:
+            relative = Path(os.path.relpath(config.scene, folder)).as_posix()
+        except ValueError:  # another drive
+            relative = None
+    return {"relative": relative, **description}
+
+
+def describe_capture(capture: Capture) -> Description:
+    """Describes the files, the cameras and the points that a capture was read from.
+
+    Returns:
+        ``photographs``: size and SHA-256 of each view's photograph and, if there is one, of its mask; ``cameras``: each
+        view's image size, camera model, ``viewmat`` and ``K``; ``points``: number and SHA-256 of the points and their
+        colors. All are empty for a capture that was not read from files.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    views = [view for view in (*capture.train, *capture.test) if view.files]
+    if not views:
+        return {}
+    with ThreadPoolExecutor(WORKERS) as pool:
+        files = pool.map(lambda view: [_describe(path) for path in view.files], views)
+        photographs = {view.name: found for view, found in zip(views, files, strict=True)}
+    points = torch.cat([capture.points, capture.colors], -1).cpu().numpy()
+    return {
+        "photographs": photographs,
+        "cameras": {
+            view.name: {
+                "size": [view.width, view.height],
+                "model": view.camera_model,
+                "viewmat": _numbers(view.viewmat),
+                "K": _numbers(view.K),
+            }
+            for view in views
+        },
+        "points": {"number": len(points), "sha256": hashlib.sha256(points.tobytes()).hexdigest()},
+    }
+
+
+def difference(recorded: Description, found: Description, scene: str) -> str:
+    """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
+
+    What was not recorded, as by earlier versions, is not compared.
+    """
+    photographs = _photograph_differences(recorded.get("photographs"), found.get("photographs", {}))
+    cameras, new_cameras = recorded.get("cameras", {}), found.get("cameras", {})
+    moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]
+    clauses = [
+        f"{len(phrases)} {what} differ from those of the run: {_first(phrases)}"
+        for what, phrases in (("photographs", photographs), ("cameras", moved))
+        if phrases
+    ]
+    points, new_points = recorded.get("points"), found.get("points")
+    if points and new_points and points != new_points:
+        before, after = points["number"], new_points["number"]
+        how = f"{before}, now {after}" if before != after else "their hash differs"
+        clauses.append(f"the points differ from those of the run ({how})")
+    return f"{scene}: {'; '.join(clauses)}" if clauses else ""
+
+
+def _photograph_differences(recorded: dict[str, Any] | None, found: dict[str, Any]) -> list[str]:
+    """A phrase for each photograph that has changed, is missing or is new; none without a record."""
+    if not recorded:
+        return []
+    phrases = []
+    for name, files in recorded.items():
+        if name not in found:
+            phrases.append(f"{name} is missing")
+        elif files != found[name]:
+            phrases.append(f"{name} {_change(files, found[name])}")
+    return phrases + [f"{name} is new" for name in found if name not in recorded]
+
+
+def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two cameras differ by more than other hardware may compute."""
+    is_close = all(
+        np.allclose(old[name], new[name], rtol=CAMERA_TOLERANCE, atol=CAMERA_TOLERANCE) for name in ("viewmat", "K")
+    )
+    return not is_close or (old["size"], old["model"]) != (new["size"], new["model"])
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+def _numbers(matrix: Tensor) -> list[list[float]]:
+    """The values of an fp32 matrix with as many digits as determine them."""
+    return [[float(f"{value:.9g}") for value in row] for row in matrix.tolist()]
+
+
+def _change(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
+    if len(old) != len(new):
+        return "has a mask" if len(new) > len(old) else "has no mask"
+    what = "has changed" if old[:1] != new[:1] else "has another mask"
+    before, after = next((a["bytes"], b["bytes"]) for a, b in zip(old, new, strict=True) if a != b)
+    return f"{what} ({before} bytes, now {after})" if before != after else f"{what} (its hash differs)"
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -1,0 +1,400 @@
+"""Training runs: train on photographs, resume a run, and evaluate one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...arguments import check_size
+from ...errors import ArgumentError, FileError
+from ...scene.capture.views import Capture
+from ...scene.formats.checkpoints import skipped_messages
+from ...scene.gaussians import Gaussians
+from ...support.files import output_folder, write_json
+from ...support.interruption import Interrupted, StopRequest, stop_on_signals
+from ...support.progress import stage_display
+from ...viewing.devices import pick_device, reserve_threads
+from ...viewing.outputs import check_output
+from ...viewing.run_cameras import CAMERAS, CONFIG
+from ...viewing.trajectories import describe_cameras
+from ..configuration import RunConfig, read_config, to_json
+from ..evaluation import Network, Score, check_sizes, evaluate, mean_psnr, mean_ssim, report
+from ..parameters import scene_tensors
+from ..processes.group import join_group
+from ..report.plots import evenly_spaced
+from ..report.results import write_held_out, write_report
+from ..trainer import Trainer
+from .context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
+from .live_view import ViewOptions, check_view
+from .loop import RunLoop, score_views, shown
+from .record import RunRecord
+from .run_checkpoints import delete_incomplete, read_newest
+from .scene_record import (
+    describe_capture,
+    difference,
+    locate_scene,
+    read_scene,
+    record_scene,
+    with_absolute_scene,
+)
+
+WORLD = "world.json"
+
+
+def train(
+    config: RunConfig,
+    out: str | os.PathLike[str],
+    *,
+    stop_after: int | None = None,
+    view: ViewOptions | None = None,
+) -> dict[str, Any]:
+    """Trains on photographs with known cameras, starting from their sparse points.
+
+    Writes ``config.json``, ``cameras.json``, ``checkpoints/``, ``held_out/`` with photographs and rendered images side
+    by side, ``contact_sheet.png``, ``curve.png``, ``metrics.json``, ``point_cloud.ply``, ``run.json`` and
+    ``report.html``.
+
+    Args:
+        config: Settings of the run; ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
+        out: The run's folder; created if it does not exist.
+        stop_after: Stop after this number of steps, with the schedules of the full run.
+        view: How to show the training in web browsers; None for not at all.
+
+    Returns:
+        The contents of ``metrics.json``.
+
+    Raises:
+        ArgumentError: The scene is invalid (see :func:`tsplat.scene.read_capture`), or the folder cannot be written to,
+            contains another run or is in use.
+        Interrupted: Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 ended training. The last step is saved. A `KeyboardInterrupt`,
+            which ``except Exception`` does not catch.
+        BackendError: The backend cannot run here.
+        DivergedError: The loss, the gradients or the Gaussians are no longer finite; the last state is saved under
+            ``inspect/``.
+        MissingExtraError: A package of the extra ``train`` or, for `view`, ``viewer`` is not installed.
+        UnsupportedError: A view of several ranks.
+    """
+    require_extras(config, view=view is not None)
+    config = with_absolute_scene(config)
+    device, description = pick_device(config.backend, config.device)
+    ranks = join_group(device)
+    check_view(view, ranks.world_size)
+    with (
+        rank_context(ranks),
+        stop_on_signals() as stop,
+        output_folder(out) as folder,
+        lock_run(folder, ranks, new=True),
+        deterministic(config),
+    ):
+        if ranks.is_main:
+            delete_incomplete(folder / "checkpoints")
+        record = RunRecord()
+        with record.measure("reading"), saved_config(config, folder, ranks):
+            capture = read_run_capture(config, device, stop)
+        reserve_threads(device, config.backend)
+        config = dataclasses.replace(config, background=capture.background)
+        initial = _initial_gaussians(config, capture)
+        trainer = Trainer(initial, capture.train, config, ranks)
+        run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
+        print(description)
+        scene = record_scene(run, on_main(ranks, lambda: describe_capture(capture)), folder)
+        with shown(trainer, capture, view, folder, stop):
+            metrics = fit_and_report(
+                trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene, record=record
+            )
+            print(
+                f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, "
+                "point_cloud.ply, report.html"
+            )
+    return metrics
+
+
+def resume(
+    run: str | os.PathLike[str],
+    *,
+    stop_after: int | None = None,
+    force: bool = False,
+    checkpoint: str | None = None,
+    scene: str | None = None,
+    accept_changes: bool = False,
+    view: ViewOptions | None = None,
+) -> dict[str, Any]:
+    """Resumes a run from its newest valid checkpoint; :class:`Trainer` says when this is bit-exact.
+
+    A run that was killed before its first checkpoint starts again from its ``config.json``, and prints that.
+
+    Args:
+        run: The run's folder, or one of its checkpoints.
+        stop_after: Stop after this number of steps in total, with the schedules of the full run.
+        force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to read; None for the newest.
+        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
+        accept_changes: Accept photographs, cameras and points that have changed since the run was started.
+        view: As in :func:`train`.
+
+    Returns:
+        The contents of ``metrics.json``.
+
+    Raises:
+        CheckpointError: The run has no valid checkpoint, or not the given one.
+        AlreadyActivatedError: The parameters look activated already.
+        ArgumentError, BackendError, DivergedError, Interrupted, MissingExtraError, UnsupportedError: See :func:`train`.
+    """
+    require_extras(view=view is not None)
+    if checkpoint is None and (Path(run) / CONFIG).is_file() and not has_checkpoints(Path(run)):
+        started = locate_scene(read_config(Path(run) / CONFIG), {}, Path(run), scene)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{run}: stopped before its first checkpoint; starting again with its {CONFIG}", flush=True)
+        return train(started, run, stop_after=stop_after, view=view)
+    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
+    require_extras(found.config)
+    record = found.figures.get("scene", {})
+    config = locate_scene(found.config, record, path.parent.parent, scene)
+    device, description = pick_device(config.backend, config.device)
+    ranks = join_group(device)
+    check_view(view, ranks.world_size)
+    with (
+        rank_context(ranks),
+        stop_on_signals() as stop,
+        output_folder(path.parent.parent) as folder,
+        lock_run(folder, ranks),
+        deterministic(config),
+    ):
+        _print_skipped(errors, path)
+        # All ranks have read the checkpoint before any writes.
+        ranks.barrier()
+        if ranks.is_main:
+            delete_incomplete(path.parent)
+        run_record = RunRecord()
+        with run_record.measure("reading"):
+            capture = read_run_capture(config, device, stop)
+        described = on_main(ranks, lambda: describe_capture(capture))
+        change = difference(record, described, config.scene)
+        if change:
+            if not accept_changes:
+                raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
+            print(f"warning: {change}")
+        reserve_threads(device, config.backend)
+        initial = _initial_gaussians(config, capture)
+        trainer = Trainer(initial, capture.train, config, ranks)
+        trainer.restore(found.tensors | scene_tensors(found.gaussians), found.figures["trainer"])
+        print(description)
+        print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
+        with shown(trainer, capture, view, folder, stop):
+            metrics = fit_and_report(
+                trainer,
+                initial,
+                capture,
+                folder,
+                run=config,
+                stop_after=stop_after,
+                resumed=found.figures,
+                stop=stop,
+                scene=record_scene(config, described, folder),
+                record=run_record,
+            )
+            print(f"written to {folder}")
+    return metrics
+
+
+def evaluate_run(
+    run: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    scene: str | None = None,
+    lpips: Network | None = None,
+    force: bool = False,
+    checkpoint: str | None = None,
+) -> dict[str, Any]:
+    """Evaluates the newest valid checkpoint of a run on its held-out views.
+
+    Writes ``metrics.json`` and ``held_out/`` into a folder with the checkpoint's name.
+
+    Args:
+        run: The run's folder, or one of its checkpoints.
+        out: Parent of the folder to write; ``eval`` in the run's folder if None.
+        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
+        lpips: As in :func:`tsplat.training.evaluate`.
+        force: Accept parameters that look activated already.
+        checkpoint: Step or folder name of the checkpoint to read; None for the newest.
+
+    Returns:
+        The contents of ``metrics.json``.
+
+    Raises:
+        CheckpointError: The run has no valid checkpoint, or not the given one.
+        AlreadyActivatedError: The parameters look activated already.
+        ArgumentError, BackendError, MissingExtraError: See :func:`train`.
+    """
+    require_extras(lpips=lpips)
+    path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
+    record = found.figures.get("scene", {})
+    config = locate_scene(found.config, record, path.parent.parent, scene)
+    device, description = pick_device(config.backend, config.device)
+    ranks = join_group(device)
+    target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
+    check_output(target / "metrics.json", path.parent.parent)
+    with rank_context(ranks), output_folder(target) as folder:
+        _print_skipped(errors, path)
+        capture = read_run_capture(config, device)
+        if not capture.test:
+            raise ArgumentError(
+                f"{run}: was trained with test_every=0, so that there are no held-out views to evaluate"
+            )
+        change = difference(record, on_main(ranks, lambda: describe_capture(capture)), config.scene)
+        if change:
+            print(f"warning: {change}")
+        reserve_threads(device, config.backend)
+        print(description)
+        gaussians = found.gaussians.to(device)
+        scores = evaluate(
+            gaussians, capture.test, background=config.backdrop, lpips=lpips, backend=config.backend, ranks=ranks
+        )
+        metrics = {
+            **report(scores),
+            "lpips_network": lpips,
+            "num_gaussians": len(gaussians),
+            "steps": found.step,
+            "checkpoint": path.name,
+        }
+        write_held_out(folder / "held_out", scores)
+        if ranks.is_main:
+            write_json(folder / "metrics.json", metrics)
+        _print_scores(scores)
+        print(f"step {found.step}, {len(gaussians)} Gaussians; written to {folder}")
+    return metrics
+
+
+def fit_and_report(
+    trainer: Trainer,
+    initial: Gaussians,
+    capture: Capture,
+    folder: Path,
+    *,
+    run: RunConfig | None = None,
+    stop_after: int | None = None,
+    resumed: dict[str, Any] | None = None,
+    stop: StopRequest | None = None,
+    scene: dict[str, Any] | None = None,
+    record: RunRecord | None = None,
+) -> dict[str, Any]:
+    """Trains for the remaining steps and writes the results.
+
+    Args:
+        trainer: New, or restored from a checkpoint.
+        initial: The Gaussians that the run started from.
+        capture: Training and held-out views.
+        folder: The run's folder.
+        run: Configuration of a run with checkpoints; None for no checkpoints.
+        stop_after: Stop after this number of steps in total.
+        resumed: Figures of the checkpoint that the trainer was restored from.
+        stop: Whether a signal asked this process to stop; never if None.
+        scene: What checkpoints hold about the scene.
+        record: Has measured what came before.
+
+    Returns:
+        The contents of ``metrics.json``.
+    """
+    if stop_after is not None:
+        check_size("stop_after", stop_after)
+    _print_setup(trainer, capture)
+    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record)
+    if resumed is not None:
+        loop.restore(resumed)
+        loop.record.keep_earlier(folder)
+    views = capture.test or evenly_spaced(capture.train)
+    with loop.record.measure("evaluation"):
+        scores = score_views(trainer, initial, views, loop.between_views)
+    if run is not None and trainer.ranks.is_main:
+        _write_record(loop)
+        write_json(folder / CONFIG, to_json(run))
+        write_json(folder / CAMERAS, describe_cameras(capture.train, capture.test))
+        if run.normalize:
+            write_json(folder / WORLD, capture.world.tolist())
+    if resumed is None and capture.test:
+        loop.history.record_test(0, mean_psnr(scores), len(initial))
+    try:
+        with loop.record.measure("training"):
+            loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
+    except Interrupted:
+        _write_record(loop)
+        raise
+    try:
+        return write_report(loop, capture, scores)
+    except OSError as error:
+        if run is None or not error.strerror:
+            raise
+        raise OSError(error.errno, f"{error.strerror}; {loop.what_is_saved()}", error.filename) from error
+
+
+def _write_record(loop: RunLoop) -> None:
+    """Writes ``run.json`` as far as the run has come."""
+    if loop.trainer.ranks.is_main:
+        loop.record.write(loop.folder, loop.trainer.device, loop.trainer.ranks.world_size)
+
+
+def _print_setup(trainer: Trainer, capture: Capture) -> None:
+    config, ranks = trainer.config, trainer.ranks
+    sizes = dict.fromkeys(f"{view.width}x{view.height}" for view in capture.train)
+    size = next(iter(sizes)) if len(sizes) == 1 else f"about {next(iter(sizes))}"
+    print(
+        f"{len(capture.train)} training views of {size}, {len(capture.test)} held-out views; "
+        f"{trainer.n_gaussians} Gaussians, {config.steps} steps",
+        flush=True,
+    )
+    if config.views_per_step > 1:
+        factor = math.sqrt(config.views_per_step)
+        print(f"{config.views_per_step} views per step; learning rates are multiplied by {factor:.3g}")
+    if ranks.world_size > 1:
+        how = "sharded" if config.parallel == "shard" else "replicated"
+        fewest, remainder = divmod(config.views_per_step, ranks.world_size)
+        views = f"{fewest} or {fewest + 1}" if remainder else fewest
+        print(f"{ranks.world_size} ranks with {how} Gaussians; {views} views per rank and step")
+
+
+def _print_skipped(errors: list[str], used: Path) -> None:
+    for message in skipped_messages(errors, used):
+        print(message)
+
+
+def _print_scores(scores: list[Score]) -> None:
+    print(f"{'view':24} {'PSNR':>9} {'SSIM':>7} {'ms':>8}")
+    for score in scores:
+        print(f"{score.view.name[:24]:24} {score.psnr:6.2f} dB {score.ssim:7.4f} {1000 * score.seconds:8.1f}")
+    print(f"{'mean of ' + str(len(scores)):24} {mean_psnr(scores):6.2f} dB {mean_ssim(scores):7.4f}")
+
+
+def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest | None = None) -> Capture:
+    """Reads the scene of a run onto a device, shows the progress, and prints notes about its files."""
+    with stage_display() as show:
+
+        def on_progress(done: int, total: int) -> None:
+            if stop is not None:
+                stop.check()
+            show("reading", done, total)
+
+        capture = read_scene(config, on_progress)
+    check_sizes((*capture.train, *capture.test), config.downscale)
+    for note in capture.notes:
+        print(f"note: {note}")
+    return capture.to(device)
+
+
+def _initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
+    """A Gaussian for each point, or for a random subset if there are more than the maximum number of Gaussians."""
+    points, colors = capture.points, capture.colors
+    cap = None if config.strategy is None else config.strategy.cap_max
+    n_max = min(config.max_gaussians, cap or config.max_gaussians)
+    if len(points) > n_max:
+        print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
+        generator = torch.Generator().manual_seed(config.seed)
+        chosen = torch.randperm(len(points), generator=generator)[:n_max].sort().values.to(points.device)
+        points, colors = points[chosen], colors[chosen]
+    return Gaussians.from_points(
+        points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
+    )
