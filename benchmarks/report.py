@@ -10,6 +10,7 @@ from benchmarks import machine
 from benchmarks.compositing_limit import share
 from benchmarks.gpu_timing.ratios import RATIOS, ratios
 from benchmarks.predicted_tables import amd_table, details_table, sensitivity_table
+from benchmarks.step_page import section
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -18,6 +19,7 @@ PLOT = ROOT / "docs" / "performance.png"
 LIMITS = RESULTS / "limit" / "cpu.jsonl"
 PREDICTED = RESULTS / "predicted"
 SENSITIVITY = PREDICTED / "sensitivity.jsonl"
+STEPS = PREDICTED / "step.jsonl"
 AMD = RESULTS / "executed" / "amd.jsonl"
 PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 
@@ -332,7 +334,7 @@ def page() -> str:
     if not any("NVIDIA" in device or "AMD" in device for device in by_device):
         text += "\nNot yet measured on a GPU; `benchmarks/gpu.sh` runs the benchmarks there.\n"
     records = read_records()
-    text += LIMIT + limit_table(_read(LIMITS)) + LIMIT_NOTE
+    text += LIMIT + limit_table(_read(LIMITS)) + LIMIT_NOTE + section(_read(STEPS))
     text += PREDICTION + predicted_table(by_scene(records)) + NOTES + details_table(records)
     text += SENSITIVITY_TEXT + sensitivity_table(_read(SENSITIVITY)) + RATIO_TEXT + ratio_table(records) + METHOD
     return text + AMD_TEXT + amd_table(_read(AMD)) + AMD_NOTE

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from torch import Tensor
+
 from tsplat.kernels import launch
 from tsplat.stages import backend
 
@@ -19,10 +21,18 @@ VENDORS = {"cuda": "nvidia", "hip": "amd"}
 @contextlib.contextmanager
 def tsplat_emulated(target: str = "cuda:80", code: Code | None = None, **options: Any) -> Iterator[Emulator]:
     """Inside, `backend="triton"` runs on an emulated GPU; arguments as for :func:`emulated`."""
-    vendor = VENDORS[target_of(target).backend]
+    name = VENDORS[target_of(target).backend]
+
+    def triton_is_interpreted() -> bool:
+        return True
+
+    def vendor(tensor: Tensor) -> str:
+        return name
+
+    # Functions and no mocks, which are slow: benchmarks measure time on the host.
     with (
-        mock.patch.object(backend, "triton_is_interpreted", return_value=True),
-        mock.patch.object(launch, "vendor", return_value=vendor),
+        mock.patch.object(backend, "triton_is_interpreted", triton_is_interpreted),
+        mock.patch.object(launch, "vendor", vendor),
         emulated(target, code, **options) as gpu,
     ):
         yield gpu

@@ -1,0 +1,225 @@
+"""Predicts how long a call of `rasterization` and a training step take on an A100 or H100, without a GPU.
+
+    python -m benchmarks.step [--scene NAME ...] [--gpu a100 h100] [--peer gsplat] [--base REF] [--json FILE] [--write]
+
+A call is forward and backward; a step is rasterization, loss, backward and Adam. The emulator and its timing model
+predict every kernel; PyTorch's operators and sorts have assumed times (gpu_timing/counting.py). Time on the host is
+Python's on a tiny scene (gpu_timing/host.py). Step time is the larger of both, plus an assumed time for each wait.
+Nothing of this was measured on a GPU.
+
+`--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
+REF` also runs another commit. `--write` replaces the recorded results of these scenes, and writes docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.gpu_timing import counting, gsplat_kernels, gsplat_step, host, peer, scenes
+from benchmarks.gpu_timing.counting import PASSES, Operator
+from benchmarks.step_page import WAIT_US
+from emulator.package import tsplat_emulated
+from emulator.timing.model import GPUS
+
+ROOT = Path(__file__).parents[1]
+SCENES = ("cloud", "kettle-400x300", "garden-648x420", "garden-1296x840")
+MODES = ("eager", "capacity", "graph")
+
+
+def step_us(host_us: float, device_us: float, waits: int) -> float:
+    """Returns predicted time: host and device work at the same time, except in waits."""
+    return max(host_us, device_us) + waits * WAIT_US
+
+
+def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, counting.Predictor, counting.Operators]:
+    """Executes a training step on the emulator; returns it, its launches with predicted times, and its operators."""
+    predictor, operators = counting.Predictor(gpus), counting.Operators()
+    with tsplat_emulated("sm_80", "sass", **host.EMULATION) as gpu:
+        warm = counting.Step(host.tiny(scene))
+        warm.run(lambda phase: None)
+        step = counting.Step(scene)
+        step.warm_up()
+        gpu.machine.tracer = predictor
+
+        def enter(phase: str) -> None:
+            predictor.phase = operators.phase = phase
+
+        with operators:
+            step.run(enter)
+    return step, predictor, operators
+
+
+def record(
+    launches: list[counting.Launched], operators: list[Operator], python: host.Host, phases: tuple[str, ...], gpu: str
+) -> dict[str, Any]:
+    """Returns the figures of some phases together."""
+    launches = [launch for launch in launches if launch.phase in phases]
+    operators = [operator for operator in operators if operator.phase in phases]
+    waits = sum(operator.waits for operator in operators)
+    # A larger scene may need more launches than the tiny one.
+    more = len(launches) - sum(python.launches.get(phase, 0) for phase in phases)
+    launch_us = sum(python.launch_us) / len(python.launch_us)
+    python_us = sum(python.python_us[phase] for phase in phases) + max(more, 0) * launch_us
+    host_us = python_us + (len(launches) + len(operators)) * host.LAUNCH_US
+    kernels: dict[str, float] = {}
+    for launch in launches:
+        kernels[launch.kernel] = kernels.get(launch.kernel, 0.0) + launch.device_us[gpu]
+    operators_us = sum(operator.device_us(gpu) for operator in operators)
+    device_us = sum(kernels.values()) + operators_us
+    return {
+        "mode": "eager", "launches": len(launches), "operators": len(operators), "waits": waits, "host_us": host_us,
+        "device_us": device_us, "step_us": step_us(host_us, device_us, waits), "python_us": python_us,
+        "launch_us": launch_us, "launch_us_max": max(python.launch_us),
+        "cpu_target_us": sum(python.cpu_us[phase] for phase in phases),
+        "function_calls": sum(python.function_calls[phase] for phase in phases), "operators_us": operators_us,
+        "kernels": kernels,
+    }  # fmt: skip
+
+
+def records(
+    name: str, scene: dict[str, Any], gpus: list[str], wheel: Path | None, repeats: int
+) -> list[dict[str, Any]]:
+    """Returns a record for each GPU and pass, and with a peer's wheel one of the peer before it.
+
+    Those of tsplat have `allocations`, and with a peer `ratio_device` and `ratio_step`. The peer's have
+    `implementation`.
+    """
+    python = host.measure(scene, repeats)
+    other = None if wheel is None else gsplat_step.measure(scene, wheel, repeats)
+    step, predictor, operators = execute(scene, gpus)
+    found = []
+    for gpu in gpus:
+        by_pass = {of: record(predictor.found, operators.found, python, phases, gpu) for of, phases in PASSES.items()}
+        for of, ours in by_pass.items():
+            labels = {"scene": name, "gpu": gpu, "pass": of}
+            ours["allocations"] = sum(phase in PASSES[of] for phase in operators.allocations)
+            if other is not None and (compositing := gsplat_step.compositing_us(name, gpu)) is not None:
+                device = gsplat_step.device_us(scene, other, step.meta, compositing, gpu)
+                theirs = peer_record(other, scene, device, by_pass, of)
+                found.append({"implementation": gsplat_kernels.NAME, **labels, **theirs})
+                ours["ratio_device"] = ours["device_us"] / theirs["device_us"]
+                ours["ratio_step"] = ours["step_us"] / theirs["step_us"]
+            found.append(labels | ours)
+    return found
+
+
+def peer_record(
+    other: gsplat_step.Peer, scene: dict[str, Any], device_us: float, by_pass: dict[str, dict[str, Any]], of: str
+) -> dict[str, Any]:
+    """Returns the figures of a peer's call, or of its step with tsplat's loss and Adam."""
+
+    def rest(field: str) -> Any:
+        return by_pass["step"][field] - by_pass["call"][field] if of == "step" else 0
+
+    launches = gsplat_step.launches(scene.get("sh_degree") is not None)
+    operators = len(other.operators) + 1  # the sort
+    waits = sum(operator.waits for operator in other.operators)
+    host_us = sum(other.python_us.values()) + (launches + operators) * host.LAUNCH_US + rest("host_us")
+    device_us += rest("device_us")
+    waits += rest("waits")
+    return {
+        "mode": "eager", "launches": launches + rest("launches"), "operators": operators + rest("operators"),
+        "waits": waits, "host_us": host_us, "device_us": device_us, "step_us": step_us(host_us, device_us, waits),
+    }  # fmt: skip
+
+
+def line(found: dict[str, Any]) -> str:
+    """Returns a record as text."""
+    label = f"{found['scene']:16} {found['gpu']} {found['pass']:4} {found.get('implementation', 'tsplat'):14}"
+    counts = f"{found['launches']:3} launches {found['operators']:3} operators {found['waits']} waits"
+    times = " ".join(f"{what} {found[f'{what}_us']:8.1f}" for what in ("host", "device", "step"))
+    ratio = "".join(
+        f" | {what} {found[f'ratio_{what}']:.2f}" for what in ("device", "step") if f"ratio_{what}" in found
+    )
+    return f"{label} {counts} | predicted us: {times}{ratio}"
+
+
+def base_records(ref: str, arguments: list[str]) -> list[dict[str, Any]]:
+    """Returns the records of another commit's tsplat, run by the present benchmarks and emulator."""
+    with tempfile.TemporaryDirectory() as folder:
+        there, root, file = Path(folder) / "base", Path(folder) / "root", Path(folder) / "records.jsonl"
+        root.mkdir()
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", there, ref], cwd=ROOT, check=True)
+        try:
+            (root / "tsplat").symlink_to(there / "tsplat")
+            for name in ("benchmarks", "emulator", "tests"):
+                (root / name).symlink_to(ROOT / name)
+            command = [sys.executable, "-m", "benchmarks.step", *arguments, "--json", str(file)]
+            subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", there], cwd=ROOT, check=True)
+        found = [json.loads(text) for text in file.read_text().splitlines()]
+    return [{"implementation": f"tsplat {ref}"} | found for found in found]
+
+
+def write(found: list[dict[str, Any]]) -> None:
+    """Replaces the recorded results of scenes and GPUs, and writes the page."""
+    new = {(r["scene"], r["gpu"]) for r in found}
+    old = [json.loads(text) for text in report.STEPS.read_text().splitlines()]
+    kept = [r for r in old if (r["scene"], r["gpu"]) not in new]
+    kept = sorted(kept + found, key=lambda r: (SCENES.index(r["scene"]), r["gpu"]))
+    report.STEPS.write_text("".join(json.dumps(_rounded(r)) + "\n" for r in kept))
+    report.PAGE.write_text(report.page())
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    scenes.add_arguments(parser, SCENES)
+    parser.add_argument("--gpu", nargs="+", choices=GPUS, default=list(GPUS), help="default: all")
+    parser.add_argument("--mode", choices=MODES, default="eager", help="only eager is implemented")
+    parser.add_argument("--repeats", type=int, default=100, help="of which the best time on the host counts")
+    parser.add_argument("--base", metavar="REF", help="also run another commit")
+    parser.add_argument("--write", action="store_true", help="replace the recorded results and write the page")
+    peer.add_argument(parser)
+    options = parser.parse_args(arguments)
+    if options.mode != "eager":
+        parser.error(f"--mode {options.mode}: not implemented, tsplat has no {options.mode} mode")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    wheel = peer.prepare(options.peer)
+    data = scenes.Data(options.garden, options.kettle)
+    found: list[dict[str, Any]] = []
+    base: list[dict[str, Any]] = []
+    for name in options.scene:
+        try:
+            scene = scenes.SCENES[name](data)
+        except FileNotFoundError as missing:
+            print(f"== {name}: skipped, {missing} does not exist", flush=True)
+            continue
+        for entry in records(name, scene, options.gpu, wheel, options.repeats):
+            print(line(entry), flush=True)
+            found.append(entry)
+    if options.base:
+        arguments = ["--scene", *options.scene, "--gpu", *options.gpu, "--repeats", str(options.repeats)]
+        arguments += ["--garden", str(options.garden), "--kettle", str(options.kettle)]
+        base = base_records(options.base, arguments)
+        print("\n".join(line(entry) for entry in base))
+    if options.json:
+        with options.json.open("a") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in [*base, *found])
+    if options.write:
+        write(found)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

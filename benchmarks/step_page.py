@@ -1,0 +1,74 @@
+"""The section "How fast is a step" of docs/performance.md, from the records of `benchmarks.step`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.gpu_timing.counting import BANDWIDTH, OPERATOR_US
+from benchmarks.gpu_timing.gsplat_kernels import NAME
+from benchmarks.gpu_timing.host import LAUNCH_US
+
+WAIT_US = 10.0
+"""Assumed: time of a wait, until the host knows the result and the device has work again."""
+KINDS = {"call": "Call: `rasterization()` forward and backward", "step": "Training step"}
+
+TEXT = """
+## How fast is a step
+
+What a user waits for is more than kernels: Python, launches, PyTorch's operators, and waits for the device.
+`python -m benchmarks.step --peer gsplat` predicts all of it. **No GPU was used: all times of this section are
+predicted**, in microseconds. A call is `rasterization()` forward and backward, packed; a training step is
+rasterization, L1 + SSIM loss, backward and Adam. Step time is the larger of host and device time, plus waits. Ratios
+are tsplat / gsplat.
+
+"""
+
+NOTES = f"""
+- Kernels: all of them are executed on the [emulator](emulation.md), and the timing model predicts their time, as
+  [below](#predicted-gpu-time).
+- Operators: those of PyTorch that launch or wait, without views and allocations. Assumed are {OPERATOR_US:g} us each
+  on the device, and the traffic of their results read and written at {BANDWIDTH["a100"] / 1e6:g} TB/s (A100) or
+  {BANDWIDTH["h100"] / 1e6:g} TB/s (H100). A sort is a radix sort of 8 bits a pass.
+- Host: Python's thread CPU time on this project's CPU, the best of 100 runs, for 20 Gaussians at 16x16 pixels on the
+  emulated driver, without the kernels; and an assumed {LAUNCH_US:g} us for each launch and operator, for what is below
+  Python. Times on the host vary by a factor of two with the load of the machine; those of both implementations are
+  measured by one process.
+- Waits: reads of values and sizes that depend on the device. Assumed are {WAIT_US:g} us each.
+- {NAME}: its own Python over C++ functions that return tensors; the prediction for its compositing kernels
+  [below](#tsplat-divided-by-gsplat); and for its other kernels an operator's time with the least memory traffic that
+  they can have, which favors gsplat. Its step has tsplat's loss and Adam. Launches are those of its own kernels.
+- Launch: Python's time of one launch, on average and at most, with a launcher that does nothing. Tiny call: 20
+  Gaussians at 16x16 pixels on the CPU target, measured, kernels included.
+"""
+
+
+def section(records: list[dict[str, Any]]) -> str:
+    """Returns the section as Markdown."""
+    text = TEXT
+    for of, title in KINDS.items():
+        text += f"{title}:\n\n{table([r for r in records if r['pass'] == of])}\n"
+    return text + "On the host:\n\n" + host_table(records) + NOTES
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Returns counts and predicted times of one pass, with ratios to a peer where there are any, as Markdown."""
+    names = ("launches", "operators", "waits", "host", "device", "step", "ratio, device", "ratio, step")
+    lines = [f"| scene | GPU | implementation | {' | '.join(names)} |", "| --- | --- | --- |" + " ---: |" * len(names)]
+    for r in records:
+        cells = [r["scene"], r["gpu"].upper(), r.get("implementation", "tsplat")]
+        cells += [str(r[name]) for name in ("launches", "operators", "waits")]
+        cells += [f"{r[f'{name}_us']:,.0f}" for name in ("host", "device", "step")]
+        cells += [f"{r[name]:.2f}" if name in r else "" for name in ("ratio_device", "ratio_step")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def host_table(records: list[dict[str, Any]]) -> str:
+    """Returns what costs time on the host, of tsplat's calls, as Markdown."""
+    names = ("Python", "launch", "launch, at most", "function calls", "allocations", "tiny call, CPU target")
+    lines = [f"| scene | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
+    for r in {r["scene"]: r for r in records if r["pass"] == "call" and "implementation" not in r}.values():
+        cells = [f"{r['python_us']:,.0f}", f"{r['launch_us']:.1f}", f"{r['launch_us_max']:.1f}"]
+        cells += [f"{r['function_calls']:,}", str(r["allocations"]), f"{r['cpu_target_us']:,.0f}"]
+        lines.append(f"| {r['scene']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
