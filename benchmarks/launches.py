@@ -206,6 +206,7 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
                 torch.int16,
                 2**15,
             )
+            kernels.tile_lists(ints.to(torch.int16), torch.arange(N), ints, 64, -(2**15))
         yield from ((f"tile {tile_size} {name}", call) for call in launches)
 
 

@@ -75,20 +75,24 @@ def test_calls_without_a_budget_raise_if_32_bits_do_not_hold_counts(counted, cou
     counts = torch.tensor(counts, dtype=torch.int32)
     ids = torch.zeros(len(counts), dtype=torch.int32)
 
+    def behind_zero(counts):
+        return torch.cat([counts.new_zeros(1), counts])
+
     class Launchers:
         def tile_rows(*arguments):
-            return ids, counts if counted == "spans" else torch.ones_like(counts)
+            return ids, behind_zero(counts if counted == "spans" else torch.ones_like(counts))
 
         def tile_columns(*arguments):
-            return ids, ids, torch.ones_like(counts) if counted == "spans" else counts
+            return ids, ids, behind_zero(torch.ones_like(counts) if counted == "spans" else counts)
 
     monkeypatch.setattr(intersection, "launchers", lambda *arguments: Launchers)
     screen = ScreenGaussians(torch.zeros(len(counts), 2), *[None] * 3, ids, None)
     total = int(counts.sum())
+    grid = TileGrid(1, 16, *((1, memory.INDEX_MAX) if counted == "spans" else (memory.INDEX_MAX, 1)))
 
     def find():
         return intersection.find_spans(
-            screen, TileGrid(1, 16, 1, 1), (0, 1), IntersectionSettings(PRESETS["gsplat-1.5"], "torch")
+            screen, grid, (0, grid.n_tile_rows), IntersectionSettings(PRESETS["gsplat-1.5"], "torch")
         )
 
     if total > memory.INDEX_MAX:

@@ -460,6 +460,9 @@ MUTANTS = [
         ("dy_left = tl.minimum(tl.maximum(skew, top), bottom)", "dy_left = tl.minimum(tl.maximum(-skew, top), bottom)",
          "sign of the leftmost point of an ellipse"),
         ("low = tl.maximum(begin - image * tile_height, first)", "low = first", "beginning of a band ignored"),
+        ("(key < lane + first_key)", "(key <= lane + first_key)", "lists begin at the end of their tile"),
+        ("tl.store(places + lane, index.to", "tl.store(places + lane, lane.to", "places in the order of tiles"),
+        ("max(n, n_tiles + 1),", "n,", "offsets of more tiles than intersections not written"),
     ),
     *_in(
         "kernels/validation.py",

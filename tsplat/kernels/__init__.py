@@ -3,7 +3,7 @@
 from .adam import adam_step
 from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, composite_gradients, sum_columns
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
-from .intersection import tile_columns, tile_intersections, tile_rows
+from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
 from .validation import prepare
@@ -24,5 +24,6 @@ __all__ = [
     "sum_columns",
     "tile_columns",
     "tile_intersections",
+    "tile_lists",
     "tile_rows",
 ]

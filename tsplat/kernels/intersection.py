@@ -7,7 +7,9 @@ an interval, so a clamped argument). The bound is widened by what fp32 rounds, s
 compositing would count. Without conics, the rectangle mean +- radii takes the place of the ellipse, as in gsplat.
 
 Three kernels, each with one lane per output: rows of tiles per Gaussian, a span per (Gaussian, row of tiles), and a
-tile per intersection. The second and third find their Gaussian and span by binary search in a prefix sum.
+tile per intersection. The second and third find their Gaussian and span by binary search in a prefix sum. Counts are
+written behind a zero, so that their prefix sum begins with the first start. Once intersections are sorted by tile, a
+fourth kernel gathers their rows and finds where the list of each tile begins.
 """
 
 import torch
@@ -95,7 +97,7 @@ def _tile_rows_kernel(
     order,  # [nnz] int32
     image_ids,  # [nnz] int64 or None
     first_tile_rows,  # [nnz] int32, output
-    n_tile_rows,  # [nnz] int32, output
+    n_tile_rows,  # [1 + nnz] int32, output
     n: "Int", n_per_image: "Int", tile_height: "Int", begin: "Int", end: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +113,9 @@ def _tile_rows_kernel(
     low = tl.maximum(begin - image * tile_height, first)
     high = tl.minimum(end - image * tile_height, first + count)
     tl.store(first_tile_rows + position, low.to(tl.int32), mask=mask)
-    tl.store(n_tile_rows + position, tl.where(seen, tl.maximum(high - low, 0), 0).to(tl.int32), mask=mask)
+    count = tl.where(seen, tl.maximum(high - low, 0), 0)
+    tl.store(n_tile_rows + 1 + position, count.to(tl.int32), mask=mask)
+    tl.store(n_tile_rows + position, position.to(tl.int32), mask=position == 0)
 
 
 @kernel
@@ -125,11 +129,12 @@ def _tile_columns_kernel(
     span_starts,  # [nnz + 1] int32
     positions,  # [S] int32, output
     first_columns,  # [S] int32, output
-    n_columns,  # [S] int32, output
+    n_columns,  # [1 + S] int32, output
     n: "Int", n_spans: "Int", steps: "Int", tile_width: "Int",
     TILE: tl.constexpr, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(n_columns + span, span.to(tl.int32), mask=span == 0)
     mask = span < n_spans
     span = tl.where(mask, span, 0)
     position = _search(span_starts, n, span, steps)
@@ -156,7 +161,7 @@ def _tile_columns_kernel(
     first, count = _tile_range(low, high, tile_width, TILE, conics is not None)
     tl.store(positions + span, position.to(tl.int32), mask=mask)
     tl.store(first_columns + span, first, mask=mask)
-    tl.store(n_columns + span, count, mask=mask)
+    tl.store(n_columns + 1 + span, count, mask=mask)
 
 
 @kernel
@@ -191,20 +196,51 @@ def _tile_intersections_kernel(
     tl.store(flatten_ids + place, row.to(tl.int32), mask=mask)
 
 
+@kernel
+def _tile_lists_kernel(
+    keys,  # [M] int16 or int32, sorted
+    indices,  # [M] int64
+    flatten_ids,  # [M] int32
+    listed,  # [M] int32, output
+    places,  # [M] int32, output
+    isect_offsets,  # [tiles + 1] int32, output
+    n: "Int", n_tiles: "Int", first_key: "Int", steps: "Int",
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One lane per intersection, and one per tile and for the end of the last."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.load(indices + lane, mask=lane < n, other=0)
+    tl.store(listed + lane, tl.load(flatten_ids + index, mask=lane < n, other=0), mask=lane < n)
+    tl.store(places + lane, index.to(tl.int32), mask=lane < n)
+    if tl.program_id(0) * BLOCK <= n_tiles:
+        low = lane * 0
+        high = low + n
+        for _ in range(steps):
+            middle = (low + high) // 2
+            key = tl.load(keys + middle, mask=low < high, other=0).to(tl.int32)
+            before = (low < high) & (key < lane + first_key)
+            low = tl.where(before, middle + 1, low)
+            high = tl.where(before, high, middle)
+        tl.store(isect_offsets + lane, low, mask=lane <= n_tiles)
+
+
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
 ) -> tuple[Tensor, Tensor]:
-    """Finds the first row of tiles and the number of them of each Gaussian, in emission order. [nnz] int32 each
+    """Finds the first row of tiles and the number of them of each Gaussian, in emission order.
 
     Args:
         band: First and end flat tile row; others are left out.
+
+    Returns:
+        First rows [nnz] int32, and numbers behind a zero, [1 + nnz] int32.
     """
     n = screen.order.numel()
     first_tile_rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
-    n_tile_rows = torch.empty_like(first_tile_rows)
+    n_tile_rows = torch.empty(n + 1, dtype=torch.int32, device=screen.order.device)
     launch_elementwise(
         _tile_rows_kernel,
-        n,
+        max(n, 1),
         BLOCK,
         **screen._asdict(),
         first_tile_rows=first_tile_rows,
@@ -229,18 +265,21 @@ def tile_columns(
     n_spans: int,
     settings: IntersectionSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Finds each span's Gaussian (its position in emission order), first tile, and number of tiles. [S] int32 each
+    """Finds each span's Gaussian (its position in emission order), first tile, and number of tiles.
 
     Args:
         first_tile_rows, span_starts: See :class:`Spans`.
+
+    Returns:
+        Positions and first tiles, [S] int32 each, and numbers behind a zero, [1 + S] int32.
     """
     positions = torch.empty(n_spans, dtype=torch.int32, device=screen.order.device)
     first_columns = torch.empty_like(positions)
-    n_columns = torch.empty_like(positions)
+    n_columns = torch.empty(n_spans + 1, dtype=torch.int32, device=screen.order.device)
     n = screen.order.numel()
     launch_elementwise(
         _tile_columns_kernel,
-        n_spans,
+        max(n_spans, 1),
         BLOCK,
         means2d=screen.means2d,
         radii=screen.radii,
@@ -293,6 +332,39 @@ def tile_intersections(
     return keys, flatten_ids
 
 
+def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int) -> tuple[Tensor, ...]:
+    """Lists intersections [M] in the order of their tiles.
+
+    Args:
+        keys: [M], sorted.
+        indices: [M] int64, place of each key before it was sorted.
+        flatten_ids: [M] int32, rows in the order before.
+        n_tiles, first_key: Number of tiles, and the key of the first.
+
+    Returns:
+        The rows [M] int32, the places [M] int32, and where each tile begins, and M, [n_tiles + 1] int32.
+    """
+    n = keys.numel()
+    listed, places = torch.empty_like(flatten_ids), torch.empty_like(flatten_ids)
+    isect_offsets = flatten_ids.new_empty(n_tiles + 1)
+    launch_elementwise(
+        _tile_lists_kernel,
+        max(n, n_tiles + 1),
+        BLOCK,
+        keys=keys,
+        indices=indices,
+        flatten_ids=flatten_ids,
+        listed=listed,
+        places=places,
+        isect_offsets=isect_offsets,
+        n=n,
+        n_tiles=n_tiles,
+        first_key=first_key,
+        steps=n.bit_length(),
+    )
+    return listed, places, isect_offsets
+
+
 def _rows_per_image(screen: ScreenGaussians, grid: TileGrid) -> int:
-    """Rows of each image, if rows are [I, N]."""
-    return screen.order.numel() // max(grid.n_images, 1)
+    """Rows of each image, at least 1, if rows are [I, N]."""
+    return max(screen.order.numel() // max(grid.n_images, 1), 1)

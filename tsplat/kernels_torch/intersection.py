@@ -56,7 +56,7 @@ def tile_rows(
     low = torch.maximum(band[0] - image_ids * grid.tile_height, first)
     high = torch.minimum(band[1] - image_ids * grid.tile_height, first + count)
     n_tile_rows = torch.where(seen, (high - low).clamp_min(0), 0)
-    return low.to(torch.int32)[order], n_tile_rows.to(torch.int32)[order]
+    return low.to(torch.int32)[order], _behind_zero(n_tile_rows.to(torch.int32)[order])
 
 
 def tile_columns(
@@ -93,7 +93,7 @@ def tile_columns(
         high = torch.where(thick, torch.minimum(high, mean[:, 0] + reach_right), high)
         low = torch.where(thick, torch.maximum(low, mean[:, 0] - reach_left), low)
     first, count = _tile_range(low, high, grid.tile_width, size, conics is not None)
-    return positions.to(torch.int32), first, count
+    return positions.to(torch.int32), first, _behind_zero(count)
 
 
 def tile_intersections(
@@ -110,6 +110,16 @@ def tile_intersections(
     x = spans.first_columns[span_ids] + places - spans.place_starts[span_ids]
     keys = _image_ids(screen, grid)[rows] * grid.tiles_per_image + y * grid.tile_width + x - key_bias
     return keys.to(key_dtype), rows.to(torch.int32)
+
+
+def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int) -> tuple[Tensor, ...]:
+    bounds = torch.arange(first_key, first_key + n_tiles + 1, dtype=torch.int32, device=keys.device)
+    isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds, out_int32=True)
+    return flatten_ids[indices], indices.to(torch.int32), isect_offsets
+
+
+def _behind_zero(counts: Tensor) -> Tensor:
+    return torch.nn.functional.pad(counts, (1, 0))
 
 
 def _image_ids(screen: ScreenGaussians, grid: TileGrid) -> Tensor:

@@ -68,7 +68,7 @@ def intersect(
         projected.radii,
         projected.conics.detach(),
         projected.opacities.detach(),
-        depth_order(projected.radii, projected.depths.detach(), image_ids, n_segments),
+        depth_order(projected.depths.detach(), image_ids, n_segments),
         image_ids,
     )
     return BandedIntersections(screen, grid, settings, budget, explain)
@@ -125,18 +125,17 @@ class BandedIntersections:
             yield list_intersections(self._screen, self._grid, band, spans, self._settings)
 
 
-def depth_order(radii: Tensor, depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
-    """Sorts rows front to back, ties by row, culled rows last; with several segments, image by image.
+def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
+    """Sorts rows front to back, ties by row; with several segments, image by image.
 
     Args:
-        radii, depths: [nnz, 2], [nnz].
+        depths: [nnz].
         image_ids: [nnz] int64; None if rows are [n_segments, N].
         n_segments: The number of images, to sort the rows of each on their own; or 1.
 
     Returns:
         [nnz] int32.
     """
-    depths = torch.where((radii > 0).all(-1), depths, torch.inf)
     if n_segments <= 1:
         order = stable_sort(depths)[1]
     elif image_ids is None:
@@ -172,12 +171,12 @@ def find_spans(
         )
     launch = launchers(screen.means2d.device, settings.backend)
     first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
-    span_starts, n_spans = _starts(n_tile_rows)
+    span_starts, n_spans = _starts(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]))
     _admit(n_spans, 0, budget)
     positions, first_columns, n_columns = launch.tile_columns(
         screen, grid, first_tile_rows, span_starts, n_spans, settings
     )
-    place_starts, n_intersections = _starts(n_columns)
+    place_starts, n_intersections = _starts(n_columns, n_spans * grid.tile_width)
     _admit(n_spans, n_intersections, budget)
     return Spans(first_tile_rows, span_starts, positions, first_columns, place_starts, n_intersections)
 
@@ -209,16 +208,16 @@ def list_intersections(
     short = n_tiles <= 2**16
     key_bias = first_tile + (2**15 if short else 0)
     key_dtype = torch.int16 if short else torch.int32
-    keys, flatten_ids = launchers(screen.means2d.device, settings.backend).tile_intersections(
-        screen, grid, spans, key_dtype, key_bias
-    )
-    places = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
-    isect_offsets = places[:0]
+    launch = launchers(screen.means2d.device, settings.backend)
+    keys, flatten_ids = launch.tile_intersections(screen, grid, spans, key_dtype, key_bias)
     if sort:
         keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
-        flatten_ids, places = flatten_ids[indices], indices.to(torch.int32)
-        bounds = torch.arange(n_tiles + 1, device=keys.device) + (first_tile - key_bias)
-        isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds.to(torch.int32), out_int32=True)
+        flatten_ids, places, isect_offsets = launch.tile_lists(
+            keys, indices, flatten_ids, n_tiles, first_tile - key_bias
+        )
+    else:
+        places = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
+        isect_offsets = places[:0]
     gaussian_major = GaussianMajor(places, spans.place_starts, spans.span_starts, screen.order, spans.positions)
     return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
@@ -242,9 +241,13 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
     return keys[indices], indices
 
 
-def _starts(counts: Tensor) -> tuple[Tensor, int]:
-    """Exclusive sums of counts [n] with the total at the end, [n + 1] int32, and the total, which may not fit."""
-    sums = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int64), (1, 0))
+def _starts(counts: Tensor, bound: int) -> tuple[Tensor, int]:
+    """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] int32, and returns the total, which may not fit.
+
+    Args:
+        bound: Upper bound of the total.
+    """
+    sums = counts.cumsum(0, dtype=torch.int32 if bound <= INDEX_MAX else torch.int64)
     return sums.to(torch.int32), int(sums[-1])
 
 
@@ -358,7 +361,8 @@ def isect_tiles(
         image_ids = image_ids.to(torch.int64).contiguous()
     radii, depths_flat = radii.reshape(-1, 2).to(torch.int32).contiguous(), depths.reshape(-1).contiguous()
     if sort:
-        order = depth_order(radii, depths_flat, image_ids, n_images if segmented else 1)
+        visible_depths = torch.where((radii > 0).all(-1), depths_flat, torch.inf)
+        order = depth_order(visible_depths, image_ids, n_images if segmented else 1)
     else:
         order = torch.arange(depths_flat.numel(), device=depths.device)
     screen = ScreenGaussians(
