@@ -1,7 +1,9 @@
 """Frames of color, depth and alpha, and the videos written from them."""
 
 import math
+import os
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,14 +81,59 @@ def test_write_frames_names_the_missing_package(tmp_path, monkeypatch):
         write_frames(tmp_path / "a.mp4", [])
 
 
-def test_write_frames_writes_every_frame_of_an_mp4(tmp_path):
+@pytest.mark.parametrize("suffix", [".mp4", ".webm"])
+def test_write_frames_writes_every_frame_of_a_video(tmp_path, suffix):
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
     frames = render_frames(balls(), [camera((x, 0.0, -4.0)) for x in (0.0, 0.3, 0.6)])
-    write_frames(tmp_path / "a.mp4", frames, fps=10)
-    assert ffmpeg.count_frames_and_secs(str(tmp_path / "a.mp4"))[0] == 3
+    path = tmp_path / f"a{suffix}"
+    write_frames(path, frames, fps=10)
+    assert ffmpeg.count_frames_and_secs(str(path))[0] == 3
     with pytest.raises(ArgumentError, match="found none"):
-        write_frames(tmp_path / "b.mp4", [])
-    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+        write_frames(tmp_path / f"b{suffix}", [])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def use_ffmpeg(folder, monkeypatch, script):
+    """Lets a shell script take the place of ffmpeg."""
+    program = folder / "ffmpeg"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", SimpleNamespace(get_ffmpeg_exe=lambda: str(program)))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo '[mp4 @ 0x5] No space left on device' >&2; echo other >&2; exit 228", "No space left on device"),
+        ("head -c 9 > /dev/null; echo Killed >&2; exit 1", "Killed"),
+        ("cat > /dev/null; exit 3", "exit status 3"),
+    ],
+)
+def test_failure_of_ffmpeg_keeps_what_was_there(tmp_path, monkeypatch, script, reason):
+    use_ffmpeg(tmp_path, monkeypatch, script)
+    path = tmp_path / "a.mp4"
+    path.write_bytes(b"before")
+    with pytest.raises(OSError, match=rf"ffmpeg cannot write the video: {reason}: .*a\.mp4"):
+        write_frames(path, [torch.rand(96, 128, 3)] * 20)
+    assert path.read_bytes() == b"before"
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["a.mp4", "ffmpeg"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_ffmpeg_reads_every_frame_and_ends_with_a_failure_of_them(tmp_path, monkeypatch):
+    use_ffmpeg(tmp_path, monkeypatch, """for out; do :; done; cat > "${out#file:}" """)
+    frames = torch.rand(3, 7, 9, 3)
+    write_frames(tmp_path / "a.webm", frames)
+    assert (tmp_path / "a.webm").read_bytes() == (frames[:, :6, :8] * 255 + 0.5).byte().numpy().tobytes()
+
+    def failing():
+        yield frames[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_frames(tmp_path / "b.webm", failing())
+    assert not (tmp_path / "b.webm").exists()
 
 
 def test_write_gif_writes_an_endless_animation(tmp_path):

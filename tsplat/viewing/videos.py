@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -25,7 +28,10 @@ from .trajectories import Camera
 
 Show = Literal["rgb", "depth", "alpha"]
 SHOWS = ("rgb", "depth", "alpha")
-VIDEO_SUFFIXES = (".mp4", ".webm", ".gif")
+CODECS = {".mp4": ("-c:v", "libx264", "-crf", "10"), ".webm": ("-c:v", "libvpx-vp9", "-b:v", "0", "-crf", "24")}
+"""Suffix -> codec and quality, as options of ffmpeg: H.264 and VP9."""
+
+VIDEO_SUFFIXES = (*CODECS, ".gif")
 
 
 @torch.no_grad()
@@ -86,7 +92,7 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
         ArgumentError: Another suffix, or no frames for a video.
         MissingExtraError: imageio-ffmpeg is not installed (`.mp4` and `.webm`), or Pillow is not (the others).
         FileError: The folder is not writable.
-        OSError: The file cannot be written.
+        OSError: The file cannot be written, or ffmpeg fails.
 
     Example::
 
@@ -159,24 +165,39 @@ def write_gif(path: str | os.PathLike[str], frames: Iterable[Tensor], millisecon
 
 
 def _write_video(path: Path, frames: Iterable[Tensor], fps: int) -> None:
-    import imageio_ffmpeg
-
-    writer = None
-    # ffmpeg needs a path of its own to write to.
-    with atomic_write(path) as file:
-        temporary = Path(f"{file.name}{path.suffix}")
+    process: subprocess.Popen[bytes] | None = None
+    with atomic_write(path) as file, tempfile.TemporaryFile() as log:
         try:
             for frame in frames:
-                # Most codecs require an even width and height.
+                # Codecs require an even width and height.
                 image = to_bytes(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]).cpu().contiguous()
-                if writer is None:
-                    size = (image.shape[1], image.shape[0])
-                    writer = imageio_ffmpeg.write_frames(str(temporary), size, fps=fps, macro_block_size=1, quality=8)
-                    writer.send(None)
-                writer.send(image.numpy())
-            if writer is None:
+                if process is None:
+                    command = _ffmpeg_command(file.name, path.suffix, image.shape[1], image.shape[0], fps)
+                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)
+                    assert process.stdin is not None
+                process.stdin.write(image.numpy().data)
+            if process is None:
                 raise ArgumentError("frames: expected at least one, found none")
-            writer.close()
-            file.write(temporary.read_bytes())
+        except BrokenPipeError:
+            pass  # ffmpeg has failed; the log tells why
+        except BaseException:
+            if process is not None:
+                process.kill()
+            raise
         finally:
-            temporary.unlink(missing_ok=True)
+            if process is not None:
+                process.communicate()  # closes its input and waits for its end
+        if process is not None and process.returncode:
+            log.seek(0)
+            lines = [line.partition("] ")[2] or line for line in log.read().decode(errors="replace").splitlines()]
+            reason = lines[0] if lines else f"exit status {process.returncode}"
+            raise OSError(errno.EIO, f"ffmpeg cannot write the video: {reason}", str(path))
+
+
+def _ffmpeg_command(out: str | os.PathLike[str], suffix: str, width: int, height: int, fps: int) -> list[str]:
+    """Returns the command that encodes RGB frames from its standard input into a file that exists."""
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
+    video = [*CODECS[suffix], "-pix_fmt", "yuv420p", "-f", suffix.removeprefix(".")]
+    return [get_ffmpeg_exe(), "-v", "error", "-y", *source, *video, f"file:{os.fspath(out)}"]
