@@ -1,5 +1,7 @@
 """rasterize_to_pixels: images and gradients against the reference, channels, image sizes, masks, absgrad."""
 
+import math
+
 import pytest
 import torch
 
@@ -78,6 +80,24 @@ def test_numbers_of_intersections_around_the_step_match_reference(backend, n_int
         gradients = torch.autograd.grad(images, list(leaves.values()), scenes.random_like(images, 0))
         results.append((*images, *gradients))
     for name, found, expected in zip(("colors", "alphas", *inputs), *results):
+        assert_exact(name, found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_means_that_are_not_finite_are_not_rendered(backend, value):
+    means2d = torch.tensor([[[2.5, 2.5], [value, 1.0], [1.0, 1.0]]])
+    conics = torch.tensor([0.1, 0.02, 0.1]).expand(1, 3, 3)
+    offsets = torch.zeros(1, 1, 1, dtype=torch.int32)
+    results = []
+    for listed in ([0, 1, 2], [0, 2]):
+        leaves = [tensor.clone().requires_grad_() for tensor in (means2d, conics, torch.eye(3)[None])]
+        images = tsplat.rasterize_to_pixels(
+            *leaves, torch.full((1, 3), 0.5), 4, 4, 4, offsets, torch.tensor(listed, dtype=torch.int32),
+            backend=backend,
+        )  # fmt: skip
+        results.append((*images, *torch.autograd.grad(images, leaves, scenes.random_like(images, 0))))
+    for name, found, expected in zip(("colors", "alphas", "means2d", "conics", "colors"), *results):
         assert_exact(name, found, expected)
 
 

@@ -484,6 +484,7 @@ MUTANTS = [
         ("(columns_dy * dx).sum(0)", "(columns_dy * dy.mean(0)).sum(0)", "wrong moment"),
         ("backgrounds[tile.image]", "backgrounds[0]", "every image has the first background"),
         ("weight *= running", "pass", "a pixel never stops"),
+        ("valid &= means2d.isfinite().all(-1)", "pass", "a mean that is NaN spoils its tiles"),
         ("if shown is None or shown[index] else start", "", "tile masks ignored"),
     ),
     *_in(
@@ -528,19 +529,24 @@ MUTANTS = [
         ("others = others if extra.ids is None else others[extra.ids]", "", "extra signals not gathered"),
     ),
     *_in(
-        "compat/gsplat/cuda/_tile_lists.py",
-        _torch("tests/compat/gsplat/test_contributors.py"),
-        ("behind > TRANSMITTANCE_MIN", "before > TRANSMITTANCE_MIN", "pixel stops one Gaussian late"),
-        ("min(begin + step, most)", "begin + 1", "pixels of a tile left out"),
-        (" & (self.rows >= 0)[:, None]", "", "padding of lists contributes"),
-        ("clamp_max(numerics.alpha_max)", "clamp_max(0.999)", "alpha clamped as in gsplat 1.5 by all numerics"),
+        "stages/contributions.py",
+        _torch("tests/compat/gsplat/test_contributors.py", "tests/compat/gsplat/test_sparse_pixels.py"),
+        ("descending=True, stable=True)", "stable=True).flip(-1)", "of equal weights the farther kept"),
+        ("[:, :n_kept].sort(dim=-1).values", "[:, :n_kept]", "largest weights listed by size"),
+        ("n_before += contributes.sum(-1, keepdim=True)", "pass", "each block of a list replaces the one before"),
+        ("transmittance.abs()[chosen]", "transmittance[chosen]", "pixels that have stopped are more than opaque"),
+        ("(places >= 0).nonzero()", "(places >= -1).nonzero()", "pixels that were not chosen in the results"),
+    ),
+    *_in(
+        "stages/contributions.py",
+        _torch("tests/compat/gsplat/test_contributions.py"),
+        ("min(tile.start + limit, tile.end)", "tile.start + limit", "ranges reach into the next tile"),
+        ("torch.cat(rows)[order]", "torch.cat(rows)", "Gaussians of other pixels"),
     ),
     *_in(
         "compat/gsplat/cuda/_contributors.py",
         _torch("tests/compat/gsplat/test_contributors.py"),
-        ("descending=True, stable=True)", "stable=True).flip(-1)", "of equal weights the farther kept"),
-        ("[:, :n_kept].sort(dim=-1).values", "[:, :n_kept]", "largest weights listed by size"),
-        ("(batch.rows % max(self.n, 1))", "batch.rows", "rows in place of Gaussians"),
+        ("rows % max(self.n, 1)", "rows", "rows in place of Gaussians"),
     ),
     *_in(
         "compat/gsplat/cuda/_spherical_harmonics.py",
@@ -550,9 +556,7 @@ MUTANTS = [
     *_in(
         "compat/gsplat/cuda/_sparse_pixels.py",
         _torch("tests/compat/gsplat/test_sparse_pixels.py"),
-        ("places[pixel_map] = ", "places[:] = ", "pixels in the order of tiles"),
-        ("rows, columns, self.pixel_map, ", "rows, columns, self.pixel_map.sort().values, ",
-         "contributors of other pixels"),
+        ("places[self.pixel_map] = ", "places[:] = ", "pixels in the order of tiles"),
     ),
     *_in(
         "stages/intersection.py",

@@ -34,15 +34,16 @@ BLOCK = 256
 MOMENTS = 6
 
 
-def _pack(splats: Splats, numerics: Numerics) -> Tensor:
+def pack(splats: Splats, numerics: Numerics) -> Tensor:
     """Packs mean x, y; -a/2, -b, -c/2; ln(opacity); clamped opacity of each row. [7, nnz]"""
     means2d, opacities = splats.means2d, splats.opacities
     a, b, c = splats.conics.unbind(-1)
-    # Conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
+    # Means that are not finite, and conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
     valid = (a >= 0) & (c >= 0) & (b * b <= a * c * 1.0001) & (opacities >= ALPHA_MIN)
+    valid &= means2d.isfinite().all(-1)
     return torch.stack(
         [
-            *means2d.unbind(-1),
+            *torch.where(valid[:, None], means2d, 0.0).unbind(-1),
             torch.where(valid, -0.5 * a, 0.0),
             torch.where(valid, -b, 0.0),
             torch.where(valid, -0.5 * c, 0.0),
@@ -53,7 +54,7 @@ def _pack(splats: Splats, numerics: Numerics) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tile:
+class Tile:
     """A tile: its image, its pixels there as slices of lines and columns, and its intersections."""
 
     image: int
@@ -62,9 +63,9 @@ class _Tile:
     end: int
 
 
-def _tiles(
+def tiles(
     intersections: Intersections, n_images: int, settings: CompositingSettings, shown: list[bool] | None
-) -> Iterator[_Tile]:
+) -> Iterator[Tile]:
     """Iterates over the tiles of a band. Tiles that are not shown have no intersections."""
     width, height, size = settings.width, settings.height, settings.tile_size
     grid = TileGrid.cover(n_images, width, height, size)
@@ -73,7 +74,7 @@ def _tiles(
         image, tile = divmod(index, grid.tiles_per_image)
         top, left = tile // grid.tile_width * size, tile % grid.tile_width * size
         pixels = slice(top, min(top + size, height)), slice(left, min(left + size, width))
-        yield _Tile(image, pixels, start, end if shown is None or shown[index] else start)
+        yield Tile(image, pixels, start, end if shown is None or shown[index] else start)
 
 
 class _Features:
@@ -124,6 +125,29 @@ def _blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor
     return weight, passed, left
 
 
+def walk(
+    tile: Tile,
+    flatten_ids: Tensor,
+    records: Tensor,
+    centers: tuple[Tensor, Tensor],
+    transmittance: Tensor,
+    settings: CompositingSettings,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Walks a tile's list front to back, a block of K at a time, until all of its pixels have stopped.
+
+    Yields:
+        Rows [K]; then as :func:`_blend`, whose ``transmittance`` [P] is given for the first block.
+    """
+    xs, ys = centers[0][tile.pixels[1]], centers[1][tile.pixels[0]]
+    for start in range(tile.start, tile.end, BLOCK):
+        rows = flatten_ids[start : min(start + BLOCK, tile.end)]
+        _, _, alpha, _ = _alphas(records.index_select(1, rows), xs, ys, settings.numerics.alpha_max)
+        weight, passed, transmittance = _blend(alpha, transmittance)
+        yield rows, weight, passed, transmittance
+        if float(transmittance.amax()) <= 0:
+            break
+
+
 def composite_fwd(
     splats: Splats,
     backgrounds: Tensor | None,
@@ -133,27 +157,23 @@ def composite_fwd(
     settings: CompositingSettings,
 ) -> PartLists | None:
     means2d, channels = splats.means2d, splats.n_features
-    records, features = _pack(splats, settings.numerics), _Features(splats)
+    records, features = pack(splats, settings.numerics), _Features(splats)
     shown = None if masks is None else masks.flatten().tolist()
-    xs, ys = _pixel_centers(settings, means2d)
-    for tile in _tiles(intersections, len(buffers.colors), settings, shown):
+    centers = pixel_centers(settings, means2d)
+    for tile in tiles(intersections, len(buffers.colors), settings, shown):
         here = (tile.image, *tile.pixels)
-        tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
-        shape = (tile_ys.numel(), tile_xs.numel())
-        transmittance = means2d.new_ones(shape[0] * shape[1])
-        color = means2d.new_zeros(channels, shape[0] * shape[1])
+        shape = buffers.transmittances[here].shape
+        transmittance = means2d.new_ones(shape.numel())
+        color = means2d.new_zeros(channels, shape.numel())
         last = torch.zeros_like(transmittance, dtype=torch.int32)
-        for start in range(tile.start, tile.end, BLOCK):
-            rows = intersections.flatten_ids[start : min(start + BLOCK, tile.end)]
-            _, _, alpha, _ = _alphas(records.index_select(1, rows), tile_xs, tile_ys, settings.numerics.alpha_max)
-            weight, passed, transmittance = _blend(alpha, transmittance)
+        blocks = walk(tile, intersections.flatten_ids, records, centers, transmittance, settings)
+        for rows, weight, passed, behind in blocks:
+            transmittance = behind
             feature = features.take(rows)
             for first in range(0, channels, settings.channel_chunk):
                 part = slice(first, first + settings.channel_chunk)
                 color[part].addmm_(feature[part], weight.T)
             last += passed
-            if float(transmittance.amax()) <= 0:
-                break
         left = transmittance.abs_()
         if backgrounds is not None:
             color[: backgrounds.shape[1]] += backgrounds[tile.image][:, None] * left
@@ -192,10 +212,10 @@ def composite_bwd(
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None
     means2d, channels, absgrad = splats.means2d, splats.n_features, settings.absgrad
-    records, features = _pack(splats, settings.numerics), _Features(splats)
-    xs, ys = _pixel_centers(settings, means2d)
+    records, features = pack(splats, settings.numerics), _Features(splats)
+    xs, ys = pixel_centers(settings, means2d)
     v_slots = means2d.new_zeros(flatten_ids.numel(), sum_columns(channels, absgrad))
-    for tile in _tiles(intersections, len(v_render_colors), settings, None):
+    for tile in tiles(intersections, len(v_render_colors), settings, None):
         here = (tile.image, *tile.pixels)
         tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
         shape = (tile_ys.numel(), tile_xs.numel(), -1)
@@ -259,7 +279,7 @@ def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
         sums[order.rows[here]] += span_sums[order.span_starts[here] + span]
 
 
-def _pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, Tensor]:
+def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, Tensor]:
     xs, ys = (
         torch.arange(size, dtype=like.dtype, device=like.device) + 0.5 for size in (settings.width, settings.height)
     )

@@ -16,8 +16,8 @@ from tsplat import (
     reference,
 )
 from tsplat.compat import gsplat
-from tsplat.compat.gsplat.cuda import _tile_lists
 from tsplat.config import PRESETS
+from tsplat.kernels_torch import compositing
 
 STRUCTURE = scenes.Structure(n=60, cameras=2, channels=4, width=21, height=19, size=4.0, seed=3, backgrounds=False)
 TILE = 8
@@ -178,7 +178,7 @@ def test_batches_change_nothing(monkeypatch, size):
         return counts, alphas, *listed, *query("top_contributing_gaussian_ids", splats, isects, 3)
 
     expected = results()
-    monkeypatch.setattr(_tile_lists, "BATCH_SIZE", size)
+    monkeypatch.setattr(compositing, "BLOCK", size)
     for one, other in zip(results(), expected):
         assert_exact("results", one, other)
 

@@ -227,6 +227,7 @@ def test_layouts_are_checked():
         (dict(tile_offsets=layout["tile_offsets"][:-1]), "tile_offsets: expected"),
         (dict(pixel_map=layout["pixel_map"][:-1]), "pixel_map: expected"),
         (dict(tile_pixel_cumsum=layout["tile_pixel_cumsum"] + 1), "tile_pixel_cumsum: expected"),
+        (dict(active_tiles=layout["active_tiles"].flip(0)), "active_tiles: expected ascending tiles"),
         (dict(image_width=18), "tile_pixel_mask: expected pixels of images of 18x19"),
     ):
         with pytest.raises(ArgumentError, match=match):

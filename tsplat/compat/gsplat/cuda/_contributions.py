@@ -1,8 +1,7 @@
-"""Which Gaussians contribute to which pixels, and compositing of such lists in plain PyTorch."""
+"""Which Gaussians contribute to which pixels, and compositing of such lists."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import torch
@@ -13,7 +12,7 @@ from ....arguments import check_ids, check_size, check_tensor, to_int
 from ....config import DEFAULT_NUMERICS
 from ....stages.compilation import with_plain_tensors
 from ....stages.memory import check_images
-from ._tile_lists import alphas_at, check_splats, dense_tiles, pack_splats
+from ._tile_lists import check_splats, dense_contributions
 
 
 @torch.no_grad()
@@ -61,23 +60,16 @@ def rasterize_to_indices_in_range(
         if block is None or block < 0:
             raise ArgumentError(f"{name}: expected an int of at least 0, found {value!r}")
         blocks.append(block)
-    check_splats(means2d, conics, opacities)
-    lists = dense_tiles("isect_offsets", isect_offsets, flatten_ids, means2d, (image_width, image_height), tile_size)
-    images, n = means2d.shape[:-2], means2d.shape[-2]
+    found = dense_contributions(
+        "isect_offsets", (means2d, conics, opacities), isect_offsets, flatten_ids, (image_width, image_height),
+        tile_size, DEFAULT_NUMERICS,
+    )  # fmt: skip
+    images, n, n_pixels = means2d.shape[:-2], means2d.shape[-2], image_width * image_height
     check_tensor("transmittances", transmittances, [*images, image_height, image_width], "[..., H, W]")
     first, end = (min(number * tile_size**2, flatten_ids.numel()) for number in blocks)
-    ends = torch.minimum(lists.ends, lists.starts + end)
-    lists = dataclasses.replace(lists, starts=lists.starts + first, ends=ends)
-    splats = pack_splats(means2d, conics, opacities)
-    remaining = transmittances.flatten()
-    rows, keys = [flatten_ids.new_zeros(0, dtype=torch.int64)], [flatten_ids.new_zeros(0, dtype=torch.int64)]
-    for batch in lists.batches():
-        tile, pixel, place = (batch.weights(splats, DEFAULT_NUMERICS, remaining) > 0).nonzero(as_tuple=True)
-        rows.append(batch.rows[tile, place])
-        keys.append(batch.places[tile, pixel])
-    all_keys, order = torch.cat(keys).sort(stable=True)
-    n_pixels = image_width * image_height
-    return torch.cat(rows)[order] % max(n, 1), all_keys % n_pixels, all_keys // n_pixels
+    in_front = transmittances.reshape(found.places.shape).to(found.splats.means2d.dtype)
+    places, rows = found.entries(first, end, in_front)
+    return rows % max(n, 1), places % n_pixels, places // n_pixels
 
 
 @with_plain_tensors
@@ -119,9 +111,12 @@ def accumulate(
     check_ids("pixel_ids", pixel_ids, image_width * image_height, gaussian_ids.shape, "[M] as gaussian_ids")
     check_ids("image_ids", image_ids, math.prod(images), gaussian_ids.shape, "[M] as gaussian_ids")
     rows = image_ids * n + gaussian_ids
-    splats = torch.stack([*means2d.unbind(-1), *conics.unbind(-1), opacities]).flatten(1)[:, rows]
+    means, (a, b, c) = means2d.reshape(-1, 2)[rows], conics.reshape(-1, 3)[rows].unbind(-1)
     check_images(means2d.device, math.prod(images), image_width, image_height, colors.shape[-1], colors.dtype)
-    alphas = alphas_at(pixel_ids % image_width + 0.5, pixel_ids // image_width + 0.5, splats, DEFAULT_NUMERICS)
+    centers = torch.stack([pixel_ids % image_width, pixel_ids // image_width], -1) + 0.5
+    dx, dy = (centers - means).unbind(-1)
+    falloff = (-0.5 * (a * dx * dx + c * dy * dy) - b * dx * dy).exp()
+    alphas = (opacities.flatten()[rows] * falloff).clamp_max(DEFAULT_NUMERICS.alpha_max)
     pixels = image_ids * (image_width * image_height) + pixel_ids
     weights = alphas * _exclusive_products(1 - alphas, pixels)
     values = torch.cat([colors.reshape(-1, colors.shape[-1])[rows], torch.ones_like(weights)[:, None]], -1)

@@ -1,97 +1,45 @@
-"""Which Gaussians contribute to each pixel, and by how much: counts, all of them, and the largest. In plain PyTorch.
+"""Which Gaussians contribute to each pixel, and by how much: counts, all of them, and the largest.
 
-A Gaussian contributes to a pixel if compositing adds it: its alpha is at least 1/255, and the pixel has not stopped.
-Its weight is alpha times the transmittance in front of it. Nothing here is differentiable.
+A Gaussian contributes to a pixel if compositing adds it. Its weight is alpha times the transmittance in front of it.
+Nothing here is differentiable.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor
 
-from ....arguments import INTEGERS, check_numerics, check_size, check_tensor, check_tile_lists, compute_dtype
-from ....config import Numerics, NumericsName
+from ....arguments import INTEGERS, check_numerics, check_size, check_tensor
+from ....config import NumericsName
 from ....stages.compilation import with_plain_tensors
+from ....stages.contributions import Contributions
 from ._sparse_pixels import SparseLayout
-from ._tile_lists import TileLists, check_splats, dense_tiles, pack_splats
+from ._tile_lists import dense_contributions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Query:
-    """Projected Gaussians, and the pixels whose contributors are to be found.
+    """Finds contributors, as results [*shape, ...] in which ids are Gaussians, or rows if packed."""
 
-    Attributes:
-        splats: [6, rows], see :func:`pack_splats`.
-        n: N, or the number of rows if packed.
-        lists: The tiles with their pixels.
-        shape: Shape of the output; places of pixels are flat indices into it.
-        numerics: Whose upper bound of alpha to use.
-    """
-
-    splats: Tensor
-    n: int
-    lists: TileLists
+    contributions: Contributions
     shape: tuple[int, ...]
-    numerics: Numerics
+    n: int
 
     def count(self) -> tuple[Tensor, Tensor]:
-        """Counts contributors, int32, and sums their weights. Each of the shape of the output"""
-        n_pixels = math.prod(self.shape)
-        counts = torch.zeros(n_pixels, dtype=torch.int32, device=self.splats.device)
-        alphas = self.splats.new_zeros(n_pixels)
-        for batch in self.lists.batches():
-            weights, pixels = batch.weights(self.splats, self.numerics), batch.places >= 0
-            counts[batch.places[pixels]] = (weights > 0).sum(-1, dtype=torch.int32)[pixels]
-            alphas[batch.places[pixels]] = weights.sum(-1)[pixels]
+        counts, alphas = self.contributions.count()
         return counts.view(self.shape), alphas.view(self.shape)
 
-    def list_first(self, n_listed: int, *, largest: bool) -> tuple[Tensor, Tensor]:
-        """Lists the first contributors of each pixel, front to back, or those with the largest weights.
+    def list_as_many(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Lists the contributors of each pixel, as many as the largest of the counts is."""
+        check_tensor("num_contributing_gaussians", counts, self.shape, "a count per pixel", dtypes=INTEGERS)
+        return self.list_first(int(counts.max()) if counts.numel() else 0)
 
-        Returns:
-            Gaussians int32, padded with -1, and weights, padded with 0. [*shape of the output, n_listed]
-        """
-        n_pixels = math.prod(self.shape)
-        ids = torch.full((n_pixels, n_listed), -1, dtype=torch.int32, device=self.splats.device)
-        listed = self.splats.new_zeros(n_pixels, n_listed)
-        for batch in self.lists.batches():
-            weights = batch.weights(self.splats, self.numerics)
-            gaussians = (batch.rows % max(self.n, 1)).to(torch.int32)[:, None].expand(weights.shape)
-            found = _contributors(gaussians.flatten(0, 1), weights.flatten(0, 1))
-            if largest:
-                found = _keep_largest(*found, n_listed)
-            pixels = (batch.places >= 0).flatten()
-            own, width = batch.places.flatten()[pixels], min(n_listed, found[0].shape[-1])
-            ids[own, :width] = found[0][pixels, :width]
-            listed[own, :width] = found[1][pixels, :width]
-        return ids.view(*self.shape, n_listed), listed.view(*self.shape, n_listed)
-
-
-def _contributors(gaussians: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Removes entries without weight from rows, and pads with -1 and 0. [P, K] -> [P, largest number of the others]"""
-    contributes = weights > 0
-    counts = contributes.sum(-1)
-    filled = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
-    ids = torch.full(filled.shape, -1, dtype=gaussians.dtype, device=counts.device)
-    ids.masked_scatter_(filled, gaussians.masked_select(contributes))
-    return ids, weights.new_zeros(filled.shape).masked_scatter_(filled, weights.masked_select(contributes))
-
-
-def _keep_largest(gaussians: Tensor, weights: Tensor, n_kept: int) -> tuple[Tensor, Tensor]:
-    """Keeps the largest weights of each row, in their order; of equal weights the first ones. [P, K] -> [P, n_kept]"""
-    order = weights.argsort(dim=-1, descending=True, stable=True)[:, :n_kept].sort(dim=-1).values
-    return gaussians.gather(-1, order), weights.gather(-1, order)
-
-
-def _query(
-    splats: tuple[Tensor, Tensor, Tensor], lists: TileLists, shape: tuple[int, ...], numerics: NumericsName
-) -> _Query:
-    dtype = compute_dtype(*splats)
-    packed = pack_splats(*(tensor.to(dtype) for tensor in splats))
-    return _Query(packed, splats[0].shape[-2], lists, shape, check_numerics(numerics))
+    def list_first(self, n_listed: int, *, largest: bool = False) -> tuple[Tensor, Tensor]:
+        rows, weights = self.contributions.list_first(n_listed, largest=largest)
+        ids = torch.where(rows < 0, -1, rows % max(self.n, 1)).to(torch.int32)
+        return ids.view(*self.shape, n_listed), weights.view(*self.shape, n_listed)
 
 
 def _dense(
@@ -103,22 +51,16 @@ def _dense(
     numerics: NumericsName,
 ) -> _Query:
     """Returns the query of all pixels of images of a size, width and height."""
-    check_splats(*splats)
-    lists = dense_tiles("tile_offsets", tile_offsets, flatten_ids, splats[0], size, tile_size)
-    return _query(splats, lists, (*tile_offsets.shape[:-2], size[1], size[0]), numerics)
+    found = dense_contributions(
+        "tile_offsets", splats, tile_offsets, flatten_ids, size, tile_size, check_numerics(numerics)
+    )
+    return _Query(found, (*tile_offsets.shape[:-2], size[1], size[0]), splats[0].shape[-2])
 
 
 def _sparse(splats: tuple[Tensor, Tensor, Tensor], layout: SparseLayout, numerics: NumericsName) -> _Query:
-    layout.check()
-    check_splats(*splats)
-    check_tile_lists("tile_offsets", layout.tile_offsets, layout.flatten_ids, math.prod(splats[0].shape[:-1]))
-    return _query(splats, layout.tile_lists(), tuple(layout.pixel_map.shape), numerics)
-
-
-def _largest_count(query: _Query, counts: Tensor) -> int:
-    """Returns how many contributors to list, the largest of the given counts."""
-    check_tensor("num_contributing_gaussians", counts, query.shape, "a count per pixel", dtypes=INTEGERS)
-    return int(counts.max()) if counts.numel() else 0
+    return _Query(
+        layout.contributions(splats, check_numerics(numerics)), tuple(layout.pixel_map.shape), splats[0].shape[-2]
+    )
 
 
 @torch.no_grad()
@@ -185,7 +127,7 @@ def rasterize_contributing_gaussian_ids(
     """
     splats, size = (means2d, conics, opacities), (image_width, image_height)
     query = _dense(splats, tile_offsets, flatten_ids, size, tile_size, numerics)
-    return query.list_first(_largest_count(query, num_contributing_gaussians), largest=False)
+    return query.list_as_many(num_contributing_gaussians)
 
 
 @torch.no_grad()
@@ -303,8 +245,7 @@ def rasterize_contributing_gaussian_ids_sparse(
         active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map, image_width,
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
-    query = _sparse((means2d, conics, opacities), layout, numerics)
-    return query.list_first(_largest_count(query, num_contributing_gaussians), largest=False)
+    return _sparse((means2d, conics, opacities), layout, numerics).list_as_many(num_contributing_gaussians)
 
 
 @torch.no_grad()

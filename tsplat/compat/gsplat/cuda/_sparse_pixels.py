@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from .... import ArgumentError, ShapeError, isect_offset_encode, isect_tiles, rasterize_to_pixels
-from ....arguments import BOOLS, INTEGERS, check_size, check_tensor, check_tile_size, plain
-from ....config import Backend, NumericsName
+from ....arguments import BOOLS, INTEGERS, check_size, check_tensor, check_tile_lists, check_tile_size, plain
+from ....config import Backend, Numerics, NumericsName
 from ....stages.compilation import with_plain_tensors
-from ._tile_lists import TileLists
+from ....stages.contributions import Contributions
+from ....stages.memory import check_images
+from ._tile_lists import check_splats, contributions
 
 WORD = 64
 """Bits of a word of ``tile_pixel_mask``."""
@@ -66,6 +68,9 @@ class SparseLayout:
                 f"{self.width}x{self.height}, found {self.tile_width}x{self.tile_height}"
             )
         check_tensor("active_tiles", self.active_tiles, [None], "[AT]", dtypes=INTEGERS)
+        steps = torch.nn.functional.pad(self.active_tiles.to(torch.int64), (1, 0), value=-1).diff()
+        if bool((steps <= 0).any()):
+            raise ArgumentError("active_tiles: expected ascending tiles, found others; pass those of the layout")
         n_active = len(self.active_tiles)
         words = -(-(self.tile_size**2) // WORD)
         for name, shape, meaning in (
@@ -110,11 +115,36 @@ class SparseLayout:
     def _divide(numbers: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
         return numbers // divisor, numbers % divisor
 
-    def tile_lists(self) -> TileLists:
-        """Returns the lists of the active tiles. Pixels are placed in [P], in the order of the caller."""
-        _, rows, columns = self.pixels
-        offsets = self.tile_offsets.to(torch.int64)
-        return TileLists(rows, columns, self.pixel_map, self.chosen.sum(1), offsets[:-1], offsets[1:], self.flatten_ids)
+    def places(self) -> Tensor:
+        """Place of each chosen pixel in images [I, H, W], in the order of the caller. [P] int64"""
+        images, rows, columns = self.pixels
+        places = torch.empty_like(self.pixel_map, dtype=torch.int64)
+        places[self.pixel_map] = (images * self.height + rows) * self.width + columns
+        return places
+
+    def dense_offsets(self, n_images: int) -> Tensor:
+        """First intersection of all tiles. [n_images, tile_height, tile_width]"""
+        tiles = torch.arange(n_images * self.tiles_per_image, device=self.active_tiles.device)
+        # An inactive tile starts where the next active one does, and so is empty.
+        following = torch.searchsorted(self.active_tiles.to(torch.int64), tiles)
+        return self.tile_offsets[following].view(n_images, self.tile_height, self.tile_width)
+
+    def contributions(self, splats: tuple[Tensor, Tensor, Tensor], numerics: Numerics) -> Contributions:
+        """Returns the contributions of means2d, conics and opacities to the chosen pixels, in the caller's order.
+
+        Raises:
+            ArgumentError: Shapes do not match, or lists are out of range.
+        """
+        self.check()
+        check_splats(*splats)
+        check_tile_lists("tile_offsets", self.tile_offsets, self.flatten_ids, math.prod(splats[0].shape[:-1]))
+        n_images = int(self.active_tiles.max()) // self.tiles_per_image + 1 if self.active_tiles.numel() else 0
+        check_images(self.pixel_map.device, n_images, self.width, self.height, 1, torch.int64)
+        places = self.pixel_map.new_full((n_images, self.height, self.width), -1, dtype=torch.int64)
+        n_pixels = self.pixel_map.numel()
+        places.view(-1)[self.places()] = torch.arange(n_pixels, device=places.device)
+        offsets = self.dense_offsets(n_images)
+        return contributions(splats, offsets, self.flatten_ids, places, n_pixels, self.tile_size, numerics)
 
 
 @with_plain_tensors
@@ -291,7 +321,7 @@ def rasterize_to_pixels_sparse(
         image_height, tile_size, tile_width, tile_height,
     )  # fmt: skip
     layout.check()
-    images, rows, columns = layout.pixels
+    images, _, _ = layout.pixels
     check_tensor("image_ids", image_ids, pixel_map.shape, "[P] as pixel_map", dtypes=INTEGERS)
     if not torch.equal(image_ids.to(torch.int64)[pixel_map], images):
         raise ArgumentError("image_ids: expected the image of each chosen pixel, as for build_sparse_tile_layout")
@@ -305,16 +335,12 @@ def rasterize_to_pixels_sparse(
     if packed:
         given = [len(tensor) for tensor in (backgrounds, masks) if tensor is not None]
         shape = (max([*given, int(images.max()) + 1 if len(images) else 1]),)
-    n_tiles = math.prod(shape) * layout.tiles_per_image
-    # An inactive tile starts where the next active one does, and so is empty.
-    following = torch.searchsorted(active_tiles.to(torch.int64), torch.arange(n_tiles, device=active_tiles.device))
     tiles = (*shape, tile_height, tile_width)
     render_colors, render_alphas = rasterize_to_pixels(
         means2d, conics, colors, opacities, image_width, image_height, tile_size,
-        tile_offsets[following].view(tiles), flatten_ids,
+        layout.dense_offsets(math.prod(shape)).view(tiles), flatten_ids,
         None if backgrounds is None else backgrounds.reshape(*shape, backgrounds.shape[-1]),
         None if masks is None else masks.reshape(tiles), packed, absgrad, backend=backend, numerics=numerics,
     )  # fmt: skip
-    places = torch.empty_like(pixel_map, dtype=torch.int64)
-    places[pixel_map] = (images * image_height + rows) * image_width + columns
+    places = layout.places()
     return render_colors.reshape(-1, render_colors.shape[-1])[places], render_alphas.reshape(-1, 1)[places]

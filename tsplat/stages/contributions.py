@@ -1,0 +1,124 @@
+"""Which Gaussians contribute to each pixel, and by how much: the walk of compositing in PyTorch, without its images.
+
+A Gaussian contributes to a pixel if compositing adds it: its alpha is at least 1/255, and the pixel has not stopped.
+Its weight is alpha times the transmittance in front of it. Nothing here is differentiable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..data import CompositingSettings, Intersections, Splats
+from ..kernels_torch.compositing import pack, pixel_centers, tiles, walk
+
+Block = tuple[Tensor, Tensor, Tensor]
+"""Rows [K] of a tile, their weights [P, K] at its pixels, and the transmittances [P] behind, negative if stopped."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Contributions:
+    """Projected Gaussians, and the pixels whose contributors are to be found.
+
+    Attributes:
+        splats: Projected Gaussians without colors and depths.
+        intersections: Their intersections with all tiles of the images.
+        settings: The size of images and tiles, and the rules.
+        places: [I, H, W] int64, place of each pixel in the results; -1 for pixels that are not in them.
+        n_pixels: Number P of pixels in the results.
+    """
+
+    splats: Splats
+    intersections: Intersections
+    settings: CompositingSettings
+    places: Tensor
+    n_pixels: int
+
+    def count(self) -> tuple[Tensor, Tensor]:
+        """Counts the contributors of each pixel, int32, and computes the rendered alphas. [P] each"""
+        counts = torch.zeros(self.n_pixels, dtype=torch.int32, device=self.places.device)
+        transmittances = self.splats.means2d.new_ones(self.n_pixels)
+        for places, chosen, blocks in self._tiles():
+            for _, weights, transmittance in blocks:
+                counts[places] += (weights > 0).sum(-1, dtype=torch.int32)[chosen]
+                transmittances[places] = transmittance.abs()[chosen]
+        return counts, 1 - transmittances
+
+    def list_first(self, n_listed: int, *, largest: bool) -> tuple[Tensor, Tensor]:
+        """Lists the first contributors of each pixel, front to back, or those with the largest weights.
+
+        Returns:
+            Rows int64, padded with -1, and weights, padded with 0. [P, n_listed] each
+        """
+        rows = torch.full((self.n_pixels, n_listed), -1, device=self.places.device)
+        weights = self.splats.means2d.new_zeros(self.n_pixels, n_listed)
+        for places, chosen, blocks in self._tiles():
+            found: Iterable[tuple[Tensor, Tensor]] = (
+                (ids.expand(weight.shape)[chosen], weight[chosen]) for ids, weight, _ in blocks
+            )
+            if largest:
+                found = _largest(found, n_listed)
+            # The last column takes what is not listed.
+            listed = rows.new_full((len(places), n_listed + 1), -1), weights.new_zeros(len(places), n_listed + 1)
+            n_before = rows.new_zeros(len(places), 1)
+            for ids, weight in found:
+                contributes = weight > 0
+                ranks = n_before + contributes.cumsum(-1) - 1
+                columns = torch.where(contributes, ranks, n_listed).clamp_max(n_listed)
+                listed[0].scatter_(1, columns, ids.to(torch.int64))
+                listed[1].scatter_(1, columns, weight)
+                n_before += contributes.sum(-1, keepdim=True)
+            rows[places], weights[places] = listed[0][:, :-1], listed[1][:, :-1]
+        return rows, weights
+
+    def entries(self, first: int, end: int, transmittances: Tensor) -> tuple[Tensor, Tensor]:
+        """Lists all contributors among the intersections ``first`` to ``end`` of each tile.
+
+        Args:
+            first, end: Range of the intersections of each tile.
+            transmittances: [I, H, W] in front of the range.
+
+        Returns:
+            Places of pixels, ascending, and rows, of a pixel front to back. [E] int64 each
+        """
+        places, rows = [self.places.new_zeros(0)], [self.places.new_zeros(0)]
+        for own, chosen, blocks in self._tiles((first, end), transmittances):
+            for ids, weights, _ in blocks:
+                pixels, columns = (weights[chosen] > 0).nonzero(as_tuple=True)
+                places.append(own[pixels])
+                rows.append(ids[columns].to(torch.int64))
+        all_places, order = torch.cat(places).sort(stable=True)
+        return all_places, torch.cat(rows)[order]
+
+    def _tiles(
+        self, limits: tuple[int, int] | None = None, transmittances: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Iterator[Block]]]:
+        """Iterates over tiles: places of the chosen pixels, which of its pixels they are, and blocks of its list."""
+        records, ids = pack(self.splats, self.settings.numerics), self.intersections.flatten_ids
+        centers = pixel_centers(self.settings, self.splats.means2d)
+        for tile in tiles(self.intersections, len(self.places), self.settings, None):
+            if limits is not None:
+                start, end = (min(tile.start + limit, tile.end) for limit in limits)
+                tile = dataclasses.replace(tile, start=start, end=end)
+            if tile.start == tile.end:
+                continue
+            here = (tile.image, *tile.pixels)
+            places = self.places[here].flatten()
+            chosen = (places >= 0).nonzero().squeeze(1)
+            in_front = records.new_ones(len(places)) if transmittances is None else transmittances[here].flatten()
+            blocks = walk(tile, ids, records, centers, in_front, self.settings)
+            yield places[chosen], chosen, ((rows, weights, behind) for rows, weights, _, behind in blocks)
+
+
+def _largest(blocks: Iterable[tuple[Tensor, Tensor]], n_kept: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Keeps the largest weights of each pixel, in their order; of equal weights the first. [P, K] -> [P, n_kept]"""
+    kept: tuple[Tensor, Tensor] | None = None
+    for block in blocks:
+        rows, weights = block if kept is None else (torch.cat(pair, -1) for pair in zip(kept, block))
+        order = weights.argsort(dim=-1, descending=True, stable=True)[:, :n_kept].sort(dim=-1).values
+        kept = rows.gather(-1, order), weights.gather(-1, order)
+    if kept is not None:
+        yield kept
