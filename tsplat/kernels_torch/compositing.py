@@ -38,7 +38,7 @@ def pack(splats: Splats, numerics: Numerics) -> Tensor:
     """Packs mean x, y; -a/2, -b, -c/2; ln(opacity); clamped opacity of each row. [7, nnz]"""
     means2d, opacities = splats.means2d, splats.opacities
     a, b, c = splats.conics.unbind(-1)
-    # Means that are not finite, and conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
+    # Not rendered: means that are not finite, and conics that are NaN or not positive semidefinite beyond rounding.
     valid = (a >= 0) & (c >= 0) & (b * b <= a * c * 1.0001) & (opacities >= ALPHA_MIN)
     valid &= means2d.isfinite().all(-1)
     return torch.stack(

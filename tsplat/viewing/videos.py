@@ -174,7 +174,7 @@ def _write_video(path: Path, frames: Iterable[Tensor], fps: int) -> None:
                 if process is None:
                     command = _ffmpeg_command(file.name, path.suffix, image.shape[1], image.shape[0], fps)
                     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log)
-                    assert process.stdin is not None
+                assert process.stdin is not None
                 process.stdin.write(image.numpy().data)
             if process is None:
                 raise ArgumentError("frames: expected at least one, found none")
