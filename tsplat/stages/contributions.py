@@ -117,7 +117,7 @@ def _largest(blocks: Iterable[tuple[Tensor, Tensor]], n_kept: int) -> Iterator[t
     """Keeps the largest weights of each pixel, in their order; of equal weights the first. [P, K] -> [P, n_kept]"""
     kept: tuple[Tensor, Tensor] | None = None
     for block in blocks:
-        rows, weights = block if kept is None else (torch.cat(pair, -1) for pair in zip(kept, block))
+        rows, weights = block if kept is None else (torch.cat(part, -1) for part in zip(kept, block))
         order = weights.argsort(dim=-1, descending=True, stable=True)[:, :n_kept].sort(dim=-1).values
         kept = rows.gather(-1, order), weights.gather(-1, order)
     if kept is not None:

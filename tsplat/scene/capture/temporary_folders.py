@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import secrets
 import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 OWNER = ".tsplat-owner"
 """File in a temporary folder that names its process's machine, and is locked while the process lives."""
@@ -20,17 +21,22 @@ def temporary_folder(out: Path) -> Iterator[Path]:
     """Creates a hidden folder next to `out`, and removes it at the end unless it was renamed.
 
     Folders that killed processes of this machine have left for the same `out` are removed first.
+
+    Raises:
+        OSError: The folder cannot be created or written to.
     """
     _remove_stale(out)
     folder = out.absolute().with_name(f".{out.name}.{secrets.token_hex(4)}")
     folder.mkdir()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        owner = stack.enter_context(open(folder / OWNER, "xb"))
+        owner = stack.enter_context(io.FileIO(folder / OWNER, "x"))
         # Locked before it names the machine, without which nobody removes the folder.
         if _lock(owner):
-            owner.write(_machine())
-            owner.flush()
+            try:
+                owner.write(_machine())
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(out)) from error
         yield folder
 
 
@@ -52,7 +58,7 @@ def _machine() -> bytes:
     return f"tsplat prepare on {socket.gethostname()}\n".encode()
 
 
-def _lock(file: BinaryIO) -> bool:
+def _lock(file: IO[bytes]) -> bool:
     """Locks a file for this process; returns False if it is locked or cannot be."""
     try:
         import fcntl

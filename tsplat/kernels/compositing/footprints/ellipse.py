@@ -20,12 +20,14 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def _pack(mean, c, visible):
-    # Conics that are NaN, or not positive semidefinite beyond rounding, are not rendered.
+    # Not rendered: means that are not finite, and conics that are NaN or not positive semidefinite beyond rounding.
     valid = (c[0] >= 0.0) & (c[2] >= 0.0) & (c[1] * c[1] <= c[0] * c[2] * 1.0001)
-    valid = valid & visible
+    valid = valid & visible & (mean[0] * 0.0 + mean[1] * 0.0 == 0.0)
+    x = tl.where(valid, mean[0], 0.0)
+    y = tl.where(valid, mean[1], 0.0)
     a = tl.where(valid, c[0] * (-0.5 * LOG2_E), 0.0)
     b = tl.where(valid, c[1] * -LOG2_E, 0.0)
-    return (mean[0], mean[1], a, b, tl.where(valid, c[2] * (-0.5 * LOG2_E), 0.0)), valid
+    return (x, y, a, b, tl.where(valid, c[2] * (-0.5 * LOG2_E), 0.0)), valid
 
 
 @triton.jit
