@@ -29,6 +29,7 @@ from tsplat.training.parameters import scene_tensors
 STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "16"))
 SAVED_AT = 8
 """Between refinements, so that the strategies have accumulated statistics."""
+UMASKS = (0o022, 0o077, 0o002)
 
 
 @functools.cache
@@ -111,7 +112,7 @@ def gathered_state(trainer, ranks):
 
 
 def save(ranks, folder):
-    """Writes sharded checkpoints."""
+    """Writes sharded checkpoints, and checkpoints of both kinds with each of `UMASKS`."""
     scene = capture()
     results = {}
     for kind in ("default", "mcmc"):
@@ -134,6 +135,11 @@ def save(ranks, folder):
         if ranks.is_main:
             (folder / f"{kind}.json").write_text(json.dumps([state, figures]))
         results[kind] = ranks.all_gather_object(len(trainer.gaussians))
+    for umask in UMASKS:
+        previous = os.umask(umask)
+        for is_sharded in (True, False):
+            write(folder / f"umask_{umask:03o}", checkpoint, None, ranks, sharded=is_sharded)
+        os.umask(previous)
     return results
 
 

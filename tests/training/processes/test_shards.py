@@ -1,11 +1,13 @@
 """Sharded checkpoints: bit-exact on any number of ranks, and verified when they are read."""
 
 import shutil
+import stat
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.train_worker import UMASKS
 from tsplat import ArgumentError
 from tsplat.scene.formats.checkpoints import _read_rows
 from tsplat.training import CheckpointError, read_checkpoint, read_newest
@@ -38,6 +40,15 @@ def test_checkpoint_is_bit_exact_on_any_number_of_ranks(rank_results, world_size
             assert [rank[name] for name in ("psnr", "ssim", "count")] == [
                 single[kind][name] for name in ("psnr", "ssim", "count")
             ]
+
+
+@pytest.mark.parametrize("umask", UMASKS, ids=oct)
+def test_umask_decides_on_modes(rank_results, umask):
+    rank_results.of("save", 4)
+    paths = list((rank_results.folder / f"umask_{umask:03o}").rglob("*"))
+    assert sum(path.suffix == ".safetensors" for path in paths) == 4 + 1 + 2  # sharded, then not
+    for path in paths:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
 @pytest.mark.parametrize("damage", ["missing", "foreign", "truncated"])
