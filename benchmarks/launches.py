@@ -269,5 +269,5 @@ def _ops(vendor: str) -> Labeled:
     parameter = torch.ones(N, 3)
     for visible in (None, torch.ones(N, dtype=torch.bool)):
         with recorded(vendor) as launches:
-            kernels.adam_step(parameter, parameter, parameter, parameter, torch.ones(6), visible)
+            kernels.adam_step(*[[parameter]] * 4, [[1.0] * 6], visible)
         yield from (("exact" if visible is None else "visible only", call) for call in launches)

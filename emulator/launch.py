@@ -62,7 +62,8 @@ def launch_of(
     """Packs the values of a launch as the hardware gets them.
 
     Args:
-        given: Triton's type and the value of each argument that is not a constant.
+        given: Triton's type and the value of each argument that is not a constant. If a tensor has addresses from
+            the host, its attribute ``pointees`` has the tensors there.
         key: Of its counters.
     """
     metadata = source.metadata
@@ -76,8 +77,8 @@ def launch_of(
         assert len(data) <= size, (kind, size)
         packed[offset : offset + len(data)] = data
         if kind.startswith("*") and isinstance(value, torch.Tensor):
-            storage = value.untyped_storage()
-            memories.append(Memory(storage.data_ptr(), storage.nbytes(), value.element_size(), shadow.of(value)))
+            pointees = getattr(value, "pointees", ())
+            memories += [_memory(value, None if pointees else shadow), *(_memory(p, shadow) for p in pointees)]
     threads = metadata.num_warps * program.lanes
     for offset, data in program.hidden_arguments(grid, threads).items():
         packed[offset : offset + len(data)] = data
@@ -87,6 +88,13 @@ def launch_of(
     )  # fmt: skip
     launch.memories += program.own_memories(launch)
     return launch
+
+
+def _memory(tensor: torch.Tensor, shadow: Shadow | None) -> Memory:
+    """Returns the memory of a tensor; without a shadow, all of it was written."""
+    storage = tensor.untyped_storage()
+    written = None if shadow is None else shadow.of(tensor)
+    return Memory(storage.data_ptr(), storage.nbytes(), tensor.element_size(), written)
 
 
 def _pack(kind: str, value: Any) -> bytes:

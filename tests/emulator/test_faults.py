@@ -137,6 +137,26 @@ def test_fault_is_found(target, code, kernel):
     assert re.search(r"test_faults\.py:\d+", finding.line) or "test_faults" in finding.line
 
 
+@triton.jit
+def _follows_an_address(table, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(table).to(tl.pointer_type(tl.float32))
+    tl.store(y + i, tl.load(x + i, mask=i < n, other=0.0), mask=i < n)
+
+
+@each_target
+def test_addresses_in_a_table_may_be_followed_if_their_tensors_are_named(target, code):
+    x, y = torch.rand(N), torch.empty(N)
+    for named in (True, False):
+        table = torch.tensor([x.data_ptr()])
+        if named:
+            table.pointees = [x]
+        with emulated(target, code, strict=False) as gpu:
+            _follows_an_address[(8,)](table, y, N, B=128)
+        assert {finding.kind for finding in gpu.findings} == (set() if named else {"out of bounds"})
+        assert torch.equal(x, y) == named
+
+
 def test_strict_emulation_raises():
     with pytest.raises(EmulationError, match="out of bounds"), emulated("cuda:80"):
         _stores_past_the_end[(8,)](torch.rand(N), torch.empty(N), N, B=128)

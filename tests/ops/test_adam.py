@@ -7,7 +7,9 @@ import torch
 
 from tests.support.backends import BACKENDS
 from tsplat import ArgumentError, UnsupportedError
-from tsplat.ops.adam import Adam
+from tsplat.kernels import adam as adam_kernels
+from tsplat.kernels import launch as launching
+from tsplat.ops.adam import Adam, step_all
 
 SHAPES = {"means": (37, 3), "opacities": (37,), "shN": (37, 15, 3)}
 
@@ -72,6 +74,40 @@ def test_invisible_parameters_are_not_updated(backend):
         assert torch.equal(t[~visible], start[~visible])
         assert not optimizer.state[t]["exp_avg"][~visible].any()
         torch.testing.assert_close(t[visible], everything[visible], rtol=1e-13, atol=0)
+
+
+@pytest.mark.triton
+def test_one_launch_steps_all_parameters_of_a_dtype(monkeypatch):
+    """Several optimizers, groups, numbers of programs and step counts; parameters without values or gradients."""
+    launched = []
+
+    def launch(*arguments, **named):
+        launched.append(arguments)
+        launching.launch(*arguments, **named)
+
+    monkeypatch.setattr(adam_kernels, "launch", launch)
+    results = []
+    for together in (True, False):
+        torch.manual_seed(0)
+        shapes = [(0, 3), (1500, 3), (7,), (1500, 0), (1024, 2), (1, 1), (3000,), (5,), (0,)]
+        tensors = [torch.randn(shape).requires_grad_() for shape in shapes]
+        tensors.append(torch.randn(2000, 2, dtype=torch.float64).requires_grad_())
+        optimizers = [Adam(groups(tensors[k : k + 3]), eps=1e-15, backend="triton") for k in range(0, 10, 3)]
+        step(optimizers[1], tensors[3:6], 2)
+        generator = torch.Generator().manual_seed(0)
+        for tensor in tensors[:7] + tensors[8:]:
+            tensor.grad = torch.randn(tensor.shape, generator=generator).to(tensor)
+        launched.clear()
+        if together:
+            step_all(optimizers)
+            assert len(launched) == 2
+        else:
+            for optimizer in optimizers:
+                optimizer.step()
+        results.append([*tensors, *(entry for o in optimizers for s in o.state.values() for entry in s.values())])
+    assert len(results[0]) == 10 + 9 * 3
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -147,8 +183,24 @@ def test_options_of_parameter_groups_raise_if_they_change_steps():
             optimizer.step()
 
 
+def test_step_counts_of_other_dtypes_are_kept():
+    counts = []
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        parameter = torch.ones(2).requires_grad_()
+        parameter.grad = torch.ones(2)
+        optimizer = Adam([parameter])
+        optimizer.step()
+        optimizer.state[parameter]["step"] = torch.tensor(5, dtype=dtype)
+        optimizer.step()
+        step = optimizer.state[parameter]["step"]
+        assert step.dtype == dtype
+        counts.append((float(step), parameter.tolist()))
+    assert counts[0] == counts[1] == counts[2]
+    assert counts[0][0] == 6
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_moments_of_another_shape_raise(backend):
+def test_moments_of_another_shape_or_dtype_raise(backend):
     """A kernel would write beyond their end."""
     parameter = torch.zeros(4, 3, requires_grad=True)
     optimizer = Adam([parameter], backend=backend)
@@ -157,3 +209,9 @@ def test_moments_of_another_shape_raise(backend):
     optimizer.state[parameter]["exp_avg"] = torch.zeros(2, 3)
     with pytest.raises(ArgumentError, match=r"params: expected contiguous exp_avg \[4, 3\].*found \[2, 3\]"):
         optimizer.step()
+    optimizer.state[parameter]["exp_avg"] = torch.zeros(4, 3, dtype=torch.float64)
+    with pytest.raises(
+        ArgumentError, match=r"params: expected exp_avg torch.float32 on cpu.*found torch.float64 on cpu"
+    ):
+        optimizer.step()
+    assert optimizer.state[parameter]["step"] == 1

@@ -685,6 +685,9 @@ MUTANTS = [
         ("-m", "triton", ADAM),
         ("place // width", "place", "visibility indexed by element instead of Gaussian"),
         ("g * g * one_minus_beta2", "g * one_minus_beta2", "square of the gradient lost"),
+        ("len(parameters).bit_length()", "len(parameters).bit_length() - 1", "the search for a parameter ends early"),
+        ("(program - tl.load(row)) *", "program *", "programs after the first parameter begin too late"),
+        ("tl.load(table + middle * WORDS) <=", "tl.load(table + middle * WORDS) <", "the first program of a parameter"),
     ),
     *_in(
         "kernels_torch/image_loss.py",

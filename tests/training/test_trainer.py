@@ -8,11 +8,20 @@ import torch
 
 from tests.support.training_scenes import gray, make_gaussians, make_views
 from tsplat import ArgumentError, MemoryBudgetError
-from tsplat.ops.adam import Adam
+from tsplat.ops.adam import step_all
 from tsplat.scene import Gaussians, View, intrinsics, look_at
 from tsplat.strategies import DefaultStrategy
-from tsplat.training import Config, DivergedError, Trainer, evaluate, fit, mean_psnr, mean_ssim, scene_extent
-from tsplat.training import parameters as parameters_module
+from tsplat.training import (
+    Config,
+    DivergedError,
+    Trainer,
+    evaluate,
+    fit,
+    gradient_step,
+    mean_psnr,
+    mean_ssim,
+    scene_extent,
+)
 from tsplat.training import trainer as trainer_module
 from tsplat.training.view_corrections import apply_exposure, move_camera
 from tsplat.viewing.rendering import render, render_views
@@ -35,14 +44,14 @@ def adam_steps(monkeypatch):
     """Records (parameter, its gradient, parameter group) of every step of an optimizer."""
     steps = []
 
-    class Recording(Adam):
-        def step(self, *arguments):
-            group = dict(self.param_groups[0])
+    def recorded(optimizers):
+        for optimizer in optimizers:
+            group = dict(optimizer.param_groups[0])
             (parameter,) = group["params"]
             steps.append((parameter, None if parameter.grad is None else parameter.grad.clone(), group))
-            return super().step(*arguments)
+        step_all(optimizers)
 
-    monkeypatch.setattr(parameters_module, "Adam", Recording)
+    monkeypatch.setattr(gradient_step, "step_all", recorded)
     return steps
 
 

@@ -179,7 +179,32 @@ def test_prefetch():
     assert "call void @llvm.prefetch.p0(" in llvm_ir(_prefetching_kernel, signature, {"AHEAD": 8}, "kernel")
 
 
-@pytest.mark.parametrize("kernel", [_unknown_kernel, _prefetching_tensor_kernel])
-def test_other_extern_functions_are_not_implemented(kernel):
-    with pytest.raises(UnsupportedOperationError, match=r"tt\.(extern_elementwise|ptr_to_int)"):
-        launch(kernel, (1,), (torch.zeros(16),))
+@triton.jit
+def _table_of_addresses_kernel(table, out, n, BLOCK: tl.constexpr):
+    row = table + tl.program_id(0) * 2
+    a = tl.load(row).to(tl.pointer_type(tl.float32))
+    end = tl.minimum(tl.load(row + 1), n)
+    for start in range(0, end, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        tl.store(out + tl.program_id(0) * n + i, tl.load(a + i, mask=i < end), mask=i < end)
+
+
+def test_pointers_from_a_table_of_addresses():
+    tensors = [_values(torch.float32, 100) + k for k in range(3)]
+    table = torch.tensor([[tensor.data_ptr(), size] for tensor, size in zip(tensors, (100, 37, 0))])
+    out = torch.zeros(3, 60)
+    launch(_table_of_addresses_kernel, (3,), (table, out, 60, 16))
+    for row, tensor, size in zip(out, tensors, (60, 37, 0)):
+        assert torch.equal(row[:size], tensor[:size])
+        assert not row[size:].any()
+
+
+@triton.jit
+def _tensor_of_addresses_kernel(a):
+    tl.store((tl.load(a) + tl.arange(0, 16)).to(tl.pointer_type(tl.float32)), 0.0)
+
+
+@pytest.mark.parametrize("kernel", [_unknown_kernel, _prefetching_tensor_kernel, _tensor_of_addresses_kernel])
+def test_other_extern_functions_and_tensors_of_addresses_are_not_implemented(kernel):
+    with pytest.raises(UnsupportedOperationError, match=r"tt\.(extern_elementwise|ptr_to_int|int_to_ptr)"):
+        launch(kernel, (1,), (torch.zeros(16, dtype=torch.int64),))

@@ -1,6 +1,6 @@
 """What a training loop calls besides rasterization: image losses and Adam."""
 
-from .adam import Adam
+from .adam import Adam, step_all
 from .image_loss import l1_and_ssim, l1_ssim_loss
 
-__all__ = ["Adam", "l1_and_ssim", "l1_ssim_loss"]
+__all__ = ["Adam", "l1_and_ssim", "l1_ssim_loss", "step_all"]

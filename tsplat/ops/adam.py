@@ -1,10 +1,11 @@
-"""Adam for the parameters of Gaussians, with one kernel launch per parameter."""
+"""Adam for the parameters of Gaussians, with one kernel launch for all of them."""
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..arguments import BOOLS, check_devices, check_not_implemented, check_tensor, plain
 from ..config import Backend
-from ..errors import ArgumentError, ShapeError, UnsupportedError
+from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from ..stages.backend import launchers
 from ..stages.compilation import plain_all
 
@@ -89,35 +90,30 @@ class Adam(torch.optim.Adam):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        (visible,) = plain_all(["visible"], [visible])
+        step_all([self], visible=visible)
+        return loss
+
+    def _with_gradients(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        """Parameters to update, and their groups."""
         for group in self.param_groups:
             _check_off(group, METHOD)  # may be loaded
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._check(parameter, self.state.get(parameter, {}), visible)
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
-                state["step"] += 1
-                t = float(state["step"])
-                rates = [group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
-                constants = [1 - beta1, beta2, 1 - beta2, *rates]
-                launchers(parameter.device, self._backend).adam_step(
-                    parameter,
-                    plain("gradient", parameter.grad).contiguous(),
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                    torch.tensor(constants, dtype=parameter.dtype, device=parameter.device),
-                    None if visible is None else visible.contiguous(),
-                )
-        return loss
+                    yield parameter, group
+
+    def _advance(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, list[float]]:
+        """Counts a step of a parameter, and returns it with its gradient, its moments and the step's constants."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        t = _count(state)
+        beta1, beta2 = group["betas"]
+        rates = [group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5, group["eps"]]
+        gradient = plain("gradient", parameter.grad).to(parameter.dtype).contiguous()
+        return parameter, gradient, state["exp_avg"], state["exp_avg_sq"], [1 - beta1, beta2, 1 - beta2, *rates]
 
     @staticmethod
     def _check(parameter: Tensor, state: dict[str, Any], visible: Tensor | None) -> None:
@@ -133,6 +129,11 @@ class Adam(torch.optim.Adam):
             check_devices({"params": parameter, "visible": visible})
         for name in ("exp_avg", "exp_avg_sq"):
             moment = state.get(name)
+            if moment is not None and (moment.dtype != parameter.dtype or moment.device != parameter.device):
+                raise DtypeError(
+                    f"params: expected {name} {parameter.dtype} on {parameter.device} as the parameter, found "
+                    f"{moment.dtype} on {moment.device}"
+                )
             if moment is not None and (
                 moment.shape != parameter.shape or plain(name, moment) is not moment or not moment.is_contiguous()
             ):
@@ -140,6 +141,41 @@ class Adam(torch.optim.Adam):
                     f"params: expected contiguous {name} {list(parameter.shape)} as the parameter, found "
                     f"{list(moment.shape)} with strides {moment.stride()}"
                 )
+
+
+@torch.no_grad()
+def step_all(optimizers: Iterable[Adam], *, visible: Tensor | None = None) -> None:
+    """Performs a step of several optimizers, with one kernel launch for all parameters of a device and dtype.
+
+    Args:
+        optimizers: Of different parameters.
+        visible: See :meth:`Adam.step`, which raises the same errors.
+    """
+    (visible,) = plain_all(["visible"], [visible])
+    found = [(optimizer, *entry) for optimizer in optimizers for entry in optimizer._with_gradients()]
+    for optimizer, parameter, _ in found:
+        optimizer._check(parameter, optimizer.state.get(parameter, {}), visible)
+    launches: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for optimizer, parameter, group in found:
+        kind = parameter.device, optimizer._backend, parameter.dtype
+        launches.setdefault(kind, []).append(optimizer._advance(parameter, group))
+    for (device, backend, _), updates in launches.items():
+        mask = None if visible is None else visible.contiguous()
+        launchers(device, backend).adam_step(*zip(*updates, strict=True), mask)
+
+
+def _count(state: dict[str, Any]) -> float:
+    """Adds 1 to the step count of a state, and returns it.
+
+    In memory, where it usually is: two of PyTorch's operators for every parameter would take as long as a launch.
+    """
+    step = state["step"]
+    if step.device.type != "cpu" or step.dtype != torch.float32:
+        step += 1
+        return float(step)
+    count = ctypes.c_float.from_address(step.data_ptr())
+    count.value += 1
+    return count.value
 
 
 def _check_off(options: dict[str, Any], off: dict[str, Any]) -> None:

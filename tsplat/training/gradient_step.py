@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops.adam import step_all
 from ..stages.process_group import RankGroup
 from .observers import DivergedError
 from .parameters import Parameters
@@ -74,10 +75,13 @@ class GradientStep:
         checked = not self.scaler.is_enabled() and (self._device.type == "cpu" or step % CHECK_INTERVAL == 0)
         warning = self._check_finite(step) if checked else None
         if warning is None:
-            for name, optimizer in optimizers.items():
-                if self._clip:
-                    self._clip_gradient(name)
-                self.scaler.step(optimizer)
+            for name in optimizers if self._clip else ():
+                self._clip_gradient(name)
+            if self.scaler.is_enabled():
+                for optimizer in optimizers.values():
+                    self.scaler.step(optimizer)
+            else:
+                step_all(optimizers.values())
         self.scaler.update()
         for optimizer in optimizers.values():
             optimizer.zero_grad()

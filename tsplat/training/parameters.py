@@ -39,7 +39,7 @@ class Parameters:
 
     def __init__(self, gaussians: Gaussians, n_views: int, extent: float, config: Config) -> None:
         self.params: dict[str, Tensor] = {}
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.optimizers: dict[str, Adam] = {}
         self._config = config
         self._extent = extent
         self._antialiased = config.antialiased or gaussians.antialiased

@@ -47,6 +47,14 @@ def emit_ptr_to_int(e: Emitter, operation: Operation) -> Value:
     return value_of(e.code, operation.type, [e.code.pure(f"ptrtoint ptr {pointer.chunks[0]} to {operation.type.llvm}")])
 
 
+@emits("tt.int_to_ptr")
+def emit_int_to_ptr(e: Emitter, operation: Operation) -> Value:
+    (address,) = e.operands(operation)
+    if address.type.shape is not None:
+        raise UnsupportedFormError("tensor of pointers")
+    return Value(operation.type, [e.code.pure(f"inttoptr {address.type.llvm} {address.chunks[0]} to ptr")], [0])
+
+
 @emits("tt.extern_elementwise", attributes=PREFETCH)
 def emit_prefetch(e: Emitter, operation: Operation) -> Value:
     """Prefetches the cache line of an address. The result is always 0."""

@@ -52,6 +52,7 @@ def _module(emitter: Emitter, function: Function, symbol: str, triple: str) -> s
         loads.append(f"  %place{k} = getelementptr i64, ptr %arguments, i64 {k}")
         loads.append(f"  %arg{k} = load {kind}, ptr %place{k}, align 8")
     wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"' if emitter.target.avx512 else ""
+    entry = _entry_point(symbol, "\n".join(loads), parameters, triple.startswith("x86_64"))
     lines = [
         f'target triple = "{triple}"',
         f"define internal void @body({parameters}) #0 {{",
@@ -59,8 +60,8 @@ def _module(emitter: Emitter, function: Function, symbol: str, triple: str) -> s
         *code.allocations,
         *code.lines,
         "}",
-        _entry_point(symbol, "\n".join(loads), parameters, triple.startswith("x86_64")),
-        *code.declarations,
+        entry,
+        *(declaration for declaration in code.declarations if declaration not in entry),
         f"attributes #0 = {{ nounwind {wide} }}",
         "",
     ]

@@ -34,11 +34,11 @@ def adam(
     """
     check_adam(param, param_grad, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}, "valid", valid)
     # Without bias correction, the correction of the step size and of the root are 1.
-    constants = param.new_tensor([1 - b1, b2, 1 - b2, lr, 1.0, eps])
+    constants = [1 - b1, b2, 1 - b2, lr, 1.0, eps]
     values = param.detach()
     contiguous = values.contiguous()
     launchers(param.device).adam_step(
-        contiguous, plain("param_grad", param_grad).contiguous(), exp_avg, exp_avg_sq, constants,
+        [contiguous], [plain("param_grad", param_grad).contiguous()], [exp_avg], [exp_avg_sq], [constants],
         plain("valid", valid).contiguous(),
     )  # fmt: skip
     if contiguous is not values:
