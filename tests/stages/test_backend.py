@@ -71,6 +71,7 @@ def test_an_unknown_triton_falls_back_to_torch(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(backend, "_fallback_reason", None)
     monkeypatch.setattr(launcher, "_launchers", {})
+    monkeypatch.setattr("tsplat.kernels.launch._prepared", {})
     monkeypatch.setattr(launcher, "make_ttir", changed)
     with pytest.warns(UserWarning, match=r"falls back to backend='torch'.*no attribute 'context'") as caught:
         found, _ = run(_scene(), backend="auto")

@@ -89,6 +89,14 @@ def _in(path: str, tests: tuple[str, ...], *bugs: tuple[str, str, str] | tuple[s
 
 MUTANTS = [
     *_in(
+        "kernels/prepared.py",
+        ("-m", "triton", "tests/kernels/test_prepared.py"),
+        (' if {contiguous} else {name}"', '"', "strides are checked once"),
+        ("key += [name, f\"{name}.__class__\"]", "key += [name]", "True is 1"),
+        ("b'' if {name} is None", "0 if {name} is None", "None takes space"),
+        ("is None else {name}.dtype if", "is None else 0 if", "dtypes are not told apart"),
+    ),
+    *_in(
         "kernels/compositing/pixel_math.py",
         THRESHOLDS,
         ("constant(TRANSMITTANCE_MIN, after)", "TRANSMITTANCE_MIN", "threshold of transmittance in fp32"),
@@ -636,7 +644,7 @@ MUTANTS = [
         ("if end - begin == 1:", "if end - begin <= 2:", "a band of two tile rows not split"),
         ("elif max(n_spans, n_intersections) > INDEX_MAX", "elif n_spans > INDEX_MAX",
          "intersections of a call without a budget not counted"),
-        ("counts.cumsum(0, dtype=torch.int64)", "counts.cumsum(0, dtype=torch.int32)", "totals in 32 bits"),
+        ("torch.int32 if bound <= INDEX_MAX else torch.int64", "torch.int32", "totals in 32 bits"),
         ("todo += [(middle, end), (begin, middle)]", "todo += [(begin, middle)]", "a band's second half lost"),
     ),
     *_in(

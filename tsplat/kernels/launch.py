@@ -1,7 +1,9 @@
 """What every launcher needs: kernel launches on any device, grids that fit, the order of tiles, compiler options."""
 
+import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import triton_cpu
+from .prepared import Prepared, check_contiguous
 
 GRID_MAX = 2**31 - 1
 
@@ -74,8 +76,8 @@ class Int(int):
 def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, ...] = ()) -> Any:
     """Decorates a Triton kernel that :func:`launch` launches.
 
-    Arguments annotated with ``"Int"`` (quoted, as Triton would resolve the name) or ``tl.float64`` do not specialize on
-    their values.
+    Numbers that are not constants are annotated, with ``"Int"`` (quoted, as Triton would resolve the name) or
+    ``tl.float64``: kernels do not specialize on their values.
 
     Args:
         strided: Names of tensor arguments that need not be contiguous, because the kernel is passed their strides.
@@ -89,6 +91,10 @@ def kernel(function: Callable[..., None] | None = None, *, strided: tuple[str, .
     return jitted
 
 
+_prepared: dict[tuple[int, int], Prepared] = {}
+"""By the id of a kernel and the number of a GPU, or -1 for the CPU."""
+
+
 def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
     """Launches a kernel on the device of its tensors: on a GPU by Triton, on the CPU compiled or interpreted.
 
@@ -100,22 +106,40 @@ def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
     Raises:
         ValueError: A tensor is not contiguous although the kernel needs it.
     """
+    if "torch._dynamo" in sys.modules:
+        _launch_untraced()(kernel, n_programs, arguments)
+    else:
+        _launch(kernel, n_programs, arguments)
+
+
+@functools.cache
+def _launch_untraced() -> Callable[..., None]:
+    """Returns `_launch` such that torch.compile does not trace it. Importing torch._dynamo takes seconds."""
+    untraced: Callable[..., None] = torch._dynamo.disable(_launch)
+    return untraced
+
+
+def _launch(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
     if n_programs == 0:
         return
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    for name, tensor in tensors.items():
-        if not tensor.is_contiguous() and name not in kernel.strided:
-            raise ValueError(f"{kernel.__name__}: {name} {tuple(tensor.shape)} has strides {tensor.stride()}")
-    tensor = next(iter(tensors.values()))
-    if is_compiled_for_cpu(tensor):
-        triton_cpu.launch(kernel, (n_programs,), (), arguments)
-        return
-    arguments.setdefault("enable_fp_fusion", True)
-    if tensor.is_cuda:
-        with torch.cuda.device(tensor.device):  # Triton launches on the current device
+    tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
+    made_by = vendor(tensor)
+    if made_by == "none":
+        if INTERPRETED:
+            check_contiguous(kernel, arguments)
             kernel[(n_programs,)](**arguments)
+            return
+        device = -1
+    elif tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(tensor.device):  # Triton launches on the current device
+            _launch(kernel, n_programs, arguments)
+        return
     else:
-        kernel[(n_programs,)](**arguments)
+        device = triton.runtime.driver.active.get_current_device()
+    prepared = _prepared.get((id(kernel), device))
+    if prepared is None:
+        prepared = _prepared[id(kernel), device] = Prepared(kernel, "cpu" if made_by == "none" else made_by)
+    prepared.launch(n_programs, arguments)
 
 
 def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLOCK, /, **arguments: Any) -> None:

@@ -27,7 +27,7 @@ returns 0.
 """
 
 from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineError, UnsupportedOperationError
-from .launcher import launch
+from .launcher import launch, prepare
 from .target import check_machine, target_name
 from .threads import get_num_threads, set_num_threads
 
@@ -39,6 +39,7 @@ __all__ = [
     "check_machine",
     "get_num_threads",
     "launch",
+    "prepare",
     "set_num_threads",
     "target_name",
 ]

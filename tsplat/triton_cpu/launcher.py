@@ -51,18 +51,30 @@ HELPER_SECONDS = 50e-6
 
 
 class CompiledKernel:
-    """Machine code for one specialization of a kernel.
+    """Machine code for one specialization of a kernel."""
 
-    Attributes:
-        run: The entry point.
-        pack: Packs the arguments that are not compiled in.
-        seconds: Time that a program took in the last launch.
-    """
+    def __init__(self, entry: machine.EntryPoint, formats: Sequence[str]) -> None:
+        self._entry = entry
+        self._pack = struct.Struct("<" + "".join(formats))
+        self._state_type = threads.state_type(self._pack.size)
+        self._seconds = 1.0  # that a program took in the last launch
 
-    def __init__(self, run: machine.EntryPoint, formats: Sequence[str]) -> None:
-        self.run = run
-        self.pack = struct.Struct("<" + "".join(formats)).pack
-        self.seconds = 1.0
+    def __call__(self, n_programs: int, values: Sequence[Any], others: tuple[int, int] = (1, 1)) -> None:
+        """Runs the programs of a grid, and returns when they are done.
+
+        Args:
+            n_programs, others: Number of programs along the first axis of the grid, and along the others.
+            values: The arguments that are not compiled in: addresses of tensors, b"" for None, and numbers.
+        """
+        total = n_programs * others[0] * others[1]
+        if total <= 0:
+            return
+        n_threads = min(threads.get_num_threads(), 1 + int(total * self._seconds / HELPER_SECONDS), total)
+        state = self._state_type()
+        self._pack.pack_into(state, threads.HEADER_BYTES, *values)
+        start = time.perf_counter()
+        threads.run(self._entry, state, (n_programs, *others), n_threads)
+        self._seconds = (time.perf_counter() - start) * n_threads / total
 
 
 class Launcher:
@@ -86,22 +98,13 @@ class Launcher:
 
     def launch(self, grid: Grid, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         values = self.bind(args, kwargs)
-        key, packed = self.specialize(values)
-        kernel = self.compiled.get(key)
-        if kernel is None:
-            kernel = self.compile(key, values)
+        kernel, packed = self.specialize(values)
         if self.kernel.used_global_vals:
             self.check_globals()
         if callable(grid):
             grid = grid(dict(zip(self.names, values)))
         x, y, z = (*grid, 1, 1)[:3]
-        programs = x * y * z
-        if programs <= 0:
-            return
-        n_threads = min(threads.get_num_threads(), 1 + int(programs * kernel.seconds / HELPER_SECONDS))
-        start = time.perf_counter()
-        threads.run(kernel.run, kernel.pack(*packed), (x, y, z), n_threads)
-        kernel.seconds = (time.perf_counter() - start) * min(n_threads, programs) / programs
+        kernel(x, packed, (y, z))
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the values of all parameters, in order."""
@@ -122,13 +125,14 @@ class Launcher:
         except KeyError as error:
             raise TypeError(f"{self.kernel.__name__}: no value for parameter {error.args[0]!r}") from None
 
-    def specialize(self, values: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
-        """Returns what is compiled in (types, and values of constants), and the other arguments."""
+    def specialize(self, values: list[Any]) -> tuple[CompiledKernel, list[Any]]:
+        """Returns the machine code for types and constants, and the arguments that are not compiled in."""
         key: list[Any] = [os.environ.get("TSPLAT_CPU")]
-        packed = []
+        packed: list[Any] = []
         for value, constant, annotation in zip(values, self.constants, self.annotations):
             if constant or value is None:
                 key.append(value if value is None or type(value) is int else _constant_key(value))
+                packed += [] if constant else [b""]
             elif isinstance(value, Tensor):
                 if value.device.type != "cpu":
                     raise TypeError(f"{self.kernel.__name__}: expected tensors on the CPU, found one on {value.device}")
@@ -140,7 +144,8 @@ class Launcher:
             else:
                 key.append(annotation or _scalar_type(value, self.kernel.__name__))
                 packed.append(value)
-        return tuple(key), packed
+        kernel = self.compiled.get(tuple(key))
+        return kernel if kernel is not None else self.compile(tuple(key), values), packed
 
     def signature(self, values: list[Any]) -> tuple[dict[str, str], dict[str, Any]]:
         """Returns Triton's signature of a specialization, and its constants."""
@@ -163,7 +168,10 @@ class Launcher:
                 return self.compiled[key]
             types, constants = self.signature(values)
             code, symbol = object_code(self.kernel, types, constants)
-            formats = [SCALARS.get(kind, "Q") for kind in types.values() if kind != "constexpr"]
+            formats = [
+                "0s" if kind == "constexpr" else SCALARS.get(kind, "Q")
+                for kind, constant in zip(types.values(), self.constants) if not constant
+            ]  # fmt: skip
             kernel = CompiledKernel(machine.load(code, symbol, host_target()), formats)
             self.compiled[key] = kernel
             return kernel
@@ -275,7 +283,17 @@ def _launch_untraced() -> Callable[..., None]:
 def _launch(
     kernel: JITFunction[Any], grid: Grid, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> None:
+    _launcher(kernel).launch(grid, args, kwargs or {})
+
+
+def prepare(kernel: JITFunction[Any], kwargs: Mapping[str, Any]) -> CompiledKernel:
+    """Returns a kernel compiled for the types and constants of these arguments. Raises as :func:`launch`."""
+    launcher = _launcher(kernel)
+    return launcher.specialize(launcher.bind((), kwargs))[0]
+
+
+def _launcher(kernel: JITFunction[Any]) -> Launcher:
     launcher = _launchers.get(id(kernel))
     if launcher is None:
         launcher = _launchers[id(kernel)] = Launcher(kernel)
-    launcher.launch(grid, args, kwargs or {})
+    return launcher

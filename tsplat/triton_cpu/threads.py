@@ -15,6 +15,7 @@ import ctypes
 import functools
 import os
 import queue
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -29,9 +30,18 @@ NEXT, DONE, TOTAL, ACTIVE = 0, 1, 2, 8
 TICKS = 1 << 28
 """Ticks of the CPU's clock, at 1 to 5 GHz on x86-64, after which a call returns although programs are left."""
 
-State = ctypes.c_int64 * 10
+HEADER = struct.Struct("<10q")
 """State of a launch, which machine code reads and updates: next program, programs done, programs in all, the most
 programs to claim at a time, ticks, grid x, y, z, threads in machine code, and the address of the arguments."""
+
+HEADER_BYTES = HEADER.size
+
+
+@functools.cache
+def state_type(size: int) -> Any:
+    """Returns the type of states that are followed by arguments of a size in bytes."""
+    return ctypes.c_int64 * ((HEADER_BYTES + size) // 8)
+
 
 _limit: int | None = None
 
@@ -50,9 +60,8 @@ def get_num_threads() -> int:
 class Job:
     """A launch that several threads work on."""
 
-    def __init__(self, entry: EntryPoint, arguments: bytes, state: Any) -> None:
+    def __init__(self, entry: EntryPoint, state: Any) -> None:
         self.entry = entry
-        self.arguments = arguments  # kept for as long as the state refers to it
         self.state = state
         self.finished: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -88,15 +97,18 @@ class Pool:
             self._jobs.get().work()
 
 
-def run(entry: EntryPoint, arguments: bytes, grid: tuple[int, int, int], threads: int) -> None:
-    """Runs all programs of a grid, on at most a number of threads, and returns when they are done.
+def run(entry: EntryPoint, state: Any, grid: tuple[int, int, int], threads: int) -> None:
+    """Runs all programs of a grid, on a number of threads, and returns when they are done.
 
     An exception in the launching thread, such as KeyboardInterrupt, cancels the programs that no thread has claimed.
+
+    Args:
+        state: Of :func:`state_type`, with the arguments behind the header.
+        threads: At most one for each program.
     """
     total = grid[0] * grid[1] * grid[2]
-    threads = min(threads, total)
-    claim = min(max(total // (16 * max(threads, 1)), 1), 64)
-    state = State(0, 0, total, claim, TICKS, *grid, 0, _address(arguments))
+    claim = min(max(total // (16 * threads), 1), 64)
+    HEADER.pack_into(state, 0, 0, 0, total, claim, TICKS, *grid, 0, ctypes.addressof(state) + HEADER_BYTES)
     if threads <= 1:
         while state[DONE] < total:
             entry(state)
@@ -104,7 +116,7 @@ def run(entry: EntryPoint, arguments: bytes, grid: tuple[int, int, int], threads
         while state[DONE] < total:
             run_parallel(entry, state, threads, 0)
     else:
-        _run_in_pool(Job(entry, arguments, state), threads - 1)
+        _run_in_pool(Job(entry, state), threads - 1)
 
 
 def _run_in_pool(job: Job, helpers: int) -> None:
@@ -118,10 +130,6 @@ def _run_in_pool(job: Job, helpers: int) -> None:
     except BaseException:
         _cancel(state)
         raise
-
-
-def _address(data: bytes) -> int:
-    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 
 @functools.cache

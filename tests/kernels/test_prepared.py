@@ -1,0 +1,75 @@
+"""Launches by a key: what is compiled anew, what is not, and what is still checked."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import triton.language as tl
+
+from tsplat.kernels.launch import Int, kernel, launch
+
+pytestmark = pytest.mark.triton
+
+
+@kernel(strided=("a",))
+def _sum_kernel(
+    a,  # two values, `step` apart
+    b,  # [1] or None
+    out,  # [1], output
+    step: "Int", x: tl.float64,
+    N: tl.constexpr, TWICE: tl.constexpr,
+):  # fmt: skip
+    total = (tl.load(a) + tl.load(a + step)).to(tl.float64) + x + N
+    if b is not None:
+        total += tl.load(b).to(tl.float64)
+    if TWICE:
+        total *= 2
+    tl.store(out, total)
+
+
+def total(a, b=None, x=0.0, n=0, twice=False, out=None, **options):
+    out = torch.zeros(1, dtype=torch.float64) if out is None else out
+    launch(_sum_kernel, 1, a=a, b=b, out=out, step=a.stride(0), x=x, N=n, TWICE=twice, **options)
+    return out.item()
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """What was prepared in the test."""
+    found = {}
+    monkeypatch.setattr("tsplat.kernels.launch._prepared", found)
+    return found
+
+
+def test_each_kind_of_launch_is_prepared_once(prepared):
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([10.0])
+    for _ in range(2):
+        assert total(a) == 3
+        assert total(a, x=0.5) == 3.5  # a number is not part of the key
+        assert total(a, b) == 13
+        assert total(a.double(), b.half()) == 13
+        assert total(a, n=1) == 4
+        assert total(a, twice=True) == 6
+        assert total(a, twice=1, num_warps=2) == 6  # options are for GPUs
+    (one,) = prepared.values()
+    assert len(one._runs) == 6
+
+
+def test_values_follow_their_tensors(prepared):
+    for value in range(5):
+        assert total(torch.full((2,), float(value))) == 2 * value
+
+
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_strides_are_checked_in_every_launch(prepared, n_before):
+    a, out = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 2, dtype=torch.float64)
+    for _ in range(n_before):
+        total(a[0], out=out[0, :1])
+    assert total(a[:, 1]) == 6  # declared as strided
+    with pytest.raises(ValueError, match=r"_sum_kernel: out \(2,\) has strides \(2,\)"):
+        total(a[0], out=out[:, 0])
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(TypeError, match="on the CPU"):
+        total(torch.ones(2), out=torch.zeros(1, device="meta"))

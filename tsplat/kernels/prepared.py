@@ -1,0 +1,124 @@
+"""Prepared launches: what a launch depends on is one key, what it passes is one tuple.
+
+The first launch of each key is checked, specialized and compiled by Triton or by the CPU's compiler. Later ones look
+the key up and call the compiled code, without the work of ``kernel[grid](...)``, which takes longer than small kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import triton
+
+from .. import triton_cpu
+
+Target = Literal["cpu", "nvidia", "amd"]
+Values = tuple[Any, ...]
+Run = Callable[[int, Values], None]
+"""Launches a number of programs with the values that a binder returned."""
+
+OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None, "enable_fp_fusion": True}
+"""Compiler options of launches, and their defaults."""
+
+SMALL_STORAGE = 2**31 - 1
+"""Bytes up to which Triton's AMD backend specializes on the size of a tensor's storage."""
+
+
+class Prepared:
+    """The launches of one kernel on one device, of which ``launch.launch`` keeps one for each."""
+
+    def __init__(self, kernel: Any, target: Target) -> None:
+        self.kernel = kernel
+        self._on_cpu = target == "cpu"
+        self._bind = _binder(kernel, target)
+        self._runs: dict[Values, Run] = {}
+
+    def launch(self, n_programs: int, arguments: dict[str, Any]) -> None:
+        """Launches the kernel.
+
+        Raises:
+            ValueError: A tensor is not contiguous although the kernel needs it.
+        """
+        key, values = self._bind(**arguments)
+        run = self._runs.get(key)
+        if run is not None:
+            run(n_programs, values)
+            return
+        check_contiguous(self.kernel, arguments)
+        if self._on_cpu:
+            run = triton_cpu.prepare(self.kernel, arguments)
+            run(n_programs, values)
+        else:
+            run = _launch_by_triton(self.kernel, n_programs, arguments)
+        self._runs[key] = run
+
+
+def check_contiguous(kernel: Any, arguments: dict[str, Any]) -> None:
+    """Raises a ValueError if a tensor is not contiguous although the kernel needs it."""
+    for name, tensor in arguments.items():
+        if hasattr(tensor, "is_contiguous") and not tensor.is_contiguous() and name not in kernel.strided:
+            raise ValueError(f"{kernel.__name__}: {name} {tuple(tensor.shape)} has strides {tensor.stride()}")
+
+
+def _binder(kernel: Any, target: Target) -> Callable[..., tuple[Values, Values]]:
+    """Generates the function that splits the arguments of a launch into its key and the values that it passes.
+
+    It is generated because a loop over 40 arguments takes several times as long. The key holds the dtypes of tensors,
+    whether integers fit into 32 bits, constants and their types, and on GPUs options and what else Triton specializes
+    on. A tensor that is not contiguous although the kernel needs it is part of the key, which then is never found.
+    """
+    key, values = [], []
+    for parameter in kernel.params:
+        name = parameter.name
+        if parameter.is_constexpr:
+            key += [name, f"{name}.__class__"]
+            values += [] if target == "cpu" else [name]
+        elif parameter.do_not_specialize:
+            key += [] if parameter.annotation_type else [f"{name}.bit_length() < 32"]
+            values.append(name)
+        else:
+            contiguous = "True" if name in kernel.strided else f"{name}.is_contiguous()"
+            key.append(f"None if {name} is None else {name}.dtype if {contiguous} else {name}")
+            if target != "cpu":
+                key.append(f"{name} is not None and not {name}.data_ptr() % 16")
+            if target == "amd":
+                key.append(f"{name} is not None and {name}.untyped_storage().nbytes() <= {SMALL_STORAGE}")
+            # An empty string takes no space among the arguments of machine code.
+            values.append(f"b'' if {name} is None else {name}.data_ptr()" if target == "cpu" else name)
+    if target != "cpu":
+        key += OPTIONS
+    parameters = [*kernel.arg_names, *(f"{name}={default}" for name, default in OPTIONS.items())]
+    source = f"def bind(*, {', '.join(parameters)}):\n    return ({', '.join(key)},), ({', '.join(values)},)\n"
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    bind: Callable[..., tuple[Values, Values]] = namespace["bind"]
+    return bind
+
+
+def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> Run:
+    """Launches a kernel as Triton does, and returns the function that launches it again.
+
+    The function calls what ``kernel[grid](...)`` ends in, which is the same from Triton 3.6 to 3.9. While a profiler
+    hooks launches, Triton launches.
+    """
+    arguments = {"enable_fp_fusion": True, **arguments}
+    compiled = kernel[(n_programs,)](**arguments)
+    runtime, driver = triton.knobs.runtime, triton.runtime.driver.active
+    device = driver.get_current_device()
+    options = {name: value for name, value in arguments.items() if name not in kernel.arg_names}
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def launch(n_programs: int, values: Values) -> None:
+        if _is_hooked(runtime.launch_enter_hook) or _is_hooked(runtime.launch_exit_hook):
+            kernel[(n_programs,)](**dict(zip(kernel.arg_names, values)), **options)
+        else:
+            stream = driver.get_current_stream(device)
+            run(n_programs, 1, 1, stream, function, metadata, None, None, None, *values)
+
+    return launch
+
+
+def _is_hooked(hook: Any) -> bool:
+    """Returns whether a hook of Triton, by default a chain of none, calls anything."""
+    return hook is not None and bool(getattr(hook, "calls", True))
