@@ -79,11 +79,11 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
     """Records kernel calls instead of running them, as launchers make them for a device of a vendor."""
     launches: list[Launch] = []
 
-    def record(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        values = dict(zip(self.arg_names, args)) | {k: v for k, v in kwargs.items() if k in self.arg_names}
-        options = {k: v for k, v in kwargs.items() if k not in self.arg_names}
+    def record(kernel: JITFunction[Any], n_programs: int, arguments: dict[str, Any]) -> None:
+        values = {k: v for k, v in arguments.items() if k in kernel.arg_names}
+        options = {k: v for k, v in arguments.items() if k not in kernel.arg_names}
         signature, constants = {}, {}
-        for parameter in self.params:
+        for parameter in kernel.params:
             name, value = parameter.name, values[parameter.name]
             if parameter.is_constexpr or value is None:
                 signature[name], constants[name] = "constexpr", value
@@ -92,13 +92,13 @@ def recorded(vendor: str) -> Iterator[list[Launch]]:
             else:
                 signature[name] = parameter.annotation_type or _integer_type(value)
         passes = 1
-        if self.__name__.startswith("_features"):
+        if kernel.__name__.startswith("_features"):
             width = values["CHANNELS"] * values.get("BLOCKS", 1)
             passes = -(-(values["n_colors"] + (values["depths"] is not None)) // width)
-        launches.append(Launch(self, signature, constants, options, passes))
+        launches.append(Launch(kernel, signature, constants, options, passes))
 
     with (
-        mock.patch.object(JITFunction, "run", record),
+        mock.patch.object(launch, "_launch", record),
         mock.patch.object(launch, "vendor", return_value=vendor),
         # Launchers read counts that no kernel has written.
         mock.patch.object(Tensor, "new_empty", Tensor.new_ones),

@@ -183,9 +183,9 @@ def execute(scene: dict[str, Any], *, traced: bool, target: str = TARGET) -> Tsp
 # --- command line
 
 
-def add_arguments(parser: argparse.ArgumentParser, chosen: tuple[str, ...] = tuple(SCENES)) -> None:
-    """Adds the options that choose some of the scenes."""
-    names = list(chosen)
+def add_arguments(parser: argparse.ArgumentParser, chosen: tuple[str, ...] = ()) -> None:
+    """Adds the options that choose some of the scenes, by default of all."""
+    names = list(chosen or SCENES)
     parser.add_argument("--scene", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--garden", type=Path, default=GARDEN, help="gsplat's test_garden.npz")
     parser.add_argument("--kettle", type=Path, default=KETTLE, help="PLY of a trained model")

@@ -1,4 +1,4 @@
-"""Launches by a key: what is compiled anew, what is not, and what is still checked."""
+"""Launches by a key: what is compiled once more, what is not, and what is still checked."""
 
 import pytest
 import torch

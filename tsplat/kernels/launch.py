@@ -115,7 +115,7 @@ def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
 @functools.cache
 def _launch_untraced() -> Callable[..., None]:
     """Returns `_launch` such that torch.compile does not trace it. Importing torch._dynamo takes seconds."""
-    untraced: Callable[..., None] = torch._dynamo.disable(_launch)
+    untraced: Callable[..., None] = torch._dynamo.disable(lambda *arguments: _launch(*arguments))
     return untraced
 
 
