@@ -263,8 +263,9 @@ def _ops(vendor: str) -> Labeled:
     image = torch.ones(1, HEIGHT, WIDTH, 3)
     for valid in (False, True):
         with recorded(vendor) as launches:
-            _, _, maps = kernels.l1_ssim_fwd(image, image, valid=valid, dtype=torch.float32)
-            kernels.l1_ssim_bwd(image, image, maps, torch.ones(2))
+            weights = dict(n_windows=image.numel(), ssim_weight=0.2)
+            _, kept = kernels.l1_ssim_fwd(image, image, valid=valid, dtype=torch.float32, **weights)
+            kernels.l1_ssim_bwd(kept, [None, None, torch.ones(())], **weights)
         yield from (("valid" if valid else "same", call) for call in launches)
     parameter = torch.ones(N, 3)
     for visible in (None, torch.ones(N, dtype=torch.bool)):

@@ -5,10 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.gpu_timing import counting
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import ArgumentError, ShapeError, UnsupportedError
 from tsplat.config import SSIM_TAPS
+from tsplat.kernels import image_loss as image_loss_kernels
+from tsplat.kernels import launch as launching
 from tsplat.ops.image_loss import l1_and_ssim, l1_ssim_loss
 
 
@@ -92,10 +95,38 @@ def test_equal_images_in_bfloat16(backend):
     assert x.grad.isfinite().all()
 
 
-def test_loss_is_weighted_sum_of_l1_and_ssim():
-    x, y = torch.rand(2, 16, 16, 3)
-    l1, ssim = l1_and_ssim(x, y)
-    torch.testing.assert_close(l1_ssim_loss(x, y, ssim_weight=0.3), 0.7 * l1 + 0.3 * (1 - ssim))
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_loss_is_weighted_sum_of_l1_and_ssim(padding, backend):
+    x, y = torch.rand(2, 40, 150, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x.requires_grad_()
+    l1, ssim = l1_and_ssim(x, y, padding=padding, backend=backend)
+    loss = l1_ssim_loss(x, y, ssim_weight=0.3, padding=padding, backend=backend)
+    expected = 0.7 * l1 + 0.3 * (1 - ssim)
+    gradients = [torch.autograd.grad(2 * value, x, retain_graph=True)[0] for value in (loss, expected, l1, ssim)]
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[0], 0.7 * gradients[2] - 0.3 * gradients[3])
+
+
+@pytest.mark.triton
+def test_loss_takes_three_launches_and_one_operator(monkeypatch):
+    """The operator makes the first gradient."""
+    launched = []
+
+    def launch(*arguments, **named):
+        launched.append(arguments)
+        launching.launch(*arguments, **named)
+
+    monkeypatch.setattr(image_loss_kernels, "launch", launch)
+    y, x = torch.rand(2, 3, 20, 30).movedim(1, -1)
+    x.requires_grad_()
+    l1_ssim_loss(x, y, backend="triton")
+    launched.clear()
+    with counting.Operators() as operators:
+        l1_ssim_loss(x, y, backend="triton").backward()
+    assert len(launched) == 3
+    assert [operator.name for operator in operators.found] == ["ones_like"]
 
 
 def test_invalid_arguments_raise():

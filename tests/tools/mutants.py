@@ -675,6 +675,10 @@ MUTANTS = [
          "gradients of all channels stored in the first plane"),
         ("return v_image.movedim(1, -1)", "return v_image.reshape(image.shape)", "planes taken for channels"),
         ("(place <= 2 * RADIUS)", "(place < 2 * RADIUS)", "the window's last tap lost"),
+        ("sums + n_programs + program", "sums + program", "the sum of SSIM is that of L1"),
+        ("program < n_programs, other", "program < n_programs - 1, other", "the last program's sum of L1 lost"),
+        ("1.0 - ssim_weight, dtype), size)", "ssim_weight, dtype), size)", "L1's gradient weighted as SSIM"),
+        ("scale += tl.load(v_loss)", "scale = tl.load(v_loss)", "the gradient of L1 lost where the loss has one"),
         ("(r < height - RADIUS)", "(r <= height - RADIUS)", "one window too many at the lower edge"),
     ),
     *_in(

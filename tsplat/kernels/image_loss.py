@@ -7,10 +7,12 @@ output line by its tap. Nothing blurred goes through memory.
 
 Forward keeps three maps, the derivatives A, B and C of SSIM with respect to the means of x, x^2 and xy, 12 bytes per
 value. Recomputing them would read both images with twice the margin. Backward blurs them, as the window is symmetric:
-the gradient of the sum of SSIM is blur(A) + 2 x blur(B) + y blur(C). Sums are written per program and added in a fixed
-order, so results are bit-reproducible.
+the gradient of the sum of SSIM is blur(A) + 2 x blur(B) + y blur(C). Sums are written per program, and one more program
+adds them in a fixed order, so results are bit-reproducible.
 """
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from ..config import SSIM_K1, SSIM_K2, SSIM_TAPS
 from .launch import Int, block_size, is_compiled_for_cpu, kernel, launch, programs
 
 ROWS, COLUMNS = 16, 64
+SUM_BLOCK = 1024
 RADIUS = tl.constexpr(len(SSIM_TAPS) // 2)
 
 
@@ -48,7 +51,7 @@ def _l1_ssim_fwd_kernel(
     image,  # [B, height, width, n_channels], any float dtype and strides
     target,  # [B, height, width, n_channels], any float dtype and strides
     taps,  # [2 RADIUS + 1]
-    sums,  # [programs, 2], output
+    sums,  # [2, programs], output
     maps,  # [3, B, n_channels, height, width], output
     n_channels: "Int", height: "Int", width: "Int", size: "Int",
     x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
@@ -115,8 +118,41 @@ def _l1_ssim_fwd_kernel(
     tl.store(out + 2 * size, tl.where(whole, 2.0 * luminance / d_structure, 0.0), mask=inside)
     a = tl.load(x + r * x_row + c * x_column, mask=inside, other=0.0).to(dtype)
     b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
-    tl.store(sums + tl.program_id(0) * 2, tl.sum(tl.abs(a - b)))
-    tl.store(sums + tl.program_id(0) * 2 + 1, tl.sum(tl.where(whole, ssim, 0.0)))
+    tl.store(sums + tl.program_id(0), tl.sum(tl.abs(a - b)))
+    tl.store(sums + tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(whole, ssim, 0.0)))
+
+
+@kernel
+def _l1_ssim_means_kernel(
+    sums,  # [2, n_programs]
+    means,  # [3], output: L1, SSIM and the loss
+    n_programs: "Int", n_values: "Int", n_windows: "Int", ssim_weight: tl.float64,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    dtype = means.dtype.element_ty
+    l1 = tl.zeros([BLOCK], dtype)
+    ssim = tl.zeros([BLOCK], dtype)
+    for start in range(0, n_programs, BLOCK):
+        program = start + tl.arange(0, BLOCK)
+        l1 += tl.load(sums + program, mask=program < n_programs, other=0.0)
+        ssim += tl.load(sums + n_programs + program, mask=program < n_programs, other=0.0)
+    l1_mean = tl.sum(l1) / tl.full([], n_values, dtype)
+    ssim_mean = tl.sum(ssim) / tl.full([], n_windows, dtype)
+    tl.store(means, l1_mean)
+    tl.store(means + 1, ssim_mean)
+    weight = tl.full([], ssim_weight, dtype)
+    tl.store(means + 2, tl.full([], 1.0 - ssim_weight, dtype) * l1_mean + weight * (1.0 - ssim_mean))
+
+
+@triton.jit
+def _scale(v, v_loss, weight, n):
+    """Gradient with respect to a sum over n values, whose mean the loss has with a weight. Gradients may be None."""
+    scale = weight * 0.0
+    if v is not None:
+        scale = tl.load(v)
+    if v_loss is not None:
+        scale += tl.load(v_loss) * weight
+    return scale / tl.full([], n, weight.dtype)
 
 
 @kernel(strided=("image", "target"))
@@ -125,11 +161,14 @@ def _l1_ssim_bwd_kernel(
     target,  # [B, height, width, n_channels], any float dtype and strides
     taps,  # [2 RADIUS + 1]
     maps,  # [3, B, n_channels, height, width]
-    scales,  # [2]
+    v_l1,  # [] or None
+    v_ssim,  # [] or None
+    v_loss,  # [] or None
     v_image,  # [B, n_channels, height, width], output
     n_channels: "Int", height: "Int", width: "Int", size: "Int",
     x_image: "Int", x_row: "Int", x_column: "Int", x_channel: "Int",
     y_image: "Int", y_row: "Int", y_column: "Int", y_channel: "Int",
+    n_windows: "Int", ssim_weight: tl.float64,
     PLANAR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     dtype = maps.dtype.element_ty
@@ -168,70 +207,116 @@ def _l1_ssim_bwd_kernel(
     a = tl.load(x + r * x_row + c * x_column, mask=inside, other=0.0).to(dtype)
     b = tl.load(y + r * y_row + c * y_column, mask=inside, other=0.0).to(dtype)
     sign = tl.where(a > b, 1.0, tl.where(a < b, -1.0, 0.0)).to(dtype)
-    v = tl.load(scales) * sign + tl.load(scales + 1) * (by_mean + 2.0 * a * by_square + b * by_product)
+    l1_scale = _scale(v_l1, v_loss, tl.full([], 1.0 - ssim_weight, dtype), size)
+    ssim_scale = _scale(v_ssim, v_loss, tl.full([], -ssim_weight, dtype), n_windows)
+    v = l1_scale * sign + ssim_scale * (by_mean + 2.0 * a * by_square + b * by_product)
     tl.store(v_image + (plane * height + r) * width + c, v, mask=inside)
 
 
-def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the sums of |x - y| and of SSIM over all values, and what the backward pass needs.
+def l1_ssim_fwd(
+    image: Tensor, target: Tensor, *, valid: bool, n_windows: int, ssim_weight: float, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Computes the mean of |x - y|, the mean of SSIM, and their loss.
 
     Args:
         image, target: [B, H, W, C] of any float dtype and strides.
-        valid: Whether SSIM is summed over windows inside the image only.
+        valid: Whether the mean of SSIM is that of windows inside the image only.
+        n_windows: Number of windows of all channels.
+        ssim_weight: w of the loss (1 - w) L1 + w (1 - SSIM).
         dtype: To compute in.
 
     Returns:
-        [], [], and maps [3, B, C, H, W]: the derivatives of SSIM with respect to the windowed means of x, x^2 and xy.
+        [3] L1, SSIM and the loss, and what the backward pass needs: image and target, as the kernels read them, and
+        maps [3, B, C, H, W], the derivatives of SSIM with respect to the windowed means of x, x^2 and xy.
     """
     n_batch, height, width, n_channels = image.shape
     maps = torch.empty(3, n_batch, n_channels, height, width, dtype=dtype, device=image.device)
-    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, block_size(image, COLUMNS))
-    sums = torch.empty(blocks, 2, dtype=dtype, device=image.device)
+    means = torch.empty(3, dtype=dtype, device=image.device)
+    if is_compiled_for_cpu(image):  # neighbors are loaded as vectors
+        image, target = (t.movedim(-1, 1).contiguous().movedim(1, -1) for t in (image, target))
+    blocks = _n_programs(image)
+    sums = torch.empty(2, blocks, dtype=dtype, device=image.device)
     launch(
         _l1_ssim_fwd_kernel,
-        programs(blocks, 1),
+        blocks,
         sums=sums,
         VALID=valid,
         C1=SSIM_K1**2,
         C2=SSIM_K2**2,
         **_arguments(image, target, maps),
     )
-    l1, ssim = sums.sum(0)
-    return l1, ssim, maps
+    launch(
+        _l1_ssim_means_kernel,
+        1,
+        sums=sums,
+        means=means,
+        n_programs=blocks,
+        n_values=image.numel(),
+        n_windows=n_windows,
+        ssim_weight=ssim_weight,
+        BLOCK=block_size(image, SUM_BLOCK),
+    )
+    return means, (image, target, maps)
 
 
-def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
-    """Computes the gradient of scales[0] times the sum of |x - y| plus scales[1] times the sum of SSIM.
+def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windows: int, ssim_weight: float) -> Tensor:
+    """Computes the gradient of the image.
+
+    Args:
+        kept: What :func:`l1_ssim_fwd` returned for this.
+        v: Gradients of L1, SSIM and the loss, each [] or None.
+        n_windows, ssim_weight: As in :func:`l1_ssim_fwd`.
 
     Returns:
         [B, H, W, C], channel-major in memory, so that neighboring pixels are stored, and later loaded, side by side.
     """
-    n_batch, height, width, n_channels = image.shape
+    image, _, maps = kept
     v_image = torch.empty_like(maps[0])
-    blocks = n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, block_size(image, COLUMNS))
-    launch(_l1_ssim_bwd_kernel, programs(blocks, 1), scales=scales, v_image=v_image, **_arguments(image, target, maps))
+    v_l1, v_ssim, v_loss = v
+    launch(
+        _l1_ssim_bwd_kernel,
+        _n_programs(image),
+        v_l1=v_l1,
+        v_ssim=v_ssim,
+        v_loss=v_loss,
+        v_image=v_image,
+        n_windows=n_windows,
+        ssim_weight=ssim_weight,
+        **_arguments(*kept),
+    )
     return v_image.movedim(1, -1)
+
+
+def _n_programs(image: Tensor) -> int:
+    n_batch, height, width, n_channels = image.shape
+    return programs(
+        n_batch * n_channels * triton.cdiv(height, ROWS) * triton.cdiv(width, block_size(image, COLUMNS)), 1
+    )
+
+
+@functools.cache
+def _taps(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The window of SSIM. [2 RADIUS + 1]"""
+    with torch.inference_mode(False):
+        return torch.tensor(SSIM_TAPS, dtype=dtype, device=device)
 
 
 def _arguments(image: Tensor, target: Tensor, maps: Tensor) -> dict[str, Any]:
     """The arguments that both kernels share."""
     _, height, width, n_channels = image.shape
-    planar = is_compiled_for_cpu(image)  # neighbors are loaded as vectors
-    if planar:
-        image, target = (t.movedim(-1, 1).contiguous().movedim(1, -1) for t in (image, target))
-    strides = dict(zip(("image", "row", "column", "channel"), zip(image.stride(), target.stride())))
+    x, y = image.stride(), target.stride()
     return dict(
         image=image,
         target=target,
-        taps=torch.tensor(SSIM_TAPS, dtype=maps.dtype, device=maps.device),
+        taps=_taps(maps.dtype, maps.device),
         maps=maps,
         n_channels=n_channels,
         height=height,
         width=width,
-        size=maps[0].numel(),
-        **{f"x_{name}": stride for name, (stride, _) in strides.items()},
-        **{f"y_{name}": stride for name, (_, stride) in strides.items()},
-        PLANAR=planar,
+        size=image.numel(),
+        **dict(zip(("x_image", "x_row", "x_column", "x_channel"), x)),
+        **dict(zip(("y_image", "y_row", "y_column", "y_channel"), y)),
+        PLANAR=is_compiled_for_cpu(image),
         ROWS=ROWS,
         COLUMNS=block_size(image, COLUMNS),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -20,7 +22,9 @@ def _blur(maps: Tensor, padding: int) -> Tensor:
     return conv2d(maps, window.mT, padding=(padding, 0), groups=maps.shape[1])
 
 
-def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def l1_ssim_fwd(
+    image: Tensor, target: Tensor, *, valid: bool, n_windows: int, ssim_weight: float, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     x, y = (rearrange(i.to(dtype), "b h w c -> b c h w") for i in (image, target))
     stacked = torch.cat([x, y, x * x, y * y, x * y], 1)
     mean_x, mean_y, mean_xx, mean_yy, mean_xy = _blur(stacked, 0 if valid else RADIUS).chunk(5, 1)
@@ -32,11 +36,17 @@ def l1_ssim_fwd(image: Tensor, target: Tensor, *, valid: bool, dtype: torch.dtyp
     by_mean = 2 * structure * (mean_y - mean_x * luminance) / d_luminance
     by_mean += 2 * (mean_x * ssim - mean_y * luminance) / d_structure
     maps = torch.stack([by_mean, -ssim / d_structure, 2 * luminance / d_structure])
-    return (x - y).abs().sum(), ssim.sum(), pad(maps, (RADIUS,) * 4) if valid else maps
+    means = (x - y).abs().sum() / x.numel(), ssim.sum() / n_windows
+    loss = (1 - ssim_weight) * means[0] + ssim_weight * (1 - means[1])
+    return torch.stack([*means, loss]), (image, target, pad(maps, (RADIUS,) * 4) if valid else maps)
 
 
-def l1_ssim_bwd(image: Tensor, target: Tensor, maps: Tensor, scales: Tensor) -> Tensor:
+def l1_ssim_bwd(kept: tuple[Tensor, ...], v: Sequence[Tensor | None], *, n_windows: int, ssim_weight: float) -> Tensor:
+    image, target, maps = kept
+    v_l1, v_ssim, v_loss = (maps.new_zeros(()) if of_mean is None else of_mean for of_mean in v)
+    l1_scale = (v_l1 + v_loss * (1 - ssim_weight)) / maps[0].numel()
+    ssim_scale = (v_ssim - v_loss * ssim_weight) / n_windows
     x, y = (rearrange(i.to(maps.dtype), "b h w c -> b c h w") for i in (image, target))
     by_mean, by_square, by_product = _blur(rearrange(maps, "m b c h w -> b (m c) h w"), RADIUS).chunk(3, 1)
-    v = scales[0] * (x - y).sign() + scales[1] * (by_mean + 2 * x * by_square + y * by_product)
-    return rearrange(v, "b c h w -> b h w c")
+    v_image = l1_scale * (x - y).sign() + ssim_scale * (by_mean + 2 * x * by_square + y * by_product)
+    return rearrange(v_image, "b c h w -> b h w c")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import torch
-from einops import pack
 from torch import Tensor
 
 from ..arguments import check_choice, check_devices, check_number, check_tensor, compute_dtype
@@ -26,27 +25,65 @@ CHANNELS_FIRST, CHANNELS_LAST = 4, 16
 
 class _L1Ssim(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, image: Tensor, target: Tensor, valid: bool, backend: Backend) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, image: Tensor, target: Tensor, ssim_weight: float, valid: bool, backend: Backend
+    ) -> tuple[Tensor, ...]:
+        margin = len(SSIM_TAPS) - 1 if valid else 0
+        n_batch, height, width, channels = image.shape
+        ctx.weights = dict(n_windows=n_batch * (height - margin) * (width - margin) * channels, ssim_weight=ssim_weight)
         with full_precision(image.device):
-            l1, ssim, maps = launchers(image.device, backend).l1_ssim_fwd(
-                image, target, valid=valid, dtype=compute_dtype(image, target)
+            means, kept = launchers(image.device, backend).l1_ssim_fwd(
+                image, target, valid=valid, dtype=compute_dtype(image, target), **ctx.weights
             )
-        ctx.save_for_backward(image, target, maps)
+        ctx.save_for_backward(image, *kept)
+        ctx.set_materialize_grads(False)
         ctx.backend = backend
-        return l1, ssim
+        return means[0], means[1], means[2]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, saved: tuple[Tensor, ...], v_l1: Tensor, v_ssim: Tensor) -> tuple[Tensor | None, ...]:
-        image, target, maps = saved
+    def backward(ctx: Any, saved: tuple[Tensor, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
+        image, *kept = saved
+        if all(of_mean is None for of_mean in v):
+            return (None,) * 5
         with full_precision(image.device):
-            scales = torch.stack([v_l1, v_ssim])
-            v_image = launchers(image.device, ctx.backend).l1_ssim_bwd(image, target, maps, scales)
-        return v_image.to(image.dtype), None, None, None
+            v_image = launchers(image.device, ctx.backend).l1_ssim_bwd(kept, v, **ctx.weights)
+        return v_image.to(image.dtype), None, None, None, None
 
 
 @eager
 @with_plain_tensors
+def _l1_ssim_and_loss(
+    image: Tensor, target: Tensor, ssim_weight: float, padding: Padding, backend: Backend
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes L1, SSIM and the loss; see :func:`l1_and_ssim` and :func:`l1_ssim_loss`."""
+    check_choice("padding", padding, get_args(Padding))
+    check_tensor("image", image, [...], "[..., H, W, C]")
+    check_tensor("target", target, [...], "[..., H, W, C]")
+    check_devices(dict(image=image, target=target))
+    if image.dim() < 3 or not image.numel():
+        raise ArgumentError(f"image: expected [..., H, W, C] with at least one pixel, found {list(image.shape)}")
+    if image.shape[-1] > CHANNELS_LAST and image.shape[-3] <= CHANNELS_FIRST:
+        raise ShapeError(
+            f"image: expected [..., H, W, C], found {list(image.shape)}, which looks like [..., C, H, W]; pass "
+            "image.movedim(-3, -1) and target.movedim(-3, -1)"
+        )
+    if image.shape != target.shape:
+        raise ShapeError(f"target: expected {list(image.shape)} as image, found {list(target.shape)}")
+    if padding == "valid" and min(image.shape[-3:-1]) < len(SSIM_TAPS):
+        raise ShapeError(
+            f"image: SSIM needs at least {len(SSIM_TAPS)} pixels along each edge, found {list(image.shape)}; "
+            "use larger images"
+        )
+    if target.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError("target: its gradient is not implemented; pass target.detach(), or swap the two")
+    x, y = (i.reshape(-1, *i.shape[-3:]) for i in (image, target))
+    outputs: tuple[Tensor, Tensor, Tensor] = _L1Ssim.apply(  # type: ignore[no-untyped-call]
+        x, y, ssim_weight, padding == "valid", backend
+    )
+    return outputs
+
+
 def l1_and_ssim(
     image: Tensor, target: Tensor, *, padding: Padding = "same", backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
@@ -70,31 +107,8 @@ def l1_and_ssim(
             the window with ``padding="valid"``; or the padding is unknown.
         NotImplementedError: ``target`` requires a gradient.
     """
-    check_choice("padding", padding, get_args(Padding))
-    check_tensor("image", image, [...], "[..., H, W, C]")
-    check_tensor("target", target, [...], "[..., H, W, C]")
-    check_devices(dict(image=image, target=target))
-    if image.dim() < 3 or not image.numel():
-        raise ArgumentError(f"image: expected [..., H, W, C] with at least one pixel, found {list(image.shape)}")
-    if image.shape[-1] > CHANNELS_LAST and image.shape[-3] <= CHANNELS_FIRST:
-        raise ShapeError(
-            f"image: expected [..., H, W, C], found {list(image.shape)}, which looks like [..., C, H, W]; pass "
-            "image.movedim(-3, -1) and target.movedim(-3, -1)"
-        )
-    if image.shape != target.shape:
-        raise ShapeError(f"target: expected {list(image.shape)} as image, found {list(target.shape)}")
-    if padding == "valid" and min(image.shape[-3:-1]) < len(SSIM_TAPS):
-        raise ShapeError(
-            f"image: SSIM needs at least {len(SSIM_TAPS)} pixels along each edge, found {list(image.shape)}; "
-            "use larger images"
-        )
-    if target.requires_grad and torch.is_grad_enabled():
-        raise UnsupportedError("target: its gradient is not implemented; pass target.detach(), or swap the two")
-    x, y = (pack([i], "* h w c")[0] for i in (image, target))
-    l1, ssim = _L1Ssim.apply(x, y, padding == "valid", backend)  # type: ignore[no-untyped-call]
-    margin = 0 if padding == "same" else len(SSIM_TAPS) - 1
-    n_batch, height, width, channels = x.shape
-    return l1 / x.numel(), ssim / (n_batch * (height - margin) * (width - margin) * channels)
+    l1, ssim, _ = _l1_ssim_and_loss(image, target, SSIM_WEIGHT, padding, backend)
+    return l1, ssim
 
 
 def l1_ssim_loss(
@@ -122,5 +136,4 @@ def l1_ssim_loss(
         l1_ssim_loss(image, target).backward()
     """
     ssim_weight = check_number("ssim_weight", ssim_weight, finite=True)
-    l1, ssim = l1_and_ssim(image, target, padding=padding, backend=backend)
-    return (1 - ssim_weight) * l1 + ssim_weight * (1 - ssim)
+    return _l1_ssim_and_loss(image, target, ssim_weight, padding, backend)[2]
