@@ -131,7 +131,7 @@ def shipped_launches(
 
 def kernels_are_interpreted() -> bool:
     """Returns whether kernels run in Triton's interpreter, so that nothing can be compiled."""
-    return not isinstance(kernels_module.compositing.records._pack_kernel, JITFunction)
+    return not isinstance(part_lists._pack_kernel, JITFunction)
 
 
 def _gaussians() -> Iterable[tuple[str, Gaussians3D]]:

@@ -106,8 +106,6 @@ def test_half_precision_colors(dtype, channels):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_factors_split_into_parts(dtype, monkeypatch):
     """Products as on tensor cores: factors in parts of 11 bits, or one whole factor if its bits fit."""
-    from tsplat.kernels.compositing import matrices_backward, matrices_forward
-
     options = matrices.product_options
 
     def split(records, splats, shape):
@@ -116,8 +114,7 @@ def test_factors_split_into_parts(dtype, monkeypatch):
     scene = _scene(torch.float32, channels=17, backgrounds=False)
     scene = dict(scene, colors=scene["colors"].to(dtype))
     whole, _ = run(scene, backend="triton", tile_size=4)
-    for module in (matrices_backward, matrices_forward):
-        monkeypatch.setattr(module, "product_options", split)
+    monkeypatch.setattr(matrices, "product_options", split)
     found, _ = run(scene, backend="triton", tile_size=4)
     assert not torch.equal(found["colors"], whole["colors"])
     for name, expected in whole.items():

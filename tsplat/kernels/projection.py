@@ -19,8 +19,14 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
-from .camera_math import load_camera, screen_covariance_vjp, to_screen
-from .camera_models import add_entry_times, project_point_vjp, row_times_vjp
+from .camera_models import (
+    add_entry_times,
+    load_camera,
+    project_point_vjp,
+    row_times_vjp,
+    screen_covariance_vjp,
+    to_screen,
+)
 from .device_math import (
     compensation,
     compensation_vjp,

@@ -25,10 +25,9 @@ UNCUT = 2**30
 @pytest.fixture
 def cut_lists(monkeypatch):
     """Cuts lists into chunks of the length that the fixture is called with; returns the numbers of chunks."""
-    from tsplat.kernels import launch
-    from tsplat.kernels.compositing import forward, launchers, matrices_forward
+    from tsplat.kernels import compositing, launch
 
-    original, counts = forward.list_parts, []
+    original, counts = compositing.list_parts, []
 
     def recorded(*arguments, **options):
         lists = original(*arguments, **options)
@@ -42,8 +41,7 @@ def cut_lists(monkeypatch):
         counts.clear()
         return counts
 
-    for module in (launchers, matrices_forward, forward):
-        monkeypatch.setattr(module, "list_parts", recorded)
+    monkeypatch.setattr(compositing, "list_parts", recorded)
     return cut
 
 
@@ -192,17 +190,17 @@ def test_random_chunks_in_fp32_match_reference(chunk, cut_lists):
 
 @pytest.mark.parametrize("chunk", [3, UNCUT])
 def test_sums_of_large_and_small_gaussians_do_not_depend_on_bands(chunk, cut_lists, monkeypatch):
-    from tsplat.kernels.compositing import launchers
+    from tsplat.kernels import compositing
     from tsplat.kernels.compositing.footprints.ellipse import LARGE
 
     cut_lists(chunk)
-    found, original = [], launchers.sum_slots
+    found, original = [], compositing.sum_slots
 
     def recorded(v_slots, slot_starts, order, large, sums):
         found.append(large.clone())
         original(v_slots, slot_starts, order, large, sums)
 
-    monkeypatch.setattr(launchers, "sum_slots", recorded)
+    monkeypatch.setattr(compositing, "sum_slots", recorded)
     structure = scenes.Structure(n=30, cameras=2, channels=9, width=45, height=37, size=1.5, seed=8)
     scene = scenes.make(structure, torch.float32)
     scene["scales"][::3] *= 10

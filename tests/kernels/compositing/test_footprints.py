@@ -22,7 +22,6 @@ import triton  # noqa: E402
 
 from tsplat.kernels import compositing, launch  # noqa: E402
 from tsplat.kernels.compositing.footprints import FOOTPRINTS, Footprint  # noqa: E402
-from tsplat.kernels.compositing.sums import slot_columns  # noqa: E402
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 WIDTH, HEIGHT, N = 21, 18, 30
@@ -129,7 +128,7 @@ def _composite(inputs, v_colors, v_alphas, chunk, patch):
     buffers = buffers._replace(last_ids=torch.empty_like(v_alphas, dtype=torch.int32))
     lists = compositing.composite_fwd(splats, backgrounds, None, intersections, buffers, settings)
     assert (lists.n_chunks > 0) == (chunk != UNCUT)
-    columns = triton.cdiv(slot_columns(DISC, colors.shape[1], absgrad=True), 4) * 4
+    columns = triton.cdiv(DISC.slot_columns(colors.shape[1], absgrad=True), 4) * 4
     sums = means.new_zeros(N, columns)
     compositing.composite_bwd(
         splats, backgrounds, intersections, buffers.transmittances, buffers.last_ids, v_colors, v_alphas, sums,
@@ -173,7 +172,7 @@ def _assert_discs_match_reference(channels, chunk, monkeypatch):
 def test_keys_of_caches_depend_on_the_source_of_a_footprint():
     from triton.compiler import ASTSource
 
-    from tsplat.kernels.compositing.records import _pack_kernel
+    from tsplat.kernels.compositing.lists import _pack_kernel
     from tsplat.triton_cpu.launcher import _constant_key
 
     footprints = (DISC, dataclasses.replace(DISC, pack=_bound), dataclasses.replace(DISC, SUMS=5))

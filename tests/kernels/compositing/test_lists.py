@@ -59,13 +59,13 @@ def _intersections(splats, first_tile, lengths, seed, key_bias=None):
 
 
 def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT):
-    from tsplat.kernels.compositing.lists import list_parts
-    from tsplat.kernels.compositing.records import pack_records
+    from tsplat.kernels.compositing.lists import list_parts, pack_records
+    from tsplat.kernels.compositing.walk_steps import Band
     from tsplat.kernels.launch import PartShape
 
     settings, shape = _settings(grid.tile_size), PartShape(width, height, chunk)
     records = pack_records(splats, settings)
-    return list_parts(records, intersections, grid, shape, settings, splats.n_features, has_ends=True)
+    return list_parts(records, Band(intersections, grid, shape, settings), splats.n_features, has_ends=True)
 
 
 def _edge_minimum(a, b, c, fixed, low, high):
@@ -258,7 +258,7 @@ def test_chunks_cover_long_lists(chunk):
 
 @pytest.mark.parametrize(("tile_size", "width", "height"), [(8, 8, 4), (16, 16, 4), (16, 8, 4), (16, 8, 8)])
 def test_parts_do_not_change_the_bits_of_images(tile_size, width, height, monkeypatch):
-    from tsplat.kernels.compositing import launchers
+    from tsplat.kernels import compositing
     from tsplat.kernels.launch import PartShape
 
     splats = _splats(150, 9)
@@ -267,7 +267,7 @@ def test_parts_do_not_change_the_bits_of_images(tile_size, width, height, monkey
     intersections = _intersections(splats, 0, [n] * grid.n_tiles, 7)
     images = []
     for shape in (PartShape(tile_size, tile_size, UNCUT), PartShape(width, height, UNCUT)):
-        monkeypatch.setattr(launchers, "part_shape", lambda *arguments, shape=shape: shape)
+        monkeypatch.setattr(compositing, "part_shape", lambda *arguments, shape=shape: shape)
         pixels = tsplat.rasterize_to_pixels(
             splats.means2d[None], splats.conics[None], torch.rand(1, n, 3, generator=torch.manual_seed(0)),
             splats.opacities[None], WIDTH, HEIGHT, tile_size,

@@ -39,7 +39,7 @@ def test_saturated_pixels_match_reference():
 
 
 def test_masks_and_absgrad_match_kernels_for_few_channels():
-    from tsplat.kernels.compositing import launchers
+    from tsplat.kernels import compositing
 
     scene = scenes.make(scenes.Structure(n=20, cameras=1, channels=18, width=10, height=9, seed=6))
     _, _, meta = tsplat.rasterization(**scene, packed=False, tile_size=4, backend="triton")
@@ -48,7 +48,7 @@ def test_masks_and_absgrad_match_kernels_for_few_channels():
     results = []
     for features_min in (16, 10**6):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launchers, "FEATURES_MIN", features_min)
+            patch.setattr(compositing, "FEATURES_MIN", features_min)
             inputs = {name: meta[name].detach().clone().requires_grad_() for name in ("means2d", "conics", "opacities")}
             inputs["colors"] = scene["colors"][None].clone().requires_grad_()
             images = tsplat.rasterize_to_pixels(
@@ -70,7 +70,7 @@ def tensor_cores(monkeypatch):
     """Makes the interpreter split matrices as for NVIDIA's tensor cores, and multiply only the bits that those read."""
     from triton.runtime import interpreter
 
-    from tsplat.kernels.compositing import matrices, matrices_backward, matrices_forward
+    from tsplat.kernels.compositing import matrices
 
     multiply, options, products = interpreter.InterpreterBuilder.create_dot, matrices.product_options, []
 
@@ -84,8 +84,7 @@ def tensor_cores(monkeypatch):
         products.append(a.data.shape)
         return multiply(self, a, b, *rest)
 
-    for module in (matrices_forward, matrices_backward):
-        monkeypatch.setattr(module, "product_options", split)
+    monkeypatch.setattr(matrices, "product_options", split)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", truncating)
     return products
 

@@ -47,20 +47,21 @@ def test_slots_are_those_of_entries_that_pixels_added(tile_size, width, height, 
 
 @pytest.mark.parametrize(("tile_size", "channels"), [(4, 3), (16, 3), (16, 17)])
 def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monkeypatch):
-    from tsplat.kernels.compositing import launchers, slots
+    from tsplat.kernels import compositing
+    from tsplat.kernels.compositing import slots
 
     monkeypatch.setattr(slots, "is_compiled_for_cpu", lambda tensor: False)
     structure = scenes.Structure(n=60, cameras=2, channels=channels, width=21, height=19, size=6.0, seed=6)
     scene = scenes.make(structure, torch.float32)
     scene["opacities"] = 0.99 + 0 * scene["opacities"]
     options = dict(tile_size=tile_size, absgrad=True, backend="triton")
-    original, counts = launchers.sum_slots, []
+    original, counts = compositing.sum_slots, []
 
     def recorded(v_slots, slot_starts, order, large, sums):
         counts.append((int(slot_starts[-1]), len(v_slots)))
         original(v_slots, slot_starts, order, large, sums)
 
-    monkeypatch.setattr(launchers, "sum_slots", recorded)
+    monkeypatch.setattr(compositing, "sum_slots", recorded)
     expected, _ = run(scene, **options)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda tensor, *size, **more: tensor.new_full(*_size(size), **more))
     found, _ = run(scene, **options)

@@ -13,22 +13,22 @@ w_j (v . c_j) + T_end (v . background - v_alpha)) / T_(i + 1), which belongs to 
 Then dL/d alpha_i = T_i (v . c_i - behind_i), and behind_(i - 1) = behind_i + alpha_i (v . c_i - behind_i). (Front to
 back, the sum would be a difference of large numbers.) The gradients of a Gaussian are linear in sums over pixels of
 g = alpha dL/d alpha times functions of the pixel. A program writes these sums to the slot of the list's entry, and
-`sums` adds the slots of a Gaussian. There are no atomics, so results are bit-reproducible.
+`slots` adds those of a Gaussian. There are no atomics, so results are bit-reproducible.
 
 **The data**, of one tile with two parts and the intersections A, B and C, front to back:
 
-    rows           A B C           projected Gaussians; a record for each           records
+    rows           A B C           projected Gaussians; a record for each           lists
     intersections  A B C           of the tile, sorted by depth                     (made by the stage before)
                    |\ \|
     lists      A B | A C |         of part 0 and part 1; their entries are rows     lists
                ----+-----+
     chunks     A,B | A,C |         pieces of a list, if it is long                  chunks
                 v     v
-    images         pixels, and of each list where its walk ended                    forward, matrices_forward
+    images         pixels, and of each list where its walk ended                    walks, matrices_forward
                 v     v
-    slots      A A | B | C         an entry each, those of a Gaussian side by side  slots, backward, matrices_backward
+    slots      A A | B | C         an entry each, those of a Gaussian side by side  slots, walks, matrices_backward
                 \/
-    sums       A     B   C         added in a fixed order; then gradients           sums
+    sums       A     B   C         added in a fixed order; then gradients           slots
 
 **The words**, each with one meaning:
 
@@ -45,12 +45,168 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     slot        where the backward pass writes the sums of an entry over the part's pixels
     moment      one of the ellipse's sums over pixels of g
 
-**The files**, in the order of a call: `launchers` calls `records`, `lists`, `forward` (from 16 channels on
-`matrices_forward`, with `matrices`), which call `chunks` where lists are cut; then `slots`, `backward` (or
-`matrices_backward`) and `sums`. `pixel_math` and `warp_sums` are device functions of both walks.
+**The files**, in the order of a call: the launchers below call `lists`, `chunks` if a list is cut, and the forward walk
+in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on, `matrices_forward` and
+`matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks share, and `pixel_sums`
+the sums over the pixels of a part. `footprints` has the math of a splat.
 """
 
-from .launchers import bytes_per_intersection, composite_bwd, composite_fwd
-from .sums import composite_gradients, sum_columns
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...config import TRANSMITTANCE_MIN
+from ...data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_order, part_shape
+from .chunks import chunk_products, combine_chunks
+from .footprints import FOOTPRINTS
+from .lists import list_parts, pack_records
+from .matrices_backward import features_bwd
+from .matrices_forward import features_fwd
+from .slots import assign_slots, composite_gradients, sum_columns, sum_slots
+from .walk_steps import Band, list_arguments
+from .walks import pass_channels, walk_bwd, walk_fwd
 
 __all__ = ["bytes_per_intersection", "composite_bwd", "composite_fwd", "composite_gradients", "sum_columns"]
+
+
+def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:
+    """Returns the bytes of rows, slots and chunks that compositing needs at most for an intersection."""
+    shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
+    size = means.dtype.itemsize
+    parts = grid.tile_size**2 // (shape.width * shape.height)
+    # For each pixel and chunk: two transmittances, a number of entries, and colors.
+    chunks = shape.width * shape.height * (3 + n_features) * size // shape.chunk
+    slots = 1 if is_compiled_for_cpu(means) else parts
+    return slots * FOOTPRINTS["ellipse"].slot_columns(n_features, absgrad) * size + parts * (12 + chunks)
+
+
+def composite_fwd(
+    splats: Splats,
+    backgrounds: Tensor | None,
+    masks: Tensor | None,
+    intersections: Intersections,
+    buffers: RenderBuffers,
+    settings: CompositingSettings,
+) -> PartLists | None:
+    """Writes the pixels of a band of tiles.
+
+    Args:
+        splats: With gathered colors [nnz, D].
+        backgrounds: [I, D] or None; depth has background 0.
+        masks: [I, tiles] bool or None; a tile that is false shows the background.
+        intersections: Of the band.
+        buffers: Output.
+        settings: See :class:`CompositingSettings`.
+
+    Returns:
+        Lists that :func:`composite_bwd` would make again; not None.
+    """
+    band = _band(splats, intersections, len(buffers.colors), settings)
+    walks_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
+    passed = _without_features(splats) if walks_matrices else pass_channels(splats, 0, settings)
+    records = pack_records(passed, settings)
+    lists = list_parts(records, band, splats.n_features, has_ends=buffers.last_ids is not None)
+    products = chunk_products(records, lists, band)
+    chunk_last_ids = None
+    if products is not None and buffers.last_ids is not None:
+        chunk_last_ids = torch.empty_like(products, dtype=torch.int32)
+    arguments: dict[str, Any] = {
+        "masks": masks,
+        "ids": lists.ids,
+        "order": part_order(lists.offsets, intersections.isect_offsets),
+        "transmittances": buffers.transmittances,
+        "last_ids": buffers.last_ids,
+        "ends": lists.ends,
+        "products": products,
+        "chunk_last_ids": chunk_last_ids,
+        "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN,
+        **list_arguments(lists),
+        **band.pixel_arguments(),
+    }
+    forward = features_fwd if walks_matrices else walk_fwd
+    forward(splats, backgrounds, records, lists, buffers, band, arguments)
+    combine_chunks(lists, chunk_last_ids, backgrounds, buffers, band)
+    return lists
+
+
+def composite_bwd(
+    splats: Splats,
+    backgrounds: Tensor | None,
+    intersections: Intersections,
+    transmittances: Tensor,
+    last_ids: Tensor,
+    v_render_colors: Tensor,
+    v_render_alphas: Tensor,
+    sums: Tensor,
+    settings: CompositingSettings,
+    lists: PartLists | None = None,
+) -> None:
+    """Adds the contribution of a band of tiles to the moments and feature gradients of each row.
+
+    Args:
+        splats, backgrounds, intersections, settings: As for :func:`composite_fwd`; ``gaussian_major`` is required.
+        transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
+        v_render_colors, v_render_alphas: [I, H, W, D], [I, H, W].
+        sums: [nnz, columns of ``sum_columns``], added to.
+        lists: What :func:`composite_fwd` returned for the band; None to make them again.
+    """
+    order = intersections.gaussian_major
+    assert order is not None
+    if intersections.flatten_ids.numel() == 0:
+        return
+    band = _band(splats, intersections, len(last_ids), settings)
+    if lists is None:
+        lists = _list_again(splats, band, v_render_colors)
+    walks_matrices = splats.n_features >= FEATURES_MIN
+    large = torch.empty_like(splats.opacities, dtype=torch.bool)
+    records = pack_records(_without_features(splats) if walks_matrices else splats, settings, large)
+    columns = band.footprint.slot_columns(splats.n_features, settings.absgrad)
+    slots = assign_slots(lists, intersections, records, columns)
+    arguments: dict[str, Any] = {
+        "records": records,
+        "backgrounds": backgrounds,
+        "entries": slots.entries,
+        "order": slots.order,
+        "transmittances": transmittances,
+        "last_ids": last_ids,
+        "v_render_alphas": v_render_alphas,
+        "v_slots": slots.v_slots,
+        "RECORD_WIDTH": records.shape[1],
+        "ABSGRAD": settings.absgrad,
+        "TOGETHER": slots.together,
+        "LOG2_ALPHA_MAX": math.log2(settings.numerics.alpha_max),
+        **list_arguments(lists),
+        **band.pixel_arguments(),
+    }
+    backward = features_bwd if walks_matrices else walk_bwd
+    backward(splats, records, v_render_colors, slots.n_programs, band, arguments)
+    sum_slots(slots.v_slots, slots.slot_starts, order, large, sums)
+
+
+def _band(splats: Splats, intersections: Intersections, n_images: int, settings: CompositingSettings) -> Band:
+    grid = TileGrid.cover(n_images, settings.width, settings.height, settings.tile_size)
+    shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
+    return Band(intersections, grid, shape, settings)
+
+
+def _without_features(splats: Splats) -> Splats:
+    return splats._replace(colors=None, depths=None)
+
+
+def _list_again(splats: Splats, band: Band, image: Tensor) -> PartLists:
+    """Returns the lists of a band. The forward pass runs again if lists are cut, for what chunks add.
+
+    Args:
+        image: Of the shape and dtype of the pixels [I, H, W, D].
+    """
+    records = pack_records(_without_features(splats), band.settings)
+    lists = list_parts(records, band, splats.n_features, has_ends=False)
+    if lists.n_chunks == 0:
+        return lists
+    buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None)
+    lists = composite_fwd(splats, None, None, band.intersections, buffers, band.settings)
+    assert lists is not None
+    return lists

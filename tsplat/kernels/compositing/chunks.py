@@ -1,13 +1,10 @@
 """Long lists of parts, cut into chunks: transmittances where chunks start, and the sum of what chunks add.
 
 The product of 1 - alpha over each chunk gives the transmittance where the next one starts. Then chunks are
-composited like lists that are not cut, by ``forward`` or ``matrices_forward``, and added here.
+composited like lists that are not cut, by ``walks`` or ``matrices_forward``, and added here.
 """
 
-from typing import Any
-
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -15,8 +12,8 @@ from ...config import TRANSMITTANCE_MIN
 from ...data import PartLists, RenderBuffers
 from ..device_math import constant
 from ..launch import Int, kernel, launch, programs
-from .pixel_math import OPACITY, clamped_alpha, load_range, part_pixels
-from .records import load_record
+from .lists import load_record
+from .walk_steps import OPACITY, Band, alpha_at, load_range, part_pixels, store_list
 
 CHANNELS = 8
 """Most channels of a program that adds chunks."""
@@ -48,10 +45,8 @@ def _transmittance_kernel(
     index, start, begin, end, _, end_chunk, _ = load_range(
         program, None, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
-    _, center_x, center_y, inside, _, own = part_pixels(
-        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, HEIGHT, dtype,
-    )  # fmt: skip
+    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
+    _, center_x, center_y, inside, _, own = part_pixels(index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
     if program + 1 < end_chunk:
         transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
         ids += start
@@ -70,9 +65,7 @@ def _transmittance_kernel(
                     ahead += 1
                 else:
                     next_row = tl.load(ids + place + 2)
-                e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, (center_x, center_y)))
-                limit = record[VALUES - 1]
-                alpha = tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0)
+                alpha = alpha_at(record, (center_x, center_y), FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop
@@ -80,26 +73,6 @@ def _transmittance_kernel(
             highest = tl.max(transmittance)
             alive = highest > constant(TRANSMITTANCE_MIN, highest)
         tl.store(products + program.to(tl.int64) * (WIDTH * HEIGHT) + own, transmittance)
-
-
-@triton.jit
-def first_transmittance(
-    products, inside, own, program, first_chunk, is_chunk, PIXELS: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr,
-    dtype: tl.constexpr,
-):  # fmt: skip
-    """Transmittance in front of a list or a chunk; negative where pixels are outside or have stopped before.
-
-    Args:
-        products: [n_chunks, PIXELS], see ``chunk_products``; None if no list is cut.
-    """
-    transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
-    if products is not None:
-        if is_chunk:
-            for earlier in range(first_chunk, program):
-                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * PIXELS + own)
-            alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
-            transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
-    return transmittance
 
 
 @kernel
@@ -128,10 +101,8 @@ def _combine_kernel(
     program = tl.program_id(0) // passes
     channel = tl.program_id(0) % passes * CHANNELS
     index = tl.load(chunk_lists + program)
-    image, _x, _y, inside, pixel, own = part_pixels(
-        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=False,
-    )  # fmt: skip
+    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
+    image, _x, _y, inside, pixel, own = part_pixels(index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=False)
     first_chunk = tl.load(chunk_starts + index)
     end_chunk = tl.load(chunk_starts + index + 1)
     if program == first_chunk:
@@ -175,20 +146,16 @@ def _combine_kernel(
                 background = tl.load(backgrounds + image * n_colors + channel + k, mask=has_background, other=0.0)
                 value = tl.fma(transmittance, background, value)
             tl.store(render_colors + pixel * n_features + channel + k, value, mask=inside)
-        tl.store(transmittances + pixel, transmittance, mask=inside & (channel == 0))
-        if last_ids is not None:
-            tl.store(last_ids + pixel, last, mask=inside & (channel == 0))
-            tl.store(ends + index, tl.load(offsets + index) + tl.max(last), mask=channel == 0)
+        is_first = channel == 0
+        start = tl.load(offsets + index)
+        store_list(
+            transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside & is_first, is_first
+        )
 
 
-def chunk_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) -> Tensor | None:
-    """Returns the product of 1 - alpha over each chunk, [n_chunks, pixels of a part]; None if no list is cut.
-
-    Args:
-        records: Of ``pack_records``.
-        walk: ``part_arguments`` and ``walk_arguments``.
-    """
-    if lists.chunk_lists is None or lists.chunk_transmittances is None:
+def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | None:
+    """Returns the product of 1 - alpha over each chunk, [n_chunks, pixels of a part]; None if no list is cut."""
+    if lists.chunk_transmittances is None:
         return None
     products = torch.empty_like(lists.chunk_transmittances)
     launch(
@@ -204,30 +171,20 @@ def chunk_products(records: Tensor, lists: PartLists, walk: dict[str, Any]) -> T
         RECORD_WIDTH=records.shape[1],
         STEP=STEP,
         TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-        **walk,
+        **band.pixel_arguments(),
+        **band.walk_arguments(records),
     )
     return products
 
 
-def new_last_ids(products: Tensor | None, buffers: RenderBuffers) -> Tensor | None:
-    """Allocates ``last_ids`` of chunks, [n_chunks, pixels of a part] int32; None if they are not needed."""
-    return None if products is None or buffers.last_ids is None else torch.empty_like(products, dtype=torch.int32)
-
-
 def combine_chunks(
-    lists: PartLists,
-    chunk_last_ids: Tensor | None,
-    backgrounds: Tensor | None,
-    buffers: RenderBuffers,
-    n_colors: int,
-    pixels: dict[str, int],
+    lists: PartLists, chunk_last_ids: Tensor | None, backgrounds: Tensor | None, buffers: RenderBuffers, band: Band
 ) -> None:
     """Writes the pixels of lists that are cut. Does nothing if there are none.
 
     Args:
-        chunk_last_ids: Of ``new_last_ids``, written.
+        chunk_last_ids: [n_chunks, pixels of a part] int32, the last entry of each pixel; None if not needed.
         backgrounds, buffers: As for ``composite_fwd``.
-        pixels: ``part_arguments``.
     """
     if lists.n_chunks == 0:
         return
@@ -238,21 +195,21 @@ def combine_chunks(
         _combine_kernel,
         programs(lists.n_chunks * passes, 1),
         backgrounds=backgrounds,
-        offsets=lists.offsets,
         render_colors=buffers.colors,
         transmittances=buffers.transmittances,
         last_ids=buffers.last_ids,
         ends=lists.ends,
-        chunk_starts=lists.chunk_starts,
-        chunk_lists=lists.chunk_lists,
-        chunk_transmittances=lists.chunk_transmittances,
-        chunk_colors=lists.chunk_colors,
         chunk_last_ids=chunk_last_ids,
-        n_colors=n_colors,
+        n_colors=0 if backgrounds is None else backgrounds.shape[1],
         n_features=n_features,
         passes=passes,
         CHANNELS=channels,
         COMBINED=COMBINED,
         num_warps=1,
-        **pixels,
+        offsets=lists.offsets,
+        chunk_starts=lists.chunk_starts,
+        chunk_lists=lists.chunk_lists,
+        chunk_transmittances=lists.chunk_transmittances,
+        chunk_colors=lists.chunk_colors,
+        **band.pixel_arguments(),
     )

@@ -1,8 +1,10 @@
-"""Parts of tiles: which of a tile's Gaussians reach which of its parts, as one list per part.
+"""Records and lists: what walks read of a projected Gaussian, and which Gaussians a part of a tile has to composite.
 
-Compositing renders a tile in parts. Each part has a list of its own: the tile's Gaussians whose alpha may reach
-1/255 at one of the part's pixels, front to back as in the tile, so nothing is sorted again. A Gaussian that a
-part's list leaves out is below 1/255 on all of its pixels, so images keep their bits.
+A record holds what compositing reads of a row, side by side in memory.
+
+Each part of a tile has a list of its own: the tile's Gaussians whose alpha may reach 1/255 at one of the part's
+pixels, front to back as in the tile, so nothing is sorted again. A Gaussian that a part's list leaves out is below
+1/255 on all of its pixels, so images keep their bits.
 
 Three kernels make the lists. The first tests parts and writes one bit per (intersection, part), in words of 32
 intersections. With the running total of set bits at each word, the place of an intersection in a list is known, and the
@@ -11,7 +13,6 @@ intersections.
 """
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -19,22 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import ALPHA_MIN
-from ...data import CompositingSettings, Intersections, PartLists, TileGrid
-from ..device_math import popcount
-from ..launch import (
-    Int,
-    PartShape,
-    approximate,
-    has_ptx,
-    is_amd,
-    kernel,
-    launch_elementwise,
-    walk_options,
-    walk_unroll,
-)
+from ...data import CompositingSettings, Intersections, PartLists, Splats
+from ..device_math import constant, element, load4, load_tuple, popcount, store_tuple
+from ..launch import Int, approximate, has_ptx, kernel, launch_elementwise
 from .footprints import FOOTPRINTS
-from .pixel_math import OPACITY
-from .records import load_record
+from .walk_steps import OPACITY, Band
 
 BLOCK = 128
 
@@ -48,6 +38,68 @@ int32 take 16 bytes, so lists stay aligned."""
 
 CUT = 1.5
 """Lists longer than that many chunks are cut."""
+
+
+@triton.jit
+def _store_record(out, values, mask, WIDE: tl.constexpr):
+    """Stores the values of records, with 16-byte stores if WIDE."""
+    if WIDE:
+        for k in tl.static_range(0, len(values), 4):
+            even = tl.join(values[k], values[k + 2])
+            odd = tl.join(values[k + 1], values[k + 3])
+            four = tl.reshape(tl.join(even, odd), [out.shape[0], 4])
+            tl.store(out[:, None] + k + tl.arange(0, 4)[None, :], four, mask=mask[:, None])
+    else:
+        store_tuple(out, 1, values, mask)
+
+
+@kernel(strided=("colors",))
+def _pack_kernel(
+    means2d,  # [nnz, 2]
+    shapes,  # [nnz, FOOTPRINT.SHAPE]
+    opacities,  # [nnz]
+    colors,  # [nnz, COLORS] with rows of any stride, any float dtype; or None
+    depths,  # [nnz] or None
+    records,  # [nnz, WIDTH], output
+    large,  # [nnz] bool, output, or None
+    n_rows: "Int", color_stride: "Int",
+    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < n_rows
+    mean = load_tuple(means2d + row * 2, 1, 2, mask)
+    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
+    shape = load_tuple(shapes + row * SHAPE, 1, SHAPE, mask)
+    opacity = tl.load(opacities + row, mask=mask, other=0.0)
+    values, valid = FOOTPRINT.pack(mean, shape, opacity >= constant(ALPHA_MIN, opacity))
+    values = values + (
+        tl.where(valid, tl.log2(tl.where(valid, opacity, 1.0)), -1e4),
+        tl.where(valid, tl.minimum(opacity, constant(ALPHA_MAX, opacity)), 0.0),
+    )
+    for k in tl.static_range(COLORS):
+        color = tl.load(colors + row * color_stride + k, mask=mask, other=0.0)
+        values = values + (color.to(mean[0].dtype),)
+    if depths is not None:
+        values = values + (tl.load(depths + row, mask=mask, other=0.0),)
+    for _ in tl.static_range(FOOTPRINT.VALUES + OPACITY + COLORS + (depths is not None), WIDTH):
+        values = values + (tl.zeros_like(opacity),)
+    _store_record(records + row * WIDTH, values, mask, WIDE)
+    if large is not None:
+        tl.store(large + row, FOOTPRINT.is_large(shape, opacity, TILE, ALPHA_MIN), mask=mask)
+
+
+@triton.jit
+def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr):
+    """The first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
+    at = element(records, row, WIDTH, WIDE)
+    if WIDE:
+        values = ()
+        for k in tl.static_range(0, VALUES, 4):
+            values = values + load4(at + k)
+        return values
+    else:
+        return load_tuple(at, 1, VALUES)
 
 
 @kernel
@@ -153,80 +205,63 @@ def _part_lists_kernel(
     store_margins(listed, index, n_entries)
 
 
-def part_arguments(
-    intersections: Intersections, grid: TileGrid, shape: PartShape, settings: CompositingSettings
-) -> dict[str, int]:
-    """Returns the arguments of kernels that say which pixels the parts of a band have."""
-    return {
-        "tiles": intersections.isect_offsets.numel() - 1,
-        "first_tile": intersections.first_tile,
-        "width": settings.width,
-        "height": settings.height,
-        "tile_width": grid.tile_width,
-        "n_tiles": grid.tiles_per_image,
-        "TILE": grid.tile_size,
-        "WIDTH": shape.width,
-        "HEIGHT": shape.height,
-    }
+def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | None = None) -> Tensor:
+    """Packs projected Gaussians with their colors and depths.
+
+    Args:
+        large: [nnz] bool, output: whether a Gaussian may touch more than ``LARGE`` tiles. It does not depend on bands.
+
+    Returns:
+        [nnz, width], see ``Footprint``; ``width`` is a multiple of 4, so that rows are aligned.
+    """
+    footprint = FOOTPRINTS[settings.footprint]
+    n_rows, n_colors = splats.opacities.numel(), splats.n_colors
+    width = triton.cdiv(footprint.VALUES + OPACITY.value + splats.n_features, 4) * 4
+    records = splats.means2d.new_empty(n_rows, width)
+    launch_elementwise(
+        _pack_kernel,
+        n_rows,
+        BLOCK,
+        means2d=splats.means2d,
+        shapes=splats.conics,
+        opacities=splats.opacities,
+        colors=splats.colors,
+        depths=splats.depths,
+        records=records,
+        large=large,
+        n_rows=n_rows,
+        color_stride=0 if splats.colors is None else splats.colors.stride(0),
+        FOOTPRINT=footprint,
+        COLORS=n_colors,
+        WIDTH=width,
+        TILE=settings.tile_size,
+        ALPHA_MAX=settings.numerics.alpha_max,
+        ALPHA_MIN=ALPHA_MIN,
+        WIDE=approximate(records),
+    )
+    return records
 
 
-def list_arguments(lists: PartLists) -> dict[str, Tensor | int | None]:
-    """Returns the arguments of kernels that composite lists and their chunks."""
-    return {
-        "offsets": lists.offsets,
-        "chunk_starts": lists.chunk_starts,
-        "chunk_lists": lists.chunk_lists,
-        "chunk_transmittances": lists.chunk_transmittances,
-        "chunk_colors": lists.chunk_colors,
-        "n_chunks": lists.n_chunks,
-    }
-
-
-def walk_arguments(tensor: Tensor, shape: PartShape, settings: CompositingSettings) -> dict[str, Any]:
-    """Returns the arguments, and compiler options, of kernels that walk the lists of parts."""
-    return {
-        "FOOTPRINT": FOOTPRINTS[settings.footprint],
-        "CHUNK": shape.chunk,
-        "UNROLL": walk_unroll(tensor),
-        "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
-        "APPROX": approximate(tensor),
-        "AMD": is_amd(tensor),
-        **walk_options(tensor),
-    }
-
-
-def list_parts(
-    records: Tensor,
-    intersections: Intersections,
-    grid: TileGrid,
-    shape: PartShape,
-    settings: CompositingSettings,
-    n_features: int,
-    has_ends: bool,
-) -> PartLists:
+def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> PartLists:
     """Lists the Gaussians that reach each part of the tiles of a band. Reads the number of entries from the device.
 
     Args:
         records: [nnz, width] of ``pack_records``.
-        intersections: Of the band.
-        grid: The tiles of the images.
-        shape: Size of the parts; lists longer than ``CUT`` chunks are cut.
+        band: Its lists longer than ``CUT`` chunks are cut.
         n_features: D, for the size of ``chunk_colors``.
         has_ends: Whether ``ends`` is allocated, for the forward pass to write.
     """
-    isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
-    parts = grid.tile_size**2 // (shape.width * shape.height)
+    isect_offsets, flatten_ids = band.intersections.isect_offsets, band.intersections.flatten_ids
     if flatten_ids.numel() == 0:
-        offsets = isect_offsets.new_zeros(parts * (isect_offsets.numel() - 1) + 1)
+        offsets = isect_offsets.new_zeros(band.parts * band.n_tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
-    if parts == 1:
+    if band.parts == 1:
         lists = PartLists(flatten_ids.numel(), _with_margins(flatten_ids), isect_offsets)
-        chunk_starts = _chunk_starts(isect_offsets, shape.chunk)
+        chunk_starts = _chunk_starts(isect_offsets, band.shape.chunk)
         n_chunks = int(chunk_starts[-1])
     else:
-        words, totals = _part_bits(records, intersections, grid, shape, settings)
-        n_words, tiles = words.shape[1], isect_offsets.numel() - 1
-        offsets = isect_offsets.new_empty(parts * tiles + 1)
+        words, totals = _part_bits(records, band)
+        offsets = isect_offsets.new_empty(band.parts * band.n_tiles + 1)
         launch_elementwise(
             _part_offsets_kernel,
             offsets.numel(),
@@ -236,11 +271,11 @@ def list_parts(
             totals=totals,
             offsets=offsets,
             n=offsets.numel(),
-            n_words=n_words,
-            tiles=tiles,
+            n_words=words.shape[1],
+            tiles=band.n_tiles,
             PTX=has_ptx(records),
         )
-        chunk_starts = _chunk_starts(offsets, shape.chunk)
+        chunk_starts = _chunk_starts(offsets, band.shape.chunk)
         n_entries, n_chunks = torch.stack([offsets[-1], chunk_starts[-1]]).tolist()
         lists = PartLists(n_entries, list_values(flatten_ids, words, totals, n_entries), offsets, words, totals)
     if has_ends:
@@ -248,7 +283,7 @@ def list_parts(
     if n_chunks == 0:
         return lists
     indices = torch.arange(chunk_starts.numel() - 1, dtype=torch.int32, device=chunk_starts.device)
-    pixels = shape.width * shape.height
+    pixels = band.shape.width * band.shape.height
     return lists._replace(
         chunk_starts=chunk_starts,
         chunk_lists=indices.repeat_interleave(chunk_starts.diff(), output_size=n_chunks),
@@ -299,14 +334,13 @@ def tile_keys(intersections: Intersections) -> Tensor:
     return keys + (intersections.first_tile - 1 - intersections.key_bias)
 
 
-def _part_bits(
-    records: Tensor, intersections: Intersections, grid: TileGrid, shape: PartShape, settings: CompositingSettings
-) -> tuple[Tensor, Tensor]:
+def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     """``words`` and ``totals`` of :class:`PartLists`."""
+    intersections = band.intersections
     flatten_ids = intersections.flatten_ids
     n = flatten_ids.numel()
     n_words = n // WORD.value + 1  # one more than needed, so that the end of the last list is inside
-    words = flatten_ids.new_empty(grid.tile_size**2 // (shape.width * shape.height), n_words)
+    words = flatten_ids.new_empty(band.parts, n_words)
     counts = torch.empty_like(words)
     launch_elementwise(
         _part_bits_kernel,
@@ -321,13 +355,13 @@ def _part_bits(
         n=n,
         n_words=n_words,
         key_bias=intersections.key_bias,
-        tile_width=grid.tile_width,
-        n_tiles=grid.tiles_per_image,
-        FOOTPRINT=FOOTPRINTS[settings.footprint],
+        tile_width=band.grid.tile_width,
+        n_tiles=band.grid.tiles_per_image,
+        FOOTPRINT=band.footprint,
         RECORD_WIDTH=records.shape[1],
-        TILE=grid.tile_size,
-        WIDTH=shape.width,
-        HEIGHT=shape.height,
+        TILE=band.grid.tile_size,
+        WIDTH=band.shape.width,
+        HEIGHT=band.shape.height,
         LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
         APPROX=approximate(records),
         PTX=has_ptx(records),

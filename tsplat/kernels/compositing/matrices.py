@@ -12,13 +12,18 @@ remainder). Tensor cores also truncate where fp32 would round, so they sum no mo
 warp. See docs/decisions/0006 for the cost of all this.
 """
 
+import math
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...config import ALPHA_MIN
 from ...data import Splats
-from ..launch import PartShape, approximate, group_options
+from ..launch import FEATURES_MIN, PartShape, approximate, group_options
+from .walk_steps import Band
 
 GROUP = tl.constexpr(16)
 """Gaussians whose weights make up a matrix; the minimum of ``tl.dot``."""
@@ -89,9 +94,23 @@ def load_features(colors, depths, rows, channel, n_colors, dtype: tl.constexpr):
     return values
 
 
-def product_options(tensor: Tensor, splats: Splats, shape: PartShape) -> dict[str, int | bool]:
+def product_options(tensor: Tensor, splats: Splats, shape: PartShape) -> dict[str, Any]:
     """Returns how matrices are multiplied, and compiler options."""
     fast = approximate(tensor)
     colors = splats.colors
     half = colors is not None and colors.dtype in (torch.float16, torch.bfloat16) and splats.depths is None
     return {"SPLIT": fast, "EXACT": fast and half, "APPROX": fast, **group_options(tensor, shape)}
+
+
+def product_arguments(records: Tensor, splats: Splats, band: Band) -> dict[str, Any]:
+    """Returns the arguments, and compiler options, of kernels that walk lists by matrix products."""
+    return {
+        "colors": splats.colors,
+        "depths": splats.depths,
+        "n_colors": splats.n_colors,
+        "FOOTPRINT": band.footprint,
+        "CHUNK": band.shape.chunk,
+        "CHANNELS": FEATURES_MIN,
+        "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
+        **product_options(records, splats, band.shape),
+    }

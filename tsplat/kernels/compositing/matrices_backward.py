@@ -1,10 +1,10 @@
 """Backward compositing of many channels. See ``matrices``.
 
-Slots are those of ``backward``. The sums of a group are summed at once, first along columns
-of a part, as dx is one value per column.
+Slots are those of ``walks``. The sums of a group are summed at once, first along the columns of a part, as dx is one
+value per column.
 """
 
-import math
+from typing import Any
 
 import torch
 import triton
@@ -12,22 +12,12 @@ import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
-from ...config import ALPHA_MIN
-from ...data import CompositingSettings, Intersections, PartLists, Splats, TileGrid
+from ...data import Splats
 from ..device_math import constant, load_tuple
-from ..launch import FEATURES_MIN, Int, PartShape, kernel, launch
-from .footprints import FOOTPRINTS
-from .lists import list_arguments, part_arguments
-from .matrices import (
-    GROUP,
-    lanes_last,
-    load_features,
-    product,
-    product_options,
-    put,
-    take,
-)
-from .pixel_math import (
+from ..launch import FEATURES_MIN, Int, kernel, launch
+from .matrices import GROUP, lanes_last, load_features, product, product_arguments, put, take
+from .walk_steps import (
+    Band,
     absorb_vjp,
     clamped_alpha,
     inverse_transmittance,
@@ -36,8 +26,6 @@ from .pixel_math import (
     load_slot,
     part_pixels,
 )
-from .records import pack_records
-from .slots import assign_slots
 
 
 @triton.jit
@@ -111,13 +99,14 @@ def _features_bwd_kernel(
     column = tl.arange(0, GROUP)
     place_in_part = tl.arange(0, PIXELS)[:, None]
     program = tl.program_id(0)
+    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     for part in range(TOGETHER):
         index, start, begin, range_end, _, end_chunk, is_chunk = load_range(
             program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
         )
         image, center_x, center_y, inside, pixel, own = part_pixels(
-            first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-            TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
+            index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype,
+            BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
         transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
@@ -196,63 +185,32 @@ def _features_bwd_kernel(
 
 def features_bwd(
     splats: Splats,
-    backgrounds: Tensor | None,
-    intersections: Intersections,
-    lists: PartLists,
-    transmittances: Tensor,
-    last_ids: Tensor,
+    records: Tensor,
     v_render_colors: Tensor,
-    v_render_alphas: Tensor,
-    columns: int,
-    large: Tensor,
-    shape: PartShape,
-    settings: CompositingSettings,
-) -> tuple[Tensor, Tensor]:
-    """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more."""
-    grid = TileGrid.cover(len(v_render_colors), settings.width, settings.height, settings.tile_size)
-    records = pack_records(splats._replace(colors=None, depths=None), settings, large)
-    assigned = assign_slots(lists, intersections, records, columns)
-    options = product_options(records, splats, shape)
+    n_programs: int,
+    band: Band,
+    arguments: dict[str, Any],
+) -> None:
+    """Does what ``walk_bwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
+    products = product_arguments(records, splats, band)
     # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
-    v_render_colors = torch.where(transmittances[..., None] < 1, v_render_colors, 0.0)
+    v_render_colors = torch.where(arguments["transmittances"][..., None] < 1, v_render_colors, 0.0)
     launch(
         _features_bwd_kernel,
-        assigned.n_programs,
-        records=records,
-        colors=splats.colors,
-        depths=splats.depths,
-        backgrounds=backgrounds,
-        entries=assigned.entries,
-        order=assigned.order,
-        transmittances=transmittances,
-        last_ids=last_ids,
-        v_parts=_by_part(v_render_colors, shape, grid, intersections),
-        v_render_alphas=v_render_alphas,
-        v_slots=assigned.v_slots,
-        n_colors=splats.n_colors,
-        FOOTPRINT=FOOTPRINTS[settings.footprint],
-        RECORD_WIDTH=records.shape[1],
-        CHUNK=shape.chunk,
-        CHANNELS=FEATURES_MIN,
-        WARPS=options["num_warps"],
-        ABSGRAD=settings.absgrad,
-        TOGETHER=assigned.together,
-        LOG2_ALPHA_MAX=math.log2(settings.numerics.alpha_max),
-        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-        **list_arguments(lists),
-        **part_arguments(intersections, grid, shape, settings),
-        **options,
+        n_programs,
+        **arguments | products,
+        v_parts=_by_part(v_render_colors, band),
+        WARPS=products["num_warps"],
     )
-    return assigned.v_slots, assigned.slot_starts
 
 
-def _by_part(image: Tensor, shape: PartShape, grid: TileGrid, intersections: Intersections) -> Tensor:
+def _by_part(image: Tensor, band: Band) -> Tensor:
     """Rearranges images [I, H, W, D] into [lists, blocks, pixels of a part, FEATURES_MIN]; zero beyond edges and D."""
-    first_tile, n_tiles = intersections.first_tile, intersections.isect_offsets.numel() - 1
+    grid, first_tile = band.grid, band.intersections.first_tile
     height, width, channels = image.shape[1:]
     size, blocks = grid.tile_size, -(-channels // FEATURES_MIN)
     first_image = first_tile // grid.tiles_per_image
-    image = image[first_image : (first_tile + n_tiles - 1) // grid.tiles_per_image + 1]
+    image = image[first_image : (first_tile + band.n_tiles - 1) // grid.tiles_per_image + 1]
     margins = (blocks * FEATURES_MIN - channels, grid.tile_width * size - width, grid.tile_height * size - height)
     if any(margins):
         image = torch.nn.functional.pad(image, (0, margins[0], 0, margins[1], 0, margins[2]))
@@ -260,10 +218,10 @@ def _by_part(image: Tensor, shape: PartShape, grid: TileGrid, intersections: Int
     tiles = rearrange(
         image,
         "i (tile_y part_y y) (tile_x part_x x) (block c) -> (part_y part_x) (i tile_y tile_x) block (y x) c",
-        y=shape.height,
-        x=shape.width,
-        part_y=size // shape.height,
-        part_x=size // shape.width,
+        y=band.shape.height,
+        x=band.shape.width,
+        part_y=size // band.shape.height,
+        part_x=size // band.shape.width,
         c=FEATURES_MIN,
     )
-    return tiles[:, first_tile : first_tile + n_tiles].flatten(0, 1).contiguous()
+    return tiles[:, first_tile : first_tile + band.n_tiles].flatten(0, 1).contiguous()

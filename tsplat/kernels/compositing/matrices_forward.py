@@ -1,21 +1,26 @@
 """Forward compositing of many channels. See ``matrices``."""
 
-import math
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import ALPHA_MIN, TRANSMITTANCE_MIN
-from ...data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from ...data import PartLists, RenderBuffers, Splats
 from ..device_math import constant, load_tuple
-from ..launch import FEATURES_MIN, Int, PartShape, kernel, launch, part_order, programs
-from .chunks import chunk_products, combine_chunks, first_transmittance, new_last_ids
-from .footprints import FOOTPRINTS
-from .lists import list_arguments, list_parts, part_arguments, walk_arguments
-from .matrices import GROUP, load_features, product, product_options, put
-from .pixel_math import OPACITY, absorb, clamped_alpha, load_range, part_pixels
-from .records import pack_records
+from ..launch import FEATURES_MIN, Int, kernel, launch, programs
+from .matrices import GROUP, load_features, product, product_arguments, put
+from .walk_steps import (
+    OPACITY,
+    Band,
+    absorb,
+    begin_forward,
+    clamped_alpha,
+    load_range,
+    part_pixels,
+    store_chunk,
+    store_list,
+)
 
 BLOCKS = 2
 """Blocks of FEATURES_MIN channels that a program accumulates if there are more than one."""
@@ -54,19 +59,13 @@ def _features_fwd_kernel(
     dtype = records.dtype.element_ty
     own_pass = tl.program_id(0) % passes
     program = tl.program_id(0) // passes
-    index, start, begin, end, first_chunk, end_chunk, is_chunk = load_range(
-        program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
-    )
-    tile = first_tile + index % tiles
-    image, center_x, center_y, inside, pixel, own = part_pixels(
-        tile, index // tiles, 0, width, height, tile_width, n_tiles, TILE, WIDTH, HEIGHT, HEIGHT, dtype
-    )
-    shown = True
-    if masks is not None:
-        shown = tl.load(masks + tile) != 0
-    transmittance = first_transmittance(
-        products, inside, own, program, first_chunk, is_chunk & shown, PIXELS, TRANSMITTANCE_MIN, dtype
-    )
+    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
+    entries, pixels, shown, transmittance = begin_forward(
+        program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid,
+        CHUNK, TILE, WIDTH, HEIGHT, TRANSMITTANCE_MIN, dtype,
+    )  # fmt: skip
+    _, start, begin, end, _, _, _ = entries
+    _, center_x, center_y, _, _, _ = pixels
     color = ()
     for _ in tl.static_range(BLOCKS):
         color = color + (tl.zeros([PIXELS, CHANNELS], dtype),)
@@ -103,19 +102,15 @@ def _features_fwd_kernel(
     index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(
         program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
-    image, _, _, inside, pixel, own = part_pixels(
-        first_tile + index % tiles, index // tiles, 0, width, height, tile_width, n_tiles,
-        TILE, WIDTH, HEIGHT, HEIGHT, dtype,
-    )  # fmt: skip
+    image, _, _, inside, pixel, own = part_pixels(index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
     first_stored = own_pass == 0
     if chunk_lists is not None:
         if is_chunk:
             chunk = program.to(tl.int64)
-            tl.store(chunk_transmittances + chunk * PIXELS + own, transmittance, mask=first_stored)
-            if last_ids is not None:
-                tl.store(chunk_last_ids + chunk * PIXELS + own, last, mask=first_stored)
+            place = chunk * PIXELS + own
+            store_chunk(chunk_transmittances, chunk_last_ids, place, transmittance, last, first_stored)
             for block in tl.static_range(BLOCKS):
                 channel = first_channel + block * CHANNELS
                 address = (chunk * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]
@@ -131,59 +126,31 @@ def _features_fwd_kernel(
             value = tl.fma(tl.reshape(transmittance, [PIXELS, 1]), background, value)
         stored = tl.reshape(inside, [PIXELS, 1]) & (channel < n_features)
         tl.store(render_colors + pixel_in_images * n_features + channel, value, mask=stored)
-    tl.store(transmittances + pixel, transmittance, mask=inside & first_stored)
-    if last_ids is not None:
-        tl.store(last_ids + pixel, last, mask=inside & first_stored)
-        tl.store(ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole & first_stored)
+    inside = inside & first_stored
+    is_whole = is_whole & first_stored
+    store_list(transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole)
 
 
 def features_fwd(
     splats: Splats,
     backgrounds: Tensor | None,
-    masks: Tensor | None,
-    intersections: Intersections,
+    records: Tensor,
+    lists: PartLists,
     buffers: RenderBuffers,
-    shape: PartShape,
-    settings: CompositingSettings,
-) -> PartLists:
-    """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more."""
-    grid = TileGrid.cover(len(buffers.colors), settings.width, settings.height, settings.tile_size)
-    pixels = part_arguments(intersections, grid, shape, settings)
-    records = pack_records(splats._replace(colors=None, depths=None), settings)
-    has_ends = buffers.last_ids is not None
-    lists = list_parts(records, intersections, grid, shape, settings, splats.n_features, has_ends)
-    products = chunk_products(records, lists, {**walk_arguments(records, shape, settings), **pixels})
-    chunk_last_ids = new_last_ids(products, buffers)
+    band: Band,
+    arguments: dict[str, Any],
+) -> None:
+    """Does what ``walk_fwd`` does, for ``FEATURES_MIN`` channels or more. Records have no channels."""
     blocks = BLOCKS if splats.n_features > FEATURES_MIN else 1
     passes = triton.cdiv(splats.n_features, blocks * FEATURES_MIN)
     launch(
         _features_fwd_kernel,
         programs((lists.n_chunks + lists.offsets.numel() - 1) * passes, 1),
+        **arguments | product_arguments(records, splats, band),
         records=records,
-        colors=splats.colors,
-        depths=splats.depths,
         backgrounds=backgrounds,
-        masks=masks,
-        ids=lists.ids,
-        order=part_order(lists.offsets, intersections.isect_offsets),
         render_colors=buffers.colors,
-        transmittances=buffers.transmittances,
-        last_ids=buffers.last_ids,
-        ends=lists.ends,
-        products=products,
-        chunk_last_ids=chunk_last_ids,
-        n_colors=splats.n_colors,
         passes=passes,
-        FOOTPRINT=FOOTPRINTS[settings.footprint],
         RECORD_WIDTH=records.shape[1],
-        CHUNK=shape.chunk,
-        CHANNELS=FEATURES_MIN,
         BLOCKS=blocks,
-        LOG2_ALPHA_MIN=math.log2(ALPHA_MIN),
-        TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
-        **list_arguments(lists),
-        **pixels,
-        **product_options(records, splats, shape),
     )
-    combine_chunks(lists, chunk_last_ids, backgrounds, buffers, splats.n_colors, pixels)
-    return lists

@@ -1,10 +1,14 @@
-"""Slots: where the backward pass of compositing writes the gradients of the entries of lists.
+"""Slots: where the backward pass of compositing writes the sums of entries, and the gradients that their sums become.
 
 An intersection has one slot for each part of its tile that composited it, so the slots of a Gaussian are contiguous.
-Entries behind the last one that any pixel of their part added have none, as their gradients are zero. Two kernels
-count the slots of each intersection, and write the rows and slots of entries.
+Entries behind the last one that a pixel of their part added have none, as their gradients are zero. Two kernels count
+the slots of each intersection and write the rows and slots of entries.
+
+After the walk, two kernels add the slots of each Gaussian to its row of ``sums`` in a fixed order: the sums of the
+footprint, the gradients of features, and two sums for absgrad. A third turns them into gradients.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -12,24 +16,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...data import GaussianMajor, Intersections, PartLists
+from ...data import CompositingSettings, GaussianMajor, Intersections, PartLists, SplatGradients
+from ..device_math import load4, load_tuple, store_tuple
 from ..launch import (
     Int,
+    approximate,
     has_ptx,
     is_compiled_for_cpu,
     kernel,
+    launch,
     launch_elementwise,
     longest_first,
     programs,
 )
-from .lists import (
-    BLOCK,
-    MARGIN,
-    list_values,
-    places_in_lists,
-    store_margins,
-    tile_keys,
-)
+from .footprints import FOOTPRINTS
+from .lists import BLOCK, MARGIN, list_values, places_in_lists, store_margins, tile_keys
+
+LN_2 = tl.constexpr(math.log(2.0))
+
+GROUP, SPAN_UNROLL = 16, 8
+"""Spans of a program of the sums of spans, and how often its loop over slots is unrolled."""
+
+LANES, ROW_UNROLL = 64, 8
+"""Gaussians times columns of a program of the sums of rows, and how often its loops are unrolled."""
 
 
 @triton.jit
@@ -100,6 +109,121 @@ def _part_entries_kernel(
     store_margins(entries, index, n_entries)
 
 
+@triton.jit
+def _large_spans(slot_starts, positions, rows, large, span, n_spans):
+    """First slots of spans, and how many slots there are; 0 for spans of Gaussians that are not large."""
+    mask = span < n_spans
+    start = tl.load(slot_starts + span, mask=mask, other=0)
+    end = tl.load(slot_starts + span + 1, mask=mask, other=0)
+    row = tl.load(rows + tl.load(positions + span, mask=mask, other=0), mask=mask, other=0)
+    return start.to(tl.int64), tl.where(tl.load(large + row, mask=mask, other=0) != 0, end - start, 0)
+
+
+@kernel
+def _span_sum_kernel(
+    v_slots,  # [K, width], the first slot of each span is output
+    slot_starts,  # [S + 1] int32
+    positions,  # [S] int32
+    rows,  # [nnz] int32
+    large,  # [nnz] bool
+    n_spans: "Int", width: "Int", blocks: "Int",
+    GROUP: tl.constexpr, UNROLL: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Adds the slots of each span of large Gaussians, COLUMNS columns of them, into its first slot."""
+    program = tl.program_id(0)
+    span = (program // blocks).to(tl.int64) * GROUP + tl.arange(0, GROUP)
+    _start, lengths = _large_spans(slot_starts, positions, rows, large, span, n_spans)
+    longest = tl.max(lengths)
+    if longest > 1:
+        # Loaded again in the layout of slots.
+        start, length = _large_spans(slot_starts, positions, rows, large, span[:, None], n_spans)
+        column = program % blocks * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        remaining = tl.where(column < width, length, 0)
+        address = v_slots + start * width + column
+        total = tl.zeros([GROUP, COLUMNS], v_slots.dtype.element_ty)
+        for base in range(0, longest, UNROLL):
+            for k in tl.static_range(UNROLL):
+                total += tl.load(address + (base + k) * width, mask=base + k < remaining, other=0.0)
+        tl.store(address, total, mask=remaining > 1)
+
+
+@kernel
+def _row_sum_kernel(
+    v_slots,  # [K, WIDTH]; for large Gaussians, each span's sum in its first slot
+    slot_starts,  # [S + 1] int32
+    span_starts,  # [nnz + 1] int32
+    rows,  # [nnz] int32
+    large,  # [nnz] bool
+    sums,  # [nnz, SUMS_WIDTH], added to
+    n_rows: "Int", blocks: "Int",
+    WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Adds the slots of Gaussians, COLUMNS columns of them, to their rows. One lane per Gaussian and column."""
+    GROUP: tl.constexpr = LANES // COLUMNS
+    program = tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    index = (program // blocks).to(tl.int64) * GROUP + lane // COLUMNS
+    column = program % blocks * COLUMNS + lane % COLUMNS
+    mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
+    first = tl.load(span_starts + index, mask=mask, other=0)
+    last = tl.load(span_starts + index + 1, mask=mask, other=0)
+    mask = mask & (first < last)
+    row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
+    is_large = tl.load(large + row, mask=mask, other=0) != 0
+    start = tl.load(slot_starts + first, mask=mask, other=0)
+    end = tl.load(slot_starts + last, mask=mask, other=0)
+    total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
+    length = tl.where(is_large, 0, end - start)
+    address = v_slots + start.to(tl.int64) * WIDTH + column
+    for base in range(0, tl.max(length), UNROLL):
+        for k in tl.static_range(UNROLL):
+            total += tl.load(address + (base + k) * WIDTH, mask=base + k < length, other=0.0)
+    count = tl.where(is_large, last - first, 0)
+    for base in range(0, tl.max(count), UNROLL):
+        for k in tl.static_range(UNROLL):
+            here = base + k < count
+            end = tl.load(slot_starts + first + base + k + 1, mask=here, other=0)
+            total += tl.load(v_slots + start.to(tl.int64) * WIDTH + column, mask=here & (start < end), other=0.0)
+            start = end
+    tl.store(sums + row * SUMS_WIDTH + column, total, mask=mask)
+
+
+@kernel
+def _gradients_kernel(
+    sums,  # [nnz, width], width a multiple of 4
+    shapes,  # [nnz, FOOTPRINT.SHAPE]
+    opacities,  # [nnz]
+    v_means2d,  # [nnz, 2], output
+    v_shapes,  # [nnz, FOOTPRINT.SHAPE], output
+    v_opacities,  # [nnz], output
+    absgrad,  # [nnz, 2], output, or None
+    n_rows: "Int", width: "Int", absgrad_column: "Int",
+    FOOTPRINT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of mean, shape and opacity."""
+    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
+    SUMS: tl.constexpr = FOOTPRINT.SUMS
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < n_rows
+    if WIDE:
+        at = sums + tl.minimum(row, n_rows - 1) * width
+        found = ()
+        for k in tl.static_range(0, SUMS, 4):
+            found = found + load4(at + k)
+    else:
+        found = load_tuple(sums + row * width, 1, SUMS, mask)
+    shape = load_tuple(shapes + row * SHAPE, 1, SHAPE, mask)
+    opacity = tl.load(opacities + row, mask=mask, other=1.0)
+    v_mean, v_shape, v_opacity = FOOTPRINT.finish(found, shape, opacity)
+    store_tuple(v_means2d + row * 2, 1, v_mean, mask)
+    store_tuple(v_shapes + row * SHAPE, 1, v_shape, mask)
+    tl.store(v_opacities + row, v_opacity, mask=mask)
+    if absgrad is not None:
+        for k in tl.static_range(2):
+            slope = tl.load(sums + row * width + absgrad_column + k, mask=mask, other=0.0)
+            tl.store(absgrad + row * 2 + k, slope * LN_2, mask=mask)
+
+
 class PartSlots(NamedTuple):
     """Where the programs of the backward pass write the gradients of the entries of lists.
 
@@ -121,19 +245,16 @@ class PartSlots(NamedTuple):
 
 
 def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor, columns: int) -> PartSlots:
-    """Allocates slots for the entries of the lists of a band, which must have ``gaussian_major``.
+    """Allocates slots of so many columns for the entries of a band's lists, which must have ``gaussian_major``.
 
     On a GPU, each entry that a pixel added gets a slot. If ``ends`` is unknown, every entry gets a slot. On a CPU, the
     parts of a tile are composited by one program and share slots.
-
-    Args:
-        columns: Columns of a slot.
     """
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
     order = intersections.gaussian_major
     assert order is not None
-    n_lists, n_tiles = lists.offsets.numel() - 1, isect_offsets.numel() - 1
-    together = n_lists // n_tiles if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
+    n_lists = lists.offsets.numel() - 1
+    together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
     if together > 1:
         entries, slot_starts = _shared_entries(lists, flatten_ids, order), order.place_starts
         v_slots = records.new_zeros(flatten_ids.numel(), columns)
@@ -196,3 +317,83 @@ def _entries(
         **arguments,
     )
     return entries[MARGIN.value : -MARGIN.value], starts[order.place_starts]
+
+
+def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor) -> None:
+    """Adds the slots [K, columns] of each Gaussian to its row of sums [nnz, width]. Overwrites slots.
+
+    The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, in
+    parallel. As spans lie within a row of tiles, bits do not depend on the split into bands.
+    """
+    n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
+    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
+    columns = min(triton.next_power_of_2(width), 16)
+    blocks = triton.cdiv(width, columns)
+    launch(
+        _span_sum_kernel,
+        programs(triton.cdiv(n_spans, GROUP) * blocks, 1),
+        **arguments,
+        positions=order.positions,
+        n_spans=n_spans,
+        width=width,
+        blocks=blocks,
+        GROUP=GROUP,
+        UNROLL=SPAN_UNROLL,
+        COLUMNS=columns,
+        num_warps=2,
+    )
+    columns = min(width, LANES)
+    blocks = triton.cdiv(width, columns)
+    launch(
+        _row_sum_kernel,
+        programs(triton.cdiv(n_rows, LANES // columns) * blocks, 1),
+        **arguments,
+        span_starts=order.span_starts,
+        sums=sums,
+        n_rows=n_rows,
+        blocks=blocks,
+        WIDTH=width,
+        SUMS_WIDTH=sums.shape[1],
+        COLUMNS=columns,
+        UNROLL=ROW_UNROLL,
+        LANES=LANES,
+        num_warps=1,
+    )
+
+
+def sum_columns(n_features: int, absgrad: bool) -> int:
+    """Returns the columns of the sums that :func:`composite_bwd` adds to: those of slots, padded for wide loads."""
+    return int(triton.cdiv(FOOTPRINTS["ellipse"].slot_columns(n_features, absgrad), 4)) * 4
+
+
+def composite_gradients(
+    sums: Tensor, conics: Tensor, opacities: Tensor, n_features: int, settings: CompositingSettings
+) -> SplatGradients:
+    """Computes the gradients of rows from their sums.
+
+    Args:
+        sums: [nnz, columns of :func:`sum_columns`].
+        conics, opacities: [nnz, 3], [nnz].
+    """
+    n_rows, footprint = opacities.numel(), FOOTPRINTS[settings.footprint]
+    v_means2d, v_conics, v_opacities = sums.new_empty(n_rows, 2), torch.empty_like(conics), torch.empty_like(opacities)
+    absgrad = torch.empty_like(v_means2d) if settings.absgrad else None
+    launch_elementwise(
+        _gradients_kernel,
+        n_rows,
+        BLOCK,
+        sums=sums,
+        shapes=conics,
+        opacities=opacities,
+        v_means2d=v_means2d,
+        v_shapes=v_conics,
+        v_opacities=v_opacities,
+        absgrad=absgrad,
+        n_rows=n_rows,
+        width=sums.shape[1],
+        absgrad_column=footprint.SUMS + n_features,
+        FOOTPRINT=footprint,
+        WIDE=approximate(sums),
+    )
+    v_features = sums[:, footprint.SUMS : footprint.SUMS + n_features]
+    return SplatGradients(v_means2d, v_conics, v_opacities, v_features, absgrad)

@@ -51,6 +51,10 @@ class Footprint:
     slopes: Any
     finish: Any
 
+    def slot_columns(self, n_features: int, absgrad: bool) -> int:
+        """Returns the columns of slots: sums of the footprint, features, and two for absgrad."""
+        return self.SUMS + n_features + 2 * absgrad
+
     @functools.cached_property
     def cache_key(self) -> str:
         """Changes with the source of any function, and with that of those it calls."""

@@ -11,7 +11,7 @@ from tests.emulator.targets import needs_emulator
 from tests.support import scenes
 from tests.support.closeness import assert_run_fp32
 from tsplat.kernels import launch
-from tsplat.kernels.compositing.warp_sums import SUMS_MAX, column_of_lane, fold
+from tsplat.kernels.compositing.pixel_sums import SUMS_MAX, column_of_lane, fold
 
 pytestmark = needs_emulator
 
@@ -44,10 +44,10 @@ def test_fold_sums_each_value_over_32_lanes(n):
 @pytest.mark.parametrize(("width", "height", "chunk"), [(8, 4, 1024), (16, 8, 1024), (8, 8, 3)])
 def test_folded_gradients_match_reference(width, height, chunk, monkeypatch):
     """Parts of one to four blocks of 32 pixels."""
-    from tsplat.kernels.compositing import launchers
+    from tsplat.kernels import compositing
 
     shape = launch.PartShape(width, height, chunk)
-    monkeypatch.setattr(launchers, "part_shape", lambda *arguments: shape)
+    monkeypatch.setattr(compositing, "part_shape", lambda *arguments: shape)
     scene = scenes.make(scenes.Structure(n=14, cameras=1, width=21, height=13, size=4.0, seed=3), torch.float32)
     with tsplat_emulated("cuda:80"):
         assert_run_fp32(scene, backend="triton", tile_size=16, absgrad=True, render_mode="RGB+D")

@@ -1,8 +1,8 @@
-"""Sums over the lanes of a warp, of several values at once, on NVIDIA GPUs.
+"""Sums over the pixels of a part, of all that the backward walk adds for a Gaussian.
 
-Summing n values over 32 lanes one by one takes 5 n shuffles. Here, at each of five steps, a lane keeps half of the
-values it has and passes the other half to the lane that keeps them, so that about n + 3 shuffles are enough. In the end
-each lane holds one of the sums.
+On NVIDIA GPUs, several values are summed over the lanes of a warp at once. Summing n values over 32 lanes one by one
+takes 5 n shuffles. Here, at each of five steps, a lane keeps half of the values it has and passes the other half to the
+lane that keeps them, so that about n + 3 shuffles are enough. In the end each lane holds one of the sums.
 """
 
 import triton
@@ -10,6 +10,41 @@ import triton.language as tl
 
 SUMS_MAX = 32
 """Number of values up to which each has a lane."""
+
+
+@triton.jit
+def add_features(sums, record, weight, g, at, v_color, FOOTPRINT: tl.constexpr, ABSGRAD: tl.constexpr):
+    """Adds the pixels of a block to sums of weights times v, and of slopes; () before the first block."""
+    added = ()
+    for k in tl.static_range(len(v_color)):
+        if len(sums) == 0:
+            added = added + (weight * v_color[k],)
+        else:
+            added = added + (tl.fma(weight, v_color[k], sums[k]),)
+    if ABSGRAD:
+        slopes = FOOTPRINT.slopes(record, g, at)
+        for k in tl.static_range(2):
+            if len(sums) == 0:
+                added = added + (slopes[k],)
+            else:
+                added = added + (sums[len(v_color) + k] + slopes[k],)
+    return added
+
+
+@triton.jit
+def sum_block(sums, others, at, FOOTPRINT: tl.constexpr):
+    """The columns of a slot, summed over a block; see ``Footprint.BY_COLUMN``."""
+    by_column = ()
+    for k in tl.static_range(len(sums)):
+        if k < FOOTPRINT.BY_COLUMN:
+            by_column = by_column + (tl.sum(sums[k], 0, keep_dims=True),)
+        else:
+            by_column = by_column + (sums[k],)
+    columns = FOOTPRINT.expand(by_column, at) + others
+    totals = ()
+    for k in tl.static_range(len(columns)):
+        totals = totals + (tl.sum(columns[k]),)
+    return totals
 
 
 def _fold_ptx(n: int) -> str:

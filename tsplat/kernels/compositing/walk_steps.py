@@ -1,0 +1,296 @@
+"""What all walks share: the entries and pixels of a program, one step of blending, and what is stored in the end.
+
+The exponent of alpha is in base 2 and includes the opacity: alpha = min(alpha_max, 2^e). Explicit fma, in kernels
+compiled without further contraction, make forward and backward take bitwise the same decisions.
+
+``grid`` is a tuple of a kernel's arguments: ``tiles`` and ``first_tile`` of the band, ``width`` and ``height`` of
+images in pixels, ``tile_width`` and ``n_tiles`` of an image.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...config import ALPHA_MIN
+from ...data import CompositingSettings, Intersections, PartLists, TileGrid
+from ..device_math import constant, exp2, reciprocal
+from ..launch import PartShape, approximate, is_amd, walk_options, walk_unroll
+from .footprints import FOOTPRINTS, Footprint
+
+OPACITY = tl.constexpr(2)
+"""Values of a record behind those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
+follow."""
+
+
+@triton.jit
+def _nth_list(n, order):
+    """The n-th list in an order [lists] int64, or None for the order of lists."""
+    if order is not None:
+        return tl.load(order + n).to(tl.int32)
+    else:
+        return n
+
+
+@triton.jit
+def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK: tl.constexpr, later=0):
+    """The entries that a program composites: a chunk of a long list, or a list that is not cut.
+
+    Args:
+        order: [lists] int64, or None for the order of lists.
+        offsets: [lists + 1] int32.
+        chunk_lists: [n_chunks] int32 and ``chunk_starts`` [lists + 1] int32, see ``PartLists``; None if no list is cut.
+        later: Added to the list. Lists that are cut may not be later.
+
+    Returns:
+        The list; its first entry; begin and end of the range in the list; the list's first chunk and the one after its
+        last; whether the program has a chunk.
+    """
+    if chunk_lists is None:
+        index = _nth_list(program, order) + later
+    else:
+        is_chunk = program < n_chunks
+        if is_chunk:
+            index = tl.load(chunk_lists + program)
+        else:
+            index = _nth_list(program - n_chunks, order)
+    start = tl.load(offsets + index)
+    count = tl.load(offsets + index + 1) - start
+    start = start.to(tl.int64)
+    if chunk_lists is None:
+        return index, start, 0, count, 0, 0, False
+    else:
+        first_chunk = tl.load(chunk_starts + index)
+        end_chunk = tl.load(chunk_starts + index + 1)
+        begin = tl.where(is_chunk, (program - first_chunk) * CHUNK, 0)
+        # A list that is cut is left to the programs of its chunks.
+        end = tl.where(is_chunk, tl.minimum(begin + CHUNK, count), tl.where(first_chunk < end_chunk, 0, count))
+        return index, start, begin, end, first_chunk, end_chunk, is_chunk
+
+
+@triton.jit
+def part_pixels(
+    index, block: tl.constexpr, grid, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr, BY_COLUMN: tl.constexpr = True,
+):  # fmt: skip
+    """Pixels of a block of the part of the list ``index``: some of the part's pixel rows.
+
+    If BY_COLUMN, the place in the part has a hint that lets a lane hold pixels of a column, which share more of the
+    work of a Gaussian than neighbors in a row.
+
+    Returns:
+        The tile's image; pixel centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1]; whether pixels are inside the image,
+        their flat index in the images, and their place in the part, [BLOCK_HEIGHT, WIDTH].
+    """
+    PARTS_ACROSS: tl.constexpr = TILE // WIDTH
+    tiles, first_tile, width, height, tile_width, n_tiles = grid
+    tile = first_tile + index % tiles
+    part = index // tiles
+    image = (tile // n_tiles).to(tl.int64)
+    tile = tile % n_tiles
+    own_x = tl.arange(0, WIDTH)[None, :]
+    own_y = block * BLOCK_HEIGHT + tl.arange(0, BLOCK_HEIGHT)[:, None]
+    x = tile % tile_width * TILE + part % PARTS_ACROSS * WIDTH + own_x
+    y = tile // tile_width * TILE + part // PARTS_ACROSS * HEIGHT + own_y
+    inside = (x < width) & (y < height)
+    pixel = (image * height + y) * width + x
+    own = own_y * WIDTH + own_x
+    if BY_COLUMN:
+        own = tl.max_contiguous(own, [1, 1])
+    return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, inside, pixel, own
+
+
+@triton.jit
+def begin_forward(
+    program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    TRANSMITTANCE_MIN: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """What a forward walk starts with.
+
+    Args:
+        masks: [I, n_tiles] bool or None.
+        products: [n_chunks, WIDTH HEIGHT], see ``chunk_products``; None if no list is cut.
+
+    Returns:
+        What ``load_range`` and ``part_pixels`` do; whether the tile is shown; the transmittance in front of the
+        program's entries, negative where pixels are outside or have stopped before.
+    """
+    entries = load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK)
+    pixels = part_pixels(entries[0], 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    shown = True
+    if masks is not None:
+        shown = tl.load(masks + (grid[1] + entries[0] % grid[0])) != 0
+    transmittance = tl.where(pixels[3], 1.0, -1.0).to(dtype)
+    if products is not None:
+        if entries[6] & shown:
+            for earlier in range(entries[4], program):
+                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * (WIDTH * HEIGHT) + pixels[5])
+            alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
+            transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
+    return entries, pixels, shown, transmittance
+
+
+@triton.jit
+def store_chunk(chunk_transmittances, chunk_last_ids, place, transmittance, last, mask):
+    """Stores where the walk of a chunk ended, at the places of its pixels among those of all chunks."""
+    tl.store(chunk_transmittances + place, transmittance, mask=mask)
+    if chunk_last_ids is not None:
+        tl.store(chunk_last_ids + place, last, mask=mask)
+
+
+@triton.jit
+def store_list(transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole):
+    """Stores where the walk of a whole list ended: T and the last entry of pixels, and the end of the list."""
+    if transmittances is not None:
+        tl.store(transmittances + pixel, transmittance, mask=inside)
+    if last_ids is not None:
+        tl.store(last_ids + pixel, last, mask=inside)
+        tl.store(ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole)
+
+
+@triton.jit
+def load_entry(at, PTX: tl.constexpr):
+    """Row and slot of an entry of a list of the backward pass."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [at.to(tl.int64)], dtype=(tl.int32, tl.int32),
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        entry = tl.load(at)
+        return entry.to(tl.int32), (entry >> 32).to(tl.int32)
+
+
+@triton.jit
+def load_row(entries, index):
+    """Rows of the entries at an index, where registers are too few for the slots as well."""
+    return tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index)
+
+
+@triton.jit
+def load_slot(entries, index):
+    """Slots of the entries at an index. int64"""
+    slot = tl.load(entries.to(tl.pointer_type(tl.int32)) + 2 * index + 1)
+    return slot.to(tl.uint32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
+    """2^e clamped to the limit, where it is not below the threshold."""
+    if not (APPROX or AMD):
+        # Underflow would cost CPUs a hundred cycles.
+        e = tl.maximum(e, -126.0)
+    return tl.minimum(exp2(e, APPROX), limit)
+
+
+@triton.jit
+def alpha_at(
+    record, pixel, FOOTPRINT: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr
+):  # fmt: skip
+    """Alpha of a record at pixels, 0 below the threshold."""
+    e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, pixel))
+    limit = record[FOOTPRINT.VALUES + OPACITY - 1]
+    return tl.where(e >= constant(LOG2_ALPHA_MIN, e), clamped_alpha(e, limit, APPROX, AMD), 0.0)
+
+
+@triton.jit
+def absorb(transmittance, alpha, TRANSMITTANCE_MIN: tl.constexpr, AMD: tl.constexpr = False):
+    """One step front to back. Returns the weight alpha T, whether the Gaussian is added, and T behind it.
+
+    A pixel that has stopped keeps its transmittance, with a negative sign. If AMD, its weight is zero.
+    """
+    weight = alpha * transmittance
+    # Rounded once: subtracting the weight would lose digits near alpha = 1. Unlike a minus, a factor of -1 is free.
+    after = tl.fma(alpha, transmittance * -1.0, transmittance)
+    added = after > constant(TRANSMITTANCE_MIN, after)
+    if AMD:
+        # A select takes an instruction there, so there is one for all features.
+        weight = tl.where(added, weight, 0.0)
+    return weight, added, tl.where(added, after, tl.abs(transmittance) * -1.0)
+
+
+@triton.jit
+def inverse_transmittance(transmittance, APPROX: tl.constexpr):
+    """1 / T, or a finite number where T is so low that the pixel has stopped before."""
+    return reciprocal(tl.maximum(transmittance, 1e-6), APPROX)
+
+
+@triton.jit
+def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
+    """One step back to front.
+
+    Args:
+        transmittance: T behind the Gaussian.
+        behind: The gradient of the pixel times the color that shows behind the Gaussian.
+        v_dot_c: The gradient of the pixel times the Gaussian's color.
+
+    Returns:
+        T and ``behind`` in front of the Gaussian, its weight, and alpha dL/d alpha.
+    """
+    transmittance = transmittance * reciprocal(1.0 - alpha, APPROX)
+    weight = alpha * transmittance
+    difference = v_dot_c - behind
+    return transmittance, tl.fma(alpha, difference, behind), weight, weight * difference
+
+
+class Band(NamedTuple):
+    """A band of tiles and how it is composited."""
+
+    intersections: Intersections
+    grid: TileGrid
+    shape: PartShape
+    settings: CompositingSettings
+
+    @property
+    def footprint(self) -> Footprint:
+        return FOOTPRINTS[self.settings.footprint]
+
+    @property
+    def n_tiles(self) -> int:
+        return self.intersections.isect_offsets.numel() - 1
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of a tile."""
+        return self.grid.tile_size**2 // (self.shape.width * self.shape.height)
+
+    def pixel_arguments(self) -> dict[str, int]:
+        """Returns the arguments of kernels that say which pixels the parts have."""
+        return {
+            "tiles": self.n_tiles,
+            "first_tile": self.intersections.first_tile,
+            "width": self.settings.width,
+            "height": self.settings.height,
+            "tile_width": self.grid.tile_width,
+            "n_tiles": self.grid.tiles_per_image,
+            "TILE": self.grid.tile_size,
+            "WIDTH": self.shape.width,
+            "HEIGHT": self.shape.height,
+        }
+
+    def walk_arguments(self, tensor: Tensor) -> dict[str, Any]:
+        """Returns the arguments, and compiler options, of kernels that walk lists one Gaussian after the other."""
+        return {
+            "FOOTPRINT": self.footprint,
+            "CHUNK": self.shape.chunk,
+            "UNROLL": walk_unroll(tensor),
+            "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
+            "APPROX": approximate(tensor),
+            "AMD": is_amd(tensor),
+            **walk_options(tensor),
+        }
+
+
+def list_arguments(lists: PartLists) -> dict[str, Any]:
+    """Returns the arguments of kernels that composite lists and their chunks."""
+    return {
+        "offsets": lists.offsets,
+        "chunk_starts": lists.chunk_starts,
+        "chunk_lists": lists.chunk_lists,
+        "chunk_transmittances": lists.chunk_transmittances,
+        "chunk_colors": lists.chunk_colors,
+        "n_chunks": lists.n_chunks,
+    }

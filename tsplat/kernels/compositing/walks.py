@@ -1,0 +1,361 @@
+"""The walks over the lists of parts, forward and backward, for fewer than 16 channels. See the package's docstring.
+
+A program owns the pixels of one part, or of one part and the entries of one chunk; the grid has a program for each
+chunk, followed by one for each list.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...data import CompositingSettings, PartLists, RenderBuffers, Splats
+from ..device_math import constant, element, load_tuple, prefetch
+from ..launch import Int, approximate, kernel, launch, programs, walk_ahead
+from .chunks import STEP
+from .lists import load_record, pack_records
+from .pixel_sums import add_features, column_of_lane, fold, sum_block
+from .walk_steps import (
+    OPACITY,
+    Band,
+    absorb,
+    absorb_vjp,
+    alpha_at,
+    begin_forward,
+    clamped_alpha,
+    inverse_transmittance,
+    load_entry,
+    load_range,
+    part_pixels,
+    store_chunk,
+    store_list,
+)
+
+PASS = 8
+"""Channels accumulated in one pass over the lists."""
+
+
+@kernel(strided=("backgrounds", "render_colors", "chunk_colors"))
+def _composite_fwd_kernel(
+    records,  # [nnz, RECORD_WIDTH]
+    backgrounds,  # [I, stride], from the first channel of this pass on; or None
+    masks,  # [I, n_tiles] bool or None
+    offsets,  # [lists + 1] int32
+    ids,  # [K] int32
+    order,  # [lists] int64 or None
+    render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
+    transmittances,  # [I, height, width], output, or None
+    last_ids,  # [I, height, width] int32, output, or None
+    ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
+    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    chunk_lists,  # [n_chunks] int32
+    products,  # [n_chunks, WIDTH HEIGHT]
+    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT], negative where pixels have stopped, output
+    chunk_colors,  # [n_chunks, stride, WIDTH HEIGHT], from the first channel of this pass on, output
+    chunk_last_ids,  # [n_chunks, WIDTH HEIGHT] int32, output, if there are last_ids
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    n_chunks: "Int", background_stride: "Int", stride: "Int",
+    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    CHUNK: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr, AHEAD: tl.constexpr,
+    LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
+):  # fmt: skip
+    dtype = records.dtype.element_ty
+    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    VALUES: tl.constexpr = FIRST + FEATURES
+    PIXELS: tl.constexpr = WIDTH * HEIGHT
+    program = tl.program_id(0)
+    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
+    entries, pixels, shown, transmittance = begin_forward(
+        program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid,
+        CHUNK, TILE, WIDTH, HEIGHT, TRANSMITTANCE_MIN, dtype,
+    )  # fmt: skip
+    index, start, begin, end, first_chunk, end_chunk, is_chunk = entries
+    image, center_x, center_y, inside, pixel, own = pixels
+    color = ()
+    for _ in tl.static_range(FEATURES):
+        color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
+    last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+    alive = shown & (begin < end)
+    ids += start
+    if alive:
+        record = load_record(records, tl.load(ids + begin), RECORD_WIDTH, VALUES, APPROX)
+        next_row = tl.load(ids + begin + 1)
+        if APPROX:
+            ahead = ids + begin + 2  # loads with a pointer of their own come earlier; Triton for AMD cannot compile it
+        done = begin
+        while (done < end) & alive:
+            stop = tl.minimum(done + STEP, end)
+            for place in tl.range(done, stop, loop_unroll_factor=UNROLL):
+                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
+                if APPROX:
+                    next_row = tl.load(ahead)
+                    ahead += 1
+                else:
+                    next_row = tl.load(ids + place + 2)
+                if AHEAD > 0:
+                    row = tl.load(ids + tl.minimum(place + AHEAD, end - 1)).to(tl.int64)
+                    prefetch(records + row * RECORD_WIDTH, VALUES)
+                alpha = alpha_at(record, (center_x, center_y), FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
+                weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN, AMD)
+                blended = ()
+                for k in tl.static_range(FEATURES):
+                    mixed = tl.fma(weight, record[FIRST + k], color[k])
+                    if not AMD:
+                        mixed = tl.where(added, mixed, color[k])
+                    blended = blended + (mixed,)
+                color = blended
+                if last_ids is not None:
+                    last = tl.where(added, place + 1, last)
+                record = next_record
+            done = stop
+            alive = tl.max(transmittance) > 0.0
+    if chunk_lists is not None:
+        if is_chunk:
+            chunk = program.to(tl.int64)
+            store_chunk(chunk_transmittances, chunk_last_ids, chunk * PIXELS + own, transmittance, last, None)
+            for k in tl.static_range(FEATURES):
+                tl.store(chunk_colors + (chunk * stride + k) * PIXELS + own, color[k])
+    is_whole = first_chunk == end_chunk
+    inside = inside & is_whole
+    transmittance = tl.abs(transmittance)
+    for k in tl.static_range(FEATURES):
+        value = color[k]
+        if (backgrounds is not None) and (k < COLORS):
+            value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
+        tl.store(render_colors + pixel * stride + k, value, mask=inside)
+    store_list(transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole)
+
+
+@triton.jit
+def _blend_vjp(
+    record, pixel, transmittance, behind, last, v_color, place, FOOTPRINT: tl.constexpr,
+    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
+):  # fmt: skip
+    """One Gaussian at the pixels of a block, back to front.
+
+    Returns:
+        T and ``behind`` in front of it, its weight, g, and where pixels are in it.
+    """
+    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    at = FOOTPRINT.locate(record, pixel)
+    e = FOOTPRINT.log2_alpha(record, at)
+    kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place < last)
+    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], APPROX, AMD), 0.0)
+    v_weight = v_color[0] * record[FIRST]
+    for k in tl.static_range(1, len(v_color)):
+        v_weight = tl.fma(v_color[k], record[FIRST + k], v_weight)
+    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, APPROX)
+    return transmittance, behind, weight, tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0), at
+
+
+@kernel(strided=("v_render_colors",))
+def _composite_bwd_kernel(
+    records,  # [nnz, RECORD_WIDTH]
+    backgrounds,  # [I, COLORS] or None
+    offsets,  # [lists + 1] int32
+    entries,  # [K] int64, see ``PartSlots``
+    order,  # [lists] int64 or None
+    transmittances,  # [I, height, width]
+    last_ids,  # [I, height, width] int32
+    chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
+    chunk_lists,  # [n_chunks] int32
+    chunk_transmittances,  # [n_chunks, WIDTH HEIGHT]
+    chunk_colors,  # [n_chunks, FEATURES, WIDTH HEIGHT]
+    v_render_colors,  # [I, height, width, FEATURES], of any strides
+    v_render_alphas,  # [I, height, width]
+    v_slots,  # [K, COLUMNS], output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    n_chunks: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
+    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
+    ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr,
+    AHEAD: tl.constexpr, TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr,
+    APPROX: tl.constexpr, AMD: tl.constexpr,
+):  # fmt: skip
+    """If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
+
+    A program composites TOGETHER parts of a tile one after the other; if there are several, they add to the same slots.
+    """
+    dtype = records.dtype.element_ty
+    VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY + FEATURES
+    BLOCKS: tl.constexpr = HEIGHT // BLOCK_HEIGHT
+    PIXELS: tl.constexpr = WIDTH * HEIGHT
+    program = tl.program_id(0)
+    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
+    for part in range(TOGETHER):
+        index, start, begin, range_end, _, end_chunk, is_chunk = load_range(
+            program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
+        )
+        pixels = ()
+        v_colors = ()
+        transmittance = ()
+        behind = ()
+        last = ()
+        end = 0
+        for block in tl.static_range(BLOCKS):
+            image, center_x, center_y, inside, pixel, own = part_pixels(
+                index, block, grid, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
+            )
+            v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
+            end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
+            loaded = load_tuple(v_image, tl.cast(channel_stride, tl.int64), FEATURES, inside)
+            loaded_alpha = tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+            # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
+            covered = end_transmittance < 1.0
+            end_behind = tl.where(covered, -loaded_alpha, 0.0)
+            v_color = ()
+            for k in tl.static_range(FEATURES):
+                v_color = v_color + (tl.where(covered, loaded[k], 0.0),)
+            if backgrounds is not None:
+                for k in tl.static_range(COLORS):
+                    end_behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), end_behind)
+            if chunk_lists is not None:
+                if is_chunk:
+                    chunk = program.to(tl.int64)
+                    end_behind *= end_transmittance
+                    end_transmittance = tl.abs(tl.load(chunk_transmittances + chunk * PIXELS + own))
+                    for step in range(end_chunk - 1 - program):
+                        later = chunk_colors + (end_chunk - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
+                        for k in tl.static_range(FEATURES):
+                            end_behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), end_behind)
+                    end_behind *= inverse_transmittance(end_transmittance, APPROX)
+            end_last = tl.load(last_ids + pixel, mask=inside, other=0)
+            pixels = pixels + ((center_x, center_y),)
+            v_colors = v_colors + (v_color,)
+            transmittance = transmittance + (end_transmittance,)
+            behind = behind + (end_behind,)
+            last = last + (end_last,)
+            end = tl.maximum(end, tl.max(end_last))
+        list_entries = entries + start
+        first_out = v_slots
+        if FOLD:
+            column, is_first = column_of_lane(COLUMNS, behind[0])
+            first_out += column
+        end = tl.maximum(tl.minimum(end, range_end), begin)
+        if begin < end:
+            row, slot = load_entry(list_entries + end - 1, APPROX)
+            record = load_record(records, row, RECORD_WIDTH, VALUES, APPROX)
+            next_row, next_slot = load_entry(list_entries + end - 2, APPROX)
+            ahead = start + end - 3  # if derived from place, that would take 64 bits as well
+            for step in tl.range(end - begin, loop_unroll_factor=UNROLL):
+                place = end - 1 - step
+                next_record = load_record(records, next_row, RECORD_WIDTH, VALUES, APPROX)
+                out = element(first_out, slot, COLUMNS, APPROX)
+                slot = next_slot
+                next_row, next_slot = load_entry(entries + ahead, APPROX)
+                ahead -= 1
+                if AHEAD > 0:
+                    later_row, later_slot = load_entry(list_entries + tl.maximum(place - AHEAD, begin), APPROX)
+                    prefetch(records + later_row.to(tl.int64) * RECORD_WIDTH, VALUES)
+                    prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
+                new_transmittance = ()
+                new_behind = ()
+                sums = ()
+                others = ()
+                for b in tl.static_range(BLOCKS):
+                    t, r, weight, g, at = _blend_vjp(
+                        record, pixels[b], transmittance[b], behind[b], last[b], v_colors[b], place, FOOTPRINT,
+                        LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX, AMD,
+                    )  # fmt: skip
+                    new_transmittance = new_transmittance + (t,)
+                    new_behind = new_behind + (r,)
+                    sums = FOOTPRINT.add_gradients(sums, g, at)
+                    others = add_features(others, record, weight, g, at, v_colors[b], FOOTPRINT, ABSGRAD)
+                transmittance = new_transmittance
+                behind = new_behind
+                if FOLD:
+                    tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
+                else:
+                    sums = sum_block(sums, others, at, FOOTPRINT)
+                    for k in tl.static_range(COLUMNS):
+                        if TOGETHER > 1:
+                            tl.store(out + k, tl.load(out + k) + sums[k])
+                        else:
+                            tl.store(out + k, sums[k])
+                record = next_record
+
+
+def pass_channels(splats: Splats, first: int, settings: CompositingSettings) -> Splats:
+    """Returns projected Gaussians with the channels of the pass over the lists that begins at channel ``first``."""
+    end = first + min(settings.channel_chunk, PASS)
+    colors = None if splats.colors is None else splats.colors[:, first:end]
+    return splats._replace(colors=colors, depths=splats.depths if end >= splats.n_features else None)
+
+
+def walk_fwd(
+    splats: Splats,
+    backgrounds: Tensor | None,
+    records: Tensor,
+    lists: PartLists,
+    buffers: RenderBuffers,
+    band: Band,
+    arguments: dict[str, Any],
+) -> None:
+    """Composites a band of tiles part by part, as many channels at a time as registers hold.
+
+    Args:
+        splats, backgrounds, buffers: As for ``composite_fwd``.
+        records: Of the first pass.
+        lists: Of the band; gets what chunks add.
+        arguments: Of the kernel, those that do not depend on how channels are walked.
+    """
+    n_features, n_colors = splats.n_features, splats.n_colors
+    for first in range(0, n_features, min(band.settings.channel_chunk, PASS)):
+        passed = pass_channels(splats, first, band.settings)
+        if first > 0:
+            records = pack_records(passed, band.settings)
+            arguments = arguments | dict.fromkeys(("transmittances", "last_ids", "ends", "chunk_last_ids"))
+            if lists.chunk_colors is not None:
+                arguments["chunk_colors"] = lists.chunk_colors[:, first:]
+        launch(
+            _composite_fwd_kernel,
+            programs(lists.n_chunks + lists.offsets.numel() - 1, 1),
+            **arguments | band.walk_arguments(records),
+            records=records,
+            backgrounds=None if backgrounds is None else backgrounds[:, first : first + passed.n_colors],
+            render_colors=buffers.colors[..., first:],
+            background_stride=n_colors,
+            stride=n_features,
+            COLORS=passed.n_colors,
+            FEATURES=passed.n_features,
+            RECORD_WIDTH=records.shape[1],
+            STEP=STEP,
+            AHEAD=walk_ahead(records),
+        )
+
+
+def walk_bwd(
+    splats: Splats,
+    records: Tensor,
+    v_render_colors: Tensor,
+    n_programs: int,
+    band: Band,
+    arguments: dict[str, Any],
+) -> None:
+    """Computes the slots of a band part by part.
+
+    Args:
+        splats, v_render_colors: As for ``composite_bwd``.
+        records: With all channels.
+        n_programs: Number of programs, see ``PartSlots``.
+        arguments: As for ``walk_fwd``.
+    """
+    folds = approximate(records) and band.shape.width * band.shape.height % 32 == 0
+    launch(
+        _composite_bwd_kernel,
+        n_programs,
+        **arguments | band.walk_arguments(records),
+        v_render_colors=v_render_colors,
+        channel_stride=v_render_colors.stride(3),
+        image_stride=v_render_colors.stride(0),
+        pixel_stride=v_render_colors.stride(2),
+        COLORS=splats.n_colors,
+        FEATURES=splats.n_features,
+        COLUMNS=arguments["v_slots"].shape[1],
+        BLOCK_HEIGHT=32 // band.shape.width if folds else band.shape.height,
+        FOLD=folds,
+        AHEAD=walk_ahead(records),
+    )
