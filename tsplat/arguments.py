@@ -49,7 +49,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raises if a value is not one of the choices."""
     if not any(_equals(value, choice) for choice in choices):
         known = ", ".join(repr(choice) for choice in choices)
-        raise ArgumentError(f"{name}: expected one of {known}, found {_describe(value)}")
+        raise ArgumentError(f"{name}: expected one of {known}, found {describe(value)}")
 
 
 def _equals(value: object, other: object) -> bool:
@@ -57,11 +57,14 @@ def _equals(value: object, other: object) -> bool:
     return value is other or (getattr(value, "ndim", 0) == 0 and not isinstance(value, Tensor) and value == other)
 
 
-def _describe(value: object) -> str:
-    """Describes what was found: a tensor or an array by its dtype and shape."""
+def describe(value: object) -> str:
+    """Describes what was found, in at most 83 characters unless it is a tensor or an array: dtype and shape."""
     if isinstance(value, (Tensor, np.ndarray)):
         return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "an int of thousands of digits"
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
@@ -80,9 +83,9 @@ def check_size(name: str, value: object) -> int:
     """Checks that a value is a positive integer of any type, and returns it as an int."""
     size = to_int(value)
     if size is None or size < 1:
-        raise ArgumentError(f"{name}: expected a positive int, found {_describe(value)}")
+        raise ArgumentError(f"{name}: expected a positive int, found {describe(value)}")
     if size >= 2**63:
-        raise ArgumentError(f"{name}: expected an int below 2^63, found {_describe(value)}")
+        raise ArgumentError(f"{name}: expected an int below 2^63, found {describe(value)}")
     return size
 
 
@@ -94,7 +97,7 @@ def check_bool(name: str, value: object) -> bool:
         value = value.item()
     if isinstance(value, (int, np.bool_, np.integer)) and value in (0, 1):
         return bool(value)
-    raise ArgumentError(f"{name}: expected True or False, found {_describe(value)}")
+    raise ArgumentError(f"{name}: expected True or False, found {describe(value)}")
 
 
 def check_number(name: str, value: object, least: float = -math.inf, finite: bool = False) -> float:
@@ -113,7 +116,7 @@ def check_number(name: str, value: object, least: float = -math.inf, finite: boo
     if math.isnan(number) or number < least or (finite and math.isinf(number)):
         kind = "a finite number" if finite else "a number"
         bound = "" if least == -math.inf else f" of at least {least:g}"
-        raise ArgumentError(f"{name}: expected {kind}{bound}, found {_describe(value)}")
+        raise ArgumentError(f"{name}: expected {kind}{bound}, found {describe(value)}")
     return number
 
 
@@ -274,7 +277,7 @@ def check_sh_degree(value: object, n_bases: int, name: str = "sh_degree") -> int
     """Checks that a degree is supported and that there are enough bases for it, and returns it as an int."""
     sh_degree = to_int(value)
     if sh_degree is None or not 0 <= sh_degree <= SH_DEGREE_MAX:
-        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {_describe(value)}")
+        raise ArgumentError(f"{name}: expected an int from 0 to {SH_DEGREE_MAX}, found {describe(value)}")
     if n_bases < (sh_degree + 1) ** 2:
         raise ShapeError(
             f"{name}: degree {sh_degree} needs {(sh_degree + 1) ** 2} bases, but the coefficients have {n_bases}; "
@@ -300,7 +303,7 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
 def check_rolling_shutter(rolling_shutter: object) -> None:
     # By name, as gsplat's own enum is accepted too.
     if getattr(rolling_shutter, "name", None) != RollingShutterType.GLOBAL.name:
-        raise UnsupportedError(f"rolling_shutter: {_describe(rolling_shutter)} is not implemented; only GLOBAL is")
+        raise UnsupportedError(f"rolling_shutter: {describe(rolling_shutter)} is not implemented; only GLOBAL is")
 
 
 def check_camera_model(camera_model: object) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gzip
+import io
 import os
 import re
 import resource
@@ -15,6 +17,7 @@ import struct
 import tempfile
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from tsplat.errors import ArgumentError, UnsupportedError
+from tsplat.scene.formats.spz import GZIP
+from tsplat.support.files import ZIP
 
 SECONDS_MAX = 5.0
 SPARE_BYTES = 200_000_000
@@ -114,9 +119,31 @@ def duplicated(rng: Rng, content: bytes) -> bytes:
     return content[: start + size] + content[start:]
 
 
-DAMAGES: tuple[Damage, ...] = (
+PLAIN: tuple[Damage, ...] = (
     *(truncated, flipped, huge_number, swapped, cut_out, noise, with_crlf, appended, other_value, duplicated),
 )
+"""Damage of any file."""
+
+
+def inside(rng: Rng, content: bytes) -> bytes:
+    """Damages what an archive or a compressed stream contains, so that its checksums are right."""
+    damage = PLAIN[int(rng.integers(len(PLAIN)))]
+    if content[:2] == GZIP:
+        return gzip.compress(damage(rng, gzip.decompress(content)), 1, mtime=0)
+    if content[:4] != ZIP:
+        return damage(rng, content)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    name = list(members)[int(rng.integers(len(members)))]
+    members[name] = damage(rng, members[name]) if members[name] else rng.bytes(9)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for member, data in members.items():
+            archive.writestr(zipfile.ZipInfo(member), data)
+    return file.getvalue()
+
+
+DAMAGES: tuple[Damage, ...] = (*PLAIN, inside)
 
 
 def special_file(path: Path, kind: int) -> None:

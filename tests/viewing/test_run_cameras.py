@@ -10,7 +10,7 @@ from tsplat import ArgumentError
 from tsplat.scene import View, intrinsics, look_at
 from tsplat.support.files import write_json
 from tsplat.training import write_checkpoint
-from tsplat.viewing.run_cameras import find_cameras, frame_by_cameras, mean_up, vertical_fov
+from tsplat.viewing.run_cameras import find_background, find_cameras, frame_by_cameras, mean_up, vertical_fov
 from tsplat.viewing.trajectories import Camera, choose_camera, describe_cameras, read_cameras
 
 K = torch.tensor([[50.0, 0, 21], [0, 52, 14], [0, 0, 1]])
@@ -99,3 +99,21 @@ def test_choose_camera(tmp_path):
         choose_camera(cameras, "2")
     with pytest.raises(ArgumentError, match=r"there is no view '7'; expected an index from 0 to 2 or a name such as"):
         choose_camera(cameras, "7")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"background": [0, 0.5, 1]}', (0, 0.5, 1)),
+        ('{"background": null}', None),
+        ('{"background": [0, NaN, 0]}', None),
+        ('{"background": [0, 0, 2]}', None),
+        ('{"background": [0, 0, 1%s]}' % ("0" * 400), None),
+        ("[" * 100_000, None),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_background_is_that_of_the_configuration(text, expected, tmp_path):
+    write_checkpoint(tmp_path / "checkpoints", make_checkpoint(7, 5))
+    (tmp_path / "config.json").write_text(text)
+    assert find_background(tmp_path) == expected

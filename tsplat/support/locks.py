@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FileError
+from .reading import read_json
 
 LOCK = "lock"
 """Name of the lock file."""
-
-CONTENT_BYTES_MAX = 4096
 
 
 @contextlib.contextmanager
@@ -78,8 +77,7 @@ def _check_ended(path: Path, holder: dict[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     """The content of a lock file; empty if it is damaged, None if it does not exist."""
     try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read(CONTENT_BYTES_MAX))
+        content = read_json(path)
     except FileNotFoundError:
         return None
     except ValueError:

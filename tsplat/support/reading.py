@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from ..errors import FileError
 
 UNASKED_BYTES = 1 << 28
+
+JSON_BYTES_MAX, JSON_VALUES_MAX = 64 << 20, 3_000_000
+"""Maximum size of a JSON file and number of its values, which limit the memory that reading it takes."""
 
 
 def is_special(mode: int) -> bool:
@@ -61,3 +66,15 @@ def read_file(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
         if limit is not None and size > limit:
             raise FileError(f"{path}: expected at most {limit:,} bytes, found {size:,}; it is damaged")
         return file.read()
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Reads a JSON file; raises as :func:`read_file`, and `FileError` if it is not JSON or has too many values."""
+    content = read_file(path, JSON_BYTES_MAX)
+    n_values = sum(content.count(symbol) for symbol in (b",", b"[", b"{"))
+    if n_values > JSON_VALUES_MAX:
+        raise FileError(f"{path}: expected at most {JSON_VALUES_MAX:,} values, found {n_values:,}")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: not readable as JSON ({str(error)[:120]})") from error

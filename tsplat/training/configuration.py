@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 import os
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..arguments import check_choice, check_size
+from ..arguments import check_choice, check_size, describe
 from ..config import Backend
 from ..errors import ArgumentError, FileError
 from ..scene.capture.photographs import check_test_every
 from ..scene.capture.views import Color
 from ..strategies import DefaultStrategy, MCMCStrategy
+from ..support.reading import read_json
 
 Preset = Literal["mcmc", "adaptive", "fixed"]
 PRESETS = ("mcmc", "adaptive", "fixed")
@@ -39,8 +39,6 @@ REFINEMENTS_MIN = 24
 RESET_INTERVAL_MIN = 100
 """Minimum number of steps between resets of opacities in a shorter run. At the default rate, an opacity needs about as
 many steps to recover; until then, Gaussians are too faint to have gradients, and are pruned."""
-
-CONFIG_BYTES_MAX = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +120,7 @@ class Config:
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("parallel", self.parallel, PARALLELS)
         if not 0 <= self.seed < 2**63:
-            raise ArgumentError(f"seed: expected an integer from 0 to 2^63 - 1, found {self.seed}")
+            raise ArgumentError(f"seed: expected an integer from 0 to 2^63 - 1, found {describe(self.seed)}")
         rates = [field.name for field in dataclasses.fields(self) if field.name.endswith(("_rate", "_weight"))]
         for name in (*rates, "means_decay", "clip_gradients"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -266,14 +264,16 @@ def from_json(values: Any, where: str) -> RunConfig:
     Raises:
         ArgumentError: An unknown field, or a value of the wrong type or out of range.
     """
-    values = _fields(values, RunConfig, where)
-    if values.get("strategy") is not None:
-        strategy = dict(values["strategy"]) if isinstance(values["strategy"], dict) else {}
-        kind = strategy.pop("kind", None)
-        if not isinstance(kind, str) or kind not in STRATEGIES:
-            raise ArgumentError(f"{where}: strategy: expected kind to be one of {sorted(STRATEGIES)}, found {kind!r}")
-        values["strategy"] = STRATEGIES[kind](**_fields(strategy, STRATEGIES[kind], f"{where}: strategy"))
-    return RunConfig(**values)
+    try:
+        values = _fields(values, RunConfig)
+        if values.get("strategy") is not None:
+            strategy = dict(values["strategy"]) if isinstance(values["strategy"], dict) else {}
+            kind = strategy.pop("kind", None)
+            check_choice("strategy.kind", kind, tuple(STRATEGIES))
+            values["strategy"] = STRATEGIES[kind](**_fields(strategy, STRATEGIES[kind], "strategy."))
+        return RunConfig(**values)
+    except ArgumentError as error:
+        raise ArgumentError(f"{where}: {error}") from error
 
 
 def read_config(path: str | os.PathLike[str]) -> RunConfig:
@@ -283,28 +283,22 @@ def read_config(path: str | os.PathLike[str]) -> RunConfig:
         FileError: The file cannot be read or is not JSON.
         ArgumentError: See :func:`from_json`.
     """
-    path = Path(path)
     try:
-        with open(path, "rb") as file:
-            return from_json(json.loads(file.read(CONFIG_BYTES_MAX)), str(path))
+        values = read_json(path)
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        if isinstance(error, ArgumentError):
-            raise
-        raise FileError(f"{path}: not a valid configuration ({str(error)[:120]})") from error
+    return from_json(values, str(path))
 
 
-def _fields(values: Any, cls: type, where: str) -> dict[str, Any]:
-    """The values, checked against the types of a dataclass's defaults."""
+def _fields(values: Any, cls: type, prefix: str = "") -> dict[str, Any]:
+    """The values, checked against the types of a dataclass's defaults; messages name them with a prefix."""
     if not isinstance(values, dict):
-        raise ArgumentError(f"{where}: expected a JSON object, found {type(values).__name__}")
+        raise ArgumentError(f"expected a JSON object, found {type(values).__name__}")
     defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name != "generator"}
-    unknown = sorted(set(values) - set(defaults))
-    if unknown:
-        raise ArgumentError(f"{where}: {cls.__name__} has no field {', '.join(map(repr, unknown))}")
     found = {}
     for name, value in values.items():
+        if name not in defaults:
+            raise ArgumentError(f"{cls.__name__} has no field {describe(name)}")
         default = defaults[name]
         if name == "background":
             valid = value is None or (isinstance(value, list) and len(value) == 3 and all(map(_is_number, value)))
@@ -314,10 +308,14 @@ def _fields(values: Any, cls: type, where: str) -> dict[str, Any]:
         else:
             valid = default is None or type(value) is type(default)
         if not valid:
-            raise ArgumentError(f"{where}: {name}: expected a value like {default!r}, found {value!r}")
+            expected = "three numbers from 0 to 1" if name == "background" else f"a value like {default!r}"
+            raise ArgumentError(f"{prefix}{name}: expected {expected}, found {describe(value)}")
         found[name] = value
     return found
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a value is a number that a float can represent."""
+    with contextlib.suppress(OverflowError):
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return False

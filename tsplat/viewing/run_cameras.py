@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from torch import Tensor
 from ..scene.capture.views import Color
 from ..scene.formats.checkpoints import is_run
 from ..scene.gaussians import Gaussians
+from ..support.reading import read_json
 from .framing import visible_mass, weighted_quantile
 from .trajectories import Camera, read_cameras
 
@@ -59,9 +59,9 @@ def find_background(model: str | os.PathLike[str]) -> Color | None:
     """Returns the background color that the run of a model was trained with; None if it is not known."""
     path = _find_file(model, CONFIG)
     if path is not None:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            r, g, b = (float(value) for value in json.loads(path.read_bytes())["background"])
-            return r, g, b
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, OverflowError):
+            r, g, b = (float(value) for value in read_json(path)["background"])
+            return (r, g, b) if all(0 <= channel <= 1 for channel in (r, g, b)) else None
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -20,11 +19,10 @@ from ..errors import ArgumentError, FileError
 from ..scene.cameras import look_at, viewmat_from_pose
 from ..scene.capture.views import View
 from ..support.extras import require
+from ..support.reading import read_json
 
 TURNS, SWING, DIVE = 2, 0.2, 0.1
 """Spirals: number of turns, and the amplitudes sideways and forward relative to the distance of the target."""
-
-FILE_BYTES_MAX = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,11 +120,12 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
     """
     path = Path(path)
     try:
-        with open(path, "rb") as file:
-            cameras = [_camera(camera) for camera in json.loads(file.read(FILE_BYTES_MAX))]
+        cameras = [_camera(camera) for camera in read_json(path)]
+    except FileError:
+        raise
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, LookupError, TypeError, RuntimeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RuntimeError, OverflowError) as error:
         raise FileError(
             f"{path}: expected a list of cameras with width, height, position, rotation, fx and fy ({str(error)[:120]})"
         ) from error

@@ -9,7 +9,7 @@ from tests.tools.damage import DAMAGES
 
 pytest.importorskip("pycolmap")
 
-COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "40"))
+COUNT = int(os.environ.get("TSPLAT_CORRUPTIONS", "44"))
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -8,7 +8,6 @@ precedence.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import check_size
+from ...arguments import check_size, describe
 from ...errors import ArgumentError, FileError
-from ...support.reading import open_file
+from ...support.reading import read_json
 from ..cameras import centers
 from ..formats.point_clouds import read_point_cloud
 from ..images import read_image_info
@@ -36,7 +35,7 @@ from .photographs import (
     read_views,
     split_views,
 )
-from .transforms_cameras import read_lens, read_viewmat, shortened
+from .transforms_cameras import read_lens, read_viewmat
 from .views import Capture, Color
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
@@ -47,10 +46,6 @@ WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 
 BLENDER_HALF_SIZE = 1.3
 """The synthetic NeRF scenes lie in the box [-1.3, 1.3]^3."""
-
-FILE_BYTES_MAX = 64 << 20
-VALUES_MAX = 3_000_000
-"""Maximum number of values in a file, which limits the memory that reading it takes."""
 
 
 def read_transforms(
@@ -206,22 +201,9 @@ def _split(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with open_file(path) as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-        n_values = sum(text.count(symbol) for symbol in (b",", b"[", b"{"))
-        if len(text) > FILE_BYTES_MAX or n_values > VALUES_MAX:
-            raise FileError(
-                f"{path}: expected at most {FILE_BYTES_MAX >> 20} MiB and {VALUES_MAX} values, found more than "
-                f"{min(len(text), FILE_BYTES_MAX) >> 20} MiB with {n_values} values"
-            )
-        # A byte order mark is ignored.
-        content = json.loads(text.decode("utf-8-sig"))
-    except FileError:
-        raise
+        content = read_json(path)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: not readable as JSON ({error})") from error
     frames = content.get("frames") if isinstance(content, dict) else None
     if not isinstance(frames, list) or not frames or not all(isinstance(frame, dict) for frame in frames):
         raise FileError(f"{path}: not a transforms.json; expected an object with a nonempty list of frames")
@@ -265,7 +247,7 @@ def _find_frames(
                 if WINDOWS_PATH.match(name) and os.name != "nt":
                     raise FileError(
                         f"{file}: frame {number}: file_path: expected a path relative to the file, found the absolute "
-                        f"path {shortened(name)} of a Windows machine; make the paths relative"
+                        f"path {describe(name)} of a Windows machine; make the paths relative"
                     )
                 if found := _find_in_other_case(full, folders):
                     other_case.append(full)
@@ -346,7 +328,7 @@ def _view_name(path: Path, image: Path) -> str:
 def _resolve(path: Path, name: object, what: str) -> Path:
     """Returns a path that is given relative to the file `path`."""
     if not isinstance(name, str) or not name or "\0" in name:
-        raise FileError(f"{path}: {what}: expected a file name, found {shortened(name)}")
+        raise FileError(f"{path}: {what}: expected a file name, found {describe(name)}")
     return path.parent / name.replace("\\", "/")
 
 

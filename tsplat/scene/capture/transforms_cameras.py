@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...arguments import describe
 from ...config import CameraModel
 from ...errors import FileError, UnsupportedError
 from ..images import read_image_info
@@ -96,7 +97,7 @@ def _focal(values: Mapping[str, Any], axis: str, size: int, camera_model: Camera
 def _number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
     value = values.get(key, default)
     if not _is_number(value):
-        raise FileError(f"{where}: {key}: expected a finite number, found {shortened(value)}")
+        raise FileError(f"{where}: {key}: expected a finite number, found {describe(value)}")
     assert value is not None
     return float(value)
 
@@ -109,15 +110,6 @@ def _is_number(value: object) -> bool:
         return False
 
 
-def shortened(value: object) -> str:
-    """Returns a JSON value as it is shown in messages."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of too many digits
-        text = "an integer of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:80]}.."
-
-
 def read_viewmat(matrix: object, where: str) -> Tensor:
     """Converts a camera-to-world matrix in OpenGL axes to world-to-camera in OpenCV axes. [4, 4] fp64
 
@@ -127,7 +119,7 @@ def read_viewmat(matrix: object, where: str) -> Tensor:
     rows = matrix if isinstance(matrix, list) and len(matrix) in (3, 4) else []
     are_fours = all(isinstance(row, list) and len(row) == 4 and all(_is_number(value) for value in row) for row in rows)
     if not rows or not are_fours:
-        raise FileError(f"{where}: transform_matrix: expected 4x4 finite numbers, found {shortened(matrix)}")
+        raise FileError(f"{where}: transform_matrix: expected 4x4 finite numbers, found {describe(matrix)}")
     pose = torch.tensor(rows, dtype=torch.float64)
     rotation = pose[:3, :3]
     skew = (rotation.T @ rotation - torch.eye(3, dtype=torch.float64)).abs().max()
@@ -136,7 +128,7 @@ def read_viewmat(matrix: object, where: str) -> Tensor:
     if pose[:3, 3].abs().max() > COORDINATE_MAX:
         raise FileError(f"{where}: transform_matrix: expected a translation of at most {COORDINATE_MAX:.0e}")
     if len(rows) == 4 and rows[3] != [0, 0, 0, 1]:
-        raise FileError(f"{where}: transform_matrix: expected the last row 0 0 0 1, found {shortened(rows[3])}")
+        raise FileError(f"{where}: transform_matrix: expected the last row 0 0 0 1, found {describe(rows[3])}")
     viewmat = torch.eye(4, dtype=torch.float64)
     viewmat[:3, :3] = torch.diag(pose.new_tensor([1.0, -1.0, -1.0])) @ rotation.T
     viewmat[:3, 3] = -viewmat[:3, :3] @ pose[:3, 3]

@@ -31,7 +31,7 @@ from torch import Tensor
 from ...errors import ArgumentError, FileError
 from ...support.extras import require
 from ...support.files import utf8_path
-from ...support.reading import open_file, read_file, stays_inside
+from ...support.reading import open_file, read_file, read_json, stays_inside
 from ..gaussians import Gaussians
 from .foreign import listed
 from .models import read_model
@@ -47,7 +47,6 @@ SCENE_PREFIX = "scene/"
 
 NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
 LATEST_BYTES_MAX = 4096
-MANIFEST_BYTES_MAX = 64 << 20
 
 
 MANIFEST_TYPES = dict(step=int, n_gaussians=int, antialiased=bool, files=dict, figures=dict, config=dict)
@@ -278,7 +277,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         CheckpointError: It is no manifest, or it was modified.
         OSError, ValueError: It cannot be read.
     """
-    manifest: dict[str, Any] = json.loads(read_file(path / MANIFEST, MANIFEST_BYTES_MAX))
+    manifest: dict[str, Any] = read_json(path / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path / MANIFEST}: not a tsplat checkpoint")
     if manifest.get("version") != VERSION:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import tokenize
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -303,7 +304,7 @@ def _decode_array(path: Path, name: str, content: bytes) -> Array:
     """Decodes one array of numbers of an NPZ file."""
     try:
         array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (*ZIP_ERRORS, MemoryError, SyntaxError, TypeError) as error:
+    except (*ZIP_ERRORS, MemoryError, SyntaxError, TypeError, tokenize.TokenError) as error:
         raise FileError(f"{path}: {name} is damaged ({error})") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.itemsize > VALUE_BYTES_MAX:
         raise FileError(f"{path}: {name}: expected an array of numbers; it is damaged")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import shlex
@@ -18,9 +17,9 @@ import torch
 
 from ... import __version__
 from ...support.files import write_json
+from ...support.reading import read_json
 from ...viewing.outputs import RECORD
 
-RECORD_BYTES_MAX = 1 << 20
 PARTS = ("reading", "training", "evaluation", "saving", "viewing")
 """Names of the parts of a run whose time is measured."""
 
@@ -84,9 +83,8 @@ class RunRecord:
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """Reads the sessions of a run; none if the file is missing or damaged."""
     try:
-        with open(folder / RECORD, "rb") as file:
-            sessions = json.loads(file.read(RECORD_BYTES_MAX))["sessions"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        sessions = read_json(folder / RECORD)["sessions"]
+    except (OSError, ValueError, LookupError, TypeError):
         return []
     return [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []
 

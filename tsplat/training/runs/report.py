@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from ...scene.formats.models import read_model
 from ...scene.gaussians import Gaussians
 from ...scene.images import read_image
 from ...support.extras import require
+from ...support.reading import read_json
 from ...viewing.devices import pick_device, reserve_threads
 from ...viewing.outputs import check_output
 from ...viewing.run_cameras import CAMERAS, CONFIG
@@ -33,7 +33,6 @@ from .scene_record import check_scene, locate_scene
 from .train import read_run_capture
 
 METRICS, MODEL = "metrics.json", "point_cloud.ply"
-METRICS_BYTES_MAX = 64 << 20
 
 PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
 """Errors that leave out a part of the page."""
@@ -140,12 +139,11 @@ def _read(folder: Path, run: Path) -> _Found:
 def _read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
     """Reads ``metrics.json``. Entries of the wrong type are left out."""
     try:
-        with open(path, "rb") as file:
-            values = json.loads(file.read(METRICS_BYTES_MAX))
+        values = read_json(path)
     except FileNotFoundError:
         notes.append(f"No {METRICS}: the run was interrupted, or is not finished.")
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         notes.append(f"{METRICS} cannot be read ({error}).")
         return {}
     if not isinstance(values, dict):
@@ -279,7 +277,7 @@ def _session_of(path: Path | None) -> list[dict[str, Any]]:
     if path is None:
         return []
     try:
-        software = json.loads((path / MANIFEST).read_bytes())["software"]
+        software = read_json(path / MANIFEST)["software"]
     except (OSError, ValueError, LookupError, TypeError):
         return []
     return [{"software": software}]
