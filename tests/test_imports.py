@@ -33,7 +33,7 @@ MODULES = {
     "stages": {"arguments", "config", "data", "errors", "kernels", "kernels_torch", "triton_cpu"},
     "ops": {"arguments", "config", "errors", "stages"},
     "rasterization": {"arguments", "config", "data", "errors", "reference", "stages"},
-    "__init__": {"arguments", "errors", "ops", "rasterization", "stages"},
+    "__init__": {"config", "errors", "ops", "rasterization", "stages"},
     "scene": SCENE,
     "strategies": {"arguments", "data", "errors", "stages"},
     "viewing": VIEWING,

@@ -1,6 +1,6 @@
 """tsplat: 3D Gaussian Splatting in Triton. See :func:`rasterization`."""
 
-from .arguments import RollingShutterType
+from .config import RollingShutterType
 from .errors import (
     ArgumentError,
     BackendError,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import operator
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .config import CAMERA_MODELS, PRESETS, SH_DEGREE_MAX, TILE_SIZES, CameraModel, Numerics
+from .config import CAMERA_MODELS, PRESETS, SH_DEGREE_MAX, TILE_SIZES, CameraModel, Numerics, RollingShutterType
 from .errors import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -33,16 +32,6 @@ TRANSFORMS = (
 
 LENS_COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs", "ftheta_coeffs")
 """Options of gsplat that describe the distortion of a lens."""
-
-
-class RollingShutterType(enum.Enum):
-    """Readout direction of the camera's shutter. Only ``GLOBAL`` is implemented."""
-
-    ROLLING_TOP_TO_BOTTOM = 0
-    ROLLING_LEFT_TO_RIGHT = 1
-    ROLLING_BOTTOM_TO_TOP = 2
-    ROLLING_RIGHT_TO_LEFT = 3
-    GLOBAL = 4
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -7,6 +7,7 @@ read their thresholds from it.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from typing import Final, Literal, get_args
 
@@ -88,6 +89,16 @@ SSIM_TAPS: Final = tuple(value / sum(_WINDOW) for value in _WINDOW)
 
 SSIM_K1, SSIM_K2 = 0.01, 0.03
 """Stabilizers of SSIM for a data range of 1 (K1 and K2 of Wang et al., 2004)."""
+
+
+class RollingShutterType(enum.Enum):
+    """Readout direction of the camera's shutter. Only ``GLOBAL`` is implemented."""
+
+    ROLLING_TOP_TO_BOTTOM = 0
+    ROLLING_LEFT_TO_RIGHT = 1
+    ROLLING_BOTTOM_TO_TOP = 2
+    ROLLING_RIGHT_TO_LEFT = 3
+    GLOBAL = 4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .arguments import RollingShutterType, compute_dtype
-from .config import DEPTH_ALPHA_MIN, Backend, CameraModel, NumericsName, RasterizeMode, RenderMode, Validate
+from .arguments import compute_dtype
+from .config import (
+    DEPTH_ALPHA_MIN,
+    Backend,
+    CameraModel,
+    NumericsName,
+    RasterizeMode,
+    RenderMode,
+    RollingShutterType,
+    Validate,
+)
 from .data import Features, Splats
 from .stages.backend import full_precision
 from .stages.compilation import eager
