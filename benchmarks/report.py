@@ -134,7 +134,7 @@ backward:
 AMD_NOTE = """
 Both passes execute less than at 66fcafc. Parts are larger and chunks longer than on NVIDIA GPUs: smaller parts share
 less of the work of a Gaussian, and where lists are cut, another kernel walks them for the transmittance at the start of
-each chunk ([decision 0010](decisions/0010-parts-of-tiles.md#amd-gpus)).
+each chunk ([decision 0010](decisions/0010-parts-of-tiles.md)).
 """
 
 METHOD = """

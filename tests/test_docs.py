@@ -62,6 +62,16 @@ def test_citation_file():
     assert "\t" not in text, "YAML is indented by spaces"
 
 
+@pytest.mark.parametrize("record", sorted((ROOT / "docs" / "decisions").glob("0*.md")), ids=lambda p: p.stem)
+def test_decision_records_fit_on_a_page(record):
+    text = record.read_text()
+    assert re.findall("^## (.*)", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+    assert len(text.splitlines()) <= 35
+    number = record.name[:4]
+    assert text.startswith(f"# {number}: ")
+    assert f"[{text.splitlines()[0][2:]}]({record.name})" in (record.parent / "README.md").read_text()
+
+
 def test_readme_has_a_python_block():
     assert python_blocks(ROOT / "README.md")
 
