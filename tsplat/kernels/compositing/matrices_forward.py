@@ -109,8 +109,9 @@ def _features_fwd_kernel(
     if chunk_lists is not None:
         if is_chunk:
             chunk = program.to(tl.int64)
-            place = chunk * PIXELS + own
-            store_chunk(chunk_transmittances, chunk_last_ids, place, transmittance, last, first_stored)
+            store_chunk(
+                chunk_transmittances, chunk_last_ids, chunk, own, transmittance, last, first_stored, PIXELS
+            )  # fmt: skip
             for block in tl.static_range(BLOCKS):
                 channel = first_channel + block * CHANNELS
                 address = (chunk * n_features + channel) * PIXELS + tl.arange(0, PIXELS)[:, None]

@@ -134,11 +134,11 @@ def begin_forward(
 
 
 @triton.jit
-def store_chunk(chunk_transmittances, chunk_last_ids, place, transmittance, last, mask):
-    """Stores where the walk of a chunk ended, at the places of its pixels among those of all chunks."""
-    tl.store(chunk_transmittances + place, transmittance, mask=mask)
+def store_chunk(chunk_transmittances, chunk_last_ids, chunk, own, transmittance, last, mask, PIXELS: tl.constexpr):
+    """Stores where the walk of a chunk ended: T and the last entry of its pixels, whose places in the part are own."""
+    tl.store(chunk_transmittances + chunk * PIXELS + own, transmittance, mask=mask)
     if chunk_last_ids is not None:
-        tl.store(chunk_last_ids + place, last, mask=mask)
+        tl.store(chunk_last_ids + chunk * PIXELS + own, last, mask=mask)
 
 
 @triton.jit

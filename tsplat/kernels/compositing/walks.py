@@ -114,7 +114,7 @@ def _composite_fwd_kernel(
     if chunk_lists is not None:
         if is_chunk:
             chunk = program.to(tl.int64)
-            store_chunk(chunk_transmittances, chunk_last_ids, chunk * PIXELS + own, transmittance, last, None)
+            store_chunk(chunk_transmittances, chunk_last_ids, chunk, own, transmittance, last, None, PIXELS)
             for k in tl.static_range(FEATURES):
                 tl.store(chunk_colors + (chunk * stride + k) * PIXELS + own, color[k])
     is_whole = first_chunk == end_chunk
