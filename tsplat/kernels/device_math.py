@@ -3,7 +3,7 @@
 Vectors and matrices are tuples of equally shaped tensors, so nothing here depends on block sizes. A 3-vector is
 ``(x, y, z)``, a 3x3 matrix its nine entries row by row, a symmetric matrix its upper triangle row by row (00 01 02 11
 12 22, or 00 01 11). The gradient of a symmetric matrix is taken with respect to that triangle: an off-diagonal entry
-carries the gradients of both places it stands in.
+carries the gradients of both of its places.
 
 Values keep their dtype: what runs in fp32 on a GPU runs in fp64 in tests. ``APPROX`` selects NVIDIA's approximate fp32
 instructions for exp2 and reciprocal (2 ulp and 1 ulp, subnormals flushed).
@@ -62,10 +62,10 @@ def load4(pointer):
 
 @triton.jit
 def element(pointer, index, STRIDE: tl.constexpr, PTX: tl.constexpr):
-    """Pointer to the element ``index * STRIDE`` places further, for an int32 index.
+    """The pointer advanced by index * STRIDE elements, for an int32 index.
 
-    LLVM merges the product and the sum into an instruction that ptxas takes apart into two or three. If PTX, it does
-    not see the product, and ptxas makes one instruction of both.
+    LLVM merges the product and the sum into an instruction that ptxas takes apart into two or three. If PTX, the
+    product is hidden from LLVM, and ptxas makes one instruction of both.
     """
     if PTX:
         size: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8 * STRIDE
@@ -134,14 +134,6 @@ def prefetch(pointer, N: tl.constexpr):
     """Prefetches N consecutive values of at most two cache lines. For kernels compiled for the CPU."""
     _prefetch(pointer.to(tl.int64))
     _prefetch((pointer + N - 1).to(tl.int64))
-
-
-@triton.jit
-def dot_tuple(a, b):
-    total = a[0] * b[0]
-    for k in tl.static_range(1, len(a)):
-        total = tl.fma(a[k], b[k], total)
-    return total
 
 
 @triton.jit

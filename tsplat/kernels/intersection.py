@@ -1,15 +1,15 @@
 """Intersections of projected Gaussians with tiles: the exact ellipse against rows and columns of tiles.
 
 A Gaussian is visible where opacity exp(-sigma) >= 1/255, inside the ellipse 2 sigma(dx, dy) <= 2 ln(255 opacity). The
-extent of the ellipse in y gives its rows of tiles. For each of them, the extent in x of the part of the ellipse between
-the first and the last pixel center of that row of tiles gives a span of tiles (the maximum of a concave function over
-an interval, so a clamped argument). The bound is widened by what fp32 rounds, so that no intersection is lost that
-compositing would count. Without conics, the rectangle mean +- radii takes the place of the ellipse, as in gsplat.
+extent of the ellipse in y gives its tile rows. For each of them, the extent in x of the part of the ellipse between the
+first and the last pixel center of that tile row gives a span of tiles (the maximum of a concave function over an
+interval, so a clamped argument). The bound is widened by the rounding error of fp32, so that no intersection is lost
+that adds to a pixel. Without conics, the rectangle mean +- radii takes the place of the ellipse, as in gsplat.
 
-Three kernels, each with one lane per output: rows of tiles per Gaussian, a span per (Gaussian, row of tiles), and a
-tile per intersection. The second and third find their Gaussian and span by binary search in a prefix sum. Counts are
-written behind a zero, so that their prefix sum begins with the first start. Once intersections are sorted by tile, a
-fourth kernel gathers their rows and finds where the list of each tile begins.
+Three kernels have one lane per output: tile rows per Gaussian, a span per (Gaussian, tile row), and a tile per
+intersection. The second and third find their Gaussian and span by binary search in a prefix sum. A zero precedes the
+counts, so that their prefix sum has the start of each, and their total in the end. Once intersections are sorted by
+tile, a fourth kernel gathers their rows and finds where the list of each tile begins.
 """
 
 import torch
@@ -207,7 +207,7 @@ def _tile_lists_kernel(
     n: "Int", n_tiles: "Int", first_key: "Int", steps: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One lane per intersection, and one per tile and for the end of the last."""
+    """One lane per intersection, one per tile, and one for the end of the last tile."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(indices + lane, mask=lane < n, other=0)
     tl.store(listed + lane, tl.load(flatten_ids + index, mask=lane < n, other=0), mask=lane < n)
@@ -227,13 +227,13 @@ def _tile_lists_kernel(
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
 ) -> tuple[Tensor, Tensor]:
-    """Finds the first row of tiles and the number of them of each Gaussian, in emission order.
+    """Finds the first tile row of each Gaussian, and how many tile rows it meets, in emission order.
 
     Args:
-        band: First and end flat tile row; others are left out.
+        band: The first flat tile row and the one after the last; others are left out.
 
     Returns:
-        First rows [nnz] int32, and numbers behind a zero, [1 + nnz] int32.
+        First tile rows [nnz] int32; a zero, followed by the numbers of tile rows, [1 + nnz] int32.
     """
     n = screen.order.numel()
     first_tile_rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
@@ -271,7 +271,7 @@ def tile_columns(
         first_tile_rows, span_starts: See :class:`Spans`.
 
     Returns:
-        Positions and first tiles, [S] int32 each, and numbers behind a zero, [1 + S] int32.
+        Positions and first tiles, [S] int32 each; a zero, followed by the numbers of tiles, [1 + S] int32.
     """
     positions = torch.empty(n_spans, dtype=torch.int32, device=screen.order.device)
     first_columns = torch.empty_like(positions)
@@ -337,12 +337,13 @@ def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int,
 
     Args:
         keys: [M], sorted.
-        indices: [M] int64, place of each key before it was sorted.
-        flatten_ids: [M] int32, rows in the order before.
+        indices: [M] int64, place of each key before sorting.
+        flatten_ids: [M] int32, row of each intersection before sorting.
         n_tiles, first_key: Number of tiles, and the key of the first.
 
     Returns:
-        The rows [M] int32, the places [M] int32, and where each tile begins, and M, [n_tiles + 1] int32.
+        Rows [M] int32; places before sorting [M] int32; the first intersection of each tile, followed by M,
+        [n_tiles + 1] int32.
     """
     n = keys.numel()
     listed, places = torch.empty_like(flatten_ids), torch.empty_like(flatten_ids)

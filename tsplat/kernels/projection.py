@@ -9,7 +9,7 @@ Forward: one lane per output row. Packed output takes two passes, `_projection_v
 Backward: one lane per Gaussian, which loops over the cameras of its scene and recomputes the forward pass, so that
 gradients are summed in registers in a fixed order. Gradients of view matrices are summed over a block and written once
 per block and image. Gradients that overflow although the incoming ones are finite are zeroed, for that Gaussian only.
-Incoming infinities are passed on, for gradient scaling to see. There are no atomics.
+Incoming infinities are passed on, so that gradient scaling sees them. There are no atomics.
 """
 
 import torch

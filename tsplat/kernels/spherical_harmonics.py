@@ -21,7 +21,7 @@ from .launch import CPU_LONG_BLOCK, Int, block_size, invert_ids, kernel, launch,
 BLOCK = 64
 
 
-# One name per norm, as kernels can read scalar constants only.
+# One name per norm: kernels can only read scalar constants.
 Y0 = tl.constexpr(SH_NORMS[0][0])
 Y1 = tl.constexpr(SH_NORMS[1][0])
 Y2_A = tl.constexpr(SH_NORMS[2][0])
@@ -225,7 +225,7 @@ def _sh_bwd_kernel(
 def spherical_harmonics_fwd(
     means: Tensor, centers: Tensor, coeffs: Tensor, dense_ids: Tensor | None, radii: Tensor | None, *, degree: int
 ) -> Tensor:
-    """Evaluates the colors of rows, without shift and clamp; zero where radii are. [nnz, 3]
+    """Evaluates the colors of rows, without shift and clamp; zero where radii are zero. [nnz, 3]
 
     Args:
         means, centers: [B, N, 3], [B, C, 3].

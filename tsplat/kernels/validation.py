@@ -1,4 +1,4 @@
-"""Valid Gaussians and cameras: values within bounds, a quaternion with a norm, a camera that is not singular.
+"""Validation: values are within bounds, quaternions are not zero, and cameras are not singular.
 
 Invalid cameras are replaced by cameras that see nothing. The centers of cameras are computed for spherical harmonics.
 One lane per Gaussian; the first programs have a lane per camera as well.
@@ -50,7 +50,7 @@ def _signal_within(
 
 @triton.jit
 def _cross(a, b):
-    """Cross product, each entry with one product rounded, as compilers of PyTorch's operator contract it."""
+    """Cross product. Of each entry, only one product is rounded, as in PyTorch's operator."""
     return (
         tl.fma(a[1], b[2], -(a[2] * b[1])),
         tl.fma(a[2], b[0], -(a[0] * b[2])),
@@ -161,13 +161,13 @@ def _valid_kernel(
 def prepare(
     gaussians: Gaussians3D | None, signals: list[tuple[Tensor, bool]], cameras: Cameras, numerics: Numerics
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
-    """Finds Gaussians whose values are within MAGNITUDE_MAX and whose quaternions have a norm, and prepares cameras.
+    """Finds Gaussians with values of at most MAGNITUDE_MAX and quaternions that are not zero, and prepares cameras.
 
     Args:
         gaussians: With opacities; None to check nothing and to leave cameras as they are.
-        signals: What is rendered of the Gaussians: at most two tensors [B, N, ...], or [B, C, N, ...] and True. A
-            Gaussian is invalid if a signal of it is invalid for any camera.
-        cameras: Contiguous, as all tensors.
+        signals: Colors and extra signals, at most two: [B, N, ...] and False, or [B, C, N, ...] and True. A Gaussian
+            is invalid if its signal is invalid for any camera.
+        cameras: Contiguous, like all tensors.
         numerics: The preset, for the camera centers.
 
     Returns:

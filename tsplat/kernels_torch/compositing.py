@@ -3,7 +3,7 @@
 The math is that of ``kernels/compositing``: moments of g per intersection, written to its slot and summed per
 Gaussian. A tile takes its Gaussians in blocks. The transmittance never rises, so a Gaussian is added exactly if the
 transmittance behind it exceeds the limit, whatever stopped the pixel before. Blocks are large enough for PyTorch to
-parallelize each operation; one thread per tile was slower, as many small operations contend for the interpreter's lock.
+parallelize each operation. One thread per tile is slower, as many small operations contend for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def composite_bwd(
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
-    """Adds slots to sums span by span, so that bits do not depend on the split into bands."""
+    """Adds slots to sums span by span, so that the bits of sums do not depend on the bands."""
     span_sums = torch.segment_reduce(v_slots, "sum", lengths=order.place_starts.diff(), axis=0, unsafe=True)
     counts = order.span_starts.diff()
     for span in range(int(counts.max()) if counts.numel() else 0):
@@ -280,6 +280,7 @@ def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
 
 
 def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns x [W] and y [H] of pixel centers, in the dtype and on the device of a tensor."""
     xs, ys = (
         torch.arange(size, dtype=like.dtype, device=like.device) + 0.5 for size in (settings.width, settings.height)
     )

@@ -9,7 +9,7 @@ one starts; the colors of chunks are added in the end.
 
 The backward pass walks back to front, starting from the remaining transmittance and dividing 1 - alpha out again. One
 recurrence replaces a buffer per channel. With v the gradient of the pixel, let behind_i = (sum over j > i of
-w_j (v . c_j) + T_end (v . background - v_alpha)) / T_(i + 1), which belongs to the color that shows behind Gaussian i.
+w_j (v . c_j) + T_end (v . background - v_alpha)) / T_(i + 1), which is v times the color that shows behind Gaussian i.
 Then dL/d alpha_i = T_i (v . c_i - behind_i), and behind_(i - 1) = behind_i + alpha_i (v . c_i - behind_i). (Front to
 back, the sum would be a difference of large numbers.) The gradients of a Gaussian are linear in sums over pixels of
 g = alpha dL/d alpha times functions of the pixel. A program writes these sums to the slot of the list's entry, and
@@ -26,7 +26,7 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
                 v     v
     images         pixels, and of each list where its walk ended                    walks, matrices_forward
                 v     v
-    slots      A A | B | C         an entry each, those of a Gaussian side by side  slots, walks, matrices_backward
+    slots      A A | B | C         one per entry, those of a Gaussian side by side  slots, walks, matrices_backward
                 \/
     sums       A     B   C         added in a fixed order; then gradients           slots
 
@@ -39,7 +39,7 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     list        the rows that may reach a part, front to back
     entry       an element of a list; in the backward pass, a row and a slot
     chunk       piece of a long list, composited by a program of its own
-    order       in which programs take the lists
+    order       the sequence in which programs take the lists
     Gaussian-major  order of intersections: by Gaussian, then by span; an index in it, or in a list, is a place
     span        what a Gaussian intersects of one tile row
     slot        where the backward pass writes the sums of an entry over the part's pixels
@@ -73,7 +73,7 @@ __all__ = ["bytes_per_intersection", "composite_bwd", "composite_fwd", "composit
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:
-    """Returns the bytes of rows, slots and chunks that compositing needs at most for an intersection."""
+    """Returns the most bytes of rows, slots and chunks that compositing needs per intersection."""
     shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
     size = means.dtype.itemsize
     parts = grid.tile_size**2 // (shape.width * shape.height)
@@ -102,7 +102,7 @@ def composite_fwd(
         settings: See :class:`CompositingSettings`.
 
     Returns:
-        Lists that :func:`composite_bwd` would make again; not None.
+        The lists, for :func:`composite_bwd`, which otherwise makes them again; never None.
     """
     band = _band(splats, intersections, len(buffers.colors), settings)
     walks_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
@@ -144,7 +144,7 @@ def composite_bwd(
     settings: CompositingSettings,
     lists: PartLists | None = None,
 ) -> None:
-    """Adds the contribution of a band of tiles to the moments and feature gradients of each row.
+    """Adds the contribution of a band of tiles to the sums of each row.
 
     Args:
         splats, backgrounds, intersections, settings: As for :func:`composite_fwd`; ``gaussian_major`` is required.

@@ -16,10 +16,10 @@ from .lists import load_record
 from .walk_steps import OPACITY, Band, alpha_at, load_range, part_pixels, store_list
 
 CHANNELS = 8
-"""Most channels of a program that adds chunks."""
+"""Most channels per program that adds chunks."""
 
 COMBINED = 4
-"""Chunks of a list that are loaded at a time when they are added."""
+"""Chunks of a list that are loaded at once, before they are added."""
 
 STEP = 16
 """Gaussians between two checks whether all pixels of a part have stopped."""

@@ -29,7 +29,7 @@ from .walk_steps import OPACITY, Band
 BLOCK = 128
 
 WORD = tl.constexpr(32)
-"""Intersections of a word of bits."""
+"""Intersections whose bits are in one word."""
 LOG2_WORD = tl.constexpr(WORD.value.bit_length() - 1)
 
 MARGIN = tl.constexpr(4)
@@ -37,7 +37,7 @@ MARGIN = tl.constexpr(4)
 int32 take 16 bytes, so lists stay aligned."""
 
 CUT = 1.5
-"""Lists longer than that many chunks are cut."""
+"""Lists longer than this many chunks are cut."""
 
 
 @triton.jit
@@ -162,7 +162,7 @@ def _part_offsets_kernel(
 
 @triton.jit
 def places_in_lists(words, totals, n_words, index, PARTS: tl.constexpr, PTX: tl.constexpr):
-    """What ``place_in_list`` returns for each part; a tile that is one part lists all, without ``words``.
+    """What ``place_in_list`` returns, for each part. A tile that is one part lists all, and has no ``words``.
 
     Computed before anything is stored, so that the loads of all parts overlap.
     """
@@ -313,7 +313,7 @@ def list_values(values: Tensor, words: Tensor, totals: Tensor, n_entries: int) -
 
 
 def _with_margins(entries: Tensor) -> Tensor:
-    """A copy of entries in whose memory ``MARGIN`` entries of row 0 stand before and behind."""
+    """A copy of entries, with ``MARGIN`` entries of row 0 before and after it in memory."""
     return torch.nn.functional.pad(entries, (MARGIN.value, MARGIN.value))[MARGIN.value : -MARGIN.value]
 
 
@@ -325,7 +325,7 @@ def _chunk_starts(offsets: Tensor, chunk: int) -> Tensor:
 
 
 def tile_keys(intersections: Intersections) -> Tensor:
-    """``keys`` of :class:`Intersections`; computed if unknown, with the bias that is then given."""
+    """``keys`` of :class:`Intersections`; computed with its ``key_bias`` if unknown."""
     isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
     if intersections.keys is not None:
         return intersections.keys

@@ -42,7 +42,7 @@ def _either(a, b):
 
 @triton.jit
 def take(group, k: tl.constexpr):
-    """The k-th of group [GROUP, HEIGHT, WIDTH]. An or of bits, which compilers remove as k is constant."""
+    """The k-th of group [GROUP, HEIGHT, WIDTH]. It is an or of bits, which compilers remove, as k is constant."""
     kind: tl.constexpr = tl.int64 if group.dtype == tl.float64 else tl.int32
     bits = tl.where(tl.arange(0, GROUP)[:, None, None] == k, group.to(kind, bitcast=True), 0)
     return tl.reduce(bits, 0, _either).to(group.dtype, bitcast=True)
@@ -70,7 +70,7 @@ def _parts(x):
 
 @triton.jit
 def product(a, b, dtype: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr):
-    """a b to the precision of dtype. SPLIT a and b into parts; a alone if b is EXACT in the bits that are read."""
+    """a b to the precision of dtype. If SPLIT, a is split into parts, and so is b unless its bits are read EXACTly."""
     if SPLIT:
         a_high, a_low = _parts(a)
         if EXACT:

@@ -23,7 +23,7 @@ from .walk_steps import (
 )
 
 BLOCKS = 2
-"""Blocks of FEATURES_MIN channels that a program accumulates if there are more than one."""
+"""Blocks of FEATURES_MIN channels that a program accumulates if there is more than one."""
 
 
 @kernel
@@ -53,7 +53,7 @@ def _features_fwd_kernel(
     CHANNELS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr,
 ):  # fmt: skip
-    """``passes`` programs take BLOCKS blocks of CHANNELS channels of a part each."""
+    """Each of the ``passes`` programs of a part takes BLOCKS blocks of CHANNELS channels."""
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     VALUES: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     dtype = records.dtype.element_ty

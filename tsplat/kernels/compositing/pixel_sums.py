@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 
 SUMS_MAX = 32
-"""Number of values up to which each has a lane."""
+"""Most values that are summed at once: one per lane."""
 
 
 @triton.jit
 def add_features(sums, record, weight, g, at, v_color, FOOTPRINT: tl.constexpr, ABSGRAD: tl.constexpr):
-    """Adds the pixels of a block to sums of weights times v, and of slopes; () before the first block."""
+    """Adds the pixels of a block to sums of weights times v and of slopes, which are () before the first block."""
     added = ()
     for k in tl.static_range(len(v_color)):
         if len(sums) == 0:

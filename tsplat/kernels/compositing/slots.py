@@ -35,10 +35,10 @@ from .lists import BLOCK, MARGIN, list_values, places_in_lists, store_margins, t
 LN_2 = tl.constexpr(math.log(2.0))
 
 GROUP, SPAN_UNROLL = 16, 8
-"""Spans of a program of the sums of spans, and how often its loop over slots is unrolled."""
+"""Spans per program of ``_span_sum_kernel``, and how often its loop over slots is unrolled."""
 
 LANES, ROW_UNROLL = 64, 8
-"""Gaussians times columns of a program of the sums of rows, and how often its loops are unrolled."""
+"""Lanes per program of ``_row_sum_kernel``, and how often its loops are unrolled."""
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _part_entries_kernel(
 
 @triton.jit
 def _large_spans(slot_starts, positions, rows, large, span, n_spans):
-    """First slots of spans, and how many slots there are; 0 for spans of Gaussians that are not large."""
+    """First slot and number of slots of each span; the number is 0 for Gaussians that are not large."""
     mask = span < n_spans
     start = tl.load(slot_starts + span, mask=mask, other=0)
     end = tl.load(slot_starts + span + 1, mask=mask, other=0)
@@ -230,7 +230,7 @@ class PartSlots(NamedTuple):
     Attributes:
         entries: [K] int64, row of each entry in the low 32 bits, slot in the high ones.
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
-        v_slots: [K or M, columns], uninitialized where programs write each slot once, or else zero.
+        v_slots: [K or M, columns], uninitialized if programs write each slot once, otherwise zero.
         order: Order of programs, [programs without chunks] int64, or None.
         together: Parts of a tile that a program composites.
         n_programs: Number of programs.
@@ -323,7 +323,7 @@ def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large:
     """Adds the slots [K, columns] of each Gaussian to its row of sums [nnz, width]. Overwrites slots.
 
     The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, in
-    parallel. As spans lie within a row of tiles, bits do not depend on the split into bands.
+    parallel. As spans lie within a tile row, bits do not depend on the split into bands.
     """
     n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
     arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}

@@ -27,7 +27,7 @@ follow."""
 
 @triton.jit
 def _nth_list(n, order):
-    """The n-th list in an order [lists] int64, or None for the order of lists."""
+    """The n-th list in an order [lists] int64; the list n without an order."""
     if order is not None:
         return tl.load(order + n).to(tl.int32)
     else:
@@ -42,7 +42,7 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
         order: [lists] int64, or None for the order of lists.
         offsets: [lists + 1] int32.
         chunk_lists: [n_chunks] int32 and ``chunk_starts`` [lists + 1] int32, see ``PartLists``; None if no list is cut.
-        later: Added to the list. Lists that are cut may not be later.
+        later: Added to the index of the list; 0 if lists are cut.
 
     Returns:
         The list; its first entry; begin and end of the range in the list; the list's first chunk and the one after its
@@ -135,7 +135,7 @@ def begin_forward(
 
 @triton.jit
 def store_chunk(chunk_transmittances, chunk_last_ids, chunk, own, transmittance, last, mask, PIXELS: tl.constexpr):
-    """Stores where the walk of a chunk ended: T and the last entry of its pixels, whose places in the part are own."""
+    """Stores where the walk of a chunk ended: T and the last entry of its pixels, at their places in the part."""
     tl.store(chunk_transmittances + chunk * PIXELS + own, transmittance, mask=mask)
     if chunk_last_ids is not None:
         tl.store(chunk_last_ids + chunk * PIXELS + own, last, mask=mask)
@@ -179,7 +179,7 @@ def load_slot(entries, index):
 
 @triton.jit
 def clamped_alpha(e, limit, APPROX: tl.constexpr, AMD: tl.constexpr = False):
-    """2^e clamped to the limit, where it is not below the threshold."""
+    """2^e clamped to the limit. The result does not matter where it is below the threshold."""
     if not (APPROX or AMD):
         # Underflow would cost CPUs a hundred cycles.
         e = tl.maximum(e, -126.0)

@@ -136,7 +136,7 @@ def _blend_vjp(
     """One Gaussian at the pixels of a block, back to front.
 
     Returns:
-        T and ``behind`` in front of it, its weight, g, and where pixels are in it.
+        T and ``behind`` in front of it, its weight, g, and where the pixels are in the splat.
     """
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
     at = FOOTPRINT.locate(record, pixel)

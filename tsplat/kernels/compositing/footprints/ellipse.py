@@ -92,7 +92,7 @@ def _log2_alpha(record, at):
 
 @triton.jit
 def _add_gradients(sums, g, at):
-    """Sums of g, g dy and g dy^2. Those with dx follow, as dx is one value per column."""
+    """Sums of g, g dy and g dy^2. ``expand`` makes those with dx of them, as dx is one value per column."""
     g_dy = g * at[1]
     if len(sums) == 0:
         return g, g_dy, g_dy * at[1]

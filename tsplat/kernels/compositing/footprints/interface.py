@@ -1,4 +1,4 @@
-"""Footprints: what a kind of splat is at a pixel. The rest of compositing knows no more of one than a `Footprint` says.
+"""Footprints: what a kind of splat is at a pixel. The rest of compositing knows only what a `Footprint` says.
 
 A kernel gets a footprint as a constexpr and calls its device functions. Triton does not see such calls when it hashes
 a kernel's source, so the footprint has a `cache_key` of its own, which Triton and the CPU's compiler put into the keys
