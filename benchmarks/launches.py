@@ -267,6 +267,11 @@ def _ops(vendor: str) -> Labeled:
             _, kept = kernels.l1_ssim_fwd(image, image, valid=valid, dtype=torch.float32, **weights)
             kernels.l1_ssim_bwd(kept, [None, None, torch.ones(())], **weights)
         yield from (("valid" if valid else "same", call) for call in launches)
+    with recorded(vendor) as launches:
+        rows, quats = torch.ones(N, 3), torch.ones(N, 4)
+        kernels.mcmc_noise(rows, quats, rows, rows[:, 0].contiguous(), rows, 1.0, 1.0, 1.0)
+        kernels.mcmc_regularization(rows[:, 0].contiguous(), rows, rows[:, 0].contiguous(), rows, 1.0, 1.0)
+    yield from (("every Gaussian", call) for call in launches)
     parameter = torch.ones(N, 3)
     for visible in (None, torch.ones(N, dtype=torch.bool)):
         with recorded(vendor) as launches:

@@ -35,7 +35,7 @@ MODULES = {
     "rasterization": {"arguments", "config", "data", "errors", "reference", "stages"},
     "__init__": {"config", "errors", "ops", "rasterization", "stages"},
     "scene": SCENE,
-    "strategies": {"arguments", "data", "errors", "stages"},
+    "strategies": {"arguments", "config", "data", "errors", "stages"},
     "viewing": VIEWING,
     "training": TRAINING,
     "compat": {"__init__", "arguments", "config", "data", "scene", "stages", "strategies"},
@@ -52,7 +52,7 @@ OPTIONAL = {
 }  # fmt: skip
 USES_TRITON = {"kernels", "stages", "triton_cpu", "cli"}
 
-MAX_FILES, MAX_FOLDERS, MAX_MODULES, MAX_IMPORTS = 8, 12, 20, 71
+MAX_FILES, MAX_FOLDERS, MAX_MODULES, MAX_IMPORTS = 8, 12, 20, 72
 MAX_TRAINING_MODULES, MAX_TRAINING_IMPORTS = 20, 50
 MAX_LINES, MAX_KERNEL_LINES, MAX_BODY, MAX_PARAMETERS = 400, 500, 80, 12
 DROP_IN = {

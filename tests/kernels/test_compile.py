@@ -79,7 +79,20 @@ VARIANTS_ELSEWHERE = VARIANTS | {
 COUNTED = "cuda:80"
 """Where instructions of short kernels are counted; `make compile` counts them on all targets of NVIDIA."""
 
-SHORT = ("valid", "tile", "pack", "part", "slot", "transmittance", "combine", "sum", "gradients", "ssim", "adam")
+SHORT = (
+    "valid",
+    "tile",
+    "pack",
+    "part",
+    "slot",
+    "transmittance",
+    "combine",
+    "sum",
+    "gradients",
+    "ssim",
+    "mcmc",
+    "adam",
+)
 
 TARGETS = static_cost.TARGETS if ALL_VARIANTS else ("cuda:80", "hip:gfx942")
 SHORT_CHANNELS = (1, 3, 4, 8, 16) if ALL_VARIANTS else (1, 3, 16)

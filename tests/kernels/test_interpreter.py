@@ -9,6 +9,7 @@ from tests.support import scenes
 from tests.support.closeness import assert_run_exact
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
+from tsplat.stages.backend import launchers
 
 pytestmark = pytest.mark.interpreter
 
@@ -58,4 +59,18 @@ def test_adam_matches_torch():
             parameter.grad = parameter.detach() ** 2
             optimizer.step()
         results.append(parameter.detach())
+    torch.testing.assert_close(*results)
+
+
+def test_steps_of_the_mcmc_strategy_match_torch():
+    results = []
+    for backend in ("triton", "torch"):
+        generator = torch.Generator().manual_seed(0)
+        means, scales, samples, v_scales = torch.randn(4, 5, 3, generator=generator, dtype=torch.float64)
+        quats = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+        logits, v_logits = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+        kernels = launchers(means.device, backend)
+        kernels.mcmc_noise(means, quats, scales, logits, samples, 2.0, 0.3, 7.0)
+        kernels.mcmc_regularization(logits, scales, v_logits, v_scales, 0.3, 0.7)
+        results.append((means, v_logits, v_scales))
     torch.testing.assert_close(*results)

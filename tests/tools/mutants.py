@@ -701,6 +701,20 @@ MUTANTS = [
         ("tl.load(table + middle * WORDS) <=", "tl.load(table + middle * WORDS) <", "the first program of a parameter"),
     ),
     *_in(
+        "kernels/mcmc_step.py",
+        ("-m", "triton", "tests/kernels/test_mcmc_step.py"),
+        ("1e-12)", "1e-20)", "quaternions of zero norm are no rotation"),
+        ("1.0 - t, dtype", "t, dtype", "noise added to opaque Gaussians"),
+        ("s1 * s1 * along[1]", "s1 * along[1]", "noise with another covariance"),
+        ("(1.0 - o) * o", "(1.0 - o)", "gradient of the mean opacity"),
+        ("scale_factor, s.dtype) * s", "scale_factor, s.dtype)", "gradient of the mean scale"),
+    ),
+    *_in(
+        "training/trainer.py",
+        ("tests/training/test_trainer.py",),
+        ('factor * weights["scales"] / 3', 'factor * weights["scales"]', "mean scale weighted three times"),
+    ),
+    *_in(
         "kernels_torch/image_loss.py",
         ("-m", "not interpreter and not triton", IMAGE_LOSS),
         ("(mean_x * ssim - mean_y * luminance)", "(mean_x * ssim)", "cross term of SSIM's gradient lost"),
@@ -723,7 +737,6 @@ MUTANTS = [
         ("append(moment[~mask])", "append(moment[: int((~mask).sum())])",
          "moments of other Gaussians kept"),
         ("both - LOG_SPLIT", "both", "scales of split Gaussians not reduced"),
-        ("(1 - opacities_of(params)) - (1 - t)", "opacities_of(params) - 0.995", "noise added to opaque Gaussians"),
     ),
     *_in(
         "strategies/default.py",
@@ -813,7 +826,7 @@ def is_caught(mutant: Mutant) -> tuple[bool, float]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         ignored = shutil.ignore_patterns("__pycache__", "cases")
-        for name in ("tsplat", "tests", "benchmarks", "docs"):
+        for name in ("tsplat", "tests", "benchmarks", "docs", "emulator"):
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", copy)
         mutant.apply(copy / "tsplat")

@@ -260,6 +260,21 @@ def test_masked_pixels_do_not_count(scene):
     assert float(Trainer(gaussians, [unmasked], Config(steps=10)).advance().loss) > 0.1
 
 
+def test_regularization_adds_gradients_of_mean_opacity_and_mean_scale(noisy, adam_steps):
+    start, views = noisy
+    found = []
+    for weights in ({}, dict(opacity_weight=30.0, scale_weight=0.7), dict(scale_weight=0.7)):
+        adam_steps.clear()
+        Trainer(start, views, Config(steps=1, background=SKY, **weights)).advance()
+        found.append([next(g for p, g, _ in reversed(adam_steps) if p.shape == shape) for shape in ((60,), (60, 3))])
+    o, s = start.opacities, start.scales
+    expected = [30 / 60 * o * (1 - o), 0.7 / 180 * s]
+    for k in range(2):
+        torch.testing.assert_close(found[1][k] - found[0][k], expected[k], rtol=1e-4, atol=1e-6)
+    assert torch.equal(found[2][0], found[0][0])
+    assert torch.equal(found[2][1], found[1][1])
+
+
 def test_views_per_step_averages_gradients(scene, adam_steps):
     gaussians, views = scene
     start = gray(gaussians)

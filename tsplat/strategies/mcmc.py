@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config import Backend
 from ..errors import ArgumentError
 from .base import Strategy
 from .gaussian_parameters import (
@@ -77,6 +78,7 @@ class MCMCStrategy(Strategy):
         info: dict[str, Any],
         lr: float,
         shard: tuple[int, int] | None = None,
+        backend: Backend = "auto",
     ) -> None:
         """Relocates and adds Gaussians if this step is due, and adds noise. To be called after the optimizers' step.
 
@@ -88,6 +90,7 @@ class MCMCStrategy(Strategy):
             lr: Learning rate of the means, in world units.
             shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all
                 Gaussians, so that the noise does not depend on the sharding. Shards cannot be refined.
+            backend: As in :func:`tsplat.rasterization`.
 
         Raises:
             ArgumentError: An argument is invalid, or opacities are not finite in a step that refines. Nothing has been
@@ -107,7 +110,7 @@ class MCMCStrategy(Strategy):
         if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
             inject_noise_to_position(
                 params, optimizers, state, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k,
-                generator=self.generator, shard=shard,
+                generator=self.generator, shard=shard, backend=backend,
             )  # fmt: skip
 
     def _check(self, params: Parameters, optimizers: Optimizers, state: State, shard: tuple[int, int] | None) -> None:

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from ..arguments import plain
+from ..config import Backend
 from ..errors import ArgumentError
-from ..stages.projection import quat_scale_to_covar_preci
+from ..stages.backend import launchers
 from .gaussian_parameters import (
     Optimizers,
     Parameters,
@@ -361,17 +363,17 @@ def inject_noise_to_position(
     *,
     generator: torch.Generator | None = None,
     shard: tuple[int, int] | None = None,
+    backend: Backend = "auto",
 ) -> None:
     """Adds noise with each Gaussian's covariance to the means of those that are nearly transparent.
 
     Args:
-        params: See :mod:`tsplat.strategies.operations`; only the values of the means change.
-        optimizers, state: Not changed.
+        params, optimizers, state: See :mod:`tsplat.strategies.operations`; only the values of the means change.
         scaler: Factor of the noise, usually the means' learning rate in world units times 5e5.
         t, k: The noise of a Gaussian of opacity o is multiplied by sigmoid(k (t - o)).
-        generator: Random generator; PyTorch's global one if None.
         shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all Gaussians,
             so that the noise does not depend on the sharding.
+        backend: As in :func:`tsplat.rasterization`.
 
     Raises:
         ArgumentError: `scaler`, `t` or `k` is not finite, the shard is invalid, or see :func:`check_shapes`.
@@ -383,12 +385,11 @@ def inject_noise_to_position(
     if not 0 <= first <= first + n <= total:
         raise ArgumentError(f"shard: {n} Gaussians from {first} on are not among {total}")
     means = params["means"]
-    gate = torch.sigmoid(k * ((1 - opacities_of(params)) - (1 - t)))
     samples = standard_normal((total, 3), means, generator)[first : first + n]
-    noise = samples * (gate * scaler)[:, None]
-    covars, _ = quat_scale_to_covar_preci(params["quats"], params["scales"].exp(), compute_preci=False)
-    assert covars is not None
-    means.add_((covars.to(noise) @ noise[..., None])[..., 0])
+    moved, *others = (plain(n, params[n].detach()).contiguous() for n in ("means", "quats", "scales", "opacities"))
+    launchers(means.device, backend).mcmc_noise(moved, *others, samples, scaler, t, k)
+    if moved.data_ptr() != means.data_ptr():
+        means.copy_(moved)
 
 
 def rotate(quats: Tensor, vectors: Tensor) -> Tensor:

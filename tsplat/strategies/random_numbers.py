@@ -13,7 +13,9 @@ from ..errors import ArgumentError
 def standard_normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Samples a standard normal distribution, on the generator's device, and moves the result to that of `like`."""
     device = like.device if generator is None else generator.device
-    return torch.randn(shape, generator=generator, device=device, dtype=like.dtype).to(like.device)
+    pinned = like.is_cuda and device.type == "cpu"  # so that nothing waits for the copy
+    samples = torch.randn(shape, generator=generator, device=device, dtype=like.dtype, pin_memory=pinned)
+    return samples.to(like.device, non_blocking=pinned)
 
 
 @torch.no_grad()

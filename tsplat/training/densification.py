@@ -79,7 +79,9 @@ class Densification:
         arguments = (params, optimizers, self.strategy_state, step, info)
         if isinstance(strategy, MCMCStrategy):
             first = ranks.shard_rows(n_gaussians).start if self._sharded else 0
-            strategy.step_post_backward(*arguments, lr=lr, shard=None if refines else (first, n_gaussians))
+            strategy.step_post_backward(
+                *arguments, lr=lr, shard=None if refines else (first, n_gaussians), backend=self._config.backend
+            )
         else:
             strategy.step_post_backward(*arguments)
         self._parameters.params.update(params)

@@ -75,6 +75,13 @@ class Parameters:
         names = self.gaussian_names
         return {name: self.params[name] for name in names}, {name: self.optimizers[name] for name in names}
 
+    def gradient(self, name: str) -> Tensor:
+        """The gradient of a parameter, contiguous; zero where there is none yet."""
+        parameter = self.params[name]
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+        parameter.grad = gradient
+        return gradient
+
     def camera_motion(self, view: int) -> Tensor:
         """The learned motion of a view's camera, as :func:`move_camera` takes it. [6]"""
         motion = self.params["motions"][view]

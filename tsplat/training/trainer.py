@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import ArgumentError, UnsupportedError
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
-from ..stages.backend import full_precision
+from ..stages.backend import full_precision, launchers
 from ..stages.process_group import RankGroup
 from ..viewing.rendering import render_views
 from .configuration import Config
@@ -133,8 +133,8 @@ class Trainer:
         views = [self._sampler.next() for _ in range(config.views_per_step)]
         backgrounds = [self._draw_background() for _ in views]
         figures, metas = self._accumulate_gradients(views, backgrounds)
-        self._regularize()
         loss_scale = self._gradient_step.scaler.get_scale()
+        self._regularize(loss_scale)
         warning = self._gradient_step.take(self.step)
         if self._densification.strategy is not None and warning is None:
             gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
@@ -234,19 +234,21 @@ class Trainer:
             self.received_rows += len(meta["received"]["camera_ids"])
         return images, meta
 
-    def _regularize(self) -> None:
+    def _regularize(self, loss_scale: float) -> None:
         """Adds the gradients of the mean opacity and the mean scale, over the Gaussians of all ranks."""
-        config = self.config
-        if not (config.opacity_weight or config.scale_weight):
+        weights = {"opacities": self.config.opacity_weight, "scales": self.config.scale_weight}
+        if not any(weights.values()):
             return
-        gaussians = self._parameters.gaussians()
-        total = gaussians.means.new_zeros(())
-        if config.opacity_weight:
-            total = total + config.opacity_weight / self.n_gaussians * gaussians.opacities.sum()
-        if config.scale_weight:
-            total = total + config.scale_weight / (3 * self.n_gaussians) * gaussians.scales.sum()
         # Gradients of replicated Gaussians are summed over ranks later.
-        self._gradient_step.backward(total if self.sharded else total / self.ranks.world_size)
+        factor = loss_scale / self.n_gaussians / (1 if self.sharded else self.ranks.world_size)
+        parameters = [self._parameters.params[name] for name in weights]
+        gradients = [self._parameters.gradient(name) if weight else None for name, weight in weights.items()]
+        launchers(self.device, self.config.backend).mcmc_regularization(
+            *(parameter.detach() for parameter in parameters),
+            *gradients,
+            factor * weights["opacities"],
+            factor * weights["scales"] / 3,
+        )
 
     def _check_finite(self, gaussians: Gaussians, mean_loss: Tensor) -> None:
         # Non-finite Gaussians are not rendered, so that the loss alone would not show them.
