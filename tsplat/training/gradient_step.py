@@ -83,8 +83,8 @@ class GradientStep:
             else:
                 step_all(optimizers.values())
         self.scaler.update()
-        for optimizer in optimizers.values():
-            optimizer.zero_grad()
+        for parameter in self._parameters.params.values():
+            parameter.grad = None
         return warning
 
     def _sum_over_ranks(self) -> None:
@@ -101,8 +101,8 @@ class GradientStep:
 
     def _check_finite(self, step: int) -> str | None:
         gradients = {name: p.grad for name, p in self._parameters.params.items() if p.grad is not None}
-        flags = [not math.isfinite(float(gradient.norm())) for gradient in gradients.values()]
-        flags = self._ranks.any(flags, self._device)
+        norms = torch.stack(torch._foreach_norm(list(gradients.values())))
+        flags = self._ranks.any([not math.isfinite(norm) for norm in norms.tolist()], self._device)
         names = ", ".join(name for name, flag in zip(gradients, flags, strict=True) if flag)
         self.n_skipped = self.n_skipped + 1 if names else 0
         if self.n_skipped >= SKIPPED_MAX:

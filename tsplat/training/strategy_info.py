@@ -29,7 +29,7 @@ def merge_info(
     """
     first = metas[0]
     if gather is None and n_cameras == 1 and loss_scale == 1:
-        return {**first, "n_cameras": 1}
+        return first if first["n_cameras"] == 1 else {**first, "n_cameras": 1}
     size = first["means2d"].new_tensor([view.width, view.height])
 
     def concatenate(tensors: list[Tensor]) -> Tensor:
