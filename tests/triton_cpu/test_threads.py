@@ -174,8 +174,8 @@ from tests.triton_cpu.test_threads import work
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with the signal ignored
 n, pool = int(sys.argv[1]), sys.argv[2] == "pool"
 work(n, 8, 1, pool)
-print("started", flush=True)
 try:
+    print("started", flush=True)
     work(n, 400_000, 10_000_000, pool)  # hours
 except KeyboardInterrupt:
     print("interrupted", flush=True)

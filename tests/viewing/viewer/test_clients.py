@@ -80,7 +80,7 @@ def test_client_that_vanishes_in_the_middle_of_an_image(viewer, connect, monkeyp
 
     monkeypatch.setattr(renderer, "_rasterize", wait_and_rasterize)
     vanishes.move((1.0, 0.0, -3.0), TARGET, UP, math.radians(FOV))
-    assert started.wait(20)
+    assert started.wait(60)
     vanishes.vanish()
     wait_for(lambda: len(viewer._sessions) == 1)
     gate.set()
@@ -132,7 +132,7 @@ def test_client_that_vanishes_during_a_preview_or_a_video(
     client.receive(0.5)
     client.vanish()
     wait_for(lambda: not viewer._sessions)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(list(tmp_path.iterdir())) == n_files
     assert capfd.readouterr() == ("", "")

@@ -82,7 +82,7 @@ def viewer():
 
 
 def get(viewer, path, method="GET", **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=60)
     with contextlib.closing(connection):
         connection.request(method, path, headers={"Host": f"localhost:{viewer.port}"} | headers)
         response = connection.getresponse()
@@ -114,7 +114,7 @@ def connect(viewer, path, **headers):
     origin = headers.pop("Origin", None)
     return connect(
         f"ws://127.0.0.1:{viewer.port}{path}", origin=origin, subprotocols=[f"viser-v{viser.__version__}"],
-        compression=None, additional_headers=headers, open_timeout=20,
+        compression=None, additional_headers=headers, open_timeout=60,
     )  # fmt: skip
 
 

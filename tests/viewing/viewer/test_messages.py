@@ -139,16 +139,16 @@ def test_callbacks_of_a_client_occupy_one_thread():
 
     def act():
         started.set()
-        ran.append(gate.wait(20))
+        ran.append(gate.wait(60))
 
     callbacks.on_click(handle, act)
     thread = threading.Thread(target=handle.click, args=(None,))
     thread.start()
-    assert started.wait(20)
+    assert started.wait(60)
     for _ in range(100):
         handle.click(None)  # returns at once
     gate.set()
-    thread.join(20)
+    thread.join(60)
     assert ran == [True, True]
 
 

@@ -37,7 +37,7 @@ def test_printed_address_works(serve, address, name, capsys):
     except ArgumentError:
         pytest.skip(f"this computer has no address {address}")
     assert re.fullmatch(rf"http://{name}:{viewer.port}/[\w-]{{22}}/", viewer.url)
-    with urllib.request.urlopen(viewer.url, timeout=10) as page:
+    with urllib.request.urlopen(viewer.url, timeout=60) as page:
         assert page.status == 200
     print_address(viewer, viewer.port, "model")
     assert capsys.readouterr().out.splitlines() == [

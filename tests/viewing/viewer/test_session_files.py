@@ -183,7 +183,7 @@ def test_client_that_leaves_ends_its_preview_and_its_video(session, client, tmp_
     wait_for(lambda: len(client.images) > n if button == "Preview" else "Rendering frame 3 of 18000" in client.statuses)
     session.close()
     statuses, n = len(client.statuses), len(client.images)
-    running.join(10)
+    running.join(60)
     assert not running.is_alive()
     time.sleep(0.1)
     assert (len(client.statuses), len(client.images)) == (statuses, n)

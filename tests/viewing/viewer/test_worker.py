@@ -90,7 +90,7 @@ def test_request_at_rest_is_rendered_at_full_size_at_once(client):
 def test_older_requests_are_dropped(client):
     client.gate.clear()
     client.worker.submit(0)
-    time.sleep(0.05)  # the worker takes it and waits at the gate
+    wait_for(lambda: client.waiting)
     for i in range(1, 100):
         client.worker.submit(i)
     client.gate.set()
@@ -108,7 +108,7 @@ def test_errors_are_told_and_the_next_request_is_rendered(client):
 def test_closing_in_the_middle_of_an_image_shows_nothing_more(client):
     client.gate.clear()
     client.worker.submit(0)
-    time.sleep(0.05)
+    wait_for(lambda: client.waiting)
     client.worker.close(0.01)
     client.gate.set()
     wait_for(lambda: not client.worker._thread.is_alive())
