@@ -72,6 +72,8 @@ def test_read_cameras_reads_the_format_of_inria(tmp_path):
         [{"width": "4"}],
         [{"position": [0, 0, float("inf")]}],
         [{"fx": 10**400}],
+        [{"fx": 1e200, "fy": 1e-200}],
+        [{"position": [0, 0, 1e200]}],
         [{"cy": 10**400}],
         [{"position": [0, 0, 10**400]}],
     ],

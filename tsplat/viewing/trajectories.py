@@ -142,15 +142,14 @@ def _camera(camera: dict[str, Any]) -> Camera:
     position = torch.tensor(camera["position"], dtype=torch.float64).reshape(3)
     fx, fy = float(camera["fx"]), float(camera["fy"])
     cx, cy = float(camera.get("cx", width / 2)), float(camera.get("cy", height / 2))
-    finite = math.isfinite(fx * fy * cx * cy) and bool(rotation.isfinite().all() and position.isfinite().all())
-    if not (fx > 0 and fy > 0 and finite):
-        raise ValueError("expected positive focal lengths and finite numbers")
     camera_model = camera.get("camera_model", "pinhole")
     check_choice("camera_model", camera_model, ("pinhole", "fisheye"))
-    viewmat = viewmat_from_pose(rotation, position)
+    viewmat = viewmat_from_pose(rotation, position).float()
     K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
+    if not (K.isfinite().all() and K.diag().min() > 0 and viewmat.isfinite().all()):
+        raise ValueError("expected positive focal lengths and finite numbers, in fp32")
     name = str(camera.get("img_name", ""))
-    return Camera(viewmat.float(), K, width, height, camera_model, name, camera.get("split") == "test")
+    return Camera(viewmat, K, width, height, camera_model, name, camera.get("split") == "test")
 
 
 def cameras_of_views(train: Sequence[View], test: Sequence[View]) -> list[Camera]:
