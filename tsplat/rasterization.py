@@ -223,7 +223,7 @@ def rasterization(
     with full_precision(request.device):
         cameras = gather_cameras(request.ranks, request.cameras)
         gaussians, cameras, centers = request.prepare(cameras)
-        projected = project(gaussians, cameras, request.projection_settings(), request.batch)
+        projected = project(gaussians, cameras, request.settings.projection, request.batch)
         if request.sparse_gradients is not None:
             request.sparse_gradients.set_visible(projected)
         features = Features(None, None)
@@ -240,7 +240,7 @@ def rasterization(
         intersections = intersect(
             received,
             request.grid,
-            request.intersection_settings(),
+            request.settings.intersection,
             request.memory_budget(splats.n_features),
             request.explain_memory,
         )
@@ -251,7 +251,7 @@ def rasterization(
             None,
             request.grid.n_images,
             intersections,
-            request.compositing_settings(),
+            request.settings.compositing,
         )
         render_colors = render_colors.view(*request.image_shape, splats.n_features)
         render_alphas = render_alphas.view(*request.image_shape, 1)
@@ -284,7 +284,7 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
             render_mode=o.render_mode,
             rasterize_mode=o.rasterize_mode,
             camera_model=o.camera_model,
-            numerics=request.numerics,
+            numerics=request.settings.numerics,
             cull=o.validate != "off",
         )
     projection = rendering.projection

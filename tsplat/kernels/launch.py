@@ -150,13 +150,13 @@ def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLO
         arguments: Of the kernel, without BLOCK.
     """
     tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
-    block = block_size(tensor, block, cpu_block)
-    launch(kernel, programs(n, block), BLOCK=block, **arguments)
+    arguments["BLOCK"] = block = block_size(tensor, block, cpu_block)
+    launch(kernel, programs(n, block), **arguments)
 
 
 def programs(n: int, block: int) -> int:
     """Returns the number of programs of a one-dimensional grid that process ``block`` elements each."""
-    n_programs: int = triton.cdiv(n, block)
+    n_programs = -(-n // block)
     if n_programs > GRID_MAX:
         raise ValueError(
             f"{n} elements in blocks of {block} need {n_programs} programs, more than a launch can have ({GRID_MAX})"
@@ -188,6 +188,8 @@ def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
         offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
         isect_offsets: [tiles + 1] int32, first intersection of each tile, and M.
     """
+    if offsets.numel() - 1 <= RESIDENT:
+        return None
     if not is_compiled_for_cpu(offsets):
         return longest_first(offsets.diff())
     n_tiles = isect_offsets.numel() - 1

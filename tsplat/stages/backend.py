@@ -94,11 +94,20 @@ def set_kernel_threads() -> None:
 
 def launchers(device: torch.device, backend: Backend = "auto") -> Any:
     """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``."""
-    chosen, reason = choose(device, backend)
-    if chosen == "torch" and device.type == "cuda" and backend == "auto":
-        warnings.warn(f"tsplat runs without Triton kernels on {device}: {reason}", stacklevel=3)
-    module = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
-    return _WithFallback(module) if chosen == "triton" and backend == "auto" and device.type == "cpu" else module
+    found = _found.get((device.type, backend))
+    if found is None:
+        chosen, reason = choose(device, backend)
+        if chosen == "torch" and device.type == "cuda" and backend == "auto":
+            warnings.warn(f"tsplat runs without Triton kernels on {device}: {reason}", stacklevel=3)
+        module = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
+        falls_back = chosen == "triton" and backend == "auto" and device.type == "cpu"
+        found = _found[device.type, backend] = module, falls_back
+    module, falls_back = found
+    return _WithFallback(module) if falls_back else module
+
+
+_found: dict[tuple[str, Backend], tuple[Any, bool]] = {}
+"""By type of device and backend: the launchers, and whether others take their place if kernels cannot be compiled."""
 
 
 SAME_BACKEND = {"composite_bwd": {"composite_fwd"}, "composite_gradients": {"composite_fwd", "composite_bwd"}}
@@ -131,6 +140,7 @@ class _WithFallback:
                 if _fallback_reason is None:
                     warnings.warn(f"tsplat falls back to backend='torch', which is slower: {error}", stacklevel=3)
                     _fallback_reason = str(error)
+                    _found.clear()
                 self._fallen_back.add(name)
                 if name == "composite_bwd":
                     args = _with_counts_of_tiles(*args)
@@ -160,8 +170,12 @@ def _with_natural_slopes(*args: Any) -> tuple[Any, ...]:
     return sums, conics, opacities, n_features, settings
 
 
+_nothing = contextlib.nullcontext()
+
+
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Returns a context in which autocast is off."""
-    if not torch.amp.is_autocast_available(device.type):
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return _nothing
+    return torch.autocast(kind, enabled=False)

@@ -25,17 +25,26 @@ def flatten(bundle: tuple[Any, ...]) -> list[Tensor | None]:
 
 def structure(bundle: Any) -> Any:
     """Returns a bundle with None in place of its tensors; see :func:`restore`."""
-    return _replace(bundle, lambda value: None if isinstance(value, Tensor) else value)
+    return _like(
+        bundle,
+        [
+            structure(value) if isinstance(value, tuple) else None if isinstance(value, Tensor) else value
+            for value in bundle
+        ],
+    )
 
 
 def restore(like: Any, flat: Iterable[Any]) -> Any:
     """Returns the bundle of a :func:`structure`, with the values of a flat bundle in place of None."""
     values = iter(flat)
-    return _replace(like, lambda value: next(values) if value is None else value)
+    return _like(
+        like,
+        [
+            next(values) if value is None else restore(value, values) if isinstance(value, tuple) else value
+            for value in like
+        ],
+    )
 
 
-def _replace(bundle: Any, replace: Any) -> Any:
-    if not isinstance(bundle, tuple):
-        return replace(bundle)
-    values = [_replace(value, replace) for value in bundle]
+def _like(bundle: Any, values: list[Any]) -> Any:
     return bundle._make(values) if hasattr(bundle, "_make") else tuple(values)

@@ -251,8 +251,10 @@ def _starts(counts: Tensor, bound: int) -> tuple[Tensor, int]:
     return sums.to(torch.int32), int(sums[-1])
 
 
-def count_tiles(order: GaussianMajor) -> Tensor:
+def count_tiles(intersections: Intersections) -> Tensor:
     """Counts the intersections of each row. [nnz] int32"""
+    order = intersections.gaussian_major
+    assert order is not None
     counts = torch.empty(order.rows.numel(), dtype=torch.int32, device=order.places.device)
     counts[order.rows] = order.place_starts[order.span_starts].diff()
     return counts
@@ -379,8 +381,7 @@ def isect_tiles(
     band = (0, grid.n_tile_rows)
     spans = find_spans(screen, grid, band, settings)
     found = list_intersections(screen, grid, band, spans, settings, sort=sort)
-    assert found.gaussian_major is not None
-    return count_tiles(found.gaussian_major).view(depths.shape), encode_ids(found, depths_flat, grid), found.flatten_ids
+    return count_tiles(found).view(depths.shape), encode_ids(found, depths_flat, grid), found.flatten_ids
 
 
 @with_plain_tensors

@@ -2,13 +2,72 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-from ..data import ProjectedGaussians
+from ..data import Intersections, ProjectedGaussians
 from .intersection import BandedIntersections, count_tiles, encode_ids
 from .request import Request
+
+
+class Meta(dict[str, Any]):
+    """A dictionary some of whose values are computed when they are first read; a plain one once copied or pickled.
+
+    Args:
+        values: The other values.
+        later: Functions that compute values. None of these is differentiable, as reading may happen in any grad mode.
+    """
+
+    def __init__(self, values: dict[str, Any], **later: Callable[[], Any]) -> None:
+        super().__init__(values)
+        self._later = later
+
+    def __missing__(self, key: str) -> Any:
+        value = self[key] = self._later[key]()
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._later
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plain())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._plain(),)
+
+    def _plain(self) -> dict[str, Any]:
+        """Computes all values, and returns them in a plain dictionary."""
+        for key in self._later:
+            self[key]
+        self._later = {}
+        return dict(super().items())
+
+
+def _complete(name: str) -> Callable[..., Any]:
+    method = getattr(dict, name)
+
+    @functools.wraps(method)
+    def run(meta: Meta, *args: Any, **kwargs: Any) -> Any:
+        meta._plain()
+        return method(meta, *args, **kwargs)
+
+    return run
+
+
+for _name in (
+    "__delitem__", "__eq__", "__ior__", "__len__", "__ne__", "__or__", "__repr__", "__reversed__", "__ror__", "clear",
+    "copy", "items", "keys", "pop", "popitem", "setdefault", "values",
+):  # fmt: skip
+    setattr(Meta, _name, _complete(_name))
 
 
 def describe_render(
@@ -26,18 +85,18 @@ def describe_render(
         received: The Gaussians that this rank composited; ``projected`` itself on a single rank.
         intersections: Of ``received``.
     """
-    batch_ids, camera_ids, gaussian_ids = projected.ids()
-    meta: dict[str, Any] = {
-        "batch_ids": batch_ids,
-        "camera_ids": camera_ids,
-        "gaussian_ids": gaussian_ids,
+    grid, whole = request.grid, intersections.whole
+    shape = received.means2d.shape[:-1]
+    values: dict[str, Any] = {
         **_rows(projected),
-        **_tiles(request, received, intersections),
+        "flatten_ids": None if whole is None else whole.flatten_ids,
+        "tile_size": grid.tile_size,
+        "tile_width": grid.tile_width,
+        "tile_height": grid.tile_height,
         "width": request.options.width,
         "height": request.options.height,
         "n_batches": request.gaussians.means.shape[0],
         "n_cameras": request.cameras.viewmats.shape[1],
-        "n_invalid": None if valid is None else (~valid).sum(),
         "memory": {
             "n_intersections": intersections.n_intersections,
             "bands": len(intersections.bands),
@@ -47,40 +106,32 @@ def describe_render(
     }
     if request.distributed:
         _, camera_ids, gaussian_ids = received.ids()
-        meta["received"] = {"camera_ids": camera_ids, "gaussian_ids": gaussian_ids, **_rows(received)}
-    return meta
+        values["received"] = {"camera_ids": camera_ids, "gaussian_ids": gaussian_ids, **_rows(received)}
+    ids = functools.cache(projected.ids)
+
+    def of_tiles(function: Callable[[Intersections], Tensor]) -> Callable[[], Tensor | None]:
+        return lambda: None if whole is None else function(whole)
+
+    return Meta(
+        values,
+        batch_ids=lambda: ids()[0],
+        camera_ids=lambda: ids()[1],
+        gaussian_ids=lambda: ids()[2],
+        n_invalid=lambda: None if valid is None else (~valid).sum(),
+        tiles_per_gauss=of_tiles(lambda lists: count_tiles(lists).view(shape)),
+        isect_ids=of_tiles(lambda lists: encode_ids(lists, received.depths, grid)),
+        isect_offsets=of_tiles(
+            lambda lists: lists.isect_offsets[:-1].view(*request.image_shape[:-2], grid.tile_height, grid.tile_width)
+        ),
+    )
 
 
 def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:
     """Projected Gaussians in the layout of ``means2d``: packed, or [..., C, N]."""
-    assert projected.opacities is not None
-    shape = projected.means2d.shape[:-1]
-    return {
-        "radii": projected.radii.view(*shape, 2),
-        "means2d": projected.means2d,
-        "depths": projected.depths.view(shape),
-        "conics": projected.conics.view(*shape, 3),
-        "opacities": projected.opacities.view(shape),
-    }
-
-
-def _tiles(
-    request: Request, received: ProjectedGaussians, intersections: BandedIntersections
-) -> dict[str, Tensor | int | None]:
-    grid, whole = request.grid, intersections.whole
-    tiles_per_gauss = isect_ids = isect_offsets = flatten_ids = None
-    if whole is not None:
-        assert whole.gaussian_major is not None
-        flatten_ids = whole.flatten_ids
-        tiles_per_gauss = count_tiles(whole.gaussian_major).view(received.means2d.shape[:-1])
-        isect_ids = encode_ids(whole, received.depths, grid)
-        isect_offsets = whole.isect_offsets[:-1].view(*request.image_shape[:-2], grid.tile_height, grid.tile_width)
-    return {
-        "tile_size": grid.tile_size,
-        "tile_width": grid.tile_width,
-        "tile_height": grid.tile_height,
-        "tiles_per_gauss": tiles_per_gauss,
-        "isect_ids": isect_ids,
-        "flatten_ids": flatten_ids,
-        "isect_offsets": isect_offsets,
-    }
+    radii, depths, conics, opacities = projected.radii, projected.depths, projected.conics, projected.opacities
+    assert opacities is not None
+    if projected.dense_ids is None:
+        shape = projected.means2d.shape[:-1]
+        radii, conics = radii.view(*shape, 2), conics.view(*shape, 3)
+        depths, opacities = depths.view(shape), opacities.view(shape)
+    return {"radii": radii, "means2d": projected.means2d, "depths": depths, "conics": conics, "opacities": opacities}

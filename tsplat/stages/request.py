@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,8 +61,8 @@ from .validation import explain_sizes, prepare, raise_if_invalid
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-LOCAL = {"local": True}
-"""Marks fields of :class:`Options` that may differ between ranks."""
+LOCAL = {"channel_chunk", "memory_budget", "sparse_grad", "segmented"}
+"""Fields of :class:`Options` that may differ between ranks."""
 GEOMETRY = ("means", "quats", "scales", "covars")
 """Fields of :class:`Scene` whose gradients ``sparse_grad`` makes sparse."""
 NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False}
@@ -84,11 +84,10 @@ class Scene(NamedTuple):
     extra_signals: Tensor | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The options of a call as the caller passed them; see :func:`tsplat.rasterization`.
 
-    All but those marked as ``LOCAL`` must be equal on all ranks.
+    All but those in ``LOCAL`` must be equal on all ranks.
     """
 
     width: int
@@ -108,10 +107,10 @@ class Options:
     numerics: NumericsName
     camera_model: CameraModel
     validate: Validate
-    channel_chunk: int = dataclasses.field(metadata=LOCAL)
-    memory_budget: int | None = dataclasses.field(metadata=LOCAL)
-    sparse_grad: bool = dataclasses.field(metadata=LOCAL)
-    segmented: bool = dataclasses.field(metadata=LOCAL)
+    channel_chunk: int
+    memory_budget: int | None
+    sparse_grad: bool
+    segmented: bool
 
     @property
     def renders_color(self) -> bool:
@@ -128,17 +127,52 @@ class Options:
 
     def shared(self) -> dict[str, Any]:
         """The options that must be equal on all ranks."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if "local" not in f.metadata}
+        return {name: value for name, value in self._asdict().items() if name not in LOCAL}
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
+class Settings(NamedTuple):
+    """What follows from the options alone: the preset, and the settings of the stages."""
+
+    numerics: Numerics
+    projection: ProjectionSettings
+    intersection: IntersectionSettings
+    compositing: CompositingSettings
+
+    @classmethod
+    def of(cls, o: Options, numerics: Numerics) -> Settings:
+        """Makes the settings of checked options."""
+        projection = ProjectionSettings(
+            width=o.width,
+            height=o.height,
+            eps2d=o.eps2d,
+            near_plane=numerics.nearest(o.near_plane, o.camera_model),
+            far_plane=min(o.far_plane, MAGNITUDE_MAX),
+            radius_clip=o.radius_clip,
+            antialiased=o.rasterize_mode == "antialiased",
+            packed=o.packed,
+            camera_model=o.camera_model,
+            numerics=numerics,
+            backend=o.backend,
+        )
+        compositing = CompositingSettings(
+            width=o.width,
+            height=o.height,
+            tile_size=o.tile_size,
+            channel_chunk=o.channel_chunk,
+            absgrad=o.absgrad,
+            numerics=numerics,
+            backend=o.backend,
+        )
+        return cls(numerics, projection, IntersectionSettings(numerics, o.backend, segmented=o.segmented), compositing)
+
+
+class Request(NamedTuple):
     """A checked call. Tensors have one batch dimension; all but colors are in the compute dtype.
 
     Attributes:
         scene: The tensors as passed, with a stand-in for colors that are None.
         options: The options as passed.
-        numerics: The preset.
+        settings: What follows from the options.
         ranks: The ranks that render together, or None for a single one.
         distributed: Whether the caller asked for it.
         batch: The batch dimensions as passed.
@@ -152,7 +186,7 @@ class Request:
 
     scene: Scene
     options: Options
-    numerics: Numerics
+    settings: Settings
     ranks: Ranks | None
     distributed: bool
     batch: torch.Size
@@ -173,43 +207,12 @@ class Request:
         """Leading dimensions of the images, [..., C, H, W]."""
         return (*self.batch, self.cameras.viewmats.shape[1], self.options.height, self.options.width)
 
-    def projection_settings(self) -> ProjectionSettings:
-        o = self.options
-        return ProjectionSettings(
-            width=o.width,
-            height=o.height,
-            eps2d=o.eps2d,
-            near_plane=self.numerics.nearest(o.near_plane, o.camera_model),
-            far_plane=min(o.far_plane, MAGNITUDE_MAX),
-            radius_clip=o.radius_clip,
-            antialiased=o.rasterize_mode == "antialiased",
-            packed=o.packed,
-            camera_model=o.camera_model,
-            numerics=self.numerics,
-            backend=o.backend,
-        )
-
     def split(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Separates rendered channels: colors, with depth as the last channel, and extra signals."""
         assert self.extra_signals is not None
         end = images.shape[-1] - int(self.options.renders_depth)
         begin = end - self.extra_signals.shape[-1]
         return torch.cat([images[..., :begin], images[..., end:]], -1), images[..., begin:end]
-
-    def intersection_settings(self) -> IntersectionSettings:
-        return IntersectionSettings(self.numerics, self.options.backend, segmented=self.options.segmented)
-
-    def compositing_settings(self) -> CompositingSettings:
-        o = self.options
-        return CompositingSettings(
-            width=o.width,
-            height=o.height,
-            tile_size=o.tile_size,
-            channel_chunk=o.channel_chunk,
-            absgrad=o.absgrad,
-            numerics=self.numerics,
-            backend=o.backend,
-        )
 
     def memory_budget(self, n_features: int) -> MemoryBudget:
         """The budget for the intersections of rows with so many features, depth included."""
@@ -232,7 +235,7 @@ class Request:
         signals = [(self.colors, is_per_camera(self.colors, o.sh_degree))]
         if self.extra_signals is not None:
             signals.append((self.extra_signals, is_per_camera(self.extra_signals, o.extra_signals_sh_degree)))
-        return prepare(self.gaussians, signals, cameras, self.numerics, o.backend, check=o.validate != "off")
+        return prepare(self.gaussians, signals, cameras, self.settings.numerics, o.backend, check=o.validate != "off")
 
 
 def check_request(
@@ -259,7 +262,7 @@ def check_request(
         check_not_implemented(not_implemented)
         check_camera_model(options.camera_model)
         check_rolling_shutter(rolling_shutter)
-        options, numerics = _check_options(options)
+        options, settings = _checked(options)
         scene = Scene(*plain_all(scene._fields, scene))
         if scene.opacities is None:
             raise ArgumentError("opacities: expected a tensor [..., N], found None")
@@ -309,7 +312,7 @@ def check_request(
     return Request(
         scene=scene,
         options=options,
-        numerics=numerics,
+        settings=settings,
         ranks=ranks,
         distributed=distributed,
         batch=batch,
@@ -351,8 +354,23 @@ def _check_extra_signals(
     return channels
 
 
-def _check_options(options: Options) -> tuple[Options, Numerics]:
-    """Checks options, and returns them with numbers of any type as ints and floats."""
+PLAIN = {bool, int, float, str, type(None)}
+"""Types whose values cannot change, so that what follows from them is kept."""
+
+
+def _checked(options: Options) -> tuple[Options, Settings]:
+    """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages."""
+    types = tuple(map(type, options))
+    return _checked_before(options, types) if PLAIN.issuperset(types) else _check_options(options)
+
+
+@functools.lru_cache(maxsize=256)
+def _checked_before(options: Options, _types: tuple[type, ...]) -> tuple[Options, Settings]:
+    """Checks options once. Options of other types may be equal, such as 1 and True."""
+    return _check_options(options)
+
+
+def _check_options(options: Options) -> tuple[Options, Settings]:
     check_choice("render_mode", options.render_mode, RENDER_MODES)
     check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
     check_choice("backend", options.backend, BACKENDS)
@@ -368,14 +386,14 @@ def _check_options(options: Options) -> tuple[Options, Numerics]:
             numbers[name] = degree
     numerics, culling = check_numerics(options.numerics), (options.near_plane, options.far_plane, options.radius_clip)
     numbers |= check_culling(*culling, options.eps2d, numerics, options.camera_model)
-    options = dataclasses.replace(options, **numbers)
+    options = options._replace(**numbers)
     if options.backend == "reference":
         for name, implemented in NOT_OF_REFERENCE.items():
             if getattr(options, name) != implemented:
                 raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
-    return options, numerics
+    return options, Settings.of(options, numerics)
 
 
 def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None) -> Gaussians3D:

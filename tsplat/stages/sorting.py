@@ -18,23 +18,24 @@ def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] int64 as well."""
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.int32, torch.int16):
         return values.sort(stable=True)
-    indices = _argsort(_ordered_bits(values) if values.dtype == torch.float32 else values)
+    keys = values.detach().numpy()
+    indices = _argsort(_ordered_bits(keys) if values.dtype == torch.float32 else keys)
     return values[indices], indices
 
 
-def _argsort(keys: Tensor) -> Tensor:
-    """Returns the order of int16 or int32 keys on a CPU."""
-    if keys.numel() >= RADIX_ROWS and torch.get_num_threads() > 1:
-        return keys.argsort(stable=True)
-    array = keys.numpy()
-    if keys.dtype == torch.int16:
-        return torch.from_numpy(np.argsort(array, kind="stable"))
-    by_low = np.argsort(array.astype(np.uint16), kind="stable")
-    high = (array >> 16).astype(np.int16)
+def _argsort(keys: np.ndarray) -> Tensor:
+    """Returns the order of int16 or int32 keys."""
+    if keys.size >= RADIX_ROWS and torch.get_num_threads() > 1:
+        return torch.from_numpy(keys).argsort(stable=True)
+    if keys.dtype == np.int16:
+        return torch.from_numpy(np.argsort(keys, kind="stable"))
+    by_low = np.argsort(keys.astype(np.uint16), kind="stable")
+    high = (keys >> 16).astype(np.int16)
     return torch.from_numpy(by_low[np.argsort(high[by_low], kind="stable")])
 
 
-def _ordered_bits(values: Tensor) -> Tensor:
+def _ordered_bits(values: np.ndarray) -> np.ndarray:
     """Returns int32 keys with the order of fp32 values. Zeros of both signs are equal."""
-    bits = (values + 0.0).view(torch.int32)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    bits = (values + np.float32(0.0)).view(np.int32)
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    return bits

@@ -255,10 +255,13 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     if flatten_ids.numel() == 0:
         offsets = isect_offsets.new_zeros(band.parts * band.n_tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
+    may_be_cut = flatten_ids.numel() > CUT * band.shape.chunk
     if band.parts == 1:
         lists = PartLists(flatten_ids.numel(), _with_margins(flatten_ids), isect_offsets)
-        chunk_starts = _chunk_starts(isect_offsets, band.shape.chunk)
-        n_chunks = int(chunk_starts[-1])
+        n_chunks = 0
+        if may_be_cut:
+            chunk_starts = _chunk_starts(isect_offsets, band.shape.chunk)
+            n_chunks = int(chunk_starts[-1])
     else:
         words, totals = _part_bits(records, band)
         offsets = isect_offsets.new_empty(band.parts * band.n_tiles + 1)
@@ -275,8 +278,11 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
             tiles=band.n_tiles,
             PTX=has_ptx(records),
         )
-        chunk_starts = _chunk_starts(offsets, band.shape.chunk)
-        n_entries, n_chunks = torch.stack([offsets[-1], chunk_starts[-1]]).tolist()
+        if may_be_cut:
+            chunk_starts = _chunk_starts(offsets, band.shape.chunk)
+            n_entries, n_chunks = torch.stack([offsets[-1], chunk_starts[-1]]).tolist()
+        else:
+            n_entries, n_chunks = int(offsets[-1]), 0
         lists = PartLists(n_entries, list_values(flatten_ids, words, totals, n_entries), offsets, words, totals)
     if has_ends:
         lists = lists._replace(ends=torch.empty_like(lists.offsets[1:]))
