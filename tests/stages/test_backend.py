@@ -9,6 +9,11 @@ from tests.support.closeness import assert_same_bits, run
 from tsplat.stages import backend
 
 
+@pytest.fixture(autouse=True)
+def _nothing_found_before(monkeypatch):
+    monkeypatch.setattr(backend, "_found", {})
+
+
 def _scene():
     return scenes.make(scenes.Structure(n=12, cameras=2), torch.float32)
 
