@@ -27,7 +27,8 @@ from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.meta import describe_render
 from .stages.projection import project
-from .stages.request import Options, Request, Scene, check_request
+from .stages.request import Request, Scene, check_request
+from .stages.settings import Options
 from .stages.shading import concatenate, shade
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.paths import ROOT
 from tsplat.stages.bundles import flatten, restore, structure
-from tsplat.stages.request import LOCAL, Options
+from tsplat.stages.settings import LOCAL, Options
 
 
 class Inner(NamedTuple):

@@ -628,9 +628,9 @@ MUTANTS = [
     *_in(
         "stages/sorting.py",
         _torch("tests/stages/test_sorting.py"),
-        ("(values + 0.0).view", "values.view", "-0 before 0"),
-        ("^ ((bits >> 31) & 0x7FFFFFFF)", "", "negative values descend"),
-        ("array.astype(np.uint16)", "array.astype(np.int16)", "low halves as signed integers"),
+        ("(values + np.float32(0.0)).view", "values.copy().view", "-0 before 0"),
+        ("bits ^= (bits >> 31) & 0x7FFFFFFF", "pass", "negative values descend"),
+        ("keys.astype(np.uint16)", "keys.astype(np.int16)", "low halves as signed integers"),
     ),
     *_in(
         "stages/compositing.py",
@@ -654,9 +654,10 @@ MUTANTS = [
         ("(opacities < 0) | (opacities > 1)", "(opacities < 0)", "opacities above 1 accepted"),
     ),
     *_in(
-        "stages/request.py",
+        "stages/settings.py",
         _torch("tests/test_rasterization.py"),
-        ("near_plane=self.numerics.nearest(o.near_plane, o.camera_model)", "near_plane=o.near_plane",
+        ("options, types) if PLAIN.issuperset(types) else _check(options)", "options, ()) ", "1 is True"),
+        ("near_plane=numerics.nearest(o.near_plane, o.camera_model)", "near_plane=o.near_plane",
          "the preset's near plane ignored"),
         ("camera_model=o.camera_model", 'camera_model="pinhole"', "the camera model ignored"),
         ('antialiased=o.rasterize_mode == "antialiased"', "antialiased=False", "antialiasing ignored"),

@@ -395,7 +395,6 @@ def isect_offset_encode(isect_ids: Tensor, n_images: int, tile_width: int, tile_
     bits = _tile_bits(n_tiles)
     above = isect_ids >> 32
     tile_ids = (above >> bits) * n_tiles + (above & ((1 << bits) - 1))
-    starts = torch.searchsorted(tile_ids, torch.arange(n_images * n_tiles, device=isect_ids.device))
-    # int32 as in gsplat, if they fit.
-    starts = starts.to(torch.int32) if isect_ids.numel() <= INDEX_MAX else starts
+    tiles, fits = torch.arange(n_images * n_tiles, device=isect_ids.device), isect_ids.numel() <= INDEX_MAX
+    starts = torch.searchsorted(tile_ids, tiles, out_int32=fits)  # int32 as in gsplat
     return starts.view(n_images, tile_height, tile_width)

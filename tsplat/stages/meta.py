@@ -52,8 +52,8 @@ class Meta(dict[str, Any]):
         return dict(super().items())
 
 
-def _complete(name: str) -> Callable[..., Any]:
-    method = getattr(dict, name)
+def _complete(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of dictionaries that computes all values first."""
 
     @functools.wraps(method)
     def run(meta: Meta, *args: Any, **kwargs: Any) -> Any:
@@ -63,11 +63,12 @@ def _complete(name: str) -> Callable[..., Any]:
     return run
 
 
-for _name in (
-    "__delitem__", "__eq__", "__ior__", "__len__", "__ne__", "__or__", "__repr__", "__reversed__", "__ror__", "clear",
-    "copy", "items", "keys", "pop", "popitem", "setdefault", "values",
+for _method in (
+    dict.__delitem__, dict.__eq__, dict.__ior__, dict.__len__, dict.__ne__, dict.__or__, dict.__repr__,
+    dict.__reversed__, dict.__ror__, dict.clear, dict.copy, dict.items, dict.keys, dict.pop, dict.popitem,
+    dict.setdefault, dict.values,
 ):  # fmt: skip
-    setattr(Meta, _name, _complete(_name))
+    setattr(Meta, _method.__name__, _complete(_method))
 
 
 def describe_render(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,60 +12,34 @@ from ..arguments import (
     check_backgrounds,
     check_bool,
     check_camera_model,
-    check_choice,
     check_colors,
-    check_culling,
     check_devices,
     check_not_implemented,
-    check_numerics,
     check_rolling_shutter,
     check_scene,
-    check_size,
-    check_tile_size,
     compute_dtype,
     is_per_camera,
-    to_int,
-)
-from ..config import (
-    BACKENDS,
-    MAGNITUDE_MAX,
-    RASTERIZE_MODES,
-    RENDER_MODES,
-    VALIDATE,
-    Backend,
-    CameraModel,
-    Numerics,
-    NumericsName,
-    RasterizeMode,
-    RenderMode,
-    Validate,
 )
 from ..data import (
     Cameras,
-    CompositingSettings,
     Gaussians3D,
-    IntersectionSettings,
-    ProjectionSettings,
     TileGrid,
     flatten_batch,
 )
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError
 from .agreement import Ranks, agreement, check_distributed, describe, join
 from .backend import launchers
 from .compilation import plain_all
 from .memory import MemoryBudget, check_images
+from .settings import Options, Settings, check_options
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, prepare, raise_if_invalid
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-LOCAL = {"channel_chunk", "memory_budget", "sparse_grad", "segmented"}
-"""Fields of :class:`Options` that may differ between ranks."""
 GEOMETRY = ("means", "quats", "scales", "covars")
 """Fields of :class:`Scene` whose gradients ``sparse_grad`` makes sparse."""
-NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False}
-"""Options of which ``backend="reference"`` implements this value only."""
 
 
 class Scene(NamedTuple):
@@ -82,88 +55,6 @@ class Scene(NamedTuple):
     backgrounds: Tensor | None
     covars: Tensor | None
     extra_signals: Tensor | None = None
-
-
-class Options(NamedTuple):
-    """The options of a call as the caller passed them; see :func:`tsplat.rasterization`.
-
-    All but those in ``LOCAL`` must be equal on all ranks.
-    """
-
-    width: int
-    height: int
-    near_plane: float
-    far_plane: float
-    radius_clip: float
-    eps2d: float
-    sh_degree: int | None
-    extra_signals_sh_degree: int | None
-    packed: bool
-    tile_size: int
-    render_mode: RenderMode
-    absgrad: bool
-    rasterize_mode: RasterizeMode
-    backend: Backend
-    numerics: NumericsName
-    camera_model: CameraModel
-    validate: Validate
-    channel_chunk: int
-    memory_budget: int | None
-    sparse_grad: bool
-    segmented: bool
-
-    @property
-    def renders_color(self) -> bool:
-        return "RGB" in self.render_mode
-
-    @property
-    def renders_depth(self) -> bool:
-        return "D" in self.render_mode
-
-    @property
-    def expects_depth(self) -> bool:
-        """Whether depth is divided by alpha."""
-        return self.render_mode in ("ED", "RGB+ED")
-
-    def shared(self) -> dict[str, Any]:
-        """The options that must be equal on all ranks."""
-        return {name: value for name, value in self._asdict().items() if name not in LOCAL}
-
-
-class Settings(NamedTuple):
-    """What follows from the options alone: the preset, and the settings of the stages."""
-
-    numerics: Numerics
-    projection: ProjectionSettings
-    intersection: IntersectionSettings
-    compositing: CompositingSettings
-
-    @classmethod
-    def of(cls, o: Options, numerics: Numerics) -> Settings:
-        """Makes the settings of checked options."""
-        projection = ProjectionSettings(
-            width=o.width,
-            height=o.height,
-            eps2d=o.eps2d,
-            near_plane=numerics.nearest(o.near_plane, o.camera_model),
-            far_plane=min(o.far_plane, MAGNITUDE_MAX),
-            radius_clip=o.radius_clip,
-            antialiased=o.rasterize_mode == "antialiased",
-            packed=o.packed,
-            camera_model=o.camera_model,
-            numerics=numerics,
-            backend=o.backend,
-        )
-        compositing = CompositingSettings(
-            width=o.width,
-            height=o.height,
-            tile_size=o.tile_size,
-            channel_chunk=o.channel_chunk,
-            absgrad=o.absgrad,
-            numerics=numerics,
-            backend=o.backend,
-        )
-        return cls(numerics, projection, IntersectionSettings(numerics, o.backend, segmented=o.segmented), compositing)
 
 
 class Request(NamedTuple):
@@ -262,7 +153,7 @@ def check_request(
         check_not_implemented(not_implemented)
         check_camera_model(options.camera_model)
         check_rolling_shutter(rolling_shutter)
-        options, settings = _checked(options)
+        options, settings = check_options(options)
         scene = Scene(*plain_all(scene._fields, scene))
         if scene.opacities is None:
             raise ArgumentError("opacities: expected a tensor [..., N], found None")
@@ -352,48 +243,6 @@ def _check_extra_signals(
     channels = check_colors(extra_signals, sh_degree, batch, n_cameras, n_gaussians, names)
     check_devices(dict(means=scene.means, extra_signals=extra_signals))
     return channels
-
-
-PLAIN = {bool, int, float, str, type(None)}
-"""Types whose values cannot change, so that what follows from them is kept."""
-
-
-def _checked(options: Options) -> tuple[Options, Settings]:
-    """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages."""
-    types = tuple(map(type, options))
-    return _checked_before(options, types) if PLAIN.issuperset(types) else _check_options(options)
-
-
-@functools.lru_cache(maxsize=256)
-def _checked_before(options: Options, _types: tuple[type, ...]) -> tuple[Options, Settings]:
-    """Checks options once. Options of other types may be equal, such as 1 and True."""
-    return _check_options(options)
-
-
-def _check_options(options: Options) -> tuple[Options, Settings]:
-    check_choice("render_mode", options.render_mode, RENDER_MODES)
-    check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
-    check_choice("backend", options.backend, BACKENDS)
-    check_choice("validate", options.validate, VALIDATE)
-    numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
-    for name in ("packed", "absgrad", "sparse_grad", "segmented"):
-        numbers[name] = check_bool(name, getattr(options, name))
-    for name in ("width", "height", "channel_chunk", *(() if options.memory_budget is None else ("memory_budget",))):
-        numbers[name] = check_size(name, getattr(options, name))
-    for name in ("sh_degree", "extra_signals_sh_degree"):
-        degree = to_int(getattr(options, name))
-        if degree is not None:
-            numbers[name] = degree
-    numerics, culling = check_numerics(options.numerics), (options.near_plane, options.far_plane, options.radius_clip)
-    numbers |= check_culling(*culling, options.eps2d, numerics, options.camera_model)
-    options = options._replace(**numbers)
-    if options.backend == "reference":
-        for name, implemented in NOT_OF_REFERENCE.items():
-            if getattr(options, name) != implemented:
-                raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
-    if options.sparse_grad and not options.packed:
-        raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
-    return options, Settings.of(options, numerics)
 
 
 def _gaussians(scene: Scene, sparse_gradients: SparseGradients | None) -> Gaussians3D:

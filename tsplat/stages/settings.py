@@ -1,0 +1,153 @@
+"""The options of ``rasterization()``: checked, and what follows from them alone: the settings of the stages."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from ..arguments import check_bool, check_choice, check_culling, check_numerics, check_size, check_tile_size, to_int
+from ..config import (
+    BACKENDS,
+    MAGNITUDE_MAX,
+    RASTERIZE_MODES,
+    RENDER_MODES,
+    VALIDATE,
+    Backend,
+    CameraModel,
+    Numerics,
+    NumericsName,
+    RasterizeMode,
+    RenderMode,
+    Validate,
+)
+from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
+from ..errors import ArgumentError, UnsupportedError
+
+LOCAL = {"channel_chunk", "memory_budget", "sparse_grad", "segmented"}
+"""Fields of :class:`Options` that may differ between ranks."""
+NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False}
+"""Options of which ``backend="reference"`` implements this value only."""
+
+
+class Options(NamedTuple):
+    """The options of a call as the caller passed them; see :func:`tsplat.rasterization`.
+
+    All but those in ``LOCAL`` must be equal on all ranks.
+    """
+
+    width: int
+    height: int
+    near_plane: float
+    far_plane: float
+    radius_clip: float
+    eps2d: float
+    sh_degree: int | None
+    extra_signals_sh_degree: int | None
+    packed: bool
+    tile_size: int
+    render_mode: RenderMode
+    absgrad: bool
+    rasterize_mode: RasterizeMode
+    backend: Backend
+    numerics: NumericsName
+    camera_model: CameraModel
+    validate: Validate
+    channel_chunk: int
+    memory_budget: int | None
+    sparse_grad: bool
+    segmented: bool
+
+    @property
+    def renders_color(self) -> bool:
+        return "RGB" in self.render_mode
+
+    @property
+    def renders_depth(self) -> bool:
+        return "D" in self.render_mode
+
+    @property
+    def expects_depth(self) -> bool:
+        """Whether depth is divided by alpha."""
+        return self.render_mode in ("ED", "RGB+ED")
+
+    def shared(self) -> dict[str, Any]:
+        """The options that must be equal on all ranks."""
+        return {name: value for name, value in self._asdict().items() if name not in LOCAL}
+
+
+class Settings(NamedTuple):
+    """What follows from the options alone: the preset, and the settings of the stages."""
+
+    numerics: Numerics
+    projection: ProjectionSettings
+    intersection: IntersectionSettings
+    compositing: CompositingSettings
+
+    @classmethod
+    def of(cls, o: Options, numerics: Numerics) -> Settings:
+        """Makes the settings of checked options."""
+        projection = ProjectionSettings(
+            width=o.width,
+            height=o.height,
+            eps2d=o.eps2d,
+            near_plane=numerics.nearest(o.near_plane, o.camera_model),
+            far_plane=min(o.far_plane, MAGNITUDE_MAX),
+            radius_clip=o.radius_clip,
+            antialiased=o.rasterize_mode == "antialiased",
+            packed=o.packed,
+            camera_model=o.camera_model,
+            numerics=numerics,
+            backend=o.backend,
+        )
+        compositing = CompositingSettings(
+            width=o.width,
+            height=o.height,
+            tile_size=o.tile_size,
+            channel_chunk=o.channel_chunk,
+            absgrad=o.absgrad,
+            numerics=numerics,
+            backend=o.backend,
+        )
+        return cls(numerics, projection, IntersectionSettings(numerics, o.backend, segmented=o.segmented), compositing)
+
+
+PLAIN = {bool, int, float, str, type(None)}
+"""Types whose values cannot change, so that what follows from them is kept."""
+
+
+def check_options(options: Options) -> tuple[Options, Settings]:
+    """Checks options, and returns them with numbers of any type as ints and floats, and the settings of the stages."""
+    types = tuple(map(type, options))
+    return _check_once(options, types) if PLAIN.issuperset(types) else _check(options)
+
+
+@functools.lru_cache(maxsize=256)
+def _check_once(options: Options, _types: tuple[type, ...]) -> tuple[Options, Settings]:
+    """Checks options once. Options of other types may be equal, such as 1 and True."""
+    return _check(options)
+
+
+def _check(options: Options) -> tuple[Options, Settings]:
+    check_choice("render_mode", options.render_mode, RENDER_MODES)
+    check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
+    check_choice("backend", options.backend, BACKENDS)
+    check_choice("validate", options.validate, VALIDATE)
+    numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
+    for name in ("packed", "absgrad", "sparse_grad", "segmented"):
+        numbers[name] = check_bool(name, getattr(options, name))
+    for name in ("width", "height", "channel_chunk", *(() if options.memory_budget is None else ("memory_budget",))):
+        numbers[name] = check_size(name, getattr(options, name))
+    for name in ("sh_degree", "extra_signals_sh_degree"):
+        degree = to_int(getattr(options, name))
+        if degree is not None:
+            numbers[name] = degree
+    numerics, culling = check_numerics(options.numerics), (options.near_plane, options.far_plane, options.radius_clip)
+    numbers |= check_culling(*culling, options.eps2d, numerics, options.camera_model)
+    options = options._replace(**numbers)
+    if options.backend == "reference":
+        for name, implemented in NOT_OF_REFERENCE.items():
+            if getattr(options, name) != implemented:
+                raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
+    if options.sparse_grad and not options.packed:
+        raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
+    return options, Settings.of(options, numerics)
