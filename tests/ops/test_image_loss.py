@@ -12,7 +12,7 @@ from tsplat import ArgumentError, ShapeError, UnsupportedError
 from tsplat.config import SSIM_TAPS
 from tsplat.kernels import image_loss as image_loss_kernels
 from tsplat.kernels import launch as launching
-from tsplat.ops.image_loss import l1_and_ssim, l1_ssim_loss
+from tsplat.ops.image_loss import _l1_ssim_and_loss, l1_and_ssim, l1_ssim_loss
 
 
 def plain_l1_and_ssim(x, y, padding):
@@ -107,6 +107,9 @@ def test_loss_is_weighted_sum_of_l1_and_ssim(padding, backend):
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients[0], gradients[1])
     torch.testing.assert_close(gradients[0], 0.7 * gradients[2] - 0.3 * gradients[3])
+    together = _l1_ssim_and_loss(x, y, 0.3, padding, backend)
+    (v_image,) = torch.autograd.grad(together, x, [torch.tensor(v, dtype=x.dtype) for v in (0.5, -3.0, 2.0)])
+    torch.testing.assert_close(v_image, 0.25 * gradients[2] - 1.5 * gradients[3] + gradients[0])
 
 
 @pytest.mark.triton
