@@ -105,8 +105,8 @@ def composite_fwd(
         The lists, for :func:`composite_bwd`, which otherwise makes them again; never None.
     """
     band = _band(splats, intersections, len(buffers.colors), settings)
-    walks_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
-    passed = _without_features(splats) if walks_matrices else pass_channels(splats, 0, settings)
+    by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
+    passed = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
     records = pack_records(passed, settings)
     lists = list_parts(records, band, splats.n_features, has_ends=buffers.last_ids is not None)
     products = chunk_products(records, lists, band)
@@ -126,7 +126,7 @@ def composite_fwd(
         **list_arguments(lists),
         **band.pixel_arguments(),
     }
-    forward = features_fwd if walks_matrices else walk_fwd
+    forward = features_fwd if by_matrices else walk_fwd
     forward(splats, backgrounds, records, lists, buffers, band, arguments)
     combine_chunks(lists, chunk_last_ids, backgrounds, buffers, band)
     return lists
@@ -160,9 +160,9 @@ def composite_bwd(
     band = _band(splats, intersections, len(last_ids), settings)
     if lists is None:
         lists = _list_again(splats, band, v_render_colors)
-    walks_matrices = splats.n_features >= FEATURES_MIN
+    by_matrices = splats.n_features >= FEATURES_MIN
     large = torch.empty_like(splats.opacities, dtype=torch.bool)
-    records = pack_records(_without_features(splats) if walks_matrices else splats, settings, large)
+    records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
     columns = band.footprint.slot_columns(splats.n_features, settings.absgrad)
     slots = assign_slots(lists, intersections, records, columns)
     arguments: dict[str, Any] = {
@@ -181,7 +181,7 @@ def composite_bwd(
         **list_arguments(lists),
         **band.pixel_arguments(),
     }
-    backward = features_bwd if walks_matrices else walk_bwd
+    backward = features_bwd if by_matrices else walk_bwd
     backward(splats, records, v_render_colors, slots.n_programs, band, arguments)
     sum_slots(slots.v_slots, slots.slot_starts, order, large, sums)
 

@@ -300,7 +300,7 @@ def walk_fwd(
         splats, backgrounds, buffers: As for ``composite_fwd``.
         records: Of the first pass.
         lists: Of the band; gets what chunks add.
-        arguments: Of the kernel, those that do not depend on how channels are walked.
+        arguments: Arguments of the kernel that do not depend on how channels are walked.
     """
     n_features, n_colors = splats.n_features, splats.n_colors
     for first in range(0, n_features, min(band.settings.channel_chunk, PASS)):
