@@ -75,7 +75,7 @@ def _binder(kernel: Any, target: Target) -> Callable[..., tuple[Values, Values]]
             key += [name, f"{name}.__class__"]
             values += [] if target == "cpu" else [name]
         elif parameter.do_not_specialize:
-            key += [] if parameter.annotation_type else [f"{name}.bit_length() < 32"]
+            key += [] if parameter.annotation_type else [f"-2147483648 <= {name} < 2147483648"]
             values.append(name)
         else:
             contiguous = "True" if name in kernel.strided else f"{name}.is_contiguous()"
