@@ -290,7 +290,7 @@ class PartLists(NamedTuple):
     """Lists of the parts that the tiles of a band are composited in. List ``part * tiles + tile`` is that of one part.
 
     Attributes:
-        n_entries, ids: K and [K] int32, row of each entry, between rows of 0 in memory; None in the backward pass.
+        n_entries, ids: K, and [K] int32 rows, padded with zeros on both sides in memory; None in the backward pass.
         offsets: [parts * tiles + 1] int32, first entry of each list, and K.
         words, totals: [parts, words] int32, a bit per intersection: whether it reaches the part, and the number of set
             bits up to the end of each word. None if a tile is one part.

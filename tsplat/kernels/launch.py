@@ -26,7 +26,7 @@ CPU_BLOCK = 16
 """Elements of a program on a CPU: larger ones do not fit into registers and take longer to compile."""
 
 CPU_LONG_BLOCK = 64
-"""The same where each element reads a long row: neighboring values of a row are then still in the caches."""
+"""Elements of a program on a CPU if each reads a long row, whose neighboring values are then still in the caches."""
 
 CPU_ROWS = 4
 """Rows of pixels of a part of a tile on a CPU: their state stays in registers."""
@@ -182,7 +182,8 @@ def longest_first(lengths: Tensor) -> Tensor | None:
 def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
     """Orders the lists of the parts of tiles: the longest first on a GPU, those of the longest tile first on a CPU.
 
-    On a CPU, parts of a tile follow each other, as they read the same Gaussians.
+    On a CPU, parts of a tile follow each other, as they read the same Gaussians. Returns None for few lists, whose
+    order does not matter.
 
     Args:
         offsets: [parts * tiles + 1] int32, first entry of each list, and their number.
