@@ -298,3 +298,12 @@ def test_backgrounds_have_any_number_of_channels_if_only_depth_is_rendered(scene
     expected, _, _ = tsplat.rasterization(**scene | dict(backgrounds=None))
     for backgrounds in (torch.ones(2, 1), torch.ones(2, 3)):
         assert torch.equal(tsplat.rasterization(**scene | dict(backgrounds=backgrounds))[0], expected)
+
+
+def test_options_that_compare_equal_are_checked_on_their_own():
+    """A degree of 1 is kept with its settings; True is not a degree, though it equals 1."""
+    scene = scenes.make(scenes.Structure(n=3, sh_degree=1), torch.float32)
+    for _ in range(2):
+        tsplat.rasterization(**scene, backend="torch")
+        with pytest.raises(ArgumentError, match=r"sh_degree: .*found True"):
+            tsplat.rasterization(**(scene | dict(sh_degree=True)), backend="torch")

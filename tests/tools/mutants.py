@@ -656,7 +656,7 @@ MUTANTS = [
     *_in(
         "stages/settings.py",
         _torch("tests/test_rasterization.py"),
-        ("options, types) if PLAIN.issuperset(types) else _check(options)", "options, ()) ", "1 is True"),
+        ("options, types) if PLAIN.issuperset(types) else _check(options)", "options, ())", "1 is True"),
         ("near_plane=numerics.nearest(o.near_plane, o.camera_model)", "near_plane=o.near_plane",
          "the preset's near plane ignored"),
         ("camera_model=o.camera_model", 'camera_model="pinhole"', "the camera model ignored"),
