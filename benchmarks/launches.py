@@ -214,9 +214,11 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
     for n_images in IMAGES if tile_size == 16 else (1,):
         for d, has_depths in [*((d, False) for d in channels), (0, True), (3, True)]:
             yield from _composited(vendor, n_images, tile_size, d, has_depths)
-    # Every list is cut into one chunk.
-    chunk_starts = mock.Mock(side_effect=lambda offsets, _: torch.arange(offsets.numel(), dtype=torch.int32))
-    with mock.patch.multiple(part_lists, CUT=0, _chunk_starts=chunk_starts):
+
+    def one_each(offsets: Tensor, _: int) -> Tensor:
+        return torch.arange(offsets.numel(), dtype=torch.int32)
+
+    with mock.patch.multiple(part_lists, CUT=0, _chunk_starts=one_each):
         for d in channels:
             yield from _composited(vendor, 1, tile_size, d, False)
 

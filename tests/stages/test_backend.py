@@ -10,8 +10,8 @@ from tsplat.stages import backend
 
 
 @pytest.fixture(autouse=True)
-def _nothing_found_before(monkeypatch):
-    monkeypatch.setattr(backend, "_found", {})
+def _nothing_chosen_before(monkeypatch):
+    monkeypatch.setattr(backend, "_chosen", {})
 
 
 def _scene():

@@ -108,6 +108,7 @@ def adam_step(
     table = torch.frombuffer(rows, dtype=torch.int64)
     if first.is_cuda:
         table = table.pin_memory().to(first.device, non_blocking=True)
+    # For the emulator, which follows addresses only into tensors that it is told of.
     table.pointees = [*parameters, *gradients, *exp_avgs, *exp_avg_sqs]
     launch(
         _adam_kernel, n_programs, table=table, visible=visible, n_parameters=len(parameters),

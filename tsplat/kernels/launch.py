@@ -1,18 +1,17 @@
 """What every launcher needs: kernel launches on any device, grids that fit, the order of tiles, compiler options."""
 
-import functools
 import inspect
 import math
-import sys
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .prepared import Prepared, check_contiguous
+from ..triton_cpu import untraced
+from .prepared import Prepared, Vendor, check_contiguous
 
 GRID_MAX = 2**31 - 1
 
@@ -106,39 +105,27 @@ def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
     Raises:
         ValueError: A tensor is not contiguous although the kernel needs it.
     """
-    if "torch._dynamo" in sys.modules:
-        _launch_untraced()(kernel, n_programs, arguments)
-    else:
-        _launch(kernel, n_programs, arguments)
+    _launch(kernel, n_programs, arguments)
 
 
-@functools.cache
-def _launch_untraced() -> Callable[..., None]:
-    """Returns `_launch` such that torch.compile does not trace it. Importing torch._dynamo takes seconds."""
-    untraced: Callable[..., None] = torch._dynamo.disable(lambda *arguments: _launch(*arguments))
-    return untraced
-
-
+@untraced
 def _launch(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
     if n_programs == 0:
         return
     tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
-    made_by = vendor(tensor)
-    if made_by == "none":
-        if INTERPRETED:
-            check_contiguous(kernel, arguments)
-            kernel[(n_programs,)](**arguments)
-            return
-        device = -1
-    elif tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
+    if tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
         with torch.cuda.device(tensor.device):  # Triton launches on the current device
             _launch(kernel, n_programs, arguments)
         return
-    else:
-        device = triton.runtime.driver.active.get_current_device()
+    made_by = vendor(tensor)
+    if made_by == "none" and INTERPRETED:
+        check_contiguous(kernel, arguments)
+        kernel[(n_programs,)](**arguments)
+        return
+    device = -1 if made_by == "none" else triton.runtime.driver.active.get_current_device()
     prepared = _prepared.get((id(kernel), device))
     if prepared is None:
-        prepared = _prepared[id(kernel), device] = Prepared(kernel, "cpu" if made_by == "none" else made_by)
+        prepared = _prepared[id(kernel), device] = Prepared(kernel, made_by)
     prepared.launch(n_programs, arguments)
 
 
@@ -212,7 +199,7 @@ def invert_ids(dense_ids: Tensor | None, n: int) -> Tensor | None:
     return row_of
 
 
-def vendor(tensor: Tensor) -> Literal["nvidia", "amd", "none"]:
+def vendor(tensor: Tensor) -> Vendor:
     """Returns the vendor of the tensor's device, or "none" for CPU tensors."""
     if not tensor.is_cuda:
         return "none"

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import triton
+from torch import Tensor
 
 from .. import triton_cpu
 
-Target = Literal["cpu", "nvidia", "amd"]
+Vendor = Literal["nvidia", "amd", "none"]
+"""Who made a GPU; none for CPUs."""
+
 Values = tuple[Any, ...]
 Run = Callable[[int, Values], None]
 """Launches a number of programs with the values that a binder returned."""
@@ -28,10 +31,10 @@ SMALL_STORAGE = 2**31 - 1
 class Prepared:
     """The launches of one kernel on one device, of which ``launch.launch`` keeps one for each."""
 
-    def __init__(self, kernel: Any, target: Target) -> None:
+    def __init__(self, kernel: Any, vendor: Vendor) -> None:
         self.kernel = kernel
-        self._on_cpu = target == "cpu"
-        self._bind = _binder(kernel, target)
+        self._on_cpu = vendor == "none"
+        self._bind = _binder(kernel, vendor)
         self._runs: dict[Values, Run] = {}
 
     def launch(self, n_programs: int, arguments: dict[str, Any]) -> None:
@@ -56,37 +59,37 @@ class Prepared:
 
 def check_contiguous(kernel: Any, arguments: dict[str, Any]) -> None:
     """Raises a ValueError if a tensor is not contiguous although the kernel needs it."""
-    for name, tensor in arguments.items():
-        if hasattr(tensor, "is_contiguous") and not tensor.is_contiguous() and name not in kernel.strided:
-            raise ValueError(f"{kernel.__name__}: {name} {tuple(tensor.shape)} has strides {tensor.stride()}")
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and not value.is_contiguous() and name not in kernel.strided:
+            raise ValueError(f"{kernel.__name__}: {name} {tuple(value.shape)} has strides {value.stride()}")
 
 
-def _binder(kernel: Any, target: Target) -> Callable[..., tuple[Values, Values]]:
+def _binder(kernel: Any, vendor: Vendor) -> Callable[..., tuple[Values, Values]]:
     """Generates the function that splits the arguments of a launch into its key and the values that it passes.
 
     It is generated because a loop over 40 arguments takes several times as long. The key holds the dtypes of tensors,
     whether integers fit into 32 bits, constants and their types, and on GPUs options and what else Triton specializes
     on. A tensor that is not contiguous although the kernel needs it is part of the key, which then is never found.
     """
-    key, values = [], []
+    key, values, on_cpu = [], [], vendor == "none"
     for parameter in kernel.params:
         name = parameter.name
         if parameter.is_constexpr:
             key += [name, f"{name}.__class__"]
-            values += [] if target == "cpu" else [name]
+            values += [] if on_cpu else [name]
         elif parameter.do_not_specialize:
             key += [] if parameter.annotation_type else [f"-2147483648 <= {name} < 2147483648"]
             values.append(name)
         else:
             contiguous = "True" if name in kernel.strided else f"{name}.is_contiguous()"
             key.append(f"None if {name} is None else {name}.dtype if {contiguous} else {name}")
-            if target != "cpu":
+            if not on_cpu:
                 key.append(f"{name} is not None and not {name}.data_ptr() % 16")
-            if target == "amd":
+            if vendor == "amd":
                 key.append(f"{name} is not None and {name}.untyped_storage().nbytes() <= {SMALL_STORAGE}")
             # An empty string takes no space among the arguments of machine code.
-            values.append(f"b'' if {name} is None else {name}.data_ptr()" if target == "cpu" else name)
-    if target != "cpu":
+            values.append(f"b'' if {name} is None else {name}.data_ptr()" if on_cpu else name)
+    if not on_cpu:
         key += OPTIONS
     parameters = [*kernel.arg_names, *(f"{name}={default}" for name, default in OPTIONS.items())]
     source = f"def bind(*, {', '.join(parameters)}):\n    return ({', '.join(key)},), ({', '.join(values)},)\n"

@@ -94,19 +94,19 @@ def set_kernel_threads() -> None:
 
 def launchers(device: torch.device, backend: Backend = "auto") -> Any:
     """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``."""
-    found = _found.get((device.type, backend))
+    found = _chosen.get((device.type, backend))
     if found is None:
         chosen, reason = choose(device, backend)
         if chosen == "torch" and device.type == "cuda" and backend == "auto":
             warnings.warn(f"tsplat runs without Triton kernels on {device}: {reason}", stacklevel=3)
         module = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
         falls_back = chosen == "triton" and backend == "auto" and device.type == "cpu"
-        found = _found[device.type, backend] = module, falls_back
+        found = _chosen[device.type, backend] = module, falls_back
     module, falls_back = found
     return _WithFallback(module) if falls_back else module
 
 
-_found: dict[tuple[str, Backend], tuple[Any, bool]] = {}
+_chosen: dict[tuple[str, Backend], tuple[Any, bool]] = {}
 """By type of device and backend: the launchers, and whether others take their place if kernels cannot be compiled."""
 
 
@@ -140,7 +140,7 @@ class _WithFallback:
                 if _fallback_reason is None:
                     warnings.warn(f"tsplat falls back to backend='torch', which is slower: {error}", stacklevel=3)
                     _fallback_reason = str(error)
-                    _found.clear()
+                    _chosen.clear()
                 self._fallen_back.add(name)
                 if name == "composite_bwd":
                     args = _with_counts_of_tiles(*args)

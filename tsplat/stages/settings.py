@@ -25,6 +25,7 @@ from ..errors import ArgumentError, UnsupportedError
 
 LOCAL = {"channel_chunk", "memory_budget", "sparse_grad", "segmented"}
 """Fields of :class:`Options` that may differ between ranks."""
+
 NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False}
 """Options of which ``backend="reference"`` implements this value only."""
 

@@ -27,7 +27,7 @@ returns 0.
 """
 
 from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineError, UnsupportedOperationError
-from .launcher import launch, prepare
+from .launcher import launch, prepare, untraced
 from .target import check_machine, target_name
 from .threads import get_num_threads, set_num_threads
 
@@ -42,4 +42,5 @@ __all__ = [
     "prepare",
     "set_num_threads",
     "target_name",
+    "untraced",
 ]

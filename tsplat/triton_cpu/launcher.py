@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 import triton
@@ -22,6 +22,7 @@ from .frontend import make_ttir
 from .target import host_target
 from .translate import translate
 
+Parameters = ParamSpec("Parameters")
 Grid = Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]
 
 POINTERS = {
@@ -250,6 +251,22 @@ _launchers: dict[int, Launcher] = {}
 """By id of the kernel."""
 
 
+def untraced(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Excludes a function from `torch.compile`, without importing `torch._dynamo`, which takes seconds."""
+
+    @functools.cache
+    def disabled() -> Callable[Parameters, None]:
+        found: Callable[Parameters, None] = torch._dynamo.disable(function)  # type: ignore[no-untyped-call]
+        return found
+
+    @functools.wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return run
+
+
+@untraced
 def launch(
     kernel: JITFunction[Any], grid: Grid, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> None:
@@ -267,22 +284,6 @@ def launch(
         UnsupportedMachineError: Machine code cannot be made for this CPU.
         TypeError: An argument is missing or of a type that is not supported.
     """
-    if "torch._dynamo" in sys.modules:
-        _launch_untraced()(kernel, grid, args, kwargs)
-    else:
-        _launch(kernel, grid, args, kwargs)
-
-
-@functools.cache
-def _launch_untraced() -> Callable[..., None]:
-    """Returns `_launch` such that torch.compile does not trace it. Importing torch._dynamo takes seconds."""
-    untraced: Callable[..., None] = torch._dynamo.disable(_launch)  # type: ignore[no-untyped-call]
-    return untraced
-
-
-def _launch(
-    kernel: JITFunction[Any], grid: Grid, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-) -> None:
     _launcher(kernel).launch(grid, args, kwargs or {})
 
 
