@@ -10,9 +10,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from tsplat.scene import Gaussians, orbit, procedural_capture, read_model, write_model
+from tsplat.scene import Camera, Gaussians, orbit, procedural_capture, read_model, write_model
 from tsplat.training import Config, evaluate, fit, mean_psnr, psnr
-from tsplat.viewing import Camera, render, render_frames, write_frames
+from tsplat.viewing import render, render_frames, write_frames
 
 STEPS = 400
 FRAMES = 24

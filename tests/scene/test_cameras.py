@@ -1,5 +1,6 @@
 """Tests of cameras, by projecting points."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 
 from tests.support.captures import project
 from tsplat import ArgumentError
-from tsplat.scene import intrinsics, look_at, orbit
-from tsplat.scene.cameras import centers
+from tsplat.scene import Camera, intrinsics, look_at, orbit
+from tsplat.scene.cameras import centers, rasterization_arguments
 
 
 @pytest.mark.parametrize("up", [(0, -1, 0), (0, 0, 1), (0.3, 2.0, -0.4)])
@@ -74,3 +75,31 @@ def test_orbit_has_the_given_radius_azimuths_and_elevations(up):
     torch.testing.assert_close(offsets @ axis, torch.tensor(elevations).deg2rad().sin(), atol=1e-5, rtol=0)
     flat = torch.nn.functional.normalize(offsets - (offsets @ axis)[:, None] * axis, dim=-1)
     torch.testing.assert_close(flat @ flat[0], torch.tensor([0, 90, 180, 300]).deg2rad().cos(), atol=1e-5, rtol=0)
+
+
+def test_cameras_as_arguments_of_rasterization():
+    viewmat = torch.eye(4).requires_grad_()
+    cameras = [
+        Camera(viewmat, intrinsics(8, 6, 50), 8, 6, "ortho"), Camera(torch.eye(4), intrinsics(8, 6, 60), 8, 6, "ortho")
+    ]  # fmt: skip
+    arguments = rasterization_arguments(cameras)
+    arguments["viewmats"].sum().backward()
+    assert torch.equal(viewmat.grad, torch.ones(4, 4))
+    assert torch.equal(arguments["Ks"], torch.stack([camera.K for camera in cameras]))
+    assert [arguments[name] for name in ("width", "height", "camera_model")] == [8, 6, "ortho"]
+    alone, none = rasterization_arguments(cameras[:1]), rasterization_arguments(cameras[:1], 0)
+    assert alone["viewmats"].data_ptr() == viewmat.data_ptr(), "a single camera is not copied"
+    assert alone["viewmats"].shape == (1, 4, 4) and none["viewmats"].shape == (0, 4, 4)
+    assert none["Ks"].shape == (0, 3, 3) and none["camera_model"] == "ortho"
+
+
+@pytest.mark.parametrize("change", [dict(width=9), dict(height=9), dict(model="fisheye")])
+def test_cameras_of_one_call_are_alike(change):
+    first = Camera(torch.eye(4), intrinsics(8, 6, 50), 8, 6)
+    with pytest.raises(ArgumentError, match=r"expected 8x6 pinhole cameras as the first, found a .*(9|fisheye)"):
+        rasterization_arguments([first, dataclasses.replace(first, **change)])
+
+
+def test_camera_on_another_device():
+    camera = Camera(torch.eye(4), intrinsics(8, 6, 50), 8, 6, name="a", is_test=True).to("meta")
+    assert camera.viewmat.is_meta and camera.K.is_meta and camera.name == "a" and camera.is_test

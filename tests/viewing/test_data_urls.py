@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
+from tsplat.scene.cameras import Camera
 from tsplat.viewing.data_urls import SIDE_MIN, depth_image, encode_images, error_image
-from tsplat.viewing.trajectories import Camera
 
 
 def decode(image):

@@ -7,11 +7,11 @@ import torch
 
 from tests.support.training_scenes import make_checkpoint, make_gaussians
 from tsplat import ArgumentError
-from tsplat.scene import View, intrinsics, look_at
+from tsplat.scene import Camera, View, intrinsics, look_at
 from tsplat.support.files import write_json
 from tsplat.training import write_checkpoint
 from tsplat.viewing.run_cameras import find_background, find_cameras, frame_by_cameras, mean_up, vertical_fov
-from tsplat.viewing.trajectories import Camera, choose_camera, describe_cameras, read_cameras
+from tsplat.viewing.trajectories import choose_camera, describe_cameras, read_cameras
 
 K = torch.tensor([[50.0, 0, 21], [0, 52, 14], [0, 0, 1]])
 GAUSSIANS = make_gaussians()
@@ -77,7 +77,7 @@ def test_cameras_of_a_run_round_trip(tmp_path):
     (tmp_path / "run" / "point_cloud.ply").touch()
     for model in (tmp_path / "run", checkpoint.parent, checkpoint, tmp_path / "run" / "point_cloud.ply"):
         cameras = find_cameras(model)
-        assert [(c.name, c.camera_model, c.is_test) for c in cameras] == [
+        assert [(c.name, c.model, c.is_test) for c in cameras] == [
             ("a/1.png", "fisheye", False), ("a/2.png", "pinhole", True), ("b/2.png", "pinhole", False),
         ]  # fmt: skip
         assert (cameras[0].width, cameras[0].height) == (42, 28)

@@ -11,8 +11,8 @@ from tests.support.browser import CHROMIUM, open_page
 from tests.support.paths import MODELS, SCENES
 from tests.support.waiting import wait_for
 from tsplat import cli
-from tsplat.scene import look_at, open_model
-from tsplat.viewing import Camera, export_page, first_view, render_frames
+from tsplat.scene import Camera, look_at, open_model
+from tsplat.viewing import export_page, first_view, render_frames
 from tsplat.viewing.run_cameras import find_background, find_cameras
 
 pytestmark = [

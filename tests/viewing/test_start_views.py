@@ -51,9 +51,7 @@ def test_cameras_without_a_common_up_direction_use_that_of_the_view():
 
 
 def test_fisheye_view_is_shown_as_a_pinhole_of_bounded_angle():
-    wide = dataclasses.replace(
-        dome()[0], camera_model="fisheye", K=torch.tensor([[10.0, 0, 20], [0, 10, 15], [0, 0, 1]])
-    )
+    wide = dataclasses.replace(dome()[0], model="fisheye", K=torch.tensor([[10.0, 0, 20], [0, 10, 15], [0, 0, 1]]))
     assert first_view(GAUSSIANS, [wide, *dome()]).slopes == pytest.approx((1.2, 0.9))
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tsplat import ArgumentError
-from tsplat.scene import FileError, intrinsics, look_at
-from tsplat.viewing import Camera, orbit_around, read_cameras, spiral_at
+from tsplat.scene import Camera, FileError, intrinsics, look_at
+from tsplat.viewing import orbit_around, read_cameras, spiral_at
 from tsplat.viewing.trajectories import interpolate
 
 UP = (0.0, -1.0, 0.0)

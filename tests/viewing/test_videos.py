@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tsplat import ArgumentError
-from tsplat.scene import Gaussians, MissingExtraError, intrinsics, look_at
-from tsplat.viewing import Camera, render_frames, write_frames
+from tsplat.scene import Camera, Gaussians, MissingExtraError, intrinsics, look_at
+from tsplat.viewing import render_frames, write_frames
 from tsplat.viewing.videos import write_gif
 
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from .. import ArgumentError
 
 if TYPE_CHECKING:
-    from ..scene import Gaussians
+    from ..scene import Camera, Gaussians
     from ..scene.capture.views import View
     from ..scene.cropping import Box
-    from ..viewing import Camera
     from ..viewing.viewer import ViewedModel
 
 

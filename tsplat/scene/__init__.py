@@ -8,7 +8,7 @@
 """
 
 from ..errors import FileError, MissingExtraError
-from .cameras import intrinsics, look_at, orbit
+from .cameras import Camera, intrinsics, look_at, orbit
 from .capture import (
     Capture,
     Color,
@@ -43,6 +43,7 @@ from .summary import Summary, summarize
 
 __all__ = [
     "AlreadyActivatedError",
+    "Camera",
     "Capture",
     "CheckpointError",
     "Color",

@@ -5,16 +5,90 @@ Camera frame as in OpenCV and COLMAP: x right, y down, z forward. Pixel centers 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..config import CameraModel
 from ..errors import ArgumentError
 
 UP = (0.0, -1.0, 0.0)
 """Default up direction in the world frame: structure-from-motion usually produces scenes with y down."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Camera:
+    """A camera, as everything but :func:`tsplat.rasterization` takes it.
+
+    Attributes:
+        viewmat: [4, 4] world to camera.
+        K: [3, 3] intrinsics in pixels.
+        width, height: Image size in pixels.
+        model: The ``camera_model`` of :func:`tsplat.rasterization`.
+        name: Name of its photograph, if there is one.
+        is_test: Whether the photograph was held out from training.
+    """
+
+    viewmat: Tensor
+    K: Tensor
+    width: int
+    height: int
+    model: CameraModel = "pinhole"
+    name: str = ""
+    is_test: bool = False
+
+    @property
+    def position(self) -> Tensor:
+        """[3] fp64, world frame."""
+        viewmat = self.viewmat.double()
+        return -viewmat[:3, :3].T @ viewmat[:3, 3]
+
+    def to(self, device: torch.device | str) -> Camera:
+        """Returns a copy on another device."""
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return dataclasses.replace(self, **tensors)
+
+
+def rasterization_arguments(cameras: Sequence[Camera], n: int | None = None) -> dict[str, Any]:
+    """Returns the arguments of :func:`tsplat.rasterization` that say what its cameras are.
+
+    Args:
+        cameras: At least one. All have the size and the model of the first.
+        n: Number of cameras to pass, by default all. With 0, a rank joins a collective call without a camera.
+
+    Returns:
+        ``viewmats`` [n, 4, 4] and ``Ks`` [n, 3, 3], differentiable with respect to those of the cameras; ``width``,
+        ``height`` and ``camera_model``.
+
+    Raises:
+        ArgumentError: The sizes or the models differ.
+    """
+    first = cameras[0]
+    for camera in cameras[1:]:
+        if (camera.width, camera.height, camera.model) != (first.width, first.height, first.model):
+            raise ArgumentError(
+                f"cameras: expected {first.width}x{first.height} {first.model} cameras as the first, found a "
+                f"{camera.width}x{camera.height} {camera.model} camera; render them one at a time"
+            )
+    viewmats, Ks = [camera.viewmat for camera in cameras], [camera.K for camera in cameras]
+    return {
+        "viewmats": _stack(viewmats)[:n],
+        "Ks": _stack(Ks)[:n],
+        "width": first.width,
+        "height": first.height,
+        "camera_model": first.model,
+    }
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """Stacks tensors; a single one is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
 def intrinsics(width: int, height: int, fov: float) -> Tensor:

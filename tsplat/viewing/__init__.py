@@ -4,11 +4,10 @@ from .framing import guess_up, look_at_all
 from .rendering import render, render_views
 from .scene_pages import ScenePage, export_page, write_page
 from .start_views import StartView, first_view
-from .trajectories import Camera, orbit_around, read_cameras, spiral_at
+from .trajectories import orbit_around, read_cameras, spiral_at
 from .videos import render_frames, write_frames
 
 __all__ = [
-    "Camera",
     "ScenePage",
     "StartView",
     "export_page",

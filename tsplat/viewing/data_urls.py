@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..config import Backend
+from ..scene.cameras import Camera
 from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 from .colormaps import apply_colormap
 from .markup import Html
-from .trajectories import Camera
 from .videos import render_frames
 
 if TYPE_CHECKING:

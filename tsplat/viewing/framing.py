@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..scene.cameras import UP, intrinsics, look_at
+from ..scene.cameras import UP, Camera, intrinsics, look_at
 from ..scene.gaussians import Gaussians
-from .trajectories import Camera, orbit_around, spiral_at
+from .trajectories import orbit_around, spiral_at
 
 VIEW_DIRECTION = (-0.35, -0.45, -1.0)
 """Direction from the model to the camera, in a frame with y down."""

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..scene.cameras import Camera
 from ..scene.capture.views import Color
 from ..scene.formats.checkpoints import is_run
 from ..scene.gaussians import Gaussians
 from ..support.reading import read_json
 from .framing import visible_mass, weighted_quantile
-from .trajectories import Camera, read_cameras
+from .trajectories import read_cameras
 
 CAMERAS, CONFIG = "cameras.json", "config.json"
 """Names of the files in a run's folder."""

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..scene.cameras import Camera
 from ..scene.gaussians import Gaussians
 from .framing import place_cameras
 from .run_cameras import complete_framing, frame_by_cameras, mean_up
-from .trajectories import Camera, choose_camera
+from .trajectories import choose_camera
 
 SIZE = (640, 480)
 """Image size in pixels for which a model without cameras is framed."""
@@ -113,5 +114,5 @@ def _nearest_axis(direction: Tensor) -> list[float]:
 def _slopes(camera: Camera) -> tuple[float, float]:
     """Half the width and half the height of an image at distance 1."""
     slopes = camera.width / (2 * float(camera.K[0, 0])), camera.height / (2 * float(camera.K[1, 1]))
-    limit = 1.0 if camera.camera_model == "pinhole" else min(1.0, SLOPE_MAX / max(slopes))
+    limit = 1.0 if camera.model == "pinhole" else min(1.0, SLOPE_MAX / max(slopes))
     return limit * slopes[0], limit * slopes[1]

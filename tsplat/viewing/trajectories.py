@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -14,43 +13,14 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_choice, check_size
-from ..config import CameraModel
 from ..errors import ArgumentError, FileError
-from ..scene.cameras import look_at, viewmat_from_pose
+from ..scene.cameras import Camera, look_at, viewmat_from_pose
 from ..scene.capture.views import View
 from ..support.extras import require
 from ..support.reading import read_json
 
 TURNS, SWING, DIVE = 2, 0.2, 0.1
 """Spirals: number of turns, and the amplitudes sideways and forward relative to the distance of the target."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Camera:
-    """A camera.
-
-    Attributes:
-        viewmat: [4, 4] world to camera.
-        K: [3, 3] intrinsics in pixels.
-        width, height: Image size in pixels.
-        camera_model: As in :func:`tsplat.rasterization`.
-        name: Name of its photograph, if there is one.
-        is_test: Whether the photograph was held out from training.
-    """
-
-    viewmat: Tensor
-    K: Tensor
-    width: int
-    height: int
-    camera_model: CameraModel = "pinhole"
-    name: str = ""
-    is_test: bool = False
-
-    @property
-    def position(self) -> Tensor:
-        """[3] fp64, world frame."""
-        viewmat = self.viewmat.double()
-        return -viewmat[:3, :3].T @ viewmat[:3, 3]
 
 
 def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int) -> Tensor:
@@ -142,14 +112,14 @@ def _camera(camera: dict[str, Any]) -> Camera:
     position = torch.tensor(camera["position"], dtype=torch.float64).reshape(3)
     fx, fy = float(camera["fx"]), float(camera["fy"])
     cx, cy = float(camera.get("cx", width / 2)), float(camera.get("cy", height / 2))
-    camera_model = camera.get("camera_model", "pinhole")
-    check_choice("camera_model", camera_model, ("pinhole", "fisheye"))
+    model = camera.get("camera_model", "pinhole")
+    check_choice("camera_model", model, ("pinhole", "fisheye"))
     viewmat = viewmat_from_pose(rotation, position).float()
     K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
     if not (K.isfinite().all() and K.diag().min() > 0 and viewmat.isfinite().all()):
         raise ValueError("expected positive focal lengths and finite numbers, in fp32")
     name = str(camera.get("img_name", ""))
-    return Camera(viewmat, K, width, height, camera_model, name, camera.get("split") == "test")
+    return Camera(viewmat, K, width, height, model, name, camera.get("split") == "test")
 
 
 def cameras_of_views(train: Sequence[View], test: Sequence[View]) -> list[Camera]:
@@ -183,7 +153,7 @@ def describe_camera(camera: Camera, index: int) -> dict[str, Any]:
         "fx": K[0, 0].item(),
         "cx": K[0, 2].item(),
         "cy": K[1, 2].item(),
-        "camera_model": camera.camera_model,
+        "camera_model": camera.model,
     }
 
 
@@ -220,7 +190,7 @@ def interpolate(cameras: Sequence[Camera], frames: int) -> list[Camera]:
     path = []
     for rotation, position, K in zip(rotations, positions, Ks):
         viewmat = viewmat_from_pose(rotation.T, position)
-        path.append(Camera(viewmat.float(), K.float(), first.width, first.height, first.camera_model))
+        path.append(Camera(viewmat.float(), K.float(), first.width, first.height, first.model))
     return path
 
 

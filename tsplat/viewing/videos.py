@@ -17,6 +17,7 @@ from torch import Tensor
 from ..arguments import check_choice
 from ..config import Backend
 from ..errors import ArgumentError, MissingExtraError
+from ..scene.cameras import Camera
 from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
@@ -24,7 +25,6 @@ from ..support.extras import require
 from ..support.files import atomic_write, output_folder
 from .colormaps import Limits, color_depths, depth_limits
 from .rendering import render_views
-from .trajectories import Camera
 
 Show = Literal["rgb", "depth", "alpha"]
 SHOWS = ("rgb", "depth", "alpha")
@@ -64,7 +64,7 @@ def render_frames(
             camera.K.to(device)[None],
             camera.width,
             camera.height,
-            camera_model=camera.camera_model,
+            camera_model=camera.model,
             background=background,
             render_mode="ED" if show == "depth" else "RGB",
             backend=backend,
@@ -97,8 +97,8 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
     Example::
 
         import torch
-        from tsplat.scene import Gaussians, intrinsics
-        from tsplat.viewing import Camera, orbit_around, render_frames, write_frames
+        from tsplat.scene import Camera, Gaussians, intrinsics
+        from tsplat.viewing import orbit_around, render_frames, write_frames
 
         gaussians = Gaussians.from_points(torch.rand(100, 3) - 0.5, torch.rand(100, 3))
         viewmats = orbit_around(eye=(0, -1, -3), target=(0, 0, 0), up=(0, -1, 0), frames=8)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ... import __version__
+from ...scene.cameras import Camera
 from ...scene.gaussians import Gaussians
 from ...scene.images import to_bytes
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ...viewing.data_urls import depth_image, encode_images, error_image, image_of
 from ...viewing.markup import Html, fill, join
-from ...viewing.trajectories import Camera, camera_of
+from ...viewing.trajectories import camera_of
 from ..configuration import Config
 from ..evaluation import Score
 from ..history import History

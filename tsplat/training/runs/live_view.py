@@ -11,7 +11,7 @@ from ...errors import UnsupportedError
 from ...scene.capture.views import View
 from ...scene.gaussians import Gaussians
 from ...support.extras import require
-from ...viewing.trajectories import Camera, cameras_of_views
+from ...viewing.trajectories import cameras_of_views
 from ...viewing.viewer import LiveTraining, Viewer, frame_model
 from ...viewing.viewer.server import ADDRESS, MODULES, PORT, check_address, open_in_browser, print_address
 from ..configuration import Config
@@ -95,7 +95,7 @@ class LiveView:
         self.training = LiveTraining(gaussians, config.steps, step=step, backend=config.backend, paused=options.paused)
         self.check: Callable[[], object] = lambda: None
         self._options, self._closed = options, False
-        cameras = [_on_cpu(camera) for camera in cameras_of_views(views, test_views)]
+        cameras = [camera.to("cpu") for camera in cameras_of_views(views, test_views)]
         photographs = {view.name: view for view in (*views, *test_views)}
         model = frame_model(name, self.training.renderer, cameras, photographs, config.backdrop)
         self._viewer = Viewer(
@@ -149,7 +149,3 @@ class LiveView:
             self._closed = True
             self.training.close()
             self._viewer.close()
-
-
-def _on_cpu(camera: Camera) -> Camera:
-    return dataclasses.replace(camera, viewmat=camera.viewmat.cpu(), K=camera.K.cpu())

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...arguments import check_size
 from ...errors import ArgumentError, BackendError, FileError, UnsupportedError
+from ...scene.cameras import Camera
 from ...scene.formats.checkpoints import MANIFEST, CheckpointError, run_folder, skipped_messages
 from ...scene.formats.models import read_model
 from ...scene.gaussians import Gaussians
@@ -19,7 +20,7 @@ from ...support.reading import read_json
 from ...viewing.devices import pick_device, reserve_threads
 from ...viewing.outputs import check_output
 from ...viewing.run_cameras import CAMERAS, CONFIG
-from ...viewing.trajectories import Camera, read_cameras
+from ...viewing.trajectories import read_cameras
 from ..configuration import RunConfig, read_config
 from ..evaluation import evaluate, report
 from ..history import PSNR_MAX, History

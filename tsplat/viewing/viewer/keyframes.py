@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from ...errors import ArgumentError
+from ...scene.cameras import Camera
 from ...support.files import output_folder, write_json
-from ..trajectories import Camera, describe_camera, interpolate, read_cameras
+from ..trajectories import describe_camera, interpolate, read_cameras
 from ..videos import check_video_path, write_frames
 from .comparison import Image
 from .poses import pose_of

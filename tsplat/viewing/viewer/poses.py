@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...scene.cameras import viewmat_from_pose
-from ..trajectories import Camera
+from ...scene.cameras import Camera, viewmat_from_pose
 from .renderer import Pose
 
 FOV_MAX = math.radians(179)
@@ -35,7 +34,7 @@ def wxyz_of(viewmat: Tensor) -> np.ndarray[Any, Any]:
 def vertical_fov(camera: Camera) -> float:
     """Returns the vertical field of view in radians."""
     half = 0.5 * camera.height / float(camera.K[1, 1])
-    return min(2 * half if camera.camera_model == "fisheye" else 2 * math.atan(half), FOV_MAX)
+    return min(2 * half if camera.model == "fisheye" else 2 * math.atan(half), FOV_MAX)
 
 
 def pose_of(camera: Camera, width: int | None = None, height: int | None = None) -> Pose:

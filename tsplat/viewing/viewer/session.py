@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError
+from ...scene.cameras import Camera
 from ...scene.cropping import raise_if_empty
 from ...scene.formats import write_model
 from ..scene_pages import is_page, write_page
 from ..start_views import StartView
-from ..trajectories import Camera
 from .callbacks import Callbacks
 from .comparison import Image, combine, shrink
 from .folder import Folder, NameTakenError
@@ -237,7 +237,7 @@ class Session:
 
     def _render_view(self, model: ViewedModel, camera: Camera, shape: tuple[int, ...]) -> Image:
         height, width = shape[:2]
-        settings = dataclasses.replace(self._panel.settings(), show="rgb", camera_model=camera.camera_model)
+        settings = dataclasses.replace(self._panel.settings(), show="rgb", camera_model=camera.model)
         return model.renderer.render(pose_of(camera, width, height), settings).image
 
     # Files

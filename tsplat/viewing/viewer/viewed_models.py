@@ -14,7 +14,7 @@ import torch
 
 from ...config import Backend
 from ...errors import ArgumentError
-from ...scene.cameras import look_at
+from ...scene.cameras import Camera, look_at
 from ...scene.capture import read_capture
 from ...scene.capture.captures import is_capture
 from ...scene.capture.views import Color, View
@@ -22,7 +22,7 @@ from ...scene.formats import open_model
 from ...scene.gaussians import Gaussians, drop_invalid
 from ..run_cameras import find_background, find_cameras
 from ..start_views import SIZE, frame_start
-from ..trajectories import Camera, cameras_of_views
+from ..trajectories import cameras_of_views
 from .renderer import Pose, Renderer, Settings
 
 POINT_OPACITY, POINT_SCALE = 0.9, 0.5
