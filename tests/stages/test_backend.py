@@ -40,45 +40,66 @@ def test_compiled_kernels_are_the_default_on_cpu():
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", ["projection_fwd", "composite_fwd", "composite_bwd", "composite_gradients"])
-def test_kernels_that_cannot_be_compiled_fall_back_to_torch(name, monkeypatch):
-    """With one warning, in the forward and the backward pass; only under backend="auto"."""
-    from tsplat import kernels
-    from tsplat.triton_cpu import UnsupportedOperationError
+def test_the_backend_of_a_device_is_chosen_once(monkeypatch):
+    expected = backend.launchers(torch.device("cpu"))
+    monkeypatch.setattr(backend, "choose", None)
+    assert backend.launchers(torch.device("cpu")) is expected
 
-    def unsupported(*args, **kwargs):
-        raise UnsupportedOperationError("tt.new", "a_kernel", "9.9", "not implemented")
 
-    expected, meta = run(_scene(), backend="torch", absgrad=True)
-    absgrad = meta["means2d"].absgrad
-    monkeypatch.setattr(backend, "_fallback_reason", None)
-    monkeypatch.setattr(kernels, name, unsupported)
-    with pytest.warns(UserWarning, match="falls back to backend='torch'.*tt.new of Triton 9.9") as caught:
-        found, meta = run(_scene(), backend="auto", absgrad=True)
-    assert len(caught) == 1
-    torch.testing.assert_close(meta["means2d"].absgrad, absgrad, rtol=1e-3, atol=1e-3)
-    for key, tensor in expected.items():
-        torch.testing.assert_close(found[key], tensor, rtol=1e-3, atol=1e-3)
-    assert_same_bits(run(_scene(), backend="auto", absgrad=True)[0], expected)
-    with pytest.raises(UnsupportedOperationError, match=r"tt\.new"):
-        run(_scene(), backend="triton")
+@pytest.fixture
+def nothing_compiled_before(monkeypatch, tmp_path):
+    from tsplat.triton_cpu import launcher
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(launcher, "_launchers", {})
+    monkeypatch.setattr("tsplat.kernels.launch._prepared", {})
+    monkeypatch.setattr(backend, "cpu_compiler_problem", backend.cpu_compiler_problem.__wrapped__)
 
 
 @pytest.mark.triton
-def test_an_unknown_triton_falls_back_to_torch(monkeypatch, tmp_path):
+@pytest.mark.usefixtures("nothing_compiled_before")
+def test_an_unknown_triton_falls_back_to_torch(monkeypatch):
     """With one warning, where its frontend has changed."""
-    from tsplat.triton_cpu import launcher
 
     def changed(*args):
         raise AttributeError("module 'triton._C.libtriton.ir' has no attribute 'context'")
 
-    expected, _ = run(_scene(), backend="torch")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(backend, "_fallback_reason", None)
-    monkeypatch.setattr(launcher, "_launchers", {})
-    monkeypatch.setattr("tsplat.kernels.launch._prepared", {})
-    monkeypatch.setattr(launcher, "make_ttir", changed)
+    monkeypatch.setattr("tsplat.triton_cpu.launcher.make_ttir", changed)
+    expected, _ = run(_scene(), backend="torch", absgrad=True)
     with pytest.warns(UserWarning, match=r"falls back to backend='torch'.*no attribute 'context'") as caught:
-        found, _ = run(_scene(), backend="auto")
+        found, _ = run(_scene(), backend="auto", absgrad=True)
     assert len(caught) == 1
     assert_same_bits(found, expected)
+    with (
+        pytest.warns(UserWarning, match="slower"),
+        pytest.raises(tsplat.BackendError, match=r"no attribute 'context'; or use backend='torch'"),
+    ):
+        run(_scene(), backend="triton")
+
+
+@pytest.mark.triton
+@pytest.mark.usefixtures("nothing_compiled_before")
+def test_machine_code_that_computes_something_else_falls_back_to_torch(monkeypatch):
+    monkeypatch.setattr("tsplat.triton_cpu.trial.launch", lambda *args: None)
+    with pytest.warns(UserWarning, match=r"falls back to backend='torch'.* computes 0 instead of 380"):
+        assert backend.choose(torch.device("cpu"))[0] == "torch"
+
+
+@pytest.mark.triton
+@pytest.mark.usefixtures("nothing_compiled_before")
+@pytest.mark.parametrize("name", ["auto", "triton"])
+def test_a_kernel_that_cannot_be_compiled_is_a_typed_error(name, monkeypatch):
+    """Others were, so the backend is chosen, and does not change in the middle of a pass."""
+    from tsplat.triton_cpu import TritonCPUError, UnsupportedOperationError, launcher
+
+    compiled = launcher.object_code
+
+    def unsupported(kernel, *args):
+        if kernel.__name__ == "_projection_bwd_kernel":
+            raise UnsupportedOperationError("tt.new", kernel.__name__, "9.9", "not implemented")
+        return compiled(kernel, *args)
+
+    monkeypatch.setattr(launcher, "object_code", unsupported)
+    message = r"^kernel _projection_bwd_kernel: .* tt\.new of Triton 9\.9.*; use backend='torch'$"
+    with pytest.raises(TritonCPUError, match=message):
+        run(_scene(), backend=name)

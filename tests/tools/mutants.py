@@ -97,6 +97,16 @@ MUTANTS = [
         ("is None else {name}.dtype if", "is None else 0 if", "dtypes are not told apart"),
     ),
     *_in(
+        "triton_cpu/trial.py",
+        ("-m", "triton", "tests/stages/test_backend.py"),
+        ("y.item() != 380", "False", "what compiled code computes is not checked"),
+    ),
+    *_in(
+        "stages/backend.py",
+        ("-m", "triton", "tests/stages/test_backend.py"),
+        ("_chosen[device.type, backend] = found", "pass", "the backend is chosen in every call"),
+    ),
+    *_in(
         "kernels/compositing/walk_steps.py",
         THRESHOLDS,
         ("constant(TRANSMITTANCE_MIN, after)", "TRANSMITTANCE_MIN", "threshold of transmittance in fp32"),

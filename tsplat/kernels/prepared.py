@@ -42,6 +42,7 @@ class Prepared:
 
         Raises:
             ValueError: A tensor is not contiguous although the kernel needs it.
+            TritonCPUError: The kernel cannot be compiled for the CPU.
         """
         key, values = self._bind(**arguments)
         run = self._runs.get(key)
@@ -50,7 +51,10 @@ class Prepared:
             return
         check_contiguous(self.kernel, arguments)
         if self._on_cpu:
-            run = triton_cpu.prepare(self.kernel, arguments)
+            try:
+                run = triton_cpu.prepare(self.kernel, arguments)
+            except triton_cpu.TritonCPUError as error:
+                raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
             run(n_programs, values)
         else:
             run = _launch_by_triton(self.kernel, n_programs, arguments)

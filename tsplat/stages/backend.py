@@ -10,9 +10,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import math
 import warnings
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -39,14 +37,19 @@ def triton_is_interpreted() -> bool:
 
 @functools.cache
 def cpu_compiler_problem() -> str | None:
-    """Returns why Triton kernels cannot be compiled for this machine's CPU, or None if they can."""
+    """Returns why Triton kernels cannot be compiled for this machine's CPU, or None if they can: a small one was."""
     if not has_triton():
         return "the triton package is not installed"
-    from ..triton_cpu import TritonCPUError, check_machine
+    from ..triton_cpu import TritonCPUError, check_compiler, check_machine
 
     try:
         check_machine()
     except TritonCPUError as error:
+        return str(error)
+    try:
+        check_compiler()
+    except TritonCPUError as error:
+        warnings.warn(f"backend='auto' falls back to backend='torch', which is slower: {error}", stacklevel=2)
         return str(error)
     return None
 
@@ -81,7 +84,7 @@ def _triton_problem(device: torch.device, backend: Backend) -> str | None:
         return f"Triton kernels run on CUDA, ROCm and CPU tensors, not on {device.type}"
     if triton_is_interpreted():
         return None if backend == "triton" else "TRITON_INTERPRET=1 is set, and the interpreter is slower still"
-    return cpu_compiler_problem() or (_fallback_reason if backend == "auto" else None)
+    return cpu_compiler_problem()
 
 
 def set_kernel_threads() -> None:
@@ -93,82 +96,22 @@ def set_kernel_threads() -> None:
 
 
 def launchers(device: torch.device, backend: Backend = "auto") -> Any:
-    """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``."""
+    """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``.
+
+    They are chosen once for each type of device.
+    """
     found = _chosen.get((device.type, backend))
     if found is None:
         chosen, reason = choose(device, backend)
         if chosen == "torch" and device.type == "cuda" and backend == "auto":
             warnings.warn(f"tsplat runs without Triton kernels on {device}: {reason}", stacklevel=3)
-        module = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
-        falls_back = chosen == "triton" and backend == "auto" and device.type == "cpu"
-        found = _chosen[device.type, backend] = module, falls_back
-    module, falls_back = found
-    return _WithFallback(module) if falls_back else module
+        found = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
+        _chosen[device.type, backend] = found
+    return found
 
 
-_chosen: dict[tuple[str, Backend], tuple[Any, bool]] = {}
-"""By type of device and backend: the launchers, and whether others take their place if kernels cannot be compiled."""
-
-
-SAME_BACKEND = {"composite_bwd": {"composite_fwd"}, "composite_gradients": {"composite_fwd", "composite_bwd"}}
-"""Launchers that run in PyTorch once one of these does."""
-
-_fallback_reason: str | None = None
-"""Why a kernel could not be compiled for the CPU in this process; None if all could."""
-
-
-class _WithFallback:
-    """Launchers of compiled kernels. Those whose kernels cannot be compiled for the CPU run in PyTorch instead."""
-
-    def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels
-        self._fallen_back: set[str] = set()
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        from ..triton_cpu import TritonCPUError
-
-        compiled = getattr(self._kernels, name)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            global _fallback_reason
-            torch_kernels = importlib.import_module("tsplat.kernels_torch")
-            if self._fallen_back & SAME_BACKEND.get(name, set()):
-                return getattr(torch_kernels, name)(*args, **kwargs)
-            try:
-                return compiled(*args, **kwargs)
-            except TritonCPUError as error:
-                if _fallback_reason is None:
-                    warnings.warn(f"tsplat falls back to backend='torch', which is slower: {error}", stacklevel=3)
-                    _fallback_reason = str(error)
-                    _chosen.clear()
-                self._fallen_back.add(name)
-                if name == "composite_bwd":
-                    args = _with_counts_of_tiles(*args)
-                if name == "composite_gradients":
-                    args = _with_natural_slopes(*args)
-                return getattr(torch_kernels, name)(*args, **kwargs)
-
-        return run
-
-
-def _with_counts_of_tiles(*args: Any) -> tuple[Any, ...]:
-    """Arguments of composite_bwd in PyTorch after composite_fwd in Triton, which has other lists."""
-    from ..kernels_torch.compositing import count_passed
-
-    splats, backgrounds, intersections, transmittances, last_ids, v_colors, v_alphas, sums, settings, _ = args
-    counts = count_passed(splats, intersections, last_ids, settings)
-    return splats, backgrounds, intersections, transmittances, counts, v_colors, v_alphas, sums, settings, None
-
-
-def _with_natural_slopes(*args: Any) -> tuple[Any, ...]:
-    """Arguments of composite_gradients in PyTorch after composite_bwd in Triton, whose slopes are those of log2."""
-    from ..kernels_torch import sum_columns
-
-    sums, conics, opacities, n_features, settings = args
-    sums = sums.clone()
-    sums[:, sum_columns(n_features, absgrad=False) :] *= math.log(2.0)
-    return sums, conics, opacities, n_features, settings
-
+_chosen: dict[tuple[str, Backend], Any] = {}
+"""Launchers by type of device and backend."""
 
 _nothing = contextlib.nullcontext()
 

@@ -17,6 +17,7 @@ The path of a kernel, by module:
     machine     LLVM IR to machine code by llvmlite, and loading it
     cache       machine code on disk
     threads     programs of the grid on several threads
+    trial       a kernel that is compiled to find out whether kernels can be
 
 The semantics are Triton's. Each operation is rounded once, as IEEE 754 says, without contraction; reductions combine
 halves, and matrix products run in order of the inner dimension. Results therefore do not depend on the number of
@@ -30,12 +31,14 @@ from .errors import MissingDependencyError, TritonCPUError, UnsupportedMachineEr
 from .launcher import launch, prepare, untraced
 from .target import check_machine, target_name
 from .threads import get_num_threads, set_num_threads
+from .trial import check_compiler
 
 __all__ = [
     "MissingDependencyError",
     "TritonCPUError",
     "UnsupportedMachineError",
     "UnsupportedOperationError",
+    "check_compiler",
     "check_machine",
     "get_num_threads",
     "launch",
