@@ -64,8 +64,8 @@ def pose_errors(viewmats, expected):
 
 # %%
 photographs = torch.stack([view.pixels for view in capture.test])
-expected = torch.stack([view.viewmat for view in capture.test])
-Ks = torch.stack([view.K for view in capture.test])
+expected = torch.stack([view.camera.viewmat for view in capture.test])
+Ks = torch.stack([view.camera.K for view in capture.test])
 noise = torch.nn.functional.normalize(torch.randn(len(expected), 2, 3, device=device), dim=-1)
 noise = noise * torch.tensor([[0.087], [0.2]], device=device)  # radians, world units
 initial = rigid_motion(noise.flatten(1)) @ expected

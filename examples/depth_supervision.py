@@ -34,8 +34,9 @@ background = torch.tensor([capture.background], device=device)
 def render(gaussians, view):
     """The color [H, W, 3], the expected depth [H, W] and the opacity [H, W] of a view."""
     (image,), (alpha,), _ = rasterization(
-        gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities, gaussians.sh0, view.viewmat[None],
-        view.K[None], view.width, view.height, sh_degree=0, backgrounds=background, render_mode="RGB+ED",
+        gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities, gaussians.sh0,
+        view.camera.viewmat[None], view.camera.K[None], view.width, view.height,
+        sh_degree=0, backgrounds=background, render_mode="RGB+ED",
     )  # fmt: skip
     return image[..., :3], image[..., 3], alpha[..., 0]
 

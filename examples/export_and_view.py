@@ -46,7 +46,9 @@ view = capture.test[0]
 
 
 def image_of(model):
-    return render(model.to(device), view.viewmat, view.K, view.width, view.height, background=capture.background)
+    return render(
+        model.to(device), view.camera.viewmat, view.camera.K, view.width, view.height, background=capture.background
+    )
 
 
 exact = image_of(scene)
@@ -68,7 +70,7 @@ assert max(size for name, size in sizes.items() if name != "scene.ply") < sizes[
 # %%
 azimuths = [360 * i / FRAMES for i in range(FRAMES)]
 viewmats = orbit((0.0, -0.2, 0.0), 4.3, azimuths, [28.0] * FRAMES)  # azimuths and elevations in degrees
-cameras = [Camera(viewmat, view.K.cpu(), view.width, view.height) for viewmat in viewmats]
+cameras = [Camera(viewmat, view.camera.K.cpu(), view.width, view.height) for viewmat in viewmats]
 frames = list(render_frames(scene, cameras, background=capture.background))
 (depth,) = render_frames(scene, cameras[:1], show="depth")
 write_frames(folder / "turntable.gif", frames, fps=12)

@@ -58,9 +58,9 @@ sky = torch.zeros(1, D, device=device, requires_grad=True)
 
 def render(view, downscale):
     """Features of a view, [H / downscale, W / downscale, D]."""
-    K = view.K / torch.tensor([[downscale], [downscale], [1.0]], device=device)
+    K = view.camera.K / torch.tensor([[downscale], [downscale], [1.0]], device=device)
     (image,), _, _ = rasterization(
-        scene.means, scene.quats, scene.scales, scene.opacities, features, view.viewmat[None], K[None],
+        scene.means, scene.quats, scene.scales, scene.opacities, features, view.camera.viewmat[None], K[None],
         view.width // downscale, view.height // downscale, backgrounds=sky,
     )  # fmt: skip
     return image
@@ -113,7 +113,7 @@ images = {
     "held-out view, query": view.pixels,
     "the teacher's features": 0.5 + 0.5 * expected @ directions / limit,
     "rendered features": 0.5 + 0.5 * sharp @ directions / limit,
-    "Gaussians found": render_color(selection, view.viewmat, view.K, view.width, view.height),
+    "Gaussians found": render_color(selection, view.camera.viewmat, view.camera.K, view.width, view.height),
 }
 figure, axes = plt.subplots(1, 4, figsize=(14, 3.1), layout="constrained")
 for axis, (title, image) in zip(axes, images.items()):

@@ -63,8 +63,8 @@ schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.2 ** (1 / S
 def render(view):
     """The image of this rank's view, [H, W, 3], which shows the Gaussians of all ranks."""
     (image,), _, _ = rasterization(
-        splats.means, splats.quats, splats.scales, splats.opacities, splats.sh_coeffs(1), view.viewmat[None],
-        view.K[None], view.width, view.height, sh_degree=1, backgrounds=background, distributed=True,
+        splats.means, splats.quats, splats.scales, splats.opacities, splats.sh_coeffs(1), view.camera.viewmat[None],
+        view.camera.K[None], view.width, view.height, sh_degree=1, backgrounds=background, distributed=True,
     )  # fmt: skip
     return image
 

@@ -39,8 +39,8 @@ half_features = torch.randn(len(start), D, device=device).bfloat16()
 
 def render(view, means, log_scales, quats, opacity_logits, features):
     (image,), _, _ = rasterization(
-        means, quats, log_scales.exp(), opacity_logits.sigmoid(), features, view.viewmat[None], view.K[None],
-        view.width, view.height,
+        means, quats, log_scales.exp(), opacity_logits.sigmoid(), features,
+        view.camera.viewmat[None], view.camera.K[None], view.width, view.height,
     )  # fmt: skip
     return image
 

@@ -114,7 +114,7 @@ def train(strategy):
         signal = torch.ones(len(splats["means"]), 1, device=device, requires_grad=True)
         (image,), _, info = rasterization(
             splats["means"], splats["quats"], splats["scales"].exp(), splats["opacities"].sigmoid(),
-            splats["colors"].sigmoid(), view.viewmat[None], view.K[None], view.width, view.height,
+            splats["colors"].sigmoid(), view.camera.viewmat[None], view.camera.K[None], view.width, view.height,
             backgrounds=background, extra_signals=signal,
         )  # fmt: skip
         return image, {**info, "signal": signal}

@@ -27,7 +27,7 @@ view = capture.test[0]
 
 def render(colors, render_mode, **options):
     image, alpha, _ = rasterization(
-        scene.means, scene.quats, scene.scales, scene.opacities, colors, view.viewmat[None], view.K[None],
+        scene.means, scene.quats, scene.scales, scene.opacities, colors, view.camera.viewmat[None], view.camera.K[None],
         view.width, view.height, render_mode=render_mode, **options,
     )  # fmt: skip
     return image[0], alpha[0, ..., 0]
@@ -58,8 +58,8 @@ def points_of(depth):
     y, x = torch.meshgrid(
         torch.arange(view.height, device=device) + 0.5, torch.arange(view.width, device=device) + 0.5, indexing="ij"
     )
-    rays = torch.stack([x, y, torch.ones_like(x)], -1) @ torch.linalg.inv(view.K).T
-    camera_to_world = torch.linalg.inv(view.viewmat)
+    rays = torch.stack([x, y, torch.ones_like(x)], -1) @ torch.linalg.inv(view.camera.K).T
+    camera_to_world = torch.linalg.inv(view.camera.viewmat)
     return (rays * depth[..., None]) @ camera_to_world[:3, :3].T + camera_to_world[:3, 3]
 
 
@@ -76,7 +76,7 @@ normals_of_depth = normalize(down.cross(across, dim=-1), dim=-1)
 # %%
 covariances, _ = quat_scale_to_covar_preci(scene.quats, scene.scales, compute_preci=False)
 axes_of_gaussians = torch.linalg.eigh(covariances).eigenvectors[..., 0]  # eigenvalues ascend
-to_camera = torch.linalg.inv(view.viewmat)[:3, 3] - scene.means
+to_camera = torch.linalg.inv(view.camera.viewmat)[:3, 3] - scene.means
 axes_of_gaussians = axes_of_gaussians * (axes_of_gaussians * to_camera).sum(-1, keepdim=True).sign()
 normals_of_gaussians = normalize(render(axes_of_gaussians, "RGB")[0], dim=-1)
 

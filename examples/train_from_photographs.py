@@ -11,7 +11,7 @@ import torch
 
 from tsplat import l1_ssim_loss, rasterization
 from tsplat.ops import Adam
-from tsplat.scene import Gaussians, procedural_capture, read_capture, write_model
+from tsplat.scene import Gaussians, procedural_capture, rasterization_arguments, read_capture, write_model
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import psnr, scene_extent
 
@@ -64,8 +64,8 @@ state = strategy.initialize_state(scene_scale=extent)
 def render(view):
     return rasterization(
         splats["means"], splats["quats"], splats["scales"].exp(), splats["opacities"].sigmoid(),
-        torch.cat([splats["sh0"], splats["shN"]], 1), view.viewmat[None], view.K[None], view.width, view.height,
-        sh_degree=1, backgrounds=background, packed=False, camera_model=view.camera_model,
+        torch.cat([splats["sh0"], splats["shN"]], 1),
+        **rasterization_arguments([view.camera]), sh_degree=1, backgrounds=background, packed=False,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.support.paths import MODELS
 from tsplat import cli
-from tsplat.scene import View, intrinsics, look_at, read_ply, write_ply
+from tsplat.scene import Camera, View, intrinsics, look_at, read_ply, write_ply
 from tsplat.support.files import write_json
 from tsplat.training import Checkpoint, RunConfig, write_checkpoint
 from tsplat.viewing.trajectories import describe_cameras
@@ -103,7 +103,8 @@ def run(model, tmp_path):
     for i in range(8):
         eye = (6 * math.cos(i * math.pi / 4), 6 * math.sin(i * math.pi / 4), 3.0)
         image = torch.zeros(20 + i, 30, 3, dtype=torch.uint8)
-        views.append(View(f"{i}.png", image, look_at(eye, (0, 0, 0), (0, 0, 1)), intrinsics(30, 20 + i, 40)))
+        viewmat, K = look_at(eye, (0, 0, 0), (0, 0, 1)), intrinsics(30, 20 + i, 40)
+        views.append(View(image, Camera(viewmat, K, 30, 20 + i, name=f"{i}.png")))
     write_json(path / "cameras.json", describe_cameras(views[:6], views[6:]))
     write_json(path / "config.json", {"background": [0.1, 0.2, 0.1]})
     return path

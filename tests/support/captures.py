@@ -22,8 +22,13 @@ PHOTO_EYES = [(1.9 + 0.25 * i, -1.6 - 0.1 * (i % 2), 3.4 - 0.3 * i) for i in ran
 def sample_views():
     """Nine views of the procedural scene, 40 x 30 pixels, named as PNG files and sorted by name."""
     capture = procedural_capture(40, 30, n_train=7, n_test=2, n_points=40, supersampling=1)
-    views = (dataclasses.replace(view, name=f"{view.name}.png") for view in (*capture.train, *capture.test))
+    views = (changed(view, name=f"{view.name}.png") for view in (*capture.train, *capture.test))
     return sorted(views, key=lambda view: view.name)
+
+
+def changed(view, **values):
+    """The view with other values of its camera."""
+    return dataclasses.replace(view, camera=dataclasses.replace(view.camera, **values))
 
 
 def project(points, viewmat, K):
@@ -46,10 +51,10 @@ def write_colmap(folder, views, points, camera=None):
     cameras, lines = [], []
     tracks = [[] for _ in points]
     for i, view in enumerate(views):
-        fx, fy, cx, cy = (float(view.K[j]) for j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+        fx, fy, cx, cy = (float(view.camera.K[j]) for j in ((0, 0), (1, 1), (0, 2), (1, 2)))
         cameras.append(f"{i + 1} {camera or f'PINHOLE {view.width} {view.height} {fx!r} {fy!r} {cx!r} {cy!r}'}")
-        x, y, z, w = Rotation.from_matrix(view.viewmat[:3, :3].double().numpy()).as_quat().tolist()
-        translation = " ".join(repr(value) for value in view.viewmat[:3, 3].tolist())
+        x, y, z, w = Rotation.from_matrix(view.camera.viewmat[:3, :3].double().numpy()).as_quat().tolist()
+        translation = " ".join(repr(value) for value in view.camera.viewmat[:3, 3].tolist())
         lines.append(f"{i + 1} {w!r} {x!r} {y!r} {z!r} {translation} {i + 1} {view.name}")
         lines.append(" ".join(f"0 0 {j + 1}" for j in range(len(points))))
         for j, track in enumerate(tracks):
@@ -95,13 +100,13 @@ def write_scene(folder, n=10, camera="1 PINHOLE 43 30 50 52 21 14.5", size=(43, 
 
 def frame(view, **values):
     """An entry of ``frames`` in ``transforms.json``: camera to world in OpenGL axes."""
-    pose = torch.linalg.inv(view.viewmat.double()) @ OPENGL_AXES
+    pose = torch.linalg.inv(view.camera.viewmat.double()) @ OPENGL_AXES
     return {"file_path": f"images/{view.name}", "transform_matrix": pose.tolist(), **values}
 
 
 def intrinsics_keys(view):
     """The keys of a pinhole camera in ``transforms.json``."""
-    fx, fy, cx, cy = (float(view.K[j]) for j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    fx, fy, cx, cy = (float(view.camera.K[j]) for j in ((0, 0), (1, 1), (0, 2), (1, 2)))
     return {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy, "w": view.width, "h": view.height}
 
 

@@ -6,7 +6,7 @@ import math
 import torch
 from PIL import Image
 
-from tsplat.scene import Gaussians, View, intrinsics, look_at
+from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
 from tsplat.scene.images import to_bytes
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import Checkpoint, RunConfig
@@ -24,7 +24,7 @@ def make_gaussians(n=60, sh_degree=0):
     return dataclasses.replace(gaussians, log_scales=log_scales, opacity_logits=torch.full((n,), 1.0))
 
 
-def make_views(gaussians, n=6, background=(0.0, 0.0, 0.0), camera_model="pinhole"):
+def make_views(gaussians, n=6, background=(0.0, 0.0, 0.0), model="pinhole"):
     """Views from a circle around the origin, named by their index."""
     views = []
     for i in range(n):
@@ -32,8 +32,8 @@ def make_views(gaussians, n=6, background=(0.0, 0.0, 0.0), camera_model="pinhole
         viewmat = look_at((3 * math.sin(angle), -1.0, -3 * math.cos(angle)), (0, 0, 0))
         K = intrinsics(WIDTH, HEIGHT, 45)
         with torch.no_grad():
-            image = render(gaussians, viewmat, K, WIDTH, HEIGHT, camera_model=camera_model, background=background)
-        views.append(View(f"{i}", to_bytes(image), viewmat, K, camera_model=camera_model))
+            image = render(gaussians, viewmat, K, WIDTH, HEIGHT, camera_model=model, background=background)
+        views.append(View(to_bytes(image), Camera(viewmat, K, WIDTH, HEIGHT, model, name=f"{i}")))
     return views
 
 

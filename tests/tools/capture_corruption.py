@@ -69,13 +69,13 @@ def _problem(capture: Capture) -> str | None:
     if len(views) < 2 or len({view.name for view in views}) < len(views):
         return f"{len(views)} views"
     for view in views:
-        rotation = view.viewmat[:3, :3].double()
-        if (rotation @ rotation.T - torch.eye(3)).abs().max() > 0.01 or view.viewmat[
+        rotation = view.camera.viewmat[:3, :3].double()
+        if (rotation @ rotation.T - torch.eye(3)).abs().max() > 0.01 or view.camera.viewmat[
             :3, 3
         ].abs().max() > COORDINATE_MAX:
-            return f"viewmat {view.viewmat}"
-        if not view.K.isfinite().all() or view.K.diag().min() <= 0 or view.K.max() > 1e9:
-            return f"K {view.K}"
+            return f"viewmat {view.camera.viewmat}"
+        if not view.camera.K.isfinite().all() or view.camera.K.diag().min() <= 0 or view.camera.K.max() > 1e9:
+            return f"K {view.camera.K}"
         if view.image.numel() > 10_000_000 or (view.sparse is not None and not view.sparse.isfinite().all()):
             return "an image or its sparse points"
     if not (capture.points.abs() <= COORDINATE_MAX).all() or len(capture.points) > 20_000:

@@ -740,7 +740,7 @@ MUTANTS = [
     *_in(
         "training/trainer.py",
         ("tests/training/test_trainer.py",),
-        ("            camera_model=view.camera_model,\n", "", "camera model of a view ignored"),
+        ("            camera_model=view.camera.model,\n", "", "camera model of a view ignored"),
     ),
     *_in(
         "strategies/operations.py",

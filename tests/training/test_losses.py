@@ -116,7 +116,7 @@ def render_depth(gaussians, view):
     """Expected depth [H, W], and sparse points [P, 3] at the centers of opaque pixels."""
     with torch.no_grad():
         images, alphas, _ = render_views(
-            gaussians, view.viewmat[None], view.K[None], view.width, view.height, render_mode="ED"
+            gaussians, view.camera.viewmat[None], view.camera.K[None], view.width, view.height, render_mode="ED"
         )
     depth = images[0, ..., 0]
     ys, xs = (alphas[0, ..., 0] > 0.9).nonzero().unbind(-1)
@@ -139,7 +139,7 @@ def test_depth_weight_moves_gaussians_to_sparse_depths(scene):
     gaussians, views = scene
     view = views[0]
     _, sparse = render_depth(gaussians, view)
-    start = dataclasses.replace(gaussians, means=gaussians.means + 0.3 * view.viewmat[2, :3])
+    start = dataclasses.replace(gaussians, means=gaussians.means + 0.3 * view.camera.viewmat[2, :3])
     config = Config(steps=120, means_rate=5e-3, depth_weight=1.0)
     result = fit(start, [dataclasses.replace(view, sparse=sparse), *views[1:]], config)
     before, after = (float(depth_error(render_depth(g, view)[0], sparse)) for g in (start, result))

@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 
+from tests.support.captures import changed
 from tests.support.training_scenes import gray, make_gaussians, make_views
 from tsplat import ArgumentError, MemoryBudgetError
 from tsplat.ops.adam import step_all
-from tsplat.scene import Gaussians, View, intrinsics, look_at
+from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
 from tsplat.strategies import DefaultStrategy
 from tsplat.training import (
     Config,
@@ -70,9 +71,10 @@ def renders(monkeypatch):
 
 def test_fisheye_views_are_trained_and_evaluated_with_their_camera_model():
     gaussians = make_gaussians(30)
-    views = make_views(gaussians, camera_model="fisheye")
+    views = make_views(gaussians, model="fisheye")
+    wrong = [changed(view, model="pinhole") for view in views]
     assert mean_psnr(evaluate(gaussians, views)) > 50
-    assert mean_psnr(evaluate(gaussians, [dataclasses.replace(view, camera_model="pinhole") for view in views])) < 35
+    assert mean_psnr(evaluate(gaussians, wrong)) < 35
     assert Trainer(gaussians, views, Config(steps=2, **FROZEN)).advance().psnr > 50
 
 
@@ -138,7 +140,9 @@ def test_sh_degree_increases_during_training(noisy, renders):
 def test_each_view_comes_once_per_permutation(noisy, renders):
     start, views = noisy
     fit(start, views, Config(steps=12, background=SKY))
-    order = [next(view.name for view in views if torch.equal(view.viewmat, call["viewmats"][0])) for call in renders]
+    order = [
+        next(view.name for view in views if torch.equal(view.camera.viewmat, call["viewmats"][0])) for call in renders
+    ]
     assert sorted(order[:6]) == sorted(order[6:]) == [view.name for view in views]
     assert order[:6] != order[6:]
 
@@ -190,14 +194,15 @@ def test_too_large_gaussians_exceed_the_memory_budget(noisy, monkeypatch):
     monkeypatch.setattr("tsplat.stages.memory.free_memory", lambda device: 2**16)
     monkeypatch.setattr("tsplat.stages.memory.UNCHECKED_BYTES", 0)
     image = torch.zeros(600, 800, 3, dtype=torch.uint8)
-    view = dataclasses.replace(views[0], image=image, K=intrinsics(800, 600, 45))
+    camera = Camera(views[0].camera.viewmat, intrinsics(800, 600, 45), 800, 600)
+    view = dataclasses.replace(views[0], image=image, camera=camera)
     with pytest.raises(MemoryBudgetError, match="scale"):
         Trainer(large, [view], Config(steps=2)).advance()
 
 
 def test_scene_extent_is_that_of_the_cameras():
     image, K = torch.zeros(2, 2, 3, dtype=torch.uint8), torch.eye(3)
-    views = [View("a", image, look_at((x, 0, 0), (0, 0, 9)), K) for x in (-2.0, 2.0)]
+    views = [View(image, Camera(look_at((x, 0, 0), (0, 0, 9)), K, 2, 2)) for x in (-2.0, 2.0)]
     assert scene_extent(views) == pytest.approx(2.2)
     assert scene_extent(views[:1]) > 0
 
@@ -220,15 +225,15 @@ def test_antialiased_option_marks_the_result(scene):
 def test_pose_refinement_corrects_a_camera(scene):
     gaussians, views = scene
     error = torch.tensor([0.02, -0.015, 0.01, 0.02, 0.03, -0.02])
-    wrong = [dataclasses.replace(views[0], viewmat=move_camera(views[0].viewmat, error)), *views[1:]]
+    wrong = [changed(views[0], viewmat=move_camera(views[0].camera.viewmat, error)), *views[1:]]
     trainer = Trainer(gaussians, wrong, Config(steps=240, pose_refinement=True, pose_rate=3e-3, **FROZEN))
     for _ in range(240):
         trainer.advance()
     motion = trainer.state()[0]["params/motions"][0]
-    learned = move_camera(wrong[0].viewmat, torch.cat([motion[:3], scene_extent(wrong) * motion[3:]]))
-    before, after = (float((v - views[0].viewmat).abs().max()) for v in (wrong[0].viewmat, learned))
+    learned = move_camera(wrong[0].camera.viewmat, torch.cat([motion[:3], scene_extent(wrong) * motion[3:]]))
+    before, after = (float((v - views[0].camera.viewmat).abs().max()) for v in (wrong[0].camera.viewmat, learned))
     assert after < 0.4 * before
-    images = (render(gaussians, viewmat, wrong[0].K, 40, 30) for viewmat in (wrong[0].viewmat, learned))
+    images = (render(gaussians, viewmat, wrong[0].camera.K, 40, 30) for viewmat in (wrong[0].camera.viewmat, learned))
     before, after = (float((image - views[0].pixels).abs().mean()) for image in images)
     assert after < 0.2 * before
     assert all(torch.equal(a, b) for a, b in zip(trainer.gaussians.tensors().values(), gaussians.tensors().values()))

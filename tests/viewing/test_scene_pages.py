@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.captures import changed
 from tests.support.pages import Page
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import ArgumentError
@@ -122,7 +123,7 @@ def run(tmp_path):
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     views = [
-        dataclasses.replace(view, viewmat=look_at(eye, (0, 0, 0), (0, 0, 1)))
+        changed(view, viewmat=look_at(eye, (0, 0, 0), (0, 0, 1)))
         for view, eye in zip(make_views(GAUSSIANS, 3), [(3, 0, 1), (0, 3, 1), (0, -3, 1)])
     ]
     write_json(folder / "cameras.json", describe_cameras(views[1:], views[:1]))

@@ -8,7 +8,7 @@
 """
 
 from ..errors import FileError, MissingExtraError
-from .cameras import Camera, intrinsics, look_at, orbit
+from .cameras import Camera, intrinsics, look_at, orbit, rasterization_arguments
 from .capture import (
     Capture,
     Color,
@@ -61,6 +61,7 @@ __all__ = [
     "orbit",
     "prepare",
     "procedural_capture",
+    "rasterization_arguments",
     "read_capture",
     "read_colmap",
     "read_model",

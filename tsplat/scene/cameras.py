@@ -164,9 +164,9 @@ def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
     return viewmat
 
 
-def centers(viewmats: Tensor) -> Tensor:
+def centers(poses: Tensor) -> Tensor:
     """Returns the camera centers [C, 3] in the world frame, given world-to-camera matrices [C, 4, 4]."""
-    return -(viewmats[:, :3, :3].mT @ viewmats[:, :3, 3:]).squeeze(-1)
+    return -(poses[:, :3, :3].mT @ poses[:, :3, 3:]).squeeze(-1)
 
 
 def orbit(

@@ -108,11 +108,11 @@ def evaluate(
         start = time.perf_counter()
         image = render(
             gaussians,
-            view.viewmat,
-            view.K,
+            view.camera.viewmat,
+            view.camera.K,
             view.width,
             view.height,
-            camera_model=view.camera_model,
+            camera_model=view.camera.model,
             background=background,
             backend=backend,
         ).clamp(0, 1)

@@ -212,17 +212,17 @@ class Trainer:
     def _render(self, index: int, background: Color, *, n_cameras: int = 1) -> tuple[Tensor, dict[str, Any]]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D]; and ``meta``."""
         config, view = self.config, self._views[index]
-        viewmat = view.viewmat
+        viewmat = view.camera.viewmat
         if config.pose_refinement:
             with full_precision(self.device):
                 viewmat = move_camera(viewmat, self._parameters.camera_motion(index))
         images, _, meta = render_views(
             self._parameters.gaussians(),
             viewmat[None][:n_cameras],
-            view.K[None][:n_cameras],
+            view.camera.K[None][:n_cameras],
             view.width,
             view.height,
-            camera_model=view.camera_model,
+            camera_model=view.camera.model,
             background=background,
             sh_degree=min(self._sh_degree, self.step // self._sh_interval),
             render_mode="RGB+ED" if config.depth_weight else "RGB",
@@ -359,6 +359,6 @@ def fit(
 
 def scene_extent(views: Sequence[View]) -> float:
     """1.1 times the largest distance of a camera from the mean camera position, in world units; at least 1e-6."""
-    viewmats = torch.stack([view.viewmat for view in views]).double()
+    viewmats = torch.stack([view.camera.viewmat for view in views]).double()
     centers = torch.linalg.inv(viewmats)[:, :3, 3]
     return max(1.1 * float((centers - centers.mean(0)).norm(dim=-1).amax()), 1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -124,13 +125,8 @@ def _camera(camera: dict[str, Any]) -> Camera:
 
 def cameras_of_views(train: Sequence[View], test: Sequence[View]) -> list[Camera]:
     """Returns the cameras of views, in the order of the views' names."""
-    cameras = [camera_of(view) for view in train] + [camera_of(view, is_test=True) for view in test]
+    cameras = [view.camera for view in train] + [dataclasses.replace(view.camera, is_test=True) for view in test]
     return sorted(cameras, key=lambda camera: camera.name)
-
-
-def camera_of(view: View, is_test: bool = False) -> Camera:
-    """Returns the camera of a view."""
-    return Camera(view.viewmat, view.K, view.width, view.height, view.camera_model, view.name, is_test)
 
 
 def describe_cameras(train: Sequence[View], test: Sequence[View]) -> list[dict[str, Any]]:
@@ -180,18 +176,24 @@ def interpolate(cameras: Sequence[Camera], frames: int) -> list[Camera]:
 
     first, keys = cameras[0], np.arange(len(cameras))
     times = np.linspace(0, len(cameras) - 1, frames)
-    relative_Ks = torch.stack(
+    relative = torch.stack(
         [camera.K.double() / torch.tensor([[camera.width], [camera.height], [1]]) for camera in cameras]
     )
-    Ks = torch.from_numpy(CubicSpline(keys, relative_Ks)(times)) * torch.tensor([[first.width], [first.height], [1]])
+    intrinsics = torch.from_numpy(CubicSpline(keys, relative)(times)) * torch.tensor(
+        [[first.width], [first.height], [1]]
+    )
     positions = torch.from_numpy(CubicSpline(keys, torch.stack([camera.position for camera in cameras]))(times))
     matrices = torch.stack([camera.viewmat[:3, :3].double() for camera in cameras]).numpy()
     rotations = torch.from_numpy(RotationSpline(keys, Rotation.from_matrix(matrices))(times).as_matrix())
     path = []
-    for rotation, position, K in zip(rotations, positions, Ks):
+    for rotation, position, K in zip(rotations, positions, intrinsics):
         viewmat = viewmat_from_pose(rotation.T, position)
         path.append(Camera(viewmat.float(), K.float(), first.width, first.height, first.model))
     return path
+
+
+def _size(camera: Camera) -> Tensor:
+    return torch.tensor([[camera.width], [camera.height], [1]])
 
 
 def choose_camera(cameras: Sequence[Camera], view: str) -> Camera:

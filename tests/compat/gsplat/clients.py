@@ -24,9 +24,9 @@ REFINE = dict(refine_start_iter=2, refine_every=5)
 def make_data():
     """Cameras to world [V, 4, 4], intrinsics [V, 3, 3] and images [V, H, W, 3] of Gaussians."""
     views = make_views(make_gaussians(sh_degree=1), N_VIEWS)
-    viewmats = torch.stack([view.viewmat for view in views])
+    viewmats = torch.stack([view.camera.viewmat for view in views])
     images = torch.stack([view.image for view in views])[..., :3].float() / 255
-    return torch.linalg.inv(viewmats), torch.stack([view.K for view in views]), images
+    return torch.linalg.inv(viewmats), torch.stack([view.camera.K for view in views]), images
 
 
 def initial_points():

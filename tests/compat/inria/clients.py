@@ -41,7 +41,7 @@ def camera_settings(viewmat, K, width, height):
 def make_data():
     """Settings of the cameras, and images [V, 3, H, W] of Gaussians."""
     views = make_views(make_gaussians(sh_degree=1), N_VIEWS)
-    cameras = [camera_settings(view.viewmat, view.K, WIDTH, HEIGHT) for view in views]
+    cameras = [camera_settings(view.camera.viewmat, view.camera.K, WIDTH, HEIGHT) for view in views]
     return cameras, torch.stack([view.image for view in views])[..., :3].movedim(-1, 1).float() / 255
 
 

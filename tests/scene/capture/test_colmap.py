@@ -27,8 +27,8 @@ def test_cameras_images_and_points_are_read(tmp_path):
     view = capture.train[2]  # 03.png is image 9
     expected = torch.eye(4)
     expected[:3, 3] = torch.tensor([-4.5, 0, 2])
-    assert torch.equal(view.viewmat, expected)
-    assert torch.equal(view.K, torch.tensor([[50, 0, 21], [0, 52, 14.5], [0, 0, 1]]))
+    assert torch.equal(view.camera.viewmat, expected)
+    assert torch.equal(view.camera.K, torch.tensor([[50, 0, 21], [0, 52, 14.5], [0, 0, 1]]))
     assert view.image[20, 30].tolist() == [9, 30, 20]
     assert (view.width, view.height) == (43, 30)
     order = capture.points[:, 0].argsort()
@@ -40,7 +40,7 @@ def test_rotations_are_world_to_camera(tmp_path):
     # A rotation by 90 degrees about y: the camera looks along -x.
     half = math.sqrt(0.5)
     capture = read_colmap(write_scene(tmp_path, pose=f"{half} 0 {half} 0"))
-    point = capture.train[0].viewmat[:3, :3] @ torch.tensor([-3.0, 0, 0])
+    point = capture.train[0].camera.viewmat[:3, :3] @ torch.tensor([-3.0, 0, 0])
     torch.testing.assert_close(point, torch.tensor([0.0, 0, 3]))
 
 
@@ -55,13 +55,13 @@ def test_text_and_binary_models_are_equivalent(tmp_path):
     binary = read_colmap(tmp_path)
     assert torch.equal(binary.points.sort(0).values, text.points.sort(0).values)
     for a, b in zip(binary.train, text.train):
-        assert torch.equal(a.viewmat, b.viewmat)
-        assert torch.equal(a.K, b.K)
+        assert torch.equal(a.camera.viewmat, b.camera.viewmat)
+        assert torch.equal(a.camera.K, b.camera.K)
 
 
 def test_simple_pinhole_has_one_focal_length(tmp_path):
     capture = read_colmap(write_scene(tmp_path, camera="1 SIMPLE_PINHOLE 43 30 50 21 14.5"))
-    assert torch.equal(capture.train[0].K, torch.tensor([[50, 0, 21], [0, 50, 14.5], [0, 0, 1]]))
+    assert torch.equal(capture.train[0].camera.K, torch.tensor([[50, 0, 21], [0, 50, 14.5], [0, 0, 1]]))
 
 
 def test_downscale_scales_intrinsics_per_axis(tmp_path):
@@ -69,8 +69,8 @@ def test_downscale_scales_intrinsics_per_axis(tmp_path):
     small = read_colmap(tmp_path, downscale=4)
     view = small.train[0]
     assert (view.width, view.height) == (11, 8)  # 10.75 x 7.5, rounded
-    expected = full.train[0].K * torch.tensor([[11 / 43], [8 / 30], [1]])
-    torch.testing.assert_close(view.K, expected)
+    expected = full.train[0].camera.K * torch.tensor([[11 / 43], [8 / 30], [1]])
+    torch.testing.assert_close(view.camera.K, expected)
     # Pixel i of the downscaled ramp covers full-size columns from 43 i / 11 on.
     centers = (torch.arange(11) + 0.5) * 43 / 11 - 0.5
     assert (view.image[3, :, 1] - centers).abs().max() <= 0.51
@@ -78,7 +78,7 @@ def test_downscale_scales_intrinsics_per_axis(tmp_path):
 
 def test_intrinsics_are_scaled_to_smaller_images(tmp_path):
     capture = read_colmap(write_scene(tmp_path, camera="1 PINHOLE 172 120 200 208 84 58"))
-    torch.testing.assert_close(capture.train[0].K, torch.tensor([[50, 0, 21], [0, 52, 14.5], [0, 0, 1]]))
+    torch.testing.assert_close(capture.train[0].camera.K, torch.tensor([[50, 0, 21], [0, 52, 14.5], [0, 0, 1]]))
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_points_of_a_real_scene_project_to_pixels_of_their_color():
     assert (len(capture.train), len(capture.test), len(capture.points)) == (13, 2, 8150)
     view = capture.test[0]
     assert (view.width, view.height) == (200, 133)
-    camera = capture.points @ view.viewmat[:3, :3].T + view.viewmat[:3, 3]
-    pixels = (camera @ view.K.T)[:, :2] / camera[:, 2:]
+    camera = capture.points @ view.camera.viewmat[:3, :3].T + view.camera.viewmat[:3, 3]
+    pixels = (camera @ view.camera.K.T)[:, :2] / camera[:, 2:]
     x, y = pixels.floor().long().unbind(-1)
     inside = (camera[:, 2] > 0) & (x >= 0) & (x < 200) & (y >= 0) & (y < 133)
     assert inside.float().mean() > 0.5

@@ -1,6 +1,5 @@
 """Scenes made elsewhere: missing and unreadable images, rotated photographs, transparency, odd names, odd layouts."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.captures import POINTS, frame, sample_views, write_colmap, write_transforms
+from tests.support.captures import POINTS, changed, frame, sample_views, write_colmap, write_transforms
 from tsplat.scene import FileError, read_capture, read_colmap, read_transforms
 from tsplat.scene.images import read_image
 
@@ -84,7 +83,7 @@ def test_scene_of_fewer_than_two_images_is_refused(tmp_path, views, kind):
 
 @pytest.mark.parametrize("kind", READERS)
 def test_heic_images_are_skipped_with_a_note(tmp_path, views, kind):
-    views = [dataclasses.replace(views[0], name="a.png"), *views[1:]]
+    views = [changed(views[0], name="a.png"), *views[1:]]
     write(kind, tmp_path, views)
     path = tmp_path / "images" / "a.png"
     heic = path.with_suffix(".HEIC")

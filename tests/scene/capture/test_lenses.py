@@ -7,7 +7,7 @@ import torch
 
 from tests.support.captures import write_colmap, write_image, write_transforms
 from tsplat import ArgumentError, fully_fused_projection
-from tsplat.scene import View, read_colmap, read_transforms
+from tsplat.scene import Camera, View, read_colmap, read_transforms
 from tsplat.scene.capture import lenses
 from tsplat.scene.capture.lenses import Lens, Undistortion
 
@@ -64,7 +64,10 @@ def intrinsics(params):
 
 
 def two_views(image):
-    return [View(f"{i}.png", image, torch.eye(4), torch.eye(3)) for i in range(2)]
+    return [
+        View(image, Camera(torch.eye(4), torch.eye(3), image.shape[1], image.shape[0], name=f"{i}.png"))
+        for i in range(2)
+    ]
 
 
 def distorted_pixels(points, params, coefficients):
@@ -124,12 +127,12 @@ def test_dots_are_at_their_equidistant_projections(tmp_path, model, params, coef
     views = two_views(image)
     camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
     view = read_colmap(write_colmap(tmp_path, views, points, camera)).train[0]
-    assert view.camera_model == "fisheye"
+    assert view.camera.model == "fisheye"
     assert view.mask is None, "some pixels have no source"
     assert_dots_at_sparse(view, 12)
     _, means2d, _, _, _ = fully_fused_projection(
         points.float(), None, torch.tensor([[1.0, 0, 0, 0]]).repeat(12, 1), torch.full((12, 3), 0.01),
-        torch.eye(4)[None], view.K[None], WIDTH, HEIGHT, camera_model="fisheye",
+        torch.eye(4)[None], view.camera.K[None], WIDTH, HEIGHT, camera_model="fisheye",
     )  # fmt: skip
     torch.testing.assert_close(means2d[0].sort(0).values, view.sparse[:, :2].sort(0).values, rtol=0, atol=1e-3)
     assert bool(any(coefficients)) == bool(
@@ -153,7 +156,7 @@ def test_fisheye_pixels_beyond_90_degrees_are_masked_out(tmp_path):
         view = capture.train[0]
         assert torch.equal(view.mask, inside)
         assert (view.image[inside] == 200).all()
-        torch.testing.assert_close(view.K, torch.tensor([[focal, 0, 60], [0, focal, 45], [0, 0, 1]]))
+        torch.testing.assert_close(view.camera.K, torch.tensor([[focal, 0, 60], [0, focal, 45], [0, 0, 1]]))
 
 
 def test_fisheye_pixels_beyond_the_extremum_of_the_distortion_have_no_source():
@@ -178,7 +181,7 @@ def test_downscaled_images_are_undistorted(tmp_path):
         write_image(tmp_path / "images_2" / view.name, small)
     from_folder = read_colmap(tmp_path, downscale=2).train[0]
     assert_dots_at_sparse(from_folder, 12)
-    torch.testing.assert_close(from_folder.K, by_averaging.K)
+    torch.testing.assert_close(from_folder.camera.K, by_averaging.camera.K)
 
 
 def test_transforms_and_colmap_are_undistorted_equally(tmp_path):
@@ -191,7 +194,7 @@ def test_transforms_and_colmap_are_undistorted_equally(tmp_path):
     one = read_transforms(tmp_path / "json").train[0]
     other = read_colmap(write_colmap(tmp_path / "colmap", views, points, f"OPENCV 120 90 {' '.join(map(str, params))}"))
     assert torch.equal(one.image, other.train[0].image)
-    torch.testing.assert_close(one.K, other.train[0].K)
+    torch.testing.assert_close(one.camera.K, other.train[0].camera.K)
 
 
 @pytest.mark.parametrize(
@@ -217,8 +220,8 @@ def test_pixels_without_a_source_are_masked_out(tmp_path):
     image[:, :60] = 100
     views = two_views(image)
     view = read_colmap(write_colmap(tmp_path, views, points, f"OPENCV 120 90 {' '.join(map(str, params))}")).train[0]
-    x = (torch.arange(WIDTH) + 0.5 - view.K[0, 2]) / view.K[0, 0]
-    y = (torch.arange(HEIGHT) + 0.5 - view.K[1, 2]) / view.K[1, 1]
+    x = (torch.arange(WIDTH) + 0.5 - view.camera.K[0, 2]) / view.camera.K[0, 0]
+    y = (torch.arange(HEIGHT) + 0.5 - view.camera.K[1, 2]) / view.camera.K[1, 1]
     radius = torch.hypot(x[None], y[:, None])
     assert not view.mask[radius > 0.85].any()
     assert view.mask[radius < 0.6].all()

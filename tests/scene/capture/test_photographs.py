@@ -20,19 +20,19 @@ def test_views_have_sparse_points_and_camera_ids(tmp_path, views):
     read = read_colmap(write_colmap(tmp_path, views, POINTS), downscale=2)
     view = read.train[0]
     assert (view.width, view.height) == (20, 15)
-    pixels, depths = project(POINTS, view.viewmat, view.K)
+    pixels, depths = project(POINTS, view.camera.viewmat, view.camera.K)
     torch.testing.assert_close(view.sparse, torch.cat([pixels, depths[:, None]], -1).float())
     assert sorted(v.camera_id for v in (*read.train, *read.test)) == list(range(9))
 
 
 def test_points_outside_the_image_are_dropped(tmp_path, views):
     view = views[0]
-    eye = -view.viewmat[:3, :3].T @ view.viewmat[:3, 3]
-    behind, beside = 2 * eye, eye + view.viewmat[2, :3] + 5 * view.viewmat[0, :3]
+    eye = -view.camera.viewmat[:3, :3].T @ view.camera.viewmat[:3, 3]
+    behind, beside = 2 * eye, eye + view.camera.viewmat[2, :3] + 5 * view.camera.viewmat[0, :3]
     points = torch.stack([POINTS[0], behind, beside])
     read = read_colmap(write_colmap(tmp_path, views[:2], points))
     assert len(read.test[0].sparse) == 1
-    expected = project(points[:1], view.viewmat, view.K)[0][0]
+    expected = project(points[:1], view.camera.viewmat, view.camera.K)[0][0]
     torch.testing.assert_close(read.test[0].sparse[0, :2].double(), expected, atol=1e-4, rtol=0)
 
 
@@ -67,7 +67,7 @@ def test_folder_of_downscaled_images_is_used(tmp_path, views, suffix):
         path.rename(path.with_suffix(suffix))
     read = read_colmap(tmp_path, downscale=4)
     assert [int(v.image.float().mean()) for v in read.train] == [20 * i for i in range(9) if i % 8]
-    torch.testing.assert_close(read.train[0].K, views[1].K * torch.tensor([[10 / 40], [8 / 30], [1]]))
+    torch.testing.assert_close(read.train[0].camera.K, views[1].camera.K * torch.tensor([[10 / 40], [8 / 30], [1]]))
     # Other factors downscale the full images.
     assert (read_colmap(tmp_path, downscale=2).train[0].image.float().std()) > 1
     (tmp_path / "images_4" / views[3].name).with_suffix(suffix).unlink()

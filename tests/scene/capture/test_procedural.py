@@ -65,9 +65,9 @@ def test_images_are_multi_view_consistent():
     capture = procedural_capture(384, 288, n_train=2, n_test=1, n_points=4000, **clean)
     assert distance(capture.points.T).abs().max() < 1e-3
     view = capture.test[0]
-    center = -view.viewmat[:3, :3].T @ view.viewmat[:3, 3]
-    camera = capture.points @ view.viewmat[:3, :3].T + view.viewmat[:3, 3]
-    pixels = (camera @ view.K.T)[:, :2] / camera[:, 2:]
+    center = -view.camera.viewmat[:3, :3].T @ view.camera.viewmat[:3, 3]
+    camera = capture.points @ view.camera.viewmat[:3, :3].T + view.camera.viewmat[:3, 3]
+    pixels = (camera @ view.camera.K.T)[:, :2] / camera[:, 2:]
     x, y = pixels.floor().long().unbind(-1)
     inside = (x >= 0) & (x < 384) & (y >= 0) & (y < 288)
     # Visible if there is no surface on the way from the camera.
@@ -90,8 +90,8 @@ def test_seed_determines_only_the_points():
     assert (len(a.train), len(a.test), len(a.points)) == (3, 2, 200)
     assert a.colors.amin() >= 0
     assert a.colors.amax() <= 1
-    assert {tuple(view.viewmat.flatten().tolist()) for view in a.train}.isdisjoint(
-        tuple(view.viewmat.flatten().tolist()) for view in a.test
+    assert {tuple(view.camera.viewmat.flatten().tolist()) for view in a.train}.isdisjoint(
+        tuple(view.camera.viewmat.flatten().tolist()) for view in a.test
     )
 
 

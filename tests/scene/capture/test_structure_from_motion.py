@@ -46,11 +46,11 @@ def test_prepare_recovers_the_cameras(photos, tmp_path):
     capture = read_colmap(out, test_every=2)
     views = sorted((*capture.train, *capture.test), key=lambda view: view.name)
     assert {view.camera_id for view in views} == {0}
-    assert float(views[0].K[0, 0]) == pytest.approx(
+    assert float(views[0].camera.K[0, 0]) == pytest.approx(
         float(intrinsics(PHOTO_WIDTH, PHOTO_HEIGHT, PHOTO_FOV)[0, 0]), rel=0.03
     )
     # Distances between cameras are recovered up to scale.
-    centers = torch.stack([-view.viewmat[:3, :3].T @ view.viewmat[:3, 3] for view in views])
+    centers = torch.stack([-view.camera.viewmat[:3, :3].T @ view.camera.viewmat[:3, 3] for view in views])
     ratios = torch.pdist(centers) / torch.pdist(torch.tensor(PHOTO_EYES))
     assert ratios.max() / ratios.min() < 1.06
     assert len(views[0].sparse) > 50

@@ -40,8 +40,8 @@ def assert_equal_views(ones, others):
     assert len(ones) == len(others)
     for one, other in zip(ones, others):
         assert torch.equal(one.image, other.image)
-        torch.testing.assert_close(one.viewmat, other.viewmat, atol=2e-6, rtol=0)
-        torch.testing.assert_close(one.K, other.K)
+        torch.testing.assert_close(one.camera.viewmat, other.camera.viewmat, atol=2e-6, rtol=0)
+        torch.testing.assert_close(one.camera.K, other.camera.K)
 
 
 @pytest.mark.parametrize("downscale", [1, 2])
@@ -57,12 +57,12 @@ def test_capture_equals_that_of_colmap(tmp_path, views, downscale):
 
 def test_camera_angles_replace_focal_lengths(tmp_path, views):
     write_transforms(tmp_path, views)
-    K = views[0].K
+    K = views[0].camera.K
     angle = 2 * math.atan(20 / float(K[0, 0]))
     rewrite(tmp_path, camera_angle_x=angle, fl_x=None, fl_y=None, cx=None, cy=None, w=None, h=None)
     assert_equal_views(read_transforms(tmp_path).train, views[1:8])
     rewrite(tmp_path, camera_angle_y=2 * math.atan(15 / 50))
-    assert read_transforms(tmp_path).train[0].K[1, 1].item() == pytest.approx(50)
+    assert read_transforms(tmp_path).train[0].camera.K[1, 1].item() == pytest.approx(50)
 
 
 def test_frames_can_have_their_own_intrinsics(tmp_path, views):
@@ -70,9 +70,9 @@ def test_frames_can_have_their_own_intrinsics(tmp_path, views):
     frames = [frame(view, **(own if i in (2, 5) else {})) for i, view in enumerate(views)]
     capture = read_transforms(write_transforms(tmp_path, views, frames=frames))
     expected = torch.tensor([[90.0, 0, 19], [0, 95, 16], [0, 0, 1]])
-    assert torch.equal(capture.train[1].K, expected)
-    assert torch.equal(capture.train[4].K, expected)
-    torch.testing.assert_close(capture.train[0].K, views[1].K)
+    assert torch.equal(capture.train[1].camera.K, expected)
+    assert torch.equal(capture.train[4].camera.K, expected)
+    torch.testing.assert_close(capture.train[0].camera.K, views[1].camera.K)
     assert [view.camera_id for view in capture.train] == [0, 1, 0, 0, 1, 0, 0]
 
 
@@ -87,12 +87,12 @@ def test_folder_of_downscaled_images_is_used(tmp_path, views):
         write_image(tmp_path / "images_2" / view.name, torch.full((15, 20, 3), 77, dtype=torch.uint8))
     capture = read_transforms(tmp_path, downscale=2)
     assert all((view.image == 77).all() for view in (*capture.train, *capture.test))
-    torch.testing.assert_close(capture.train[0].K, views[1].K * torch.tensor([[0.5], [0.5], [1]]))
+    torch.testing.assert_close(capture.train[0].camera.K, views[1].camera.K * torch.tensor([[0.5], [0.5], [1]]))
 
 
 def write_blender(folder, views, held_out="test", alpha=128):
     """Writes the layout of the synthetic NeRF scenes: one file per split, names without suffix, camera_angle_x."""
-    angle = 2 * math.atan(0.5 * views[0].width / float(views[0].K[0, 0]))
+    angle = 2 * math.atan(0.5 * views[0].width / float(views[0].camera.K[0, 0]))
     parts = {"train": views[3:], held_out: views[:3]}
     for name, part in parts.items():
         frames = []
@@ -116,8 +116,8 @@ def test_split_files_and_transparent_images(tmp_path, views, held_out):
     for read, view in zip(capture.train, views[3:]):
         expected = view.image.float() * a + 255 * (1 - a)
         assert (read.image.float() - expected).abs().max() <= 0.501
-        torch.testing.assert_close(read.viewmat, view.viewmat, atol=2e-6, rtol=0)
-        torch.testing.assert_close(read.K, view.K)
+        torch.testing.assert_close(read.camera.viewmat, view.camera.viewmat, atol=2e-6, rtol=0)
+        torch.testing.assert_close(read.camera.K, view.camera.K)
     other = read_transforms(tmp_path, background=(0.0, 0.5, 0.0))
     assert other.background == (0.0, 0.5, 0.0)
     expected = views[3].image.float() * a + torch.tensor([0, 127.5, 0]) * (1 - a)
@@ -223,11 +223,11 @@ def test_null_is_as_good_as_no_value(tmp_path, views):
 
 def test_fields_of_view_in_degrees_replace_focal_lengths(tmp_path, views):
     write_transforms(tmp_path, views)
-    x_fov = math.degrees(2 * math.atan(20 / float(views[0].K[0, 0])))
+    x_fov = math.degrees(2 * math.atan(20 / float(views[0].camera.K[0, 0])))
     rewrite(tmp_path, x_fov=x_fov, fl_x=None, fl_y=None)
     assert_equal_views(read_transforms(tmp_path).train, views[1:8])
     rewrite(tmp_path, y_fov=math.degrees(2 * math.atan(15 / 50)))
-    assert read_transforms(tmp_path).train[0].K[1, 1].item() == pytest.approx(50)
+    assert read_transforms(tmp_path).train[0].camera.K[1, 1].item() == pytest.approx(50)
 
 
 def test_mask_path(tmp_path, views):
@@ -367,14 +367,14 @@ def test_silhouettes_of_a_real_scene_intersect_in_its_shape():
     points = torch.rand(100_000, 3, generator=generator) * 2.6 - 1.3
     in_all = torch.ones(len(points), dtype=torch.bool)
     for view in capture.train[::4]:
-        camera = points @ view.viewmat[:3, :3].T + view.viewmat[:3, 3]
-        x, y = ((camera @ view.K.T)[:, :2] / camera[:, 2:]).floor().long().unbind(-1)
+        camera = points @ view.camera.viewmat[:3, :3].T + view.camera.viewmat[:3, 3]
+        x, y = ((camera @ view.camera.K.T)[:, :2] / camera[:, 2:]).floor().long().unbind(-1)
         inside = (camera[:, 2] > 0) & (x >= 0) & (x < 100) & (y >= 0) & (y < 100)
         in_all &= inside & (view.pixels.amin(-1)[y.clamp(0, 99), x.clamp(0, 99)] < 0.98)
     # A bulldozer about 1.3 wide, 2.3 long and 1.5 high, z up. With wrong poses, almost no points would remain.
     size = points[in_all].amax(0) - points[in_all].amin(0)
     torch.testing.assert_close(size, torch.tensor([1.3, 2.3, 1.54]), atol=0.15, rtol=0)
     for view in capture.test[::5]:
-        camera = points[in_all] @ view.viewmat[:3, :3].T + view.viewmat[:3, 3]
-        x, y = ((camera @ view.K.T)[:, :2] / camera[:, 2:]).floor().long().unbind(-1)
+        camera = points[in_all] @ view.camera.viewmat[:3, :3].T + view.camera.viewmat[:3, 3]
+        x, y = ((camera @ view.camera.K.T)[:, :2] / camera[:, 2:]).floor().long().unbind(-1)
         assert (view.pixels.amin(-1)[y, x] < 0.98).float().mean() > 0.95

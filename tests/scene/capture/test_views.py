@@ -1,19 +1,24 @@
 """Tests of the data classes View and Capture."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from tests.support.captures import POINTS
 from tsplat import ArgumentError, ShapeError
-from tsplat.scene import Capture, View
+from tsplat.scene import Camera, Capture, View
 
 IMAGE = torch.zeros(4, 6, 3, dtype=torch.uint8)
+CAMERA = Camera(torch.eye(4), torch.eye(3), 6, 4, name="a")
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         (dict(image=torch.zeros(4, 6, 3)), r"image: expected torch.uint8 \[H, W, 3\], found torch.float32"),
+        (dict(image=torch.zeros(4, 5, 3, dtype=torch.uint8)), r"image: expected \[4, 6\], the size .* found \[4, 5\]"),
+        (dict(model="ortho"), "camera: expected the model 'pinhole' or 'fisheye', found 'ortho'"),
         (dict(viewmat=torch.eye(3)), r"viewmat: expected \[4, 4\], found \[3, 3\]"),
         (dict(K=torch.full((3, 3), torch.nan)), "K: expected finite values"),
         (dict(K=torch.zeros(3, 3)), "K: expected positive focal lengths"),
@@ -24,8 +29,11 @@ IMAGE = torch.zeros(4, 6, 3, dtype=torch.uint8)
     ],
 )
 def test_view_rejects_invalid_values(values, words):
+    of_camera = {name: value for name, value in values.items() if name in vars(CAMERA)}
+    of_view = {name: value for name, value in values.items() if name not in of_camera}
+    camera = dataclasses.replace(CAMERA, **of_camera)
     with pytest.raises(ArgumentError, match=rf"{words}.*view 'a'"):
-        View(**{**dict(name="a", image=IMAGE, viewmat=torch.eye(4), K=torch.eye(3)), **values})
+        View(**{"image": IMAGE, "camera": camera, **of_view})
 
 
 def test_capture_rejects_invalid_world():
@@ -35,10 +43,12 @@ def test_capture_rejects_invalid_world():
 
 
 def test_to_keeps_every_attribute():
-    view = View("a", IMAGE, torch.eye(4), torch.eye(3), torch.ones(4, 6, dtype=torch.bool), torch.zeros(5, 3), 3)
-    assert vars(view.to("cpu")) == vars(view)
-    minimal = View("a", IMAGE, torch.eye(4), torch.eye(3))
-    assert vars(minimal.to("cpu")) == vars(minimal)
+    view = View(IMAGE, CAMERA, torch.ones(4, 6, dtype=torch.bool), torch.zeros(5, 3), 3)
+    minimal = View(IMAGE, CAMERA)
+    for kept in (view, minimal):
+        moved = vars(kept.to("cpu"))
+        assert vars(moved.pop("camera")) == vars(CAMERA)
+        assert moved == {name: value for name, value in vars(kept).items() if name != "camera"}
     capture = Capture((view,), (minimal,), POINTS, POINTS, (1.0, 0.5, 0.0), 2 * torch.eye(4, dtype=torch.float64))
     moved = capture.to("cpu")
     assert moved.world is capture.world

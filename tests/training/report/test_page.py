@@ -15,7 +15,6 @@ from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_vi
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import History, RunConfig, preset
 from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_page
-from tsplat.viewing.trajectories import camera_of
 
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'{{body}}"
 URLS = {"src", "href", "action", "data", "poster", "srcset", "xlink:href", "background", "formaction"}
@@ -43,7 +42,7 @@ def page():
         "seconds": {"reading": 1.5, "training": 60.0, "evaluation": 12.0, "saving": 10.0, HOSTILE: 3.0},
     }
     shown = [
-        ShownView(row, view.image, 255 - view.image, camera_of(view), remark)
+        ShownView(row, view.image, 255 - view.image, view.camera, remark)
         for row, view, remark in zip(rows, views, ("median", "worst", "best"))
     ]
     return RunPage(

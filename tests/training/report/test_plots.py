@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from tsplat import ArgumentError
-from tsplat.scene import MissingExtraError, View
+from tsplat.scene import Camera, MissingExtraError, View
 from tsplat.training import History, Score
 from tsplat.training.report.plots import CAPTION_HEIGHT, CELL_WIDTH, GAP, contact_sheet, curve, side_by_side
 
@@ -16,7 +16,7 @@ from tsplat.training.report.plots import CAPTION_HEIGHT, CELL_WIDTH, GAP, contac
 def make_scores(n=1):
     """Scores of n uniform views: of equal images, and of images with an error of 0.25."""
     image = torch.full((20, 30, 3), 51, dtype=torch.uint8)
-    views = [View("view", image, torch.eye(4), torch.eye(3)) for _ in range(n)]
+    views = [View(image, Camera(torch.eye(4), torch.eye(3), 30, 20, name="view")) for _ in range(n)]
     before = [Score(view, torch.full((20, 30, 3), 0.2), 20.0, 0.5) for view in views]
     after = [Score(view, torch.full((20, 30, 3), 0.45), 30.0, 0.9) for view in views]
     return before, after

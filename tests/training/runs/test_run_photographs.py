@@ -48,7 +48,7 @@ def test_photographs_of_a_run(folder, capfd):
     assert messages == ["Reading the photographs"]
     for camera, view in zip(model.cameras, views, strict=True):
         assert (view.width, view.height) == (camera.width, camera.height) == (43, 30)
-        assert torch.allclose(view.viewmat, camera.viewmat, atol=1e-5)
+        assert torch.allclose(view.camera.viewmat, camera.viewmat, atol=1e-5)
     assert capfd.readouterr() == ("", "")
 
 

@@ -207,8 +207,8 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
     if not all(math.isfinite(value) for value in values):
         raise FileError(f"{where}: expected finite parameters, found {camera.params}")
     fx, fy, cx, cy, k1, k2, k3, k4 = (values + [0.0] * 4)[:8]
-    camera_model: CameraModel = "fisheye" if name in FISHEYE_MODELS else "pinhole"
-    lens = Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)
+    projection: CameraModel = "fisheye" if name in FISHEYE_MODELS else "pinhole"
+    lens = Lens(camera.width, camera.height, fx, fy, cx, cy, (k1, k2, k3, k4), projection)
     if lens.problem is not None:
         raise FileError(f"{where}: {lens.problem}; the file may be damaged")
     return lens

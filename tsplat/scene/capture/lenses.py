@@ -52,7 +52,7 @@ class Lens:
         width, height: Image size in pixels, to which the other values refer.
         fx, fy, cx, cy: Focal lengths and principal point in pixels; pixel centers lie at +0.5.
         distortion: OpenCV's k1, k2, p1, p2; of fisheye cameras k1, k2, k3, k4.
-        camera_model: ``"pinhole"`` or ``"fisheye"``, the model without distortion.
+        model: ``"pinhole"`` or ``"fisheye"``, the model without distortion.
 
     Raises:
         ArgumentError: The distortion is not finite.
@@ -65,7 +65,7 @@ class Lens:
     cx: float
     cy: float
     distortion: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    camera_model: CameraModel = "pinhole"
+    model: CameraModel = "pinhole"
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(value) for value in self.distortion):
@@ -87,16 +87,16 @@ class Lens:
             if not -CENTER_RATIO_MAX * side <= center <= (1 + CENTER_RATIO_MAX) * side:
                 return f"principal point: expected {name} in or near the image, 0 to {side}, found {center:g}"
         radius = math.hypot(self.width / self.fx, self.height / self.fy) / 2
-        if self.camera_model == "fisheye":
+        if self.model == "fisheye":
             radius = min(radius, math.pi / 2)
-        powers = (2, 4, 1, 1) if self.camera_model == "pinhole" else (2, 4, 6, 8)
+        powers = (2, 4, 1, 1) if self.model == "pinhole" else (2, 4, 6, 8)
         if not all(abs(k) * radius**power <= DISTORTION_MAX for k, power in zip(self.distortion, powers)):
             return f"distortion: expected coefficients of a lens, found {self.distortion}"
         return None
 
     @property
     def is_pinhole(self) -> bool:
-        return self.camera_model == "pinhole" and not any(self.distortion)
+        return self.model == "pinhole" and not any(self.distortion)
 
     def intrinsics(self, width: int, height: int) -> Tensor:
         """Returns K [3, 3] in fp64 for images of another size, scaled per axis."""
@@ -129,7 +129,7 @@ class Undistortion:
         values = [lens.fx, lens.fy, lens.cx, lens.cy, *lens.distortion]
         if not all(math.isfinite(value) for value in values) or min(lens.fx, lens.fy) <= 0:
             raise ArgumentError(f"K: expected positive focal lengths and finite values, found {lens}")
-        distortion = _Fisheye(lens) if lens.camera_model == "fisheye" else _Radial(lens)
+        distortion = _Fisheye(lens) if lens.model == "fisheye" else _Radial(lens)
         self.K = distortion.undistorted.intrinsics(width, height)
         self._distortion, self._scale = distortion, np.array([width / lens.width, height / lens.height])
         is_stored = width * height <= MAP_PIXELS_MAX

@@ -30,9 +30,9 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
         ArgumentError: All cameras are at the same position.
     """
     views = (*capture.train, *capture.test)
-    viewmats = torch.stack([view.viewmat for view in views]).double().cpu()
-    rotations = viewmats[:, :3, :3]
-    positions = centers(viewmats)
+    poses = torch.stack([view.camera.viewmat for view in views]).double().cpu()
+    rotations = poses[:, :3, :3]
+    positions = centers(poses)
     center = positions.mean(0)
     farthest = float((positions - center).norm(dim=-1).max())
     if not farthest > 1e-9 * max(1.0, float(center.norm())):
@@ -45,14 +45,15 @@ def normalize_capture(capture: Capture) -> tuple[Capture, Tensor]:
     transform[:3, 3] = -scale * rotation @ center
 
     def transformed(view: View) -> View:
-        old = view.viewmat.double().cpu()
+        old = view.camera.viewmat.double().cpu()
         new = torch.eye(4, dtype=torch.float64)
         new[:3, :3] = old[:3, :3] @ rotation.T
         new[:3, 3] = scale * (old[:3, :3] @ center + old[:3, 3])
         sparse = view.sparse
         if sparse is not None:
             sparse = sparse * sparse.new_tensor([1.0, 1.0, scale])
-        return dataclasses.replace(view, viewmat=new.to(view.viewmat), sparse=sparse)
+        camera = dataclasses.replace(view.camera, viewmat=new.to(view.camera.viewmat))
+        return dataclasses.replace(view, camera=camera, sparse=sparse)
 
     points = capture.points.double().cpu() @ transform[:3, :3].T + transform[:3, 3]
     normalized = dataclasses.replace(

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...arguments import check_size
 from ...errors import ArgumentError, FileError, MissingExtraError
 from ...support.reading import check_memory
+from ..cameras import Camera
 from ..images import SWAPPED_ORIENTATIONS, downscale, read_image, read_image_info, read_mask, rotate_by_exif
 from .lenses import Lens, Undistortion
 from .views import Color, View
@@ -269,15 +270,13 @@ def _read(photograph: Photograph, source: _Source, background: Color | None, und
         if not opaque.all():
             valid = opaque if valid is None else valid & opaque
     points = photograph.points
+    lens, viewmat = photograph.lens, photograph.viewmat.float()
     return View(
-        name=photograph.name,
         image=image,
-        viewmat=photograph.viewmat.float(),
-        K=K.float(),
+        camera=Camera(viewmat, K.float(), *size, model=lens.model, name=photograph.name),
         mask=valid,
         sparse=None if points is None else _project_visible(points, photograph, K, *size),
         camera_id=photograph.camera_id,
-        camera_model=photograph.lens.camera_model,
         files=(photograph.path, *([photograph.mask] if photograph.mask else [])),
     )
 
@@ -326,7 +325,7 @@ def _project_visible(points: Tensor, photograph: Photograph, K: Tensor, width: i
     camera = points.double() @ viewmat[:3, :3].T + viewmat[:3, 3]
     camera = camera[camera[:, 2] > 0]
     directions = camera / camera[:, 2:]
-    if photograph.lens.camera_model == "fisheye":
+    if photograph.lens.model == "fisheye":
         radii = directions[:, :2].norm(dim=-1, keepdim=True).clamp_min(1e-12)
         directions = torch.cat([directions[:, :2] * radii.atan() / radii, directions[:, 2:]], -1)
     pixels = (directions @ K.T)[:, :2]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ...arguments import check_size
-from ..cameras import intrinsics, orbit
+from ..cameras import Camera, intrinsics, orbit
 from ..images import to_bytes
 from .views import Capture, View
 
@@ -138,8 +138,8 @@ def procedural_capture(
     test = _ring(n_test, low=22.0, high=38.0, turn=180.0 / n_train).to(device)
     n_views = max(1, BATCH // (width * height * supersampling**2))
 
-    def sampled(viewmats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        images, *samples = trace(viewmats, K.to(device), width, height, supersampling)
+    def sampled(poses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        images, *samples = trace(poses, K.to(device), width, height, supersampling)
         points, shades = (sample[:, :: supersampling**2].T.contiguous() for sample in samples)
         return to_bytes(images), points, shades
 
@@ -152,9 +152,9 @@ def procedural_capture(
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, views that wait are not traced
     views = [
-        View(f"{kind}_{i:03d}", image, viewmat, K.to(device))
-        for kind, viewmats, batches in (("train", train, images), ("test", test, test_images))
-        for i, (viewmat, image) in enumerate(zip(viewmats, torch.cat(batches), strict=True))
+        View(image, Camera(viewmat, K.to(device), width, height, name=f"{kind}_{i:03d}"))
+        for kind, poses, batches in (("train", train, images), ("test", test, test_images))
+        for i, (viewmat, image) in enumerate(zip(poses, torch.cat(batches), strict=True))
     ]
     generator = torch.Generator().manual_seed(seed)
     all_points, all_colors = torch.cat(hits).cpu(), torch.cat(colors).cpu()
@@ -170,25 +170,23 @@ def procedural_capture(
     )
 
 
-def trace(
-    viewmats: Tensor, K: Tensor, width: int, height: int, supersampling: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
+def trace(poses: Tensor, K: Tensor, width: int, height: int, supersampling: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """Renders the scene; each pixel is the mean of ``supersampling``^2 rays.
 
     Args:
-        viewmats: [C, 4, 4] world to camera.
+        poses: [C, 4, 4] world to camera.
         K: [3, 3] intrinsics of all cameras.
 
     Returns:
         The images [C, height, width, 3] in [0, 1]; the R surface points hit by rays, [3, R]; and their colors, [3, R].
     """
     xs, ys = (
-        (torch.arange(size * supersampling, device=viewmats.device) + 0.5) / supersampling for size in (width, height)
+        (torch.arange(size * supersampling, device=poses.device) + 0.5) / supersampling for size in (width, height)
     )
     y, x = torch.meshgrid(ys, xs, indexing="ij")
     directions = torch.stack([(x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1], torch.ones_like(x)]).view(3, -1)
-    rotations = viewmats[:, :3, :3].mT
-    eyes = -rotations @ viewmats[:, :3, 3:]
+    rotations = poses[:, :3, :3].mT
+    eyes = -rotations @ poses[:, :3, 3:]
     directions = rearrange(rotations @ (directions / _norm(directions)), "c d r -> d c r")
     origins = rearrange(eyes, "c d 1 -> d c 1").expand_as(directions).reshape(3, -1)
     directions = directions.reshape(3, -1)
@@ -198,7 +196,7 @@ def trace(
     points = torch.addcmul(*(values.index_select(-1, hit) for values in (origins, directions, nearest)))
     shades = _shade(points, solid_ids[hit])
     colors = directions.new_tensor(SKY)[:, None].repeat(1, directions.shape[1]).index_copy_(1, hit, shades)
-    sizes = dict(c=len(viewmats), sy=supersampling, sx=supersampling, x=width)
+    sizes = dict(c=len(poses), sy=supersampling, sx=supersampling, x=width)
     images = reduce(colors, "d (c y sy x sx) -> d c y x", "mean", **sizes)
     return rearrange(images, "d c y x -> c y x d").contiguous(), points, shades
 

@@ -36,7 +36,7 @@ from .photographs import (
     split_views,
 )
 from .transforms_cameras import read_lens, read_viewmat
-from .views import Capture, Color
+from .views import Capture, Color, View
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".JPG", ".PNG", ".webp")
 """Suffixes tried, in this order, if ``file_path`` has none."""
@@ -125,7 +125,7 @@ def read_transforms(
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
         half = BLENDER_HALF_SIZE
-        low, high = (-half, half) if is_blender else _bounds([view.viewmat for view in train])
+        low, high = (-half, half) if is_blender else _bounds(train)
         generator = torch.Generator().manual_seed(seed)
         points = torch.rand(n_random, 3, generator=generator) * (high - low) + low
         colors = torch.full_like(points, 0.5)
@@ -340,13 +340,13 @@ def _find_image(path: Path, name: object, what: str) -> Path:
     return next((p for s in SUFFIXES if os.path.isfile(p := image.with_name(image.name + s))), image)
 
 
-def _bounds(viewmats: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _bounds(views: Sequence[View]) -> tuple[Tensor, Tensor]:
     """Returns the bounding box of the camera centers and of the points ahead of them at the diameter of the cameras.
 
     Returns:
         The lowest and highest corner, [3] each.
     """
-    poses = torch.stack(list(viewmats))
+    poses = torch.stack([view.camera.viewmat for view in views])
     positions = centers(poses)
     diameter = (positions - positions.mean(0)).norm(dim=-1).max().clamp_min(1e-3) * 2
     corners = torch.cat([positions, positions + diameter * poses[:, 2, :3]]).float()

@@ -37,21 +37,17 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
         FileError: A value is missing or invalid, or the image is needed and cannot be read.
         UnsupportedError: A camera model or distortion that is not implemented, or a rolling shutter.
     """
-    model = values.get("camera_model", "OPENCV")
-    if model not in CAMERA_MODELS:
-        raise UnsupportedError(
-            f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {model!s:.80}"
-        )
-    camera_model: CameraModel = "pinhole"
-    if model == "OPENCV_FISHEYE" or values.get("is_fisheye"):
-        camera_model = "fisheye"
-    keys = ("k1", "k2", "p1", "p2") if camera_model == "pinhole" else ("k1", "k2", "k3", "k4")
+    name = values.get("camera_model", "OPENCV")
+    if name not in CAMERA_MODELS:
+        raise UnsupportedError(f"{where}: camera_model: expected one of {', '.join(CAMERA_MODELS)}, found {name!s:.80}")
+    is_fisheye = name == "OPENCV_FISHEYE" or values.get("is_fisheye")
+    model: CameraModel = "fisheye" if is_fisheye else "pinhole"
+    keys = ("k1", "k2", "p1", "p2") if model == "pinhole" else ("k1", "k2", "k3", "k4")
     k1, k2, k3, k4 = (_number(values, key, where, 0.0) for key in keys)
     unknown = [key for key in DISTORTION_KEYS if key not in keys and _number(values, key, where, 0.0)]
     if unknown:
         raise UnsupportedError(
-            f"{where}: {unknown[0]} is not implemented for {camera_model} cameras; only the distortion "
-            f"{', '.join(keys)} is"
+            f"{where}: {unknown[0]} is not implemented for {model} cameras; only the distortion {', '.join(keys)} is"
         )
     shutter = values.get("rolling_shutter")
     if isinstance(shutter, list) and any(shutter):
@@ -63,26 +59,26 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
         width, height = info.width, info.height
     if width < 1 or height < 1:
         raise FileError(f"{where}: w and h: expected a size in pixels, found {width:g}x{height:g}")
-    fx = _focal(values, "x", width, camera_model, where)
+    fx = _focal(values, "x", width, model, where)
     if fx is None:
-        expected = "fl_x" if camera_model == "fisheye" else "fl_x, camera_angle_x or x_fov"
+        expected = "fl_x" if model == "fisheye" else "fl_x, camera_angle_x or x_fov"
         raise FileError(f"{where}: no focal length; expected {expected} in the frame or the file")
-    fy = _focal(values, "y", height, camera_model, where)
+    fy = _focal(values, "y", height, model, where)
     fy = fx if fy is None else fy
     if not (fx > 0 and fy > 0):
         raise FileError(f"{where}: fl_x and fl_y: expected positive focal lengths, found {fx} and {fy}")
     cx, cy = _number(values, "cx", where, width / 2), _number(values, "cy", where, height / 2)
-    lens = Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), camera_model)
+    lens = Lens(width, height, fx, fy, cx, cy, (k1, k2, k3, k4), model)
     if lens.problem is not None:
         raise FileError(f"{where}: {lens.problem}")
     return lens
 
 
-def _focal(values: Mapping[str, Any], axis: str, size: int, camera_model: CameraModel, where: str) -> float | None:
+def _focal(values: Mapping[str, Any], axis: str, size: int, model: CameraModel, where: str) -> float | None:
     """Returns the focal length in pixels along an axis, which a field of view defines for pinhole cameras only."""
     if f"fl_{axis}" in values:
         return _number(values, f"fl_{axis}", where)
-    if camera_model != "pinhole":
+    if model != "pinhole":
         return None
     for key, unit, half_turn in ((f"camera_angle_{axis}", "radians", math.pi), (f"{axis}_fov", "degrees", 180.0)):
         if key in values:

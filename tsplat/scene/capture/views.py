@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...config import CameraModel
 from ...errors import ArgumentError, ShapeError
+from ..cameras import Camera
 
 Color = tuple[float, float, float]
 """RGB in [0, 1]."""
@@ -20,35 +20,32 @@ class View:
     """An image and its camera, without distortion.
 
     Attributes:
-        name: Name of the image.
         image: [H, W, 3] uint8 RGB.
-        viewmat: [4, 4] world to camera; x right, y down, z forward.
-        K: [3, 3] intrinsics in pixels of ``image``; pixel centers lie at +0.5.
+        camera: Its camera, of the size of ``image``, and with its name; ``"pinhole"`` or ``"fisheye"``.
         mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
         sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
-        camera_model: ``"pinhole"`` or ``"fisheye"``, as in :func:`tsplat.rasterization`.
         files: What the view was read from: the image and, if there is one, the mask.
 
     Raises:
         ArgumentError: A shape or dtype does not match, a value is not finite, or a focal length is not positive.
     """
 
-    name: str
     image: Tensor
-    viewmat: Tensor
-    K: Tensor
+    camera: Camera
     mask: Tensor | None = None
     sparse: Tensor | None = None
     camera_id: int = 0
-    camera_model: CameraModel = "pinhole"
     files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
             found = f"{self.image.dtype} {list(self.image.shape)}"
             raise ShapeError(f"image: expected torch.uint8 [H, W, 3], found {found} in view {self.name!r}")
-        for name, tensor, size in (("viewmat", self.viewmat, 4), ("K", self.K, 3)):
+        if (self.height, self.width) != self.image.shape[:2]:
+            found = f"{list(self.image.shape[:2])} in view {self.name!r}"
+            raise ShapeError(f"image: expected [{self.height}, {self.width}], the size of its camera, found {found}")
+        for name, tensor, size in (("viewmat", self.camera.viewmat, 4), ("K", self.camera.K, 3)):
             if tensor.shape != (size, size):
                 found = str(list(tensor.shape))
                 raise ShapeError(f"{name}: expected [{size}, {size}], found {found} in view {self.name!r}")
@@ -56,8 +53,9 @@ class View:
                 raise ArgumentError(
                     f"{name}: expected finite values, found NaN or infinity in view {self.name!r}; check its camera"
                 )
-        if not (self.K[0, 0] > 0 and self.K[1, 1] > 0):
-            raise ArgumentError(f"K: expected positive focal lengths, found {self.K.tolist()} in view {self.name!r}")
+        focal_lengths = self.camera.K.diagonal()[:2].tolist()
+        if not min(focal_lengths) > 0:
+            raise ArgumentError(f"K: expected positive focal lengths, found {focal_lengths} in view {self.name!r}")
         if self.mask is not None and (self.mask.dtype != torch.bool or self.mask.shape != self.image.shape[:2]):
             found = f"{self.mask.dtype} {list(self.mask.shape)}"
             raise ShapeError(
@@ -65,20 +63,23 @@ class View:
             )
         if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
             raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
-        if self.camera_model not in ("pinhole", "fisheye"):
-            raise ArgumentError(
-                f"camera_model: expected 'pinhole' or 'fisheye', found {self.camera_model!r} in view {self.name!r}"
-            )
+        if self.camera.model not in ("pinhole", "fisheye"):
+            found = f"{self.camera.model!r} in view {self.name!r}"
+            raise ArgumentError(f"camera: expected the model 'pinhole' or 'fisheye', found {found}")
         if self.camera_id < 0:
             raise ArgumentError(f"camera_id: expected a nonnegative int, found {self.camera_id} in view {self.name!r}")
 
     @property
+    def name(self) -> str:
+        return self.camera.name
+
+    @property
     def width(self) -> int:
-        return self.image.shape[1]
+        return self.camera.width
 
     @property
     def height(self) -> int:
-        return self.image.shape[0]
+        return self.camera.height
 
     @property
     def pixels(self) -> Tensor:
@@ -90,8 +91,7 @@ class View:
         return dataclasses.replace(
             self,
             image=self.image.to(device),
-            viewmat=self.viewmat.to(device),
-            K=self.K.to(device),
+            camera=self.camera.to(device),
             mask=None if self.mask is None else self.mask.to(device),
             sparse=None if self.sparse is None else self.sparse.to(device),
         )

@@ -21,7 +21,6 @@ from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ...viewing.data_urls import depth_image, encode_images, error_image, image_of
 from ...viewing.markup import Html, fill, join
-from ...viewing.trajectories import camera_of
 from ..configuration import Config
 from ..evaluation import Score
 from ..history import History
@@ -118,7 +117,7 @@ def choose_views(psnrs: Sequence[float | None], n: int = VIEWS) -> list[tuple[in
 
 def shown_view(score: Score, row: dict[str, Any], remark: str) -> ShownView:
     """Returns a view to show, from its score and its entry in ``metrics.json``."""
-    return ShownView(row, score.view.image, to_bytes(score.image), camera_of(score.view), remark)
+    return ShownView(row, score.view.image, to_bytes(score.image), score.view.camera, remark)
 
 
 def write_page(path: str | os.PathLike[str], page: RunPage) -> int:

@@ -121,9 +121,8 @@ def describe_capture(capture: Capture) -> Description:
         "cameras": {
             view.name: {
                 "size": [view.width, view.height],
-                "model": view.camera_model,
-                "viewmat": _numbers(view.viewmat),
-                "K": _numbers(view.K),
+                "model": view.camera.model,
+                **{name: _numbers(value) for name, value in vars(view.camera).items() if isinstance(value, Tensor)},
             }
             for view in views
         },
