@@ -16,7 +16,7 @@ def progress(step, steps, psnr):
 def test_history_records_every_tenth_step_and_the_last():
     history = History()
     for step in range(1, 26):
-        history.record(progress(step, 25, 20.0 + step))
+        history.after_step(progress(step, 25, 20.0 + step))
     assert history.train_steps == [10, 20, 25]
     assert history.train_psnr == [30, 40, 45]
 

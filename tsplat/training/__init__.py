@@ -6,12 +6,13 @@ from .configuration import Config, RunConfig, preset, read_config
 from .evaluation import Score, evaluate, mean_psnr, mean_ssim
 from .history import History
 from .losses import loss, psnr, ssim
-from .observers import DivergedError, Progress
+from .observers import DivergedError, Observer, Progress, RunStart
 from .runs.demo import DemoSize, demo
+from .runs.fit import fit
 from .runs.live_view import LiveView, ViewOptions
 from .runs.run_checkpoints import Checkpoint, read_checkpoint, read_newest, write_checkpoint
 from .runs.train import evaluate_run, resume, train
-from .trainer import Trainer, fit, scene_extent
+from .trainer import Trainer, scene_extent
 
 __all__ = [
     "Checkpoint",
@@ -22,8 +23,10 @@ __all__ = [
     "History",
     "Interrupted",
     "LiveView",
+    "Observer",
     "Progress",
     "RunConfig",
+    "RunStart",
     "Score",
     "Trainer",
     "ViewOptions",

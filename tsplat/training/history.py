@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from .observers import Progress
+from .observers import Observer, Progress
 
 SMOOTHING = 0.98
 """Weight of the past, per step, in the smoothed PSNR."""
@@ -21,7 +21,7 @@ PSNR_MAX = 120.0
 
 
 @dataclasses.dataclass
-class History:
+class History(Observer):
     """Metrics recorded during training.
 
     Attributes:
@@ -39,7 +39,7 @@ class History:
     test_psnr: list[float] = dataclasses.field(default_factory=list)
     test_gaussians: list[int] = dataclasses.field(default_factory=list)
 
-    def record(self, progress: Progress) -> None:
+    def after_step(self, progress: Progress) -> None:
         """Records a training step, if it is one of every tenth or the last."""
         # Reading a loss synchronizes with the GPU, so most steps are not read.
         if progress.step % self.EVERY == 0 or progress.step == progress.steps:

@@ -1,9 +1,11 @@
-"""The result of a training step, which trainers return and callbacks receive."""
+"""What training tells its observers, such as the history, the progress display, TensorBoard and the live view."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -30,6 +32,49 @@ class Progress:
     gaussians: Gaussians
     n_gaussians: int
     warning: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStart:
+    """What observers of a run learn before its first step in this process.
+
+    Attributes:
+        step: Number of steps taken.
+        steps: Total number of steps.
+        clock: Returns the seconds that count as time of the training.
+        train_psnr: Steps and PSNR of the earlier part of a resumed run.
+        save: Saves a checkpoint between two steps, and returns a message; None if there is nothing to save to.
+    """
+
+    step: int
+    steps: int
+    clock: Callable[[], float]
+    train_psnr: Sequence[tuple[int, float]] = ()
+    save: Callable[[], str] | None = None
+
+
+class Observer:
+    """Is told what happens during training. Each method does nothing unless a subclass overrides it."""
+
+    def check_ranks(self, world_size: int) -> None:
+        """Raises :class:`UnsupportedError` if a training with this number of ranks cannot be observed."""
+
+    def during(self, run: RunStart) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which a run takes its steps. A :class:`Trainer` on its own does not enter it."""
+        return contextlib.nullcontext()
+
+    def before_step(self, step: int, gaussians: Gaussians) -> None:
+        """Is called with the number of steps taken, and with this rank's current Gaussians.
+
+        Raises:
+            Interrupted: Training is to end before this step.
+        """
+
+    def after_step(self, progress: Progress) -> None:
+        """Is called after each step."""
+
+    def between_views(self, gaussians: Gaussians) -> None:
+        """Is called between the views of an evaluation, with this rank's current Gaussians."""
 
 
 OnStep = Callable[[Progress], bool | None]

@@ -20,11 +20,10 @@ from .configuration import Config
 from .densification import Densification
 from .gradient_step import CHECK_INTERVAL, GradientStep
 from .losses import depth_error, loss, psnr
-from .observers import DivergedError, OnStep, Progress
+from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters
 from .precision import autocast_dtype
 from .rng_state import generator_state, set_generator_state
-from .runs.live_view import LiveView, ViewOptions, check_view
 from .sampling import ViewSampler
 from .strategy_info import merge_info
 from .view_corrections import apply_exposure, move_camera
@@ -43,8 +42,7 @@ class Trainer:
         config: Settings of training.
         ranks: The ranks that train together, all called with equal arguments. Each renders its shard of a step's views,
             and holds either a shard of the Gaussians or all of them, by ``config.parallel``.
-        view: How to show the training in web browsers; None for not at all. Call ``view.finish(gaussians)`` or
-            ``view.close()`` of the attribute after the last step.
+        observers: Are told of each step.
 
     Attributes:
         config: The settings, with ``views_per_step`` set.
@@ -55,12 +53,11 @@ class Trainer:
         device: Device of the Gaussians.
         received_rows: Number of rows of projected Gaussians that this rank received since this object was created,
             including its own. 0 unless sharded.
-        view: Shows the training in web browsers; None if nothing does.
+        observers: As given; others can be appended.
 
     Raises:
         ArgumentError: There are no Gaussians or no views.
-        MissingExtraError: A package of the extra ``viewer``, which `view` needs, is not installed.
-        UnsupportedError: fp16 with a sharded scene, or a view of several ranks.
+        UnsupportedError: fp16 with a sharded scene, or an observer that cannot observe several ranks.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Trainer:
         views: Sequence[View],
         config: Config,
         ranks: RankGroup | None = None,
-        view: ViewOptions | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         if not len(gaussians) or not views:
             raise ArgumentError(
@@ -77,7 +74,9 @@ class Trainer:
                 f"{len(views)} views"
             )
         self.ranks = ranks = ranks or RankGroup()
-        check_view(view, ranks.world_size)
+        self.observers = list(observers)
+        for observer in observers:
+            observer.check_ranks(ranks.world_size)
         self.sharded = ranks.world_size > 1 and config.parallel == "shard"
         self.config = config = dataclasses.replace(config, views_per_step=config.views_per_step or ranks.world_size)
         self.device = gaussians.means.device
@@ -106,7 +105,6 @@ class Trainer:
         )
         self._sampler = ViewSampler(len(views), config.seed)
         self._background_generator = torch.Generator().manual_seed(config.seed)
-        self.view = None if view is None else LiveView(self.gaussians, views, config, view)
 
     @property
     def gaussians(self) -> Gaussians:
@@ -118,15 +116,15 @@ class Trainer:
         return self.gaussians.map(self.ranks.all_gather) if self.sharded else self.gaussians
 
     def advance(self) -> Progress:
-        """Takes one step, after a pause if the viewer asks for one.
+        """Takes one step, and tells the observers before and after it.
 
         Raises:
-            Interrupted: A signal ended a run during a pause; no step was taken.
+            Interrupted: An observer ended training; no step was taken.
             DivergedError: The loss, the gradients or the Gaussians are no longer finite.
             ArgumentError: See :func:`tsplat.rasterization`.
         """
-        if self.view is not None:
-            self.view.before_step(self.step, self.gaussians)
+        for observer in self.observers:
+            observer.before_step(self.step, self.gaussians)
         config = self.config
         means_lr = self._parameters.set_rates(self.step)
         # All ranks draw the views and backgrounds of the whole step.
@@ -146,8 +144,8 @@ class Trainer:
             self._check_finite(gaussians, mean_loss)
         self.step += 1
         progress = Progress(self.step, config.steps, mean_loss, mean_psnr, gaussians, self.n_gaussians, warning)
-        if self.view is not None:
-            self.view.record(progress)
+        for observer in self.observers:
+            observer.after_step(progress)
         return progress
 
     def _draw_background(self) -> Color:
@@ -314,47 +312,6 @@ class Trainer:
         self._gradient_step.restore(figures)
         set_generator_state(self._background_generator, figures["backgrounds"])
         self.step = figures["step"]
-
-
-def fit(
-    gaussians: Gaussians,
-    views: Sequence[View],
-    config: Config | None = None,
-    on_step: OnStep | None = None,
-    view: ViewOptions | None = None,
-) -> Gaussians:
-    """Trains for all steps with a :class:`Trainer`, and closes its viewer, if there is one.
-
-    Returns:
-        The Gaussians after the last step, detached.
-
-    Raises:
-        ArgumentError: There are no Gaussians or no views; see also :func:`tsplat.rasterization`.
-        DivergedError: The loss, the gradients or the Gaussians are no longer finite.
-        MissingExtraError: A package of the extra ``viewer``, which `view` needs, is not installed.
-
-    Example::
-
-        from tsplat.scene import Gaussians, procedural_capture
-        from tsplat.training import Config, evaluate, fit, mean_psnr
-
-        capture = procedural_capture(48, 36, n_train=8, n_test=2, n_points=200)
-        initial = Gaussians.from_points(capture.points, capture.colors)
-        gaussians = fit(initial, capture.train, Config(steps=20, background=capture.background))
-        print(mean_psnr(evaluate(gaussians, capture.test, background=capture.background)))
-    """
-    trainer = Trainer(gaussians, views, config or Config(), view=view)
-    try:
-        while trainer.step < trainer.config.steps:
-            progress = trainer.advance()
-            if on_step is not None and on_step(progress):
-                break
-        if trainer.view is not None:
-            trainer.view.finish(trainer.gaussians)
-    finally:
-        if trainer.view is not None:
-            trainer.view.close()
-    return trainer.gaussians
 
 
 def scene_extent(views: Sequence[View]) -> float:

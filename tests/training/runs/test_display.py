@@ -3,14 +3,15 @@
 import dataclasses
 import io
 import sys
+import time
 
 import pytest
 import torch
 
 from tests.support.training_scenes import make_gaussians
 from tsplat.scene import MissingExtraError
-from tsplat.training import Progress
-from tsplat.training.runs.display import progress_display
+from tsplat.training import Progress, RunStart
+from tsplat.training.runs.display import ProgressDisplay
 
 GAUSSIANS = make_gaussians(3)
 
@@ -20,10 +21,15 @@ def progress_of_steps(last, first=1):
         yield Progress(step, last, torch.tensor(0.125), torch.tensor(20.0), GAUSSIANS, len(GAUSSIANS))
 
 
+def show_steps(steps, start=RunStart(0, 200, time.perf_counter)):  # noqa: B008 - immutable
+    display = ProgressDisplay()
+    with display.during(start):
+        for progress in steps:
+            display.after_step(progress)
+
+
 def test_without_a_terminal_a_few_lines_are_printed(capsys):
-    with progress_display(200) as show:
-        for progress in progress_of_steps(200):
-            show(progress)
+    show_steps(progress_of_steps(200))
     lines = capsys.readouterr().out.splitlines()
     assert 8 <= len(lines) <= 12
     assert lines[-1].startswith("step 200/200  loss 0.1250  PSNR 20.00 dB")
@@ -34,10 +40,11 @@ def test_without_a_terminal_a_few_lines_are_printed(capsys):
 
 def test_speed_is_that_of_the_given_clock(capsys):
     now = [0.0]
-    with progress_display(200, clock=lambda: now[0]) as show:
+    display = ProgressDisplay()
+    with display.during(RunStart(0, 200, lambda: now[0])):
         for progress in progress_of_steps(200):
             now[0] += 0.25
-            show(progress)
+            display.after_step(progress)
     assert all("  4.0 steps/s  " in line for line in capsys.readouterr().out.splitlines())
 
 
@@ -45,10 +52,11 @@ def test_slow_steps_are_all_shown_with_seconds_per_step(monkeypatch):
     terminal = use_terminal(monkeypatch)
     now = [0.0]
     monkeypatch.setattr("tsplat.training.runs.display.time.perf_counter", lambda: now[0])
-    with progress_display(200) as show:
+    display = ProgressDisplay()
+    with display.during(RunStart(0, 200, lambda: now[0])):
         for progress in progress_of_steps(7):
             now[0] += 40
-            show(dataclasses.replace(progress, steps=200))
+            display.after_step(dataclasses.replace(progress, steps=200))
     assert "40.0 s/step" in terminal.getvalue()
     assert "0.0 steps/s" not in terminal.getvalue()
     assert "7/200" in terminal.getvalue()
@@ -70,9 +78,7 @@ def use_terminal(monkeypatch):
 
 def test_in_a_terminal_a_bar_is_shown(monkeypatch):
     terminal = use_terminal(monkeypatch)
-    with progress_display(30_000, start=29_970) as show:
-        for progress in progress_of_steps(30_000, first=29_971):
-            show(progress)
+    show_steps(progress_of_steps(30_000, first=29_971), RunStart(29_970, 30_000, time.perf_counter))
     for text in ("30000/30000", "0:00:00", "loss 0.1250  PSNR 20.00 dB  3 Gaussians", "steps/s", "GiB"):
         assert text in terminal.getvalue()
 
@@ -80,5 +86,5 @@ def test_in_a_terminal_a_bar_is_shown(monkeypatch):
 def test_bar_needs_rich(monkeypatch):
     use_terminal(monkeypatch)
     monkeypatch.setitem(sys.modules, "rich", None)
-    with pytest.raises(MissingExtraError, match="rich"), progress_display(30):
-        pass
+    with pytest.raises(MissingExtraError, match="rich"):
+        show_steps([])

@@ -25,6 +25,7 @@ from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.support.interruption import Interrupted
 from tsplat.training import (
     Config,
+    LiveView,
     RunConfig,
     Trainer,
     ViewOptions,
@@ -251,11 +252,12 @@ def test_trainer_with_a_view(show):
         viewer.click("Pause")
 
     viewer = show(look)
-    trainer = Trainer(gray(gaussians), views, config, view=ViewOptions(paused=True, port=9000))
-    assert trainer.view.url == "http://localhost:9000"
+    view = LiveView(gray(gaussians), views, config, ViewOptions(paused=True, port=9000))
+    trainer = Trainer(gray(gaussians), views, config, observers=[view])
+    assert view.url == "http://localhost:9000"
     for _ in range(12):
         trainer.advance()
-    trainer.view.close()
+    view.close()
     viewer.join()
     for one, other in zip(trainer.gaussians.tensors().values(), expected.tensors().values(), strict=True):
         assert torch.equal(one, other)
@@ -271,12 +273,16 @@ def test_fit_closes_its_viewer(show):
     assert viewer.closed
 
 
-def test_several_ranks_are_refused_before_work(tmp_path, capsys, monkeypatch):
+def test_several_ranks_are_refused_before_work(show, tmp_path, capsys):
     gaussians = make_gaussians()
+    views = make_views(gaussians)
+    config = Config(views_per_step=2)
+    show()
+    view = LiveView(gaussians, views, config, ViewOptions())
     ranks = RankGroup()
     ranks.world_size = 2
     with pytest.raises(UnsupportedError, match=r"view: not implemented for several ranks, found 2; .* tsplat view RUN"):
-        Trainer(gaussians, make_views(gaussians), Config(views_per_step=2), ranks, ViewOptions())
+        Trainer(gaussians, views, config, ranks, [view])
     command = ["train", str(tmp_path), "--out", str(tmp_path / "run"), "--view", "--ranks", "2"]
     assert cli.main(command) == 2
     assert "view: not implemented for several ranks" in capsys.readouterr().err
@@ -292,7 +298,7 @@ def test_missing_viser_is_told_before_work(command, tmp_path, monkeypatch, capsy
     assert not list(tmp_path.iterdir())
     gaussians = make_gaussians()
     with pytest.raises(MissingExtraError):
-        Trainer(gaussians, make_views(gaussians), Config(), view=ViewOptions())
+        LiveView(gaussians, make_views(gaussians), Config(), ViewOptions())
 
 
 def test_address_is_checked_before_work(tmp_path, capsys, monkeypatch):

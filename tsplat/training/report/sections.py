@@ -17,7 +17,6 @@ from ...viewing.data_urls import ERROR_GAIN, EncodedImage
 from ...viewing.markup import Html, element
 from ..configuration import Config, RunConfig, preset, to_json
 from ..history import History
-from ..runs.record import PARTS
 from .numbers import MISSING, before, decibels, duration, fixed, integer, milliseconds, number, size
 
 BARS = 40
@@ -28,6 +27,9 @@ BEYOND = 0.001
 
 PRESET_OF = {"mcmc": "mcmc", "default": "adaptive"}
 """The preset of each kind of strategy; without a strategy it is fixed."""
+
+PARTS = ("reading", "training", "evaluation", "saving", "viewing")
+"""Parts of a run whose time is shown."""
 
 ROWS_SHORT = 14
 """Number of views from which their table has a scroll bar of its own."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from ...stages.memory import used_memory
 from ...support.extras import require
 from ..history import History
-from ..observers import Progress
+from ..observers import Observer, Progress, RunStart
 
 LINES = 10
 """Number of lines that a run prints without a terminal."""
@@ -22,44 +22,39 @@ SMOOTHING = 0.8
 """Weight of the previously shown PSNR in the next one."""
 
 
-@contextlib.contextmanager
-def progress_display(
-    steps: int, start: int = 0, clock: Callable[[], float] | None = None
-) -> Iterator[Callable[[Progress], None]]:
-    """Yields a callback that shows loss, PSNR, number of Gaussians, speed, memory and remaining time.
-
-    Args:
-        steps: Number of steps of the whole run.
-        start: Number of steps already taken.
-        clock: Returns seconds, by which the speed is measured; all seconds count where None.
-
-    Raises:
-        MissingExtraError: rich is not installed, and stdout is a terminal.
-    """
-    clock = time.perf_counter if clock is None else clock
-    display = _bar(steps, start, clock) if sys.stdout.isatty() else _lines(steps, start, clock)
-    with display as show:
-        shown: float | None = None
-        last = time.perf_counter()
-
-        def on_step(progress: Progress) -> None:
-            nonlocal shown, last
-            is_slow = time.perf_counter() - last > INTERVAL
-            if is_slow or progress.step % History.EVERY == 0 or progress.step in (start + 1, steps):
-                last = time.perf_counter()
-                psnr = float(progress.psnr)
-                shown = psnr if shown is None else SMOOTHING * shown + (1 - SMOOTHING) * psnr
-                device = progress.gaussians.means.device
-                show(
-                    progress.step,
-                    f"loss {float(progress.loss):.4f}  PSNR {shown:.2f} dB  {progress.n_gaussians} Gaussians",
-                    f"{used_memory(device) / 2**30:.1f} GiB",
-                )
-
-        yield on_step
-
-
 Show = Callable[[int, str, str], None]
+"""Shows a step, its metrics and the memory in use."""
+
+
+class ProgressDisplay(Observer):
+    """Shows loss, PSNR, number of Gaussians, speed, memory and remaining time."""
+
+    def __init__(self) -> None:
+        self._psnr: float | None = None
+
+    @contextlib.contextmanager
+    def during(self, run: RunStart) -> Iterator[None]:
+        """Shows the steps that are taken in the block.
+
+        Raises:
+            MissingExtraError: rich is not installed, and stdout is a terminal.
+        """
+        self._start, self._last = run.step, time.perf_counter()
+        with (_bar if sys.stdout.isatty() else _lines)(run) as self._show:
+            yield
+
+    def after_step(self, progress: Progress) -> None:
+        """Shows the step if it is the first, the last or one of every tenth, or if the one before was long ago."""
+        is_slow = time.perf_counter() - self._last > INTERVAL
+        if is_slow or progress.step % History.EVERY == 0 or progress.step in (self._start + 1, progress.steps):
+            self._last = time.perf_counter()
+            psnr = float(progress.psnr)
+            self._psnr = psnr if self._psnr is None else SMOOTHING * self._psnr + (1 - SMOOTHING) * psnr
+            self._show(
+                progress.step,
+                f"loss {float(progress.loss):.4f}  PSNR {self._psnr:.2f} dB  {progress.n_gaussians} Gaussians",
+                f"{used_memory(progress.gaussians.means.device) / 2**30:.1f} GiB",
+            )
 
 
 def _format_speed(speed: float) -> str:
@@ -67,7 +62,7 @@ def _format_speed(speed: float) -> str:
 
 
 @contextlib.contextmanager
-def _bar(steps: int, first: int, clock: Callable[[], float]) -> Iterator[Show]:
+def _bar(run: RunStart) -> Iterator[Show]:
     require("rich")
     from rich.console import Console, Group
     from rich.live import Live
@@ -75,17 +70,17 @@ def _bar(steps: int, first: int, clock: Callable[[], float]) -> Iterator[Show]:
     from rich.progress import Progress as Bar
     from rich.text import Text
 
-    start = clock()
+    start = run.clock()
     bar = Bar(
         TextColumn("training"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn(), expand=True
     )
-    task = bar.add_task("training", total=steps, completed=first)
+    task = bar.add_task("training", total=run.steps, completed=run.step)
     # On a line of their own, as the bar would not fit beside them in 80 columns.
     below = Text(no_wrap=True, overflow="ellipsis")
     with Live(Group(bar, below), console=Console()):
 
         def show(step: int, figures: str, memory: str) -> None:
-            speed = (step - first) / (clock() - start)
+            speed = (step - run.step) / (run.clock() - start)
             bar.update(task, completed=step)
             below.plain = f"{figures}  {_format_speed(speed)}  {memory}"
 
@@ -93,16 +88,16 @@ def _bar(steps: int, first: int, clock: Callable[[], float]) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _lines(steps: int, first: int, clock: Callable[[], float]) -> Iterator[Show]:
-    start, due = clock(), float(first)
+def _lines(run: RunStart) -> Iterator[Show]:
+    start, due = run.clock(), float(run.step)
 
     def show(step: int, figures: str, memory: str) -> None:
         nonlocal due
-        if step < due and step < steps:
+        if step < due and step < run.steps:
             return
-        due += steps / LINES
-        speed = (step - first) / (clock() - start)
-        left = (steps - step) / speed
-        print(f"step {step}/{steps}  {figures}  {_format_speed(speed)}  {memory}  {left:.0f} s left", flush=True)
+        due += run.steps / LINES
+        speed = (step - run.step) / (run.clock() - start)
+        left = (run.steps - step) / speed
+        print(f"step {step}/{run.steps}  {figures}  {_format_speed(speed)}  {memory}  {left:.0f} s left", flush=True)
 
     yield show

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ...errors import UnsupportedError
-from ...scene.capture.views import View
+from ...scene.capture.views import Capture, View
 from ...scene.gaussians import Gaussians
 from ...support.extras import require
+from ...support.interruption import StopRequest
 from ...viewing.trajectories import cameras_of_views
 from ...viewing.viewer import LiveTraining, Viewer, frame_model
 from ...viewing.viewer.server import ADDRESS, MODULES, PORT, check_address, open_in_browser, print_address
 from ..configuration import Config
 from ..history import History
-from ..observers import Progress
+from ..observers import Observer, Progress, RunStart
+from ..trainer import Trainer
+from .record import RunRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +50,21 @@ def check_view(options: ViewOptions | None, world_size: int) -> None:
         MissingExtraError: A package of the extra ``viewer`` is not installed.
         UnsupportedError: There are several ranks.
     """
-    if options is None:
-        return
+    if options is not None:
+        _check_ranks(world_size)
+        require(*MODULES)
+        check_address(options.address)
+
+
+def _check_ranks(world_size: int) -> None:
     if world_size > 1:
         raise UnsupportedError(
             f"view: not implemented for several ranks, found {world_size}; train without it, and show the checkpoints "
             "that the run has saved: tsplat view RUN"
         )
-    require(*MODULES)
-    check_address(options.address)
 
 
-class LiveView:
+class LiveView(Observer):
     """Shows a training in web browsers. Images are rendered in the training thread, between steps.
 
     Args:
@@ -111,25 +118,30 @@ class LiveView:
             self._viewer, self._options.port, "the training", state=", paused" if self._options.paused else ""
         )
 
-    def before_step(self, step: int, gaussians: Gaussians) -> None:
-        """Renders what pages ask for, and waits while training is paused.
+    def check_ranks(self, world_size: int) -> None:
+        """Raises :class:`UnsupportedError` if there are several ranks."""
+        _check_ranks(world_size)
 
-        Args:
-            step: Number of steps taken.
-            gaussians: The current Gaussians.
-        """
+    def during(self, run: RunStart) -> contextlib.AbstractContextManager[None]:
+        """Records the earlier part of a resumed run for the plots, and lets pages save checkpoints."""
+        self.training.save = run.save
+        for step, psnr in run.train_psnr:
+            self.training.record_psnr(step, psnr)
+        return contextlib.nullcontext()
+
+    def before_step(self, step: int, gaussians: Gaussians) -> None:
+        """Renders what pages ask for, and waits while training is paused."""
         self.training.between_steps(step, gaussians, self.check)
 
-    def record(self, progress: Progress) -> None:
+    def after_step(self, progress: Progress) -> None:
         """Records every tenth step for the plots, and each that is taken alone."""
         self.training.step = progress.step
         if progress.step in (1, progress.steps) or progress.step % History.EVERY == 0 or self.training.paused:
             self.training.record(progress.step, float(progress.loss), float(progress.psnr), progress.n_gaussians)
 
-    def record_history(self, history: History) -> None:
-        """Records the earlier part of a resumed run for the plots."""
-        for step, psnr in zip(history.train_steps, history.train_psnr, strict=True):
-            self.training.record_psnr(step, psnr)
+    def between_views(self, gaussians: Gaussians) -> None:
+        """Renders what pages ask for."""
+        self.training.serve(gaussians)
 
     def finish(self, gaussians: Gaussians) -> None:
         """Closes the viewer after the last step; with ``options.stay``, after Ctrl-C.
@@ -149,3 +161,41 @@ class LiveView:
             self._closed = True
             self.training.close()
             self._viewer.close()
+
+
+@contextlib.contextmanager
+def shown(
+    trainer: Trainer, capture: Capture, options: ViewOptions | None, folder: Path, stop: StopRequest, record: RunRecord
+) -> Iterator[None]:
+    """Shows the training of a run inside the block, and prints where. Does nothing without options.
+
+    Args:
+        trainer: New, or restored from a checkpoint; gets the observer.
+        folder: The run's folder.
+        stop: Ends a pause.
+        record: Measures the time for images and pauses.
+    """
+    if options is None:
+        yield
+        return
+    view = LiveView(
+        trainer.gaussians,
+        capture.train,
+        trainer.config,
+        options,
+        test_views=capture.test,
+        name=folder.resolve().name,
+        step=trainer.step,
+        folder=folder / "viewer",
+    )
+    view.check = stop.check
+    view.training.measure = functools.partial(record.measure, "viewing")
+    trainer.observers.append(view)
+    try:
+        view.print_address()
+        yield
+        view.finish(trainer.gaussians)
+        print(f"the viewer is closed; to see the run: tsplat view {folder}")
+    finally:
+        view.close()
+        trainer.observers.remove(view)

@@ -1,13 +1,13 @@
-"""The loop of a run: training steps with progress display, evaluations, checkpoints and warnings."""
+"""The loop of a run: training steps with observers, evaluations, checkpoints and warnings."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,12 @@ from ...support.interruption import Interrupted, StopRequest
 from ..configuration import Config, RunConfig
 from ..evaluation import OnView, Score, evaluate, mean_psnr
 from ..history import History, PsnrMonitor
-from ..observers import DivergedError, Progress
+from ..observers import DivergedError, Observer, Progress, RunStart
 from ..parameters import scene_tensors
 from ..rng_state import get_rng_state, set_rng_state
 from ..trainer import Trainer
-from .display import progress_display
-from .live_view import LiveView, ViewOptions
 from .record import RunRecord
 from .run_checkpoints import Checkpoint, write_checkpoint
-from .tensorboard import tensorboard_log
 
 EVALUATIONS, CHECKPOINTS = 12, 4
 """Default numbers of evaluations and checkpoints of a run."""
@@ -42,6 +39,8 @@ class RunLoop:
         stop: Whether a signal asked this process to stop; never if None.
         scene: What checkpoints hold about the scene, as JSON values.
         record: Measures the parts of the run.
+        observers: Are told of each step, besides those that the trainer has already.
+        resumed: Figures of the checkpoint from which the trainer was restored; None for a new run.
 
     Attributes:
         history: Metrics so far.
@@ -60,6 +59,8 @@ class RunLoop:
         stop: StopRequest | None = None,
         scene: dict[str, Any] | None = None,
         record: RunRecord | None = None,
+        observers: Sequence[Observer] = (),
+        resumed: dict[str, Any] | None = None,
     ) -> None:
         self.trainer = trainer
         self.folder = folder
@@ -76,25 +77,19 @@ class RunLoop:
         self._intact: dict[Path, bool] = {}
         steps = trainer.config.steps
         self._eval_every = (run.eval_every if run else 0) or max(1, steps // EVALUATIONS)
-        if trainer.view is not None:
-            trainer.view.training.measure = functools.partial(self.record.measure, "viewing")
-            trainer.view.training.save = None if run is None else self.save_checkpoint
         self._save_every = (run.save_every if run else 0) or max(1, steps // CHECKPOINTS)
+        if resumed is not None:
+            self.history = History(**resumed["history"])
+            self.seconds = resumed["seconds"]
+            self._monitor.restore(resumed["watch"])
+            self._saved_step = trainer.step
+            set_rng_state(resumed["random"])
+        trainer.observers += [*observers, self.history]
 
     @property
     def config(self) -> Config:
         """The run's configuration, or the trainer's for a run without checkpoints."""
         return self.trainer.config if self._run_config is None else self._run_config
-
-    def restore(self, figures: dict[str, Any]) -> None:
-        """Continues from the figures of a checkpoint, from which the trainer was restored."""
-        self.history = History(**figures["history"])
-        self.seconds = figures["seconds"]
-        self._monitor.restore(figures["watch"])
-        self._saved_step = self.trainer.step
-        if self.trainer.view is not None:
-            self.trainer.view.record_history(self.history)
-        set_rng_state(figures["random"])
 
     def run(self, last: int) -> None:
         """Trains until a step, or until a signal asks any rank to stop, and saves the last step.
@@ -106,7 +101,12 @@ class RunLoop:
         """
         trainer, steps = self.trainer, self.trainer.config.steps
         seconds_before, start = self.seconds, self._clock()
-        with progress_display(steps, trainer.step, self._clock) as show, self._tensorboard() as log:
+        save = None if self._run_config is None else self.save_checkpoint
+        earlier = list(zip(self.history.train_steps, self.history.train_psnr, strict=True))
+        begin = RunStart(trainer.step, steps, self._clock, earlier, save)
+        with contextlib.ExitStack() as stack:
+            for observer in trainer.observers:
+                stack.enter_context(observer.during(begin))
             self._complete_evaluation()
             while trainer.step < last and not self.is_stopped():
                 try:
@@ -114,11 +114,9 @@ class RunLoop:
                 except DivergedError as error:
                     self._warn(str(error))
                     raise
-                except Interrupted:  # during a pause
+                except Interrupted:  # by an observer
                     break
                 self.seconds = seconds_before + self._clock() - start
-                show(progress)
-                log(progress)
                 self._after_step(progress)
         if self._run_config is not None and self._saved_step != trainer.step:
             self._save("checkpoints")
@@ -128,8 +126,7 @@ class RunLoop:
         self.raise_if_stopped()
 
     def _after_step(self, progress: Progress) -> None:
-        """Records the step, and warns, evaluates and saves where it is due."""
-        self.history.record(progress)
+        """Warns, evaluates and saves where it is due."""
         for warning in (progress.warning, self._monitor.check(progress)):
             if warning is not None:
                 self._warn(warning)
@@ -179,13 +176,13 @@ class RunLoop:
         return f"{left}: tsplat train --resume {self.folder}"
 
     def between_views(self, _done: int, _total: int) -> None:
-        """Does what :meth:`raise_if_stopped` does, and renders what pages ask for. A collective call."""
+        """Does what :meth:`raise_if_stopped` does, and tells the observers. A collective call."""
         self.raise_if_stopped()
-        if self.trainer.view is not None:
-            self.trainer.view.training.serve(self.trainer.gaussians)
+        for observer in self.trainer.observers:
+            observer.between_views(self.trainer.gaussians)
 
     def _clock(self) -> float:
-        """Seconds without the time for images and pauses of the viewer."""
+        """Seconds without the time for images and pauses of a viewer."""
         return time.perf_counter() - self.record.seconds.get("viewing", 0.0)
 
     def save_checkpoint(self) -> str:
@@ -229,15 +226,6 @@ class RunLoop:
             self._saved_step = trainer.step
         return path
 
-    @contextlib.contextmanager
-    def _tensorboard(self) -> Iterator[Callable[[Progress], None]]:
-        run = self._run_config
-        if run is None or not run.tensorboard or not self.trainer.ranks.is_main:
-            yield lambda progress: None
-            return
-        with tensorboard_log(self.folder / "tensorboard") as log:
-            yield log
-
 
 def score_views(
     trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView | None = None
@@ -253,37 +241,21 @@ def score_views(
     )
 
 
-@contextlib.contextmanager
-def shown(
-    trainer: Trainer, capture: Capture, options: ViewOptions | None, folder: Path, stop: StopRequest
-) -> Iterator[None]:
-    """Shows the training of a run inside the block, and prints where. Does nothing without options.
-
-    Args:
-        trainer: New, or restored from a checkpoint; gets the view.
-        folder: The run's folder.
-        stop: Ends a pause.
-    """
-    if options is None:
-        yield
-        return
-    view = LiveView(
-        trainer.gaussians,
-        capture.train,
-        trainer.config,
-        options,
-        test_views=capture.test,
-        name=folder.resolve().name,
-        step=trainer.step,
-        folder=folder / "viewer",
+def print_setup(trainer: Trainer, capture: Capture) -> None:
+    """Prints what a run trains on, and how its views are shared."""
+    config, ranks = trainer.config, trainer.ranks
+    sizes = dict.fromkeys(f"{view.width}x{view.height}" for view in capture.train)
+    size = next(iter(sizes)) if len(sizes) == 1 else f"about {next(iter(sizes))}"
+    print(
+        f"{len(capture.train)} training views of {size}, {len(capture.test)} held-out views; "
+        f"{trainer.n_gaussians} Gaussians, {config.steps} steps",
+        flush=True,
     )
-    view.check = stop.check
-    trainer.view = view
-    try:
-        view.print_address()
-        yield
-        view.finish(trainer.gaussians)
-        print(f"the viewer is closed; to see the run: tsplat view {folder}")
-    finally:
-        view.close()
-        trainer.view = None
+    if config.views_per_step > 1:
+        factor = math.sqrt(config.views_per_step)
+        print(f"{config.views_per_step} views per step; learning rates are multiplied by {factor:.3g}")
+    if ranks.world_size > 1:
+        how = "sharded" if config.parallel == "shard" else "replicated"
+        fewest, remainder = divmod(config.views_per_step, ranks.world_size)
+        views = f"{fewest} or {fewest + 1}" if remainder else fewest
+        print(f"{ranks.world_size} ranks with {how} Gaussians; {views} views per rank and step")

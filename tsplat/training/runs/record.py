@@ -20,9 +20,6 @@ from ...support.files import write_json
 from ...support.reading import read_json
 from ...viewing.outputs import RECORD
 
-PARTS = ("reading", "training", "evaluation", "saving", "viewing")
-"""Names of the parts of a run whose time is measured."""
-
 
 class RunRecord:
     """Measures the parts of a run in this process, and writes them with the command line and the machine.

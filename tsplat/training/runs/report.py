@@ -27,8 +27,8 @@ from ..history import PSNR_MAX, History
 from ..report.numbers import number
 from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_view, write_page
 from ..report.plots import evenly_spaced
-from ..report.results import held_out_name
 from .record import read_sessions
+from .results import held_out_name
 from .run_checkpoints import Checkpoint, read_newest
 from .scene_record import check_scene, locate_scene
 from .train import read_run_capture

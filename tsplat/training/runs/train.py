@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,17 @@ from ...viewing.run_cameras import CAMERAS, CONFIG
 from ...viewing.trajectories import describe_cameras
 from ..configuration import RunConfig, read_config, to_json
 from ..evaluation import Network, Score, check_sizes, evaluate, mean_psnr, mean_ssim, report
+from ..observers import Observer
 from ..parameters import scene_tensors
 from ..processes.group import join_group
 from ..report.plots import evenly_spaced
-from ..report.results import write_held_out, write_report
 from ..trainer import Trainer
 from .context import deterministic, has_checkpoints, lock_run, on_main, rank_context, require_extras, saved_config
-from .live_view import ViewOptions, check_view
-from .loop import RunLoop, score_views, shown
+from .display import ProgressDisplay
+from .live_view import ViewOptions, check_view, shown
+from .loop import RunLoop, print_setup, score_views
 from .record import RunRecord
+from .results import write_held_out, write_report
 from .run_checkpoints import delete_incomplete, read_newest
 from .scene_record import (
     describe_capture,
@@ -42,6 +43,7 @@ from .scene_record import (
     record_scene,
     with_absolute_scene,
 )
+from .tensorboard import TensorBoardLog
 
 WORLD = "world.json"
 
@@ -103,7 +105,7 @@ def train(
         run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
         print(description)
         scene = record_scene(run, on_main(ranks, lambda: describe_capture(capture)), folder)
-        with shown(trainer, capture, view, folder, stop):
+        with shown(trainer, capture, view, folder, stop, record):
             metrics = fit_and_report(
                 trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene, record=record
             )
@@ -165,7 +167,8 @@ def resume(
         lock_run(folder, ranks),
         deterministic(config),
     ):
-        _print_skipped(errors, path)
+        for message in skipped_messages(errors, path):
+            print(message)
         # All ranks have read the checkpoint before any writes.
         ranks.barrier()
         if ranks.is_main:
@@ -185,7 +188,7 @@ def resume(
         trainer.restore(found.tensors | scene_tensors(found.gaussians), found.figures["trainer"])
         print(description)
         print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
-        with shown(trainer, capture, view, folder, stop):
+        with shown(trainer, capture, view, folder, stop, run_record):
             metrics = fit_and_report(
                 trainer,
                 initial,
@@ -240,7 +243,8 @@ def evaluate_run(
     target = (path.parent.parent / "eval" if out is None else Path(out)) / path.name
     check_output(target / "metrics.json", path.parent.parent)
     with rank_context(ranks), output_folder(target) as folder:
-        _print_skipped(errors, path)
+        for message in skipped_messages(errors, path):
+            print(message)
         capture = read_run_capture(config, device)
         if not capture.test:
             raise ArgumentError(
@@ -302,10 +306,12 @@ def fit_and_report(
     """
     if stop_after is not None:
         check_size("stop_after", stop_after)
-    _print_setup(trainer, capture)
-    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record)
+    print_setup(trainer, capture)
+    observers: list[Observer] = [ProgressDisplay()]
+    if run is not None and run.tensorboard and trainer.ranks.is_main:
+        observers.append(TensorBoardLog(folder / "tensorboard"))
+    loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record, observers, resumed)
     if resumed is not None:
-        loop.restore(resumed)
         loop.record.keep_earlier(folder)
     views = capture.test or evenly_spaced(capture.train)
     with loop.record.measure("evaluation"):
@@ -336,30 +342,6 @@ def _write_record(loop: RunLoop) -> None:
     """Writes ``run.json`` as far as the run has come."""
     if loop.trainer.ranks.is_main:
         loop.record.write(loop.folder, loop.trainer.device, loop.trainer.ranks.world_size)
-
-
-def _print_setup(trainer: Trainer, capture: Capture) -> None:
-    config, ranks = trainer.config, trainer.ranks
-    sizes = dict.fromkeys(f"{view.width}x{view.height}" for view in capture.train)
-    size = next(iter(sizes)) if len(sizes) == 1 else f"about {next(iter(sizes))}"
-    print(
-        f"{len(capture.train)} training views of {size}, {len(capture.test)} held-out views; "
-        f"{trainer.n_gaussians} Gaussians, {config.steps} steps",
-        flush=True,
-    )
-    if config.views_per_step > 1:
-        factor = math.sqrt(config.views_per_step)
-        print(f"{config.views_per_step} views per step; learning rates are multiplied by {factor:.3g}")
-    if ranks.world_size > 1:
-        how = "sharded" if config.parallel == "shard" else "replicated"
-        fewest, remainder = divmod(config.views_per_step, ranks.world_size)
-        views = f"{fewest} or {fewest + 1}" if remainder else fewest
-        print(f"{ranks.world_size} ranks with {how} Gaussians; {views} views per rank and step")
-
-
-def _print_skipped(errors: list[str], used: Path) -> None:
-    for message in skipped_messages(errors, used):
-        print(message)
 
 
 def _print_scores(scores: list[Score]) -> None:

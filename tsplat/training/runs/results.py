@@ -18,9 +18,9 @@ from ...stages.process_group import RankGroup
 from ...support.files import write_json
 from ...support.progress import stage_display
 from ..evaluation import OnView, Score, finite_or_none, mean_psnr, mean_ssim, report
-from ..runs.loop import RunLoop, score_views
-from .page import REPORT, RunPage, choose_views, shown_view, write_page
-from .plots import contact_sheet, curve, evenly_spaced, side_by_side
+from ..report.page import REPORT, RunPage, choose_views, shown_view, write_page
+from ..report.plots import contact_sheet, curve, evenly_spaced, side_by_side
+from .loop import RunLoop, score_views
 
 REPORT_DELAY = 2.0
 """Seconds that scoring or writing must take for its progress to be printed, without a terminal."""

@@ -1,0 +1,55 @@
+"""Training in one call, without a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...scene.capture.views import View
+from ...scene.gaussians import Gaussians
+from ..configuration import Config
+from ..observers import OnStep
+from ..trainer import Trainer
+from .live_view import LiveView, ViewOptions
+
+
+def fit(
+    gaussians: Gaussians,
+    views: Sequence[View],
+    config: Config | None = None,
+    on_step: OnStep | None = None,
+    view: ViewOptions | None = None,
+) -> Gaussians:
+    """Trains for all steps with a :class:`Trainer`, and closes its viewer, if there is one.
+
+    Returns:
+        The Gaussians after the last step, detached.
+
+    Raises:
+        ArgumentError: There are no Gaussians or no views; see also :func:`tsplat.rasterization`.
+        DivergedError: The loss, the gradients or the Gaussians are no longer finite.
+        MissingExtraError: A package of the extra ``viewer``, which `view` needs, is not installed.
+
+    Example::
+
+        from tsplat.scene import Gaussians, procedural_capture
+        from tsplat.training import Config, evaluate, fit, mean_psnr
+
+        capture = procedural_capture(48, 36, n_train=8, n_test=2, n_points=200)
+        initial = Gaussians.from_points(capture.points, capture.colors)
+        gaussians = fit(initial, capture.train, Config(steps=20, background=capture.background))
+        print(mean_psnr(evaluate(gaussians, capture.test, background=capture.background)))
+    """
+    config = config or Config()
+    shown = None if view is None else LiveView(gaussians, views, config, view)
+    trainer = Trainer(gaussians, views, config, observers=[] if shown is None else [shown])
+    try:
+        while trainer.step < config.steps:
+            progress = trainer.advance()
+            if on_step is not None and on_step(progress):
+                break
+        if shown is not None:
+            shown.finish(trainer.gaussians)
+    finally:
+        if shown is not None:
+            shown.close()
+    return trainer.gaussians
