@@ -32,6 +32,7 @@ from tsplat.data import (
 )
 from tsplat.kernels import launch
 from tsplat.kernels.compositing import lists as part_lists
+from tsplat.kernels.compositing import sizes
 
 CHANNELS = (1, 3, 4, 8, 16, 64)
 
@@ -199,14 +200,11 @@ def _intersection(vendor: str, tile_size: int) -> Labeled:
         with recorded(vendor) as launches:
             kernels.tile_rows(screen, grid, (0, 8), settings)
             kernels.tile_columns(screen, grid, ints, starts, N, settings)
-            kernels.tile_intersections(
-                screen._replace(image_ids=torch.arange(N)),
-                grid,
-                Spans(ints, starts, ints, ints, starts, N),
-                torch.int16,
-                2**15,
-            )
+            spans = Spans(ints, starts, ints, ints, starts, N)
+            images = screen._replace(image_ids=torch.arange(N))
+            kernels.tile_intersections(images, grid, spans, torch.int16, 2**15, 2**15 - 1)
             kernels.tile_lists(ints.to(torch.int16), torch.arange(N), ints, 64, -(2**15))
+            kernels.limit_starts(starts, N, torch.zeros(3, dtype=torch.int64), 0)
         yield from ((f"tile {tile_size} {name}", call) for call in launches)
 
 
@@ -218,7 +216,12 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
     def one_each(offsets: Tensor, _: int) -> Tensor:
         return torch.arange(offsets.numel(), dtype=torch.int32)
 
-    with mock.patch.multiple(part_lists, CUT=0, _chunk_starts=one_each):
+    with recorded(vendor) as launches:
+        ints = torch.ones(N, dtype=torch.int32)
+        sizes.count_chunks(ints, 64)
+        kernels.limit_starts(ints, N, torch.zeros(3, dtype=torch.int64), 2, torch.ones_like(ints), 4)
+    yield from (("lists of parts", call) for call in launches)
+    with mock.patch.object(part_lists, "CUT", 0), mock.patch.object(part_lists, "count_chunks", one_each):
         for d in channels:
             yield from _composited(vendor, 1, tile_size, d, False)
 

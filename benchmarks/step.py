@@ -1,11 +1,14 @@
 """Predicts how long a call of `rasterization` and a training step take on an A100 or H100, without a GPU.
 
-    python -m benchmarks.step [--scene NAME ...] [--gpu a100 h100] [--peer gsplat] [--base REF] [--json FILE] [--write]
+    python -m benchmarks.step [--scene NAME ...] [--gpu a100 h100] [--mode MODE] [--peer gsplat] [--base REF]
+                              [--json FILE] [--write]
 
 A call is forward and backward; a step is rasterization, loss, backward and Adam. The emulator and its timing model
 predict every kernel; PyTorch's operators and sorts have assumed times (gpu_timing/counting.py). Time on the host is
 Python's on a tiny scene (gpu_timing/host.py). Step time is the larger of both, plus an assumed time for each wait.
 Nothing of this was measured on a GPU.
+
+Mode `capacity` calls rasterization with `packed=False` and a capacity of twice the scene's intersections.
 
 `--peer gsplat` compares with gsplat 1.5.3 (gpu_timing/gsplat_step.py), with tsplat's loss and Adam in its step. `--base
 REF` also runs another commit. `--write` replaces the recorded results of these scenes, and writes docs/performance.md.
@@ -21,15 +24,18 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
+import tsplat
 from benchmarks import report
 from benchmarks.gpu_timing import counting, gsplat_kernels, gsplat_step, host, peer, scenes
 from benchmarks.gpu_timing.counting import PASSES, Operator
 from benchmarks.step_page import WAIT_US
 from emulator.package import tsplat_emulated
 from emulator.timing.model import GPUS
+from tsplat.stages import capacity
 
 ROOT = Path(__file__).parents[1]
 SCENES = ("cloud", "kettle-400x300", "garden-648x420", "garden-1296x840")
@@ -44,7 +50,11 @@ def step_us(host_us: float, device_us: float, waits: int) -> float:
 def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, counting.Predictor, counting.Operators]:
     """Executes a training step on the emulator; returns it, its launches with predicted times, and its operators."""
     predictor, operators = counting.Predictor(gpus), counting.Operators()
-    with tsplat_emulated("sm_80", "sass", **host.EMULATION) as gpu:
+    # What a call needed is read once a GPU is done with it, and not by the call itself.
+    with (
+        tsplat_emulated("sm_80", "sass", **host.EMULATION) as gpu,
+        mock.patch.object(capacity, "_collect"),
+    ):
         warm = counting.Step(host.tiny(scene))
         warm.run(lambda phase: None)
         step = counting.Step(scene)
@@ -87,21 +97,25 @@ def record(
 
 
 def records(
-    name: str, scene: dict[str, Any], gpus: list[str], wheel: Path | None, repeats: int
+    name: str, scene: dict[str, Any], gpus: list[str], wheel: Path | None, repeats: int, mode: str = "eager"
 ) -> list[dict[str, Any]]:
     """Returns a record for each GPU and pass, and with a peer's wheel one of the peer before it.
 
     Those of tsplat have `allocations`, and with a peer `ratio_device` and `ratio_step`. The peer's have
     `implementation`.
     """
-    python = host.measure(scene, repeats)
     other = None if wheel is None else gsplat_step.measure(scene, wheel, repeats)
+    if mode == "capacity":
+        _, _, meta = tsplat.rasterization(**scene)
+        scene = scene | {"packed": False, "capacity": 2 * meta["memory"]["n_intersections"]}
+    python = host.measure(scene, repeats)
     step, predictor, operators = execute(scene, gpus)
     found = []
     for gpu in gpus:
         by_pass = {of: record(predictor.found, operators.found, python, phases, gpu) for of, phases in PASSES.items()}
         for of, ours in by_pass.items():
             labels = {"scene": name, "gpu": gpu, "pass": of}
+            ours["mode"] = mode
             ours["allocations"] = sum(phase in PASSES[of] for phase in operators.allocations)
             if other is not None and (compositing := gsplat_step.compositing_us(name, gpu)) is not None:
                 device = gsplat_step.device_us(scene, other, step.meta, compositing, gpu)
@@ -182,14 +196,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     scenes.add_arguments(parser, SCENES)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=list(GPUS), help="default: all")
-    parser.add_argument("--mode", choices=MODES, default="eager", help="only eager is implemented")
+    parser.add_argument("--mode", choices=MODES, default="eager", help="graph is not implemented")
     parser.add_argument("--repeats", type=int, default=100, help="of which the best time on the host counts")
     parser.add_argument("--base", metavar="REF", help="also run another commit")
     parser.add_argument("--write", action="store_true", help="replace the recorded results and write the page")
     peer.add_argument(parser)
     options = parser.parse_args(arguments)
-    if options.mode != "eager":
-        parser.error(f"--mode {options.mode}: not implemented, tsplat has no {options.mode} mode")
+    if options.mode == "graph":
+        parser.error("--mode graph: not implemented, tsplat has no graph mode")
+    if options.mode != "eager" and (options.write or options.base):
+        parser.error(f"--mode {options.mode}: recorded results and --base are of mode eager")
     return options
 
 
@@ -205,7 +221,7 @@ def main() -> None:
         except FileNotFoundError as missing:
             print(f"== {name}: skipped, {missing} does not exist", flush=True)
             continue
-        for entry in records(name, scene, options.gpu, wheel, options.repeats):
+        for entry in records(name, scene, options.gpu, wheel, options.repeats, options.mode):
             print(line(entry), flush=True)
             found.append(entry)
     if options.base:

@@ -30,7 +30,8 @@ def test_signature_is_gsplats_with_additional_keywords():
     assert {name: p.default for name, p in positional.items() if name not in REQUIRED} == GSPLAT_DEFAULTS
     assert all(positional[name].default is inspect.Parameter.empty for name in REQUIRED)
     assert list(parameters)[len(positional) :] == [
-        "backend", "numerics", "validate", "memory_budget", "group", "extra_signals", "extra_signals_sh_degree",
+        "backend", "numerics", "validate", "memory_budget", "capacity", "group", "extra_signals",
+        "extra_signals_sh_degree",
     ]  # fmt: skip
 
 

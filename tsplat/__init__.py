@@ -4,6 +4,7 @@ from .config import RollingShutterType
 from .errors import (
     ArgumentError,
     BackendError,
+    CapacityError,
     DeviceError,
     DisagreementError,
     DtypeError,
@@ -15,6 +16,7 @@ from .errors import (
 )
 from .ops.image_loss import l1_and_ssim, l1_ssim_loss
 from .rasterization import rasterization
+from .stages.capacity import check_overflow
 from .stages.compositing import rasterize_to_pixels
 from .stages.intersection import isect_offset_encode, isect_tiles
 from .stages.projection import fully_fused_projection, quat_scale_to_covar_preci
@@ -25,6 +27,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "ArgumentError",
     "BackendError",
+    "CapacityError",
     "DeviceError",
     "DisagreementError",
     "DtypeError",
@@ -35,6 +38,7 @@ __all__ = [
     "ShapeError",
     "UnsupportedError",
     "__version__",
+    "check_overflow",
     "fully_fused_projection",
     "isect_offset_encode",
     "isect_tiles",

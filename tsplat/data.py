@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -47,17 +47,12 @@ class ProjectionSettings:
 
 @dataclasses.dataclass(frozen=True)
 class IntersectionSettings:
-    """Settings of the intersection.
-
-    Attributes:
-        numerics: Whose constants the radii were computed with.
-        backend: As in :func:`tsplat.rasterization`.
-        segmented: Whether each image is sorted on its own.
-    """
+    """Settings of the intersection, as in :func:`tsplat.rasterization`."""
 
     numerics: Numerics
     backend: Backend
     segmented: bool = False
+    capacity: int | Literal["auto"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +271,8 @@ class Intersections(NamedTuple):
         gaussian_major: The same ordered by Gaussian; None if unknown (the backward pass then computes it).
         keys: [M] flat tile of each intersection minus ``key_bias``; None if unknown.
         key_bias: See ``keys``.
+        needed: [3] int64, the capacity that spans, intersections and lists of parts need, if M is a capacity; otherwise
+            None. Behind the last intersection follow some in no tile. Lists that do not fit are empty.
     """
 
     first_tile: int
@@ -284,6 +281,7 @@ class Intersections(NamedTuple):
     gaussian_major: GaussianMajor | None
     keys: Tensor | None = None
     key_bias: int = 0
+    needed: Tensor | None = None
 
 
 class PartLists(NamedTuple):

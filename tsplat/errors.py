@@ -48,5 +48,9 @@ class MemoryBudgetError(RuntimeError):
     """The images, or the intersections of even a single row of tiles, exceed the memory that is free or allowed."""
 
 
+class CapacityError(RuntimeError):
+    """A call with a ``capacity`` needed more intersections, so that its image shows the background only."""
+
+
 class PeerError(RuntimeError):
     """Another rank rejected its arguments, so this rank's call cannot continue."""

@@ -21,6 +21,7 @@ from .config import (
 )
 from .data import Features, Splats
 from .stages.backend import full_precision
+from .stages.capacity import Capacity, note_need
 from .stages.compilation import eager
 from .stages.compositing import composite
 from .stages.exchange import exchange, gather_cameras
@@ -76,6 +77,7 @@ def rasterization(
     numerics: NumericsName = "gsplat-1.5",
     validate: Validate = "cull",
     memory_budget: int | None = None,
+    capacity: Capacity = None,
     group: ProcessGroup | None = None,
     extra_signals: Tensor | None = None,
     extra_signals_sh_degree: int | None = None,
@@ -131,6 +133,11 @@ def rasterization(
             values may then reach the pixels that they touch.
         memory_budget: Bytes that intersections may take, in either pass; by default 80 % of the free memory of the
             device. If more are needed, the image is rendered in bands of tile rows, with the same bits.
+        capacity: Number of intersections to allocate memory for, so that the call does not wait for the device to count
+            them. ``"auto"`` counts once for images of each size, and then follows what calls need. None counts always.
+            Calls with ``packed=False`` then never wait. If there are more intersections, the image shows the background
+            only, and :class:`CapacityError` is raised: by this call on a CPU; on a GPU by a later one or by
+            :func:`tsplat.check_overflow`, whichever is first, and ``meta["overflow"]`` is true.
         distributed: Whether the ranks of a process group render together (docs/distributed.md). Each passes its own
             Gaussians and cameras, any number of either, and gets the images of its cameras with the Gaussians of all
             ranks. Gradients go back to the rank that holds a Gaussian. No batch dimensions, no colors or extra signals
@@ -152,11 +159,11 @@ def rasterization(
         ``tile_height``, ``tiles_per_gauss``, ``isect_ids``, ``flatten_ids``, ``isect_offsets`` [..., C, tile_height,
         tile_width], ``width``, ``height``, ``tile_size``, ``n_batches``, ``n_cameras``. Entries of culled Gaussians are
         zero. Beyond gsplat's keys: ``n_invalid`` int64 [], the number of Gaussians that ``validate`` left out, or None;
-        and ``memory``, a dictionary of ``n_intersections``, ``bands``, ``peak_bytes`` that intersections took at a
-        time, and ``budget``, None if too little was needed to query free memory. With several bands,
-        ``tiles_per_gauss``, ``isect_ids``, ``flatten_ids`` and ``isect_offsets`` are None. ``backend="reference"`` is
-        never packed and has no keys about tiles or memory. With ``extra_signals``,
-        ``render_extra_signals`` [..., C, H, W, E].
+        ``overflow`` bool [], whether a ``capacity`` was too small, or None; and ``memory``, a dictionary of
+        ``n_intersections``, ``bands``, ``peak_bytes`` that intersections took at a time, and ``budget``, None if too
+        little was needed to query free memory. With several bands, ``tiles_per_gauss``, ``isect_ids``, ``flatten_ids``
+        and ``isect_offsets`` are None. ``backend="reference"`` is never packed and has no keys about tiles or memory.
+        With ``extra_signals``, ``render_extra_signals`` [..., C, H, W, E].
         With ``distributed``, packed tensors and ``n_invalid`` are about this rank's Gaussians on the cameras of all
         ranks: ``camera_ids`` count over all ranks, ``gaussian_ids`` are this rank's. ``n_cameras``, ``memory`` and
         tiles are about what this rank composites, the Gaussians in ``received``: a dictionary of ``camera_ids`` (this
@@ -174,6 +181,7 @@ def rasterization(
         InvalidValueError: ``validate="error"`` and values are invalid.
         DisagreementError: With ``distributed``, ranks passed different settings; raised on all of them.
         PeerError: With ``distributed``, another rank rejected its arguments; the message says which and why.
+        CapacityError: A call with a ``capacity``, this or an earlier one, needed more intersections.
         MemoryBudgetError: The images do not fit into the free memory; or the intersections of a single row of tiles
             exceed the budget, and the message says the likely cause.
 
@@ -208,7 +216,7 @@ def rasterization(
         sh_degree=sh_degree, packed=packed, tile_size=tile_size, render_mode=render_mode, absgrad=absgrad,
         rasterize_mode=rasterize_mode, backend=backend, numerics=numerics, camera_model=camera_model,
         validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget, sparse_grad=sparse_grad,
-        segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree,
+        segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree, capacity=capacity,
     )  # fmt: skip
     not_implemented = {
         "with_ut": (with_ut, False), "with_eval3d": (with_eval3d, False), "radial_coeffs": (radial_coeffs, None),
@@ -254,6 +262,7 @@ def rasterization(
             intersections,
             request.settings.compositing,
         )
+        note_need(intersections.whole, options.capacity, request.grid)
         render_colors = render_colors.view(*request.image_shape, splats.n_features)
         render_alphas = render_alphas.view(*request.image_shape, 1)
         if options.expects_depth:

@@ -65,11 +65,17 @@ def test_record_adds_phases():
     assert call["kernels"] == {"a": 15.0, "b": 20.0}
 
 
-@pytest.mark.parametrize("mode", ["capacity", "graph"])
-def test_modes_that_do_not_exist_are_refused_by_name(mode, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mode", "graph"], "tsplat has no graph mode"),
+        (["--mode", "capacity", "--write"], "--mode capacity: recorded results and --base are of mode eager"),
+    ],
+)
+def test_modes_that_cannot_be_run_are_refused_by_name(arguments, message, capsys):
     with pytest.raises(SystemExit):
-        step.parse(["--mode", mode])
-    assert f"tsplat has no {mode} mode" in capsys.readouterr().err
+        step.parse(arguments)
+    assert message in capsys.readouterr().err
 
 
 def test_write_replaces_scenes_and_keeps_others(tmp_path):

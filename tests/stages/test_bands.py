@@ -9,7 +9,7 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import run
 from tsplat.config import PRESETS
 from tsplat.data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
-from tsplat.stages import intersection, memory
+from tsplat.stages import intersection, listing, memory
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -85,13 +85,13 @@ def test_calls_without_a_budget_raise_if_32_bits_do_not_hold_counts(counted, cou
         def tile_columns(*arguments):
             return ids, ids, behind_zero(torch.ones_like(counts) if counted == "spans" else counts)
 
-    monkeypatch.setattr(intersection, "launchers", lambda *arguments: Launchers)
+    monkeypatch.setattr(listing, "launchers", lambda *arguments: Launchers)
     screen = ScreenGaussians(torch.zeros(len(counts), 2), *[None] * 3, ids, None)
     total = int(counts.sum())
     grid = TileGrid(1, 16, *((1, memory.INDEX_MAX) if counted == "spans" else (memory.INDEX_MAX, 1)))
 
     def find():
-        return intersection.find_spans(
+        return listing.find_spans(
             screen, grid, (0, grid.n_tile_rows), IntersectionSettings(PRESETS["gsplat-1.5"], "torch")
         )
 

@@ -41,7 +41,7 @@ def test_structure_holds_no_tensor():
 
 
 def test_options_that_ranks_may_differ_in_are_marked():
-    assert {"channel_chunk", "memory_budget", "sparse_grad", "segmented"} == LOCAL < set(Options._fields)
+    assert {"channel_chunk", "memory_budget", "sparse_grad", "segmented", "capacity"} == LOCAL < set(Options._fields)
 
 
 def test_bundles_are_not_sliced_by_position():

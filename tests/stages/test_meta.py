@@ -10,7 +10,10 @@ import tsplat
 from tests.support import scenes
 from tsplat.stages.meta import Meta
 
-LATER = ["batch_ids", "camera_ids", "gaussian_ids", "isect_ids", "isect_offsets", "n_invalid", "tiles_per_gauss"]
+LATER = [
+    "batch_ids", "camera_ids", "flatten_ids", "gaussian_ids", "isect_ids", "isect_offsets", "memory", "n_invalid",
+    "overflow", "tiles_per_gauss",
+]  # fmt: skip
 
 
 def make():

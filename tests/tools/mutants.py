@@ -55,6 +55,7 @@ LENSES = ("tests/scene/capture/test_lenses.py",)
 CLIENTS = ("tests/compat/gsplat/test_optimizers.py", "tests/compat/gsplat/test_clients.py")
 STRATEGIES = ("-m", "not interpreter", "tests/strategies")
 THRESHOLDS = ("-m", "triton", "tests/kernels/test_thresholds.py")
+CAPACITY = ("-m", "triton", "tests/stages/test_capacity.py")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 STRIDES = ("-m", "triton", "tests/test_strides.py")
 
@@ -576,7 +577,7 @@ MUTANTS = [
         ("places[self.pixel_map] = ", "places[:] = ", "pixels in the order of tiles"),
     ),
     *_in(
-        "stages/intersection.py",
+        "stages/listing.py",
         _torch("tests/stages/test_intersection.py"),
         ("(2**15 if short else 0)", "(2**14 if short else 0)", "bias of the short key does not match"),
         ("order = stable_sort(depths)[1]", "order = depths.argsort(descending=True)", "back to front"),
@@ -584,6 +585,10 @@ MUTANTS = [
         ("stable_sort(keys[begin:end])[1] + begin", "stable_sort(keys[begin:end])[1]",
          "intersections of the first image taken for others"),
         ("stable_sort(depths[row])[1]", "depths[row].argsort(descending=True)", "packed segments reversed"),
+    ),
+    *_in(
+        "stages/intersection.py",
+        _torch("tests/stages/test_intersection.py"),
         (".view(torch.int32)[intersections.flatten_ids]", ".view(torch.int32)[:1].expand(tile_ids.shape)",
          "every intersection's id has the first depth"),
         ("torch.stack([bits, tile_ids], -1)", "torch.stack([tile_ids, bits], -1)", "depth before the tile in ids"),
@@ -636,7 +641,7 @@ MUTANTS = [
         ("(1 << _tile_bits(grid.tiles_per_image)) -", "(2 << _tile_bits(grid.tiles_per_image)) -", "wrong bits of ids"),
     ),
     *_in(
-        "stages/sorting.py",
+        "stages/listing.py",
         _torch("tests/stages/test_sorting.py"),
         ("(values + np.float32(0.0)).view", "values.copy().view", "-0 before 0"),
         ("bits ^= (bits >> 31) & 0x7FFFFFFF", "pass", "negative values descend"),
@@ -651,10 +656,57 @@ MUTANTS = [
         "stages/intersection.py",
         _torch("tests/stages/test_bands.py", "tests/stages/test_memory.py"),
         ("if end - begin == 1:", "if end - begin <= 2:", "a band of two tile rows not split"),
+        ("todo += [(middle, end), (begin, middle)]", "todo += [(begin, middle)]", "a band's second half lost"),
+    ),
+    *_in(
+        "stages/listing.py",
+        _torch("tests/stages/test_bands.py", "tests/stages/test_memory.py"),
         ("elif max(n_spans, n_intersections) > INDEX_MAX", "elif n_spans > INDEX_MAX",
          "intersections of a call without a budget not counted"),
         ("torch.int32 if bound <= INDEX_MAX else torch.int64", "torch.int32", "totals in 32 bits"),
-        ("todo += [(middle, end), (begin, middle)]", "todo += [(begin, middle)]", "a band's second half lost"),
+    ),
+    *_in(
+        "stages/listing.py",
+        CAPACITY,
+        ("limit_starts(_sum(n_tile_rows, n_rows * grid.tile_height), capacity, needed, 0)",
+         "limit_starts(_sum(n_tile_rows, n_rows * grid.tile_height), capacity, needed, 1)", "need of spans lost"),
+        ("last_key = first_tile + n_tiles - key_bias", "last_key = first_tile - key_bias",
+         "what is behind the last intersection is in the first tile"),
+    ),
+    *_in(
+        "stages/intersection.py",
+        CAPACITY,
+        ("(self.whole.needed > self.whole.flatten_ids.numel()).any()",
+         "(self.whole.needed > self.whole.flatten_ids.numel()).all()", "overflow of one kind of list not seen"),
+        ("flatten_ids=whole.flatten_ids[:n]", "flatten_ids=whole.flatten_ids", "meta has rows of no intersection"),
+        ("capacity if len(screen.order) else None", "None", "the call counts first"),
+    ),
+    *_in(
+        "stages/capacity.py",
+        CAPACITY,
+        ("if needed > call.capacity:", "if needed >= call.capacity:", "lists that just fit refused"),
+        ("if needed > call.capacity:", "if False:", "overflow not reported"),
+        ("needed > FULL * capacity", "needed > capacity", "no larger capacity before lists overflow"),
+        ("_automatic.setdefault(key, UNKNOWN * n + 1)", "_automatic.setdefault(key, n)", "lists of parts not foreseen"),
+        ("_automatic.get((device, grid))", "next(iter(_automatic.values()), None)", "need of images of another size"),
+        ("_unknown[0].done.query()", "True", "a call waits for an earlier one"),
+        ("call.done.synchronize()", "pass", "a need is read before the device is done"),
+        ("if needed.is_cuda and torch.cuda.is_current_stream_capturing():", "if False:", "events in a captured graph"),
+    ),
+    *_in(
+        "kernels/compositing/sizes.py",
+        CAPACITY,
+        ("fits = total <= capacity", "fits = total < capacity", "lists that just fit are empty"),
+        ("tl.store(words + index, tl.where(fits, word, 0), mask=mask)", "tl.store(words + index, word, mask=mask)",
+         "parts reached by lists that are empty"),
+        ("total.to(tl.int64) + per_intersection - 1", "total.to(tl.int64)", "need rounded down"),
+    ),
+    *_in(
+        "kernels/compositing/lists.py",
+        CAPACITY,
+        ("index < tl.minimum(tl.load(end), n)", "index < n", "parts of no intersection"),
+        ("limit_starts(totals, n * entries, intersections.needed, 2, words, entries)", "totals",
+         "entries behind the end of memory"),
     ),
     *_in(
         "stages/validation.py",

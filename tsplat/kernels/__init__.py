@@ -1,7 +1,14 @@
 """Triton kernels and their launchers: tensors in, tensors out, no autograd. ``kernels_torch`` has the same ones."""
 
 from .adam import adam_step
-from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, composite_gradients, sum_columns
+from .compositing import (
+    bytes_per_intersection,
+    composite_bwd,
+    composite_fwd,
+    composite_gradients,
+    limit_starts,
+    sum_columns,
+)
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows
 from .mcmc_step import mcmc_noise, mcmc_regularization
@@ -17,6 +24,7 @@ __all__ = [
     "composite_gradients",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
+    "limit_starts",
     "mcmc_noise",
     "mcmc_regularization",
     "prepare",

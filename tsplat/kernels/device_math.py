@@ -322,3 +322,16 @@ def normalize3_vjp(unit, inverse_norm, v):
         (v[1] - along * unit[1]) * inverse_norm,
         (v[2] - along * unit[2]) * inverse_norm,
     )
+
+
+@triton.jit
+def search_starts(starts, n, child, steps):
+    """Finds the last p in [0, n) with starts[p] <= child by binary search."""
+    low = child * 0
+    high = low + n
+    for _ in range(steps):
+        middle = (low + high) // 2
+        after = tl.load(starts + middle) <= child
+        low = tl.where(after, middle, low)
+        high = tl.where(after, high, middle)
+    return low

@@ -10,6 +10,9 @@ Three kernels have one lane per output: tile rows per Gaussian, a span per (Gaus
 intersection. The second and third find their Gaussian and span by binary search in a prefix sum. A zero precedes the
 counts, so that their prefix sum has the start of each, and their total in the end. Once intersections are sorted by
 tile, a fourth kernel gathers their rows and finds where the list of each tile begins.
+
+Spans and intersections may be fewer than there is room for, which only the device knows then, from the end of these
+sums. Spans behind the last one have no intersections. Intersections behind the last one have a tile behind all others.
 """
 
 import torch
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from ..config import ALPHA_MIN
 from ..data import IntersectionSettings, ScreenGaussians, Spans, TileGrid
-from .device_math import constant, det2, load_tuple
+from .device_math import constant, det2, load_tuple, search_starts
 from .launch import Int, kernel, launch_elementwise
 
 BLOCK = 128
@@ -75,19 +78,6 @@ def _tile_range(low, high, n_tiles, TILE: tl.constexpr, CENTERS: tl.constexpr):
     return first_tile, count
 
 
-@triton.jit
-def _search(starts, n, child, steps):
-    """Finds the last p in [0, n) with starts[p] <= child by binary search."""
-    low = child * 0
-    high = low + n
-    for _ in range(steps):
-        middle = (low + high) // 2
-        after = tl.load(starts + middle) <= child
-        low = tl.where(after, middle, low)
-        high = tl.where(after, high, middle)
-    return low
-
-
 @kernel
 def _tile_rows_kernel(
     means2d,  # [nnz, 2]
@@ -135,9 +125,10 @@ def _tile_columns_kernel(
 ):  # fmt: skip
     span = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(n_columns + span, span.to(tl.int32), mask=span == 0)
-    mask = span < n_spans
-    span = tl.where(mask, span, 0)
-    position = _search(span_starts, n, span, steps)
+    has_room = span < n_spans
+    mask = has_room & (span < tl.load(span_starts + n))
+    child = tl.where(mask, span, 0)
+    position = search_starts(span_starts, n, child, steps)
     row = tl.load(order + position, mask=mask, other=0).to(tl.int64)
     mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
         means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
@@ -145,7 +136,7 @@ def _tile_columns_kernel(
     low = mean[0] - extent_x
     high = mean[0] + extent_x
     if conics is not None:
-        tile_row = tl.load(first_tile_rows + position, mask=mask, other=0) + (span - tl.load(span_starts + position))
+        tile_row = tl.load(first_tile_rows + position, mask=mask, other=0) + (child - tl.load(span_starts + position))
         top = tl.maximum((tile_row * TILE).to(mean[1].dtype) + 0.5 - mean[1], -extent_y)
         bottom = tl.minimum((tile_row * TILE + TILE - 1).to(mean[1].dtype) + 0.5 - mean[1], extent_y)
         thick = det > 0.0
@@ -159,9 +150,9 @@ def _tile_columns_kernel(
         high = tl.where(thick, tl.minimum(high, mean[0] + reach_right), high)
         low = tl.where(thick, tl.maximum(low, mean[0] - reach_left), low)
     first, count = _tile_range(low, high, tile_width, TILE, conics is not None)
-    tl.store(positions + span, position.to(tl.int32), mask=mask)
-    tl.store(first_columns + span, first, mask=mask)
-    tl.store(n_columns + 1 + span, count, mask=mask)
+    tl.store(positions + span, position.to(tl.int32), mask=has_room)
+    tl.store(first_columns + span, first, mask=has_room)
+    tl.store(n_columns + 1 + span, tl.where(mask, count, 0), mask=has_room)
 
 
 @kernel
@@ -176,13 +167,13 @@ def _tile_intersections_kernel(
     keys,  # [M] int16 or int32, output
     flatten_ids,  # [M] int32, output
     n_spans: "Int", n_intersections: "Int", steps: "Int", n_per_image: "Int",
-    tile_width: "Int", n_tiles: "Int", key_bias: "Int",
+    tile_width: "Int", n_tiles: "Int", key_bias: "Int", last_key: "Int",
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < n_intersections
-    place = tl.where(mask, place, 0)
-    span = _search(place_starts, n_spans, place, steps)
+    mask = place < tl.load(place_starts + n_spans)
+    child = tl.where(mask, place, 0)
+    span = search_starts(place_starts, n_spans, child, steps)
     position = tl.load(positions + span).to(tl.int64)
     row = tl.load(order + position).to(tl.int64)
     if image_ids is not None:
@@ -190,10 +181,10 @@ def _tile_intersections_kernel(
     else:
         image = row // n_per_image
     y = tl.load(first_tile_rows + position) + (span - tl.load(span_starts + position))
-    x = tl.load(first_columns + span) + (place - tl.load(place_starts + span))
-    key = image * n_tiles + y * tile_width + x - key_bias
-    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=mask)
-    tl.store(flatten_ids + place, row.to(tl.int32), mask=mask)
+    x = tl.load(first_columns + span) + (child - tl.load(place_starts + span))
+    key = tl.where(mask, image * n_tiles + y * tile_width + x - key_bias, last_key)
+    tl.store(keys + place, key.to(keys.dtype.element_ty), mask=place < n_intersections)
+    tl.store(flatten_ids + place, row.to(tl.int32), mask=place < n_intersections)
 
 
 @kernel
@@ -269,6 +260,7 @@ def tile_columns(
 
     Args:
         first_tile_rows, span_starts: See :class:`Spans`.
+        n_spans: S, or more; spans behind the last one have no tiles.
 
     Returns:
         Positions and first tiles, [S] int32 each; a zero, followed by the numbers of tiles, [1 + S] int32.
@@ -303,12 +295,13 @@ def tile_columns(
 
 
 def tile_intersections(
-    screen: ScreenGaussians, grid: TileGrid, spans: Spans, key_dtype: torch.dtype, key_bias: int
+    screen: ScreenGaussians, grid: TileGrid, spans: Spans, key_dtype: torch.dtype, key_bias: int, last_key: int
 ) -> tuple[Tensor, Tensor]:
     """Lists the intersections of spans, Gaussian by Gaussian: flat tiles as sorting keys [M], and rows [M] int32.
 
     Args:
         key_bias: Subtracted from each key.
+        last_key: Key of what is behind the last intersection.
     """
     keys = torch.empty(spans.n_intersections, dtype=key_dtype, device=screen.order.device)
     flatten_ids = torch.empty(spans.n_intersections, dtype=torch.int32, device=screen.order.device)
@@ -328,6 +321,7 @@ def tile_intersections(
         tile_width=grid.tile_width,
         n_tiles=grid.tiles_per_image,
         key_bias=key_bias,
+        last_key=last_key,
     )
     return keys, flatten_ids
 

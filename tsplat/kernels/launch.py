@@ -151,18 +151,18 @@ def programs(n: int, block: int) -> int:
     return n_programs
 
 
-def longest_first(lengths: Tensor) -> Tensor | None:
+def longest_first(starts: Tensor, ends: Tensor) -> Tensor | None:
     """Orders lists of tiles or of their parts by length, so that a launch does not end with a long list.
 
     Lengths count in steps of ``GRAIN``; among equals the order remains. Returns None if order does not matter.
 
     Args:
-        lengths: [lists] integers.
+        starts, ends: [lists] integers each.
     """
-    if lengths.numel() <= RESIDENT:
+    if starts.numel() <= RESIDENT:
         return None
     # Radix sort needs two passes over 16 bits. Lists of over two million entries count as equally long.
-    grains = (lengths // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
+    grains = ((ends - starts) // GRAIN).clamp_max(2**15 - 1).to(torch.int16)
     return grains.sort(descending=True, stable=True).indices
 
 
@@ -179,9 +179,9 @@ def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
     if offsets.numel() - 1 <= RESIDENT:
         return None
     if not is_compiled_for_cpu(offsets):
-        return longest_first(offsets.diff())
+        return longest_first(offsets[:-1], offsets[1:])
     n_tiles = isect_offsets.numel() - 1
-    order = longest_first(isect_offsets.diff())
+    order = longest_first(isect_offsets[:-1], isect_offsets[1:])
     tiles = torch.arange(n_tiles, device=offsets.device) if order is None else order
     parts = torch.arange(0, offsets.numel() - 1, max(n_tiles, 1), device=offsets.device)
     return (tiles[:, None] + parts).flatten()

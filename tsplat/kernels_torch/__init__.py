@@ -3,7 +3,7 @@
 from .adam import adam_step
 from .compositing import bytes_per_intersection, composite_bwd, composite_fwd, composite_gradients, sum_columns
 from .image_loss import l1_ssim_bwd, l1_ssim_fwd
-from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows
+from .intersection import limit_starts, tile_columns, tile_intersections, tile_lists, tile_rows
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
@@ -17,6 +17,7 @@ __all__ = [
     "composite_gradients",
     "l1_ssim_bwd",
     "l1_ssim_fwd",
+    "limit_starts",
     "mcmc_noise",
     "mcmc_regularization",
     "prepare",

@@ -68,16 +68,15 @@ def tile_columns(
     settings: IntersectionSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
     order, size = screen.order, grid.tile_size
-    positions = torch.arange(order.numel(), device=order.device).repeat_interleave(
-        span_starts.diff(), output_size=n_spans
-    )
+    spans = torch.arange(n_spans, device=order.device)
+    positions = _parents(span_starts, spans)
     rows = order[positions]
     mean, radii = screen.means2d[rows], screen.radii[rows]
     conics, opacities = (None if t is None else t[rows] for t in (screen.conics, screen.opacities))
     extent_x, extent_y, _, det, level = _extents(mean, radii, conics, opacities, settings.numerics.extend)
     low, high = mean[:, 0] - extent_x, mean[:, 0] + extent_x
     if conics is not None and det is not None and level is not None:
-        local = torch.arange(n_spans, device=order.device) - span_starts[positions]
+        local = spans - span_starts[positions]
         top_pixel = ((first_tile_rows[positions] + local) * size).to(mean.dtype) + 0.5
         top = torch.maximum(top_pixel - mean[:, 1], -extent_y)
         bottom = torch.minimum(top_pixel + (size - 1) - mean[:, 1], extent_y)
@@ -93,29 +92,43 @@ def tile_columns(
         high = torch.where(thick, torch.minimum(high, mean[:, 0] + reach_right), high)
         low = torch.where(thick, torch.maximum(low, mean[:, 0] - reach_left), low)
     first, count = _tile_range(low, high, grid.tile_width, size, conics is not None)
-    return positions.to(torch.int32), first, _behind_zero(count)
+    return positions.to(torch.int32), first, _behind_zero(torch.where(spans < span_starts[-1], count, 0))
 
 
 def tile_intersections(
-    screen: ScreenGaussians, grid: TileGrid, spans: Spans, key_dtype: torch.dtype, key_bias: int
+    screen: ScreenGaussians, grid: TileGrid, spans: Spans, key_dtype: torch.dtype, key_bias: int, last_key: int
 ) -> tuple[Tensor, Tensor]:
     device = screen.order.device
-    span_ids = torch.arange(spans.positions.numel(), device=device).repeat_interleave(
-        spans.place_starts.diff(), output_size=spans.n_intersections
-    )
+    places = torch.arange(spans.n_intersections, device=device)
+    span_ids = _parents(spans.place_starts, places)
     positions = spans.positions[span_ids]
     rows = screen.order[positions].long()
     y = spans.first_tile_rows[positions] + span_ids - spans.span_starts[positions]
-    places = torch.arange(spans.n_intersections, device=device)
     x = spans.first_columns[span_ids] + places - spans.place_starts[span_ids]
     keys = _image_ids(screen, grid)[rows] * grid.tiles_per_image + y * grid.tile_width + x - key_bias
-    return keys.to(key_dtype), rows.to(torch.int32)
+    return torch.where(places < spans.place_starts[-1], keys, last_key).to(key_dtype), rows.to(torch.int32)
 
 
 def tile_lists(keys: Tensor, indices: Tensor, flatten_ids: Tensor, n_tiles: int, first_key: int) -> tuple[Tensor, ...]:
     bounds = torch.arange(first_key, first_key + n_tiles + 1, dtype=torch.int32, device=keys.device)
     isect_offsets = torch.searchsorted(keys.to(torch.int32), bounds, out_int32=True)
     return flatten_ids[indices], indices.to(torch.int32), isect_offsets
+
+
+def limit_starts(
+    sums: Tensor, capacity: int, needed: Tensor, kind: int, words: Tensor | None = None, per_intersection: int = 1
+) -> Tensor:
+    fits = sums[-1] <= capacity
+    needed[kind] = (sums[-1] + (per_intersection - 1)) // per_intersection
+    if words is not None:
+        words *= fits
+    return torch.where(fits, sums, 0).to(torch.int32)
+
+
+def _parents(starts: Tensor, children: Tensor) -> Tensor:
+    """The last p with starts[p] <= child, for p in [0, n) and starts [n + 1]; 0 for children behind the last start."""
+    found = torch.searchsorted(starts, children, right=True) - 1
+    return torch.where(children < starts[-1], found, 0)
 
 
 def _behind_zero(counts: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -21,22 +20,17 @@ from ..arguments import (
 )
 from ..config import Backend, NumericsName
 from ..data import (
-    GaussianMajor,
     Intersections,
     IntersectionSettings,
     ProjectedGaussians,
     ScreenGaussians,
-    Spans,
     TileGrid,
 )
 from ..errors import ArgumentError, MemoryBudgetError
-from .backend import launchers
+from .capacity import choose_capacity
 from .compilation import eager, with_plain_tensors
+from .listing import Band, depth_order, find_spans, list_intersections, list_within
 from .memory import INDEX_MAX, MemoryBudget, OverBudgetError, check_tiles
-from .sorting import stable_sort
-
-Band = tuple[int, int]
-"""First and end flat tile row."""
 
 
 def intersect(
@@ -71,19 +65,21 @@ def intersect(
         depth_order(projected.depths.detach(), image_ids, n_segments),
         image_ids,
     )
-    return BandedIntersections(screen, grid, settings, budget, explain)
+    capacity = choose_capacity(settings.capacity, screen.order.device, grid)
+    return BandedIntersections(screen, grid, settings, budget, explain, capacity if len(screen.order) else None)
 
 
 class BandedIntersections:
     """The intersections of a call, in as few bands of tile rows as fit into the memory budget.
 
     Iterate for the :class:`Intersections` of each band. A single band is kept in ``whole``. Several bands are listed
-    again, with the same bits, on each iteration, as they do not fit together. A band that does not fit is halved.
+    again, with the same bits, on each iteration, as they do not fit together. A band that does not fit is halved. With
+    a capacity, there is a single band, listed without waiting for the number of intersections.
 
     Attributes:
         whole: The intersections, if there is a single band.
         bands: First and end flat tile row of each band.
-        n_intersections: M, over all bands.
+        n_intersections: M, over all bands; or the capacity.
         budget: The memory budget.
     """
 
@@ -94,6 +90,7 @@ class BandedIntersections:
         settings: IntersectionSettings,
         budget: MemoryBudget,
         explain: Callable[[], str],
+        capacity: int | None = None,
     ) -> None:
         self.whole: Intersections | None = None
         self.bands: list[Band] = []
@@ -101,6 +98,10 @@ class BandedIntersections:
         self.budget = budget
         self._screen, self._grid, self._settings = screen, grid, settings
         todo = [(0, grid.n_tile_rows)]
+        if capacity is not None:
+            self.bands, self.n_intersections = todo, capacity
+            self.whole = list_within(capacity, screen, grid, settings, budget)
+            return
         while todo:
             begin, end = todo.pop()
             try:
@@ -116,6 +117,22 @@ class BandedIntersections:
             if not todo and len(self.bands) == 1:
                 self.whole = list_intersections(screen, grid, (begin, end), spans, settings)
 
+    def listed(self) -> Intersections | None:
+        """The intersections of a single band, without what a capacity adds to them. Waits for their number then."""
+        whole = self.whole
+        if whole is None or whole.needed is None:
+            return whole
+        assert whole.keys is not None and whole.gaussian_major is not None
+        n = int(whole.isect_offsets[-1])
+        order = whole.gaussian_major._replace(places=whole.gaussian_major.places[:n])
+        return whole._replace(flatten_ids=whole.flatten_ids[:n], keys=whole.keys[:n], gaussian_major=order)
+
+    def overflow(self) -> Tensor | None:
+        """Whether more intersections were needed than a capacity has room for, bool []; None without a capacity."""
+        if self.whole is None or self.whole.needed is None:
+            return None
+        return (self.whole.needed > self.whole.flatten_ids.numel()).any()
+
     def __iter__(self) -> Iterator[Intersections]:
         if self.whole is not None:
             yield self.whole
@@ -123,132 +140,6 @@ class BandedIntersections:
         for band in self.bands:
             spans = find_spans(self._screen, self._grid, band, self._settings, self.budget)
             yield list_intersections(self._screen, self._grid, band, spans, self._settings)
-
-
-def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
-    """Sorts rows front to back, ties by row; with several segments, image by image.
-
-    Args:
-        depths: [nnz].
-        image_ids: [nnz] int64; None if rows are [n_segments, N].
-        n_segments: The number of images, to sort the rows of each on their own; or 1.
-
-    Returns:
-        [nnz] int32.
-    """
-    if n_segments <= 1:
-        order = stable_sort(depths)[1]
-    elif image_ids is None:
-        images = depths.view(n_segments, -1)
-        starts = torch.arange(n_segments, device=depths.device)[:, None] * images.shape[1]
-        order = (images.argsort(dim=1, stable=True) + starts).flatten()
-    else:
-        counts = image_ids.bincount(minlength=n_segments)
-        rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
-        order = torch.cat([row[stable_sort(depths[row])[1]] for row in rows])
-    return order.to(torch.int32)
-
-
-@torch.no_grad()
-def find_spans(
-    screen: ScreenGaussians,
-    grid: TileGrid,
-    band: Band,
-    settings: IntersectionSettings,
-    budget: MemoryBudget | None = None,
-) -> Spans:
-    """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band.
-
-    Raises:
-        ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
-        OverBudgetError: The spans or their intersections exceed the budget; raised before they are allocated.
-    """
-    n_rows = screen.order.numel()
-    if max(n_rows, grid.n_tiles) > INDEX_MAX:
-        raise ArgumentError(
-            f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
-            "than 32-bit indices hold; render fewer cameras at a time, or smaller images"
-        )
-    launch = launchers(screen.means2d.device, settings.backend)
-    first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
-    span_starts, n_spans = _starts(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]))
-    _admit(n_spans, 0, budget)
-    positions, first_columns, n_columns = launch.tile_columns(
-        screen, grid, first_tile_rows, span_starts, n_spans, settings
-    )
-    place_starts, n_intersections = _starts(n_columns, n_spans * grid.tile_width)
-    _admit(n_spans, n_intersections, budget)
-    return Spans(first_tile_rows, span_starts, positions, first_columns, place_starts, n_intersections)
-
-
-def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> None:
-    """Raises if there are more than the budget allows, or without one than 32-bit indices hold."""
-    if budget is not None:
-        budget.admit(n_spans, n_intersections)
-    elif max(n_spans, n_intersections) > INDEX_MAX:
-        raise ArgumentError(
-            f"means2d: {max(n_spans, n_intersections):,} intersections are more than 32-bit indices hold; pass fewer "
-            "images at a time, or smaller radii"
-        )
-
-
-@torch.no_grad()
-def list_intersections(
-    screen: ScreenGaussians,
-    grid: TileGrid,
-    band: Band,
-    spans: Spans,
-    settings: IntersectionSettings,
-    *,
-    sort: bool = True,
-) -> Intersections:
-    """Lists the intersections of spans, ordered by tile, then depth, then row; Gaussian by Gaussian if not sorted."""
-    first_tile, n_tiles = band[0] * grid.tile_width, (band[1] - band[0]) * grid.tile_width
-    # Emitted in depth order, intersections need a stable sort by tile alone, with int16 keys while they fit.
-    short = n_tiles <= 2**16
-    key_bias = first_tile + (2**15 if short else 0)
-    key_dtype = torch.int16 if short else torch.int32
-    launch = launchers(screen.means2d.device, settings.backend)
-    keys, flatten_ids = launch.tile_intersections(screen, grid, spans, key_dtype, key_bias)
-    if sort:
-        keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
-        flatten_ids, places, isect_offsets = launch.tile_lists(
-            keys, indices, flatten_ids, n_tiles, first_tile - key_bias
-        )
-    else:
-        places = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
-        isect_offsets = places[:0]
-    gaussian_major = GaussianMajor(places, spans.place_starts, spans.span_starts, screen.order, spans.positions)
-    return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
-
-
-def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int]:
-    """First intersection of each image, and their number M, as rows of an image follow each other. I + 1 ints"""
-    images = torch.arange(grid.n_images + 1, device=screen.order.device)
-    if screen.image_ids is None:
-        starts = images * (screen.order.numel() // max(grid.n_images, 1))
-    else:
-        starts = torch.searchsorted(screen.image_ids[screen.order], images)
-    bounds: list[int] = spans.place_starts[spans.span_starts[starts]].tolist()
-    return bounds
-
-
-def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Tensor]:
-    """Sorts keys [M], equal ones by index, and returns their indices as well; segment by segment if there are any."""
-    if segments is None or len(segments) <= 2:
-        return stable_sort(keys)
-    indices = torch.cat([stable_sort(keys[begin:end])[1] + begin for begin, end in itertools.pairwise(segments)])
-    return keys[indices], indices
-
-
-def _starts(counts: Tensor, bound: int) -> tuple[Tensor, int]:
-    """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] int32, and returns the total, which may not fit.
-
-    Args:
-        bound: Upper bound of the total.
-    """
-    sums = counts.cumsum(0, dtype=torch.int32 if bound <= INDEX_MAX else torch.int64)
-    return sums.to(torch.int32), int(sums[-1])
 
 
 def count_tiles(intersections: Intersections) -> Tensor:

@@ -86,11 +86,11 @@ def describe_render(
         received: The Gaussians that this rank composited; ``projected`` itself on a single rank.
         intersections: Of ``received``.
     """
-    grid, whole = request.grid, intersections.whole
+    grid = request.grid
     shape = received.means2d.shape[:-1]
+    listed = functools.cache(intersections.listed)
     values: dict[str, Any] = {
         **_rows(projected),
-        "flatten_ids": None if whole is None else whole.flatten_ids,
         "tile_size": grid.tile_size,
         "tile_width": grid.tile_width,
         "tile_height": grid.tile_height,
@@ -98,12 +98,6 @@ def describe_render(
         "height": request.options.height,
         "n_batches": request.gaussians.means.shape[0],
         "n_cameras": request.cameras.viewmats.shape[1],
-        "memory": {
-            "n_intersections": intersections.n_intersections,
-            "bands": len(intersections.bands),
-            "peak_bytes": intersections.budget.peak_bytes,
-            "budget": intersections.budget.limit,
-        },
     }
     if request.distributed:
         _, camera_ids, gaussian_ids = received.ids()
@@ -111,7 +105,20 @@ def describe_render(
     ids = functools.cache(projected.ids)
 
     def of_tiles(function: Callable[[Intersections], Tensor]) -> Callable[[], Tensor | None]:
-        return lambda: None if whole is None else function(whole)
+        def compute() -> Tensor | None:
+            lists = listed()
+            return None if lists is None else function(lists)
+
+        return compute
+
+    def memory() -> dict[str, int | None]:
+        lists = listed()
+        return {
+            "n_intersections": intersections.n_intersections if lists is None else lists.flatten_ids.numel(),
+            "bands": len(intersections.bands),
+            "peak_bytes": intersections.budget.peak_bytes,
+            "budget": intersections.budget.limit,
+        }
 
     return Meta(
         values,
@@ -119,6 +126,9 @@ def describe_render(
         camera_ids=lambda: ids()[1],
         gaussian_ids=lambda: ids()[2],
         n_invalid=lambda: None if valid is None else (~valid).sum(),
+        memory=memory,
+        overflow=intersections.overflow,
+        flatten_ids=of_tiles(lambda lists: lists.flatten_ids),
         tiles_per_gauss=of_tiles(lambda lists: count_tiles(lists).view(shape)),
         isect_ids=of_tiles(lambda lists: encode_ids(lists, received.depths, grid)),
         isect_offsets=of_tiles(

@@ -22,11 +22,12 @@ from ..config import (
 )
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
+from .capacity import Capacity
 
-LOCAL = {"channel_chunk", "memory_budget", "sparse_grad", "segmented"}
+LOCAL = {"channel_chunk", "memory_budget", "sparse_grad", "segmented", "capacity"}
 """Fields of :class:`Options` that may differ between ranks."""
 
-NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False}
+NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False, "capacity": None}
 """Options of which ``backend="reference"`` implements this value only."""
 
 
@@ -57,6 +58,7 @@ class Options(NamedTuple):
     memory_budget: int | None
     sparse_grad: bool
     segmented: bool
+    capacity: Capacity
 
     @property
     def renders_color(self) -> bool:
@@ -109,7 +111,8 @@ class Settings(NamedTuple):
             numerics=numerics,
             backend=o.backend,
         )
-        return cls(numerics, projection, IntersectionSettings(numerics, o.backend, segmented=o.segmented), compositing)
+        intersection = IntersectionSettings(numerics, o.backend, segmented=o.segmented, capacity=o.capacity)
+        return cls(numerics, projection, intersection, compositing)
 
 
 PLAIN = {bool, int, float, str, type(None)}
@@ -136,8 +139,11 @@ def _check(options: Options) -> tuple[Options, Settings]:
     numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
     for name in ("packed", "absgrad", "sparse_grad", "segmented"):
         numbers[name] = check_bool(name, getattr(options, name))
-    for name in ("width", "height", "channel_chunk", *(() if options.memory_budget is None else ("memory_budget",))):
-        numbers[name] = check_size(name, getattr(options, name))
+    is_auto = isinstance(options.capacity, str) and options.capacity == "auto"
+    for name in ("width", "height", "channel_chunk", "memory_budget", "capacity"):
+        value = getattr(options, name)
+        if not (value is None and name in ("memory_budget", "capacity")) and not (name == "capacity" and is_auto):
+            numbers[name] = check_size(name, value)
     for name in ("sh_degree", "extra_signals_sh_degree"):
         degree = to_int(getattr(options, name))
         if degree is not None:
@@ -151,4 +157,6 @@ def _check(options: Options) -> tuple[Options, Settings]:
                 raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
+    if options.capacity is not None and options.segmented:
+        raise ArgumentError("capacity: requires segmented=False, as segments are counted first; the image is the same")
     return options, Settings.of(options, numerics)

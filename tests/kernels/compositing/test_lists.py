@@ -160,7 +160,7 @@ def test_lists_stand_between_margins_of_row_0(tile_size, width, height, monkeypa
     order = _gaussian_major(ids, splats.opacities.numel())
     entries = [_entries(lists, intersections, order, lists.offsets[1:])[0]]
     if lists.words is not None:
-        entries.append(_shared_entries(lists, ids, order))
+        entries.append(_shared_entries(lists, intersections, order))
     for listed in (lists.ids, *entries):
         n, margin = listed.numel(), MARGIN.value
         assert n == lists.ids.numel()

@@ -18,8 +18,8 @@ def test_order_of_tiles_does_not_change_bits(banded, monkeypatch):
     original = launch.longest_first
     runs = [[]]
 
-    def recorded(lengths):
-        runs[-1].append(original(lengths))
+    def recorded(starts, ends):
+        runs[-1].append(original(starts, ends))
         return runs[-1][-1]
 
     monkeypatch.setattr(launch, "longest_first", recorded)  # for the forward pass

@@ -45,10 +45,11 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     slot        where the backward pass writes the sums of an entry over the part's pixels
     moment      one of the ellipse's sums over pixels of g
 
-**The files**, in the order of a call: the launchers below call `lists`, `chunks` if a list is cut, and the forward walk
-in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on, `matrices_forward` and
-`matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks share, and `pixel_sums`
-the sums over the pixels of a part. `footprints` has the math of a splat.
+**The files**, in the order of a call: the launchers below call `lists`, `chunks` if a list is cut, and the
+forward walk in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on,
+`matrices_forward` and `matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks
+share, and `pixel_sums` the sums over the pixels of a part. `footprints` has the math of a splat. `sizes` counts
+chunks, and keeps lists within memory that was allocated before they were counted.
 """
 
 import math
@@ -65,11 +66,19 @@ from .footprints import FOOTPRINTS
 from .lists import list_parts, pack_records
 from .matrices_backward import features_bwd
 from .matrices_forward import features_fwd
+from .sizes import limit_starts
 from .slots import assign_slots, composite_gradients, sum_columns, sum_slots
 from .walk_steps import Band, list_arguments
 from .walks import pass_channels, walk_bwd, walk_fwd
 
-__all__ = ["bytes_per_intersection", "composite_bwd", "composite_fwd", "composite_gradients", "sum_columns"]
+__all__ = [
+    "bytes_per_intersection",
+    "composite_bwd",
+    "composite_fwd",
+    "composite_gradients",
+    "limit_starts",
+    "sum_columns",
+]
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:

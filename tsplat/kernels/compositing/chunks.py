@@ -105,7 +105,7 @@ def _combine_kernel(
     image, _x, _y, inside, pixel, own = part_pixels(index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=False)
     first_chunk = tl.load(chunk_starts + index)
     end_chunk = tl.load(chunk_starts + index + 1)
-    if program == first_chunk:
+    if (program == first_chunk) & (program < end_chunk):
         transmittance = tl.where(inside, 1.0, -1.0).to(dtype)
         last = tl.zeros([HEIGHT, WIDTH], tl.int32)
         color = ()

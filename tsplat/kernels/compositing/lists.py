@@ -24,6 +24,7 @@ from ...data import CompositingSettings, Intersections, PartLists, Splats
 from ..device_math import constant, element, load4, load_tuple, popcount, store_tuple
 from ..launch import Int, approximate, has_ptx, kernel, launch_elementwise
 from .footprints import FOOTPRINTS
+from .sizes import CUT, count_chunks, cut_lists, limit_starts, most_chunks
 from .walk_steps import OPACITY, Band
 
 BLOCK = 128
@@ -35,9 +36,6 @@ LOG2_WORD = tl.constexpr(WORD.value.bit_length() - 1)
 MARGIN = tl.constexpr(4)
 """Entries of row 0 before and behind all lists. Walks load up to two of them ahead and do not composite them; four of
 int32 take 16 bytes, so lists stay aligned."""
-
-CUT = 1.5
-"""Lists longer than this many chunks are cut."""
 
 
 @triton.jit
@@ -107,6 +105,7 @@ def _part_bits_kernel(
     records,  # [nnz, RECORD_WIDTH]
     flatten_ids,  # [M] int32
     keys,  # [M] int16 or int32
+    end,  # [1] int32, number of intersections, at most n
     words,  # [parts, n_words] int32, output
     counts,  # [parts, n_words] int32, output
     n: "Int", n_words: "Int", key_bias: "Int", tile_width: "Int", n_tiles: "Int",
@@ -116,7 +115,7 @@ def _part_bits_kernel(
     """One lane per intersection tests which parts of the tile it reaches."""
     ACROSS: tl.constexpr = TILE // WIDTH
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < n
+    mask = index < tl.minimum(tl.load(end), n)
     row = tl.load(flatten_ids + index, mask=mask, other=0)
     tile = (tl.load(keys + index, mask=mask, other=0).to(tl.int32) + key_bias) % n_tiles
     record = load_record(records, row, RECORD_WIDTH, FOOTPRINT.VALUES + OPACITY, APPROX)
@@ -243,7 +242,10 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
 
 
 def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> PartLists:
-    """Lists the Gaussians that reach each part of the tiles of a band. Reads the number of entries from the device.
+    """Lists the Gaussians that reach each part of the tiles of a band.
+
+    Reads the number of entries from the device, unless intersections have a capacity. Then there is room for
+    ``entries_per_intersection`` entries for each, and lists are empty if they need more.
 
     Args:
         records: [nnz, width] of ``pack_records``.
@@ -251,56 +253,51 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
         n_features: D, for the size of ``chunk_colors``.
         has_ends: Whether ``ends`` is allocated, for the forward pass to write.
     """
-    isect_offsets, flatten_ids = band.intersections.isect_offsets, band.intersections.flatten_ids
-    if flatten_ids.numel() == 0:
-        offsets = isect_offsets.new_zeros(band.parts * band.n_tiles + 1)
+    intersections, chunk = band.intersections, band.shape.chunk
+    offsets, flatten_ids, needed = intersections.isect_offsets, intersections.flatten_ids, intersections.needed
+    n = flatten_ids.numel()
+    if n == 0:
+        offsets = offsets.new_zeros(band.parts * band.n_tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
-    may_be_cut = flatten_ids.numel() > CUT * band.shape.chunk
-    if band.parts == 1:
-        lists = PartLists(flatten_ids.numel(), _with_margins(flatten_ids), isect_offsets)
-        n_chunks = 0
-        if may_be_cut:
-            chunk_starts = _chunk_starts(isect_offsets, band.shape.chunk)
-            n_chunks = int(chunk_starts[-1])
-    else:
+    words, totals = None, None
+    if band.parts > 1:
         words, totals = _part_bits(records, band)
-        offsets = isect_offsets.new_empty(band.parts * band.n_tiles + 1)
-        launch_elementwise(
-            _part_offsets_kernel,
-            offsets.numel(),
-            BLOCK,
-            isect_offsets=isect_offsets,
-            words=words,
-            totals=totals,
-            offsets=offsets,
-            n=offsets.numel(),
-            n_words=words.shape[1],
-            tiles=band.n_tiles,
-            PTX=has_ptx(records),
-        )
-        if may_be_cut:
-            chunk_starts = _chunk_starts(offsets, band.shape.chunk)
-            n_entries, n_chunks = torch.stack([offsets[-1], chunk_starts[-1]]).tolist()
-        else:
-            n_entries, n_chunks = int(offsets[-1]), 0
-        lists = PartLists(n_entries, list_values(flatten_ids, words, totals, n_entries), offsets, words, totals)
+        offsets = _part_offsets(offsets, words, totals, band)
+    may_be_cut = n > CUT * chunk
+    chunk_starts = count_chunks(offsets, chunk) if may_be_cut else None
+    n_entries, n_chunks = n, 0
+    if needed is not None:
+        n_entries = n * entries_per_intersection(band.parts)
+        n_chunks = most_chunks(n_entries, chunk) if may_be_cut else 0
+    elif chunk_starts is not None:
+        n_entries, n_chunks = torch.stack([offsets[-1], chunk_starts[-1]]).tolist()
+    elif band.parts > 1:
+        n_entries = int(offsets[-1])
+    if words is None or totals is None:
+        ids = _with_margins(flatten_ids)
+    else:
+        ids = list_values(flatten_ids, words, totals, n_entries, padded=needed is not None)
+    ends = None
     if has_ends:
-        lists = lists._replace(ends=torch.empty_like(lists.offsets[1:]))
-    if n_chunks == 0:
-        return lists
-    indices = torch.arange(chunk_starts.numel() - 1, dtype=torch.int32, device=chunk_starts.device)
-    pixels = band.shape.width * band.shape.height
-    return lists._replace(
-        chunk_starts=chunk_starts,
-        chunk_lists=indices.repeat_interleave(chunk_starts.diff(), output_size=n_chunks),
-        chunk_transmittances=records.new_empty(n_chunks, pixels),
-        chunk_colors=records.new_empty(n_chunks, n_features, pixels),
-    )
+        # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
+        ends = torch.empty_like(offsets)[:-1] if needed is None else torch.zeros_like(offsets)[:-1]
+    lists = PartLists(n_entries, ids, offsets, words, totals, ends)
+    return lists if chunk_starts is None else cut_lists(lists, chunk_starts, n_chunks, records, n_features, band.shape)
 
 
-def list_values(values: Tensor, words: Tensor, totals: Tensor, n_entries: int) -> Tensor:
-    """Lists a value [M] of each intersection for each part that it reaches. [K]"""
-    listed = values.new_empty(n_entries + 2 * MARGIN.value)
+def entries_per_intersection(parts: int) -> int:
+    """Returns the entries of lists that there is room for per intersection of a capacity."""
+    return max(parts // 2, 1)
+
+
+def list_values(values: Tensor, words: Tensor, totals: Tensor, n_entries: int, *, padded: bool) -> Tensor:
+    """Lists a value [M] of each intersection for each part that it reaches. [K]
+
+    Args:
+        n_entries: K, or more if padded: then zeros follow.
+    """
+    size = n_entries + 2 * MARGIN.value
+    listed = values.new_zeros(size) if padded else values.new_empty(size)
     launch_elementwise(
         _part_lists_kernel,
         values.numel(),
@@ -321,13 +318,6 @@ def list_values(values: Tensor, words: Tensor, totals: Tensor, n_entries: int) -
 def _with_margins(entries: Tensor) -> Tensor:
     """A copy of entries, with ``MARGIN`` entries of row 0 before and after it in memory."""
     return torch.nn.functional.pad(entries, (MARGIN.value, MARGIN.value))[MARGIN.value : -MARGIN.value]
-
-
-def _chunk_starts(offsets: Tensor, chunk: int) -> Tensor:
-    """First chunk of each list, and the number of chunks; lists that are not cut have none. [lists + 1] int32"""
-    lengths = offsets.diff()
-    n_chunks = torch.where(lengths > CUT * chunk, (lengths + (chunk - 1)) // chunk, 0)
-    return torch.nn.functional.pad(n_chunks.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def tile_keys(intersections: Intersections) -> Tensor:
@@ -356,6 +346,7 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         records=records,
         flatten_ids=flatten_ids,
         keys=tile_keys(intersections),
+        end=intersections.isect_offsets[-1:],
         words=words,
         counts=counts,
         n=n,
@@ -372,4 +363,27 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
         APPROX=approximate(records),
         PTX=has_ptx(records),
     )
-    return words, counts.flatten().cumsum(0, dtype=torch.int32).view_as(counts)
+    totals = counts.flatten().cumsum(0, dtype=torch.int32)
+    if intersections.needed is not None:
+        entries = entries_per_intersection(band.parts)
+        totals = limit_starts(totals, n * entries, intersections.needed, 2, words, entries)
+    return words, totals.view_as(counts)
+
+
+def _part_offsets(isect_offsets: Tensor, words: Tensor, totals: Tensor, band: Band) -> Tensor:
+    """``offsets`` of :class:`PartLists`."""
+    offsets = isect_offsets.new_empty(band.parts * band.n_tiles + 1)
+    launch_elementwise(
+        _part_offsets_kernel,
+        offsets.numel(),
+        BLOCK,
+        isect_offsets=isect_offsets,
+        words=words,
+        totals=totals,
+        offsets=offsets,
+        n=offsets.numel(),
+        n_words=words.shape[1],
+        tiles=band.n_tiles,
+        PTX=has_ptx(words),
+    )
+    return offsets

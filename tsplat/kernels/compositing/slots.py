@@ -67,16 +67,18 @@ def _slot_counts_kernel(
     words,  # [parts, n_words] int32, or None if a tile is one part
     totals,  # [parts, n_words] int32, or None
     ends,  # [parts * tiles] int32
-    counts,  # [M] int32, output
+    end,  # [1] int32, number of intersections, at most n
+    counts,  # [1 + M] int32, output
     n: "Int", n_words: "Int", first_key: "Int", tiles: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Counts the slots of each intersection, in Gaussian-major order. One lane per intersection."""
+    """Counts the slots of each intersection, in Gaussian-major order, behind a zero. One lane per intersection."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = tl.minimum(index, n - 1)  # loads need no mask
-    place = tl.load(places_by_gaussian + inside)
+    place, n_listed = tl.load(places_by_gaussian + tl.minimum(index, n - 1)), tl.load(end)
+    inside = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
     _, _, _, count = _find_slots(keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX)
-    tl.store(counts + place, count, mask=index < n)
+    tl.store(counts + 1 + place, tl.where(index < n_listed, count, 0), mask=index < n)
+    tl.store(counts + index, index * 0, mask=index == 0)
 
 
 @kernel
@@ -88,8 +90,9 @@ def _part_entries_kernel(
     words,  # [parts, n_words] int32, or None if a tile is one part
     totals,  # [parts, n_words] int32, or None
     ends,  # [parts * tiles] int32
+    end,  # [1] int32, number of intersections
     entries,  # [MARGIN + K + MARGIN] int64, output
-    n: "Int", n_words: "Int", n_entries: "Int", first_key: "Int", tiles: "Int",
+    n_words: "Int", n_entries: "Int", first_key: "Int", tiles: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Writes row and slot of each entry of each list. One lane per intersection.
@@ -97,14 +100,15 @@ def _part_entries_kernel(
     Entries without a slot are written as well, as walks load rows ahead. What their slot is does not matter.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = tl.minimum(index, n - 1)  # loads need no mask
+    n_listed = tl.load(end)
+    inside = tl.maximum(tl.minimum(index, n_listed - 1), 0)  # loads need no mask
     places, reached, has_slot, count = _find_slots(
         keys, words, totals, ends, n_words, first_key, tiles, inside, PARTS, PTX
     )
     slot = tl.load(starts + tl.load(places_by_gaussian + inside), mask=count > 0, other=0)
     entry = slot.to(tl.int64) << 32 | tl.load(flatten_ids + inside).to(tl.int64)
     for part in tl.static_range(PARTS):
-        tl.store(entries + MARGIN + places[part], entry, mask=(index < n) & (reached[part] != 0))
+        tl.store(entries + MARGIN + places[part], entry, mask=(index < n_listed) & (reached[part] != 0))
         entry += has_slot[part].to(tl.int64) << 32
     store_margins(entries, index, n_entries)
 
@@ -256,27 +260,23 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
     n_lists = lists.offsets.numel() - 1
     together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
     if together > 1:
-        entries, slot_starts = _shared_entries(lists, flatten_ids, order), order.place_starts
+        entries, slot_starts = _shared_entries(lists, intersections, order), order.place_starts
         v_slots = records.new_zeros(flatten_ids.numel(), columns)
-        lengths = isect_offsets.diff()
-    elif lists.ends is None:
-        entries, slot_starts = _entries(lists, intersections, order, lists.offsets[1:])
-        v_slots = records.new_zeros(lists.n_entries, columns)
-        lengths = lists.offsets.diff()
+        starts, ends = isect_offsets[:-1], isect_offsets[1:]
     else:
-        entries, slot_starts = _entries(lists, intersections, order, lists.ends)
-        v_slots = records.new_empty(lists.n_entries, columns)  # to know that there are fewer takes a synchronization
-        lengths = lists.ends - lists.offsets[:-1]
+        starts, ends = lists.offsets[:-1], lists.offsets[1:] if lists.ends is None else lists.ends
+        entries, slot_starts = _entries(lists, intersections, order, ends)
+        allocate = records.new_zeros if lists.ends is None else records.new_empty
+        v_slots = allocate(lists.n_entries, columns)  # to know that there are fewer takes a synchronization
     n_programs = programs(lists.n_chunks + n_lists // together, 1)
-    return PartSlots(entries, slot_starts, v_slots, longest_first(lengths), together, n_programs)
+    return PartSlots(entries, slot_starts, v_slots, longest_first(starts, ends), together, n_programs)
 
 
-def _shared_entries(lists: PartLists, flatten_ids: Tensor, order: GaussianMajor) -> Tensor:
+def _shared_entries(lists: PartLists, intersections: Intersections, order: GaussianMajor) -> Tensor:
     """Rows and slots of the entries [K], see ``PartSlots``, with one slot for each intersection."""
-    entries = order.places.to(torch.int64) << 32 | flatten_ids
-    assert lists.words is not None
-    assert lists.totals is not None
-    return list_values(entries, lists.words, lists.totals, lists.n_entries)
+    entries, padded = order.places.to(torch.int64) << 32 | intersections.flatten_ids, intersections.needed is not None
+    assert lists.words is not None and lists.totals is not None
+    return list_values(entries, lists.words, lists.totals, lists.n_entries, padded=padded)
 
 
 def _entries(
@@ -289,23 +289,24 @@ def _entries(
     """
     parts, n_words = (1, 0) if lists.words is None else lists.words.shape
     n = order.places.numel()
-    counts = ends.new_empty(n)
+    counts = ends.new_empty(n + 1)
     arguments = {
         "places_by_gaussian": order.places,
         "keys": tile_keys(intersections),
         "words": lists.words,
         "totals": lists.totals,
         "ends": ends,
-        "n": n,
+        "end": intersections.isect_offsets[-1:],
         "n_words": n_words,
         "first_key": intersections.first_tile - intersections.key_bias,
         "tiles": intersections.isect_offsets.numel() - 1,
         "PARTS": parts,
         "PTX": has_ptx(ends),
     }
-    launch_elementwise(_slot_counts_kernel, n, BLOCK, counts=counts, **arguments)
-    starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    entries = torch.empty(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
+    launch_elementwise(_slot_counts_kernel, n, BLOCK, counts=counts, n=n, **arguments)
+    starts = counts.cumsum(0, dtype=torch.int32)
+    allocate = torch.empty if intersections.needed is None else torch.zeros
+    entries = allocate(lists.n_entries + 2 * MARGIN.value, dtype=torch.int64, device=ends.device)
     launch_elementwise(
         _part_entries_kernel,
         n,

@@ -46,7 +46,7 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
 
     Returns:
         The list; its first entry; begin and end of the range in the list; the list's first chunk and the one after its
-        last; whether the program has a chunk.
+        last; whether the program has a chunk. Behind the last chunk, each program has a chunk without entries.
     """
     if chunk_lists is None:
         index = _nth_list(program, order) + later
@@ -64,6 +64,10 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
     else:
         first_chunk = tl.load(chunk_starts + index)
         end_chunk = tl.load(chunk_starts + index + 1)
+        behind = is_chunk & (program >= end_chunk)
+        first_chunk = tl.where(behind, program, first_chunk)
+        end_chunk = tl.where(behind, program + 1, end_chunk)
+        count = tl.where(behind, 0, count)
         begin = tl.where(is_chunk, (program - first_chunk) * CHUNK, 0)
         # A list that is cut is left to the programs of its chunks.
         end = tl.where(is_chunk, tl.minimum(begin + CHUNK, count), tl.where(first_chunk < end_chunk, 0, count))

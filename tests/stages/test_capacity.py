@@ -1,0 +1,217 @@
+"""Capacity: lists whose size is chosen before they are counted. The image is right, or there is a typed error."""
+
+import dataclasses
+import itertools
+import types
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tsplat
+from tests.emulator.targets import needs_emulator
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tests.support.closeness import run
+from tsplat.errors import ArgumentError, CapacityError, MemoryBudgetError, UnsupportedError
+from tsplat.stages import capacity
+
+STRUCTURE = scenes.Structure(n=60, cameras=2, width=40, height=36, sh_degree=1, seed=4)
+ENOUGH = 4000
+OF_LISTS = ("flatten_ids", "isect_ids", "isect_offsets", "tiles_per_gauss")
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned(monkeypatch):
+    monkeypatch.setattr(capacity, "_automatic", {})
+    monkeypatch.setattr(capacity, "_unknown", [])
+
+
+def make(structure=STRUCTURE):
+    return scenes.make(structure, torch.float32)
+
+
+def needed(scene, size, **options):
+    """The least capacity that the lists of a call fit into, and the number of errors until it was known."""
+    for errors in itertools.count():  # of spans, intersections, lists of parts
+        try:
+            run(scene, capacity=size, **options)
+        except CapacityError as error:
+            size = int(str(error).rpartition("capacity=")[2])
+        else:
+            return size, errors
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=6)
+@given(structure=scenes.structures(), render_mode=st.sampled_from(["RGB", "RGB+ED", "D"]), packed=st.booleans())
+def test_lists_that_fit_give_the_same_bits_and_others_an_error(backend, structure, render_mode, packed):
+    scene, options = make(structure), dict(backend=backend, render_mode=render_mode, packed=packed)
+    exact, meta = run(scene, **options)
+    count = meta["memory"]["n_intersections"]
+    least, _ = needed(scene, 1, **options)
+    assert least >= count
+    for size in (least, 3 * least + 100):
+        found, meta_found = run(scene, capacity=size, **options)
+        assert all(torch.equal(exact[name], found[name]) for name in exact if exact[name] is not None)
+        assert meta["memory"]["n_intersections"] == meta_found["memory"]["n_intersections"] == count
+        assert all(torch.equal(meta[name], meta_found[name]) for name in OF_LISTS)
+        assert not meta_found["overflow"]
+    for size in {1, least - 1} - {0, least}:
+        with pytest.raises(CapacityError, match=rf"capacity: at least [\d,]+ intersections needed, room for {size:,}"):
+            run(scene, capacity=size, **options)
+
+
+def test_errors_name_capacities_that_suffice():
+    assert needed(make(), 1, backend="triton")[1] <= 3
+
+
+def test_an_image_that_does_not_fit_shows_the_background(monkeypatch):
+    monkeypatch.setattr(capacity, "_collect", lambda wait: None)  # a GPU learns of it later
+    scene = make()
+    found, meta = run(scene, backend="triton", capacity=7)
+    assert meta["overflow"]
+    assert meta["memory"]["n_intersections"] == 0
+    background = scene["backgrounds"][..., None, None, :].expand_as(found["colors"])
+    assert torch.equal(found["colors"], background)
+    assert found["alphas"].count_nonzero() == 0
+    gradients = {name: v for name, v in found.items() if name not in ("colors", "alphas", "v_backgrounds")}
+    assert all(v.count_nonzero() == 0 for v in gradients.values() if v is not None)
+
+
+class Waits(TorchDispatchMode):
+    """Records operators that wait for the device, or whose shapes depend on its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "bincount", "equal"):
+            self.found.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("packed", "expected"), [(False, []), (True, ["nonzero"])])
+def test_nothing_waits_for_the_device(packed, expected, monkeypatch):
+    monkeypatch.setattr(capacity, "_collect", lambda wait: None)
+    scene, options = make(), dict(backend="triton", packed=packed, render_mode="RGB+ED")
+    with Waits() as exact:
+        run(scene, **options)
+    assert len(exact.found) >= 3 + packed
+    with Waits() as waits:
+        run(scene, capacity=ENOUGH, **options)
+    assert waits.found == expected
+
+
+def test_automatic_capacity_counts_once_and_then_follows_the_need():
+    scene, options = make(), dict(backend="triton", capacity="auto")
+    exact, meta = run(scene, **options)
+    assert meta["overflow"] is None
+    found, meta = run(scene, **options)
+    assert not meta["overflow"]
+    assert all(torch.equal(exact[name], found[name]) for name in exact)
+    (before,) = capacity._automatic.values()
+    scene["scales"] = scene["scales"] * 8
+    errors = 0
+    while errors < 4:
+        try:
+            _, meta = run(scene, **options)
+            break
+        except CapacityError:
+            errors += 1
+    (after,) = capacity._automatic.values()
+    assert 1 <= errors <= 3  # of spans, intersections, lists of parts
+    assert after > before
+    assert not meta["overflow"]
+
+
+def test_automatic_capacity_grows_before_lists_overflow():
+    scene, options = make(), dict(backend="triton", capacity="auto")
+    for scale in torch.linspace(1.0, 3.0, 25).tolist():
+        run(scene | {"scales": scene["scales"] * scale}, **options)
+
+
+def test_images_of_another_size_are_learned_on_their_own():
+    options = dict(backend="triton", capacity="auto")
+    run(make(), **options)
+    assert run(make(dataclasses.replace(STRUCTURE, width=72)), **options)[1]["overflow"] is None
+    assert len(capacity._automatic) == 2
+
+
+class Event:
+    """A GPU's event, which happens when the test sets it."""
+
+    def __init__(self):
+        self.happened, self.waited = False, False
+
+    def query(self):
+        return self.happened
+
+    def synchronize(self):
+        self.waited = self.happened = True
+
+
+def call(needed, event):
+    return capacity._Call(torch.tensor([needed, 0, 0]), event, 100, None)
+
+
+def test_calls_are_checked_once_the_device_is_done():
+    events = [Event() for _ in range(3)]
+    capacity._unknown += [call(5, events[0]), call(101, events[1]), call(102, events[2])]
+    capacity._collect(wait=False)
+    assert len(capacity._unknown) == 3
+    events[0].happened = events[1].happened = True
+    with pytest.raises(CapacityError, match="capacity=101"):
+        capacity._collect(wait=False)
+    assert len(capacity._unknown) == 1
+    with pytest.raises(CapacityError, match="capacity=102"):
+        tsplat.check_overflow()
+    assert events[2].waited
+    tsplat.check_overflow()
+
+
+def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    needed = types.SimpleNamespace(is_cuda=True)
+    lists = types.SimpleNamespace(needed=needed, flatten_ids=torch.zeros(3))
+    capacity.note_need(lists, 3, None)
+    assert capacity._unknown == []
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "all", True, 2**63])
+def test_invalid_capacities_raise(value):
+    with pytest.raises(ArgumentError, match=r"^capacity: "):
+        run(make(), backend="triton", capacity=value)
+
+
+def test_what_has_no_capacity_raises():
+    with pytest.raises(UnsupportedError, match=r"^capacity: "):
+        run(make(), backend="reference", capacity=10)
+    with pytest.raises(ArgumentError, match=r"^capacity: requires segmented=False"):
+        run(make(), backend="triton", capacity=10, segmented=True)
+    with pytest.raises(MemoryBudgetError, match=r"^capacity: "):
+        run(make(), backend="triton", capacity=2**28 + 1)
+    with pytest.raises(MemoryBudgetError, match=r"^capacity: .* budget 1 kB"):
+        run(make(), backend="triton", capacity=ENOUGH, memory_budget=1000)
+
+
+@pytest.mark.slow
+@needs_emulator
+@pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
+@pytest.mark.parametrize("n", [20, 90])
+def test_gpu_code_gives_the_same_bits(target, n):
+    """Lists of few tiles are cut into chunks, of which a capacity has more than there are."""
+    from emulator.package import tsplat_emulated
+
+    scene = make(dataclasses.replace(STRUCTURE, n=n, cameras=1, width=24, height=20, size=6.0, sh_degree=None))
+    with tsplat_emulated(target):
+        exact, _ = run(scene, backend="triton", render_mode="RGB+D")
+        found, meta = run(scene, backend="triton", render_mode="RGB+D", capacity=ENOUGH)
+        assert not meta["overflow"]
+        assert all(torch.equal(exact[name], found[name]) for name in exact)
+        with pytest.raises(CapacityError):
+            run(scene, backend="triton", capacity=3)

@@ -1,0 +1,210 @@
+"""Listing: the intersections of projected Gaussians with tiles, sorted by tile and depth.
+
+PyTorch sorts integers by radix on a CPU, in parallel, if there are at least 32,768 of them; all else by comparisons,
+which take several times as long. NumPy sorts 16-bit integers by radix, of any number, in one thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import GaussianMajor, Intersections, IntersectionSettings, ScreenGaussians, Spans, TileGrid
+from ..errors import ArgumentError, MemoryBudgetError
+from .backend import launchers
+from .memory import INDEX_MAX, MemoryBudget, OverBudgetError
+
+Band = tuple[int, int]
+"""First and end flat tile row."""
+
+RADIX_ROWS = 32_768
+"""Number of integers from which PyTorch sorts by radix."""
+
+
+def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
+    """Sorts rows front to back, ties by row; with several segments, image by image.
+
+    Args:
+        depths: [nnz].
+        image_ids: [nnz] int64; None if rows are [n_segments, N].
+        n_segments: The number of images, to sort the rows of each on their own; or 1.
+
+    Returns:
+        [nnz] int32.
+    """
+    if n_segments <= 1:
+        order = stable_sort(depths)[1]
+    elif image_ids is None:
+        images = depths.view(n_segments, -1)
+        starts = torch.arange(n_segments, device=depths.device)[:, None] * images.shape[1]
+        order = (images.argsort(dim=1, stable=True) + starts).flatten()
+    else:
+        counts = image_ids.bincount(minlength=n_segments)
+        rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
+        order = torch.cat([row[stable_sort(depths[row])[1]] for row in rows])
+    return order.to(torch.int32)
+
+
+@torch.no_grad()
+def find_spans(
+    screen: ScreenGaussians,
+    grid: TileGrid,
+    band: Band,
+    settings: IntersectionSettings,
+    budget: MemoryBudget | None = None,
+) -> Spans:
+    """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band. Waits for their numbers.
+
+    Raises:
+        ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
+        OverBudgetError: The spans or their intersections exceed the budget; raised before they are allocated.
+    """
+    launch, n_rows = launchers(screen.means2d.device, settings.backend), screen.order.numel()
+    _check_indices(screen, grid)
+    first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
+    sums = _sum(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]))
+    span_starts, n_spans = sums.to(torch.int32), int(sums[-1])
+    _admit(n_spans, 0, budget)
+    positions, first_columns, n_columns = launch.tile_columns(
+        screen, grid, first_tile_rows, span_starts, n_spans, settings
+    )
+    sums = _sum(n_columns, n_spans * grid.tile_width)
+    place_starts, n_intersections = sums.to(torch.int32), int(sums[-1])
+    _admit(n_spans, n_intersections, budget)
+    return Spans(first_tile_rows, span_starts, positions, first_columns, place_starts, n_intersections)
+
+
+@torch.no_grad()
+def list_within(
+    capacity: int, screen: ScreenGaussians, grid: TileGrid, settings: IntersectionSettings, budget: MemoryBudget
+) -> Intersections:
+    """Lists all intersections without waiting for their number, if no more are needed than the capacity.
+
+    Otherwise lists are empty, see ``needed`` of :class:`Intersections`.
+
+    Raises:
+        ArgumentError: There are more rows or tiles than 32-bit indices hold.
+        MemoryBudgetError: The capacity exceeds the budget.
+    """
+    launch, n_rows = launchers(screen.means2d.device, settings.backend), screen.order.numel()
+    band = (0, grid.n_tile_rows)
+    _check_indices(screen, grid)
+    try:
+        budget.admit(capacity, capacity)
+    except OverBudgetError as error:
+        raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
+    needed = torch.zeros(3, dtype=torch.int64, device=screen.order.device)
+    first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
+    span_starts = launch.limit_starts(_sum(n_tile_rows, n_rows * grid.tile_height), capacity, needed, 0)
+    positions, first_columns, n_columns = launch.tile_columns(
+        screen, grid, first_tile_rows, span_starts, capacity, settings
+    )
+    place_starts = launch.limit_starts(_sum(n_columns, capacity * grid.tile_width), capacity, needed, 1)
+    spans = Spans(first_tile_rows, span_starts, positions, first_columns, place_starts, capacity)
+    return list_intersections(screen, grid, band, spans, settings)._replace(needed=needed)
+
+
+def _check_indices(screen: ScreenGaussians, grid: TileGrid) -> None:
+    """Raises if there are more rows or tiles than 32-bit indices hold."""
+    n_rows = screen.order.numel()
+    if max(n_rows, grid.n_tiles) > INDEX_MAX:
+        raise ArgumentError(
+            f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
+            "than 32-bit indices hold; render fewer cameras at a time, or smaller images"
+        )
+
+
+def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> None:
+    """Raises if there are more than the budget allows, or without one than 32-bit indices hold."""
+    if budget is not None:
+        budget.admit(n_spans, n_intersections)
+    elif max(n_spans, n_intersections) > INDEX_MAX:
+        raise ArgumentError(
+            f"means2d: {max(n_spans, n_intersections):,} intersections are more than 32-bit indices hold; pass fewer "
+            "images at a time, or smaller radii"
+        )
+
+
+@torch.no_grad()
+def list_intersections(
+    screen: ScreenGaussians,
+    grid: TileGrid,
+    band: Band,
+    spans: Spans,
+    settings: IntersectionSettings,
+    *,
+    sort: bool = True,
+) -> Intersections:
+    """Lists the intersections of spans, ordered by tile, then depth, then row; Gaussian by Gaussian if not sorted."""
+    first_tile, n_tiles = band[0] * grid.tile_width, (band[1] - band[0]) * grid.tile_width
+    # Emitted in depth order, intersections need a stable sort by tile alone, with int16 keys while they fit.
+    short = n_tiles < 2**16  # one more key is that of no tile
+    key_bias = first_tile + (2**15 if short else 0)
+    key_dtype = torch.int16 if short else torch.int32
+    launch = launchers(screen.means2d.device, settings.backend)
+    last_key = first_tile + n_tiles - key_bias
+    keys, flatten_ids = launch.tile_intersections(screen, grid, spans, key_dtype, key_bias, last_key)
+    if sort:
+        keys, indices = _sort_by_tile(keys, _segments(screen, grid, spans) if settings.segmented else None)
+        flatten_ids, places, isect_offsets = launch.tile_lists(
+            keys, indices, flatten_ids, n_tiles, first_tile - key_bias
+        )
+    else:
+        places = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
+        isect_offsets = places[:0]
+    gaussian_major = GaussianMajor(places, spans.place_starts, spans.span_starts, screen.order, spans.positions)
+    return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
+
+
+def _segments(screen: ScreenGaussians, grid: TileGrid, spans: Spans) -> list[int]:
+    """First intersection of each image, and their number M, as rows of an image follow each other. I + 1 ints"""
+    images = torch.arange(grid.n_images + 1, device=screen.order.device)
+    if screen.image_ids is None:
+        starts = images * (screen.order.numel() // max(grid.n_images, 1))
+    else:
+        starts = torch.searchsorted(screen.image_ids[screen.order], images)
+    bounds: list[int] = spans.place_starts[spans.span_starts[starts]].tolist()
+    return bounds
+
+
+def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Tensor]:
+    """Sorts keys [M], equal ones by index, and returns their indices as well; segment by segment if there are any."""
+    if segments is None or len(segments) <= 2:
+        return stable_sort(keys)
+    indices = torch.cat([stable_sort(keys[begin:end])[1] + begin for begin, end in itertools.pairwise(segments)])
+    return keys[indices], indices
+
+
+def _sum(counts: Tensor, bound: int) -> Tensor:
+    """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] integers that hold totals up to the bound."""
+    return counts.cumsum(0, dtype=torch.int32 if bound <= INDEX_MAX else torch.int64)
+
+
+def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] int64 as well."""
+    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.int32, torch.int16):
+        return values.sort(stable=True)
+    keys = values.detach().numpy()
+    indices = _argsort(_ordered_bits(keys) if values.dtype == torch.float32 else keys)
+    return values[indices], indices
+
+
+def _argsort(keys: np.ndarray) -> Tensor:
+    """Returns the order of int16 or int32 keys."""
+    if keys.size >= RADIX_ROWS and torch.get_num_threads() > 1:
+        return torch.from_numpy(keys).argsort(stable=True)
+    if keys.dtype == np.int16:
+        return torch.from_numpy(np.argsort(keys, kind="stable"))
+    by_low = np.argsort(keys.astype(np.uint16), kind="stable")
+    high = (keys >> 16).astype(np.int16)
+    return torch.from_numpy(by_low[np.argsort(high[by_low], kind="stable")])
+
+
+def _ordered_bits(values: np.ndarray) -> np.ndarray:
+    """Returns int32 keys with the order of fp32 values. Zeros of both signs are equal."""
+    bits = (values + np.float32(0.0)).view(np.int32)
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    return bits
