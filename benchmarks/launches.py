@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from tsplat import kernels as kernels_module
-from tsplat.config import DEFAULT_NUMERICS
+from tsplat.config import DEFAULT_NUMERICS, CameraSettings
 from tsplat.data import (
     Cameras,
     CompositingSettings,
@@ -149,19 +149,13 @@ def _rows() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _projection(vendor: str) -> Labeled:
     radii, means2d, conics, depths = _rows()
     cameras = Cameras(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
+    needs: Any = Cameras(True, False)  # type: ignore[arg-type]
     for name, gaussians in _gaussians():
         others = () if name else ((True, "ortho"), (True, "fisheye"))
-        for antialiased, camera_model in ((False, "pinhole"), (True, "pinhole"), *others):
+        for antialiased, model in ((False, "pinhole"), (True, "pinhole"), *others):
             settings = ProjectionSettings(
-                width=WIDTH,
-                height=HEIGHT,
-                eps2d=0.3,
-                near_plane=0.01,
-                far_plane=1e10,
-                radius_clip=0.0,
+                CameraSettings(WIDTH, HEIGHT, model),
                 antialiased=antialiased,
-                packed=False,
-                camera_model=camera_model,
                 numerics=DEFAULT_NUMERICS,
                 backend="triton",
             )
@@ -169,9 +163,9 @@ def _projection(vendor: str) -> Labeled:
             with recorded(vendor) as launches:
                 kernels.projection_fwd(gaussians, cameras, settings)
                 kernels.projection_fwd(gaussians, cameras, dataclasses.replace(settings, packed=True))
-                kernels.projection_bwd(gaussians, cameras, torch.arange(N), radii, v, settings, True)
+                kernels.projection_bwd(gaussians, cameras, torch.arange(N), radii, v, settings, needs)
             label = f"{'antialiased' if antialiased else 'classic'}{name}"
-            label += f" {camera_model}" if camera_model != "pinhole" else ""
+            label += f" {model}" if model != "pinhole" else ""
             yield from ((label, call) for call in launches)
         colors, per_camera = (torch.ones(1, N, 3), False), (torch.ones(1, 1, N, 3), True)
         with recorded(vendor) as launches:
@@ -245,7 +239,7 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
     splats = Splats(means2d, conics, depths, colors, depths if has_depths else None)
     image = torch.ones(n_images, HEIGHT, WIDTH, splats.n_features)
     with recorded(vendor) as launches:
-        settings = CompositingSettings(WIDTH, HEIGHT, tile_size, 32, False, DEFAULT_NUMERICS, "triton")
+        settings = CompositingSettings(CameraSettings(WIDTH, HEIGHT), tile_size, 32, False, DEFAULT_NUMERICS, "triton")
         for output in (None, last_ids):
             buffers = RenderBuffers(image, alphas, output)
             parts = kernels.composite_fwd(splats, backgrounds, masks, lists, buffers, settings)

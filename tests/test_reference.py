@@ -8,7 +8,7 @@ import torch
 
 from tests.support import scenes
 from tsplat import reference
-from tsplat.config import PRESETS
+from tsplat.config import PRESETS, CameraSettings
 from tsplat.data import ProjectionSettings
 
 DTYPE = torch.float64
@@ -138,7 +138,7 @@ def test_projection_matches_differentiated_camera(camera_model):
         directions[:8] = torch.tensor([[0.01, 0.02, 1.0], [0.2, 0.2, 1.0], [0.2, 0.25, 1.0], [1.0, 0, 0]]).repeat(2, 1)
     root = 0.1 * torch.randn(60, 3, 3, generator=generator, dtype=DTYPE)
     covars = root @ root.mT
-    settings = ProjectionSettings(1000, 960, eps2d=0.0, near_plane=-10.0, camera_model=camera_model)
+    settings = ProjectionSettings(CameraSettings(1000, 960, camera_model, -10.0), eps2d=0.0)
     projected = reference.project(directions, covars, None, torch.eye(4, dtype=DTYPE)[None], K[None], settings)
     assert projected.visible.sum() > 30
     function = pixel(camera_model, K)
@@ -158,7 +158,7 @@ def test_fisheye_gradients_match_finite_differences(direction):
     covars = (root @ root.T)[None].requires_grad_()
     viewmats = torch.eye(4, dtype=DTYPE)[None].requires_grad_()
     Ks = torch.tensor([[[10.0, 0, 40], [0, 11.0, 40], [0, 0, 1]]], dtype=DTYPE)
-    settings = ProjectionSettings(80, 80, near_plane=-10.0, antialiased=True, camera_model="fisheye")
+    settings = ProjectionSettings(CameraSettings(80, 80, "fisheye", -10.0), antialiased=True)
 
     def outputs(*inputs):
         p = reference.project(inputs[0], inputs[1], None, inputs[2], Ks, settings)

@@ -111,8 +111,8 @@ def check_number(name: str, value: object, least: float = -math.inf, finite: boo
 
 def check_culling(
     near_plane: object, far_plane: object, radius_clip: object, eps2d: object, numerics: Numerics, model: CameraModel
-) -> dict[str, float]:
-    """Checks what decides which Gaussians a camera sees, and returns it as floats."""
+) -> tuple[float, float, float, float]:
+    """Checks what decides which Gaussians a camera sees, and returns it as floats, in this order."""
     near, far = check_number("near_plane", near_plane), check_number("far_plane", far_plane)
     if near > far:
         raise ArgumentError(f"far_plane: expected at least near_plane, {near:g}, found {far:g}; are they swapped?")
@@ -122,7 +122,7 @@ def check_culling(
             f"numerics={numerics.name!r}, found {far:g}"
         )
     clip = check_number("radius_clip", radius_clip, finite=True)
-    return dict(near_plane=near, far_plane=far, radius_clip=clip, eps2d=check_number("eps2d", eps2d, 0.0, finite=True))
+    return near, far, clip, check_number("eps2d", eps2d, 0.0, finite=True)
 
 
 _plain_keys: set[int] = set()
@@ -313,50 +313,6 @@ def check_no_grad(name: str, tensor: Tensor) -> None:
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """Returns the dtype that every stage computes and accumulates in: fp64 if any tensor is fp64, otherwise fp32."""
     return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
-
-
-def check_scene(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    covars: Tensor | None,
-    covars_shape: tuple[int, ...],
-    opacities: Tensor | None,
-    viewmats: Tensor,
-    Ks: Tensor,
-) -> tuple[torch.Size, int, int]:
-    """Checks that Gaussians and cameras match. Returns the batch dimensions, N and C."""
-    check_tensor("means", means, [..., None, 3], "[..., N, 3]")
-    if means.dim() < 2:
-        raise ShapeError(f"means: expected [..., N, 3], found {list(means.shape)}")
-    batch, n_gaussians = means.shape[:-2], means.shape[-2]
-    meaning = "[..., C, 4, 4] with the batch dimensions of means"
-    check_tensor("viewmats", viewmats, [*batch, None, 4, 4], meaning, _camera_remedy("viewmats", viewmats, batch))
-    n_cameras = viewmats.shape[-3]
-    Ks_remedy = _camera_remedy("Ks", Ks, batch)
-    check_tensor("Ks", Ks, [*batch, n_cameras, 3, 3], "[..., C, 3, 3] as viewmats", Ks_remedy)
-    check_no_grad("Ks", Ks)
-    if covars is not None:
-        own = ", ".join(map(str, covars_shape))
-        check_tensor("covars", covars, [*batch, n_gaussians, *covars_shape], f"[..., N, {own}] as means")
-    else:
-        for name, tensor, size in (("quats", quats, 4), ("scales", scales, 3)):
-            if tensor is None:
-                raise ArgumentError(f"{name}: found None; pass both quats and scales, or covars")
-            check_tensor(name, tensor, [*batch, n_gaussians, size], f"[..., N, {size}] as means")
-    if opacities is not None:
-        check_tensor("opacities", opacities, [*batch, n_gaussians], "[..., N] as means")
-    given: dict[str, Tensor | None] = dict(means=means, viewmats=viewmats, Ks=Ks, opacities=opacities)
-    given.update(dict(covars=covars) if covars is not None else dict(quats=quats, scales=scales))
-    check_devices(given)
-    return batch, n_gaussians, n_cameras
-
-
-def _camera_remedy(name: str, matrices: object, batch: torch.Size) -> str:
-    """What to do about matrices [..., R, R] of a single camera, where [..., C, R, R] are expected."""
-    if not isinstance(matrices, Tensor) or matrices.dim() != len(batch) + 2:
-        return ""
-    return f"add a camera dimension: {name}[{'..., None, :, :' if batch else 'None'}]"
 
 
 def is_per_camera(colors: Tensor, sh_degree: int | None, n_batch_dims: int = 1) -> bool:

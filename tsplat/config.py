@@ -125,9 +125,33 @@ class Numerics:
     extend: float
     opacity_aware: bool
 
-    def nearest(self, near_plane: float, camera_model: CameraModel) -> float:
+    def nearest(self, near_plane: float, model: CameraModel) -> float:
         """Returns the smallest depth that is projected. Pinhole cameras do not see what is behind them."""
-        return max(near_plane, self.near_min, 0.0 if camera_model == "pinhole" else -MAGNITUDE_MAX)
+        return max(near_plane, self.near_min, 0.0 if model == "pinhole" else -MAGNITUDE_MAX)
+
+
+@dataclasses.dataclass(frozen=True)
+class CameraSettings:
+    """What the cameras of a call share.
+
+    Attributes:
+        width, height: Image size in pixels.
+        model: How points are projected, as in :func:`tsplat.rasterization`.
+        near, far: Gaussians outside these depths are culled, in world units.
+    """
+
+    width: int
+    height: int
+    model: CameraModel = "pinhole"
+    near: float = 0.01
+    far: float = 1e10
+
+    @classmethod
+    def of(
+        cls, width: int, height: int, model: CameraModel, near: float, far: float, numerics: Numerics
+    ) -> CameraSettings:
+        """The settings of checked arguments, with planes that the model and the preset allow."""
+        return cls(width, height, model, numerics.nearest(near, model), min(far, MAGNITUDE_MAX))
 
 
 PRESETS: Final[dict[str, Numerics]] = {

@@ -9,38 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple, overload
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .config import DEFAULT_NUMERICS, Backend, CameraModel, Numerics
+from .config import DEFAULT_NUMERICS, Backend, CameraSettings, Numerics
 
 
 @dataclasses.dataclass(frozen=True)
 class ProjectionSettings:
-    """Settings of the projection. Lengths in pixels, depths in world units.
+    """Settings of the projection. Lengths in pixels.
 
     Attributes:
-        width, height: Image size.
+        camera: What the cameras share.
         eps2d: Added to the diagonal of the screen covariance, pixels^2.
-        near_plane, far_plane: Gaussians outside these depths are culled.
         radius_clip: Gaussians whose radii are both at most this are culled.
         antialiased: Whether to compute compensations (Mip-Splatting, arXiv 2311.16493).
         packed: Whether to output visible rows only.
-        camera_model: How points are projected.
         numerics, backend: As in :func:`tsplat.rasterization`.
     """
 
-    width: int
-    height: int
+    camera: CameraSettings
     eps2d: float = 0.3
-    near_plane: float = 0.01
-    far_plane: float = 1e10
     radius_clip: float = 0.0
     antialiased: bool = False
     packed: bool = False
-    camera_model: CameraModel = "pinhole"
     numerics: Numerics = DEFAULT_NUMERICS
     backend: Backend = "auto"
 
@@ -60,7 +54,7 @@ class CompositingSettings:
     """Settings of compositing.
 
     Attributes:
-        width, height: Image size in pixels.
+        camera: What the cameras share.
         tile_size: Edge of a tile in pixels.
         channel_chunk: Upper bound of the channels accumulated in one pass.
         absgrad: Whether the backward pass sums absolute gradients of means2d.
@@ -68,8 +62,7 @@ class CompositingSettings:
         footprint: The kind of splat, see ``kernels/compositing/footprints``.
     """
 
-    width: int
-    height: int
+    camera: CameraSettings
     tile_size: int
     channel_chunk: int
     absgrad: bool
@@ -125,11 +118,28 @@ class Gaussians3D(NamedTuple):
     valid: Tensor | None = None
 
 
-class Cameras(NamedTuple):
-    """Cameras: ``viewmats`` [B, C, 4, 4] world to camera, ``Ks`` [B, C, 3, 3] intrinsics in pixels."""
+class CameraField(NamedTuple):
+    """What is said at a field of :class:`Cameras`, and followed wherever cameras go.
 
-    viewmats: Tensor
-    Ks: Tensor
+    Attributes:
+        shape: Sizes for one camera. They are equal on all ranks; the number of cameras and the values may differ.
+        remedy: What to do about invalid values.
+        differentiable: Whether there is a gradient.
+    """
+
+    shape: tuple[int, ...]
+    remedy: str
+    differentiable: bool = False
+
+
+class Cameras(NamedTuple):
+    """Cameras: ``viewmats`` [B, C, 4, 4] world to camera, ``Ks`` [B, C, 3, 3] intrinsics in pixels.
+
+    A field with a default may be None. Only what uses a field names it.
+    """
+
+    viewmats: Annotated[Tensor, CameraField((4, 4), "check the poses", differentiable=True)]
+    Ks: Annotated[Tensor, CameraField((3, 3), "check the intrinsics")]
 
 
 class ProjectedGaussians(NamedTuple):
@@ -385,14 +395,3 @@ def sum_by_id(values: Tensor, ids: Tensor, n: int, *, unique: bool = False) -> T
     flat = values[..., None].flatten(1)[order]
     sums = torch.segment_reduce(flat, "sum", lengths=bounds.diff(), axis=0, unsafe=True)
     return sums.view(n, *values.shape[1:])
-
-
-@overload
-def flatten_batch(tensor: Tensor, n_batch_dims: int, dtype: torch.dtype) -> Tensor: ...
-@overload
-def flatten_batch(tensor: None, n_batch_dims: int, dtype: torch.dtype) -> None: ...
-def flatten_batch(tensor: Tensor | None, n_batch_dims: int, dtype: torch.dtype) -> Tensor | None:
-    """Flattens the batch dimensions, [..., own] -> [B, own], and converts the dtype."""
-    if tensor is None:
-        return None
-    return tensor.to(dtype).reshape(math.prod(tensor.shape[:n_batch_dims]), *tensor.shape[n_batch_dims:])

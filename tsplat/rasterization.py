@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .arguments import compute_dtype
 from .config import (
     DEPTH_ALPHA_MIN,
     Backend,
@@ -19,7 +18,7 @@ from .config import (
     RollingShutterType,
     Validate,
 )
-from .data import Features, Splats
+from .data import Cameras, Features, Splats
 from .stages.backend import full_precision
 from .stages.capacity import Capacity, note_need
 from .stages.compilation import eager
@@ -223,14 +222,15 @@ def rasterization(
         "tangential_coeffs": (tangential_coeffs, None), "thin_prism_coeffs": (thin_prism_coeffs, None),
         "ftheta_coeffs": (ftheta_coeffs, None), "viewmats_rs": (viewmats_rs, None),
     }  # fmt: skip
-    scene = Scene(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, covars, extra_signals)
+    cameras = Cameras(viewmats, Ks)
+    scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals)
     request = check_request(scene, options, not_implemented, rolling_shutter, group, distributed)
     options = request.options
     if backend == "reference":
         return _render_reference(request)
 
     with full_precision(request.device):
-        cameras = gather_cameras(request.ranks, request.cameras)
+        cameras = gather_cameras(request.ranks, request.cameras, request.device)
         gaussians, cameras, centers = request.prepare(cameras)
         projected = project(gaussians, cameras, request.settings.projection, request.batch)
         if request.sparse_gradients is not None:
@@ -278,8 +278,10 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
     """Renders with the dense reference, which is never packed and has no tiles."""
     from .reference import rasterize
 
-    o, dtype = request.options, compute_dtype(*request.scene)
-    scene: dict[str, Any] = {k: None if t is None else t.to(dtype) for k, t in request.scene._asdict().items()}
+    o, dtype = request.options, request.gaussians.means.dtype
+    tensors = request.scene._asdict() | request.scene.cameras._asdict()
+    del tensors["cameras"]
+    scene: dict[str, Any] = {name: None if tensor is None else tensor.to(dtype) for name, tensor in tensors.items()}
     with full_precision(request.device):
         rendering = rasterize(
             **scene,
@@ -310,7 +312,7 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
         "width": o.width,
         "height": o.height,
         "n_batches": math.prod(request.batch),
-        "n_cameras": request.cameras.viewmats.shape[1],
+        "n_cameras": request.n_cameras,
         "n_invalid": None if rendering.valid is None else (~rendering.valid).sum(),
     }
     colors = rendering.colors

@@ -27,6 +27,7 @@ from .config import (
     RADIUS_MAX,
     TRANSMITTANCE_MIN,
     CameraModel,
+    CameraSettings,
     Numerics,
     RasterizeMode,
     RenderMode,
@@ -126,14 +127,13 @@ def project(
         shown: [..., C, N] bool, false for Gaussians to cull.
         visible: [..., C, N] bool, a decision to take over.
     """
-    width, height, numerics, eps2d = settings.width, settings.height, settings.numerics, settings.eps2d
+    near, far, numerics, eps2d = settings.camera.near, settings.camera.far, settings.numerics, settings.eps2d
     rotation = viewmats[..., None, :3, :3]
     camera = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
     z = camera[..., 2]
-    near = numerics.nearest(settings.near_plane, settings.camera_model)
-    means2d, jacobian, defined = _project_points(camera, Ks, settings)
-    seen = defined & (z >= near) & (z <= settings.far_plane)
-    margin = torch.minimum(_relative(z, near), _relative(z, settings.far_plane))
+    means2d, jacobian, defined = _project_points(camera, Ks, settings.camera)
+    seen = defined & (z >= near) & (z <= far)
+    margin = torch.minimum(_relative(z, near), _relative(z, far))
     to_screen = jacobian @ rotation
     sharp = to_screen @ covars[..., None, :, :, :] @ to_screen.transpose(-1, -2)
     a, b, c = sharp[..., 0, 0] + eps2d, sharp[..., 0, 1], sharp[..., 1, 1] + eps2d
@@ -158,7 +158,7 @@ def project(
     half = _half_extents(a, c, det, None if opacities is None else row_opacities, numerics)
     radius = half.ceil().clamp_max(RADIUS_MAX)
     seen = seen & (radius > settings.radius_clip).any(-1)
-    size = torch.tensor([width, height], dtype=means.dtype, device=means.device)
+    size = torch.tensor([settings.camera.width, settings.camera.height], dtype=means.dtype, device=means.device)
     seen = seen & ((means2d + radius > 0) & (means2d - radius < size)).all(-1)
     # Radii are rounded up, and edges are compared with the image border.
     steps = torch.stack(
@@ -181,7 +181,7 @@ def project(
     )
 
 
-def _project_points(points: Tensor, Ks: Tensor, settings: ProjectionSettings) -> tuple[Tensor, Tensor, Tensor]:
+def _project_points(points: Tensor, Ks: Tensor, settings: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3]; whether defined.
 
     Fisheye: u = fx k x + cx with k = theta / r. With m = (dk / dr) / r, J = f [k I + m p p^T | -p / |(x, y, z)|^2].
@@ -190,7 +190,7 @@ def _project_points(points: Tensor, Ks: Tensor, settings: ProjectionSettings) ->
     fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
     zero = torch.zeros_like(z)
     defined = torch.ones_like(z, dtype=torch.bool)
-    if settings.camera_model == "pinhole":
+    if settings.model == "pinhole":
         safe_z = torch.where(z.abs() > 0, z, 1.0)
         slopes = []
         for p, f, c, size in ((x, fx, cx, settings.width), (y, fy, cy, settings.height)):
@@ -198,7 +198,7 @@ def _project_points(points: Tensor, Ks: Tensor, settings: ProjectionSettings) ->
             slopes.append(torch.clamp(p / safe_z, min=-(c / f + margin), max=(size - c) / f + margin))
         u, v = fx * x / safe_z + cx, fy * y / safe_z + cy
         rows = (fx / safe_z, zero, -fx * slopes[0] / safe_z), (zero, fy / safe_z, -fy * slopes[1] / safe_z)
-    elif settings.camera_model == "ortho":
+    elif settings.model == "ortho":
         u, v = fx * x + cx, fy * y + cy
         rows = (fx + zero, zero, zero), (zero, fy + zero, zero)
     else:
@@ -396,8 +396,8 @@ def rasterize(
         covars = covars.triu() + covars.triu(1).transpose(-1, -2)
 
     settings = ProjectionSettings(
-        width, height, eps2d, near_plane, min(far_plane, MAGNITUDE_MAX), radius_clip,
-        antialiased=rasterize_mode == "antialiased", camera_model=camera_model, numerics=numerics,
+        CameraSettings.of(width, height, camera_model, near_plane, far_plane, numerics), eps2d, radius_clip,
+        antialiased=rasterize_mode == "antialiased", numerics=numerics,
     )  # fmt: skip
     projection = project(means, covars, opacities, viewmats, Ks, settings, shown=shown, visible=decided.visible)
     visible, depths = projection.visible, projection.depths

@@ -12,7 +12,7 @@ from tests.support.backends import BACKENDS
 from tests.support.closeness import run
 from tests.triton_cpu.fit_polynomials import interpolate
 from tsplat import reference
-from tsplat.config import FISHEYE_SERIES
+from tsplat.config import FISHEYE_SERIES, CameraSettings
 from tsplat.data import ProjectionSettings
 
 ANGLES = (0.0, 1e-30, 1e-12, 1e-7, 1e-4, 1e-2, 1.0, 30.0, 59.0, 61.0, 89.0, 90.0, 91.0, 120.0, 150.0, 165.0)
@@ -50,9 +50,8 @@ def project(gaussians, backend):
     Ks = torch.tensor([[[300.0, 0, 1000], [0, 310, 1010], [0, 0, 1]]], dtype=means.dtype)
     options = dict(near_plane=-10.0, camera_model="fisheye")
     if backend == "reference":
-        p = reference.project(
-            means, reference.covariances(quats, scales), None, viewmats, Ks, ProjectionSettings(2000, 2020, **options)
-        )
+        settings = ProjectionSettings(CameraSettings(2000, 2020, "fisheye", -10.0))
+        p = reference.project(means, reference.covariances(quats, scales), None, viewmats, Ks, settings)
         outputs = (p.means2d, p.conics)
     else:
         _, means2d, _, conics, _ = tsplat.fully_fused_projection(

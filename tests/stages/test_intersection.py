@@ -11,6 +11,7 @@ import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tsplat import reference
+from tsplat.config import DEFAULT_NUMERICS, CameraSettings
 from tsplat.data import ProjectionSettings
 
 
@@ -36,7 +37,7 @@ def assert_intersections_match_brute_force(structure, tile_size, opaque, backend
         scene["means"], reference.covariances(scene["quats"], scene["scales"]) if scene["covars"] is None
         else scene["covars"], scene["opacities"], scene["viewmats"], scene["Ks"],
         ProjectionSettings(
-            scene["width"], scene["height"], near_plane=-10.0, camera_model=structure.camera_model
+            CameraSettings.of(scene["width"], scene["height"], structure.camera_model, -10.0, 1e10, DEFAULT_NUMERICS)
         ),
     )  # fmt: skip
     rows, columns = -(-structure.height // tile_size), -(-structure.width // tile_size)

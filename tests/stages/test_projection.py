@@ -12,6 +12,7 @@ from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat import reference
+from tsplat.config import DEFAULT_NUMERICS, CameraSettings
 from tsplat.data import ProjectionSettings
 
 
@@ -37,7 +38,8 @@ def test_outputs_and_gradients_match_reference(backend, camera_model, seed, comp
         if use_reference:
             full = reference.covariances(leaves["quats"], leaves["scales"]) if not covars else leaves["covars"]
             full = full.triu() + full.triu(1).transpose(-1, -2)
-            settings = ProjectionSettings(leaves["width"], leaves["height"], antialiased=compensate, **options)
+            camera = CameraSettings.of(leaves["width"], leaves["height"], camera_model, near, 1e10, DEFAULT_NUMERICS)
+            settings = ProjectionSettings(camera, antialiased=compensate)
             p = reference.project(leaves["means"], full, None, leaves["viewmats"], leaves["Ks"], settings)
             outputs = [p.means2d, p.depths, p.conics, p.compensations]
             radii = p.radii

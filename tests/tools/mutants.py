@@ -716,12 +716,16 @@ MUTANTS = [
         ("(opacities < 0) | (opacities > 1)", "(opacities < 0)", "opacities above 1 accepted"),
     ),
     *_in(
+        "stages/validation.py",
+        ("tests/stages/test_cameras.py",),
+        ("_mark_invalid(cameras, others) if check and others else cameras", "cameras", "invalid lenses see something"),
+        ("torch.where(valid[(..., *[None] * (t.dim() - 2))], t, 0.0)", "t", "invalid lenses reach kernels"),
+    ),
+    *_in(
         "stages/settings.py",
         _torch("tests/test_rasterization.py"),
         ("options, types) if PLAIN.issuperset(types) else _check(options)", "options, ())", "1 is True"),
-        ("near_plane=numerics.nearest(o.near_plane, o.camera_model)", "near_plane=o.near_plane",
-         "the preset's near plane ignored"),
-        ("camera_model=o.camera_model", 'camera_model="pinhole"', "the camera model ignored"),
+        ("o.height, o.camera_model, o.near_plane", 'o.height, "pinhole", o.near_plane', "the camera model ignored"),
         ('antialiased=o.rasterize_mode == "antialiased"', "antialiased=False", "antialiasing ignored"),
     ),
     *_in(
@@ -834,7 +838,20 @@ MUTANTS = [
     *_in(
         "stages/agreement.py",
         EXCHANGE,
-        ("None if values is None else list(values.shape[1:])", "None", "numbers of channels not compared"),
+        ('per Gaussian": None if values is None else list(values.shape[1:])', 'per Gaussian": None',
+         "numbers of channels not compared"),
+    ),
+    *_in(
+        "stages/agreement.py",
+        ("tests/stages/test_cameras.py",),
+        ('per camera"] = None if values is None else list(values.shape[1:])', 'per camera"] = None',
+         "tensors of cameras not compared"),
+    ),
+    *_in(
+        "stages/inputs.py",
+        ("tests/stages/test_cameras.py",),
+        ("if not field.differentiable:", "if False:", "missing gradient of cameras not refused"),
+        ("[*batch, n_cameras, *field.shape]", "[*batch, None, *field.shape]", "number of intrinsics not checked"),
     ),
     *_in(
         "stages/exchange.py",
@@ -843,7 +860,7 @@ MUTANTS = [
          "every rank's Gaussians counted from zero"),
         ("dense_ids, order = (camera_ids", "dense_ids, order = (-camera_ids", "cameras in another order"),
         ("index_copy_(0, order, v)", "index_copy_(0, order.flip(0), v)", "gradients of other projected Gaussians"),
-        ("4, 4).sum(0)", "4, 4)[ranks.rank]", "other ranks' gradient of a camera lost"),
+        ("*field.shape).sum(0)", "*field.shape)[ranks.rank]", "other ranks' gradient of a camera lost"),
         ("torch.zeros_like(columns[0]) if absgrad is None else absgrad", "torch.zeros_like(columns[0])",
          "absgrad lost in the backward exchange"),
         ("received_means2d.append(weakref.ref(means2d))", "received_means2d.append(lambda: means2d)",

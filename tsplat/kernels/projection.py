@@ -353,13 +353,13 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         **cameras._asdict(),
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
-        width=settings.width,
-        height=settings.height,
+        width=settings.camera.width,
+        height=settings.camera.height,
         eps2d=settings.eps2d,
-        near=settings.near_plane,
-        far=settings.far_plane,
+        near=settings.camera.near,
+        far=settings.camera.far,
         radius_clip=settings.radius_clip,
-        CAMERA=settings.camera_model,
+        CAMERA=settings.camera.model,
         ALPHA_MIN=ALPHA_MIN,
         FOV_MARGIN=FOV_MARGIN,
         EXTEND=settings.numerics.extend,
@@ -409,14 +409,15 @@ def projection_bwd(
     radii: Tensor,
     v_projected: ProjectedGradients,
     settings: ProjectionSettings,
-    needs_viewmats: bool,
-) -> tuple[Gaussians3D, Tensor | None]:
-    """Computes the gradients of Gaussians, None where not given, and of viewmats, None if not needed.
+    needs: Cameras,
+) -> tuple[Gaussians3D, Cameras]:
+    """Computes the gradients of Gaussians, None where not given, and of cameras, None where not needed.
 
     Args:
         gaussians, cameras, settings: As for :func:`projection_fwd`.
         dense_ids, radii: Of its result.
         v_projected: Gradients of its result.
+        needs: Whether each tensor of the cameras needs a gradient.
     """
     means = gaussians.means
     n_batches, n_gaussians, _ = means.shape
@@ -426,7 +427,7 @@ def projection_bwd(
     v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in differentiable))
     block = block_size(means, BLOCK)
     blocks = triton.cdiv(n_gaussians, block)
-    block_sums = means.new_empty(blocks, n_images, 12) if needs_viewmats else None
+    block_sums = means.new_empty(blocks, n_images, 12) if needs.viewmats else None
     launch(
         _projection_bwd_kernel,
         programs(n_batches * blocks, 1),
@@ -435,8 +436,7 @@ def projection_bwd(
         scales=gaussians.scales,
         covars=gaussians.covars,
         opacities=gaussians.opacities,
-        viewmats=cameras.viewmats,
-        Ks=cameras.Ks,
+        **cameras._asdict(),
         row_of=invert_ids(dense_ids, n_images * n_gaussians),
         radii=radii,
         v_means2d=v_projected.v_means2d,
@@ -453,16 +453,17 @@ def projection_bwd(
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
         n_images=n_images,
-        width=settings.width,
-        height=settings.height,
+        width=settings.camera.width,
+        height=settings.camera.height,
         eps2d=settings.eps2d,
-        CAMERA=settings.camera_model,
+        CAMERA=settings.camera.model,
         FOV_MARGIN=FOV_MARGIN,
         COMPENSATE=settings.antialiased,
         FLOOR=settings.numerics.compensation_floor,
         BLOCK=block,
     )
-    v_viewmats = None
+    v_cameras: dict[str, Tensor | None] = dict.fromkeys(cameras._fields)
     if block_sums is not None:
-        v_viewmats = torch.nn.functional.pad(block_sums.sum(0).view(n_batches, n_cameras, 3, 4), (0, 0, 0, 1))
-    return v_gaussians, v_viewmats
+        sums = block_sums.sum(0).view(n_batches, n_cameras, 3, 4)
+        v_cameras["viewmats"] = torch.nn.functional.pad(sums, (0, 0, 0, 1))
+    return v_gaussians, type(cameras)(**v_cameras)

@@ -174,12 +174,12 @@ def prepare(
         Which Gaussians are valid, [B, N] bool or None; the cameras, in which invalid ones are replaced; their centers
         [B, C, 3] in the world frame; which cameras were valid, [B, C] bool or None.
     """
-    viewmats, Ks = cameras
+    viewmats, Ks = cameras.viewmats, cameras.Ks
     *images, _, _ = viewmats.shape
     centers, prepared, valid_cameras, n = viewmats.new_empty(*images, 3), None, None, 0
     fields: dict[str, Tensor | None] = dict.fromkeys(Gaussians3D._fields)
     if gaussians is not None:
-        prepared = Cameras(torch.empty_like(viewmats), torch.empty_like(Ks))
+        prepared = cameras._replace(viewmats=torch.empty_like(viewmats), Ks=torch.empty_like(Ks))
         valid_cameras = torch.empty(*images, dtype=torch.bool, device=Ks.device)
         valid = torch.empty(gaussians.means.shape[:2], dtype=torch.bool, device=Ks.device)
         fields, n = gaussians._replace(valid=valid)._asdict(), valid.numel()

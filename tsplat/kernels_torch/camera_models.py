@@ -15,7 +15,7 @@ Row = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def project_points(
-    p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int, camera_model: CameraModel
+    p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int, model: CameraModel
 ) -> tuple[Tensor, Tensor, Row, Row]:
     """Projects points of the camera frame.
 
@@ -29,12 +29,12 @@ def project_points(
     """
     x, y, z = p
     fx, fy, cx, cy = intrinsics
-    if camera_model == "pinhole":
+    if model == "pinhole":
         reciprocal = 1 / z
         j, j2 = _pinhole_row(x, reciprocal, fx, cx, width)
         k, k2 = _pinhole_row(y, reciprocal, fy, cy, height)
         return fx * x * reciprocal + cx, fy * y * reciprocal + cy, (j, None, j2), (None, k, k2)
-    if camera_model == "ortho":
+    if model == "ortho":
         return fx * x + cx, fy * y + cy, (fx, None, None), (None, fy, None)
     inverse_norm = (x * x + y * y + z * z).rsqrt()
     dx, dy, dz = x * inverse_norm, y * inverse_norm, z * inverse_norm

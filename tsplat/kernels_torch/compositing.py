@@ -67,7 +67,7 @@ def tiles(
     intersections: Intersections, n_images: int, settings: CompositingSettings, shown: list[bool] | None
 ) -> Iterator[Tile]:
     """Iterates over the tiles of a band. Tiles that are not shown have no intersections."""
-    width, height, size = settings.width, settings.height, settings.tile_size
+    width, height, size = settings.camera.width, settings.camera.height, settings.tile_size
     grid = TileGrid.cover(n_images, width, height, size)
     bounds = itertools.pairwise(intersections.isect_offsets.tolist())
     for index, (start, end) in enumerate(bounds, start=intersections.first_tile):
@@ -281,9 +281,8 @@ def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
 
 def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, Tensor]:
     """Returns x [W] and y [H] of pixel centers, in the dtype and on the device of a tensor."""
-    xs, ys = (
-        torch.arange(size, dtype=like.dtype, device=like.device) + 0.5 for size in (settings.width, settings.height)
-    )
+    sizes = (settings.camera.width, settings.camera.height)
+    xs, ys = (torch.arange(size, dtype=like.dtype, device=like.device) + 0.5 for size in sizes)
     return xs, ys
 
 

@@ -53,7 +53,8 @@ def _screen(
     w0, w1, w2 = (tuple(viewmats[:, i, j] for j in range(3)) for i in range(3))
     x, y, z = (_dot(w, mean) + viewmats[:, i, 3] for i, w in enumerate((w0, w1, w2)))  # type: ignore[arg-type]
     intrinsics = (Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2])
-    u, v, row0, row1 = project_points((x, y, z), intrinsics, settings.width, settings.height, settings.camera_model)
+    camera = settings.camera
+    u, v, row0, row1 = project_points((x, y, z), intrinsics, camera.width, camera.height, camera.model)
     t0, t1 = (_times_rotation(row, (w0, w1, w2)) for row in (row0, row1))
     s = covariance
     s0, s1 = (
@@ -108,12 +109,12 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         opacities = opacities if rho is None else opacities * rho
     visible, radii = _bounds(sharp, det, opacities, settings)
     # Every comparison is written so that NaN fails it.
-    visible &= (depths >= settings.near_plane) & (depths <= settings.far_plane)
+    visible &= (depths >= settings.camera.near) & (depths <= settings.camera.far)
     visible &= (det > 0) & det.isfinite() & conics.isfinite().all(-1)
     if gaussians.valid is not None:
         visible &= gaussians.valid.flatten()[ids]
-    visible &= (x + radii[:, 0] > 0) & (x - radii[:, 0] < settings.width)
-    visible &= (y + radii[:, 1] > 0) & (y - radii[:, 1] < settings.height)
+    visible &= (x + radii[:, 0] > 0) & (x - radii[:, 0] < settings.camera.width)
+    visible &= (y + radii[:, 1] > 0) & (y - radii[:, 1] < settings.camera.height)
 
     def emit(values: Tensor) -> Tensor:
         if settings.packed:
@@ -161,8 +162,8 @@ def projection_bwd(
     radii: Tensor,
     v_projected: ProjectedGradients,
     settings: ProjectionSettings,
-    needs_viewmats: bool,
-) -> tuple[Gaussians3D, Tensor | None]:
+    needs: Cameras,
+) -> tuple[Gaussians3D, Cameras]:
     means, viewmats = gaussians.means, cameras.viewmats
     n_cameras, n_gaussians = viewmats.shape[1], means.shape[1]
     rows, dense_ids = visible_rows(dense_ids, radii, n_cameras * means.shape[0] * n_gaussians, means.device)
@@ -200,13 +201,14 @@ def projection_bwd(
     kept = _all_finite(found) | ~_all_finite(incoming)
     gradients: dict[str, Tensor] = {}
     for (name, tensor), v in zip(given.items(), found):
-        if name == "viewmats" and not needs_viewmats:
+        if name == "viewmats" and not needs.viewmats:
             continue
         v = torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
         ids = images if name == "viewmats" else gaussian_ids
         gradients[name] = sum_by_id(v, ids, tensor.shape[0] * tensor.shape[1]).view(tensor.shape)
-    v_viewmats = gradients.pop("viewmats", None)
-    return Gaussians3D(**{name: gradients.get(name) for name in Gaussians3D._fields}), v_viewmats  # type: ignore[arg-type]
+    v_gaussians = {name: gradients.get(name) for name in gaussians._fields}
+    v_cameras = {name: gradients.get(name) for name in cameras._fields}
+    return Gaussians3D(**v_gaussians), type(cameras)(**v_cameras)  # type: ignore[arg-type]
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> Tensor:

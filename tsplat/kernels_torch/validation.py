@@ -14,7 +14,7 @@ def prepare(
 ) -> tuple[Tensor | None, Cameras, Tensor, Tensor | None]:
     if gaussians is None:
         return None, cameras, camera_centers(cameras.viewmats, numerics), None
-    viewmats, Ks = cameras
+    viewmats, Ks = cameras.viewmats, cameras.Ks
     is_valid = ~(exceeds(viewmats, 2) | exceeds(Ks, 2) | is_singular(viewmats) | has_no_focal_length(Ks))
     away = torch.eye(4, dtype=viewmats.dtype, device=viewmats.device)
     # Everything up to MAGNITUDE_MAX is behind this camera.
@@ -22,7 +22,7 @@ def prepare(
     viewmats = torch.where(is_valid[..., None, None], viewmats, away)
     Ks = torch.where(is_valid[..., None, None], Ks, away[:3, :3])
     valid = _valid_gaussians(gaussians, signals)
-    return valid, Cameras(viewmats, Ks), camera_centers(viewmats, numerics), is_valid
+    return valid, cameras._replace(viewmats=viewmats, Ks=Ks), camera_centers(viewmats, numerics), is_valid
 
 
 def _valid_gaussians(gaussians: Gaussians3D, signals: list[tuple[Tensor, bool]]) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..data import Gaussians3D
+from ..data import Cameras, Gaussians3D
 from ..errors import ArgumentError, DeviceError, DisagreementError, PeerError, UnsupportedError
 from .process_group import RankGroup
 
@@ -35,7 +35,7 @@ class Ranks(RankGroup):
     Attributes:
         n_gaussians, n_cameras: Of every rank.
         differentiable: Whether any rank needs any gradient; then all ranks exchange gradients.
-        differentiable_cameras: Whether any rank needs the gradient of its viewmats.
+        differentiable_cameras: Whether any rank needs the gradient of its cameras.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -178,7 +178,8 @@ def describe(
     ranks: Ranks,
     gaussians: Gaussians3D,
     signals: dict[str, Tensor | None],
-    viewmats: Tensor,
+    cameras: Cameras,
+    n_cameras: int,
     dtype: torch.dtype,
 ) -> None:
     """Adds to the record of :func:`agreement` what ranks need to know of tensors whose shapes were checked.
@@ -200,8 +201,12 @@ def describe(
             f"{name} dtype": None if values is None else values.dtype,
             f"{name} per Gaussian": None if values is None else list(values.shape[1:]),
         }
-    inputs = (*gaussians, *signals.values(), viewmats)
-    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-    differentiable_cameras = torch.is_grad_enabled() and viewmats.requires_grad
-    n_gaussians, n_cameras = gaussians.means.shape[0], viewmats.shape[0]
-    record["counts"] = [n_gaussians, n_cameras, int(differentiable), int(differentiable_cameras)]
+    for name, values in cameras._asdict().items():
+        record["settings"][f"{name} per camera"] = None if values is None else list(values.shape[1:])
+    differentiable_cameras = _require_grad(*cameras)
+    differentiable = differentiable_cameras or _require_grad(*gaussians, *signals.values())
+    record["counts"] = [len(gaussians.means), n_cameras, int(differentiable), int(differentiable_cameras)]
+
+
+def _require_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

@@ -42,7 +42,7 @@ def eager(function: Callable[Parameters, Result]) -> Callable[Parameters, Result
 
 
 def plain_all(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
-    """Returns the arguments of an operation, with its tensors as :func:`plain` returns them.
+    """Returns the arguments of an operation, with its tensors, and those of its bundles, as :func:`plain` returns them.
 
     Raises:
         UnsupportedError, DeviceError: As :func:`plain`.
@@ -57,6 +57,8 @@ def plain_all(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
                 raise UnsupportedError(
                     f"{name}: forward-mode differentiation is not implemented; use torch.autograd.grad"
                 )
+        elif hasattr(value, "_fields"):
+            value = value._make(plain_all(value._fields, value))
         resolved.append(value)
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError(TRANSFORMS)

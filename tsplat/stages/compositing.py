@@ -22,7 +22,7 @@ from ..arguments import (
     check_tile_size,
     compute_dtype,
 )
-from ..config import Backend, NumericsName
+from ..config import Backend, CameraSettings, NumericsName
 from ..data import (
     CompositingSettings,
     GaussianMajor,
@@ -59,7 +59,7 @@ class _Composite(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         splats = _splats(means2d, conics, opacities, colors, color_ids, depths)
         n_features = splats.n_colors + (depths is not None)
-        size = (n_images, settings.height, settings.width)
+        size = (n_images, settings.camera.height, settings.camera.width)
         buffers = RenderBuffers(
             means2d.new_empty(*size, n_features),
             means2d.new_empty(size),
@@ -275,10 +275,10 @@ def rasterize_to_pixels(
 
         n, width, height, tile_size = 100, 80, 60, 16
         opacities, colors = torch.full((n,), 0.8), torch.rand(1, n, 3)
-        Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+        K = torch.tensor([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
         radii, means2d, depths, conics, _ = fully_fused_projection(
             torch.randn(n, 3) + torch.tensor([0, 0, 5.0]), None, torch.randn(n, 4), torch.full((n, 3), 0.1),
-            torch.eye(4)[None], Ks, width, height,
+            torch.eye(4)[None], K[None], width, height,
         )
         tile_width, tile_height = math.ceil(width / tile_size), math.ceil(height / tile_size)
         _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, tile_size, tile_width, tile_height)
@@ -334,8 +334,7 @@ def rasterize_to_pixels(
         None,
     )
     settings = CompositingSettings(
-        width=image_width,
-        height=image_height,
+        camera=CameraSettings(image_width, image_height),
         tile_size=tile_size,
         channel_chunk=channels,
         absgrad=absgrad,

@@ -20,6 +20,7 @@ from ..data import Cameras, Features, ProjectedGaussians, sum_by_id
 from .agreement import Ranks
 from .autograd import once_differentiable
 from .bundles import flatten, restore, structure
+from .inputs import camera_fields
 
 
 def _anchor(differentiable: bool, device: torch.device) -> Tensor | None:
@@ -36,28 +37,34 @@ class _GatherCameras(torch.autograd.Function):
         columns = [t[0] for t in tensors if t is not None]
         gathered = iter(_unpack(ranks.all_gather(_pack(columns), ranks.n_cameras), columns))
         cameras: Cameras = restore(like, [None if t is None else next(gathered)[None] for t in tensors])
-        ctx.mark_non_differentiable(*(t for t in flatten(cameras) if t is not None and t is not cameras.viewmats))
+        fields = camera_fields(cameras)
+        constant = [getattr(cameras, name) for name, field in fields.items() if not field.differentiable]
+        ctx.mark_non_differentiable(*(t for t in constant if t is not None))
         return tuple(flatten(cameras))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _saved: tuple[Tensor, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
         ranks: Ranks = ctx.ranks
-        v_viewmats: Tensor = restore(ctx.like, v).viewmats
-        n_own = ranks.n_cameras[ranks.rank]
-        received = ranks.all_to_all(v_viewmats[0], ranks.n_cameras, [n_own] * ranks.world_size)
-        v_own = received.view(ranks.world_size, 1, n_own, 4, 4).sum(0)
-        return None, None, None, *flatten(ctx.like._replace(viewmats=v_own))
+        n_own, fields = ranks.n_cameras[ranks.rank], camera_fields(ctx.like)
+        v_cameras: list[Tensor | None] = []
+        for field, v_field in zip(fields.values(), v):
+            if field.differentiable and v_field is not None:
+                received = ranks.all_to_all(v_field[0], ranks.n_cameras, [n_own] * ranks.world_size)
+                v_cameras.append(received.view(ranks.world_size, 1, n_own, *field.shape).sum(0))
+            else:
+                v_cameras.append(None)
+        return None, None, None, *v_cameras
 
 
-def gather_cameras(ranks: Ranks | None, cameras: Cameras) -> Cameras:
+def gather_cameras(ranks: Ranks | None, cameras: Cameras, device: torch.device) -> Cameras:
     """Gathers the cameras of all ranks, in rank order. [1, C of this rank, ...] -> [1, C of all ranks, ...]
 
-    The gradients that the ranks compute for a view matrix are summed on the rank that holds it, in rank order.
+    The gradients that the ranks compute for a camera are summed on the rank that holds it, in rank order.
     """
     if ranks is None:
         return cameras
-    anchor = _anchor(ranks.differentiable_cameras, cameras.viewmats.device)
+    anchor = _anchor(ranks.differentiable_cameras, device)
     like = structure(cameras)
     gathered: Cameras = restore(like, _GatherCameras.apply(ranks, like, anchor, *flatten(cameras)))  # type: ignore[no-untyped-call]
     return gathered

@@ -97,7 +97,7 @@ def describe_render(
         "width": request.options.width,
         "height": request.options.height,
         "n_batches": request.gaussians.means.shape[0],
-        "n_cameras": request.cameras.viewmats.shape[1],
+        "n_cameras": request.n_cameras,
     }
     if request.distributed:
         _, camera_ids, gaussian_ids = received.ids()

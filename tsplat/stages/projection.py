@@ -12,19 +12,19 @@ from ..arguments import (
     check_camera_model,
     check_culling,
     check_numerics,
-    check_scene,
     check_size,
     check_tensor,
     compute_dtype,
 )
-from ..config import Backend, CameraModel, NumericsName
-from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, flatten_batch
+from ..config import Backend, CameraModel, CameraSettings, NumericsName
+from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..errors import ArgumentError
 from ..kernels_torch.camera_models import project_points
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
 from .bundles import flatten, restore, structure
 from .compilation import eager, with_plain_tensors
+from .inputs import check_scene, flatten_batches
 from .sparse_gradients import SparseGradients
 
 OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))
@@ -56,11 +56,10 @@ class _Project(torch.autograd.Function):
         v_projected = ProjectedGradients(**{name: v_outputs[name] for name in ProjectedGradients._fields})  # type: ignore[arg-type]
         _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
         with full_precision(radii.device):
-            v_gaussians, v_viewmats = launchers(radii.device, settings.backend).projection_bwd(
-                gaussians, cameras, dense_ids, radii, v_projected, settings, needs.viewmats
+            gradients = launchers(radii.device, settings.backend).projection_bwd(
+                gaussians, cameras, dense_ids, radii, v_projected, settings, needs
             )
-        v_cameras = structure(cameras)._replace(viewmats=v_viewmats)
-        return None, None, *flatten((v_gaussians, v_cameras))
+        return None, None, *flatten(gradients)
 
 
 def project(
@@ -152,9 +151,10 @@ def fully_fused_projection(
     check_camera_model(camera_model)
     width, height = check_size("width", width), check_size("height", height)
     preset = check_numerics(numerics)
-    culling = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, camera_model)
+    near, far, radius_clip, eps2d = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, camera_model)
     packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
-    batch, n_gaussians, n_cameras = check_scene(means, quats, scales, covars, (6,), opacities, viewmats, Ks)
+    cameras = Cameras(viewmats, Ks)
+    batch, n_gaussians, n_cameras = check_scene(means, quats, scales, covars, (6,), opacities, cameras)
     if sparse_grad and (not packed or batch):
         raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
     sparse_gradients = SparseGradients() if sparse_grad else None
@@ -162,22 +162,20 @@ def fully_fused_projection(
         quats = scales = None
     if sparse_gradients is not None:
         means, covars, quats, scales = map(sparse_gradients.attach, (means, covars, quats, scales))  # type: ignore[assignment]
-    dtype = compute_dtype(means, quats, scales, covars, opacities, viewmats, Ks)
+    dtype = compute_dtype(means, quats, scales, covars, opacities, *cameras)
     if opacities is not None:
         opacities = opacities.detach()
     settings = ProjectionSettings(
-        width=width,
-        height=height,
-        **culling | {"near_plane": preset.nearest(culling["near_plane"], camera_model)},
+        camera=CameraSettings.of(width, height, camera_model, near, far, preset),
+        eps2d=eps2d,
+        radius_clip=radius_clip,
         antialiased=check_bool("calc_compensations", calc_compensations),
         packed=packed,
-        camera_model=camera_model,
         numerics=preset,
         backend=backend,
     )
-    gaussians = Gaussians3D(*(flatten_batch(t, len(batch), dtype) for t in (means, quats, scales, covars, opacities)))  # type: ignore[arg-type]
-    cameras = Cameras(flatten_batch(viewmats, len(batch), dtype), flatten_batch(Ks, len(batch), dtype))
-    projected = project(gaussians, cameras, settings, batch)
+    gaussians = flatten_batches(Gaussians3D(means, quats, scales, covars, opacities), len(batch), dtype)
+    projected = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
     if sparse_gradients is not None:
         sparse_gradients.set_visible(projected)
     outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)

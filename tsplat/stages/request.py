@@ -11,25 +11,19 @@ from torch import Tensor
 from ..arguments import (
     check_backgrounds,
     check_bool,
-    check_camera_model,
     check_colors,
     check_devices,
     check_not_implemented,
     check_rolling_shutter,
-    check_scene,
     compute_dtype,
     is_per_camera,
 )
-from ..data import (
-    Cameras,
-    Gaussians3D,
-    TileGrid,
-    flatten_batch,
-)
+from ..data import Cameras, Gaussians3D, TileGrid
 from ..errors import ArgumentError
 from .agreement import Ranks, agreement, check_distributed, describe, join
 from .backend import launchers
 from .compilation import plain_all
+from .inputs import check_scene, flatten_batch, flatten_batches
 from .memory import MemoryBudget, check_images
 from .settings import Options, Settings, check_options
 from .sparse_gradients import SparseGradients
@@ -50,8 +44,7 @@ class Scene(NamedTuple):
     scales: Tensor | None
     opacities: Tensor
     colors: Tensor | None
-    viewmats: Tensor
-    Ks: Tensor
+    cameras: Cameras
     backgrounds: Tensor | None
     covars: Tensor | None
     extra_signals: Tensor | None = None
@@ -67,6 +60,7 @@ class Request(NamedTuple):
         ranks: The ranks that render together, or None for a single one.
         distributed: Whether the caller asked for it.
         batch: The batch dimensions as passed.
+        n_cameras: C.
         gaussians, cameras: This rank's own.
         colors: [B, N, ...], or per camera [B, C, N, ...], in their own dtype.
         extra_signals: Like colors, per camera or not; or None.
@@ -81,6 +75,7 @@ class Request(NamedTuple):
     ranks: Ranks | None
     distributed: bool
     batch: torch.Size
+    n_cameras: int
     gaussians: Gaussians3D
     cameras: Cameras
     colors: Tensor
@@ -96,7 +91,7 @@ class Request(NamedTuple):
     @property
     def image_shape(self) -> tuple[int, ...]:
         """Leading dimensions of the images, [..., C, H, W]."""
-        return (*self.batch, self.cameras.viewmats.shape[1], self.options.height, self.options.width)
+        return (*self.batch, self.n_cameras, self.options.height, self.options.width)
 
     def split(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Separates rendered channels: colors, with depth as the last channel, and extra signals."""
@@ -151,14 +146,13 @@ def check_request(
     ranks = join(group) if distributed else None
     with agreement(ranks, options.shared()) as record:
         check_not_implemented(not_implemented)
-        check_camera_model(options.camera_model)
         check_rolling_shutter(rolling_shutter)
         options, settings = check_options(options)
         scene = Scene(*plain_all(scene._fields, scene))
         if scene.opacities is None:
             raise ArgumentError("opacities: expected a tensor [..., N], found None")
         batch, n_gaussians, n_cameras = check_scene(
-            scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.viewmats, scene.Ks
+            scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.cameras
         )
         colors = scene.colors
         if colors is None:
@@ -168,7 +162,7 @@ def check_request(
         channels = check_colors(colors, options.sh_degree, *sizes)
         n_extra = _check_extra_signals(scene, options, *sizes)
         if scene.backgrounds is not None:
-            meaning, images = "[..., C, D] as viewmats and colors", (*batch, n_cameras)
+            meaning, images = "[..., C, D] as cameras and colors", (*batch, n_cameras)
             backgrounds = check_backgrounds(
                 scene.backgrounds, images, channels + n_extra if options.renders_color else None, meaning
             )
@@ -178,7 +172,7 @@ def check_request(
         check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds))
         sparse_gradients = SparseGradients() if options.sparse_grad else None
         gaussians = _gaussians(scene, sparse_gradients)
-        dtype = compute_dtype(*gaussians, colors, scene.viewmats, scene.Ks, scene.backgrounds, scene.extra_signals)
+        dtype = compute_dtype(*gaussians, colors, *scene.cameras, scene.backgrounds, scene.extra_signals)
         signals = {"colors": (colors, options.sh_degree)}
         if scene.extra_signals is not None:
             signals["extra_signals"] = scene.extra_signals, options.extra_signals_sh_degree
@@ -187,7 +181,7 @@ def check_request(
         check_images(scene.means.device, n_images, options.width, options.height, n_features, dtype)
         if options.validate == "error":
             for name, (values, degree) in signals.items():
-                raise_if_invalid(gaussians, Cameras(scene.viewmats, scene.Ks), values, degree, name)
+                raise_if_invalid(gaussians, scene.cameras, values, degree, name)
         if distributed:
             per_camera = [
                 name for name, (values, degree) in signals.items() if is_per_camera(values, degree, len(batch))
@@ -195,11 +189,9 @@ def check_request(
             check_distributed(batch, options.backend, per_camera)
         if ranks is not None:
             given = {"colors": colors, "extra_signals": scene.extra_signals}
-            describe(record, ranks, gaussians, given, scene.viewmats, dtype)
+            describe(record, ranks, gaussians, given, scene.cameras, n_cameras, dtype)
     n = len(batch)
-    cameras = Cameras(flatten_batch(scene.viewmats, n, dtype), flatten_batch(scene.Ks, n, dtype))
-    extra = scene.extra_signals
-    rendered = flatten_batch(scene.backgrounds, n, dtype) if options.renders_color else None
+    extra, rendered = scene.extra_signals, scene.backgrounds if options.renders_color else None
     return Request(
         scene=scene,
         options=options,
@@ -207,12 +199,13 @@ def check_request(
         ranks=ranks,
         distributed=distributed,
         batch=batch,
-        gaussians=Gaussians3D(*(flatten_batch(t, n, dtype) for t in gaussians)),  # type: ignore[arg-type]
-        cameras=cameras,
+        n_cameras=n_cameras,
+        gaussians=flatten_batches(gaussians, n, dtype),
+        cameras=flatten_batches(scene.cameras, n, dtype),
         colors=flatten_batch(colors, n, colors.dtype),
         extra_signals=None if extra is None else flatten_batch(extra, n, extra.dtype),
-        backgrounds=None if rendered is None else rendered.flatten(0, 1),
-        grid=TileGrid.cover(cameras.viewmats.shape[0] * n_cameras, options.width, options.height, options.tile_size),
+        backgrounds=None if rendered is None else flatten_batch(rendered, n, dtype).flatten(0, 1),
+        grid=TileGrid.cover(n_images, options.width, options.height, options.tile_size),
         sparse_gradients=sparse_gradients,
     )
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
-from ..arguments import check_bool, check_choice, check_culling, check_numerics, check_size, check_tile_size, to_int
+from ..arguments import (
+    check_bool,
+    check_camera_model,
+    check_choice,
+    check_culling,
+    check_numerics,
+    check_size,
+    check_tile_size,
+    to_int,
+)
 from ..config import (
     BACKENDS,
-    MAGNITUDE_MAX,
     RASTERIZE_MODES,
     RENDER_MODES,
     VALIDATE,
     Backend,
     CameraModel,
+    CameraSettings,
     Numerics,
     NumericsName,
     RasterizeMode,
@@ -24,8 +33,9 @@ from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
 from .capacity import Capacity
 
-LOCAL = {"channel_chunk", "memory_budget", "sparse_grad", "segmented", "capacity"}
-"""Fields of :class:`Options` that may differ between ranks."""
+Value = TypeVar("Value")
+Local = Annotated[Value, "local"]
+"""The type of a field of :class:`Options` that may differ between ranks."""
 
 NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": False, "segmented": False, "capacity": None}
 """Options of which ``backend="reference"`` implements this value only."""
@@ -34,7 +44,7 @@ NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": Fals
 class Options(NamedTuple):
     """The options of a call as the caller passed them; see :func:`tsplat.rasterization`.
 
-    All but those in ``LOCAL`` must be equal on all ranks.
+    All but those that are ``Local`` must be equal on all ranks.
     """
 
     width: int
@@ -54,11 +64,11 @@ class Options(NamedTuple):
     numerics: NumericsName
     camera_model: CameraModel
     validate: Validate
-    channel_chunk: int
-    memory_budget: int | None
-    sparse_grad: bool
-    segmented: bool
-    capacity: Capacity
+    channel_chunk: Local[int]
+    memory_budget: Local[int | None]
+    sparse_grad: Local[bool]
+    segmented: Local[bool]
+    capacity: Local[Capacity]
 
     @property
     def renders_color(self) -> bool:
@@ -78,6 +88,9 @@ class Options(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name not in LOCAL}
 
 
+LOCAL = {name for name, hint in get_type_hints(Options, include_extras=True).items() if get_origin(hint) is Annotated}
+
+
 class Settings(NamedTuple):
     """What follows from the options alone: the preset, and the settings of the stages."""
 
@@ -89,22 +102,18 @@ class Settings(NamedTuple):
     @classmethod
     def of(cls, o: Options, numerics: Numerics) -> Settings:
         """Makes the settings of checked options."""
+        camera = CameraSettings.of(o.width, o.height, o.camera_model, o.near_plane, o.far_plane, numerics)
         projection = ProjectionSettings(
-            width=o.width,
-            height=o.height,
+            camera=camera,
             eps2d=o.eps2d,
-            near_plane=numerics.nearest(o.near_plane, o.camera_model),
-            far_plane=min(o.far_plane, MAGNITUDE_MAX),
             radius_clip=o.radius_clip,
             antialiased=o.rasterize_mode == "antialiased",
             packed=o.packed,
-            camera_model=o.camera_model,
             numerics=numerics,
             backend=o.backend,
         )
         compositing = CompositingSettings(
-            width=o.width,
-            height=o.height,
+            camera=camera,
             tile_size=o.tile_size,
             channel_chunk=o.channel_chunk,
             absgrad=o.absgrad,
@@ -132,6 +141,7 @@ def _check_once(options: Options, _types: tuple[type, ...]) -> tuple[Options, Se
 
 
 def _check(options: Options) -> tuple[Options, Settings]:
+    check_camera_model(options.camera_model)
     check_choice("render_mode", options.render_mode, RENDER_MODES)
     check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
     check_choice("backend", options.backend, BACKENDS)
@@ -148,8 +158,9 @@ def _check(options: Options) -> tuple[Options, Settings]:
         degree = to_int(getattr(options, name))
         if degree is not None:
             numbers[name] = degree
-    numerics, culling = check_numerics(options.numerics), (options.near_plane, options.far_plane, options.radius_clip)
-    numbers |= check_culling(*culling, options.eps2d, numerics, options.camera_model)
+    numerics, planes = check_numerics(options.numerics), (options.near_plane, options.far_plane)
+    culling = check_culling(*planes, options.radius_clip, options.eps2d, numerics, options.camera_model)
+    numbers |= dict(zip(("near_plane", "far_plane", "radius_clip", "eps2d"), culling))
     options = options._replace(**numbers)
     if options.backend == "reference":
         for name, implemented in NOT_OF_REFERENCE.items():

@@ -15,8 +15,12 @@ from ..kernels_torch.validation import camera_centers as camera_centers
 from ..kernels_torch.validation import exceeds, has_no_focal_length, is_singular
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
+from .inputs import Bundle, camera_fields
 
 AFTER_STEP = "did an optimizer step with a non-finite gradient?"
+
+CHECKED_BY_KERNELS = {"viewmats", "Ks"}
+"""Tensors of cameras that the kernel of the Gaussians also checks. Operators check others."""
 
 OVERSIZE = 10.0
 """A median scale of more than this many scene extents is taken for a mistake."""
@@ -61,26 +65,45 @@ def prepare(
     Args:
         gaussians: Gaussians with opacities.
         signals: What is rendered of the Gaussians: at most two tensors [B, N, ...], or [B, C, N, ...] and True.
-        cameras: The cameras. Differentiable with respect to ``viewmats``.
+        cameras: The cameras. Differentiable.
         check: Whether Gaussians and cameras are checked; otherwise all are kept.
 
     Returns:
         The Gaussians with ``valid``; the cameras; their centers [B, C, 3] in the world frame.
     """
-    with torch.no_grad(), full_precision(cameras.viewmats.device):
-        valid, (viewmats, Ks), centers, valid_cameras = launchers(cameras.viewmats.device, backend).prepare(
-            Gaussians3D(*map(_contiguous, gaussians)) if check else None,  # type: ignore[arg-type]
+    others = {name: t for name, t in cameras._asdict().items() if t is not None and name not in CHECKED_BY_KERNELS}
+    with torch.no_grad(), full_precision(gaussians.means.device):
+        marked = _mark_invalid(cameras, others) if check and others else cameras
+        valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).prepare(
+            _contiguous(gaussians) if check else None,
             [(values.contiguous(), per_camera) for values, per_camera in signals] if check else [],
-            Cameras(*map(_contiguous, cameras)),  # type: ignore[arg-type]
+            _contiguous(marked),
             numerics,
         )
     if cameras.viewmats.requires_grad:
-        viewmats, centers = _Prepared.apply(cameras.viewmats, viewmats, centers, valid_cameras, numerics)  # type: ignore[no-untyped-call]
-    return gaussians._replace(valid=valid), Cameras(viewmats, Ks), centers
+        viewmats, centers = _Prepared.apply(cameras.viewmats, prepared.viewmats, centers, valid_cameras, numerics)  # type: ignore[no-untyped-call]
+        prepared = prepared._replace(viewmats=viewmats)
+    if others:
+        prepared = prepared._replace(**_replace_invalid(others, valid_cameras))
+    return gaussians._replace(valid=valid), prepared, centers
 
 
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+def _mark_invalid(cameras: Cameras, others: dict[str, Tensor]) -> Cameras:
+    """Makes the view matrices of cameras invalid that have another invalid tensor."""
+    invalid = torch.stack([exceeds(tensor, tensor.dim() - 2) for tensor in others.values()]).any(0)
+    return cameras._replace(viewmats=torch.where(invalid[..., None, None], torch.nan, cameras.viewmats))
+
+
+def _replace_invalid(others: dict[str, Tensor], valid: Tensor | None) -> dict[str, Tensor]:
+    """Replaces the tensors of invalid cameras by zeros, so that no gradient reaches them."""
+    if valid is None:
+        return others
+    return {name: torch.where(valid[(..., *[None] * (t.dim() - 2))], t, 0.0) for name, t in others.items()}
+
+
+def _contiguous(bundle: Bundle) -> Bundle:
+    made: Bundle = bundle._make([None if tensor is None else tensor.contiguous() for tensor in bundle])  # type: ignore[attr-defined]
+    return made
 
 
 @torch.no_grad()
@@ -106,12 +129,14 @@ def raise_if_invalid(
     Raises:
         InvalidValueError: The message names the tensor, the number of invalid entries, the first, and the likely cause.
     """
-    (means, quats, scales, covars, opacities, _), (viewmats, Ks) = gaussians, cameras
+    means, quats, scales, covars, opacities, _ = gaussians
     assert opacities is not None
     per_camera = is_per_camera(colors, sh_degree, means.dim() - 2)
     kinds: tuple[tuple[str, Tensor | None, int, str, str], ...] = (
-        ("viewmats", viewmats, 2, "camera", "check the poses"),
-        ("Ks", Ks, 2, "camera", "check the intrinsics"),
+        *(
+            (name, getattr(cameras, name), len(field.shape), "camera", field.remedy)
+            for name, field in camera_fields(cameras).items()
+        ),
         ("means", means, 1, "Gaussian", AFTER_STEP),
         ("quats", quats, 1, "Gaussian", AFTER_STEP),
         ("scales", scales, 1, "Gaussian", AFTER_STEP),
@@ -126,8 +151,10 @@ def raise_if_invalid(
                 invalid = invalid.any(-2)
             what = "are not finite" if not tensor.isfinite().all() else f"exceed {MAGNITUDE_MAX:g} in magnitude"
             _raise_if_any(name, invalid, noun, what, cause)
-    _raise_if_any("viewmats", is_singular(viewmats), "camera", "have a singular rotation", "check the poses")
-    _raise_if_any("Ks", has_no_focal_length(Ks), "camera", "have a focal length of zero", "check the intrinsics")
+    _raise_if_any("viewmats", is_singular(cameras.viewmats), "camera", "have a singular rotation", "check the poses")
+    _raise_if_any(
+        "Ks", has_no_focal_length(cameras.Ks), "camera", "have a focal length of zero", "check the intrinsics"
+    )
     if quats is not None:
         zero = quats.square().sum(-1) < QUAT_NORM_MIN**2
         _raise_if_any("quats", zero, "Gaussian", "have zero norm", "remove them, or set them to 1 0 0 0")

@@ -12,7 +12,7 @@ from tests.emulator.targets import needs_emulator
 from tests.kernels.compositing.test_lists import UNCUT
 from tests.support.closeness import EXACT, compare
 from tests.support.scenes import random_like
-from tsplat.config import ALPHA_MIN, PRESETS, TRANSMITTANCE_MIN
+from tsplat.config import ALPHA_MIN, PRESETS, TRANSMITTANCE_MIN, CameraSettings
 from tsplat.data import CompositingSettings, Intersections, RenderBuffers, Splats, TileGrid
 from tsplat.stages.compositing import _gaussian_major
 
@@ -118,7 +118,7 @@ def _composite(inputs, v_colors, v_alphas, chunk, patch):
     patch.setitem(FOOTPRINTS, "disc", DISC)
     for name, lengths in (("CPU_CHUNK", chunk), ("CHUNKS", {math.inf: chunk}), ("AMD_CHUNKS", {math.inf: chunk})):
         patch.setattr(launch, name, lengths)
-    settings = CompositingSettings(WIDTH, HEIGHT, 8, 32, True, PRESETS["gsplat-1.5"], "triton", "disc")
+    settings = CompositingSettings(CameraSettings(WIDTH, HEIGHT), 8, 32, True, PRESETS["gsplat-1.5"], "triton", "disc")
     grid = TileGrid.cover(1, WIDTH, HEIGHT, 8)
     offsets = torch.arange(grid.n_tiles + 1, dtype=torch.int32) * N
     ids = torch.arange(N, dtype=torch.int32).repeat(grid.n_tiles)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tsplat
-from tsplat.config import ALPHA_MIN, PRESETS
+from tsplat.config import ALPHA_MIN, PRESETS, CameraSettings
 from tsplat.data import CompositingSettings, Intersections, Splats, TileGrid
 from tsplat.stages.compositing import _gaussian_major
 
@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 41, 35
 
 
 def _settings(tile_size):
-    return CompositingSettings(WIDTH, HEIGHT, tile_size, 32, False, PRESETS["gsplat-1.5"], "triton")
+    return CompositingSettings(CameraSettings(WIDTH, HEIGHT), tile_size, 32, False, PRESETS["gsplat-1.5"], "triton")
 
 
 def _splats(n, seed, dtype=torch.float32):

@@ -196,7 +196,7 @@ def composite_bwd(
 
 
 def _band(splats: Splats, intersections: Intersections, n_images: int, settings: CompositingSettings) -> Band:
-    grid = TileGrid.cover(n_images, settings.width, settings.height, settings.tile_size)
+    grid = TileGrid.cover(n_images, settings.camera.width, settings.camera.height, settings.tile_size)
     shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
     return Band(intersections, grid, shape, settings)
 

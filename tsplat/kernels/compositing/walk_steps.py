@@ -266,8 +266,8 @@ class Band(NamedTuple):
         return {
             "tiles": self.n_tiles,
             "first_tile": self.intersections.first_tile,
-            "width": self.settings.width,
-            "height": self.settings.height,
+            "width": self.settings.camera.width,
+            "height": self.settings.camera.height,
             "tile_width": self.grid.tile_width,
             "n_tiles": self.grid.tiles_per_image,
             "TILE": self.grid.tile_size,

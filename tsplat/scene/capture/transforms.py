@@ -67,7 +67,7 @@ def read_transforms(
     image, and images without valid pixels, are skipped with a note. Initial points come from ``ply_file_path``. If it
     is missing, they are drawn at random and gray: uniformly in [-1.3, 1.3]^3 for the synthetic NeRF scenes, otherwise
     in a box around the cameras and what they look at. Images with distortion (``k1``, ``k2``, ``p1``, ``p2``) are
-    undistorted. Those with ``camera_model`` OPENCV_FISHEYE or ``is_fisheye`` (``k1`` to ``k4``) become equidistant
+    undistorted. Those of the model OPENCV_FISHEYE or with ``is_fisheye`` (``k1`` to ``k4``) become equidistant
     fisheye images, up to 90 degrees from the optical axis. Focal lengths are ``fl_x``, or come from ``camera_angle_x``
     (radians) or ``x_fov`` (degrees). ``mask_path`` is white for valid pixels. The EXIF orientation of images is
     ignored, unless only the rotated image has the size of its camera; see :func:`read_views`.

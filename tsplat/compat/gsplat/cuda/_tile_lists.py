@@ -17,7 +17,7 @@ from ....arguments import (
     check_tile_size,
     compute_dtype,
 )
-from ....config import Numerics
+from ....config import CameraSettings, Numerics
 from ....data import CompositingSettings, Intersections, Splats
 from ....stages.contributions import Contributions
 from ....stages.memory import check_images
@@ -52,7 +52,7 @@ def contributions(
     return Contributions(
         Splats(means2d.reshape(-1, 2), conics.reshape(-1, 3), opacities.flatten(), None, None),
         Intersections(0, torch.cat([offsets, offsets.new_tensor([flatten_ids.numel()])]), flatten_ids, None),
-        CompositingSettings(places.shape[2], places.shape[1], tile_size, 1, False, numerics, "torch"),
+        CompositingSettings(CameraSettings(places.shape[2], places.shape[1]), tile_size, 1, False, numerics, "torch"),
         places,
         n_pixels,
     )

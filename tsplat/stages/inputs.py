@@ -1,0 +1,92 @@
+"""The Gaussians and cameras of a call: what is said at the fields of cameras, shapes, and batch dimensions."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_devices, check_no_grad, check_tensor
+from ..data import CameraField, Cameras
+from ..errors import ArgumentError, ShapeError
+
+Bundle = TypeVar("Bundle", bound=tuple[Any, ...])
+
+
+def camera_fields(cameras: Cameras) -> dict[str, CameraField]:
+    """Returns what is said at each field of cameras."""
+    kind: Any = type(cameras)
+    return _fields_of(kind)
+
+
+@functools.cache
+def _fields_of(kind: Any) -> dict[str, CameraField]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def check_scene(
+    means: Tensor,
+    quats: Tensor | None,
+    scales: Tensor | None,
+    covars: Tensor | None,
+    covars_shape: tuple[int, ...],
+    opacities: Tensor | None,
+    cameras: Cameras,
+) -> tuple[torch.Size, int, int]:
+    """Checks that Gaussians and cameras match. Returns the batch dimensions, N and C."""
+    check_tensor("means", means, [..., None, 3], "[..., N, 3]")
+    if means.dim() < 2:
+        raise ShapeError(f"means: expected [..., N, 3], found {list(means.shape)}")
+    batch, n_gaussians = means.shape[:-2], means.shape[-2]
+    n_cameras = _check_cameras(cameras, batch)
+    if covars is not None:
+        own = ", ".join(map(str, covars_shape))
+        check_tensor("covars", covars, [*batch, n_gaussians, *covars_shape], f"[..., N, {own}] as means")
+    else:
+        for name, tensor, size in (("quats", quats, 4), ("scales", scales, 3)):
+            if tensor is None:
+                raise ArgumentError(f"{name}: found None; pass both quats and scales, or covars")
+            check_tensor(name, tensor, [*batch, n_gaussians, size], f"[..., N, {size}] as means")
+    if opacities is not None:
+        check_tensor("opacities", opacities, [*batch, n_gaussians], "[..., N] as means")
+    given: dict[str, Tensor | None] = {"means": means, **cameras._asdict(), "opacities": opacities}
+    given.update(dict(covars=covars) if covars is not None else dict(quats=quats, scales=scales))
+    check_devices(given)
+    return batch, n_gaussians, n_cameras
+
+
+def _check_cameras(cameras: Cameras, batch: torch.Size) -> int:
+    """Checks the tensors of cameras, all of which have the C of the first. Returns C."""
+    n_cameras: int | None = None
+    match = "with the batch dimensions of means"
+    for name, field in camera_fields(cameras).items():
+        tensor = getattr(cameras, name)
+        if tensor is None and name in cameras._field_defaults:
+            continue
+        meaning = f"[..., C, {', '.join(map(str, field.shape))}] {match}"
+        remedy = ""
+        if isinstance(tensor, Tensor) and tensor.dim() == len(batch) + len(field.shape):
+            own = ", :" * len(field.shape)
+            remedy = f"add a camera dimension: {name}[{f'..., None{own}' if batch else 'None'}]"
+        check_tensor(name, tensor, [*batch, n_cameras, *field.shape], meaning, remedy)
+        if not field.differentiable:
+            check_no_grad(name, tensor)
+        if n_cameras is None:
+            n_cameras, match = tensor.shape[len(batch)], f"as {name}"
+    return n_cameras or 0
+
+
+def flatten_batch(tensor: Tensor, n_batch_dims: int, dtype: torch.dtype) -> Tensor:
+    """Flattens the batch dimensions, [..., own] -> [B, own], and converts the dtype."""
+    return tensor.to(dtype).reshape(math.prod(tensor.shape[:n_batch_dims]), *tensor.shape[n_batch_dims:])
+
+
+def flatten_batches(bundle: Bundle, n_batch_dims: int, dtype: torch.dtype) -> Bundle:
+    """Applies :func:`flatten_batch` to each tensor of a NamedTuple."""
+    flat = [None if tensor is None else flatten_batch(tensor, n_batch_dims, dtype) for tensor in bundle]
+    flattened: Bundle = bundle._make(flat)  # type: ignore[attr-defined]
+    return flattened
