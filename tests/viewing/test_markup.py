@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tsplat.viewing.markup import Html, element, escape, fill, join
+from tsplat.viewing.markup import Html, escape, fill
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -29,20 +29,24 @@ def test_text_and_attributes_are_escaped(text):
             texts.append(data)
 
     parser = Parser()
-    parser.feed(element("p", text, title=text))
+    parser.feed(fill('<p title="{{a}}">{{#b}}{{a}}{{/b}}</p>', {"a": text, "b": True}))
     parser.close()
     assert "".join(texts) == text
     assert attributes == [("p", [("title", text)])]
 
 
 def test_html_is_inserted_as_it_is():
-    assert element("p", element("b", "<"), None, 3) == "<p><b>&lt;</b>3</p>"
-    assert join(["<", Html("<br>"), None]) == "&lt;<br>"
+    assert fill("{{a}}{{b}}{{c}}{{d}}", {"a": "<", "b": Html("<br>"), "c": None, "d": 3}) == "&lt;<br>3"
 
 
-def test_attributes():
-    found = element("input", class_="a b", data_value=1.5, hidden=True, checked=False, title=None)
-    assert found == '<input class="a b" data-value="1.5" hidden>'
+def test_sections():
+    rows = [{"x": 1, "cells": [{"x": "a"}, {"x": "<"}]}, {"cells": []}]
+    values = {"rows": rows, "x": "outer", "one": {"x": 2}, "none": None, "text": "t"}
+    assert fill("{{#rows}}{{x}}{{#cells}}-{{x}}{{/cells}}{{^cells}} none{{/cells}};{{/rows}}", values) == (
+        "1-a-&lt;;outer none;"
+    )
+    assert fill("{{#one}}{{x}}{{/one}}{{^one}}no{{/one}}{{#none}}yes{{/none}}{{^none}}no{{/none}}", values) == "2no"
+    assert fill("{{#text}}\n[{{text}}]{{/text}}", values) == "\n[t]"
 
 
 def test_characters_that_html_does_not_allow():
@@ -54,5 +58,7 @@ def test_characters_that_html_does_not_allow():
 
 def test_fill_replaces_in_one_pass():
     assert fill("<p>{{a}}</p>{{b}}", {"a": "{{b}}<", "b": Html("<i>")}) == "<p>{{b}}&lt;</p><i>"
-    with pytest.raises(KeyError):
-        fill("{{missing}}", {})
+    assert fill("{{#a}}{{b}}{{/a}}", {"a": [{"b": "{{c}}"}], "c": "{{d}}"}) == "{{c}}"
+    for template in ("{{missing}}", "{{#missing}}{{/missing}}"):
+        with pytest.raises(KeyError):
+            fill(template, {})

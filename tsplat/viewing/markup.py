@@ -1,21 +1,20 @@
-"""HTML from untrusted values: everything is escaped unless it is :class:`Html` already."""
+"""Fills HTML templates with untrusted values: everything is escaped unless it is :class:`Html` already."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
-PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-"""What :func:`fill` replaces in a template."""
+TOKEN = re.compile(r"\{\{([#^])(\w+)\}\}(.*?)\{\{/\2\}\}|\{\{(\w+)\}\}", re.DOTALL)
+"""A section or a placeholder of a template."""
 
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 """Characters that HTML does not allow."""
 
 UNDECODABLE = re.compile("[\udc80-\udcff]")
 """How Python represents bytes of file names that are not UTF-8."""
-
-VOID = ("br", "img", "input")
 
 
 class Html(str):
@@ -36,34 +35,26 @@ def escape(value: object) -> Html:
     return Html(html.escape(CONTROL.sub("\ufffd", text)))
 
 
-def element(tag: str, *children: object, **attributes: object) -> Html:
-    """Returns an element with escaped children and attribute values.
+def fill(template: str, values: Mapping[str, Any]) -> Html:
+    """Fills a template with values, in one pass. Templates are those of Mustache, without partials.
 
-    Args:
-        tag: Name of the element.
-        children: Contents; None is left out.
-        attributes: An underscore at the end of a name is removed, and others become hyphens: ``class_``,
-            ``data_value``. None and False leave an attribute out; True is an attribute without a value.
-    """
-    given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
-    parts = [
-        f" {name}" if value is True else f' {name}="{escape(value)}"'
-        for name, value in given.items()
-        if value is not None and value is not False
-    ]
-    start = f"<{tag}{''.join(parts)}>"
-    return Html(start) if tag in VOID else Html(f"{start}{join(children)}</{tag}>")
-
-
-def join(parts: Iterable[object]) -> Html:
-    """Concatenates values, each escaped; None is left out."""
-    return Html("".join(escape(part) for part in parts if part is not None))
-
-
-def fill(template: str, values: Mapping[str, object]) -> Html:
-    """Replaces every ``{{name}}`` of a template by the escaped value of that name, in one pass.
+    ``{{name}}`` becomes the escaped value of that name; None becomes nothing. ``{{#name}}...{{/name}}`` is repeated for
+    each mapping of a list, whose values come before those around it, or stands once if the value is a mapping or true.
+    ``{{^name}}...{{/name}}`` stands if the value is false, empty or None.
 
     Raises:
         KeyError: The template names a value that is not given.
     """
-    return Html(PLACEHOLDER.sub(lambda match: escape(values[match[1]]), template))
+
+    def replace(match: re.Match[str]) -> str:
+        kind, section, body, name = match.groups()
+        if kind is None:
+            return "" if values[name] is None else escape(values[name])
+        found = values[section]
+        if kind == "^" or not isinstance(found, list):
+            items = [found if isinstance(found, Mapping) else {}] if bool(found) == (kind == "#") else []
+        else:
+            items = found
+        return "".join(fill(body, {**values, **item}) for item in items)
+
+    return Html(TOKEN.sub(replace, template))

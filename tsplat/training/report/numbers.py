@@ -17,32 +17,15 @@ def number(value: object) -> float | None:
         return None
 
 
-def fixed(value: Any, spec: str) -> str:
-    """A number in a format."""
+def fixed(value: Any, spec: str, scale: float = 1.0) -> str:
+    """A number, multiplied by `scale`, in a format."""
     found = number(value)
-    return MISSING if found is None else format(found, spec)
+    return MISSING if found is None else format(scale * found, spec)
 
 
-def decibels(value: Any, *, infinite: bool) -> str:
-    """A PSNR; null in `metrics.json` is that of equal images."""
+def decibels(value: Any, *, infinite: bool = True) -> str:
+    """A PSNR; null in `metrics.json` is that of equal images, if the metrics have one."""
     return "∞" if value is None and infinite else fixed(value, ".2f")
-
-
-def before(value: Any, spec: str) -> str:
-    """A remark on the value before training; empty if it is missing."""
-    found = number(value)
-    return "" if found is None else f"from {found:{spec}}"
-
-
-def integer(value: Any) -> str:
-    """A count, with separators."""
-    return fixed(value, ",.0f")
-
-
-def milliseconds(value: Any) -> str:
-    """Seconds, as milliseconds."""
-    found = number(value)
-    return MISSING if found is None else f"{1000 * found:.1f}"
 
 
 def duration(value: Any) -> str:

@@ -19,12 +19,12 @@ from ...scene.gaussians import Gaussians
 from ...scene.images import to_bytes
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
-from ...viewing.data_urls import depth_image, encode_images, error_image, image_of
-from ...viewing.markup import Html, fill, join
+from ...viewing.markup import Html, fill
 from ..configuration import Config
 from ..evaluation import Score
 from ..history import History
 from . import sections
+from .data_urls import ERROR_GAIN, depth_image, encode_images, error_image, image_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -143,46 +143,52 @@ def render_page(page: RunPage) -> Html:
     template = TEMPLATE.read_text(encoding="utf-8")
     script = template.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    body = join(
-        [
-            sections.header(page.name, page.config, page.metrics, page.notes),
-            sections.cards(page.metrics, page.gaussians, page.model_bytes),
-            sections.curves(page.history),
-            sections.table(page.rows, page.metrics, [view.row for view in page.shown], is_test=page.is_test),
-            sections.images(_encode_views(page), is_test=page.is_test),
-            sections.distributions(page.gaussians),
-            sections.configuration(page.config),
-            sections.machine(page.sessions, page.metrics),
-            sections.times(page.sessions),
-            sections.commands(page.sessions),
-        ]
-    )
-    values = {"title": f"{page.name} - tsplat report", "version": __version__, "script_hash": f"sha256-{digest}"}
-    # The size is stated with as many characters as the placeholder here.
-    size = len(fill(template, {**values, "body": body, "size": "0.00 MB"}).encode())
-    return fill(template, {**values, "body": body, "size": f"{size / 1e6:.2f} MB"})
+    kind, views = "test" if page.is_test else "training", _views(page)
+    values = {
+        "title": f"{page.name} - tsplat report",
+        "version": __version__,
+        "script_hash": f"sha256-{digest}",
+        "size": "0.00",
+        "kind": kind,
+        "Kind": kind.capitalize(),
+        **sections.header(page.name, page.config, page.metrics, page.notes),
+        "cards": sections.cards(page.metrics, page.gaussians, page.model_bytes),
+        "curves": sections.curves(page.history),
+        "table": sections.table(page.rows, page.metrics, [view.row for view in page.shown], is_test=page.is_test),
+        "images": {"views": views, "n_shown": len(views), "error_gain": ERROR_GAIN} if views else None,
+        "distributions": sections.distributions(page.gaussians),
+        "configuration": sections.configuration(page.config),
+        "machine": sections.machine(page.sessions, page.metrics),
+        "times": sections.times(page.sessions),
+        "commands": sections.commands(page.sessions),
+    }
+    # The size is stated with as many characters as here.
+    size = len(fill(template, values).encode())
+    return fill(template, {**values, "size": f"{size / 1e6:.2f}"})
 
 
-def _encode_views(page: RunPage) -> list[sections.ViewImages]:
-    """Encodes the images of all shown views, within :data:`IMAGES_MAX`."""
+def _views(page: RunPage) -> list[dict[str, Any]]:
+    """Encodes the images of all shown views, within :data:`IMAGES_MAX`, as values of the template."""
     gaussians = page.gaussians
     if gaussians is not None and not bool((valid := gaussians.valid).all()):
         gaussians = gaussians.map(lambda tensor: tensor[valid])
-    images: list[tuple[Image | None, int]] = []
+    backend = "auto" if page.config is None else page.config.backend
+    images: list[dict[str, tuple[Image, int]]] = []
     for i, view in enumerate(page.shown):
         side = LARGE if i < N_LARGE else SMALL
-        images += [(image_of(view.target), side), (image_of(view.rendered), side)]
-        images.append((error_image(view.target, view.rendered), side // 2))
+        images.append(
+            {
+                "target": (image_of(view.target), side),
+                "rendered": (image_of(view.rendered), side),
+                f"error \N{MULTIPLICATION SIGN} {ERROR_GAIN}": (error_image(view.target, view.rendered), side // 2),
+            }
+        )
         if gaussians is not None and len(gaussians) and view.camera is not None:
-            backend = "auto" if page.config is None else page.config.backend
-            images.append((depth_image(gaussians, view.camera, side // 2, backend=backend), side // 2))
-        else:
-            images.append((None, 0))
-    encoded = iter(encode_images([(image, side) for image, side in images if image is not None], IMAGES_MAX))
-    found = [None if image is None else next(encoded) for image, _ in images]
+            images[-1]["depth"] = depth_image(gaussians, view.camera, side // 2, backend=backend), side // 2
+    encoded = iter(encode_images([image for of_view in images for image in of_view.values()], IMAGES_MAX))
     views = []
-    for i, view in enumerate(page.shown):
-        target, rendered, error, depth = found[4 * i : 4 * i + 4]
-        assert target is not None and rendered is not None and error is not None
-        views.append(sections.ViewImages(view.row, view.remark, i < N_LARGE, target, rendered, error, depth))
+    for i, (view, labels) in enumerate(zip(page.shown, images)):
+        target, rendered, *others = ({"label": label, **next(encoded)} for label in labels)
+        found = {"target": target, "rendered": rendered, "others": others}
+        views.append(sections.view(view.row, view.remark, i + 1, is_large=i < N_LARGE, images=found))
     return views

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import Backend
-from ..scene.cameras import Camera
-from ..scene.capture.views import Color
-from ..scene.gaussians import Gaussians
-from .colormaps import apply_colormap
-from .markup import Html
-from .videos import render_frames
+from ...config import Backend
+from ...scene.cameras import Camera
+from ...scene.capture.views import Color
+from ...scene.gaussians import Gaussians
+from ...viewing.colormaps import apply_colormap
+from ...viewing.markup import Html
+from ...viewing.videos import render_frames
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,13 +31,8 @@ ERROR_GAIN = 4
 """Absolute error of 1 / this is the brightest color."""
 
 
-@dataclasses.dataclass(frozen=True)
-class EncodedImage:
-    """A JPEG as a data URL, with its size in pixels."""
-
-    url: Html
-    width: int
-    height: int
+EncodedImage = dict[str, Any]
+"""The `url` of an image, and its `width` and `height` in pixels."""
 
 
 def encode_images(images: Sequence[tuple[Image, int]], budget: int) -> list[EncodedImage]:
@@ -49,24 +44,13 @@ def encode_images(images: Sequence[tuple[Image, int]], budget: int) -> list[Enco
     """
     factor = 1.0
     while True:
-        encoded = [_encode(fit_side(image, max(SIDE_MIN, int(factor * side)))) for image, side in images]
+        encoded = [_encode(image, max(SIDE_MIN, int(factor * side))) for image, side in images]
         smallest = all(factor * side <= SIDE_MIN for _, side in images)
-        size = sum(len(image.url) for image in encoded)
+        size = sum(len(image["url"]) for image in encoded)
         if smallest or size <= budget:
             return encoded
         # The size is about proportional to the number of pixels.
         factor *= min(SHRINK_MAX, math.sqrt(budget / size))
-
-
-def fit_side(image: Image, side: int) -> Image:
-    """Downscales an image so that its longer side has at most `side` pixels."""
-    from PIL import Image as Images
-
-    factor = side / max(image.size)
-    if factor >= 1:
-        return image
-    width, height = (max(1, round(factor * length)) for length in image.size)
-    return image.resize((width, height), Images.Resampling.LANCZOS)
 
 
 def image_of(pixels: Tensor) -> Image:
@@ -105,9 +89,13 @@ def depth_image(
     return image_of((frame * 255).round().to(torch.uint8))
 
 
-def _encode(image: Image) -> EncodedImage:
+def _encode(image: Image, side: int) -> EncodedImage:
+    """Encodes an image, downscaled so that its longer side has at most `side` pixels."""
+    from PIL import Image as Images
+
+    image = image.copy()
+    image.thumbnail((side, side), Images.Resampling.LANCZOS, reducing_gap=None)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=QUALITY, subsampling=0)
-    return EncodedImage(
-        Html("data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()), image.width, image.height
-    )
+    url = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"url": Html(url), "width": image.width, "height": image.height}

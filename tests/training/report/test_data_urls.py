@@ -10,14 +10,14 @@ from PIL import Image
 
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
 from tsplat.scene.cameras import Camera
-from tsplat.viewing.data_urls import SIDE_MIN, depth_image, encode_images, error_image
+from tsplat.training.report.data_urls import SIDE_MIN, depth_image, encode_images, error_image
 
 
 def decode(image):
-    head, _, data = image.url.partition(",")
+    head, _, data = image["url"].partition(",")
     assert head == "data:image/jpeg;base64"
     decoded = Image.open(io.BytesIO(base64.b64decode(data)))
-    assert decoded.size == (image.width, image.height)
+    assert decoded.size == (image["width"], image["height"])
     return np.asarray(decoded)
 
 
@@ -41,11 +41,11 @@ def test_colors_are_kept():
 
 def test_images_shrink_until_they_fit(noise):
     full = encode_images([(noise, 160)] * 3, 10**9)
-    budget = sum(len(image.url) for image in full) // 4
+    budget = sum(len(image["url"]) for image in full) // 4
     fitted = encode_images([(noise, 160)] * 3, budget)
-    assert sum(len(image.url) for image in fitted) <= budget
-    assert SIDE_MIN < fitted[0].width < 160
-    assert encode_images([(noise, 160)], 0)[0].width == SIDE_MIN
+    assert sum(len(image["url"]) for image in fitted) <= budget
+    assert SIDE_MIN < fitted[0]["width"] < 160
+    assert encode_images([(noise, 160)], 0)[0]["width"] == SIDE_MIN
     assert encode_images([], 0) == []
 
 

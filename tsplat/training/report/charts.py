@@ -1,4 +1,4 @@
-"""Line charts and histograms as inline SVG, drawn by Matplotlib: a pointer shows the values at its position.
+"""Line charts and histograms as SVG, drawn by Matplotlib: a pointer shows the values at its position.
 
 The style sheet of the page defines the colors as variables, so that charts follow its light and dark modes.
 """
@@ -11,9 +11,10 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from .markup import Html, element, escape
+from ...support.extras import require
+from ...viewing.markup import Html, escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +39,7 @@ UNUSED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|(?<=
 
 Point = tuple[float, float]
 Format = Callable[[float], str]
+Chart = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Series:
     style: Literal["main", "faint"] = "main"
 
 
-def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Format, from_zero: bool = False) -> Html:
-    """Returns a figure with curves over a common axis.
+def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Format, from_zero: bool = False) -> Chart:
+    """Draws curves over a common axis.
 
     Args:
         title: What is plotted, with its unit.
@@ -66,7 +68,8 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Form
         from_zero: Whether the vertical axis starts at zero.
 
     Returns:
-        The figure; with a remark instead of a chart if there is no finite point.
+        The `title`; `keys`, the label and the style of each of several curves; and `svg`, None if there is no finite
+        point.
 
     Raises:
         MissingExtraError: Matplotlib is not installed.
@@ -74,7 +77,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Form
     curves = [(one, _thin(_finite(one.points), one.style)) for one in series]
     curves = [(one, points) for one, points in curves if points]
     if not curves:
-        return _figure(title, [], element("p", "No values were recorded.", class_="missing"))
+        return {"title": title, "keys": [], "svg": None}
     readouts: dict[float, list[str]] = {}
     for one, points in curves:
         for x, y in points:
@@ -95,11 +98,12 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Form
         limits = [left, *((a + b) / 2 for a, b in itertools.pairwise(texts)), right]
         return _areas(axes, list(itertools.pairwise(limits)), list(texts.values()))
 
-    return _figure(title, [(one.label, one.style) for one, _ in curves], _svg(title, draw))
+    keys = [{"label": one.label, "style": one.style} for one, _ in curves] if len(curves) > 1 else []
+    return {"title": title, "keys": keys, "svg": _svg(title, draw)}
 
 
-def histogram(title: str, edges: Sequence[float], counts: Sequence[int], *, log: bool = False, noun: str = "") -> Html:
-    """Returns a figure with bars.
+def histogram(title: str, edges: Sequence[float], counts: Sequence[int], *, log: bool = False, noun: str = "") -> Chart:
+    """Draws bars, and returns the `title` and `svg`.
 
     Args:
         title: What is counted.
@@ -123,7 +127,7 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], *, log:
         texts = [f"{low:.3g} to {high:.3g}: {n:,} {noun}".rstrip() for (low, high), n in zip(bars, counts)]
         return _areas(axes, bars, texts)
 
-    return _figure(title, [], _svg(title, draw))
+    return {"title": title, "svg": _svg(title, draw)}
 
 
 def compact(value: float, _position: int | None = None) -> str:
@@ -163,8 +167,6 @@ def _svg(title: str, draw: Callable[[Axes], dict[str, str]]) -> Html:
     Args:
         draw: Draws on the axes, and returns the texts to show, by the name of an element.
     """
-    from ..support.extras import require
-
     require("matplotlib")
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -196,9 +198,4 @@ def _svg(title: str, draw: Callable[[Axes], dict[str, str]]) -> Html:
         body = body.replace(color, f"var({variable})")
     for name, text in texts.items():
         body = body.replace(f'<g id="{name}">', f'<g class="at"><title>{escape(text)}</title>', 1)
-    return element("svg", Html(body), viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
-
-
-def _figure(title: str, keys: Sequence[tuple[str, str]], body: Html) -> Html:
-    legend = [element("span", label, class_=f"key {style}") for label, style in (keys if len(keys) > 1 else [])]
-    return element("figure", element("figcaption", element("b", title), *legend), body, class_="chart")
+    return Html(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>')
