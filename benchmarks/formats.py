@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.pages import write_tables
 from tests.support.paths import MODELS
 from tests.support.round_trips import WRITERS, angles_between, check_round_trip
-from tsplat.scene import Gaussians, intrinsics, read_model, write_model
+from tsplat.scene import Camera, Gaussians, intrinsics, read_model, write_model
 from tsplat.scene.formats.models import Format
 from tsplat.viewing import look_at_all, render
 
@@ -97,7 +97,7 @@ def measure(name: str, gaussians: Gaussians, converter: list[str], folder: Path)
 
 def view(gaussians: Gaussians, viewmat: Tensor) -> Tensor:
     """Renders the view, clamped to [0, 1]."""
-    return render(gaussians, viewmat, intrinsics(WIDTH, HEIGHT, FOV), WIDTH, HEIGHT).clamp(0, 1)
+    return render(gaussians, Camera(viewmat, intrinsics(WIDTH, HEIGHT, FOV), WIDTH, HEIGHT)).clamp(0, 1)
 
 
 def converted_size(format: Known, sh_degree: int, converter: list[str], folder: Path) -> str:

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.support.browser import open_page
-from tsplat.scene import Capture, Gaussians, intrinsics, read_capture
+from tsplat.scene import Camera, Capture, Gaussians, intrinsics, read_capture
 from tsplat.training import Trainer, preset
 from tsplat.viewing import render, spiral_at
 from tsplat.viewing.run_cameras import complete_framing
@@ -49,7 +49,7 @@ def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gau
         while trainer.step < moment:
             trainer.advance()
         with torch.no_grad():
-            images.append(render(trainer.gaussians, viewmat, K, WIDTH, HEIGHT))
+            images.append(render(trainer.gaussians, Camera(viewmat, K, WIDTH, HEIGHT)))
     return trainer.gaussians, images
 
 

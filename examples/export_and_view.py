@@ -46,9 +46,7 @@ view = capture.test[0]
 
 
 def image_of(model):
-    return render(
-        model.to(device), view.camera.viewmat, view.camera.K, view.width, view.height, background=capture.background
-    )
+    return render(model.to(device), view.camera, background=capture.background)
 
 
 exact = image_of(scene)

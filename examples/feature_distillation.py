@@ -113,7 +113,7 @@ images = {
     "held-out view, query": view.pixels,
     "the teacher's features": 0.5 + 0.5 * expected @ directions / limit,
     "rendered features": 0.5 + 0.5 * sharp @ directions / limit,
-    "Gaussians found": render_color(selection, view.camera.viewmat, view.camera.K, view.width, view.height),
+    "Gaussians found": render_color(selection, view.camera),
 }
 figure, axes = plt.subplots(1, 4, figsize=(14, 3.1), layout="constrained")
 for axis, (title, image) in zip(axes, images.items()):

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "tsplat"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 SCENE = {"__init__", "arguments", "config", "errors", "support"}
-VIEWING = {"arguments", "config", "errors", "rasterization", "scene", "stages", "support"}
+VIEWING = {"arguments", "config", "errors", "rendering", "scene", "stages", "support"}
 TRAINING = VIEWING | {"__init__", "ops", "strategies", "viewing"}
 MODULES = {
     "config": set(),
@@ -36,6 +36,7 @@ MODULES = {
     "__init__": {"config", "errors", "ops", "rasterization", "stages"},
     "scene": SCENE,
     "strategies": {"arguments", "config", "data", "errors", "stages"},
+    "rendering": {"rasterization", "scene"},
     "viewing": VIEWING,
     "training": TRAINING,
     "compat": {"__init__", "arguments", "config", "data", "scene", "stages", "strategies"},
@@ -52,7 +53,7 @@ OPTIONAL = {
 }  # fmt: skip
 USES_TRITON = {"kernels", "stages", "triton_cpu", "cli"}
 
-MAX_FILES, MAX_FOLDERS, MAX_MODULES, MAX_IMPORTS = 8, 12, 20, 72
+MAX_FILES, MAX_FOLDERS, MAX_MODULES, MAX_IMPORTS = 8, 12, 21, 75
 MAX_LINES, MAX_BODY, MAX_PARAMETERS = 400, 80, 12
 LONGER = {"tsplat/reference.py": 500, "tsplat/kernels/projection.py": 500}
 """Lines of files that are longer: the reference is one file, and so are both kernels of a step."""

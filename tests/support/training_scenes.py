@@ -6,11 +6,11 @@ import math
 import torch
 from PIL import Image
 
+from tsplat.rendering import render
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
 from tsplat.scene.images import to_bytes
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import Checkpoint, RunConfig
-from tsplat.viewing.rendering import render
 
 WIDTH, HEIGHT = 40, 30
 
@@ -30,10 +30,10 @@ def make_views(gaussians, n=6, background=(0.0, 0.0, 0.0), model="pinhole"):
     for i in range(n):
         angle = 2 * math.pi * i / n
         viewmat = look_at((3 * math.sin(angle), -1.0, -3 * math.cos(angle)), (0, 0, 0))
-        K = intrinsics(WIDTH, HEIGHT, 45)
+        camera = Camera(viewmat, intrinsics(WIDTH, HEIGHT, 45), WIDTH, HEIGHT, model, name=f"{i}")
         with torch.no_grad():
-            image = render(gaussians, viewmat, K, WIDTH, HEIGHT, camera_model=model, background=background)
-        views.append(View(to_bytes(image), Camera(viewmat, K, WIDTH, HEIGHT, model, name=f"{i}")))
+            image = render(gaussians, camera, background=background)
+        views.append(View(to_bytes(image), camera))
     return views
 
 

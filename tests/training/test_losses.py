@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tsplat import ArgumentError, ShapeError
+from tsplat.rendering import render_views
 from tsplat.training import Config, fit, loss, psnr, ssim
 from tsplat.training.losses import depth_error
-from tsplat.viewing.rendering import render_views
 
 
 def ssim_by_windows(x, y, pad=0):
@@ -115,9 +115,7 @@ def test_invalid_images(images):
 def render_depth(gaussians, view):
     """Expected depth [H, W], and sparse points [P, 3] at the centers of opaque pixels."""
     with torch.no_grad():
-        images, alphas, _ = render_views(
-            gaussians, view.camera.viewmat[None], view.camera.K[None], view.width, view.height, render_mode="ED"
-        )
+        images, alphas, _ = render_views(gaussians, [view.camera], render_mode="ED")
     depth = images[0, ..., 0]
     ys, xs = (alphas[0, ..., 0] > 0.9).nonzero().unbind(-1)
     return depth, torch.stack([xs + 0.5, ys + 0.5, depth[ys, xs]], -1)

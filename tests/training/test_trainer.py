@@ -10,6 +10,7 @@ from tests.support.captures import changed
 from tests.support.training_scenes import gray, make_gaussians, make_views
 from tsplat import ArgumentError, MemoryBudgetError
 from tsplat.ops.adam import step_all
+from tsplat.rendering import render, render_views
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
 from tsplat.strategies import DefaultStrategy
 from tsplat.training import (
@@ -25,7 +26,6 @@ from tsplat.training import (
 )
 from tsplat.training import trainer as trainer_module
 from tsplat.training.view_corrections import apply_exposure, move_camera
-from tsplat.viewing.rendering import render, render_views
 
 SKY = (0.2, 0.4, 0.7)
 FROZEN = dict.fromkeys(("means_rate", "scales_rate", "opacities_rate", "quats_rate", "sh0_rate"), 0.0)
@@ -61,9 +61,9 @@ def renders(monkeypatch):
     """Records the arguments of every rendering."""
     calls = []
 
-    def recorded(gaussians, viewmats, *arguments, **options):
-        calls.append({"viewmats": viewmats, **options})
-        return render_views(gaussians, viewmats, *arguments, **options)
+    def recorded(gaussians, cameras, **options):
+        calls.append({"cameras": cameras, **options})
+        return render_views(gaussians, cameras, **options)
 
     monkeypatch.setattr(trainer_module, "render_views", recorded)
     return calls
@@ -140,9 +140,7 @@ def test_sh_degree_increases_during_training(noisy, renders):
 def test_each_view_comes_once_per_permutation(noisy, renders):
     start, views = noisy
     fit(start, views, Config(steps=12, background=SKY))
-    order = [
-        next(view.name for view in views if torch.equal(view.camera.viewmat, call["viewmats"][0])) for call in renders
-    ]
+    order = [camera.name for call in renders for camera in call["cameras"]]
     assert sorted(order[:6]) == sorted(order[6:]) == [view.name for view in views]
     assert order[:6] != order[6:]
 
@@ -233,7 +231,7 @@ def test_pose_refinement_corrects_a_camera(scene):
     learned = move_camera(wrong[0].camera.viewmat, torch.cat([motion[:3], scene_extent(wrong) * motion[3:]]))
     before, after = (float((v - views[0].camera.viewmat).abs().max()) for v in (wrong[0].camera.viewmat, learned))
     assert after < 0.4 * before
-    images = (render(gaussians, viewmat, wrong[0].camera.K, 40, 30) for viewmat in (wrong[0].camera.viewmat, learned))
+    images = (render(gaussians, camera) for camera in (wrong[0].camera, changed(views[0], viewmat=learned).camera))
     before, after = (float((image - views[0].pixels).abs().mean()) for image in images)
     assert after < 0.2 * before
     assert all(torch.equal(a, b) for a, b in zip(trainer.gaussians.tensors().values(), gaussians.tensors().values()))
@@ -247,7 +245,7 @@ def test_exposure_of_a_view_is_learned(scene):
     for _ in range(300):
         trainer.advance()
     exposures = trainer.state()[0]["params/exposures"]
-    image = render(gaussians, dark.viewmat, dark.K, 40, 30)
+    image = render(gaussians, dark.camera)
     error = (apply_exposure(image, exposures[0]) - dark.pixels).abs().mean()
     assert float(error) < 0.1 * float((image - dark.pixels).abs().mean())
     assert float((exposures[1] - torch.eye(3, 4)).abs().max()) < 0.1

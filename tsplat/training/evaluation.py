@@ -15,11 +15,11 @@ from torch import Tensor
 from ..arguments import check_choice
 from ..config import SSIM_TAPS, Backend
 from ..errors import ShapeError
+from ..rendering import render
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
 from ..stages.process_group import RankGroup
 from ..support.extras import require
-from ..viewing.rendering import render
 from .losses import psnr, ssim
 
 
@@ -106,16 +106,7 @@ def evaluate(
         view = views[first + ranks.rank]
         _synchronize(gaussians.means.device)
         start = time.perf_counter()
-        image = render(
-            gaussians,
-            view.camera.viewmat,
-            view.camera.K,
-            view.width,
-            view.height,
-            camera_model=view.camera.model,
-            background=background,
-            backend=backend,
-        ).clamp(0, 1)
+        image = render(gaussians, view.camera, background=background, backend=backend).clamp(0, 1)
         _synchronize(gaussians.means.device)
         seconds = time.perf_counter() - start
         if view.mask is not None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedError
+from ..rendering import render_views
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
 from ..stages.backend import full_precision, launchers
 from ..stages.process_group import RankGroup
-from ..viewing.rendering import render_views
 from .configuration import Config
 from .densification import Densification
 from .gradient_step import CHECK_INTERVAL, GradientStep
@@ -207,20 +207,17 @@ class Trainer:
         self._gradient_step.backward(images.sum())
         return meta
 
-    def _render(self, index: int, background: Color, *, n_cameras: int = 1) -> tuple[Tensor, dict[str, Any]]:
+    def _render(self, index: int, background: Color, *, n_cameras: int | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D]; and ``meta``."""
-        config, view = self.config, self._views[index]
-        viewmat = view.camera.viewmat
+        config, camera = self.config, self._views[index].camera
         if config.pose_refinement:
             with full_precision(self.device):
-                viewmat = move_camera(viewmat, self._parameters.camera_motion(index))
+                moved = move_camera(camera.viewmat, self._parameters.camera_motion(index))
+            camera = dataclasses.replace(camera, viewmat=moved)
         images, _, meta = render_views(
             self._parameters.gaussians(),
-            viewmat[None][:n_cameras],
-            view.camera.K[None][:n_cameras],
-            view.width,
-            view.height,
-            camera_model=view.camera.model,
+            [camera],
+            n_cameras=n_cameras,
             background=background,
             sh_degree=min(self._sh_degree, self.step // self._sh_interval),
             render_mode="RGB+ED" if config.depth_weight else "RGB",

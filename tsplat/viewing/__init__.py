@@ -1,7 +1,7 @@
 """Viewing: images, videos, camera trajectories and framing of a model. Imports nothing of `tsplat.training`."""
 
+from ..rendering import render, render_views
 from .framing import guess_up, look_at_all
-from .rendering import render, render_views
 from .scene_pages import ScenePage, export_page, write_page
 from .start_views import StartView, first_view
 from .trajectories import orbit_around, read_cameras, spiral_at

@@ -51,10 +51,9 @@ def fill(template: str, values: Mapping[str, Any]) -> Html:
         if kind is None:
             return "" if values[name] is None else escape(values[name])
         found = values[section]
-        if kind == "^" or not isinstance(found, list):
-            items = [found if isinstance(found, Mapping) else {}] if bool(found) == (kind == "#") else []
-        else:
-            items = found
-        return "".join(fill(body, {**values, **item}) for item in items)
+        if kind == "#" and isinstance(found, list):
+            return "".join(fill(body, {**values, **inner}) for inner in found)
+        is_shown = bool(found) == (kind == "#")
+        return fill(body, {**values, **found} if isinstance(found, Mapping) else values) if is_shown else ""
 
     return Html(TOKEN.sub(replace, template))

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..arguments import check_choice
 from ..config import Backend
 from ..errors import ArgumentError, MissingExtraError
+from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
@@ -24,7 +25,6 @@ from ..scene.images import to_bytes, write_png
 from ..support.extras import require
 from ..support.files import atomic_write, output_folder
 from .colormaps import Limits, color_depths, depth_limits
-from .rendering import render_views
 
 Show = Literal["rgb", "depth", "alpha"]
 SHOWS = ("rgb", "depth", "alpha")
@@ -55,16 +55,11 @@ def render_frames(
         ArgumentError: Unknown `show`; or as :func:`tsplat.rasterization`.
     """
     check_choice("show", show, SHOWS)
-    device = gaussians.means.device
     limits: Limits | None = None
     for camera in cameras:
         images, alphas, _ = render_views(
             gaussians,
-            camera.viewmat.to(device)[None],
-            camera.K.to(device)[None],
-            camera.width,
-            camera.height,
-            camera_model=camera.model,
+            [camera],
             background=background,
             render_mode="ED" if show == "depth" else "RGB",
             backend=backend,

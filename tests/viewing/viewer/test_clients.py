@@ -12,7 +12,7 @@ import torch
 from tests.support.training_scenes import make_gaussians
 from tests.support.viewer_client import ViewerClient
 from tests.support.waiting import wait_for
-from tsplat.scene import intrinsics, look_at, write_ply
+from tsplat.scene import Camera, intrinsics, look_at, write_ply
 from tsplat.scene.images import to_bytes
 from tsplat.viewing import render
 from tsplat.viewing.viewer import Viewer, open_viewed
@@ -51,7 +51,8 @@ def look_from(client, eye):
 
 
 def expected(eye):
-    return to_bytes(render(GAUSSIANS, look_at(eye, TARGET, UP), intrinsics(*SIZE, FOV), *SIZE)).numpy()
+    camera = Camera(look_at(eye, TARGET, UP), intrinsics(*SIZE, FOV), *SIZE)
+    return to_bytes(render(GAUSSIANS, camera)).numpy()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.training_scenes import make_gaussians
 from tsplat import ArgumentError
-from tsplat.scene import intrinsics, look_at
+from tsplat.scene import Camera, intrinsics, look_at
 from tsplat.scene.images import to_bytes
 from tsplat.viewing import render
 from tsplat.viewing.viewer.renderer import COLORMAPS, DIVISOR_MAX, MODES, Pose, Renderer, Settings
@@ -32,7 +32,7 @@ def renderer(gaussians):
 
 def test_full_size_equals_render(renderer, gaussians):
     frame = renderer.render(POSE, Settings(background=(0.1, 0.2, 0.3)))
-    expected = render(gaussians, VIEWMAT, intrinsics(64, 48, FOV), 64, 48, background=(0.1, 0.2, 0.3))
+    expected = render(gaussians, Camera(VIEWMAT, intrinsics(64, 48, FOV), 64, 48), background=(0.1, 0.2, 0.3))
     assert torch.equal(torch.from_numpy(frame.image), to_bytes(expected))
     assert (frame.divisor, frame.visible) == (1, len(gaussians))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...config import Backend
-from ...scene.cameras import intrinsics, orbit
+from ...scene.cameras import Camera, intrinsics, orbit
 from ...scene.capture.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
 from ...scene.gaussians import Gaussians
 from ...stages.backend import choose
@@ -18,8 +18,7 @@ from ...support.extras import require
 from ...support.files import output_folder
 from ...support.interruption import stop_on_signals
 from ...viewing.devices import pick_device, reserve_threads
-from ...viewing.rendering import render
-from ...viewing.videos import write_gif
+from ...viewing.videos import render_frames, write_gif
 from ..configuration import Config
 from ..trainer import Trainer
 from .context import lock_run
@@ -113,14 +112,10 @@ def demo(
         trainer = Trainer(start, capture.train, config)
         with stop_on_signals() as stop:
             metrics = fit_and_report(trainer, start, capture, folder, stop=stop, record=record)
-        viewmats = _turntable(size.frames).to(device)
         width, height = round(size.width * size.frame_scale), round(size.height * size.frame_scale)
-        K = intrinsics(width, height, FOV).to(device)
-        with torch.no_grad():
-            frames = [
-                render(trainer.gaussians, viewmat, K, width, height, background=capture.background, backend=backend)
-                for viewmat in viewmats
-            ]
+        K = intrinsics(width, height, FOV)
+        cameras = [Camera(viewmat, K, width, height) for viewmat in _turntable(size.frames)]
+        frames = render_frames(trainer.gaussians, cameras, background=capture.background, backend=backend)
         write_gif(folder / "turntable.gif", frames)
     print(
         f"written to {folder}: contact_sheet.png, curve.png, turntable.gif, metrics.json, point_cloud.ply, report.html"

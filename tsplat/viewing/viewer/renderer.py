@@ -17,7 +17,8 @@ from torch import Tensor
 from ...arguments import check_choice, check_size
 from ...config import SH_DEGREE_MAX, Backend, CameraModel, RenderMode
 from ...errors import ArgumentError
-from ...rasterization import rasterization
+from ...rendering import render_views
+from ...scene.cameras import Camera
 from ...scene.capture.views import Color
 from ...scene.cropping import Box, crop_gaussians
 from ...scene.gaussians import Gaussians
@@ -203,19 +204,21 @@ class Renderer:
         self, pose: Pose, settings: Settings, width: int, height: int
     ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int]:
         gaussians = self.cropped(settings.crop)
-        device = gaussians.means.device
         degree = gaussians.sh_degree if settings.sh_degree is None else min(settings.sh_degree, gaussians.sh_degree)
         antialiased = gaussians.antialiased if settings.antialiased is None else settings.antialiased
-        background = gaussians.means.new_tensor(settings.background)
-        images, alphas, meta = rasterization(
-            gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities, gaussians.sh_coeffs(degree),
-            pose.viewmat.to(device)[None], pose.intrinsics(width, height, settings.camera_model).to(device)[None],
-            width, height,
-            near_plane=settings.near, far_plane=settings.far, radius_clip=settings.radius_clip, eps2d=settings.eps2d,
-            sh_degree=degree, packed=False, backgrounds=background[None] if settings.show == "rgb" else None,
-            render_mode=MODES[settings.show], rasterize_mode="antialiased" if antialiased else "classic",
-            camera_model=settings.camera_model, backend=self.backend,
-        )  # fmt: skip
+        model = settings.camera_model
+        images, alphas, meta = render_views(
+            dataclasses.replace(gaussians, antialiased=antialiased),
+            [Camera(pose.viewmat, pose.intrinsics(width, height, model), width, height, model)],
+            background=settings.background,
+            sh_degree=degree,
+            render_mode=MODES[settings.show],
+            near_plane=settings.near,
+            far_plane=settings.far,
+            radius_clip=settings.radius_clip,
+            eps2d=settings.eps2d,
+            backend=self.backend,
+        )
         visible = int((meta["radii"] > 0).all(-1).sum())
         image, alpha = images[0], alphas[0, ..., 0]
         if settings.show == "alpha":

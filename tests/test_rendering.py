@@ -8,14 +8,15 @@ import torch
 from tests.support import scenes
 from tests.support.closeness import assert_exact
 from tsplat import reference
-from tsplat.scene import Gaussians
-from tsplat.viewing import render, render_views
+from tsplat.errors import ArgumentError
+from tsplat.rendering import render, render_views
+from tsplat.scene import Camera, Gaussians
 
 STRUCTURE = scenes.Structure(n=15, cameras=2, sh_degree=2, width=24, height=18, seed=5)
 
 
 def make_model(antialiased=False):
-    """Gaussians in fp64, and the scene whose parameters they have."""
+    """Gaussians in fp64, their two cameras, and the scene whose parameters they have."""
     scene = scenes.make(STRUCTURE)
     scene["opacities"] = scene["opacities"].clamp(0.05, 0.95)
     gaussians = Gaussians(
@@ -27,14 +28,15 @@ def make_model(antialiased=False):
         shN=scene["colors"][:, 1:9],
         antialiased=antialiased,
     )
-    return gaussians, scene
+    cameras = [Camera(viewmat, K, 24, 18) for viewmat, K in zip(scene["viewmats"], scene["Ks"])]
+    return gaussians, cameras, scene
 
 
 @pytest.mark.parametrize("antialiased", [False, True])
 def test_render_views_matches_reference(antialiased):
-    gaussians, scene = make_model(antialiased)
+    gaussians, cameras, scene = make_model(antialiased)
     background = (0.1, 0.2, 0.3)
-    images, alphas, _ = render_views(gaussians, scene["viewmats"], scene["Ks"], 24, 18, background=background)
+    images, alphas, _ = render_views(gaussians, cameras, background=background)
     backgrounds = torch.tensor(background, dtype=torch.float64).expand(2, 3)
     expected = reference.rasterize(
         **scene | {"backgrounds": backgrounds}, rasterize_mode="antialiased" if antialiased else "classic"
@@ -44,28 +46,25 @@ def test_render_views_matches_reference(antialiased):
 
 
 def test_render_views_with_a_depth_mode_has_no_background():
-    gaussians, scene = make_model()
-    depths, alphas, _ = render_views(
-        gaussians, scene["viewmats"], scene["Ks"], 24, 18, background=(1.0, 1.0, 1.0), render_mode="D"
-    )
+    gaussians, cameras, _ = make_model()
+    depths, alphas, _ = render_views(gaussians, cameras, background=(1.0, 1.0, 1.0), render_mode="D")
     assert depths.shape == (2, 18, 24, 1)
     assert not depths[alphas == 0].any()
 
 
 def test_render_views_limits_the_sh_degree():
-    gaussians, scene = make_model()
-    cameras = scene["viewmats"], scene["Ks"], 24, 18
-    limited, _, _ = render_views(gaussians, *cameras, sh_degree=0)
-    flat, _, _ = render_views(dataclasses.replace(gaussians, shN=gaussians.shN[:, :0]), *cameras)
-    full, _, _ = render_views(gaussians, *cameras)
+    gaussians, cameras, _ = make_model()
+    limited, _, _ = render_views(gaussians, cameras, sh_degree=0)
+    flat, _, _ = render_views(dataclasses.replace(gaussians, shN=gaussians.shN[:, :0]), cameras)
+    full, _, _ = render_views(gaussians, cameras)
     assert torch.equal(limited, flat)
     assert not torch.equal(limited, full)
 
 
 def test_render_views_is_differentiable_in_the_raw_parameters():
-    gaussians, scene = make_model()
+    gaussians, cameras, _ = make_model()
     leaves = gaussians.map(lambda tensor: tensor.detach().requires_grad_())
-    images, _, _ = render_views(leaves, scene["viewmats"], scene["Ks"], 24, 18)
+    images, _, _ = render_views(leaves, cameras)
     images.square().sum().backward()
     for name, tensor in leaves.tensors().items():
         assert tensor.grad is not None, name
@@ -73,7 +72,15 @@ def test_render_views_is_differentiable_in_the_raw_parameters():
 
 
 def test_render_is_one_view_of_render_views():
-    gaussians, scene = make_model()
-    images, _, _ = render_views(gaussians, scene["viewmats"], scene["Ks"], 24, 18)
-    for viewmat, K, expected in zip(scene["viewmats"], scene["Ks"], images):
-        assert torch.equal(render(gaussians, viewmat, K, 24, 18), expected)
+    gaussians, cameras, _ = make_model()
+    images, _, _ = render_views(gaussians, cameras)
+    for camera, expected in zip(cameras, images):
+        assert torch.equal(render(gaussians, camera), expected)
+
+
+def test_cameras_of_a_call_have_one_size():
+    gaussians, cameras, _ = make_model()
+    with pytest.raises(ArgumentError, match="expected 24x18 pinhole cameras"):
+        render_views(gaussians, [cameras[0], dataclasses.replace(cameras[1], width=25)])
+    nothing, _, _ = render_views(gaussians, cameras[:1], n_cameras=0)
+    assert nothing.shape == (0, 18, 24, 3)

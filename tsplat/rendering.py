@@ -1,0 +1,90 @@
+"""Rendering of a model with cameras: `rasterization` applied to :class:`Gaussians` and :class:`Camera`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .rasterization import rasterization
+from .scene.cameras import Camera, rasterization_arguments
+from .scene.capture.views import Color
+from .scene.gaussians import Gaussians
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def render_views(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    *,
+    n_cameras: int | None = None,
+    background: Color = (0.0, 0.0, 0.0),
+    sh_degree: int | None = None,
+    group: ProcessGroup | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Renders views of a model, without clamping.
+
+    Differentiable with respect to the raw parameters of the Gaussians and the tensors of the cameras. Rendering is
+    antialiased if `gaussians.antialiased` is set.
+
+    Args:
+        gaussians: On the device to render on.
+        cameras: C cameras of equal size and model, on any device.
+        n_cameras: Number of cameras to render; all where None. With 0, a rank joins a collective call without a camera.
+        background: RGB in [0, 1]; used if `render_mode` has RGB.
+        sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' where None.
+        group: Process group over which Gaussians and cameras are distributed; None for a single process.
+        options: Other arguments of :func:`tsplat.rasterization`, such as `render_mode` and `backend`.
+
+    Returns:
+        Images [C, height, width, D] with the channels of the render mode, alphas [C, height, width, 1], and the `meta`
+        of :func:`tsplat.rasterization` with `packed=False`.
+
+    Raises:
+        ArgumentError: The cameras differ in size or model; or as :func:`tsplat.rasterization`.
+        BackendError: As :func:`tsplat.rasterization`.
+    """
+    device = gaussians.means.device
+    views = rasterization_arguments([camera.to(device) for camera in cameras], n_cameras)
+    degree = gaussians.sh_degree if sh_degree is None else sh_degree
+    backgrounds = None
+    if "RGB" in options.get("render_mode", "RGB"):
+        backgrounds = gaussians.means.new_tensor(background).expand(len(views["viewmats"]), 3)
+    return rasterization(
+        gaussians.means,
+        gaussians.quats,
+        gaussians.scales,
+        gaussians.opacities,
+        gaussians.sh_coeffs(degree),
+        **views,
+        sh_degree=degree,
+        backgrounds=backgrounds,
+        packed=False,
+        rasterize_mode="antialiased" if gaussians.antialiased else "classic",
+        distributed=group is not None,
+        group=group,
+        **options,
+    )
+
+
+def render(gaussians: Gaussians, camera: Camera, **options: Any) -> Tensor:
+    """Renders one view, in RGB [height, width, 3] unless told otherwise, without clamping.
+
+    Args:
+        options: Those of :func:`render_views`.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Camera, Gaussians, intrinsics
+        from tsplat.viewing import look_at_all, render
+
+        gaussians = Gaussians.from_points(torch.rand(100, 3), torch.rand(100, 3))
+        viewmat, _ = look_at_all(gaussians, 160, 120, fov=50)
+        image = render(gaussians, Camera(viewmat, intrinsics(160, 120, fov=50), 160, 120))  # [120, 160, 3]
+    """
+    return render_views(gaussians, [camera], **options)[0][0]
