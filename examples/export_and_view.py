@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from tsplat.scene import Camera, Gaussians, orbit, procedural_capture, read_model, write_model
-from tsplat.training import Config, evaluate, fit, mean_psnr, psnr
+from tsplat.training import Config, evaluate, fit, psnr
 from tsplat.viewing import render, render_frames, write_frames
 
 STEPS = 400
@@ -30,7 +30,7 @@ rates = dict(means_rate=1e-3, scales_rate=2e-2, quats_rate=1.5e-2, sh0_rate=1.5e
 config = Config(steps=STEPS, background=capture.background, **rates)
 start = Gaussians.from_points(capture.points, capture.colors, sh_degree=2)
 scene = fit(start, capture.train, config)
-quality = mean_psnr(evaluate(scene, capture.test, background=capture.background))
+quality = evaluate(scene, capture.test, background=capture.background).psnr
 print(f"{len(scene)} Gaussians, PSNR {quality:.2f} dB on test views")
 assert quality > 20
 

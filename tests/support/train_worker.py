@@ -22,7 +22,7 @@ from torch import Tensor
 from tsplat.scene import Gaussians, procedural_capture
 from tsplat.stages.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
-from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, mean_psnr, mean_ssim, read_newest
+from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest
 from tsplat.training import write_checkpoint as write
 from tsplat.training.parameters import scene_tensors
 
@@ -83,7 +83,7 @@ def train(ranks, folder):
             trainer = Trainer(start(scene), scene.train, config, ranks)
             counts = [trainer.advance().n_gaussians for _ in range(STEPS)]
             gaussians = trainer.gather_gaussians()
-            psnr = mean_psnr(evaluate(gaussians, scene.test, background=config.background))
+            psnr = evaluate(gaussians, scene.test, background=config.background).psnr
             results[f"{kind} {parallel}"] = {"counts": counts, "psnr": psnr, "own": len(trainer.gaussians)}
     # Only one rank has a view, and there is no regularization.
     config = RunConfig(steps=3, views_per_step=1, precision="fp16", parallel="replicate", strategy=DefaultStrategy())
@@ -159,8 +159,8 @@ def load(ranks, folder):
             "differ": [name for name in {*state, *expected[0]} if state.get(name) != expected[0].get(name)],
             "figures": json.loads(json.dumps(figures)) == expected[1],
             "own": len(trainer.gaussians),
-            "psnr": mean_psnr(scores),
-            "ssim": mean_ssim(scores),
+            "psnr": scores.psnr,
+            "ssim": scores.ssim,
             "count": len(scores),
         }
         trainer.advance()

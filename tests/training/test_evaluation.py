@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from tsplat.training import Score, evaluate, mean_psnr
-from tsplat.training.evaluation import finite_or_none, report
+from tsplat.training import Evaluation, Score, evaluate
+from tsplat.training.evaluation import finite_or_none
 
 
 def test_metrics_are_those_of_the_clamped_image(scene):
@@ -26,14 +26,14 @@ def test_masked_pixels_do_not_count(scene):
     image = views[0].image.clone()
     image[:, 20:] = 255
     masked = dataclasses.replace(views[0], image=image, mask=mask)
-    assert mean_psnr(evaluate(gaussians, [masked])) > 50
-    assert mean_psnr(evaluate(gaussians, [dataclasses.replace(masked, mask=None)])) < 20
+    assert evaluate(gaussians, [masked]).psnr > 50
+    assert evaluate(gaussians, [dataclasses.replace(masked, mask=None)]).psnr < 20
 
 
 def test_report_has_means_and_no_infinity(scene):
     _, views = scene
     scores = [Score(views[0], torch.empty(0), 20.0, 0.5), Score(views[1], torch.empty(0), math.inf, 1.0)]
-    metrics = report(scores)
+    metrics = Evaluation(scores).to_json()
     assert (metrics["psnr"], metrics["ssim"]) == (None, 0.75)
     assert [view["psnr"] for view in metrics["views"]] == [20.0, None]
     assert finite_or_none(3.0) == 3.0

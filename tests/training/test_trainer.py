@@ -20,8 +20,6 @@ from tsplat.training import (
     evaluate,
     fit,
     gradient_step,
-    mean_psnr,
-    mean_ssim,
     scene_extent,
 )
 from tsplat.training import trainer as trainer_module
@@ -73,8 +71,8 @@ def test_fisheye_views_are_trained_and_evaluated_with_their_camera_model():
     gaussians = make_gaussians(30)
     views = make_views(gaussians, model="fisheye")
     wrong = [changed(view, model="pinhole") for view in views]
-    assert mean_psnr(evaluate(gaussians, views)) > 50
-    assert mean_psnr(evaluate(gaussians, wrong)) < 35
+    assert evaluate(gaussians, views).psnr > 50
+    assert evaluate(gaussians, wrong).psnr < 35
     assert Trainer(gaussians, views, Config(steps=2, **FROZEN)).advance().psnr > 50
 
 
@@ -84,8 +82,8 @@ def test_training_improves_a_held_out_view(noisy):
     config = Config(steps=250, background=SKY, means_rate=2e-3, scales_rate=2e-2, sh0_rate=5e-2)
     result = fit(start, views[1:], config)
     before, after = (evaluate(g, views[:1], background=SKY) for g in (start, result))
-    assert mean_psnr(after) > mean_psnr(before) + 5
-    assert mean_ssim(after) > mean_ssim(before)
+    assert after.psnr > before.psnr + 5
+    assert after.ssim > before.ssim
     assert not any(tensor.requires_grad for tensor in result.tensors().values())
 
 
@@ -303,7 +301,7 @@ def test_mixed_precision_matches_fp32(scene, precision):
     for chosen in ("fp32", precision):
         trainer = Trainer(gray(gaussians), views[1:], dataclasses.replace(config, precision=chosen))
         assert not any([trainer.advance().warning for _ in range(60)])
-        results.append((mean_psnr(evaluate(trainer.gaussians, views[:1])), len(trainer.gaussians)))
+        results.append((evaluate(trainer.gaussians, views[:1]).psnr, len(trainer.gaussians)))
     assert results[0][0] == pytest.approx(results[1][0], abs=0.1)
     assert results[0][1] == results[1][1]
 

@@ -3,7 +3,7 @@
 from ..scene.formats.checkpoints import CheckpointError
 from ..support.interruption import Interrupted
 from .configuration import Config, RunConfig, preset, read_config
-from .evaluation import Score, evaluate, mean_psnr, mean_ssim
+from .evaluation import Evaluation, Score, evaluate
 from .history import History
 from .losses import loss, psnr, ssim
 from .observers import DivergedError, Observer, Progress, RunStart
@@ -20,6 +20,7 @@ __all__ = [
     "Config",
     "DemoSize",
     "DivergedError",
+    "Evaluation",
     "History",
     "Interrupted",
     "LiveView",
@@ -35,8 +36,6 @@ __all__ = [
     "evaluate_run",
     "fit",
     "loss",
-    "mean_psnr",
-    "mean_ssim",
     "preset",
     "psnr",
     "read_checkpoint",

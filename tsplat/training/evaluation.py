@@ -45,6 +45,49 @@ class Score:
     lpips: float | None = None
 
 
+class Evaluation(tuple[Score, ...]):
+    """The scores of views, in order, and their means; :meth:`to_json` is what files and pages show of them."""
+
+    @property
+    def psnr(self) -> float:
+        """Mean PSNR of the views in dB; not the PSNR of their mean squared error."""
+        return sum(score.psnr for score in self) / len(self)
+
+    @property
+    def ssim(self) -> float:
+        """Mean SSIM of the views."""
+        return sum(score.ssim for score in self) / len(self)
+
+    def complete(self, ranks: RankGroup, places: Sequence[int]) -> Evaluation:
+        """Returns the scores at some places, with the images that other ranks rendered. A collective call."""
+        scores = [self[i] for i in places]
+        images_of_ranks = ranks.all_gather_object([score.image.cpu() for score in scores])
+        images = [next(filter(Tensor.numel, of_view)) for of_view in zip(*images_of_ranks, strict=True)]
+        return Evaluation(
+            dataclasses.replace(score, image=image.to(score.view.image.device)) for score, image in zip(scores, images)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Metrics as JSON values: means over the views, and those of each view. Means of no views are None."""
+        views = [
+            {
+                "name": score.view.name,
+                "psnr": finite_or_none(score.psnr),
+                "ssim": score.ssim,
+                "seconds": round(score.seconds, 6),
+                **({} if score.lpips is None else {"lpips": score.lpips}),
+            }
+            for score in self
+        ]
+        if not views:
+            return {"psnr": None, "ssim": None, "seconds_per_image": None, "views": []}
+        means = {"psnr": finite_or_none(self.psnr), "ssim": self.ssim}
+        distances = [score.lpips for score in self if score.lpips is not None]
+        if distances:
+            means["lpips"] = sum(distances) / len(distances)
+        return {**means, "seconds_per_image": sum(score.seconds for score in self) / len(self), "views": views}
+
+
 Network = Literal["alex", "vgg", "squeeze"]
 """Networks of LPIPS."""
 
@@ -76,7 +119,7 @@ def evaluate(
     backend: Backend = "auto",
     ranks: RankGroup | None = None,
     on_view: OnView | None = None,
-) -> list[Score]:
+) -> Evaluation:
     """Renders views with all degrees of spherical harmonics and compares them with their photographs.
 
     Args:
@@ -89,7 +132,7 @@ def evaluate(
         on_view: Called on every rank, equally often, with the number of views done and the number of all views.
 
     Returns:
-        The scores of all views, in order, on every rank; those of other ranks' views without images.
+        The scores of all views, on every rank; those of other ranks' views without images.
 
     Raises:
         ArgumentError: An image is smaller than the window of SSIM; see also :func:`tsplat.rasterization`.
@@ -126,31 +169,10 @@ def evaluate(
     metrics = ranks.all_gather_object([(score.psnr, score.ssim, score.seconds, score.lpips) for score in scores])
     no_image = torch.empty(0)
     n = ranks.world_size
-    return [
+    return Evaluation(
         scores[i // n] if i % n == ranks.rank else Score(view, no_image, *metrics[i % n][i // n])
         for i, view in enumerate(views)
-    ]
-
-
-def report(scores: Sequence[Score]) -> dict[str, Any]:
-    """Metrics as JSON values: means over the views, and those of each view. Means of no views are None."""
-    views = [
-        {
-            "name": score.view.name,
-            "psnr": finite_or_none(score.psnr),
-            "ssim": score.ssim,
-            "seconds": round(score.seconds, 6),
-            **({} if score.lpips is None else {"lpips": score.lpips}),
-        }
-        for score in scores
-    ]
-    if not scores:
-        return {"psnr": None, "ssim": None, "seconds_per_image": None, "views": []}
-    means = {"psnr": finite_or_none(mean_psnr(scores)), "ssim": mean_ssim(scores)}
-    distances = [score.lpips for score in scores if score.lpips is not None]
-    if distances:
-        means["lpips"] = sum(distances) / len(distances)
-    return {**means, "seconds_per_image": sum(score.seconds for score in scores) / len(scores), "views": views}
+    )
 
 
 def finite_or_none(value: float) -> float | None:
@@ -175,13 +197,3 @@ def _lpips_metric(network: Network, device: torch.device) -> Callable[[Tensor, T
         return float(metric(*(rearrange(x, "h w c -> 1 c h w") for x in (image, target))))
 
     return distance
-
-
-def mean_psnr(scores: Sequence[Score]) -> float:
-    """Mean PSNR of the views in dB; not the PSNR of their mean squared error."""
-    return sum(score.psnr for score in scores) / len(scores)
-
-
-def mean_ssim(scores: Sequence[Score]) -> float:
-    """Mean SSIM of the views."""
-    return sum(score.ssim for score in scores) / len(scores)

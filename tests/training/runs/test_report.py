@@ -93,6 +93,19 @@ def test_newest_checkpoint_is_evaluated_without_valid_metrics(text, run):
     assert "were computed from step_00000002" in notes(parsed)[-1]
 
 
+def test_results_of_an_evaluation_are_not_computed_again(run, monkeypatch):
+    expected = json.loads((run / "metrics.json").read_text())
+    assert cli.main(["eval", str(run)]) == 0
+    shutil.rmtree(run / "held_out")
+    (run / "metrics.json").unlink()
+    monkeypatch.setattr("tsplat.training.runs.report.evaluate", None)
+    report_run(run)
+    parsed = read(run)
+    assert float(values(parsed)[0]) == pytest.approx(expected["psnr"], abs=1e-4)
+    assert len(parsed.images()) == 8
+    assert notes(parsed)[-1].startswith("Metrics and images are those that tsplat eval has written to ")
+
+
 def test_images_that_are_missing_are_rendered_again(run):
     expected = values(read(run))[:5]
     shutil.rmtree(run / "held_out")

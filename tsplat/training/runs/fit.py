@@ -32,12 +32,12 @@ def fit(
     Example::
 
         from tsplat.scene import Gaussians, procedural_capture
-        from tsplat.training import Config, evaluate, fit, mean_psnr
+        from tsplat.training import Config, evaluate, fit
 
         capture = procedural_capture(48, 36, n_train=8, n_test=2, n_points=200)
         initial = Gaussians.from_points(capture.points, capture.colors)
         gaussians = fit(initial, capture.train, Config(steps=20, background=capture.background))
-        print(mean_psnr(evaluate(gaussians, capture.test, background=capture.background)))
+        print(evaluate(gaussians, capture.test, background=capture.background).psnr)
     """
     config = config or Config()
     shown = None if view is None else LiveView(gaussians, views, config, view)

@@ -15,7 +15,7 @@ from ...scene.capture.views import Capture, View
 from ...scene.gaussians import Gaussians
 from ...support.interruption import Interrupted, StopRequest
 from ..configuration import Config, RunConfig
-from ..evaluation import OnView, Score, evaluate, mean_psnr
+from ..evaluation import Evaluation, OnView, evaluate
 from ..history import History, PsnrMonitor
 from ..observers import DivergedError, Observer, Progress, RunStart
 from ..parameters import scene_tensors
@@ -144,8 +144,8 @@ class RunLoop:
         if not is_due or not self._test_views or step in self.history.test_steps:
             return
         with contextlib.suppress(Interrupted), self.record.measure("evaluation"):
-            scores = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self.between_views)
-            self.history.record_test(step, mean_psnr(scores), self.trainer.n_gaussians)
+            found = score_views(self.trainer, self.trainer.gather_gaussians(), self._test_views, self.between_views)
+            self.history.record_test(step, found.psnr, self.trainer.n_gaussians)
 
     def is_stopped(self) -> bool:
         """Whether a signal asked any rank to stop. A collective call."""
@@ -229,7 +229,7 @@ class RunLoop:
 
 def score_views(
     trainer: Trainer, gaussians: Gaussians, views: Sequence[View], on_view: OnView | None = None
-) -> list[Score]:
+) -> Evaluation:
     """Evaluates Gaussians on views, with the trainer's background, backend and ranks."""
     return evaluate(
         gaussians,

@@ -22,7 +22,7 @@ from ...viewing.outputs import check_output
 from ...viewing.run_cameras import CAMERAS, CONFIG
 from ...viewing.trajectories import read_cameras
 from ..configuration import RunConfig, read_config
-from ..evaluation import evaluate, report
+from ..evaluation import Evaluation, evaluate
 from ..history import PSNR_MAX, History
 from ..report.numbers import number
 from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_view, write_page
@@ -41,9 +41,10 @@ PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
 
 @dataclasses.dataclass
 class _Found:
-    """What was found of a run; `notes` says what was not."""
+    """What was found of a run; `notes` says what was not, and `results` is the folder of the metrics and images."""
 
     folder: Path
+    results: Path
     notes: list[str] = dataclasses.field(default_factory=list)
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     path: Path | None = None
@@ -68,7 +69,8 @@ def report_run(
     """Writes a run's page, an HTML file that needs no other file.
 
     Metrics and images are those that training wrote. If they are not those of the checkpoint, as when training was
-    interrupted, it is evaluated. What is missing is stated on the page.
+    interrupted, they are those of ``tsplat eval`` or, without them, of an evaluation. What is missing is stated on the
+    page.
 
     Args:
         run: The run's folder, whose newest checkpoint is used, or one of its checkpoints.
@@ -110,7 +112,7 @@ def _read(folder: Path, run: Path) -> _Found:
     Args:
         run: Where to look for the checkpoint: the run's folder, or a checkpoint.
     """
-    found = _Found(folder)
+    found = _Found(folder, folder)
     found.metrics = _read_metrics(folder / METRICS, found.notes)
     try:
         found.path, found.checkpoint, errors = read_newest(run)
@@ -120,6 +122,8 @@ def _read(folder: Path, run: Path) -> _Found:
         found.notes.append(f"No checkpoint: {error}." if (folder / "checkpoints").exists() else "No checkpoints.")
     except PROBLEMS as error:
         found.notes.append(f"No checkpoint: {error}.")
+    if found.path is not None and not found.is_current:
+        _use_evaluation(found, folder / "eval" / found.path.name)
     if found.gaussians is None:
         try:
             found.gaussians = read_model(folder / MODEL)
@@ -135,6 +139,15 @@ def _read(folder: Path, run: Path) -> _Found:
         else:
             found.notes.append(f"No configuration: {error}.")
     return found
+
+
+def _use_evaluation(found: _Found, results: Path) -> None:
+    """Uses what ``tsplat eval`` has written about the newest checkpoint, if it has."""
+    assert found.checkpoint is not None
+    metrics = _read_metrics(results / METRICS, [])
+    if metrics.get("steps") == found.checkpoint.step:
+        found.metrics, found.results = {**metrics, "seconds": found.checkpoint.figures.get("seconds")}, results
+        found.notes.append(f"Metrics and images are those that tsplat eval has written to {results}.")
 
 
 def _read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -205,7 +218,7 @@ def _read_images(found: _Found, rows: Sequence[dict[str, Any]], n: int) -> list[
     shown = []
     for i, remark in choose_views([_psnr(row) for row in rows], n):
         name = str(rows[i].get("name", ""))
-        path = found.folder / "held_out" / held_out_name(i, name)
+        path = found.results / "held_out" / held_out_name(i, name)
         try:
             image = read_image(path)
         except PROBLEMS as error:
@@ -234,12 +247,10 @@ def _evaluate(
     reserve_threads(device, config.backend)
     chosen = capture.test or evenly_spaced(capture.train)
     scores = evaluate(checkpoint.gaussians.to(device), chosen, background=config.backdrop, backend=config.backend)
-    values = report(scores)
-    rows = values["views"]
-    metrics = found.metrics
+    rows, metrics = scores.to_json()["views"], found.metrics
     if not found.is_current:
         metrics = {
-            **(values if capture.test else report([])),
+            **(scores if capture.test else Evaluation()).to_json(),
             "num_gaussians": len(checkpoint.gaussians),
             "steps": checkpoint.step,
             "seconds": checkpoint.figures.get("seconds"),

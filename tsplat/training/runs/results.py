@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from ...scene.capture.views import Capture
 from ...scene.formats.ply import write_ply
 from ...scene.gaussians import Gaussians
 from ...stages.backend import choose
 from ...stages.memory import used_memory
-from ...stages.process_group import RankGroup
 from ...support.files import write_json
 from ...support.progress import stage_display
-from ..evaluation import OnView, Score, finite_or_none, mean_psnr, mean_ssim, report
+from ..evaluation import Evaluation, OnView, finite_or_none
 from ..report.page import REPORT, RunPage, choose_views, shown_view, write_page
 from ..report.plots import contact_sheet, curve, evenly_spaced, side_by_side
 from .loop import RunLoop, score_views
@@ -26,7 +21,7 @@ REPORT_DELAY = 2.0
 """Seconds that scoring or writing must take for its progress to be printed, without a terminal."""
 
 
-def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> dict[str, Any]:
+def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[str, Any]:
     """Evaluates the trained Gaussians and writes all results into the run's folder. A collective call.
 
     Args:
@@ -51,20 +46,20 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
 
             return on_view
 
-        shown = [score.view for score in initial]
         with loop.record.measure("evaluation"):
-            final = score_views(trainer, gaussians, shown, progress_of("held-out" if capture.test else "shown"))
+            test = (
+                score_views(trainer, gaussians, capture.test, progress_of("held-out")) if capture.test else Evaluation()
+            )
             train = score_views(trainer, gaussians, capture.train, progress_of("training"))
-        if capture.test:
+        if test:
             with loop.record.measure("saving"):
-                write_held_out(folder / "held_out", final, progress_of("images"))
-    if capture.test:
-        loop.history.record_test(trainer.step, mean_psnr(final), len(gaussians))
+                write_held_out(folder / "held_out", test, progress_of("images"))
+            loop.history.record_test(trainer.step, test.psnr, len(gaussians))
     metrics = {
-        **report(final if capture.test else []),
-        "psnr_initial": finite_or_none(mean_psnr(initial)) if capture.test else None,
-        "ssim_initial": mean_ssim(initial) if capture.test else None,
-        "psnr_train": finite_or_none(mean_psnr(train)),
+        **test.to_json(),
+        "psnr_initial": finite_or_none(initial.psnr) if test else None,
+        "ssim_initial": initial.ssim if test else None,
+        "psnr_train": finite_or_none(train.psnr),
         "num_gaussians": len(gaussians),
         "steps": trainer.step,
         "seconds": round(loop.seconds, 2),
@@ -75,31 +70,32 @@ def write_report(loop: RunLoop, capture: Capture, initial: Sequence[Score]) -> d
         "ranks": trainer.ranks.world_size,
         **_metrics_of_ranks(loop),
     }
-    print("held-out views    PSNR      SSIM" if capture.test else "training views    PSNR      SSIM")
+    print(f"{'held-out' if test else 'training'} views    PSNR      SSIM")
+    final = test or Evaluation(evenly_spaced(train))
     for name, scores in (("before", initial), ("after", final)):
-        print(f"{name:14} {mean_psnr(scores):7.2f} dB  {mean_ssim(scores):.4f}")
-    sheet = [_gather_images(evenly_spaced(scores), trainer.ranks) for scores in (initial, final)]
+        print(f"{name:14} {scores.psnr:7.2f} dB  {scores.ssim:.4f}")
+    sheet = [scores.complete(trainer.ranks, evenly_spaced(range(len(final)))) for scores in (initial, final)]
     if trainer.ranks.is_main:
         with loop.record.measure("saving"):
             write_ply(folder / "point_cloud.ply", gaussians)
             contact_sheet(folder / "contact_sheet.png", *sheet)
             curve(folder / "curve.png", loop.history)
             write_json(folder / "metrics.json", metrics)
-    _write_page(loop, metrics, final, gaussians, is_test=bool(capture.test))
+    _write_page(loop, metrics, final, gaussians, is_test=bool(test))
     trainer.ranks.barrier()
     return metrics
 
 
 def _write_page(
-    loop: RunLoop, metrics: dict[str, Any], scores: Sequence[Score], gaussians: Gaussians, *, is_test: bool
+    loop: RunLoop, metrics: dict[str, Any], scores: Evaluation, gaussians: Gaussians, *, is_test: bool
 ) -> None:
     """Writes ``run.json`` and the page of the run. A collective call."""
     trainer, folder = loop.trainer, loop.folder
     chosen = choose_views([score.psnr for score in scores])
-    complete = _gather_images([scores[i] for i, _ in chosen], trainer.ranks)
+    complete = scores.complete(trainer.ranks, [i for i, _ in chosen])
     if not trainer.ranks.is_main:
         return
-    rows = metrics["views"] if is_test else report(scores)["views"]
+    rows = scores.to_json()["views"]
     page = RunPage(
         name=folder.resolve().name,
         metrics=metrics,
@@ -115,7 +111,7 @@ def _write_page(
     write_page(folder / REPORT, page)
 
 
-def write_held_out(folder: Path, scores: Sequence[Score], on_view: OnView | None = None) -> None:
+def write_held_out(folder: Path, scores: Evaluation, on_view: OnView | None = None) -> None:
     """Writes a PNG per view with the photograph and the rendered image side by side.
 
     With several ranks, each writes the views that it rendered, and calls `on_view` for all of them.
@@ -142,13 +138,3 @@ def _metrics_of_ranks(loop: RunLoop) -> dict[str, Any]:
     own = (len(trainer.gaussians), used_memory(trainer.device), trainer.received_rows / steps)
     n_gaussians, memory, rows = zip(*trainer.ranks.all_gather_object(own), strict=True)
     return {"ranks_gaussians": n_gaussians, "ranks_bytes": memory, "ranks_rows_received_per_step": rows}
-
-
-def _gather_images(scores: Sequence[Score], ranks: RankGroup) -> list[Score]:
-    """Completes scores with the images that other ranks rendered."""
-    images_of_ranks = ranks.all_gather_object([score.image.cpu() for score in scores])
-    images = [next(filter(Tensor.numel, of_view)) for of_view in zip(*images_of_ranks, strict=True)]
-    return [
-        dataclasses.replace(score, image=image.to(score.view.image.device))
-        for score, image in zip(scores, images, strict=True)
-    ]

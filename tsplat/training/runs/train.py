@@ -22,7 +22,7 @@ from ...viewing.outputs import check_output
 from ...viewing.run_cameras import CAMERAS, CONFIG
 from ...viewing.trajectories import describe_cameras
 from ..configuration import RunConfig, read_config, to_json
-from ..evaluation import Network, Score, check_sizes, evaluate, mean_psnr, mean_ssim, report
+from ..evaluation import Evaluation, Network, check_sizes, evaluate
 from ..observers import Observer
 from ..parameters import scene_tensors
 from ..processes.group import join_group
@@ -260,7 +260,7 @@ def evaluate_run(
             gaussians, capture.test, background=config.backdrop, lpips=lpips, backend=config.backend, ranks=ranks
         )
         metrics = {
-            **report(scores),
+            **scores.to_json(),
             "lpips_network": lpips,
             "num_gaussians": len(gaussians),
             "steps": found.step,
@@ -323,7 +323,7 @@ def fit_and_report(
         if run.normalize:
             write_json(folder / WORLD, capture.world.tolist())
     if resumed is None and capture.test:
-        loop.history.record_test(0, mean_psnr(scores), len(initial))
+        loop.history.record_test(0, scores.psnr, len(initial))
     try:
         with loop.record.measure("training"):
             loop.run(min(trainer.config.steps, stop_after or trainer.config.steps))
@@ -344,11 +344,11 @@ def _write_record(loop: RunLoop) -> None:
         loop.record.write(loop.folder, loop.trainer.device, loop.trainer.ranks.world_size)
 
 
-def _print_scores(scores: list[Score]) -> None:
+def _print_scores(scores: Evaluation) -> None:
     print(f"{'view':24} {'PSNR':>9} {'SSIM':>7} {'ms':>8}")
     for score in scores:
         print(f"{score.view.name[:24]:24} {score.psnr:6.2f} dB {score.ssim:7.4f} {1000 * score.seconds:8.1f}")
-    print(f"{'mean of ' + str(len(scores)):24} {mean_psnr(scores):6.2f} dB {mean_ssim(scores):7.4f}")
+    print(f"{'mean of ' + str(len(scores)):24} {scores.psnr:6.2f} dB {scores.ssim:7.4f}")
 
 
 def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest | None = None) -> Capture:
