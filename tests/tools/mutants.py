@@ -794,9 +794,25 @@ MUTANTS = [
         ("zoom = self._zoom()", "zoom = 1.0", "fisheye: empty borders, or a part of the field of view lost"),
     ),
     *_in(
-        "training/trainer.py",
+        "scene/cameras.py",
         ("tests/training/test_trainer.py",),
-        ("            camera_model=view.camera.model,\n", "", "camera model of a view ignored"),
+        ('        "camera_model": first.model,\n', "", "camera model of a view ignored"),
+    ),
+    *_in(
+        "training/trainer.py",
+        ("tests/training/runs/test_live_view.py",),
+        ("            observer.after_step(progress)\n", "            pass\n", "observers not told of a step"),
+    ),
+    *_in(
+        "training/runs/report.py",
+        ("tests/training/runs/test_report.py",),
+        ('if metrics.get("steps") == checkpoint.step:', "if True:", "results of another step reported"),
+    ),
+    *_in(
+        "viewing/markup.py",
+        ("tests/viewing/test_markup.py",),
+        ('else escape(values[name])', "else str(values[name])", "values of templates not escaped"),
+        ("{**values, **inner}", "{**inner, **values}", "values of a section hidden by those around it"),
     ),
     *_in(
         "strategies/operations.py",

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from ..arguments import check_choice, check_size, describe
 from ..config import Backend
@@ -21,14 +21,8 @@ PRESETS = ("mcmc", "adaptive", "fixed")
 DEFAULT_PRESET: Preset = "mcmc"
 
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
-PRECISIONS = ("fp32", "bf16", "fp16", "auto")
-
 DeviceType = Literal["auto", "cpu", "cuda"]
-DEVICES = ("auto", "cpu", "cuda")
-
 Parallel = Literal["shard", "replicate"]
-PARALLELS = ("shard", "replicate")
-
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {"default": DefaultStrategy, "mcmc": MCMCStrategy}
 SCHEDULE_STEPS = 30_000
 """Length of the runs that the strategies' default schedules are made for."""
@@ -117,8 +111,8 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("steps", "sh_interval", "max_gaussians", *(["views_per_step"] if self.views_per_step else [])):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        check_choice("precision", self.precision, PRECISIONS)
-        check_choice("parallel", self.parallel, PARALLELS)
+        check_choice("precision", self.precision, get_args(Precision))
+        check_choice("parallel", self.parallel, get_args(Parallel))
         if not 0 <= self.seed < 2**63:
             raise ArgumentError(f"seed: expected an integer from 0 to 2^63 - 1, found {describe(self.seed)}")
         rates = [field.name for field in dataclasses.fields(self) if field.name.endswith(("_rate", "_weight"))]
@@ -184,7 +178,7 @@ class RunConfig(Config):
             raise ArgumentError(f"start_opacity: expected a number between 0 and 1, found {self.start_opacity}")
         if not 0 < self.start_scale < math.inf:
             raise ArgumentError(f"start_scale: expected a positive number, found {self.start_scale}")
-        check_choice("device", self.device, DEVICES)
+        check_choice("device", self.device, get_args(DeviceType))
         check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
 
 

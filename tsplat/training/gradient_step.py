@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import BackendError
 from ..ops.adam import step_all
 from ..stages.process_group import RankGroup
+from .configuration import Precision
 from .observers import DivergedError
 from .parameters import Parameters
 
@@ -18,6 +20,25 @@ CHECK_INTERVAL = 100
 
 SKIPPED_MAX = 10
 """Number of consecutive steps with non-finite gradients after which training has diverged."""
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+    """The dtype for autocast; None for fp32. "auto" is bf16 on GPUs that support it, and fp32 elsewhere.
+
+    The rasterizer, the loss and Adam always compute in fp32.
+
+    Raises:
+        BackendError: PyTorch has no autocast for this device.
+    """
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else None
+    if precision == "fp32":
+        return None
+    if not torch.amp.is_autocast_available(device.type):
+        raise BackendError(f"precision: {precision} needs autocast, which {device.type} does not support; use fp32")
+    return DTYPES[precision]
 
 
 class GradientStep:

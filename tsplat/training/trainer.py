@@ -17,15 +17,13 @@ from ..scene.gaussians import Gaussians
 from ..stages.backend import full_precision, launchers
 from ..stages.process_group import RankGroup
 from .configuration import Config
-from .densification import Densification
-from .gradient_step import CHECK_INTERVAL, GradientStep
+from .densification import Densification, merge_info
+from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype
 from .losses import depth_error, loss, psnr
 from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters
-from .precision import autocast_dtype
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
-from .strategy_info import merge_info
 from .view_corrections import apply_exposure, move_camera
 
 

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from ..support.files import atomic_write, output_folder
 from .colormaps import Limits, color_depths, depth_limits
 
 Show = Literal["rgb", "depth", "alpha"]
-SHOWS = ("rgb", "depth", "alpha")
 CODECS = {".mp4": ("-c:v", "libx264", "-crf", "10"), ".webm": ("-c:v", "libvpx-vp9", "-b:v", "0", "-crf", "24")}
 """Suffix -> codec and quality, as options of ffmpeg: H.264 and VP9."""
 
@@ -54,7 +53,7 @@ def render_frames(
     Raises:
         ArgumentError: Unknown `show`; or as :func:`tsplat.rasterization`.
     """
-    check_choice("show", show, SHOWS)
+    check_choice("show", show, get_args(Show))
     limits: Limits | None = None
     for camera in cameras:
         images, alphas, _ = render_views(

@@ -17,11 +17,12 @@ from ... import __version__
 from ...scene.cameras import Camera
 from ...scene.gaussians import Gaussians
 from ...scene.images import to_bytes
+from ...stages.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ...viewing.markup import Html, fill
 from ..configuration import Config
-from ..evaluation import Score
+from ..evaluation import Evaluation
 from ..history import History
 from . import sections
 from .data_urls import ERROR_GAIN, depth_image, encode_images, error_image, image_of
@@ -62,7 +63,7 @@ class ShownView:
     remark: str = ""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class RunPage:
     """What the page of a run shows. Whatever is unknown is empty or None.
 
@@ -90,7 +91,7 @@ class RunPage:
     gaussians: Gaussians | None = None
     model_bytes: int | None = None
     sessions: Sequence[dict[str, Any]] = ()
-    notes: Sequence[str] = ()
+    notes: list[str] = dataclasses.field(default_factory=list)
 
 
 def choose_views(psnrs: Sequence[float | None], n: int = VIEWS) -> list[tuple[int, str]]:
@@ -115,9 +116,22 @@ def choose_views(psnrs: Sequence[float | None], n: int = VIEWS) -> list[tuple[in
     return chosen[:n]
 
 
-def shown_view(score: Score, row: dict[str, Any], remark: str) -> ShownView:
-    """Returns a view to show, from its score and its entry in ``metrics.json``."""
-    return ShownView(row, score.view.image, to_bytes(score.image), score.view.camera, remark)
+def shown_views(
+    evaluation: Evaluation, rows: Sequence[dict[str, Any]], n: int = VIEWS, ranks: RankGroup | None = None
+) -> list[ShownView]:
+    """Returns the views of an evaluation to show. A collective call.
+
+    Args:
+        rows: The entry of each view in ``metrics.json``.
+        n: Maximum number of views.
+        ranks: The ranks that evaluated together.
+    """
+    chosen = choose_views([score.psnr for score in evaluation], n)
+    scores = evaluation.complete(ranks or RankGroup(), [i for i, _ in chosen])
+    return [
+        ShownView(rows[i], score.view.image, to_bytes(score.image), score.view.camera, remark)
+        for score, (i, remark) in zip(scores, chosen, strict=True)
+    ]
 
 
 def write_page(path: str | os.PathLike[str], page: RunPage) -> int:

@@ -91,15 +91,12 @@ def curves(history: History | None) -> Values | None:
     if history is None or not (history.train_steps or history.test_steps):
         return None
 
-    def points(steps: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:
-        return [(float(step), float(value)) for step, value in zip(steps, values)]
-
     psnr = [
-        Series("training", points(history.train_steps, history.train_psnr), "faint"),
-        Series("test, mean", points(history.test_steps, history.test_psnr)),
+        Series("training", list(zip(history.train_steps, history.train_psnr)), "faint"),
+        Series("test, mean", list(zip(history.test_steps, history.test_psnr))),
     ]
-    loss = [Series("training", points(history.train_steps, history.train_loss), "faint")]
-    counts = [Series("Gaussians", points(history.test_steps, history.test_gaussians))]
+    loss = [Series("training", list(zip(history.train_steps, history.train_loss)), "faint")]
+    counts = [Series("Gaussians", list(zip(history.test_steps, history.test_gaussians)))]
     charts = [
         line_chart("PSNR in dB", psnr, x_label="steps", show="{:.2f} dB".format),
         line_chart("Loss", loss, x_label="steps", show="{:.4f}".format, from_zero=True),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from ...errors import ArgumentError, BackendError, FileError, UnsupportedError
 from ...scene.cameras import Camera
 from ...scene.formats.checkpoints import MANIFEST, CheckpointError, run_folder, skipped_messages
 from ...scene.formats.models import read_model
-from ...scene.gaussians import Gaussians
 from ...scene.images import read_image
 from ...support.extras import require
 from ...support.reading import read_json
@@ -21,11 +19,11 @@ from ...viewing.devices import pick_device, reserve_threads
 from ...viewing.outputs import check_output
 from ...viewing.run_cameras import CAMERAS, CONFIG
 from ...viewing.trajectories import read_cameras
-from ..configuration import RunConfig, read_config
+from ..configuration import read_config
 from ..evaluation import Evaluation, evaluate
 from ..history import PSNR_MAX, History
 from ..report.numbers import number
-from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_view, write_page
+from ..report.page import REPORT, VIEWS, RunPage, ShownView, choose_views, shown_views, write_page
 from ..report.plots import evenly_spaced
 from .record import read_sessions
 from .results import held_out_name
@@ -41,22 +39,19 @@ PROBLEMS = (ArgumentError, BackendError, UnsupportedError, OSError)
 
 @dataclasses.dataclass
 class _Found:
-    """What was found of a run; `notes` says what was not, and `results` is the folder of the metrics and images."""
+    """What was found of a run: what its page shows, its newest valid checkpoint, and where metrics and images lie."""
 
     folder: Path
     results: Path
-    notes: list[str] = dataclasses.field(default_factory=list)
-    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    page: RunPage
     path: Path | None = None
     checkpoint: Checkpoint | None = None
-    config: RunConfig | None = None
-    gaussians: Gaussians | None = None
 
     @property
     def is_current(self) -> bool:
         """Whether the metrics are those of the newest checkpoint, or there is no checkpoint."""
-        step = self.metrics.get("steps")
-        return bool(self.metrics) and (self.checkpoint is None or step == self.checkpoint.step)
+        metrics = self.page.metrics
+        return bool(metrics) and (self.checkpoint is None or metrics.get("steps") == self.checkpoint.step)
 
 
 def report_run(
@@ -97,8 +92,7 @@ def report_run(
     path = folder / REPORT if out is None else Path(out)
     if path.absolute() != (folder / REPORT).absolute():
         check_output(path, folder)
-    found = _read(folder, Path(run))
-    page = _page(found, views, scene)
+    page = _collect(_read(folder, Path(run)), views, scene)
     size = write_page(path, page)
     for note in page.notes:
         print(f"note: {note}")
@@ -112,42 +106,44 @@ def _read(folder: Path, run: Path) -> _Found:
     Args:
         run: Where to look for the checkpoint: the run's folder, or a checkpoint.
     """
-    found = _Found(folder, folder)
-    found.metrics = _read_metrics(folder / METRICS, found.notes)
+    page = RunPage(folder.resolve().name)
+    found = _Found(folder, folder, page)
+    page.metrics = _read_metrics(folder / METRICS, page.notes)
     try:
         found.path, found.checkpoint, errors = read_newest(run)
-        found.notes += skipped_messages(errors, found.path)
-        found.gaussians = found.checkpoint.gaussians
+        page.notes += skipped_messages(errors, found.path)
+        page.gaussians = found.checkpoint.gaussians
+        if not found.is_current:
+            _use_evaluation(found, found.checkpoint, folder / "eval" / found.path.name)
     except CheckpointError as error:
-        found.notes.append(f"No checkpoint: {error}." if (folder / "checkpoints").exists() else "No checkpoints.")
+        page.notes.append(f"No checkpoint: {error}." if (folder / "checkpoints").exists() else "No checkpoints.")
     except PROBLEMS as error:
-        found.notes.append(f"No checkpoint: {error}.")
-    if found.path is not None and not found.is_current:
-        _use_evaluation(found, folder / "eval" / found.path.name)
-    if found.gaussians is None:
+        page.notes.append(f"No checkpoint: {error}.")
+    if page.gaussians is None:
         try:
-            found.gaussians = read_model(folder / MODEL)
+            page.gaussians = read_model(folder / MODEL)
         except PROBLEMS as error:
-            found.notes.append(f"No model: {error}.")
-    if not found.metrics and found.gaussians is None:
+            page.notes.append(f"No model: {error}.")
+    if not page.metrics and page.gaussians is None:
         raise FileError(f"{folder}: nothing to report; found neither {METRICS} nor a checkpoint nor {MODEL}")
     try:
-        found.config = read_config(folder / CONFIG)
+        page.config = read_config(folder / CONFIG)
     except PROBLEMS as error:
         if found.checkpoint is not None:
-            found.config = found.checkpoint.config
+            page.config = found.checkpoint.config
         else:
-            found.notes.append(f"No configuration: {error}.")
+            page.notes.append(f"No configuration: {error}.")
+    page.model_bytes = (folder / MODEL).stat().st_size if (folder / MODEL).is_file() else None
+    page.sessions = read_sessions(folder) or _session_of(found.path)
     return found
 
 
-def _use_evaluation(found: _Found, results: Path) -> None:
+def _use_evaluation(found: _Found, checkpoint: Checkpoint, results: Path) -> None:
     """Uses what ``tsplat eval`` has written about the newest checkpoint, if it has."""
-    assert found.checkpoint is not None
     metrics = _read_metrics(results / METRICS, [])
-    if metrics.get("steps") == found.checkpoint.step:
-        found.metrics, found.results = {**metrics, "seconds": found.checkpoint.figures.get("seconds")}, results
-        found.notes.append(f"Metrics and images are those that tsplat eval has written to {results}.")
+    if metrics.get("steps") == checkpoint.step:
+        found.page.metrics, found.results = {**metrics, "seconds": checkpoint.figures.get("seconds")}, results
+        found.page.notes.append(f"Metrics and images are those that tsplat eval has written to {results}.")
 
 
 def _read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -168,61 +164,46 @@ def _read_metrics(path: Path, notes: list[str]) -> dict[str, Any]:
     return values
 
 
-def _page(found: _Found, n: int, scene: str | None) -> RunPage:
-    """Collects what the page shows."""
-    folder, metrics, notes = found.folder, found.metrics, found.notes
-    rows: Sequence[dict[str, Any]] = metrics.get("views", [])
-    shown: list[ShownView] = []
-    is_test = True
-    if found.is_current and rows:
-        shown = _read_images(found, rows, n)
-    if not shown and found.checkpoint is not None and found.path is not None:
+def _collect(found: _Found, n: int, scene: str | None) -> RunPage:
+    """Adds images, metrics of views and the history to the page."""
+    page = found.page
+    page.rows = page.metrics.get("views", [])
+    if found.is_current and page.rows:
+        page.shown = _read_images(found, n)
+    if not page.shown and found.checkpoint is not None and found.path is not None:
         try:
-            metrics, rows, shown, is_test = _evaluate(found, found.checkpoint, n, scene)
+            _evaluate(found, found.checkpoint, n, scene)
         except PROBLEMS as error:
-            notes.append(f"No images: {error}.")
-            if not found.is_current and metrics:
-                notes.append(
-                    f"Metrics are those of step {metrics.get('steps')}; the newest checkpoint is {found.path.name}."
-                )
-    if shown and found.gaussians is not None:
+            page.notes.append(f"No images: {error}.")
+            if not found.is_current and page.metrics:
+                step = page.metrics.get("steps")
+                page.notes.append(f"Metrics are those of step {step}; the newest checkpoint is {found.path.name}.")
+    if page.shown and page.gaussians is not None:
         try:
-            device = pick_device("auto" if found.config is None else found.config.backend)[0]
-            found.gaussians = found.gaussians.to(device)
+            device = pick_device("auto" if page.config is None else page.config.backend)[0]
+            page.gaussians = page.gaussians.to(device)
         except BackendError as error:
-            notes.append(f"No depth: {error}.")
-            shown = [dataclasses.replace(view, camera=None) for view in shown]
-    model = folder / MODEL
-    return RunPage(
-        name=folder.resolve().name,
-        metrics=metrics,
-        rows=rows,
-        is_test=is_test,
-        shown=shown,
-        history=_history(found.checkpoint, metrics),
-        config=found.config,
-        gaussians=found.gaussians,
-        model_bytes=model.stat().st_size if model.is_file() else None,
-        sessions=read_sessions(folder) or _session_of(found.path),
-        notes=notes,
-    )
+            page.notes.append(f"No depth: {error}.")
+            page.shown = [dataclasses.replace(view, camera=None) for view in page.shown]
+    page.history = _history(found.checkpoint, page.metrics)
+    return page
 
 
-def _read_images(found: _Found, rows: Sequence[dict[str, Any]], n: int) -> list[ShownView]:
+def _read_images(found: _Found, n: int) -> list[ShownView]:
     """Reads the images of held-out views that training wrote, photograph and rendering side by side."""
     cameras: dict[str, Camera] = {}
     try:
         cameras = {camera.name: camera for camera in read_cameras(found.folder / CAMERAS) if camera.is_test}
     except PROBLEMS as error:
-        found.notes.append(f"No depth: {error}.")
-    shown = []
+        found.page.notes.append(f"No depth: {error}.")
+    rows, shown = found.page.rows, []
     for i, remark in choose_views([_psnr(row) for row in rows], n):
         name = str(rows[i].get("name", ""))
         path = found.results / "held_out" / held_out_name(i, name)
         try:
             image = read_image(path)
         except PROBLEMS as error:
-            found.notes.append(f"No image of {name}: {error}.")
+            found.page.notes.append(f"No image of {name}: {error}.")
             continue
         half = image.shape[1] // 2
         camera = cameras.get(name)
@@ -232,35 +213,30 @@ def _read_images(found: _Found, rows: Sequence[dict[str, Any]], n: int) -> list[
     return shown
 
 
-def _evaluate(
-    found: _Found, checkpoint: Checkpoint, n: int, scene: str | None
-) -> tuple[dict[str, Any], list[dict[str, Any]], list[ShownView], bool]:
-    """Evaluates a checkpoint on its held-out views or, if there are none, on training views.
-
-    Returns:
-        Metrics, those of each view, the views to show, and whether they are held-out views.
-    """
+def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) -> None:
+    """Evaluates a checkpoint on its held-out views or, if there are none, on training views."""
     assert found.path is not None
+    page = found.page
     config = locate_scene(checkpoint.config, checkpoint.figures.get("scene", {}), found.folder, scene)
     device, _ = pick_device(config.backend, config.device)
     capture = read_run_capture(config, device)
     reserve_threads(device, config.backend)
     chosen = capture.test or evenly_spaced(capture.train)
     scores = evaluate(checkpoint.gaussians.to(device), chosen, background=config.backdrop, backend=config.backend)
-    rows, metrics = scores.to_json()["views"], found.metrics
+    page.is_test = bool(capture.test)
+    page.rows = scores.to_json()["views"]
+    page.shown = shown_views(scores, page.rows, n)
     if not found.is_current:
-        metrics = {
-            **(scores if capture.test else Evaluation()).to_json(),
+        page.metrics = {
+            **(scores if page.is_test else Evaluation()).to_json(),
             "num_gaussians": len(checkpoint.gaussians),
             "steps": checkpoint.step,
             "seconds": checkpoint.figures.get("seconds"),
             "device": str(device),
         }
-        found.notes.append(
+        page.notes.append(
             f"Metrics and images were computed from {found.path.name}, as {METRICS} does not have those of this step."
         )
-    views = [shown_view(scores[i], rows[i], remark) for i, remark in choose_views([s.psnr for s in scores], n)]
-    return metrics, rows, views, bool(capture.test)
 
 
 def _psnr(row: dict[str, Any]) -> float | None:

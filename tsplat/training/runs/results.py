@@ -13,7 +13,7 @@ from ...stages.memory import used_memory
 from ...support.files import write_json
 from ...support.progress import stage_display
 from ..evaluation import Evaluation, OnView, finite_or_none
-from ..report.page import REPORT, RunPage, choose_views, shown_view, write_page
+from ..report.page import REPORT, RunPage, shown_views, write_page
 from ..report.plots import contact_sheet, curve, evenly_spaced, side_by_side
 from .loop import RunLoop, score_views
 
@@ -91,17 +91,16 @@ def _write_page(
 ) -> None:
     """Writes ``run.json`` and the page of the run. A collective call."""
     trainer, folder = loop.trainer, loop.folder
-    chosen = choose_views([score.psnr for score in scores])
-    complete = scores.complete(trainer.ranks, [i for i, _ in chosen])
+    rows = scores.to_json()["views"]
+    shown = shown_views(scores, rows, ranks=trainer.ranks)
     if not trainer.ranks.is_main:
         return
-    rows = scores.to_json()["views"]
     page = RunPage(
         name=folder.resolve().name,
         metrics=metrics,
         rows=rows,
         is_test=is_test,
-        shown=[shown_view(score, rows[i], remark) for score, (i, remark) in zip(complete, chosen, strict=True)],
+        shown=shown,
         history=loop.history,
         config=loop.config,
         gaussians=gaussians,

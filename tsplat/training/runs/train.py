@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from .live_view import ViewOptions, check_view, shown
 from .loop import RunLoop, print_setup, score_views
 from .record import RunRecord
 from .results import write_held_out, write_report
-from .run_checkpoints import delete_incomplete, read_newest
+from .run_checkpoints import Checkpoint, delete_incomplete, read_newest
 from .scene_record import (
     describe_capture,
     difference,
@@ -82,38 +83,7 @@ def train(
         UnsupportedError: A view of several ranks.
     """
     require_extras(config, view=view is not None)
-    config = with_absolute_scene(config)
-    device, description = pick_device(config.backend, config.device)
-    ranks = join_group(device)
-    check_view(view, ranks.world_size)
-    with (
-        rank_context(ranks),
-        stop_on_signals() as stop,
-        output_folder(out) as folder,
-        lock_run(folder, ranks, new=True),
-        deterministic(config),
-    ):
-        if ranks.is_main:
-            delete_incomplete(folder / "checkpoints")
-        record = RunRecord()
-        with record.measure("reading"), saved_config(config, folder, ranks):
-            capture = read_run_capture(config, device, stop)
-        reserve_threads(device, config.backend)
-        config = dataclasses.replace(config, background=capture.background)
-        initial = _initial_gaussians(config, capture)
-        trainer = Trainer(initial, capture.train, config, ranks)
-        run = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
-        print(description)
-        scene = record_scene(run, on_main(ranks, lambda: describe_capture(capture)), folder)
-        with shown(trainer, capture, view, folder, stop, record):
-            metrics = fit_and_report(
-                trainer, initial, capture, folder, run=run, stop_after=stop_after, stop=stop, scene=scene, record=record
-            )
-            print(
-                f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, "
-                "point_cloud.ply, report.html"
-            )
-    return metrics
+    return _run(with_absolute_scene(config), Path(out), stop_after, view)
 
 
 def resume(
@@ -155,40 +125,58 @@ def resume(
         return train(started, run, stop_after=stop_after, view=view)
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
     require_extras(found.config)
-    record = found.figures.get("scene", {})
-    config = locate_scene(found.config, record, path.parent.parent, scene)
+    config = locate_scene(found.config, found.figures.get("scene", {}), path.parent.parent, scene)
+    return _run(config, path.parent.parent, stop_after, view, (path, found, errors), accept_changes=accept_changes)
+
+
+def _run(
+    config: RunConfig,
+    out: Path,
+    stop_after: int | None,
+    view: ViewOptions | None,
+    saved: tuple[Path, Checkpoint, list[str]] | None = None,
+    *,
+    accept_changes: bool = False,
+) -> dict[str, Any]:
+    """Starts a run, or continues from what :func:`read_newest` has returned."""
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     check_view(view, ranks.world_size)
     with (
         rank_context(ranks),
         stop_on_signals() as stop,
-        output_folder(path.parent.parent) as folder,
-        lock_run(folder, ranks),
+        output_folder(out) as folder,
+        lock_run(folder, ranks, new=saved is None),
         deterministic(config),
     ):
+        path, found, errors = saved or (folder / "checkpoints" / "none", None, [])
         for message in skipped_messages(errors, path):
             print(message)
         # All ranks have read the checkpoint before any writes.
         ranks.barrier()
         if ranks.is_main:
             delete_incomplete(path.parent)
-        run_record = RunRecord()
-        with run_record.measure("reading"):
+        record = RunRecord()
+        with record.measure("reading"), saved_config(config, folder, ranks) if found is None else nullcontext():
             capture = read_run_capture(config, device, stop)
         described = on_main(ranks, lambda: describe_capture(capture))
-        change = difference(record, described, config.scene)
+        change = "" if found is None else difference(found.figures.get("scene", {}), described, config.scene)
         if change:
             if not accept_changes:
                 raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
             print(f"warning: {change}")
         reserve_threads(device, config.backend)
+        if found is None:
+            config = dataclasses.replace(config, background=capture.background)
         initial = _initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
-        trainer.restore(found.tensors | scene_tensors(found.gaussians), found.figures["trainer"])
         print(description)
-        print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
-        with shown(trainer, capture, view, folder, stop, run_record):
+        if found is None:
+            config = dataclasses.replace(config, views_per_step=trainer.config.views_per_step)
+        else:
+            trainer.restore(found.tensors | scene_tensors(found.gaussians), found.figures["trainer"])
+            print(f"resumed from {path.name}: step {trainer.step} of {config.steps}, {len(found.gaussians)} Gaussians")
+        with shown(trainer, capture, view, folder, stop, record):
             metrics = fit_and_report(
                 trainer,
                 initial,
@@ -196,12 +184,15 @@ def resume(
                 folder,
                 run=config,
                 stop_after=stop_after,
-                resumed=found.figures,
+                resumed=None if found is None else found.figures,
                 stop=stop,
                 scene=record_scene(config, described, folder),
-                record=run_record,
+                record=record,
             )
-            print(f"written to {folder}")
+            print(
+                f"written to {folder}: checkpoints/, held_out/, contact_sheet.png, curve.png, metrics.json, "
+                "point_cloud.ply, report.html"
+            )
     return metrics
 
 
