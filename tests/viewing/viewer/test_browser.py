@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="nee
 
 UNCOVERED = (slice(240, None), slice(0, 440))
 """Rows and columns of the page that neither the controls nor a notification cover."""
+FULL_SIZE = "?fixedDpr=1"
+"""Follows the address of a page that keeps its size; otherwise viser makes it smaller where frames take long."""
 
 
 def psnr(one, other):
@@ -48,7 +50,7 @@ def expected(viewer):
 
 
 def test_image_at_rest_is_that_of_tsplat(viewer, capfd):
-    with open_page(viewer.url) as page:
+    with open_page(viewer.url + FULL_SIZE) as page:
         assert page.wait_for(lambda image: image[UNCOVERED].std() > 10)
         found = []
 
@@ -101,7 +103,7 @@ def has_color(image, color):
 
 def test_page_of_a_training(trainer, capfd):
     viewer, training = trainer.view._viewer, trainer.view.training
-    with open_page(trainer.view.url, height=900) as page:
+    with open_page(trainer.view.url + FULL_SIZE, height=900) as page:
         assert page.wait_for(lambda image: image[UNCOVERED].std() > 10)
         # Both plots.
         assert page.wait_for(lambda image: has_color(image, (76, 155, 232)) and has_color(image, (232, 148, 76)))

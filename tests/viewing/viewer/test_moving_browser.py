@@ -5,7 +5,7 @@ import torch
 
 from tests.support.browser import CHROMIUM, open_page
 from tests.support.paths import MODELS
-from tests.viewing.viewer.test_browser import UNCOVERED, expected, psnr
+from tests.viewing.viewer.test_browser import FULL_SIZE, UNCOVERED, expected, psnr
 from tsplat.viewing.viewer import Viewer, open_viewed, worker
 
 pytest.importorskip("viser", reason="needs the extra viewer")
@@ -24,7 +24,7 @@ def test_image_while_the_camera_moves(divisor, least, monkeypatch):
     monkeypatch.setattr(model.renderer, "_divisor", lambda *_: divisor)
     viewer = Viewer([model], port=18480)
     try:
-        with open_page(viewer.url, 800, 600) as page:
+        with open_page(viewer.url + FULL_SIZE, 800, 600) as page:
             assert page.wait_for(lambda image: image[UNCOVERED].std() > 10)
             drag = dict(x=200, y=400, button="left", clickCount=1)
             page.call("Input.dispatchMouseEvent", type="mousePressed", **drag)
