@@ -18,6 +18,20 @@ COMMANDS = next(action for action in build_parser()._actions if action.dest == "
 INVALID = [
     ([], "required"),
     (["frobnicate"], "frobnicate"),
+    (["rendr", "{model}"], r"\(did you mean render instead of rendr\?\); see tsplat --help"),
+    (["render", "{model}", "--ouptut", "a.png"], r"required: --out \(did you mean --out instead of --ouptut\?\)"),
+    (
+        ["render", "{model}", "--out", "a.png", "--widht=9"],
+        r"--widht=9 \(did you mean --width instead of --widht\?\); see",
+    ),
+    (["render", "{model}", "--out", "a.png", "--backend", "tirton"], r"\(did you mean triton instead of tirton\?\)"),
+    (
+        ["view", "{model}", "--adress", "::1"],
+        r"\(did you mean --address instead of --adress\?\); see tsplat view --help",
+    ),
+    (["doctor", "--zzz"], r"arguments: --zzz; see tsplat doctor --help"),
+    (["train", "scene", "--out", "new/run", "--stpes", "9"], r"\(did you mean --steps instead of --stpes\?\)"),
+    (["train", "--resume", "new/run", "--stop-aftr", "9"], r"\(did you mean --stop-after instead of --stop-aftr\?\)"),
     (["--frobnicate"], "required|unrecognized"),
     (["doctor", "--frobnicate"], "--frobnicate"),
     (["render", "{model}"], "--out"),
@@ -51,6 +65,25 @@ INVALID = [
     (["render", "{model}", "--out", "a.png", "--up", "0", "0", "0"], "up"),
     (["render", "{model}", "--out", "a.png", "--background", "0", "2", "0"], "--background"),
     (["render", "{model}", "--out", "a.png", "--backend", "opengl"], "--backend"),
+    (["view", "text.ply"], "not a PLY"),
+    (["view", "folder.png"], "has neither meta.json"),
+    (["view", "/dev/zero"], "is a device"),
+    (["view", "{model}", "missing.ply"], "missing.ply"),
+    (["view", "{model}", "--address", ""], "cannot listen at ''"),
+    (["view", "{model}", "--address", "\udcff"], "cannot listen at"),
+    (["view", "{model}", "--address", "a\0b"], "cannot listen at"),
+    (["view", "{model}", "--address", "x" * 35_000], r"cannot listen at .* \[\.\.\.\] "),
+    (["view", "{model}", "--port", "nan"], "--port"),
+    (["view", "{model}", "--checkpoint", "1"], "is not a training run"),
+    (["prepare", "", "--out", "new"], "PHOTOS: expected a path"),
+    (["prepare", "a\0b", "--out", "new"], "PHOTOS: expected a path"),
+    (["prepare", "text.ply", "--out", "new"], "text.ply: no such folder"),
+    (["prepare", "folder.png", "--out", "new"], "at least two photographs"),
+    (["prepare", "folder.png", "--out", "new", "--max-size", "9" * 400], "--max-size"),
+    (["demo", "--out", "/dev/null"], "/dev/null: cannot write there"),
+    (["demo", "--out", "x" * 35_000], "File name too long"),
+    (["demo", "--steps", "nan"], "--steps"),
+    (["doctor", "x"], "unrecognized arguments: x"),
     (["train", "missing", "--out", "new/run"], "missing: no such folder"),
     (["train", ".", "--out", "new/run"], "no cameras found"),
     (["train", "scene", "--out", "text.ply"], "cannot write there"),
@@ -301,3 +334,13 @@ def test_help_in_a_narrow_terminal(words, monkeypatch, capsys):
         cli.main([*words, "--help"])
     assert capsys.readouterr().out == expected
     assert "usage: tsplat" in expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_view_whose_address_cannot_be_printed_ends(model):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "tsplat", "view", str(model)]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert found.returncode == 2
+    assert found.stderr == "tsplat: error: standard output: No space left on device\n"

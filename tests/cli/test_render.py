@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -72,7 +73,10 @@ def test_render_leaves_out_invalid_gaussians(model, tmp_path, capsys):
     content[-62 * 4 : -61 * 4] = b"\xff" * 4  # x of the blue ball
     model.write_bytes(content)
     assert cli.main(["render", str(model), "--out", str(tmp_path / "a.png"), "--width", "40", "--height", "30"]) == 0
-    assert capsys.readouterr().out == "left out 1 of 3 Gaussians that have invalid values\n"
+    left_out, wrote = capsys.readouterr().out.splitlines()
+    assert left_out == "left out 1 of 3 Gaussians that have invalid values"
+    size = (tmp_path / "a.png").stat().st_size / 1e6
+    assert re.fullmatch(rf"wrote .*a\.png: 40×30 pixels, {size:.2f} MB, in \d+\.\d s", wrote)
     assert read_pixels(tmp_path / "a.png").max() > 60
 
 
@@ -151,7 +155,10 @@ def test_render_writes_the_frames_of_a_trajectory(trajectory, show, n_colors, mo
     out = tmp_path / "frames"
     size = ["--width", "32", "--height", "24", "--frames", "4"]
     assert cli.main(["render", str(model), *size, "--trajectory", trajectory, "--show", show, "--out", str(out)]) == 0
-    assert "rendering 4/4" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "rendering 4/4" in printed
+    size = sum(path.stat().st_size for path in out.iterdir()) / 1e6
+    assert f"frames: 4 frames of 32×24 pixels, {size:.2f} MB, in " in printed
     frames = [read_pixels(path) for path in sorted(out.iterdir())]
     assert [frame.shape for frame in frames] == [(24, 32, 3)] * 4
     assert all(frame.max() > 150 for frame in frames)

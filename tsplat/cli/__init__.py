@@ -47,10 +47,10 @@ def main(argv: list[str] | None = None) -> int:
             arguments.models += [Path(word) for word in rest if not word.startswith("-")]
             rest = [word for word in rest if word.startswith("-")]
         arguments.rest = rest
-        # The output of these is their result; that of the others tells what is written to files.
-        protect_output(full_disk=arguments.command not in ("info", "doctor"))
+        # The output of these is their result, or an address; that of the others tells what is written to files.
+        protect_output(full_disk=arguments.command not in ("info", "doctor", "view"))
         if rest and arguments.command != "train":
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            parser.commands[arguments.command].error(f"unrecognized arguments: {' '.join(rest)}")
         with exit_on_signals():  # training handles signals itself
             status: int = arguments.run(arguments)
         sys.stdout.flush()

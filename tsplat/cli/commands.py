@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,7 @@ def render(arguments: Namespace) -> int:
     elif out.suffix.lower() != ".png":
         raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos need --trajectory")
     check_output(out, arguments.model)
+    start = time.perf_counter()
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
     gaussians = drop_invalid(_open(arguments), print)
@@ -103,6 +105,13 @@ def render(arguments: Namespace) -> int:
             write_png(out, next(frames))
         else:
             write_frames(out, track(frames, len(cameras), "rendering"), arguments.fps)
+    # Of a folder, which may have other files, only the frames.
+    paths = [out / f"{i:05d}.png" for i in range(len(cameras))] if out.is_dir() else [out]
+    what = "" if trajectory is None else f"{len(cameras)} frames of "
+    print(
+        f"wrote {out}: {what}{cameras[0].width}×{cameras[0].height} pixels, "
+        f"{sum(path.stat().st_size for path in paths) / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
+    )
     return 0
 
 
@@ -142,10 +151,10 @@ def view(arguments: Namespace) -> int:
         for path in arguments.models
     ]
     viewer = Viewer(models, address=arguments.address, port=arguments.port, open_model=read)
-    print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
-    if arguments.open:
-        open_in_browser(viewer.url)
     try:
+        print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
+        if arguments.open:
+            open_in_browser(viewer.url)
         with contextlib.suppress(KeyboardInterrupt):
             models[0].warm_up()
             threading.Event().wait()

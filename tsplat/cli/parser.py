@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import ArgumentError, __version__
+from ..support.suggestions import suggest, suggest_option
 from . import commands
 from .completion import PrintCompletion
 from .doctor import doctor
@@ -29,10 +33,28 @@ CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises :class:`ArgumentError` where argparse would print its usage and exit."""
+    """A parser that raises :class:`ArgumentError` where argparse would print its usage and exit.
+
+    Attributes:
+        commands: The parsers of subcommands, by name.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.commands: dict[str, Parser] = {}
+        self._words: list[str] = []
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        raise ArgumentError(f"{message}; see {self.prog} --help")
+        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice is not None:
+            hint = suggest([choice[1]], re.findall(r"[\w-]+", choice[2]))
+        else:
+            hint = suggest_option(self._words, self._option_string_actions)
+        raise ArgumentError(f"{message}{hint}; see {self.prog} --help")
 
 
 def build_parser() -> Parser:
@@ -61,6 +83,7 @@ def build_parser() -> Parser:
         help="print a script that completes commands and options in this shell, and exit",
     )
     subparsers.metavar = "{" + ",".join(subparsers.choices) + "}"
+    parser.commands = dict(subparsers.choices)
     return parser
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_
 
 from ...errors import ArgumentError
 from ...support.extras import require
+from ...support.suggestions import suggest_option
 from ...viewing.viewer.server import ADDRESS, PORT
 from ..configuration import DEFAULT_PRESET, PRESETS, STRATEGIES, Preset, RunConfig, preset, read_config
 from .context import MODULES
@@ -154,7 +155,7 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
         if message.startswith("Error parsing Options: "):
             name, separator, after = message.removeprefix("Error parsing Options: ").partition(":")
             message = f"--{name.replace('_', '-')}{separator}{after}"
-        raise ArgumentError(f"{message}; {HELP}") from error
+        raise ArgumentError(f"{message}{suggest_option(arguments, list_options())}; {HELP}") from error
     if not options.scene:
         raise ArgumentError(f"SCENE: expected a folder of photographs; {HELP}")
     if not options.out:
@@ -228,7 +229,8 @@ def _resume(arguments: Sequence[str]) -> Resume:
         option = rest[0].partition("=")[0]
         known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Options)} | {"--scene"}
         if option not in known and not option.startswith("--strategy."):
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            hint = suggest_option(rest, parser._option_string_actions)
+            parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         raise ArgumentError(
             f"{option}: a run is resumed with the settings that it was started with, on which its schedules depend; "
             f"to stop earlier: --stop-after N; to train with other settings: {PROGRAM} --config "

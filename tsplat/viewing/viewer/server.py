@@ -192,10 +192,13 @@ def print_address(viewer: Viewer, port: int, what: str, *, state: str = "", rema
 def check_address(address: str) -> None:
     """Raises ArgumentError if it is not possible to listen at an address."""
     try:
+        if not address:
+            raise ValueError("it is empty")  # to the system, it is all addresses
         with socket.socket() as probe:
             probe.bind((address, 0))
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
-            f"address: cannot listen at {address} ({error.strerror}); use {ADDRESS}, or 0.0.0.0 for all addresses of "
+            f"address: cannot listen at {address!r} ({reason}); use {ADDRESS}, or 0.0.0.0 for all addresses of "
             "this computer"
         ) from error

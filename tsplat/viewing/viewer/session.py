@@ -146,7 +146,7 @@ class Session:
         )
         height, width = frame.image.shape[:2]
         total = len(self._panel.model.gaussians)
-        self.tell(f"{total:,} Gaussians, {frame.visible:,} drawn · {width} x {height} · {1e3 * frame.seconds:.0f} ms")
+        self.tell(f"{total:,} Gaussians, {frame.visible:,} drawn · {width}×{height} · {1e3 * frame.seconds:.0f} ms")
 
     def tell(self, message: str) -> None:
         """Shows a message above the controls."""

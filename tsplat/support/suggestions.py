@@ -1,0 +1,20 @@
+"""What is probably meant by a word that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def suggest_option(words: Iterable[str], options: Iterable[str]) -> str:
+    """Returns " (did you mean --a instead of --b?)" for the first misspelled option of a command line, or ""."""
+    known = list(options)
+    return suggest((word.partition("=")[0] for word in words if word.startswith("--")), known)
+
+
+def suggest(words: Iterable[str], known: list[str]) -> str:
+    """Returns the same for the first of the words that is not known, but similar to one that is."""
+    for word in words:
+        if word not in known and (close := difflib.get_close_matches(word, known, 1)):
+            return f" (did you mean {close[0]} instead of {word}?)"
+    return ""
