@@ -130,11 +130,13 @@ class Client:
     def __init__(self, client_id=0, width=64, height=48):
         self.client_id = client_id
         self.gui, self.camera, self.images = Gui(), Camera(width, height), []
-        self.frusta = []
+        self.frusta, self.lines = [], []
         self.visible, self.connected = threading.Event(), True
         self.visible.set()
         self.scene = types.SimpleNamespace(
-            set_background_image=self._set_background_image, add_camera_frustum=self._add_camera_frustum
+            set_background_image=self._set_background_image,
+            add_camera_frustum=self._add_camera_frustum,
+            add_line_segments=self._add_line_segments,
         )
 
     def get_render(self, height, width):
@@ -162,3 +164,7 @@ class Client:
         handle = Control(name)
         self.frusta.append(handle)
         return handle
+
+    def _add_line_segments(self, name, points, colors, **_):
+        self.lines.append(Control(name, points, removed=False))
+        return self.lines[-1]

@@ -41,20 +41,66 @@ def test_crop_is_exported(client, models, tmp_path):
 
 
 @pytest.mark.usefixtures("session")
-def test_corners_of_the_crop_come_in_any_order(client, models, tmp_path):
-    box = ((9.0, -9.0, 9.0), (0.0, 9.0, -9.0))
+def test_box_of_the_viewer_is_that_of_the_command_line(client, models, tmp_path):
     control(client, "Crop").use(True)
-    for label, corner in zip(("Lower corner", "Upper corner"), box):
+    for label, corner in (("Lower corner", (0.0, -9.0, -9.0)), ("Upper corner", (9.0, 9.0, 9.0))):
         control(client, label).use(corner)
     path = tmp_path / "cropped.ply"
     control(client, "Model file").use(path.name)
     control(client, "Export").use()
     expected = models[0].renderer.cropped(((0.0, -9.0, -9.0), (9.0, 9.0, 9.0)))
     assert 0 < len(read_ply(path)) == len(expected) < 60
-    # The box of the viewer and the option of the command line are the same.
     (option,) = [c for name, c in client.gui.controls.items() if "--crop" in getattr(c, "content", "")]
     assert option.visible
     assert "`--crop 0 -9 -9 9 9 9`" in option.content
+
+
+@pytest.mark.usefixtures("session")
+def test_inverted_box_is_refused(client, tmp_path):
+    with settled(client):
+        control(client, "Crop").use(True)
+    n = len(client.images)
+    control(client, "Lower corner").use((0.0, 60.5, 0.0))
+    expected = "**Crop: the lower corner is above the upper one in y, 60.5 > "
+    assert client.status.startswith(expected)
+    control(client, "Export").use()
+    assert client.status.startswith(expected)
+    assert not list(tmp_path.iterdir())
+    assert len(client.images) == n
+    with settled(client):
+        control(client, "Whole model").use()
+    assert "60 Gaussians, 60 drawn" in client.status
+
+
+def test_box_has_steps_of_the_model(client):
+    from tsplat.viewing.viewer.session import Session
+
+    model = viewed()
+    means = model.gaussians.means
+    means.mul_(0.01 / (means.max() - means.min()))
+    means[0, 0] = 50.0  # far outside
+    session = Session(client, [model])
+    low, high = control(client, "Lower corner"), control(client, "Upper corner")
+    assert (low.step, low.precision) == (pytest.approx(1e-4), 6)
+    assert high.value[0] == 50
+    for axis, (least, most) in enumerate(zip(low.value, high.value, strict=True)):
+        assert least <= means[:, axis].min() < least + 1e-4
+        assert most - 1e-4 < means[:, axis].max() <= most
+    session.close()
+
+
+@pytest.mark.usefixtures("session")
+def test_box_is_drawn_while_it_crops(client):
+    control(client, "Crop").use(True)
+    control(client, "Lower corner").use((-1.0, -2.0, -3.0))
+    control(client, "Upper corner").use((1.0, 2.0, 3.0))
+    edges = client.lines[-1].value
+    assert edges.shape == (12, 2, 3)
+    assert len({tuple(map(tuple, edge)) for edge in edges}) == 12
+    assert (np.abs(edges) == (1, 2, 3)).all()
+    assert ((edges[:, 0] != edges[:, 1]).sum(-1) == 1).all()
+    control(client, "Crop").use(False)
+    assert all(handle.removed for handle in client.lines)
 
 
 @pytest.mark.usefixtures("session")

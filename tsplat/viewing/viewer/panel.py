@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from ...config import MAGNITUDE_MAX
 from ...errors import ArgumentError
-from ...scene.cropping import Box, crop_option
+from ...scene.cropping import Box, Corner, crop_option
 from .callbacks import Callbacks
 from .comparison import COMPARISONS, Comparison
 from .keyframes import SECONDS_MAX
@@ -150,7 +151,13 @@ class Panel:
         )
 
     def _box(self) -> Box:
-        return tuple(self._low.value), tuple(self._high.value)
+        low, high = self._low.value, self._high.value
+        for axis, least, most in zip("xyz", low, high, strict=True):
+            if least > most:
+                raise ArgumentError(
+                    f"Crop: the lower corner is above the upper one in {axis}, {least:g} > {most:g}; change one of them"
+                )
+        return tuple(low), tuple(high)
 
     def add_model(self, model: ViewedModel) -> None:
         """Adds a model to choose from, and chooses it."""
@@ -170,9 +177,8 @@ class Panel:
         self._sh_degree.visible = gaussians.sh_degree > 0
         self._antialiased.value = gaussians.antialiased
         self._fov.value = min(max(model.fov, FOV_RANGE[0]), FOV_RANGE[1])
-        low, high = (np.zeros(3), np.zeros(3)) if len(gaussians) == 0 else _bounds(model)
         self._crop.value = False
-        self._low.value, self._high.value = tuple(low.tolist()), tuple(high.tolist())
+        self._reset_box()
         has_cameras = bool(model.cameras)
         self._no_cameras.visible = not has_cameras
         for handle in (self._view, self._go, self._frusta):
@@ -244,18 +250,29 @@ class Panel:
     def _add_crop(self) -> None:
         gui = self._gui
         self._crop = self._control(gui.add_checkbox("Crop", False, hint="Show only Gaussians with centers in the box"))
-        self._low = self._control(gui.add_vector3("Lower corner", (0.0, 0.0, 0.0)))
-        self._high = self._control(gui.add_vector3("Upper corner", (0.0, 0.0, 0.0)))
+        self._low = self._control(gui.add_vector3("Lower corner", (0.0, 0.0, 0.0), step=0.01))
+        self._high = self._control(gui.add_vector3("Upper corner", (0.0, 0.0, 0.0), step=0.01))
+        self._callbacks.on_click(gui.add_button("Whole model", hint="The box of all centers"), self._reset_box)
         self._option = gui.add_markdown("", visible=False)
         for handle in (self._crop, self._low, self._high):
             self._callbacks.on_update(handle, self._show_option)
         path = gui.add_text("Model file", "cropped.ply", hint=ON_SERVER)
         self._callbacks.on_long_click(gui.add_button("Export"), lambda: self._actions.export(_name_in(path)))
 
+    def _reset_box(self) -> None:
+        """Sets the box to that of all centers, rounded to the steps of the controls."""
+        low, high, digits = _bounds(self.model)
+        for handle, corner in ((self._low, low), (self._high, high)):
+            handle.step, handle.precision = 10.0**-digits, max(digits, 0) + 2
+            handle.value = corner
+
     def _show_option(self) -> None:
         """Shows the box for the command line."""
-        self._option.content = f"As an option of `tsplat export` and `tsplat convert`:\n\n`{crop_option(self._box())}`"
-        self._option.visible = self._crop.value
+        self._option.visible = False
+        if self._crop.value:
+            option = crop_option(self._box())
+            self._option.content = f"As an option of `tsplat export` and `tsplat convert`:\n\n`{option}`"
+            self._option.visible = True
 
     def _add_video(self) -> None:
         gui, actions, callbacks = self._gui, self._actions, self._callbacks
@@ -300,6 +317,19 @@ def _name_in(handle: Any) -> str:
     return str(handle.value)
 
 
-def _bounds(model: ViewedModel) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _bounds(model: ViewedModel) -> tuple[Corner, Corner, int]:
+    """Returns the box of all centers, rounded outward, and the decimals of its steps, below a hundredth of the model.
+
+    Most of a model counts for the steps, as Gaussians may lie far outside.
+    """
     means = model.gaussians.means.cpu().double().numpy()
-    return means.min(0), means.max(0)
+    if len(means) == 0:
+        return (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 2
+    low, high = np.quantile(means, (0.02, 0.98), axis=0)
+    extent = float((high - low).max())
+    digits = 2 - math.floor(math.log10(extent)) if extent > 0 else 2
+    # Digits of fp32, beyond which it has no decimals.
+    digits = min(digits, 5 - math.floor(math.log10(max(float(abs(means).max()), 1e-30))))
+    x0, y0, z0 = (round(math.floor(value * 10**digits) / 10**digits, 12) + 0.0 for value in means.min(0))
+    x1, y1, z1 = (round(math.ceil(value * 10**digits) / 10**digits, 12) + 0.0 for value in means.max(0))
+    return (x0, y0, z0), (x1, y1, z1), digits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...scene.cameras import Camera
-from ...scene.cropping import raise_if_empty
+from ...scene.cropping import Box, raise_if_empty
 from ...scene.formats import write_model
 from ..scene_pages import is_page, write_page
 from ..start_views import StartView
@@ -39,6 +40,13 @@ FRUSTUM_SCALE = 0.05
 """Size of a camera relative to its distance from the first point looked at."""
 
 PREVIEW_FPS = 15
+
+BOX_COLOR = (255, 200, 40)
+EDGES = np.array([
+    (ends, np.where(np.arange(3) == axis, 1, ends))
+    for axis in range(3) for ends in itertools.product((0, 1), repeat=3) if ends[axis] == 0
+])  # fmt: skip
+"""[12, 2, 3] edges of a box: which corner has the coordinate of each of their ends."""
 
 OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
 """Reads a model from a path, and adds it to those of the viewer; calls its second argument with notes."""
@@ -77,6 +85,7 @@ class Session:
         self._folder = folder or Folder(".")
         self._keyframes = Keyframes()
         self._frusta: list[Any] = []
+        self._box: tuple[Box | None, Any] = (None, None)
         self._closed = threading.Event()
         self._callbacks = Callbacks(self.tell)
         self._worker: Worker[Request] = Worker(self._render, self._show, self.tell)
@@ -129,7 +138,25 @@ class Session:
         if not self._ready:
             return
         settings, pose = self._panel.settings(), client_pose(self._client.camera)
+        self._draw_box(settings.crop)
         self._worker.submit(Request(self._panel.model, pose, settings, self._panel.divisor), at_rest=at_rest)
+
+    def _draw_box(self, box: Box | None) -> None:
+        """Draws the edges of the crop box into the scene; none where it is None."""
+        drawn, handle = self._box
+        if box == drawn:
+            return
+        if handle is not None:
+            handle.remove()
+        self._box = box, None
+        if box is not None:
+            corners = np.array(box)[EDGES, range(3)]  # [12, 2, 3]
+            self._box = (
+                box,
+                self._client.scene.add_line_segments(
+                    "/crop", corners, BOX_COLOR, thickness=2, thickness_units="screen"
+                ),
+            )
 
     def _render(self, request: Request, seconds: float | None) -> Frame:
         if seconds is None and self._training is not None:
