@@ -171,6 +171,29 @@ def test_another_model(client, models):
     assert control(client, "View").visible
 
 
+def test_reset_view(session, client, models):
+    client.camera.move((5.0, 5.0, 5.0))
+    client.camera.up_direction = np.array([1.0, 0, 0])
+    control(client, "Reset view").use()
+    for name, expected in (("position", models[0].eye), ("look_at", models[0].target), ("up_direction", models[0].up)):
+        assert np.allclose(getattr(client.camera, name), expected), name
+
+
+@pytest.mark.parametrize(("with_views", "factor"), [(False, 2), (True, 1)])
+def test_whole_model_fits_into_an_upright_window(with_views, factor):
+    from tsplat.viewing.viewer.session import Session
+
+    client, model = Client(0, 40, 60), viewed(with_views=with_views)
+    session = Session(client, [model])
+    wait_for(lambda: client.images)
+    start, offset = np.array(model.target), np.array(model.eye) - model.target
+    expected = start + factor * offset if not with_views else client.camera.position
+    assert np.allclose(client.camera.position, expected)
+    control(client, "Reset view").use()
+    assert np.allclose(client.camera.position, start + factor * offset)
+    session.close()
+
+
 def test_random_changes(models, capfd, tmp_path, monkeypatch):
     """Two clients change 400 controls, and one of them leaves in the middle: nothing hangs, nothing is printed."""
     from tsplat.viewing.viewer.session import Session
@@ -187,7 +210,8 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
                               "Antialiased", "near_plane", "far_plane", "radius_clip", "eps2d", "Crop", "Lower corner",
                               "Model", "Show cameras", "Go to view", "Image", "Field of view", "Model file",
                               "Export", "Add keyframe", "Preview", "Video file", "Save video", "Keyframe file",
-                              "Save keyframes", "Load keyframes", "move", "canvas"])  # fmt: skip
+                              "Save keyframes", "Load keyframes", "Reset view", "Whole model", "move",
+                              "canvas"])  # fmt: skip
         if label == "move":
             client.camera.move([draws.uniform(-3, 3) for _ in range(3)])
             return

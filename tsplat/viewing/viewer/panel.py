@@ -23,6 +23,8 @@ RESOLUTIONS = {"full": 1, "half": 2, "quarter": 4}
 FOV_RANGE = (5, 150)
 """Vertical field of view in degrees."""
 
+MOVING = "Drag to turn, with the right button to move, wheel to zoom; or W A S D, Q E and the arrow keys."
+
 ON_SERVER = "On the computer that runs tsplat"
 
 
@@ -34,6 +36,7 @@ class Actions:
         change: The settings have changed.
         choose_model: Another model was chosen.
         open_model: Reads a file and adds its model, and returns a message; None where this is not possible.
+        reset_view: Shows the model as at first.
         set_fov: Sets the vertical field of view, in degrees.
         show_view: Goes to the chosen view, and compares it with its photograph.
         compare: Compares the render with the photograph of the chosen view.
@@ -49,6 +52,7 @@ class Actions:
     change: Callable[[], None]
     choose_model: Callable[[], None]
     open_model: Callable[[str], str] | None
+    reset_view: Callable[[], None]
     set_fov: Callable[[float], None]
     show_view: Callable[[], None]
     compare: Callable[[], None]
@@ -217,6 +221,11 @@ class Panel:
 
     def _add_view(self) -> None:
         gui = self._gui
+        gui.add_markdown(MOVING)
+        self._callbacks.on_click(
+            gui.add_button("Reset view", hint="Camera, field of view and up direction as at first"),
+            self._actions.reset_view,
+        )
         self._show = self._control(gui.add_dropdown("Show", list(MODES)))
         self._colormap = self._control(gui.add_dropdown("Colormap", list(COLORMAPS), hint="Of depth and alpha"))
         self._sh_degree = self._control(gui.add_slider("SH degree", 0, 1, 1, 0))

@@ -96,6 +96,7 @@ class Viewer:
                 stack.callback(self._server.stop)
             stack.pop_all()
         self._server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
+        self._server.gui.main_panel.dock_right()  # beside the image, except on phones
         first = self._models[0]
         self._server.scene.set_up_direction(np.array(first.up))
         camera = self._server.initial_camera

@@ -98,6 +98,7 @@ class Session:
                 change=self._change,
                 choose_model=self._choose_model,
                 open_model=None if open_model is None else lambda name: self._open_model(open_model, name),
+                reset_view=self._reset_view,
                 set_fov=self._set_fov,
                 show_view=self._show_view,
                 compare=self._compare,
@@ -115,7 +116,9 @@ class Session:
         )
         self._ready = True
         self._callbacks.on_update(client.camera, self._change)
-        self._callbacks.run(self._change)
+        model, camera = self._panel.model, client.camera
+        is_cut_off = model.eye_for(camera.image_width, camera.image_height) != model.eye
+        self._callbacks.run(self._reset_view if is_cut_off else self._change)
 
     def close(self, seconds: float = 5.0) -> None:
         """Ends what runs for the client, which has gone; waits for its image for some time."""
@@ -195,11 +198,16 @@ class Session:
         self._show_frusta(False)
         self._clear_keyframes()
         self._panel.show_model(model)
+        self._reset_view()
+
+    def _reset_view(self) -> None:
+        """Shows the model from its first camera, upright."""
+        model, camera = self._panel.model, self._client.camera
         with self._client.atomic():
-            self._client.camera.up_direction = np.array(model.up)
-            self._client.camera.position = np.array(model.eye)
-            self._client.camera.look_at = np.array(model.target)
-            self._client.camera.fov = math.radians(model.fov)
+            camera.up_direction = np.array(model.up)
+            camera.position = np.array(model.eye_for(camera.image_width, camera.image_height))
+            camera.look_at = np.array(model.target)
+            camera.fov = math.radians(model.fov)
         self._change()
 
     def _set_fov(self, degrees: float) -> None:

@@ -62,6 +62,13 @@ class ViewedModel:
     def gaussians(self) -> Gaussians:
         return self.renderer.gaussians
 
+    def eye_for(self, width: int, height: int) -> list[float]:
+        """Returns the first camera position for an image size; farther away where a whole model would be cut off."""
+        narrower = SIZE[0] / SIZE[1] * max(height, 1) / max(width, 1)
+        if self.cameras or narrower <= 1:
+            return self.eye
+        return [b + narrower * (a - b) for a, b in zip(self.eye, self.target, strict=True)]
+
     def find_view(self, name: str, tell: Callable[[str], object]) -> View | None:
         """Returns the photograph with a name, or None. The first call may read all of them, which takes long.
 
