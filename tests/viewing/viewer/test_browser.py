@@ -10,7 +10,7 @@ from tests.support.browser import CHROMIUM, open_page
 from tests.support.training_scenes import gray, make_gaussians, make_views
 from tests.support.waiting import wait_for
 from tsplat.scene import write_ply
-from tsplat.training import Config, Trainer, ViewOptions
+from tsplat.training import Config, LiveView, Trainer, ViewOptions
 from tsplat.viewing.viewer import Viewer, open_viewed
 
 pytest.importorskip("viser", reason="needs the extra viewer")
@@ -73,10 +73,12 @@ def test_image_at_rest_is_that_of_tsplat(viewer, capfd):
 
 
 @pytest.fixture
-def trainer():
+def view():
+    """A training that runs until the end of the test."""
     gaussians = make_gaussians()
     config = Config(steps=1_000_000, sh0_rate=5e-2)
-    trainer = Trainer(gray(gaussians), make_views(gaussians), config, view=ViewOptions(port=18081))
+    view = LiveView(gray(gaussians), make_views(gaussians), config, ViewOptions(port=18081))
+    trainer = Trainer(gray(gaussians), make_views(gaussians), config, observers=[view])
     ended = threading.Event()
 
     def train():
@@ -85,9 +87,9 @@ def trainer():
 
     thread = threading.Thread(target=train, daemon=True)
     thread.start()
-    yield trainer
+    yield view
     ended.set()
-    trainer.view.close()  # ends a pause
+    view.close()  # ends a pause
     thread.join(60)
 
 
@@ -101,9 +103,9 @@ def has_color(image, color):
     return (np.abs(image.astype(int) - color).max(-1) < 25).sum() > 30
 
 
-def test_page_of_a_training(trainer, capfd):
-    viewer, training = trainer.view._viewer, trainer.view.training
-    with open_page(trainer.view.url + FULL_SIZE, height=900) as page:
+def test_page_of_a_training(view, capfd):
+    viewer, training = view._viewer, view.training
+    with open_page(view.url + FULL_SIZE, height=900) as page:
         assert page.wait_for(lambda image: image[UNCOVERED].std() > 10)
         # Both plots.
         assert page.wait_for(lambda image: has_color(image, (76, 155, 232)) and has_color(image, (232, 148, 76)))

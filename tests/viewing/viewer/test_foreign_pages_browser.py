@@ -14,7 +14,7 @@ from tests.support.browser import CHROMIUM, open_page
 from tests.support.training_scenes import gray, make_gaussians, make_views
 from tests.support.viewer_sessions import viewed
 from tests.support.waiting import wait_for
-from tsplat.training import Config, Trainer, ViewOptions
+from tsplat.training import Config, LiveView, ViewOptions
 from tsplat.viewing.viewer import Viewer
 from tsplat.viewing.viewer.server import open_in_browser
 
@@ -85,11 +85,10 @@ def viewer(request):
         viewer.close()
         return
     gaussians = make_gaussians()
-    trainer = Trainer(
-        gray(gaussians), make_views(gaussians), Config(steps=10), view=ViewOptions(port=18780, paused=True)
-    )
-    yield trainer.view._viewer
-    trainer.view.close()
+    options = ViewOptions(port=18780, paused=True)
+    view = LiveView(gray(gaussians), make_views(gaussians), Config(steps=10), options)
+    yield view._viewer
+    view.close()
 
 
 def test_page_of_another_origin(viewer, foreign, monkeypatch):
