@@ -163,7 +163,8 @@ def _projection(vendor: str) -> Labeled:
             with recorded(vendor) as launches:
                 kernels.projection_fwd(gaussians, cameras, settings)
                 kernels.projection_fwd(gaussians, cameras, dataclasses.replace(settings, packed=True))
-                kernels.projection_bwd(gaussians, cameras, torch.arange(N), radii, v, settings, needs)
+                row_of = torch.arange(N, dtype=torch.int32)
+                kernels.projection_bwd(gaussians, cameras, row_of, radii, v, settings, needs)
             label = f"{'antialiased' if antialiased else 'classic'}{name}"
             label += f" {model}" if model != "pinhole" else ""
             yield from ((label, call) for call in launches)
@@ -178,10 +179,12 @@ def _projection(vendor: str) -> Labeled:
 def _spherical_harmonics(vendor: str) -> Labeled:
     means, centers, ids, radii = torch.ones(1, N, 3), torch.ones(1, 1, 3), torch.arange(N), _rows()[0]
     for degree in range(5):
-        inputs = (means, centers, torch.ones(1, N, (degree + 1) ** 2, 3), ids, radii)
+        inputs, v = (means, centers, torch.ones(1, N, (degree + 1) ** 2, 3)), torch.ones(N, 3)
         with recorded(vendor) as launches:
-            kernels.spherical_harmonics_fwd(*inputs, degree=degree)
-            kernels.spherical_harmonics_bwd(*inputs, torch.ones(N, 3), degree=degree, needs_centers=True)
+            _, clamped = kernels.spherical_harmonics_fwd(*inputs, ids, radii, degree=degree, clamp=True)
+            kernels.spherical_harmonics_bwd(
+                *inputs, ids.to(torch.int32), radii, clamped, v, degree=degree, needs_centers=True
+            )
         yield from ((f"degree {degree}", call) for call in launches)
 
 

@@ -154,6 +154,7 @@ class ProjectedGaussians(NamedTuple):
         conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2.
         compensations: [nnz] antialiasing factors, or None.
         opacities: [nnz] opacity times compensation, or None.
+        row_of: [B, C, N] int32, inverse of ``dense_ids``: the row of each entry, -1 where it has none; or None.
     """
 
     n_cameras: int
@@ -165,6 +166,7 @@ class ProjectedGaussians(NamedTuple):
     conics: Tensor
     compensations: Tensor | None
     opacities: Tensor | None
+    row_of: Tensor | None = None
 
     def image_ids(self) -> Tensor | None:
         """Image of each packed row, [nnz] int64; None if rows are [I, N]."""
@@ -193,12 +195,12 @@ class ProjectedGradients(NamedTuple):
 
     Attributes:
         v_means2d, v_depths, v_conics: [nnz, 2], [nnz], [nnz, 3].
-        v_compensations, v_opacities: [nnz] or None.
+        v_compensations, v_opacities: [nnz] each.
     """
 
-    v_means2d: Tensor
-    v_depths: Tensor
-    v_conics: Tensor
+    v_means2d: Tensor | None
+    v_depths: Tensor | None
+    v_conics: Tensor | None
     v_compensations: Tensor | None
     v_opacities: Tensor | None
 

@@ -8,6 +8,8 @@ from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact, assert_run_exact
 from tsplat import reference
+from tsplat.data import ProjectedGaussians
+from tsplat.stages import shading
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -75,3 +77,25 @@ def test_half_precision_coefficients_give_colors_in_fp32_and_gradients_in_half_p
 def test_rendered_harmonics_match_reference(backend, sh_degree):
     structure = scenes.Structure(n=6, sh_degree=sh_degree, spare_bases=1, width=9, height=9, seed=sh_degree)
     assert_run_exact(scenes.make(structure), backend=backend, tile_size=16)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_colors_are_shifted_and_clamped_as_pytorch_does(backend):
+    """To the bit, with the gradient of clamp_min: one where a color is exactly 0, zero below and for NaN."""
+    means = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])[None]
+    centers, radii = torch.zeros(1, 1, 3), torch.tensor([[1, 1], [1, 1], [0, 0], [1, 1]], dtype=torch.int32)
+    projected = ProjectedGaussians(1, 4, None, radii, means[0, :, :2], means[0, :, 2], means[0], None, None)
+    black = -1.7724538  # its color is exactly 0
+    coeffs = torch.tensor([[0.3, black, 2 * black], [torch.nan, -9.0, 0.0], [1.0, 1.0, 1.0], [0.1, -0.1, -3.0]])
+    leaves = [coeffs[None, :, None].clone().requires_grad_() for _ in range(2)]
+    values = tsplat.spherical_harmonics(0, means[0], leaves[0][0], (radii > 0).all(-1), backend=backend)
+    assert (values == -0.5).any()
+    expected = (values + 0.5).clamp_min(0.0)
+    found = shading.shade(means, leaves[1], centers, projected, 0, backend).values
+    visible = (radii > 0).all(-1)
+    assert torch.equal(found[visible].view(torch.int32), expected[visible].view(torch.int32))
+    for image in (found, expected):
+        image[visible].backward(torch.tensor([1.0, 2.0, 3.0]).expand(3, 3))
+    gradients = [leaf.grad.view(torch.int32) for leaf in leaves]
+    assert torch.equal(*gradients)
+    assert (leaves[1].grad[0, 0, 0] != 0).tolist() == [True, True, False]

@@ -98,6 +98,18 @@ MUTANTS = [
         ("is None else {name}.dtype if", "is None else 0 if", "dtypes are not told apart"),
     ),
     *_in(
+        "kernels/spherical_harmonics.py",
+        ("-m", "triton", "tests/stages/test_shading.py"),
+        ("total >= 0.0, 0, 1 << channel", "total > 0.0, 0, 1 << channel", "black has no gradient"),
+        ("tl.where(total < 0.0, 0.0, total)", "tl.maximum(total, 0.0)", "NaN is black"),
+        ("bits & 4 == 0", "bits & 2 == 0", "blue is clamped where green is"),
+    ),
+    *_in(
+        "kernels/projection.py",
+        ("-m", "triton", "tests/stages/test_projection.py"),
+        ("tl.full([BLOCK], -1, tl.int32)", "tl.full([BLOCK], 0, tl.int32)", "culled Gaussians are those of row 0"),
+    ),
+    *_in(
         "triton_cpu/trial.py",
         ("-m", "triton", "tests/stages/test_backend.py"),
         ("y.item() != 380", "False", "what compiled code computes is not checked"),

@@ -187,18 +187,6 @@ def part_order(offsets: Tensor, isect_offsets: Tensor) -> Tensor | None:
     return (tiles[:, None] + parts).flatten()
 
 
-def invert_ids(dense_ids: Tensor | None, n: int) -> Tensor | None:
-    """Returns the packed row of each entry of a dense [B, C, N] layout, -1 where it has none. [n] int32
-
-    Returns None if rows are not packed.
-    """
-    if dense_ids is None:
-        return None
-    row_of = torch.full((n,), -1, dtype=torch.int32, device=dense_ids.device)
-    row_of[dense_ids] = torch.arange(dense_ids.numel(), dtype=torch.int32, device=dense_ids.device)
-    return row_of
-
-
 def vendor(tensor: Tensor) -> Vendor:
     """Returns the vendor of the tensor's device, or "none" for CPU tensors."""
     if not tensor.is_cuda:

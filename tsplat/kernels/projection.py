@@ -46,7 +46,7 @@ from .device_math import (
     size_of,
     store_tuple,
 )
-from .launch import Int, block_size, invert_ids, kernel, launch, launch_elementwise, programs
+from .launch import Int, block_size, kernel, launch, launch_elementwise, programs
 
 BLOCK = 128
 
@@ -139,6 +139,7 @@ def _projection_visible_kernel(
     Ks,  # [B, C, 3, 3]
     valid,  # [B, N] bool or None
     visible_out,  # [B, C, N] int8, output
+    row_of,  # [B, C, N] int32, output: -1; the next kernel writes the visible ones
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
     CAMERA: tl.constexpr, ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr,
@@ -156,6 +157,7 @@ def _projection_visible_kernel(
         RADIUS_MAX,
     )  # fmt: skip
     tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
+    tl.store(row_of + row, tl.full([BLOCK], -1, tl.int32), mask=mask)
 
 
 @kernel
@@ -169,6 +171,7 @@ def _projection_fwd_kernel(
     Ks,  # [B, C, 3, 3]
     valid,  # [B, N] bool or None
     dense_ids,  # [nnz] int64, or None if not packed
+    row_of,  # [B, C, N] int32, output: packed row of each entry; None if not packed
     radii,  # [nnz, 2] int32, output
     means2d,  # [nnz, 2], output
     depths,  # [nnz], output
@@ -186,6 +189,7 @@ def _projection_fwd_kernel(
     dense_id = row
     if dense_ids is not None:
         dense_id = tl.load(dense_ids + row, mask=mask, other=0)
+        tl.store(row_of + dense_id, row.to(tl.int32), mask=mask)
     image = dense_id // n_gaussians
     gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
     image = tl.where(mask, image, 0)
@@ -216,9 +220,9 @@ def _projection_bwd_kernel(
     Ks,  # [B, C, 3, 3]
     row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
     radii,  # [nnz, 2] int32
-    v_means2d,  # [nnz, 2]
-    v_depths,  # [nnz]
-    v_conics,  # [nnz, 3]
+    v_means2d,  # [nnz, 2] or None
+    v_depths,  # [nnz] or None
+    v_conics,  # [nnz, 3] or None
     v_compensations,  # [nnz] or None
     v_opacities_out,  # [nnz] or None
     v_means,  # [B, N, 3], output
@@ -262,9 +266,13 @@ def _projection_bwd_kernel(
         )
         det = det2(blurred)
 
-        v_conic = load_tuple(v_conics + row * 3, 1, 3, visible)
-        v_mean2d = load_tuple(v_means2d + row * 2, 1, 2, visible)
-        v_depth = tl.load(v_depths + row, mask=visible, other=0.0)
+        v_conic, v_mean2d, v_depth = (zero, zero, zero), (zero, zero), zero
+        if v_conics is not None:
+            v_conic = load_tuple(v_conics + row * 3, 1, 3, visible)
+        if v_means2d is not None:
+            v_mean2d = load_tuple(v_means2d + row * 2, 1, 2, visible)
+        if v_depths is not None:
+            v_depth = tl.load(v_depths + row, mask=visible, other=0.0)
         incoming = size_of(v_conic) + size_of(v_mean2d) + tl.abs(v_depth)
         v_own_opacity = zero
         v_cov2d = conic_vjp(conic(blurred, det), v_conic)
@@ -368,10 +376,19 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         FLOOR=settings.numerics.compensation_floor,
         RADIUS_MAX=float(RADIUS_MAX),
     )
-    dense_ids = None
+    dense_ids = row_of = None
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
-        launch_elementwise(_projection_visible_kernel, n_rows, BLOCK, visible_out=visible, n_rows=n_rows, **arguments)
+        row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
+        launch_elementwise(
+            _projection_visible_kernel,
+            n_rows,
+            BLOCK,
+            visible_out=visible,
+            row_of=row_of,
+            n_rows=n_rows,
+            **arguments,
+        )
         dense_ids = visible.nonzero().squeeze(1)
         n_rows = dense_ids.numel()
     projected = ProjectedGaussians(
@@ -384,12 +401,14 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         conics=means.new_empty(n_rows, 3),
         compensations=means.new_empty(n_rows) if settings.antialiased else None,
         opacities=means.new_empty(n_rows) if gaussians.opacities is not None else None,
+        row_of=row_of,
     )
     launch_elementwise(
         _projection_fwd_kernel,
         n_rows,
         BLOCK,
         dense_ids=dense_ids,
+        row_of=row_of,
         radii=projected.radii,
         means2d=projected.means2d,
         depths=projected.depths,
@@ -405,7 +424,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
 def projection_bwd(
     gaussians: Gaussians3D,
     cameras: Cameras,
-    dense_ids: Tensor | None,
+    row_of: Tensor | None,
     radii: Tensor,
     v_projected: ProjectedGradients,
     settings: ProjectionSettings,
@@ -415,7 +434,7 @@ def projection_bwd(
 
     Args:
         gaussians, cameras, settings: As for :func:`projection_fwd`.
-        dense_ids, radii: Of its result.
+        row_of, radii: Of its result.
         v_projected: Gradients of its result.
         needs: Whether each tensor of the cameras needs a gradient.
     """
@@ -437,7 +456,7 @@ def projection_bwd(
         covars=gaussians.covars,
         opacities=gaussians.opacities,
         **cameras._asdict(),
-        row_of=invert_ids(dense_ids, n_images * n_gaussians),
+        row_of=row_of,
         radii=radii,
         v_means2d=v_projected.v_means2d,
         v_depths=v_projected.v_depths,

@@ -3,7 +3,7 @@
 The basis is that of Sloan, "Efficient Spherical Harmonic Evaluation" (JCGT 2013), with the signs of 3D Gaussian
 Splatting. The direction is the normalized difference of the Gaussian's mean and the camera center.
 
-Forward: one lane per output row.
+Forward: one lane per output row. Colors can be shifted by 0.5 and clamped to at least 0; which were clamped is noted.
 Backward: one lane per Gaussian, which loops over the cameras of its scene, so that gradients of means and coefficients
 are summed in a fixed order. Gradients of camera centers are summed over a block and written once per block and image.
 There are no atomics.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from .device_math import dot3, load_tuple, normalize3, normalize3_vjp, store_tuple
-from .launch import CPU_LONG_BLOCK, Int, block_size, invert_ids, kernel, launch, launch_elementwise, programs
+from .launch import CPU_LONG_BLOCK, Int, block_size, kernel, launch, launch_elementwise, programs
 
 BLOCK = 64
 
@@ -134,6 +134,7 @@ def _sh_fwd_kernel(
     dense_ids,  # [nnz] int64, or None if not packed
     radii,  # [nnz, 2] int32 or None
     colors,  # [nnz, 3], output
+    clamped,  # [nnz] int8, output: a bit for each channel that is not shown; None without shift and clamp
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", n_bases: "Int",
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -149,26 +150,34 @@ def _sh_fwd_kernel(
     gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
     unit, _ = _direction(means, centers, gaussian, image, mask)
     basis = sh_basis(unit, DEGREE)
+    bits = tl.zeros([BLOCK], tl.int8)
     for channel in tl.static_range(3):
         total = tl.zeros_like(unit[0])
         for k in tl.static_range(len(basis)):
             coeff = tl.load(coeffs + (gaussian * n_bases + k) * 3 + channel, mask=mask, other=0.0)
             total = tl.fma(basis[k], coeff.to(total.dtype), total)
+        if clamped is not None:
+            total += 0.5
+            bits |= tl.where(total >= 0.0, 0, 1 << channel).to(tl.int8)
+            total = tl.where(total < 0.0, 0.0, total)  # NaN stays NaN
         tl.store(colors + row * 3 + channel, tl.where(mask, total, 0.0), mask=inside)
+    if clamped is not None:
+        tl.store(clamped + row, bits, mask=inside)
 
 
-@kernel
+@kernel(strided=("v_colors",))
 def _sh_bwd_kernel(
     means,  # [B, N, 3]
     centers,  # [B, C, 3]
     coeffs,  # [B, N, n_bases, 3], any float dtype
     row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
     radii,  # [nnz, 2] int32 or None
-    v_colors,  # [nnz, 3]
+    clamped,  # [nnz] int8 or None, as in the forward pass
+    v_colors,  # [nnz, 3], rows `v_stride` apart
     v_means,  # [B, N, 3], output
     v_centers,  # [blocks, I, 3], output, or None
     v_coeffs,  # [B, N, n_bases, 3], output
-    n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int",
+    n_gaussians: "Int", n_cameras: "Int", n_images: "Int", n_bases: "Int", v_stride: "Int",
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
@@ -195,7 +204,14 @@ def _sh_bwd_kernel(
             visible = visible & (tl.load(radii + row * 2, mask=visible, other=0) > 0)
         unit, inverse_norm = _direction(means, centers, gaussian, image, mask)
         basis = sh_basis(unit, DEGREE)
-        v_color = load_tuple(v_colors + row * 3, 1, 3, visible)
+        v_color = load_tuple(v_colors + row * v_stride, 1, 3, visible)
+        if clamped is not None:
+            bits = tl.load(clamped + row, mask=visible, other=0)
+            v_color = (
+                tl.where(bits & 1 == 0, v_color[0], 0.0),
+                tl.where(bits & 2 == 0, v_color[1], 0.0),
+                tl.where(bits & 4 == 0, v_color[2], 0.0),
+            )
         summed = ()
         v_basis = ()
         for k in tl.static_range(N_BASES):
@@ -223,20 +239,32 @@ def _sh_bwd_kernel(
 
 
 def spherical_harmonics_fwd(
-    means: Tensor, centers: Tensor, coeffs: Tensor, dense_ids: Tensor | None, radii: Tensor | None, *, degree: int
-) -> Tensor:
-    """Evaluates the colors of rows, without shift and clamp; zero where radii are zero. [nnz, 3]
+    means: Tensor,
+    centers: Tensor,
+    coeffs: Tensor,
+    dense_ids: Tensor | None,
+    radii: Tensor | None,
+    *,
+    degree: int,
+    clamp: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Evaluates the colors of rows; zero where radii are zero. [nnz, 3]
 
     Args:
         means, centers: [B, N, 3], [B, C, 3].
         coeffs: [B, N, K, 3] of any float dtype, K >= (degree + 1)^2.
         dense_ids: [nnz] index into [B, C, N], or None if not packed.
         radii: [nnz, 2], or None if every row is visible.
+        clamp: Whether colors are shifted by 0.5, and clamped to at least 0.
+
+    Returns:
+        The colors, and which of them were clamped, as the backward pass reads it; None without ``clamp``.
     """
     n_batches, n_gaussians, n_bases, _ = coeffs.shape
     n_cameras = centers.shape[1]
     n_rows = n_batches * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
     colors = means.new_empty(n_rows, 3)
+    clamped = torch.empty(n_rows, dtype=torch.int8, device=means.device) if clamp else None
     launch_elementwise(
         _sh_fwd_kernel,
         n_rows,
@@ -248,6 +276,7 @@ def spherical_harmonics_fwd(
         dense_ids=dense_ids,
         radii=radii,
         colors=colors,
+        clamped=clamped,
         n_rows=n_rows,
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
@@ -256,24 +285,32 @@ def spherical_harmonics_fwd(
         num_warps=2,
         enable_fp_fusion=False,  # or contraction would depend on the dtype of coefficients
     )
-    return colors
+    return colors, clamped
 
 
 def spherical_harmonics_bwd(
     means: Tensor,
     centers: Tensor,
     coeffs: Tensor,
-    dense_ids: Tensor | None,
+    row_of: Tensor | None,
     radii: Tensor | None,
+    clamped: Tensor | None,
     v_colors: Tensor,
     *,
     degree: int,
     needs_centers: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Computes the gradients of means, centers (None if not needed) and coefficients."""
+    """Computes the gradients of means, centers (None if not needed) and coefficients.
+
+    Args:
+        row_of: [B, C, N], packed row of each entry, -1 where it has none; None if not packed.
+        clamped: From the forward pass.
+    """
     n_batches, n_gaussians, n_bases, _ = coeffs.shape
     n_cameras = centers.shape[1]
     n_images = n_batches * n_cameras
+    if v_colors.stride(1) != 1:
+        v_colors = v_colors.contiguous()
     v_means = torch.empty_like(means)
     # Bases above the degree in use have zero gradients.
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
@@ -287,8 +324,9 @@ def spherical_harmonics_bwd(
         means=means,
         centers=centers,
         coeffs=coeffs,
-        row_of=invert_ids(dense_ids, n_images * n_gaussians),
+        row_of=row_of,
         radii=radii,
+        clamped=clamped,
         v_colors=v_colors,
         v_means=v_means,
         v_centers=block_sums,
@@ -297,6 +335,7 @@ def spherical_harmonics_bwd(
         n_cameras=n_cameras,
         n_images=n_images,
         n_bases=n_bases,
+        v_stride=v_colors.stride(0),
         DEGREE=degree,
         BLOCK=block,
         num_warps=2,

@@ -19,7 +19,7 @@ from ..data import (
     sum_by_id,
 )
 from .camera_models import Row, Triple, project_points
-from .indices import gaussians_and_images, visible_rows
+from .indices import gaussians_and_images, packed_ids, packed_rows, visible_rows
 
 
 def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | None) -> tuple[Tensor, ...]:
@@ -121,16 +121,18 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
             return values[visible]
         return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, values.new_zeros(()))
 
+    kept = visible.nonzero().squeeze(1) if settings.packed else None
     return ProjectedGaussians(
         n_cameras=n_cameras,
         n_gaussians=n_gaussians,
-        dense_ids=visible.nonzero().squeeze(1) if settings.packed else None,
+        dense_ids=kept,
         radii=emit(radii.nan_to_num().to(torch.int32)),
         means2d=emit(torch.stack([x, y], -1)),
         depths=emit(depths),
         conics=emit(conics),
         compensations=None if rho is None else emit(rho),
         opacities=None if opacities is None else emit(opacities),
+        row_of=None if kept is None else packed_rows(kept, visible.numel()),
     )
 
 
@@ -158,7 +160,7 @@ def _bounds(
 def projection_bwd(
     gaussians: Gaussians3D,
     cameras: Cameras,
-    dense_ids: Tensor | None,
+    row_of: Tensor | None,
     radii: Tensor,
     v_projected: ProjectedGradients,
     settings: ProjectionSettings,
@@ -166,7 +168,7 @@ def projection_bwd(
 ) -> tuple[Gaussians3D, Cameras]:
     means, viewmats = gaussians.means, cameras.viewmats
     n_cameras, n_gaussians = viewmats.shape[1], means.shape[1]
-    rows, dense_ids = visible_rows(dense_ids, radii, n_cameras * means.shape[0] * n_gaussians, means.device)
+    rows, dense_ids = visible_rows(packed_ids(row_of), radii, n_cameras * means.shape[0] * n_gaussians, means.device)
     gaussian_ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
     inputs = gaussians._replace(valid=None)._asdict() | {"viewmats": viewmats}
     given: dict[str, Tensor] = {name: tensor for name, tensor in inputs.items() if tensor is not None}
@@ -184,16 +186,16 @@ def projection_bwd(
             settings,
         )
         _, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
-        outputs = [
+        outputs: list[tuple[Tensor, Tensor | None]] = [
             (torch.stack([x, y], -1), v_projected.v_means2d),
             (depths, v_projected.v_depths),
             (conics, v_projected.v_conics),
         ]
-        if rho is not None and v_projected.v_compensations is not None:
+        if rho is not None:
             outputs.append((rho, v_projected.v_compensations))
-        if "opacities" in own and v_projected.v_opacities is not None:
+        if "opacities" in own:
             outputs.append((own["opacities"] if rho is None else own["opacities"] * rho, v_projected.v_opacities))
-    incoming = [v[rows] for _, v in outputs]
+    incoming = [torch.zeros_like(output) if v is None else v[rows] for output, v in outputs]
     found = torch.autograd.grad(
         [output for output, _ in outputs], list(own.values()), incoming, allow_unused=True, materialize_grads=True
     )

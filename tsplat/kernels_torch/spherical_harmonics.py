@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..config import SH_NORMS
 from ..data import sum_by_id
-from .indices import gaussians_and_images, visible_rows
+from .indices import gaussians_and_images, packed_ids, visible_rows
 
 
 def _basis(directions: Tensor, degree: int) -> Tensor:
@@ -58,8 +58,15 @@ def _colors(
 
 
 def spherical_harmonics_fwd(
-    means: Tensor, centers: Tensor, coeffs: Tensor, dense_ids: Tensor | None, radii: Tensor | None, *, degree: int
-) -> Tensor:
+    means: Tensor,
+    centers: Tensor,
+    coeffs: Tensor,
+    dense_ids: Tensor | None,
+    radii: Tensor | None,
+    *,
+    degree: int,
+    clamp: bool,
+) -> tuple[Tensor, Tensor | None]:
     n_cameras, n_gaussians = centers.shape[1], means.shape[1]
     rows, visible_ids = visible_rows(dense_ids, radii, means.shape[0] * n_cameras * n_gaussians, means.device)
     n_rows = means.shape[0] * n_cameras * n_gaussians if dense_ids is None else dense_ids.numel()
@@ -68,15 +75,19 @@ def spherical_harmonics_fwd(
         colors[rows], _ = _colors(
             means, centers, coeffs, *gaussians_and_images(visible_ids, n_gaussians, n_cameras), degree
         )
-    return colors
+    if not clamp:
+        return colors, None
+    shifted = colors + 0.5
+    return shifted.clamp_min(0), ~(shifted >= 0)
 
 
 def spherical_harmonics_bwd(
     means: Tensor,
     centers: Tensor,
     coeffs: Tensor,
-    dense_ids: Tensor | None,
+    row_of: Tensor | None,
     radii: Tensor | None,
+    clamped: Tensor | None,
     v_colors: Tensor,
     *,
     degree: int,
@@ -84,8 +95,11 @@ def spherical_harmonics_bwd(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     n_batches, n_gaussians, n_bases, _ = coeffs.shape
     n_cameras = centers.shape[1]
-    rows, visible_ids = visible_rows(dense_ids, radii, n_batches * n_cameras * n_gaussians, means.device)
+    n_dense = n_batches * n_cameras * n_gaussians
+    rows, visible_ids = visible_rows(packed_ids(row_of), radii, n_dense, means.device)
     gaussians, images = gaussians_and_images(visible_ids, n_gaussians, n_cameras)
+    if clamped is not None:
+        v_colors = v_colors.masked_fill(clamped, 0)
     with torch.enable_grad():
         colors, own = _colors(means, centers, coeffs, gaussians, images, degree)
     # Degree 0 does not depend on the direction.

@@ -40,24 +40,25 @@ class _Project(torch.autograd.Function):
         with full_precision(gaussians.means.device):
             launch = launchers(gaussians.means.device, settings.backend)
             projected: ProjectedGaussians = launch.projection_fwd(gaussians, cameras, settings)
-        dense_ids, radii = projected.dense_ids, projected.radii
-        saved = (gaussians, cameras, dense_ids, radii)
+        integers = (projected.dense_ids, projected.row_of, projected.radii)
+        saved = (gaussians, cameras, projected.row_of, projected.radii)
         ctx.save_for_backward(*flatten(saved))
         ctx.settings, ctx.inputs, ctx.saved = settings, inputs, structure(saved)
-        ctx.mark_non_differentiable(*(t for t in (dense_ids, radii) if t is not None))
+        ctx.mark_non_differentiable(*(t for t in integers if t is not None))
+        ctx.set_materialize_grads(False)
         return tuple(getattr(projected, name) for name in OUTPUTS)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: ProjectionSettings = ctx.settings
-        gaussians, cameras, dense_ids, radii = restore(ctx.saved, saved)
+        gaussians, cameras, row_of, radii = restore(ctx.saved, saved)
         v_outputs = {f"v_{name}": None if t is None else t.contiguous() for name, t in zip(OUTPUTS, v)}
-        v_projected = ProjectedGradients(**{name: v_outputs[name] for name in ProjectedGradients._fields})  # type: ignore[arg-type]
+        v_projected = ProjectedGradients(**{name: v_outputs[name] for name in ProjectedGradients._fields})
         _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
         with full_precision(radii.device):
             gradients = launchers(radii.device, settings.backend).projection_bwd(
-                gaussians, cameras, dense_ids, radii, v_projected, settings, needs
+                gaussians, cameras, row_of, radii, v_projected, settings, needs
             )
         return None, None, *flatten(gradients)
 

@@ -31,16 +31,19 @@ class _SphericalHarmonics(torch.autograd.Function):
         centers: Tensor,
         coeffs: Tensor,
         dense_ids: Tensor | None,
+        row_of: Tensor | None,
         radii: Tensor | None,
         degree: int,
+        clamp: bool,
         backend: Backend,
     ) -> Tensor:
-        ctx.save_for_backward(means, centers, coeffs, dense_ids, radii)
-        ctx.degree, ctx.backend = degree, backend
         with full_precision(means.device):
-            colors: Tensor = launchers(means.device, backend).spherical_harmonics_fwd(
-                means, centers, coeffs, dense_ids, radii, degree=degree
+            colors: Tensor
+            colors, clamped = launchers(means.device, backend).spherical_harmonics_fwd(
+                means, centers, coeffs, dense_ids, radii, degree=degree, clamp=clamp
             )
+        ctx.save_for_backward(means, centers, coeffs, row_of, radii, clamped)
+        ctx.degree, ctx.backend = degree, backend
         return colors
 
     @staticmethod
@@ -48,9 +51,9 @@ class _SphericalHarmonics(torch.autograd.Function):
     def backward(ctx: Any, saved: tuple[Tensor, ...], v_colors: Tensor) -> tuple[Tensor | None, ...]:
         with full_precision(v_colors.device):
             v_inputs = launchers(v_colors.device, ctx.backend).spherical_harmonics_bwd(
-                *saved, v_colors.contiguous(), degree=ctx.degree, needs_centers=ctx.needs_input_grad[1]
+                *saved, v_colors, degree=ctx.degree, needs_centers=ctx.needs_input_grad[1]
             )
-        return (*v_inputs, None, None, None, None)
+        return *v_inputs, None, None, None, None, None, None
 
 
 def _evaluate(
@@ -58,17 +61,21 @@ def _evaluate(
     centers: Tensor,
     coeffs: Tensor,
     dense_ids: Tensor | None,
+    row_of: Tensor | None,
     radii: Tensor | None,
     degree: int,
     backend: Backend,
+    *,
+    clamp: bool,
 ) -> Tensor:
     """Evaluates spherical harmonics along the direction from camera center to mean; zero for culled rows. [nnz, D]
 
     Args:
         means, centers: [B, N, 3], [B, C, 3].
         coeffs: [B, N, K, D] of any float dtype.
-        dense_ids: [nnz] int64 index into [B, C, N], or None if not packed.
+        dense_ids, row_of: [nnz] int64 index into [B, C, N], and its inverse; or None if not packed.
         radii: [nnz, 2] int32, zero where culled; None if nothing is.
+        clamp: Whether to return max(spherical harmonics + 0.5, 0).
     """
     n_channels = coeffs.shape[-1]
     means, centers = means.contiguous(), centers.contiguous()
@@ -79,7 +86,7 @@ def _evaluate(
         chunks = [padded[..., first : first + 3] for first in range(0, n_channels, 3)]
     colors: list[Tensor] = [
         _SphericalHarmonics.apply(  # type: ignore[no-untyped-call]
-            means, centers, chunk.contiguous(), dense_ids, radii, degree, backend
+            means, centers, chunk.contiguous(), dense_ids, row_of, radii, degree, clamp, backend
         )
         for chunk in chunks
     ]
@@ -114,9 +121,9 @@ def shade(
         means = means[:, None].expand(-1, projected.n_cameras, -1, -1).flatten(0, 1)
         centers = centers.flatten(0, 1)[:, None]
         colors = colors.flatten(0, 1)
-    values = _evaluate(means, centers, colors, projected.dense_ids, projected.radii, sh_degree, backend)
-    values = values + 0.5
-    return Features(values.clamp_min(0.0) if clamp else values, None)
+    rows = projected.dense_ids, projected.row_of, projected.radii
+    values = _evaluate(means, centers, colors, *rows, sh_degree, backend, clamp=clamp)
+    return Features(values if clamp else values + 0.5, None)
 
 
 def concatenate(features: Features, extra: Features) -> Features:
@@ -181,8 +188,10 @@ def spherical_harmonics(
         torch.zeros(1, 1, 3, dtype=dtype, device=dirs.device),
         coeffs.reshape(1, n, *coeffs.shape[-2:]),
         None,
+        None,
         radii,
         degrees_to_use,
         backend,
+        clamp=False,
     )
     return colors.view(*dirs.shape[:-1], coeffs.shape[-1])
