@@ -28,7 +28,7 @@ from benchmarks.cases import COMPARED, Case, load
 from benchmarks.timing_worker import forward_backward
 from tsplat import triton_cpu
 from tsplat.config import TRANSMITTANCE_MIN
-from tsplat.kernels.prepared import Prepared
+from tsplat.kernels import launch as launching
 from tsplat.triton_cpu import launcher, machine, target
 
 FORWARD, BACKWARD = "_composite_fwd_kernel", "_composite_bwd_kernel"
@@ -44,14 +44,14 @@ Launch = tuple[Any, tuple[int, ...], dict[str, Any]]
 def recorded(step: Callable[[], Any]) -> dict[str, Launch]:
     """Runs a step; returns the launches of the two walks, which can be repeated."""
     found: dict[str, Launch] = {}
-    original = Prepared.launch
+    original = launching._launch
 
-    def launch(prepared: Prepared, n_programs: int, arguments: dict[str, Any]) -> None:
-        if prepared.kernel.__name__ in (FORWARD, BACKWARD):
-            found[prepared.kernel.__name__] = (prepared.kernel, (n_programs,), dict(arguments))
-        original(prepared, n_programs, arguments)
+    def record(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
+        if kernel.__name__ in (FORWARD, BACKWARD):
+            found[kernel.__name__] = (kernel, (n_programs,), dict(arguments))
+        original(kernel, n_programs, arguments)
 
-    with mock.patch.object(Prepared, "launch", launch):
+    with mock.patch.object(launching, "_launch", record):
         step()
     return found
 

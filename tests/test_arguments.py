@@ -13,6 +13,8 @@ from tests.support.identity import assert_identical
 from tsplat import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
 from tsplat.arguments import check_devices
 from tsplat.compat import gsplat
+from tsplat.data import Cameras
+from tsplat.stages.inputs import check_scene
 
 INVALID = [
     (dict(means=torch.zeros(12, 2)), ShapeError, r"means: expected \[..., N, 3\], here \[\?, 3\], found \[12, 2\]"),
@@ -307,3 +309,16 @@ def test_options_that_compare_equal_are_checked_on_their_own():
         tsplat.rasterization(**scene, backend="torch")
         with pytest.raises(ArgumentError, match=r"sh_degree: .*found True"):
             tsplat.rasterization(**(scene | dict(sh_degree=True)), backend="torch")
+
+
+def test_a_scene_that_passed_is_checked_again_when_a_gradient_is_needed():
+    scene = (torch.ones(2, 3), torch.ones(2, 4), torch.ones(2, 3), None, (3, 3), torch.ones(2))
+    viewmats = torch.eye(4)[None]
+    for _ in range(2):
+        assert check_scene(*scene, Cameras(viewmats, torch.eye(3)[None])) == ((), 2, 1)
+        with pytest.raises(UnsupportedError, match="Ks: its gradient"):
+            check_scene(*scene, Cameras(viewmats, torch.eye(3)[None].requires_grad_()))
+        with torch.no_grad():
+            check_scene(*scene, Cameras(viewmats, torch.eye(3)[None].requires_grad_()))
+        with pytest.raises(DtypeError, match="Ks"):
+            check_scene(*scene, Cameras(viewmats, torch.ones(1, 3, 3, dtype=torch.int32)))

@@ -36,7 +36,7 @@ LENS_COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs", 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raises if a value is not one of the choices."""
-    if not any(_equals(value, choice) for choice in choices):
+    if not any([_equals(value, choice) for choice in choices]):
         known = ", ".join(repr(choice) for choice in choices)
         raise ArgumentError(f"{name}: expected one of {known}, found {describe(value)}")
 
@@ -284,7 +284,7 @@ def check_numerics(numerics: object) -> Numerics:
 def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
     """Raises for each option that differs from its only implemented value. Name -> (value, implemented value)."""
     for name, (value, implemented) in options.items():
-        if not _equals(value, implemented):
+        if value is not implemented and not _equals(value, implemented):
             remedy = "undistort the images and pass" if name in LENS_COEFFICIENTS else "pass"
             raise UnsupportedError(f"{name}: not implemented; {remedy} {implemented!r}")
 

@@ -95,6 +95,7 @@ MUTANTS = [
         (' if {contiguous} else {name}"', '"', "strides are checked once"),
         ("key += [name, f\"{name}.__class__\"]", "key += [name]", "True is 1"),
         ("b'' if {name} is None", "0 if {name} is None", "None takes space"),
+        ("self._runs[key] = triton_cpu.prepare", "self._runs[()] = triton_cpu.prepare", "each launch is the first"),
         ("is None else {name}.dtype if", "is None else 0 if", "dtypes are not told apart"),
     ),
     *_in(

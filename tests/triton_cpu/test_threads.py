@@ -107,10 +107,10 @@ def test_calls_return_when_their_time_is_up_and_continue(monkeypatch):
         calls.append(list(state[:3]))
         real(state)
 
-    def run(run_entry, arguments, grid, n_threads):
+    def run(run_entry, state, n_threads):
         nonlocal real
         real = run_entry
-        original(entry, arguments, grid, n_threads)
+        original(entry, state, n_threads)
 
     real, original = None, threads.run
     monkeypatch.setattr(threads, "run", run)

@@ -112,7 +112,7 @@ def launch(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
 def _launch(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
     if n_programs == 0:
         return
-    tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
+    tensor = first_tensor(arguments)
     if tensor.is_cuda and tensor.get_device() != torch.cuda.current_device():
         with torch.cuda.device(tensor.device):  # Triton launches on the current device
             _launch(kernel, n_programs, arguments)
@@ -126,7 +126,17 @@ def _launch(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
     prepared = _prepared.get((id(kernel), device))
     if prepared is None:
         prepared = _prepared[id(kernel), device] = Prepared(kernel, made_by)
-    prepared.launch(n_programs, arguments)
+    key = prepared.launch_again(n_programs, **arguments)
+    if key is not None:
+        prepared.launch_first(key, n_programs, arguments)
+
+
+def first_tensor(arguments: dict[str, Any]) -> Tensor:
+    """Returns the first argument that is a tensor."""
+    for value in arguments.values():
+        if isinstance(value, Tensor):
+            return value
+    raise TypeError("a launch needs a tensor")
 
 
 def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLOCK, /, **arguments: Any) -> None:
@@ -136,9 +146,8 @@ def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLO
         block, cpu_block: BLOCK on a GPU and on a CPU.
         arguments: Of the kernel, without BLOCK.
     """
-    tensor = next(value for value in arguments.values() if isinstance(value, Tensor))
-    arguments["BLOCK"] = block = block_size(tensor, block, cpu_block)
-    launch(kernel, programs(n, block), **arguments)
+    block = block_size(first_tensor(arguments), block, cpu_block)
+    launch(kernel, programs(n, block), **arguments, BLOCK=block)
 
 
 def programs(n: int, block: int) -> int:
@@ -201,7 +210,7 @@ def is_compiled_for_cpu(tensor: Tensor) -> bool:
 
 def block_size(tensor: Tensor, gpu: int, cpu: int = CPU_BLOCK) -> int:
     """Returns the elements of a program: ``gpu`` on GPUs and in the interpreter, ``cpu`` on CPUs."""
-    return cpu if is_compiled_for_cpu(tensor) else gpu
+    return cpu if vendor(tensor) == "none" and not INTERPRETED else gpu
 
 
 def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) -> PartShape:

@@ -29,36 +29,35 @@ SMALL_STORAGE = 2**31 - 1
 
 
 class Prepared:
-    """The launches of one kernel on one device, of which ``launch.launch`` keeps one for each."""
+    """The launches of one kernel on one device, of which ``launch.launch`` keeps one for each.
+
+    Attributes:
+        launch_again: Launches what was launched before, and returns None. Otherwise it returns a key for
+            :meth:`launch_first`.
+    """
 
     def __init__(self, kernel: Any, vendor: Vendor) -> None:
         self.kernel = kernel
         self._on_cpu = vendor == "none"
-        self._bind = _binder(kernel, vendor)
         self._runs: dict[Values, Run] = {}
+        self.launch_again = _launcher(kernel, vendor, self._runs)
 
-    def launch(self, n_programs: int, arguments: dict[str, Any]) -> None:
-        """Launches the kernel.
+    def launch_first(self, key: Values, n_programs: int, arguments: dict[str, Any]) -> None:
+        """Checks, compiles and launches the kernel.
 
         Raises:
             ValueError: A tensor is not contiguous although the kernel needs it.
             TritonCPUError: The kernel cannot be compiled for the CPU.
         """
-        key, values = self._bind(**arguments)
-        run = self._runs.get(key)
-        if run is not None:
-            run(n_programs, values)
-            return
         check_contiguous(self.kernel, arguments)
-        if self._on_cpu:
-            try:
-                run = triton_cpu.prepare(self.kernel, arguments)
-            except triton_cpu.TritonCPUError as error:
-                raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
-            run(n_programs, values)
-        else:
-            run = _launch_by_triton(self.kernel, n_programs, arguments)
-        self._runs[key] = run
+        if not self._on_cpu:
+            self._runs[key] = _launch_by_triton(self.kernel, n_programs, arguments)
+            return
+        try:
+            self._runs[key] = triton_cpu.prepare(self.kernel, arguments)
+        except triton_cpu.TritonCPUError as error:
+            raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
+        self.launch_again(n_programs, **arguments)
 
 
 def check_contiguous(kernel: Any, arguments: dict[str, Any]) -> None:
@@ -68,12 +67,13 @@ def check_contiguous(kernel: Any, arguments: dict[str, Any]) -> None:
             raise ValueError(f"{kernel.__name__}: {name} {tuple(value.shape)} has strides {value.stride()}")
 
 
-def _binder(kernel: Any, vendor: Vendor) -> Callable[..., tuple[Values, Values]]:
+def _launcher(kernel: Any, vendor: Vendor, runs: dict[Values, Run]) -> Callable[..., Values | None]:
     """Generates the function that splits the arguments of a launch into its key and the values that it passes.
 
-    It is generated because a loop over 40 arguments takes several times as long. The key holds the dtypes of tensors,
-    whether integers fit into 32 bits, constants and their types, and on GPUs options and what else Triton specializes
-    on. A tensor that is not contiguous although the kernel needs it is part of the key, which then is never found.
+    It looks the key up, and returns it if nothing was launched with it. It is generated because a loop over 40
+    arguments takes several times as long. The key holds the dtypes of tensors, whether integers fit into 32 bits,
+    constants and their types, and on GPUs options and what else Triton specializes on. A tensor that is not contiguous
+    although the kernel needs it is part of the key, which then is never found.
     """
     key, values, on_cpu = [], [], vendor == "none"
     for parameter in kernel.params:
@@ -96,11 +96,18 @@ def _binder(kernel: Any, vendor: Vendor) -> Callable[..., tuple[Values, Values]]
     if not on_cpu:
         key += OPTIONS
     parameters = [*kernel.arg_names, *(f"{name}={default}" for name, default in OPTIONS.items())]
-    source = f"def bind(*, {', '.join(parameters)}):\n    return ({', '.join(key)},), ({', '.join(values)},)\n"
-    namespace: dict[str, Any] = {}
+    source = f"""
+def launch(n_programs_, *, {", ".join(parameters)}):
+    key_ = ({", ".join(key)},)
+    run_ = runs_.get(key_)
+    if run_ is None:
+        return key_
+    run_(n_programs_, ({", ".join(values)},))
+"""
+    namespace: dict[str, Any] = {"runs_": runs}
     exec(source, namespace)
-    bind: Callable[..., tuple[Values, Values]] = namespace["bind"]
-    return bind
+    launch: Callable[..., Values | None] = namespace["launch"]
+    return launch
 
 
 def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> Run:

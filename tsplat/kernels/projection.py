@@ -445,7 +445,7 @@ def projection_bwd(
     differentiable = gaussians._replace(valid=None)
     v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in differentiable))
     block = block_size(means, BLOCK)
-    blocks = triton.cdiv(n_gaussians, block)
+    blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 12) if needs.viewmats else None
     launch(
         _projection_bwd_kernel,

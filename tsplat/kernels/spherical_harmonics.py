@@ -316,7 +316,7 @@ def spherical_harmonics_bwd(
     make = means.new_empty if n_bases == (degree + 1) ** 2 else means.new_zeros
     v_coeffs = make(coeffs.shape)
     block = block_size(means, BLOCK, CPU_LONG_BLOCK)
-    blocks = triton.cdiv(n_gaussians, block)
+    blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 3) if needs_centers else None
     launch(
         _sh_bwd_kernel,

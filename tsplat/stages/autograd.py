@@ -24,13 +24,15 @@ def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gra
 
     @functools.wraps(backward)
     def once(ctx: Any, *v: Tensor | None) -> Gradients:
-        v = tuple(None if t is None else plain("gradient of an output", t) for t in v)
+        v = tuple([None if t is None else plain("gradient of an output", t) for t in v])
         # Unpack once: gradient checkpointing does not allow a second access.
         saved = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return backward(ctx, saved, *v)
         with torch.no_grad():
             gradients = backward(ctx, saved, *v)
         causes = [t for t in (*saved, *v) if t is not None and t.requires_grad]
-        if not torch.is_grad_enabled() or not causes:
+        if not causes:
             return gradients
         given = [gradient for gradient in gradients if gradient is not None]
         outputs = iter(_NoSecondDerivative.apply(len(given), *given, *causes))  # type: ignore[no-untyped-call]

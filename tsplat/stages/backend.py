@@ -118,6 +118,8 @@ _nothing = contextlib.nullcontext()
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Returns a context in which autocast is off."""
+    if not torch._C._is_any_autocast_enabled():
+        return _nothing
     kind = device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return _nothing

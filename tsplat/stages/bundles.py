@@ -16,35 +16,26 @@ def flatten(bundle: tuple[Any, ...]) -> list[Tensor | None]:
     """Returns the tensors of a bundle, field by field, and None for each field that is None."""
     flat: list[Tensor | None] = []
     for value in bundle:
-        if isinstance(value, tuple):
-            flat += flatten(value)
-        elif value is None or isinstance(value, Tensor):
+        if value is None or isinstance(value, Tensor):
             flat.append(value)
+        elif isinstance(value, tuple):
+            flat += flatten(value)
     return flat
 
 
 def structure(bundle: Any) -> Any:
     """Returns a bundle with None in place of its tensors; see :func:`restore`."""
-    return _like(
-        bundle,
-        [
-            structure(value) if isinstance(value, tuple) else None if isinstance(value, Tensor) else value
-            for value in bundle
-        ],
-    )
+    values = [
+        None if value is None or isinstance(value, Tensor) else structure(value) if isinstance(value, tuple) else value
+        for value in bundle
+    ]
+    return tuple.__new__(type(bundle), values)
 
 
 def restore(like: Any, flat: Iterable[Any]) -> Any:
     """Returns the bundle of a :func:`structure`, with the values of a flat bundle in place of None."""
-    values = iter(flat)
-    return _like(
-        like,
-        [
-            next(values) if value is None else restore(value, values) if isinstance(value, tuple) else value
-            for value in like
-        ],
-    )
-
-
-def _like(bundle: Any, values: list[Any]) -> Any:
-    return bundle._make(values) if hasattr(bundle, "_make") else tuple(values)
+    rest = iter(flat)
+    values = [
+        next(rest) if value is None else restore(value, rest) if isinstance(value, tuple) else value for value in like
+    ]
+    return tuple.__new__(type(like), values)

@@ -41,9 +41,8 @@ class _Project(torch.autograd.Function):
             launch = launchers(gaussians.means.device, settings.backend)
             projected: ProjectedGaussians = launch.projection_fwd(gaussians, cameras, settings)
         integers = (projected.dense_ids, projected.row_of, projected.radii)
-        saved = (gaussians, cameras, projected.row_of, projected.radii)
-        ctx.save_for_backward(*flatten(saved))
-        ctx.settings, ctx.inputs, ctx.saved = settings, inputs, structure(saved)
+        ctx.save_for_backward(*tensors, projected.row_of, projected.radii)
+        ctx.settings, ctx.inputs = settings, inputs
         ctx.mark_non_differentiable(*(t for t in integers if t is not None))
         ctx.set_materialize_grads(False)
         return tuple(getattr(projected, name) for name in OUTPUTS)
@@ -52,9 +51,10 @@ class _Project(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: ProjectionSettings = ctx.settings
-        gaussians, cameras, row_of, radii = restore(ctx.saved, saved)
+        *tensors, row_of, radii = saved
+        gaussians, cameras = restore(ctx.inputs, tensors)
         v_outputs = {f"v_{name}": None if t is None else t.contiguous() for name, t in zip(OUTPUTS, v)}
-        v_projected = ProjectedGradients(**{name: v_outputs[name] for name in ProjectedGradients._fields})
+        v_projected = ProjectedGradients(*[v_outputs[name] for name in ProjectedGradients._fields])
         _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
         with full_precision(radii.device):
             gradients = launchers(radii.device, settings.backend).projection_bwd(

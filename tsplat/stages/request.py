@@ -144,7 +144,7 @@ def check_request(
     if group is not None and not distributed:
         raise ArgumentError("group: passed, but distributed is False; pass distributed=True, or no group")
     ranks = join(group) if distributed else None
-    with agreement(ranks, options.shared()) as record:
+    with agreement(ranks, {} if ranks is None else options.shared()) as record:
         check_not_implemented(not_implemented)
         check_rolling_shutter(rolling_shutter)
         options, settings = check_options(options)

@@ -25,12 +25,17 @@ _locked: set[TextIO] = set()
 """The lock files that this process holds or waits for."""
 
 
+NOT_COMPILING = {"__init__.py", "cache.py", "errors.py", "launcher.py", "threads.py", "trial.py"}
+"""Modules that machine code does not depend on."""
+
+
 @functools.cache
 def package_hash() -> str:
-    """Returns a hash of this package's source."""
+    """Returns a hash of the source of this package's compiler."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        if path.name not in NOT_COMPILING:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

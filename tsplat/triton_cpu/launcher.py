@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import struct
@@ -56,9 +57,9 @@ class CompiledKernel:
 
     def __init__(self, entry: machine.EntryPoint, formats: Sequence[str]) -> None:
         self._entry = entry
-        self._pack = struct.Struct("<" + "".join(formats))
-        self._state_type = threads.state_type(self._pack.size)
-        self._seconds = 1.0  # that a program took in the last launch
+        self._pack = struct.Struct("".join(("<", threads.HEADER, *formats)))
+        self._state_type = ctypes.c_int64 * (self._pack.size // 8)
+        self._seconds = 1.0  # that a program took in the last launch on several threads
 
     def __call__(self, n_programs: int, values: Sequence[Any], others: tuple[int, int] = (1, 1)) -> None:
         """Runs the programs of a grid, and returns when they are done.
@@ -67,14 +68,22 @@ class CompiledKernel:
             n_programs, others: Number of programs along the first axis of the grid, and along the others.
             values: The arguments that are not compiled in: addresses of tensors, b"" for None, and numbers.
         """
-        total = n_programs * others[0] * others[1]
+        y, z = others
+        total = n_programs * y * z
         if total <= 0:
             return
-        n_threads = min(threads.get_num_threads(), 1 + int(total * self._seconds / HELPER_SECONDS), total)
+        n_threads = available = threads.get_num_threads()
+        if available > 1:
+            n_threads = min(available, 1 + int(total * self._seconds / HELPER_SECONDS), total)
+        claim = 1 if total < 32 * n_threads else min(total // (16 * n_threads), 64)
         state = self._state_type()
-        self._pack.pack_into(state, threads.HEADER_BYTES, *values)
+        arguments = ctypes.addressof(state) + threads.HEADER_BYTES
+        self._pack.pack_into(state, 0, 0, 0, total, claim, threads.TICKS, n_programs, y, z, 0, arguments, *values)
+        if available == 1:
+            threads.run(self._entry, state, 1)
+            return
         start = time.perf_counter()
-        threads.run(self._entry, state, (n_programs, *others), n_threads)
+        threads.run(self._entry, state, n_threads)
         self._seconds = (time.perf_counter() - start) * n_threads / total
 
 

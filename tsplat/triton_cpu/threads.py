@@ -15,7 +15,6 @@ import ctypes
 import functools
 import os
 import queue
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -30,17 +29,12 @@ NEXT, DONE, TOTAL, ACTIVE = 0, 1, 2, 8
 TICKS = 1 << 28
 """Ticks of the CPU's clock, at 1 to 5 GHz on x86-64, after which a call returns although programs are left."""
 
-HEADER = struct.Struct("<10q")
+HEADER = "10q"
 """State of a launch, which machine code reads and updates: next program, programs done, programs in all, the most
-programs to claim at a time, ticks, grid x, y, z, threads in machine code, and the address of the arguments."""
+programs to claim at a time, ticks, grid x, y, z, threads in machine code, and the address of the arguments, which are
+behind the header."""
 
-HEADER_BYTES = HEADER.size
-
-
-@functools.cache
-def state_type(size: int) -> Any:
-    """Returns the type of states that are followed by arguments of a size in bytes."""
-    return ctypes.c_int64 * ((HEADER_BYTES + size) // 8)
+HEADER_BYTES = 80
 
 
 _limit: int | None = None
@@ -97,18 +91,16 @@ class Pool:
             self._jobs.get().work()
 
 
-def run(entry: EntryPoint, state: Any, grid: tuple[int, int, int], threads: int) -> None:
-    """Runs all programs of a grid, on a number of threads, and returns when they are done.
+def run(entry: EntryPoint, state: Any, threads: int) -> None:
+    """Runs all programs of a launch, on a number of threads, and returns when they are done.
 
     An exception in the launching thread, such as KeyboardInterrupt, cancels the programs that no thread has claimed.
 
     Args:
-        state: Of :func:`state_type`, with the arguments behind the header.
+        state: An array of int64: the header, and the arguments.
         threads: At most one for each program.
     """
-    total = grid[0] * grid[1] * grid[2]
-    claim = min(max(total // (16 * threads), 1), 64)
-    HEADER.pack_into(state, 0, 0, 0, total, claim, TICKS, *grid, 0, ctypes.addressof(state) + HEADER_BYTES)
+    total = state[TOTAL]
     if threads <= 1:
         while state[DONE] < total:
             entry(state)
