@@ -102,7 +102,12 @@ def describe_render(
     if request.distributed:
         _, camera_ids, gaussian_ids = received.ids()
         values["received"] = {"camera_ids": camera_ids, "gaussian_ids": gaussian_ids, **_rows(received)}
-    ids = functools.cache(projected.ids)
+    found: list[Tensor | None] = []
+
+    def ids(which: int) -> Tensor | None:
+        if not found:
+            found.extend(projected.ids())
+        return found[which]
 
     def of_tiles(function: Callable[[Intersections], Tensor]) -> Callable[[], Tensor | None]:
         def compute() -> Tensor | None:
@@ -122,9 +127,9 @@ def describe_render(
 
     return Meta(
         values,
-        batch_ids=lambda: ids()[0],
-        camera_ids=lambda: ids()[1],
-        gaussian_ids=lambda: ids()[2],
+        batch_ids=lambda: ids(0),
+        camera_ids=lambda: ids(1),
+        gaussian_ids=lambda: ids(2),
         n_invalid=lambda: None if valid is None else (~valid).sum(),
         memory=memory,
         overflow=intersections.overflow,

@@ -215,7 +215,7 @@ def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | 
     """
     footprint = FOOTPRINTS[settings.footprint]
     n_rows, n_colors = splats.opacities.numel(), splats.n_colors
-    width = triton.cdiv(footprint.VALUES + OPACITY.value + splats.n_features, 4) * 4
+    width = -(-(footprint.VALUES + OPACITY.value + splats.n_features) // 4) * 4
     records = splats.means2d.new_empty(n_rows, width)
     launch_elementwise(
         _pack_kernel,

@@ -329,10 +329,10 @@ def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large:
     n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
     arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
     columns = min(triton.next_power_of_2(width), 16)
-    blocks = triton.cdiv(width, columns)
+    blocks = -(-width // columns)
     launch(
         _span_sum_kernel,
-        programs(triton.cdiv(n_spans, GROUP) * blocks, 1),
+        programs(-(-n_spans // GROUP) * blocks, 1),
         **arguments,
         positions=order.positions,
         n_spans=n_spans,
@@ -344,10 +344,10 @@ def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large:
         num_warps=2,
     )
     columns = min(width, LANES)
-    blocks = triton.cdiv(width, columns)
+    blocks = -(-width // columns)
     launch(
         _row_sum_kernel,
-        programs(triton.cdiv(n_rows, LANES // columns) * blocks, 1),
+        programs(-(-n_rows // (LANES // columns)) * blocks, 1),
         **arguments,
         span_starts=order.span_starts,
         sums=sums,
@@ -364,7 +364,7 @@ def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large:
 
 def sum_columns(n_features: int, absgrad: bool) -> int:
     """Returns the columns of the sums that :func:`composite_bwd` adds to: those of slots, padded for wide loads."""
-    return int(triton.cdiv(FOOTPRINTS["ellipse"].slot_columns(n_features, absgrad), 4)) * 4
+    return -(-FOOTPRINTS["ellipse"].slot_columns(n_features, absgrad) // 4) * 4
 
 
 def composite_gradients(
