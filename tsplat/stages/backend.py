@@ -98,20 +98,20 @@ def set_kernel_threads() -> None:
 def launchers(device: torch.device, backend: Backend = "auto") -> Any:
     """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``.
 
-    They are chosen once for each type of device.
+    They are chosen once for each device.
     """
-    found = _chosen.get((device.type, backend))
+    found = _chosen.get((device, backend))
     if found is None:
         chosen, reason = choose(device, backend)
         if chosen == "torch" and device.type == "cuda" and backend == "auto":
             warnings.warn(f"tsplat runs without Triton kernels on {device}: {reason}", stacklevel=3)
         found = importlib.import_module("tsplat.kernels" if chosen == "triton" else "tsplat.kernels_torch")
-        _chosen[device.type, backend] = found
+        _chosen[device, backend] = found
     return found
 
 
-_chosen: dict[tuple[str, Backend], Any] = {}
-"""Launchers by type of device and backend."""
+_chosen: dict[tuple[torch.device, Backend], Any] = {}
+"""Launchers by device and backend."""
 
 _nothing = contextlib.nullcontext()
 
