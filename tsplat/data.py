@@ -191,12 +191,7 @@ class ProjectedGaussians(NamedTuple):
 
 
 class ProjectedGradients(NamedTuple):
-    """Gradients of the outputs of a projection, shaped like them; None where there are none.
-
-    Attributes:
-        v_means2d, v_depths, v_conics: [nnz, 2], [nnz], [nnz, 3].
-        v_compensations, v_opacities: [nnz] each.
-    """
+    """Gradients of the outputs of a projection, shaped like them; None where there are none."""
 
     v_means2d: Tensor | None
     v_depths: Tensor | None
