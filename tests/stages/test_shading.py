@@ -81,7 +81,7 @@ def test_rendered_harmonics_match_reference(backend, sh_degree):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_colors_are_shifted_and_clamped_as_pytorch_does(backend):
-    """To the bit, with the gradient of clamp_min: one where a color is exactly 0, zero below and for NaN."""
+    """The same bits, with the gradient of clamp_min: one where a color is exactly 0, zero below and for NaN."""
     means = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])[None]
     centers, radii = torch.zeros(1, 1, 3), torch.tensor([[1, 1], [1, 1], [0, 0], [1, 1]], dtype=torch.int32)
     projected = ProjectedGaussians(1, 4, None, radii, means[0, :, :2], means[0, :, 2], means[0], None, None)
