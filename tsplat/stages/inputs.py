@@ -39,9 +39,9 @@ def check_scene(
     """Checks that Gaussians and cameras, whose tensors are plain, match. Returns the batch dimensions, N and C."""
     tensors = (means, quats, scales, covars, opacities, *cameras)
     kinds = [(t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, Tensor) else type(t) for t in tensors]
-    key = (*kinds, covars_shape, torch.is_grad_enabled())
-    if key in _passed:
-        return means.shape[:-2], means.shape[-2], cameras.viewmats.shape[-3]
+    key = (*kinds, type(cameras), covars_shape, torch.is_grad_enabled())
+    if key in _sizes:
+        return _sizes[key]
     check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     batch, n_gaussians = means.shape[:-2], means.shape[-2]
     n_cameras = _check_cameras(cameras, batch)
@@ -58,14 +58,14 @@ def check_scene(
     given: dict[str, Tensor | None] = {"means": means, **cameras._asdict(), "opacities": opacities}
     given.update(dict(covars=covars) if covars is not None else dict(quats=quats, scales=scales))
     check_devices(given)
-    if len(_passed) >= 256:
-        _passed.clear()
-    _passed.add(key)
-    return batch, n_gaussians, n_cameras
+    if len(_sizes) >= 256:
+        _sizes.clear()
+    _sizes[key] = batch, n_gaussians, n_cameras
+    return _sizes[key]
 
 
-_passed: set[tuple[Any, ...]] = set()
-"""What :func:`check_scene` depends on, where it found nothing."""
+_sizes: dict[tuple[Any, ...], tuple[torch.Size, int, int]] = {}
+"""What :func:`check_scene` returned, by all that it depends on."""
 
 
 def _check_cameras(cameras: Cameras, batch: torch.Size) -> int:
