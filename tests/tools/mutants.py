@@ -593,11 +593,11 @@ MUTANTS = [
         "stages/listing.py",
         _torch("tests/stages/test_intersection.py"),
         ("(2**15 if short else 0)", "(2**14 if short else 0)", "bias of the short key does not match"),
-        ("order = stable_sort(depths)[1]", "order = depths.argsort(descending=True)", "back to front"),
+        ("order = stable_argsort(depths)", "order = depths.argsort(descending=True)", "back to front"),
         ("[:, None] * images.shape[1]", "[:, None]", "rows of the first image taken for those of others"),
         ("stable_sort(keys[begin:end])[1] + begin", "stable_sort(keys[begin:end])[1]",
          "intersections of the first image taken for others"),
-        ("stable_sort(depths[row])[1]", "depths[row].argsort(descending=True)", "packed segments reversed"),
+        ("stable_argsort(depths[row])", "depths[row].argsort(descending=True)", "packed segments reversed"),
     ),
     *_in(
         "stages/intersection.py",

@@ -56,7 +56,8 @@ def intersect(
         MemoryBudgetError: A single row of tiles exceeds the budget.
     """
     assert projected.opacities is not None
-    image_ids, n_segments = projected.image_ids(), grid.n_images if settings.segmented else 1
+    image_ids = projected.image_ids() if grid.n_images > 1 else None  # rows of a single image are [1, nnz]
+    n_segments = grid.n_images if settings.segmented else 1
     screen = ScreenGaussians(
         projected.means2d.detach().reshape(-1, 2),
         projected.radii,

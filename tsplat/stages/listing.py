@@ -36,7 +36,7 @@ def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int
         [nnz] int32.
     """
     if n_segments <= 1:
-        order = stable_sort(depths)[1]
+        order = stable_argsort(depths)
     elif image_ids is None:
         images = depths.view(n_segments, -1)
         starts = torch.arange(n_segments, device=depths.device)[:, None] * images.shape[1]
@@ -44,7 +44,7 @@ def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int
     else:
         counts = image_ids.bincount(minlength=n_segments)
         rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
-        order = torch.cat([row[stable_sort(depths[row])[1]] for row in rows])
+        order = torch.cat([row[stable_argsort(depths[row])] for row in rows])
     return order.to(torch.int32)
 
 
@@ -185,11 +185,18 @@ def _sum(counts: Tensor, bound: int) -> Tensor:
 
 def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] int64 as well."""
-    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.int32, torch.int16):
+    if values.device.type != "cpu":
         return values.sort(stable=True)
-    keys = values.detach().numpy()
-    indices = _argsort(_ordered_bits(keys) if values.dtype == torch.float32 else keys)
+    indices = stable_argsort(values)
     return values[indices], indices
+
+
+def stable_argsort(values: Tensor) -> Tensor:
+    """Returns the indices of values [n] without NaN in ascending order, of equal ones by index. [n] int64"""
+    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.int32, torch.int16):
+        return values.argsort(stable=True)
+    keys = values.detach().numpy()
+    return _argsort(_ordered_bits(keys) if values.dtype == torch.float32 else keys)
 
 
 def _argsort(keys: np.ndarray) -> Tensor:
