@@ -53,7 +53,7 @@ def render_views(
     degree = gaussians.sh_degree if sh_degree is None else sh_degree
     backgrounds = None
     if "RGB" in options.get("render_mode", "RGB"):
-        backgrounds = gaussians.means.new_tensor(background).expand(len(views["viewmats"]), 3)
+        backgrounds = gaussians.means.new_tensor(background).expand(len(cameras[:n_cameras]), 3)
     return rasterization(
         gaussians.means,
         gaussians.quats,

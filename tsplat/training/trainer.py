@@ -311,6 +311,6 @@ class Trainer:
 
 def scene_extent(views: Sequence[View]) -> float:
     """1.1 times the largest distance of a camera from the mean camera position, in world units; at least 1e-6."""
-    viewmats = torch.stack([view.camera.viewmat for view in views]).double()
-    centers = torch.linalg.inv(viewmats)[:, :3, 3]
+    poses = torch.stack([view.camera.viewmat for view in views]).double()
+    centers = torch.linalg.inv(poses)[:, :3, 3]
     return max(1.1 * float((centers - centers.mean(0)).norm(dim=-1).amax()), 1e-6)

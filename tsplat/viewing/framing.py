@@ -61,12 +61,12 @@ def place_cameras(
             # The same direction and distance, whatever the target.
             eye = (torch.tensor(target) - center - framed[:3, :3].T @ framed[:3, 3]).tolist()
     if trajectory is None:
-        viewmats = look_at(eye, target, up)[None]
+        poses = look_at(eye, target, up)[None]
     else:
         follow = orbit_around if trajectory == "orbit" else spiral_at
-        viewmats = follow(eye, target, up, frames)
+        poses = follow(eye, target, up, frames)
     K = intrinsics(width, height, fov)
-    return [Camera(viewmat, K, width, height) for viewmat in viewmats]
+    return [Camera(viewmat, K, width, height) for viewmat in poses]
 
 
 def look_at_all(

@@ -95,8 +95,8 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
         from tsplat.viewing import orbit_around, render_frames, write_frames
 
         gaussians = Gaussians.from_points(torch.rand(100, 3) - 0.5, torch.rand(100, 3))
-        viewmats = orbit_around(eye=(0, -1, -3), target=(0, 0, 0), up=(0, -1, 0), frames=8)
-        cameras = [Camera(viewmat, intrinsics(80, 60, fov=50), 80, 60) for viewmat in viewmats]
+        poses = orbit_around(eye=(0, -1, -3), target=(0, 0, 0), up=(0, -1, 0), frames=8)
+        cameras = [Camera(viewmat, intrinsics(80, 60, fov=50), 80, 60) for viewmat in poses]
         write_frames("orbit.gif", render_frames(gaussians, cameras), fps=10)
     """
     path = Path(path)

@@ -64,8 +64,8 @@ def test_modes_and_colormaps(renderer, show, colormap):
 @pytest.mark.parametrize(
     "change",
     [
-        dict(sh_degree=0), dict(background=(1.0, 0.0, 0.0)), dict(antialiased=True), dict(camera_model="ortho"),
-        dict(camera_model="fisheye"), dict(near=3.0), dict(far=3.0), dict(radius_clip=15.0), dict(eps2d=5.0),
+        dict(sh_degree=0), dict(background=(1.0, 0.0, 0.0)), dict(antialiased=True), dict(model="ortho"),
+        dict(model="fisheye"), dict(near=3.0), dict(far=3.0), dict(radius_clip=15.0), dict(eps2d=5.0),
         dict(crop=((0.0, -9.0, -9.0), (9.0, 9.0, 9.0))),
     ],
 )  # fmt: skip
@@ -130,7 +130,7 @@ def test_first_image_within_a_budget_is_small(renderer):
     [
         (dict(show="normals"), "show: expected one of"),
         (dict(colormap="jet"), "colormap: expected one of"),
-        (dict(camera_model="ftheta"), "camera_model: expected one of"),
+        (dict(model="ftheta"), "model: expected one of"),
         (dict(sh_degree=5), "sh_degree: expected one of"),
         (dict(near=2.0, far=1.0), "near, far: expected 0 <= near < far, found 2.0 and 1.0"),
         (dict(near=math.nan), "near, far"),

@@ -41,8 +41,7 @@ class Keyframes:
         """
         if len(self.cameras) >= N_MAX:
             raise ArgumentError(f"keyframes: expected at most {N_MAX}; remove some first")
-        K = pose.intrinsics(pose.width, pose.height, "pinhole")
-        self.cameras.append(Camera(pose.viewmat, K, pose.width, pose.height))
+        self.cameras.append(pose.camera(pose.width, pose.height))
 
     def load(self, path: Path) -> None:
         """Replaces the keyframes by the cameras of a file.

@@ -146,7 +146,7 @@ class Panel:
             sh_degree=int(self._sh_degree.value),
             background=(red, green, blue),
             antialiased=self._antialiased.value,
-            camera_model=self._camera_model.value,
+            model=self._camera_model.value,
             near=self._near.value,
             far=self._far.value,
             radius_clip=self._radius_clip.value,

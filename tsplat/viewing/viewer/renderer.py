@@ -53,7 +53,8 @@ class Settings:
         sh_degree: Highest degree of spherical harmonics to use; all of the model's where None.
         background: RGB in [0, 1].
         antialiased: Whether to compensate the opacity for the 2D low-pass filter; as the model says where None.
-        camera_model, near, far, radius_clip, eps2d: As in :func:`tsplat.rasterization`.
+        model: Camera model, as of :class:`tsplat.scene.Camera`.
+        near, far, radius_clip, eps2d: As in :func:`tsplat.rasterization`.
         crop: Only Gaussians whose centers lie in this box are rendered; all where None.
 
     Raises:
@@ -65,7 +66,7 @@ class Settings:
     sh_degree: int | None = None
     background: Color = (0.0, 0.0, 0.0)
     antialiased: bool | None = None
-    camera_model: CameraModel = "pinhole"
+    model: CameraModel = "pinhole"
     near: float = 0.01
     far: float = 1e10
     radius_clip: float = 0.0
@@ -75,7 +76,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_choice("show", self.show, tuple(MODES))
         check_choice("colormap", self.colormap, COLORMAPS)
-        check_choice("camera_model", self.camera_model, CAMERA_MODELS)
+        check_choice("model", self.model, CAMERA_MODELS)
         check_choice("sh_degree", self.sh_degree, (None, *range(SH_DEGREE_MAX + 1)))
         if not 0 <= self.near < self.far:
             raise ArgumentError(f"near, far: expected 0 <= near < far, found {self.near} and {self.far}")
@@ -107,11 +108,12 @@ class Pose:
         if not 0 < self.fov < math.pi:
             raise ArgumentError(f"fov: expected radians between 0 and pi, found {self.fov}")
 
-    def intrinsics(self, width: int, height: int, camera_model: CameraModel) -> Tensor:
-        """Returns K [3, 3] for an image of another size. Orthographic cameras see what they see at distance 1."""
-        focal = 0.5 * self.height / (0.5 * self.fov if camera_model == "fisheye" else math.tan(self.fov / 2))
+    def camera(self, width: int, height: int, model: CameraModel = "pinhole") -> Camera:
+        """Returns the camera of an image of another size. Orthographic cameras see what they see at distance 1."""
+        focal = 0.5 * self.height / (0.5 * self.fov if model == "fisheye" else math.tan(self.fov / 2))
         fx, fy = focal * width / self.width, focal * height / self.height
-        return torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]])
+        K = torch.tensor([[fx, 0, width / 2], [0, fy, height / 2], [0, 0, 1]])
+        return Camera(self.viewmat, K, width, height, model)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,10 +208,9 @@ class Renderer:
         gaussians = self.cropped(settings.crop)
         degree = gaussians.sh_degree if settings.sh_degree is None else min(settings.sh_degree, gaussians.sh_degree)
         antialiased = gaussians.antialiased if settings.antialiased is None else settings.antialiased
-        model = settings.camera_model
         images, alphas, meta = render_views(
             dataclasses.replace(gaussians, antialiased=antialiased),
-            [Camera(pose.viewmat, pose.intrinsics(width, height, model), width, height, model)],
+            [pose.camera(width, height, settings.model)],
             background=settings.background,
             sh_degree=degree,
             render_mode=MODES[settings.show],

@@ -272,7 +272,7 @@ class Session:
 
     def _render_view(self, model: ViewedModel, camera: Camera, shape: tuple[int, ...]) -> Image:
         height, width = shape[:2]
-        settings = dataclasses.replace(self._panel.settings(), show="rgb", camera_model=camera.model)
+        settings = dataclasses.replace(self._panel.settings(), show="rgb", model=camera.model)
         return model.renderer.render(pose_of(camera, width, height), settings).image
 
     # Files
