@@ -209,6 +209,7 @@ LAYERS = (
     ("cli", "compat"),
     ("training",),
     ("viewing",),
+    ("rendering",),
     ("scene", "strategies", "ops"),
     ("rasterization", "reference"),
     ("stages",),
@@ -219,7 +220,8 @@ LAYERS = (
 PURPOSES = {
     "cli": "commands", "compat": "gsplat's and Inria's names", "training": "trainer, checkpoints",
     "viewing": "images, videos, viewer", "scene": "Gaussians, cameras, files", "strategies": "densification",
-    "ops": "losses, Adam", "rasterization": "the pipeline", "reference": "dense oracle",
+    "ops": "losses, Adam", "rendering": "models with cameras", "rasterization": "the pipeline",
+    "reference": "dense oracle",
     "stages": "autograd, checks, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
     "triton_cpu": "Triton on CPUs", "data": "tensors, settings", "arguments": "checks", "support": "files, progress",
     "config": "constants", "errors": "typed errors",
