@@ -25,7 +25,8 @@ def _blur(maps: Tensor, padding: int) -> Tensor:
 def l1_ssim_fwd(
     image: Tensor, target: Tensor, *, valid: bool, n_windows: int, ssim_weight: float, dtype: torch.dtype
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    x, y = (rearrange(i.to(dtype), "b h w c -> b c h w") for i in (image, target))
+    # The order of a sum depends on the strides.
+    x, y = (rearrange(i.contiguous().to(dtype), "b h w c -> b c h w") for i in (image, target))
     stacked = torch.cat([x, y, x * x, y * y, x * y], 1)
     mean_x, mean_y, mean_xx, mean_yy, mean_xy = _blur(stacked, 0 if valid else RADIUS).chunk(5, 1)
     d_luminance = mean_x * mean_x + mean_y * mean_y + SSIM_K1**2
