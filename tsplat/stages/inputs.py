@@ -40,8 +40,9 @@ def check_scene(
     tensors = (means, quats, scales, covars, opacities, *cameras)
     kinds = [(t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, Tensor) else type(t) for t in tensors]
     key = (*kinds, type(cameras), covars_shape, torch.is_grad_enabled())
-    if key in _sizes:
-        return _sizes[key]
+    sizes = _sizes.get(key)
+    if sizes is not None:
+        return sizes
     check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     batch, n_gaussians = means.shape[:-2], means.shape[-2]
     n_cameras = _check_cameras(cameras, batch)
@@ -60,8 +61,8 @@ def check_scene(
     check_devices(given)
     if len(_sizes) >= 256:
         _sizes.clear()
-    _sizes[key] = batch, n_gaussians, n_cameras
-    return _sizes[key]
+    sizes = _sizes[key] = batch, n_gaussians, n_cameras
+    return sizes
 
 
 _sizes: dict[tuple[Any, ...], tuple[torch.Size, int, int]] = {}
