@@ -4,7 +4,7 @@ import pytest
 from torch import Tensor
 
 from tests.support.training_scenes import make_gaussians, make_views
-from tsplat.kernels.prepared import Prepared
+from tsplat.kernels import launch
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training.configuration import Config
 from tsplat.training.trainer import Trainer
@@ -40,13 +40,13 @@ def specialization(kernel, arguments):
 )
 def test_training_compiles_nothing_after_its_first_steps(strategy, monkeypatch):
     compiled, sizes = set(), set()
-    launch = Prepared.launch
+    original = launch._launch
 
-    def recorded(prepared, n_programs, arguments):
-        compiled.add(specialization(prepared.kernel, arguments))
-        launch(prepared, n_programs, arguments)
+    def recorded(kernel, n_programs, arguments):
+        compiled.add(specialization(kernel, arguments))
+        original(kernel, n_programs, arguments)
 
-    monkeypatch.setattr(Prepared, "launch", recorded)
+    monkeypatch.setattr(launch, "_launch", recorded)
     gaussians = make_gaussians(n=64)
     trainer = Trainer(gaussians, make_views(gaussians), Config(steps=160, sh_interval=20, strategy=strategy))
     for _ in range(70):
