@@ -109,6 +109,8 @@ static int compute(Gpu *gpu, Wave *wave, const Instruction *in, const u32 *a, co
         BITS(v_div_fmas_f32, div_fmas(a[l], b[l], d[l], mask_at(wave, VCC) >> l & 1))
         BITS(v_min3_i32, smaller(smaller(a[l], b[l]), d[l]))
         BITS(v_max3_i32, larger(larger(a[l], b[l]), d[l]))
+        BITS(v_minmax_i32, larger(smaller(a[l], b[l]), d[l]))
+        BITS(v_maxmin_i32, smaller(larger(a[l], b[l]), d[l]))
         BITS(v_cndmask_b32, carries >> l & 1 ? b[l] : a[l])
         CARRY(v_div_scale_f32, div_scale(a[l], b[l], d[l], &scaled), scaled)
         CARRY(v_add_co_u32, a[l] + b[l], o[l] < a[l])
