@@ -200,11 +200,15 @@ class Machine:
     @staticmethod
     def _finding(program: Program, launch: Launch, found: FoundByCore) -> Finding:
         kind, detail = KINDS[found.kind], ""
-        if found.address >= 2**32 and launch.memories:
-            nearest = min(
-                launch.memories, key=lambda m: max(m.address - found.address, found.address - m.address - m.size)
-            )
-            detail = f" ({found.address - nearest.address:+d} in a tensor of {nearest.size} bytes)"
+        if launch.memories:
+
+            def distance(memory: Any) -> int:
+                return max(memory.address - found.address, found.address - memory.address - memory.size)
+
+            nearest = min(launch.memories, key=distance)
+            # Low addresses are offsets to None, unless Python's heap is there.
+            is_near = found.address >= 2**32 or distance(nearest) < 2**20
+            detail = f" ({found.address - nearest.address:+d} in a tensor of {nearest.size} bytes)" if is_near else ""
         if kind.startswith("race"):
             detail += f", also accessed by program {found.other}"
         return Finding(
