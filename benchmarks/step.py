@@ -35,7 +35,7 @@ from benchmarks.gpu_timing.counting import PASSES, Operator
 from benchmarks.step_page import WAIT_US
 from emulator.package import tsplat_emulated
 from emulator.timing.model import GPUS
-from tsplat.stages import capacity
+from tsplat.stages import capacity, listing
 
 ROOT = Path(__file__).parents[1]
 SCENES = ("cloud", "kettle-400x300", "garden-648x420", "garden-1296x840")
@@ -47,13 +47,19 @@ def step_us(host_us: float, device_us: float, waits: int) -> float:
     return max(host_us, device_us) + waits * WAIT_US
 
 
+def _sort(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return values.sort(stable=True)
+
+
 def execute(scene: dict[str, Any], gpus: list[str]) -> tuple[counting.Step, counting.Predictor, counting.Operators]:
     """Executes a training step on the emulator; returns it, its launches with predicted times, and its operators."""
     predictor, operators = counting.Predictor(gpus), counting.Operators()
-    # What a call needed is read once a GPU is done with it, and not by the call itself.
+    # On a GPU, PyTorch sorts, and what a call needed is read once the GPU is done with it.
     with (
         tsplat_emulated("sm_80", "sass", **host.EMULATION) as gpu,
         mock.patch.object(capacity, "_collect"),
+        mock.patch.object(listing, "stable_sort", _sort),
+        mock.patch.object(listing, "stable_argsort", lambda values: _sort(values)[1]),
     ):
         warm = counting.Step(host.tiny(scene))
         warm.run(lambda phase: None)
