@@ -247,7 +247,7 @@ MUTANTS = [
         ("n_words = n // WORD.value + 1", "n_words = (n + WORD.value - 1) // WORD.value",
          "no word for the end of the last list"),
         ("index.shape, 1, tl.int32", "index.shape, 0, tl.int32", "no list if a tile is one part"),
-        ("torch.empty_like(offsets)[:-1]", "offsets[:-1]", "ends overwrite where lists begin"),
+        ("allocate(offsets)[:-1]", "offsets[:-1]", "ends overwrite where lists begin"),
     ),
     *_in(
         "kernels/compositing/slots.py",
@@ -684,8 +684,7 @@ MUTANTS = [
     *_in(
         "stages/listing.py",
         CAPACITY,
-        ("limit_starts(_sum(n_tile_rows, n_rows * grid.tile_height), capacity, needed, 0)",
-         "limit_starts(_sum(n_tile_rows, n_rows * grid.tile_height), capacity, needed, 1)", "need of spans lost"),
+        ("room.needed, kind)", "room.needed, 1)", "need of spans lost"),
         ("last_key = first_tile + n_tiles - key_bias", "last_key = first_tile - key_bias",
          "what is behind the last intersection is in the first tile"),
     ),
@@ -728,7 +727,7 @@ MUTANTS = [
         CAPACITY,
         ("index < tl.minimum(tl.load(end), n)", "index < n", "parts of no intersection"),
         ("limit_starts(totals, n * entries, intersections.needed, 2, words, entries)", "totals",
-         "entries behind the end of memory"),
+         "entries out of bounds"),
     ),
     *_in(
         "stages/validation.py",

@@ -210,7 +210,7 @@ def is_compiled_for_cpu(tensor: Tensor) -> bool:
 
 def block_size(tensor: Tensor, gpu: int, cpu: int = CPU_BLOCK) -> int:
     """Returns the elements of a program: ``gpu`` on GPUs and in the interpreter, ``cpu`` on CPUs."""
-    return cpu if vendor(tensor) == "none" and not INTERPRETED else gpu
+    return cpu if is_compiled_for_cpu(tensor) else gpu
 
 
 def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) -> PartShape:

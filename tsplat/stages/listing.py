@@ -7,6 +7,7 @@ which take several times as long. NumPy sorts 16-bit integers by radix, of any n
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +49,13 @@ def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int
     return order.to(torch.int32)
 
 
+class Room(NamedTuple):
+    """What lists have room for: a capacity in intersections, and where the device notes what they need."""
+
+    capacity: int
+    needed: Tensor
+
+
 @torch.no_grad()
 def find_spans(
     screen: ScreenGaussians,
@@ -55,29 +63,43 @@ def find_spans(
     band: Band,
     settings: IntersectionSettings,
     budget: MemoryBudget | None = None,
+    room: Room | None = None,
 ) -> Spans:
-    """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band. Waits for their numbers.
+    """Finds the runs of tiles that each Gaussian intersects in each row of tiles of a band.
+
+    Without a ``room``, waits for their numbers. With one, they are as many as its capacity, and empty if they do not
+    fit.
 
     Raises:
         ArgumentError: There are more rows or tiles, or without a budget intersections, than 32-bit indices hold.
         OverBudgetError: The spans or their intersections exceed the budget; raised before they are allocated.
     """
-    launch, n_rows = launchers(screen.means2d.device, settings.backend), screen.order.numel()
-    _check_indices(screen, grid)
+    n_rows = screen.order.numel()
+    if max(n_rows, grid.n_tiles) > INDEX_MAX:
+        raise ArgumentError(
+            f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
+            "than 32-bit indices hold; render fewer cameras at a time, or smaller images"
+        )
+    launch = launchers(screen.means2d.device, settings.backend)
+
+    def starts(counts: Tensor, bound: int, kind: int) -> tuple[Tensor, int]:
+        """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] int32, and returns the total or capacity."""
+        sums = counts.cumsum(0, dtype=torch.int32 if bound <= INDEX_MAX else torch.int64)
+        if room is None:
+            return sums.to(torch.int32), int(sums[-1])
+        return launch.limit_starts(sums, room.capacity, room.needed, kind), room.capacity
+
     first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
-    sums = _sum(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]))
-    span_starts, n_spans = sums.to(torch.int32), int(sums[-1])
+    span_starts, n_spans = starts(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]), 0)
     _admit(n_spans, 0, budget)
     positions, first_columns, n_columns = launch.tile_columns(
         screen, grid, first_tile_rows, span_starts, n_spans, settings
     )
-    sums = _sum(n_columns, n_spans * grid.tile_width)
-    place_starts, n_intersections = sums.to(torch.int32), int(sums[-1])
+    place_starts, n_intersections = starts(n_columns, n_spans * grid.tile_width, 1)
     _admit(n_spans, n_intersections, budget)
     return Spans(first_tile_rows, span_starts, positions, first_columns, place_starts, n_intersections)
 
 
-@torch.no_grad()
 def list_within(
     capacity: int, screen: ScreenGaussians, grid: TileGrid, settings: IntersectionSettings, budget: MemoryBudget
 ) -> Intersections:
@@ -89,32 +111,13 @@ def list_within(
         ArgumentError: There are more rows or tiles than 32-bit indices hold.
         MemoryBudgetError: The capacity exceeds the budget.
     """
-    launch, n_rows = launchers(screen.means2d.device, settings.backend), screen.order.numel()
-    band = (0, grid.n_tile_rows)
-    _check_indices(screen, grid)
     try:
         budget.admit(capacity, capacity)
     except OverBudgetError as error:
         raise MemoryBudgetError(f"capacity: {error}; pass a smaller one, or None to render in bands") from None
-    needed = torch.zeros(3, dtype=torch.int64, device=screen.order.device)
-    first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
-    span_starts = launch.limit_starts(_sum(n_tile_rows, n_rows * grid.tile_height), capacity, needed, 0)
-    positions, first_columns, n_columns = launch.tile_columns(
-        screen, grid, first_tile_rows, span_starts, capacity, settings
-    )
-    place_starts = launch.limit_starts(_sum(n_columns, capacity * grid.tile_width), capacity, needed, 1)
-    spans = Spans(first_tile_rows, span_starts, positions, first_columns, place_starts, capacity)
-    return list_intersections(screen, grid, band, spans, settings)._replace(needed=needed)
-
-
-def _check_indices(screen: ScreenGaussians, grid: TileGrid) -> None:
-    """Raises if there are more rows or tiles than 32-bit indices hold."""
-    n_rows = screen.order.numel()
-    if max(n_rows, grid.n_tiles) > INDEX_MAX:
-        raise ArgumentError(
-            f"means: {n_rows} projected Gaussians on {grid.n_images} images of {grid.tiles_per_image} tiles are more "
-            "than 32-bit indices hold; render fewer cameras at a time, or smaller images"
-        )
+    band, room = (0, grid.n_tile_rows), Room(capacity, torch.zeros(3, dtype=torch.int64, device=screen.order.device))
+    spans = find_spans(screen, grid, band, settings, budget, room)
+    return list_intersections(screen, grid, band, spans, settings)._replace(needed=room.needed)
 
 
 def _admit(n_spans: int, n_intersections: int, budget: MemoryBudget | None) -> None:
@@ -176,11 +179,6 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
         return stable_sort(keys)
     indices = torch.cat([stable_sort(keys[begin:end])[1] + begin for begin, end in itertools.pairwise(segments)])
     return keys[indices], indices
-
-
-def _sum(counts: Tensor, bound: int) -> Tensor:
-    """Sums counts [1 + n] that begin with 0 up to each place, [n + 1] integers that hold totals up to the bound."""
-    return counts.cumsum(0, dtype=torch.int32 if bound <= INDEX_MAX else torch.int64)
 
 
 def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:

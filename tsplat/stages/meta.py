@@ -88,7 +88,6 @@ def describe_render(
     """
     grid = request.grid
     shape = received.means2d.shape[:-1]
-    listed = functools.cache(intersections.listed)
     values: dict[str, Any] = {
         **_rows(projected),
         "tile_size": grid.tile_size,
@@ -111,13 +110,13 @@ def describe_render(
 
     def of_tiles(function: Callable[[Intersections], Tensor]) -> Callable[[], Tensor | None]:
         def compute() -> Tensor | None:
-            lists = listed()
+            lists = intersections.listed()
             return None if lists is None else function(lists)
 
         return compute
 
     def memory() -> dict[str, int | None]:
-        lists = listed()
+        lists = intersections.listed()
         return {
             "n_intersections": intersections.n_intersections if lists is None else lists.flatten_ids.numel(),
             "bands": len(intersections.bands),

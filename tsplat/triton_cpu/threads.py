@@ -15,6 +15,7 @@ import ctypes
 import functools
 import os
 import queue
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ HEADER = "10q"
 programs to claim at a time, ticks, grid x, y, z, threads in machine code, and the address of the arguments, which are
 behind the header."""
 
-HEADER_BYTES = 80
+HEADER_BYTES = struct.calcsize(f"<{HEADER}")
 
 
 _limit: int | None = None

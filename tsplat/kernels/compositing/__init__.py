@@ -45,11 +45,11 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     slot        where the backward pass writes the sums of an entry over the part's pixels
     moment      one of the ellipse's sums over pixels of g
 
-**The files**, in the order of a call: the launchers below call `lists`, `chunks` if a list is cut, and the
-forward walk in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on,
-`matrices_forward` and `matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks
-share, and `pixel_sums` the sums over the pixels of a part. `footprints` has the math of a splat. `sizes` counts
-chunks, and keeps lists within memory that was allocated before they were counted.
+**The files**, in the order of a call: the launchers below call `lists`, `chunks` if a list is cut, and the forward walk
+in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on, `matrices_forward` and
+`matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks share, and `pixel_sums`
+the sums over the pixels of a part. `footprints` has the math of a splat. `sizes` counts chunks, and keeps lists within
+memory that was allocated before they were counted.
 """
 
 import math

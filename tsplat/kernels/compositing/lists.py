@@ -263,12 +263,11 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     if band.parts > 1:
         words, totals = _part_bits(records, band)
         offsets = _part_offsets(offsets, words, totals, band)
-    may_be_cut = n > CUT * chunk
-    chunk_starts = count_chunks(offsets, chunk) if may_be_cut else None
+    chunk_starts = count_chunks(offsets, chunk) if n > CUT * chunk else None
     n_entries, n_chunks = n, 0
     if needed is not None:
         n_entries = n * entries_per_intersection(band.parts)
-        n_chunks = most_chunks(n_entries, chunk) if may_be_cut else 0
+        n_chunks = most_chunks(n_entries, chunk)
     elif chunk_starts is not None:
         n_entries, n_chunks = torch.stack([offsets[-1], chunk_starts[-1]]).tolist()
     elif band.parts > 1:
@@ -280,7 +279,8 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     ends = None
     if has_ends:
         # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
-        ends = torch.empty_like(offsets)[:-1] if needed is None else torch.zeros_like(offsets)[:-1]
+        allocate = torch.empty_like if needed is None else torch.zeros_like
+        ends = allocate(offsets)[:-1]
     lists = PartLists(n_entries, ids, offsets, words, totals, ends)
     return lists if chunk_starts is None else cut_lists(lists, chunk_starts, n_chunks, records, n_features, band.shape)
 

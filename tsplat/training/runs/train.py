@@ -149,13 +149,15 @@ def _run(
         lock_run(folder, ranks, new=saved is None),
         deterministic(config),
     ):
-        path, found, errors = saved or (folder / "checkpoints" / "none", None, [])
-        for message in skipped_messages(errors, path):
-            print(message)
+        found = None
+        if saved is not None:
+            path, found, errors = saved
+            for message in skipped_messages(errors, path):
+                print(message)
         # All ranks have read the checkpoint before any writes.
         ranks.barrier()
         if ranks.is_main:
-            delete_incomplete(path.parent)
+            delete_incomplete(folder / "checkpoints")
         record = RunRecord()
         with record.measure("reading"), saved_config(config, folder, ranks) if found is None else nullcontext():
             capture = read_run_capture(config, device, stop)
