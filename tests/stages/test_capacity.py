@@ -64,10 +64,12 @@ def test_lists_that_fit_give_the_same_bits_and_others_an_error(backend, structur
             run(scene, capacity=size, **options)
 
 
+@pytest.mark.triton
 def test_errors_name_capacities_that_suffice():
     assert needed(make(), 1, backend="triton")[1] <= 3
 
 
+@pytest.mark.triton
 def test_an_image_that_does_not_fit_shows_the_background(monkeypatch):
     monkeypatch.setattr(capacity, "_collect", lambda wait: None)  # a GPU learns of it later
     scene = make()
@@ -95,6 +97,7 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize(("packed", "expected"), [(False, []), (True, ["nonzero"])])
 def test_nothing_waits_for_the_device(packed, expected, monkeypatch):
     monkeypatch.setattr(capacity, "_collect", lambda wait: None)
@@ -107,6 +110,7 @@ def test_nothing_waits_for_the_device(packed, expected, monkeypatch):
     assert waits.found == expected
 
 
+@pytest.mark.triton
 def test_automatic_capacity_counts_once_and_then_follows_the_need():
     scene, options = make(), dict(backend="triton", capacity="auto")
     exact, meta = run(scene, **options)
@@ -129,12 +133,14 @@ def test_automatic_capacity_counts_once_and_then_follows_the_need():
     assert not meta["overflow"]
 
 
+@pytest.mark.triton
 def test_automatic_capacity_grows_before_lists_overflow():
     scene, options = make(), dict(backend="triton", capacity="auto")
     for scale in torch.linspace(1.0, 3.0, 25).tolist():
         run(scene | {"scales": scene["scales"] * scale}, **options)
 
 
+@pytest.mark.triton
 def test_images_of_another_size_are_learned_on_their_own():
     options = dict(backend="triton", capacity="auto")
     run(make(), **options)
@@ -182,12 +188,14 @@ def test_a_call_that_a_graph_captures_is_not_waited_for(monkeypatch):
     assert capacity._unknown == []
 
 
+@pytest.mark.triton
 @pytest.mark.parametrize("value", [0, -1, 2.5, "all", True, 2**63])
 def test_invalid_capacities_raise(value):
     with pytest.raises(ArgumentError, match=r"^capacity: "):
         run(make(), backend="triton", capacity=value)
 
 
+@pytest.mark.triton
 def test_what_has_no_capacity_raises():
     with pytest.raises(UnsupportedError, match=r"^capacity: "):
         run(make(), backend="reference", capacity=10)
@@ -199,6 +207,7 @@ def test_what_has_no_capacity_raises():
         run(make(), backend="triton", capacity=ENOUGH, memory_budget=1000)
 
 
+@pytest.mark.triton
 @pytest.mark.slow
 @needs_emulator
 @pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
