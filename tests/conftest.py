@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers already share the cores
@@ -14,6 +15,7 @@ import torch
 
 from tests.support.forks import Forks
 from tests.support.interpreter import keep_booleans, vectorize_reductions
+from tests.support.waiting import wait_for
 from tsplat.stages.backend import cpu_compiler_problem
 
 if hasattr(signal, "SIGHUP"):
@@ -90,6 +92,13 @@ def _uninitialized_memory_is_nan():
     torch.set_deterministic_debug_mode("warn")
     yield
     torch.set_deterministic_debug_mode("default")
+
+
+@pytest.fixture(autouse=True)
+def _viewers_end():
+    """A thread of a viewer that outlives its test would fail others, far from its cause."""
+    yield
+    wait_for(lambda: not any(thread.name == "tsplat-viewer" for thread in threading.enumerate()), 10)
 
 
 @pytest.fixture(autouse=True)

@@ -283,6 +283,7 @@ def test_several_ranks_are_refused_before_work(show, tmp_path, capsys):
     ranks.world_size = 2
     with pytest.raises(UnsupportedError, match=r"view: not implemented for several ranks, found 2; .* tsplat view RUN"):
         Trainer(gaussians, views, config, ranks, [view])
+    view.close()
     command = ["train", str(tmp_path), "--out", str(tmp_path / "run"), "--view", "--ranks", "2"]
     assert cli.main(command) == 2
     assert "view: not implemented for several ranks" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from tests.support.waiting import wait_for
 from tsplat.scene import Camera, intrinsics, look_at, write_ply
 from tsplat.scene.images import to_bytes
 from tsplat.viewing import render
-from tsplat.viewing.viewer import Viewer, open_viewed
+from tsplat.viewing.viewer import Viewer, open_viewed, server
+from tsplat.viewing.viewer.session import Session
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 
@@ -91,6 +92,25 @@ def test_client_that_vanishes_in_the_middle_of_an_image(viewer, connect, monkeyp
     wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "tsplat-viewer"])
     assert not viewer._sessions
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_client_that_connects_while_the_viewer_closes(viewer, connect, monkeypatch):
+    started, gate, sessions = threading.Event(), threading.Event(), []
+
+    def wait_and_make(*arguments):
+        started.set()
+        assert gate.wait(60)
+        sessions.append(Session(*arguments))
+        return sessions[0]
+
+    monkeypatch.setattr(server, "Session", wait_and_make)
+    connect().move((0.0, 0.0, -3.0), TARGET, UP, math.radians(FOV))
+    assert started.wait(60)
+    viewer.close()
+    gate.set()
+    wait_for(lambda: sessions and sessions[0]._closed.is_set())
+    assert not viewer._sessions
 
 
 @pytest.mark.slow

@@ -88,7 +88,6 @@ class Session:
         self._box: tuple[Box | None, Any] = (None, None)
         self._closed = threading.Event()
         self._callbacks = Callbacks(self.tell)
-        self._worker: Worker[Request] = Worker(self._render, self._show, self.tell)
         self._page: LivePage | None = None
         self._ready = False
         self._panel = Panel(
@@ -114,6 +113,8 @@ class Session:
             self._callbacks,
             None if training is None else lambda: self._add_page(training),
         )
+        # Last, as its thread would outlive controls that cannot be made.
+        self._worker: Worker[Request] = Worker(self._render, self._show, self.tell)
         self._ready = True
         self._callbacks.on_update(client.camera, self._change)
         model, camera = self._panel.model, client.camera
