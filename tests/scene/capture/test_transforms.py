@@ -313,6 +313,7 @@ EVERYTHING = [f"images/{name}.png" for name in (*(f"train_00{i}" for i in range(
         (dict(k3=0.1), UnsupportedError, "k3"),
         (dict(rolling_shutter=[0, 0.01, 0, 0]), UnsupportedError, "rolling_shutter"),
         (dict(ply_file_path=3), FileError, "ply_file_path"),
+        (dict(ply_file_path="/dev/zero"), FileError, r"transforms\.json: ply_file_path: .* '/dev/zero', a pipe"),
         (dict(test_filenames=EVERYTHING), ArgumentError, "found 0 training images"),
     ],
 )
@@ -328,6 +329,7 @@ def test_invalid_value_is_rejected(tmp_path, views, values, error, words):
     [
         (dict(file_path=None), "frame 3: file_path: .*None"),
         (dict(file_path="a\0b"), "frame 3: file_path"),
+        (dict(mask_path="/dev/zero"), r"transforms\.json: frame 3: mask_path: expected a regular file"),
         (dict(transform_matrix=None), "frame 3: transform_matrix"),
         (dict(transform_matrix=[[1, 2], [3]]), "frame 3: transform_matrix"),
         (dict(transform_matrix=torch.eye(3).tolist()), "frame 3: transform_matrix"),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...arguments import check_size, describe
 from ...errors import ArgumentError, FileError
-from ...support.reading import read_json
+from ...support.reading import is_special, read_json
 from ..cameras import centers
 from ..formats.point_clouds import read_point_cloud
 from ..images import read_image_info
@@ -329,7 +329,10 @@ def _resolve(path: Path, name: object, what: str) -> Path:
     """Returns a path that is given relative to the file `path`."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise FileError(f"{path}: {what}: expected a file name, found {describe(name)}")
-    return path.parent / name.replace("\\", "/")
+    full = path.parent / name.replace("\\", "/")
+    if os.path.exists(full) and is_special(os.stat(full).st_mode):
+        raise FileError(f"{path}: {what}: expected a regular file, found {name!r}, a pipe, a socket or a device")
+    return full
 
 
 def _find_image(path: Path, name: object, what: str) -> Path:
