@@ -21,11 +21,11 @@ from .config import (
 from .data import Cameras, Features, Splats
 from .stages.backend import full_precision
 from .stages.capacity import Capacity, note_need
-from .stages.compilation import eager
+from .stages.compilation import traceable
 from .stages.compositing import composite
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
-from .stages.meta import describe_render
+from .stages.meta import IN_GRAPHS, describe_render
 from .stages.projection import project
 from .stages.request import Request, Scene, check_request
 from .stages.settings import Options
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@eager
+@traceable(IN_GRAPHS)
 def rasterization(
     means: Tensor,
     quats: Tensor | None,
@@ -176,6 +176,7 @@ def rasterization(
         ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: An option that is not implemented, which the message names; ``Ks`` that require a gradient;
             a tensor that is fake, sparse, nested or quantized; or tracing, forward-mode AD, and ``torch.func``.
+            ``torch.compile`` works: docs/howto/compile.md.
         BackendError: ``backend="triton"`` cannot run.
         InvalidValueError: ``validate="error"`` and values are invalid.
         DisagreementError: With ``distributed``, ranks passed different settings; raised on all of them.

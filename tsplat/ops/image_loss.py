@@ -12,7 +12,8 @@ from ..config import SSIM_TAPS, Backend
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..stages.autograd import once_differentiable
 from ..stages.backend import full_precision, launchers
-from ..stages.compilation import eager, with_plain_tensors
+from ..stages.compilation import traceable, with_plain_tensors
+from ..stages.operators import Results
 
 Padding = Literal["same", "valid"]
 
@@ -51,7 +52,17 @@ class _L1Ssim(torch.autograd.Function):
         return v_image.to(image.dtype), None, None, None, None
 
 
-@eager
+OUTPUTS = ("l1", "ssim", "loss")
+
+RESULTS = Results(
+    fits=lambda _arguments: True,
+    names=lambda _arguments: (OUTPUTS, ()),
+    unpack=lambda outputs: dict(zip(OUTPUTS, outputs)),
+    pack=lambda outputs, _arguments: tuple(outputs.values()),
+)
+
+
+@traceable(RESULTS)
 @with_plain_tensors
 def _l1_ssim_and_loss(
     image: Tensor, target: Tensor, ssim_weight: float, padding: Padding, backend: Backend

@@ -15,30 +15,51 @@ from torch.autograd import forward_ad
 
 from ..arguments import TRANSFORMS, plain
 from ..errors import UnsupportedError
+from .operators import Operator, Results
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-REASON = "tsplat launches kernels, which are not traced: fullgraph=True and torch.export are not implemented"
+REASON = (
+    "tsplat launches kernels, which are not traced; graphs contain rasterization() with packed=False and an integer "
+    "capacity, and the image losses; torch.export is not implemented"
+)
 
 
-def eager(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def eager(function: Callable[Parameters, Result], operator: Operator | None = None) -> Callable[Parameters, Result]:
     """Excludes a function, and all that it calls, from ``torch.compile``: a graph break instead of dozens of graphs.
 
-    ``torch.compiler.disable`` imports ``torch._dynamo``, which takes seconds, so it is applied once something else has
-    imported that: nothing is compiled before.
+    With an operator, the calls that it fits become part of the graph. ``torch.compiler.disable`` imports
+    ``torch._dynamo``, which takes seconds, so it is applied once something else has imported that: nothing is compiled
+    before.
     """
     disabled: list[Callable[Parameters, Result]] = []
+
+    def disable() -> bool:
+        """Fills the list: functions for calls that nothing traces, and for calls in traced code."""
+        if not disabled:
+            outside = function if operator is None else operator.outside
+            disabled.extend(torch.compiler.disable(each, reason=REASON) for each in (function, outside))  # type: ignore[no-untyped-call]
+        return True
+
+    disable._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it instead of tracing it
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        if not disabled:
-            disabled.append(torch.compiler.disable(function, reason=REASON))  # type: ignore[no-untyped-call]
-        return disabled[0](*args, **kwargs)
+        is_traced = torch.compiler.is_compiling()
+        if is_traced and operator is not None and (arguments := operator.bind(args, kwargs)) is not None:
+            return operator.call(arguments)  # type: ignore[no-any-return]
+        disable()
+        return disabled[is_traced](*args, **kwargs)
 
     return run
+
+
+def traceable(results: Results) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Excludes a function from ``torch.compile`` except for calls that can be operators of a graph."""
+    return lambda function: eager(function, Operator(function, results))
 
 
 def plain_all(names: Iterable[str], values: Iterable[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..data import Intersections, ProjectedGaussians
 from .intersection import BandedIntersections, count_tiles, encode_ids
+from .operators import Arguments, Results
 from .request import Request
 
 
@@ -141,6 +142,46 @@ def describe_render(
     )
 
 
+ROWS = ("radii", "means2d", "depths", "conics", "opacities")
+"""What ``meta`` has of each projected Gaussian."""
+
+
+def _fits(a: Arguments) -> bool:
+    if not isinstance(a["capacity"], int) or any(
+        a[name] for name in ("packed", "sparse_grad", "absgrad", "distributed")
+    ):
+        return False
+    is_empty = a["means"] is None or a["means"].numel() == 0 or a["viewmats"].numel() == 0
+    return a["validate"] != "error" and a["backend"] != "reference" and not is_empty
+
+
+def _names(a: Arguments) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    images: tuple[str, ...] = ("render_colors", "render_alphas")
+    if a["extra_signals"] is not None:
+        images += ("render_extra_signals",)
+    return images, (*ROWS, "overflow") if a["validate"] == "off" else (*ROWS, "n_invalid", "overflow")
+
+
+def _unpack(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> dict[str, Any]:
+    render_colors, render_alphas, meta = rendering
+    return {**meta, "render_colors": render_colors, "render_alphas": render_alphas}
+
+
+def _pack(outputs: dict[str, Tensor], a: Arguments) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    meta = {name: value for name, value in outputs.items() if name not in ("render_colors", "render_alphas")}
+    given = {name: a[name] for name in ("width", "height", "tile_size")}
+    return outputs["render_colors"], outputs["render_alphas"], meta | given | {"n_cameras": a["viewmats"].shape[-3]}
+
+
+def _plain(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    render_colors, render_alphas, meta = rendering
+    return render_colors, render_alphas, meta.copy()
+
+
+IN_GRAPHS = Results(_fits, _names, _unpack, _pack, _plain)
+"""What ``rasterization()`` returns in graphs of ``torch.compile``: ``meta`` has tensors of fixed sizes only."""
+
+
 def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:
     """Projected Gaussians in the layout of ``means2d``: packed, or [..., C, N]."""
     radii, depths, conics, opacities = projected.radii, projected.depths, projected.conics, projected.opacities
@@ -149,4 +190,4 @@ def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:
         shape = projected.means2d.shape[:-1]
         radii, conics = radii.view(*shape, 2), conics.view(*shape, 3)
         depths, opacities = depths.view(shape), opacities.view(shape)
-    return {"radii": radii, "means2d": projected.means2d, "depths": depths, "conics": conics, "opacities": opacities}
+    return dict(zip(ROWS, (radii, projected.means2d, depths, conics, opacities)))

@@ -1,0 +1,216 @@
+"""Operators in graphs of torch.compile: the bits of eager calls, few compilations, and no tensor that is kept."""
+
+import dataclasses
+import gc
+import weakref
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tsplat import CapacityError, l1_and_ssim, l1_ssim_loss, rasterization
+from tsplat.stages import operators
+
+# Importing torch._dynamo takes seconds, and it warns of what it does itself.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+STRUCTURE = scenes.Structure(n=12, cameras=2, width=20, height=18, sh_degree=1, seed=7)
+CASES = [
+    (STRUCTURE, dict(render_mode="RGB+ED")),
+    (dataclasses.replace(STRUCTURE, batch=(2,), covars=True, sh_degree=None, channels=5), dict(eps2d=0.1)),
+    (dataclasses.replace(STRUCTURE, backgrounds=False), dict(rasterize_mode="antialiased", validate="off")),
+    (dataclasses.replace(STRUCTURE, cameras=1, camera_model="fisheye"), dict(render_mode="D", tile_size=8)),
+]
+
+
+@pytest.fixture(autouse=True)
+def _new_compiler():
+    torch.compiler.reset()
+
+
+def make(structure=STRUCTURE, **changes):
+    return scenes.make(dataclasses.replace(structure, **changes), torch.float32)
+
+
+def loss(inputs, **options):
+    """A function of all outputs; and ``meta``."""
+    options = dict(capacity=4000, packed=False) | options
+    colors, alphas, meta = rasterization(**inputs, **options)
+    total = (colors * torch.linspace(-1, 1, colors.shape[-2])[:, None]).sum() + alphas.square().sum()
+    if "extra_signals" in inputs:
+        total = total + meta["render_extra_signals"].square().sum()
+    return total, meta
+
+
+def compiled(function, backend="aot_eager"):
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+def differentiate(function, scene, **options):
+    """The loss, its gradients, and ``meta``."""
+    inputs = scenes.leaves(scene)
+    total, meta = function(inputs, **options)
+    wanted = [t for t in inputs.values() if isinstance(t, torch.Tensor) and t.requires_grad]
+    return [total, *torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)], meta
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("structure", "options"), CASES)
+def test_graphs_give_the_bits_of_eager_calls(structure, options, backend):
+    scene = make(structure)
+    if options.get("render_mode") != "D":
+        scene["extra_signals"] = torch.rand(*scene["means"].shape[:-1], 2)
+        scene["backgrounds"] = None
+    eager, meta = differentiate(loss, scene, backend=backend, **options)
+    run = compiled(loss)
+    for _ in range(2):  # the second time, autograd's graph is there
+        found, meta_found = differentiate(run, scene, backend=backend, **options)
+        assert all(torch.equal(one, other) for one, other in zip(eager, found, strict=True))
+        for name, value in meta_found.items():
+            assert torch.equal(value, meta[name]) if isinstance(value, torch.Tensor) else value == meta[name], name
+    assert not meta_found["means2d"].requires_grad
+    with torch.no_grad():
+        assert torch.equal(run(scene, backend=backend, **options)[0], eager[0])
+
+
+def test_losses_are_part_of_graphs():
+    image, target = torch.rand(20, 24, 3), torch.rand(20, 24, 3)
+
+    def both(image):
+        l1, ssim = l1_and_ssim(image, target, padding="valid")
+        return l1 - 0.3 * ssim + l1_ssim_loss(image.square(), target)
+
+    one, other = image.clone().requires_grad_(), image.clone().requires_grad_()
+    both(one).backward()
+    compiled(both)(other).backward()
+    assert torch.equal(one.grad, other.grad)
+
+
+def test_training_compiles_once_for_each_number_of_gaussians():
+    counter = CompileCounterWithBackend("aot_eager")
+    scene = make()
+    inputs = scenes.leaves(scene)
+    target = torch.rand(2, 18, 20, 3)
+
+    def step(inputs, target):
+        colors, _, _ = rasterization(**inputs, capacity=4000, packed=False)
+        return l1_ssim_loss(colors, target)
+
+    run = compiled(step, counter)
+    means = inputs["means"]
+    optimizer = torch.optim.Adam([means], 1e-2)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        losses.append(run(inputs, target))
+        losses[-1].backward()
+        optimizer.step()
+    assert counter.frame_count == 1
+    assert losses[-1] < losses[0]
+    for n in (13, 14, 15):
+        run(scenes.leaves(make(n=n)), target).backward()
+    assert counter.frame_count <= 4
+
+
+@pytest.mark.parametrize(
+    "options", [dict(packed=True), dict(capacity=None), dict(absgrad=True), dict(validate="error")]
+)
+def test_other_calls_break_the_graph(options):
+    scene = make()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"graphs contain rasterization.. with packed=False"):
+        compiled(loss)(scene, **options)
+    total, meta = torch.compile(loss, backend="aot_eager")(scene, **options)
+    assert torch.equal(total, loss(scene, **options)[0])
+    assert type(meta) is dict
+    assert "isect_ids" in meta
+
+
+def test_lists_without_room_raise():
+    run = compiled(loss)
+    with pytest.raises(CapacityError, match="room for 3"):
+        run(make(), capacity=3)
+
+
+def test_errors_of_arguments_are_those_of_eager_calls():
+    scene = make() | {"quats": torch.rand(5, 4)}
+    with pytest.raises(Exception, match=r"quats: expected .* found \[5, 4\]"):
+        compiled(loss)(scene)
+
+
+def test_no_tensor_is_kept():
+    run = compiled(loss)
+    scene = make()
+    differentiate(run, scene)
+    inputs = scenes.leaves(scene)
+    outputs = run(inputs)
+    outputs[0].backward()
+    kept = [weakref.ref(t) for t in inputs.values() if isinstance(t, torch.Tensor)]
+    del inputs, outputs, scene
+    gc.collect()
+    assert not any(tensor() is not None for tensor in kept)
+
+
+def test_recordings_are_told_apart():
+    """By which inputs need gradients, and not by where these lie in memory."""
+    scene = make()
+    run = compiled(loss)
+    (_, expected, *_), _ = differentiate(loss, scene)
+    for offset in (0, 5, 2):
+        means = torch.empty(12 * 3 + offset)[offset:].view(12, 3).copy_(scene["means"]).requires_grad_()
+        (found,) = torch.autograd.grad(run({**scene, "means": means})[0], means)
+        assert torch.equal(found, expected)
+    assert torch.equal(differentiate(run, scene)[0][1], expected)
+
+
+def test_sizes_may_change():
+    run = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)
+    for width in (20, 24, 28):
+        scene = make(width=width)
+        assert torch.equal(run(scene)[0], loss(scene)[0])
+
+
+def test_number_of_recordings_is_bounded(monkeypatch):
+    monkeypatch.setattr(operators, "KEPT_MAX", 2)
+    for n in range(3, 8):
+        compiled(loss)(make(n=n))
+    assert len(operator_of(rasterization)._recordings) <= 2
+
+
+def test_backward_pass_without_a_recording(monkeypatch):
+    scene = make()
+    eager, _ = differentiate(loss, scene)
+    inputs = scenes.leaves(scene)
+    total, _ = compiled(loss)(inputs)
+    monkeypatch.setattr(operators, "KEPT_MAX", 1)
+    compiled(loss)(make(n=3))  # drops the other recording
+    wanted = [t for t in inputs.values() if isinstance(t, torch.Tensor) and t.requires_grad]
+    found = torch.autograd.grad(total, wanted)
+    assert all(torch.equal(one, other) for one, other in zip(eager[1:], found, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operators_pass_the_checks_of_pytorch(backend):
+    image = torch.rand(1, 12, 14, 3)
+    tensors, needs, settings = (image, image.square()), [True, False], (0.2, "same", backend)
+    check(torch.ops.tsplat.l1_ssim_and_loss, tensors, needs, settings, 3)
+    scene = make() | dict(capacity=4000, packed=False, backend=backend, extra_signals=None)
+    operator = operator_of(rasterization)
+    arguments = operator.bind((), scene)
+    tensors = [arguments[name] for name in operator._tensors]
+    needs = [name in scenes.DIFFERENTIABLE and t is not None for name, t in zip(operator._tensors, tensors)]
+    check(torch.ops.tsplat.rasterization, tensors, needs, [arguments[name] for name in operator._settings], 2)
+
+
+def operator_of(function):
+    (found,) = [c.cell_contents for c in function.__closure__ if isinstance(c.cell_contents, operators.Operator)]
+    return found
+
+
+def check(operator, tensors, needs, settings, n):
+    torch.library.opcheck(operator, (tensors, needs, *settings))
+    outputs = operator(tensors, needs, *settings)
+    backward = getattr(torch.ops.tsplat, f"{operator.__name__}_backward")
+    v = [torch.rand_like(t) for t in outputs[:n]]
+    torch.library.opcheck(backward, (v, outputs, tensors, needs, *settings))

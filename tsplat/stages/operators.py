@@ -1,0 +1,328 @@
+"""Functions as operators in graphs of ``torch.compile``: one for each pass, with the code of an eager call.
+
+The operator of the forward pass runs the function with autograd on, and returns what autograd would save as further
+outputs. Autograd's graph, which then holds no tensors, depends on layouts and settings only. It serves all calls that
+agree in these: the operator of the backward pass runs it on the tensors that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+
+Tensors = Sequence[Tensor | None]
+Arguments = dict[str, Any]
+
+LIBRARY = torch.library.Library("tsplat", "DEF")  # type: ignore[no-untyped-call]
+
+KINDS = {
+    "Tensor": "Tensor", "Tensor | None": "Tensor", "bool": "bool", "int": "SymInt", "int | None": "SymInt?",
+    "float": "float", "Capacity": "SymInt?", "Backend": "str", "CameraModel": "str", "NumericsName": "str",
+    "Padding": "str", "RasterizeMode": "str", "RenderMode": "str", "Validate": "str",
+}  # fmt: skip
+"""Annotation of a parameter -> its type in the schema of an operator. Parameters of other types keep their default."""
+
+KEPT_MAX = 64
+"""Number of layouts whose graphs of autograd are kept."""
+
+
+class Results(NamedTuple):
+    """What a function returns, and when an operator can return it.
+
+    Attributes:
+        fits: Whether the sizes of all outputs follow from the sizes and other arguments of a call, without a wait.
+        names: Names of the differentiable outputs, and of the others.
+        unpack: Returns the outputs by name.
+        pack: Makes what the function returns. Traced by ``torch.compile``.
+        plain: Replaces what ``torch.compile`` cannot take from a function outside of its graphs.
+    """
+
+    fits: Callable[[Arguments], bool]
+    names: Callable[[Arguments], tuple[tuple[str, ...], tuple[str, ...]]]
+    unpack: Callable[[Any], dict[str, Any]]
+    pack: Callable[[dict[str, Tensor], Arguments], Any]
+    plain: Callable[[Any], Any] = lambda result: result
+
+
+class Operator:
+    """The operators ``tsplat::NAME`` and ``tsplat::NAME_backward`` of a function of that name."""
+
+    def __init__(self, function: Callable[..., Any], results: Results) -> None:
+        self._function, self._results = function, results
+        parameters = inspect.signature(function).parameters.values()
+        kinds = {p.name: KINDS.get(p.annotation, "") for p in parameters}
+        self._names = tuple(kinds)
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._tensors = tuple([name for name, kind in kinds.items() if kind == "Tensor"])
+        self._settings = tuple([name for name, kind in kinds.items() if kind not in ("", "Tensor")])
+        self._fixed = tuple([name for name, kind in kinds.items() if not kind])
+        self._recordings: dict[Any, _Recording] = {}
+        self._layouts: dict[Any, list[tuple[torch.Size, torch.dtype]]] = {}
+        name = function.__name__.strip("_")
+        own = ", ".join(
+            ["Tensor?[] tensors", "bool[] needs", *(f"{kinds[setting]} {setting}" for setting in self._settings)]
+        )
+        for full, schema, run, fake in (
+            (name, own, self._forward, self._fake_forward),
+            (f"{name}_backward", f"Tensor?[] v, Tensor[] outputs, {own}", self._backward, self._fake_backward),
+        ):
+            LIBRARY.define(f"{full}({schema}) -> Tensor[]")  # type: ignore[no-untyped-call]
+            LIBRARY.impl(full, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+            torch.library.register_fake(f"tsplat::{full}", fake, lib=LIBRARY)
+        self._operators = getattr(torch.ops.tsplat, name), getattr(torch.ops.tsplat, f"{name}_backward")
+        self._apply = _differentiable(*self._operators)
+
+    # Traced by torch.compile
+
+    def bind(self, args: tuple[Any, ...], kwargs: Arguments) -> Arguments | None:
+        """Returns all arguments by name; None if the call cannot be part of a graph."""
+        arguments = {**self._defaults, **dict(zip(self._names, args)), **kwargs}
+        if len(args) > len(self._names) or len(arguments) != len(self._names):
+            return None
+        fixed = all(arguments[name] is self._defaults[name] for name in self._fixed)
+        given = all(arguments[name] is None or isinstance(arguments[name], Tensor) for name in self._tensors)
+        return arguments if fixed and given and self._results.fits(arguments) else None
+
+    def call(self, arguments: Arguments) -> Any:
+        """Calls the function through its operators."""
+        tensors = [arguments[name] for name in self._tensors]
+        settings = tuple([arguments[name] for name in self._settings])
+        enabled = torch.is_grad_enabled()
+        needs = [enabled and tensor is not None and tensor.requires_grad for tensor in tensors]
+        differentiable, others = self._results.names(arguments)
+        if any(needs):
+            outputs = self._apply((len(differentiable), needs, settings), *tensors)
+        else:
+            outputs = self._operators[0](tensors, needs, *settings)
+        return self._results.pack(dict(zip(differentiable + others, outputs)), arguments)
+
+    def outside(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function outside of graphs."""
+        return self._results.plain(self._function(*args, **kwargs))
+
+    # The operators
+
+    def _forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
+        return self._record(tensors, needs, settings)[1]
+
+    def _record(
+        self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]
+    ) -> tuple[_Recording, list[Tensor]]:
+        """Calls the function. Returns the graph of autograd; and the outputs, with what it saved behind them."""
+        arguments = dict(zip(self._settings, settings))
+        differentiable, others = self._results.names(arguments | dict(zip(self._tensors, tensors)))
+        memory, recording = _Memory(_given(tensors)), _Recording()
+        start = torch.zeros(0, requires_grad=True)
+        with _autograd(), saved_tensors_hooks(memory.pack, recording.unpack):
+            inputs = [
+                _Input.apply(t.detach(), start) if need and t is not None else t  # type: ignore[no-untyped-call]
+                for t, need in zip(tensors, needs)
+            ]
+            found = self._results.unpack(self._function(**arguments, **dict(zip(self._tensors, inputs))))
+        if any(needs):
+            recording.inputs = [get_gradient_edge(t) for t in _needed(inputs, needs)]
+            recording.outputs = [get_gradient_edge(found[name]) for name in differentiable]
+        outputs = memory.outputs([found[name] for name in differentiable + others])
+        recording.places = memory.places
+        if len(self._recordings) >= KEPT_MAX:
+            self._recordings.clear()
+        self._recordings.setdefault(_layout(tensors, needs, settings), recording)
+        return recording, outputs
+
+    def _backward(
+        self, v: Tensors, outputs: list[Tensor], tensors: Tensors, needs: list[bool], *settings: Any
+    ) -> list[Tensor]:
+        recording = self._recordings.get(_layout(tensors, needs, settings))
+        if recording is None:
+            recording = self._record(tensors, needs, settings)[0]
+        gradients = recording.run(v, [*_given(tensors), *outputs])
+        return [
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if gradient is None else _own(gradient)
+            for gradient, t in zip(gradients, _needed(tensors, needs))
+        ]
+
+    def _fake_forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
+        """Returns outputs of the sizes that an eager call has. Sizes become constants of the graph."""
+        device = _given(tensors)[0].device
+        settings = tuple([int(value) if isinstance(value, torch.SymInt) else value for value in settings])
+        shapes = [None if t is None else (tuple(map(int, t.shape)), t.dtype) for t in tensors]
+        key = (tuple(shapes), tuple(needs), settings, device)
+        if key not in self._layouts:
+
+            def run() -> list[tuple[torch.Size, torch.dtype]]:
+                examples = [None if shape is None else _example(*shape, device) for shape in shapes]
+                return [(t.shape, t.dtype) for t in self._forward(examples, needs, *settings)]
+
+            with ThreadPoolExecutor(1) as thread:  # which has no modes of tracing
+                self._layouts[key] = thread.submit(run).result()
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._layouts[key]]
+
+    def _fake_backward(
+        self, _v: Tensors, _outputs: list[Tensor], tensors: Tensors, needs: list[bool], *_settings: Any
+    ) -> list[Tensor]:
+        return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in _needed(tensors, needs)]
+
+
+class _Saved(NamedTuple):
+    """A tensor that autograd saves: a view of memory that starts at an address, with an offset in bytes."""
+
+    address: int
+    offset: int
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+class _Memory:
+    """The memory of the tensors of a call: inputs, outputs, and what autograd saves.
+
+    Attributes:
+        places: Address -> index among inputs, outputs and what is saved; and the offset of that tensor in bytes.
+    """
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        self._inputs = inputs
+        self._saved: dict[int, Tensor] = {}
+        self.places: dict[int, tuple[int, int]] = {}
+
+    def pack(self, t: Tensor) -> _Saved:
+        t = t.detach()
+        self._saved.setdefault(_address(t), t)
+        return _Saved(_address(t), _offset(t), t.dtype, t.shape, t.stride())
+
+    def outputs(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Returns outputs, and behind them what is saved and is no part of them or of inputs. None share memory."""
+        taken = set(map(_address, self._inputs))
+        owned: list[Tensor] = []
+        for t in outputs:
+            t = t.detach()
+            is_whole = t.is_contiguous() and t.nbytes == t.untyped_storage().nbytes() and _address(t) not in taken
+            owned.append(t if is_whole else _own(t))
+            taken.add(_address(owned[-1]))
+        for address, t in self._saved.items():
+            if address not in taken:
+                owned.append(torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()))
+        for i, t in enumerate([*self._inputs, *owned]):
+            self.places.setdefault(_address(t), (i, _offset(t)))
+        self._inputs, self._saved = [], {}  # autograd keeps the hooks of what it saves
+        return owned
+
+
+class _Recording:
+    """Autograd's graph of a function, without tensors.
+
+    Attributes:
+        inputs, outputs: Where gradients leave and enter the graph.
+        places: See :class:`_Memory`.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self.places: dict[int, tuple[int, int]] = {}
+        self._tensors: list[Tensor] = []
+        self._lock = threading.Lock()
+
+    def unpack(self, saved: _Saved) -> Tensor:
+        i, offset = self.places[saved.address]
+        t = self._tensors[i]
+        first = (_offset(t) - offset + saved.offset) // saved.dtype.itemsize
+        view = torch.empty(0, dtype=saved.dtype, device=t.device)
+        return view.set_(t.untyped_storage(), first, saved.shape, saved.stride)
+
+    def run(self, v: Tensors, tensors: list[Tensor]) -> tuple[Tensor | None, ...]:
+        """Returns the gradients of the inputs, given those of the outputs, and inputs, outputs and what is saved."""
+        outputs, v_outputs = zip(*[(output, t) for output, t in zip(self.outputs, v, strict=True) if t is not None])
+        with self._lock, _autograd():
+            self._tensors = tensors
+            try:
+                return torch.autograd.grad(outputs, self.inputs, v_outputs, retain_graph=True, allow_unused=True)
+            finally:
+                self._tensors = []
+
+
+class _Input(torch.autograd.Function):
+    """An input of a recording, which does not keep the tensor."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: Tensor, _start: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, v: Tensor) -> tuple[Tensor, None]:
+        return v, None
+
+
+def _differentiable(forward_operator: Any, backward_operator: Any) -> Callable[..., Any]:
+    """Returns a function of the number of differentiable outputs, and of arguments of the forward operator."""
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, call: tuple[int, list[bool], tuple[Any, ...]], *tensors: Any) -> Any:
+            n, needs, settings = call
+            outputs = forward_operator(tensors, needs, *settings)
+            ctx.save_for_backward(*tensors, *outputs)
+            ctx.mark_non_differentiable(*outputs[n:])
+            ctx.n, ctx.n_tensors, ctx.needs, ctx.settings = n, len(tensors), needs, settings
+            return tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *v: Any) -> Any:
+            saved, n_tensors = ctx.saved_tensors, ctx.n_tensors
+            gradients = backward_operator(v[: ctx.n], saved[n_tensors:], saved[:n_tensors], ctx.needs, *ctx.settings)
+            rest = iter(gradients)
+            return None, *[next(rest) if need else None for need in ctx.needs]
+
+    apply: Callable[..., Any] = Both.apply
+    return apply
+
+
+@contextlib.contextmanager
+def _autograd() -> Iterator[None]:
+    """Turns autograd on, also inside of dispatch modes, which exclude it."""
+    guard, keys = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
+    with torch.enable_grad(), guard(keys.AutogradFunctionality, False), guard(keys.ADInplaceOrView, False):
+        yield
+
+
+def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns values that every function accepts: identities for square matrices such as cameras, otherwise zeros."""
+    if len(shape) > 1 and shape[-1] == shape[-2]:
+        return torch.eye(shape[-1], dtype=dtype, device=device).expand(shape).contiguous()
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _layout(tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]) -> Any:
+    """Returns what autograd's graph depends on, with the stream that it runs on."""
+    kinds = tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+    device = _given(tensors)[0].device
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    return kinds, tuple(needs), settings, stream
+
+
+def _given(tensors: Tensors) -> list[Tensor]:
+    return [t for t in tensors if t is not None]
+
+
+def _needed(tensors: Tensors, needs: list[bool]) -> list[Tensor]:
+    return [t for t, need in zip(tensors, needs, strict=True) if need and t is not None]
+
+
+def _own(t: Tensor) -> Tensor:
+    return t.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _address(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _offset(t: Tensor) -> int:
+    return int(t.storage_offset()) * t.itemsize
