@@ -41,8 +41,11 @@ def train(capture: Capture, steps: int, cameras: Tensor, K: Tensor) -> tuple[Gau
 
     The times between images grow, as a scene changes most at first.
     """
-    config = dataclasses.replace(preset("mcmc", steps), max_gaussians=60_000)
-    trainer = Trainer(Gaussians.from_points(capture.points, capture.colors, 3), capture.train, config)
+    config = dataclasses.replace(preset(steps=steps), max_gaussians=60_000)
+    start = Gaussians.from_points(
+        capture.points, capture.colors, 3, opacity=config.start_opacity, scale=config.start_scale
+    )
+    trainer = Trainer(start, capture.train, config)
     moments = (np.linspace(0, 1, len(cameras)) ** 3 * steps).round()
     images = []
     for moment, viewmat in zip(moments, cameras):

@@ -10,10 +10,10 @@ from tsplat import ArgumentError
 from tsplat.scene import FileError
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import RunConfig, preset, read_config
-from tsplat.training.configuration import from_json, scale_schedule, to_json
+from tsplat.training.configuration import PRESETS, from_json, scale_schedule, to_json
 
 
-@pytest.mark.parametrize("name", ["fixed", "adaptive", "mcmc"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_json_round_trip(name, tmp_path):
     config = dataclasses.replace(preset(name), scene="a", steps=12, background=(0.5, 0.0, 1.0), depth_weight=0.25)
     (tmp_path / "config.json").write_text(json.dumps(to_json(config)))
@@ -66,6 +66,34 @@ def test_invalid_files_are_rejected(tmp_path):
 
 def test_fixed_preset_has_the_defaults():
     assert preset("fixed") == RunConfig()
+
+
+def test_presets_of_gsplats_strategies_have_the_constants_of_its_trainer():
+    rates = ("means_rate", "scales_rate", "opacities_rate", "quats_rate", "sh0_rate", "shN_rate")
+    expected = dict(zip(rates, (1.6e-4, 5e-3, 5e-2, 1e-3, 2.5e-3, 2.5e-3 / 20)), antialiased=False)
+    mcmc = dict(start_opacity=0.5, start_scale=0.1, opacity_weight=0.01, scale_weight=0.01)
+    adaptive = dict(start_opacity=0.1, start_scale=1.0, opacity_weight=0.0, scale_weight=0.0)
+    for steps in (300, 30_000):
+        assert expected | mcmc == {name: getattr(preset("mcmc", steps), name) for name in expected | mcmc}
+        assert expected | adaptive == {name: getattr(preset("adaptive", steps), name) for name in expected | adaptive}
+
+
+@pytest.mark.parametrize(
+    ("steps", "means", "others"),
+    [(300, 4.641589, 10.0), (1500, 2.714418, 4.472136), (30_000, 1.0, 1.0), (60_000, 1.0, 1.0)],
+)
+def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others):
+    config, mcmc = preset("standard", steps), preset("mcmc", steps)
+    expected = {
+        "start_scale": 0.3,
+        "antialiased": True,
+        "means_rate": pytest.approx(means * mcmc.means_rate),
+        **{name: pytest.approx(others * getattr(mcmc, name)) for name in ("scales_rate", "sh0_rate", "shN_rate")},
+    }
+    fields = {field.name for field in dataclasses.fields(config)}
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert all(getattr(config, name) == getattr(mcmc, name) for name in fields - set(expected))
+    assert preset(steps=steps) == config
 
 
 def test_unknown_preset_is_rejected():

@@ -16,16 +16,16 @@ from ..scene.capture.views import Color
 from ..strategies import DefaultStrategy, MCMCStrategy
 from ..support.reading import read_json
 
-Preset = Literal["mcmc", "adaptive", "fixed"]
-PRESETS = ("mcmc", "adaptive", "fixed")
-DEFAULT_PRESET: Preset = "mcmc"
+Preset = Literal["standard", "mcmc", "adaptive", "fixed"]
+PRESETS: tuple[Preset, ...] = ("standard", "mcmc", "adaptive", "fixed")
+DEFAULT_PRESET: Preset = "standard"
 
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 DeviceType = Literal["auto", "cpu", "cuda"]
 Parallel = Literal["shard", "replicate"]
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {"default": DefaultStrategy, "mcmc": MCMCStrategy}
 SCHEDULE_STEPS = 30_000
-"""Length of the runs that the strategies' default schedules are made for."""
+"""Length of the runs that the strategies' schedules and the default learning rates are made for."""
 
 REFINEMENTS_MIN = 24
 """Minimum number of refinements in a shorter run."""
@@ -182,12 +182,16 @@ class RunConfig(Config):
         check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
 
 
-def preset(name: Preset, steps: int = Config.steps) -> RunConfig:
+def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfig:
     """Returns the configuration of a preset.
 
+    Runs of "standard" with s < 30,000 steps have higher learning rates than :class:`Config`: that of the means is
+    multiplied by (30,000 / s)^(1/3), those of the scales and of the spherical harmonics by (30,000 / s)^(1/2).
+
     Args:
-        name: "mcmc" for :class:`MCMCStrategy`, "adaptive" for :class:`DefaultStrategy`, "fixed" for a constant number
-            of Gaussians, one per sparse point.
+        name: "standard" for :class:`MCMCStrategy` with opaque, small initial Gaussians, antialiasing and learning rates
+            for the number of steps; "mcmc" for :class:`MCMCStrategy` and "adaptive" for :class:`DefaultStrategy` as
+            gsplat's trainer runs them; "fixed" for a constant number of Gaussians, one per sparse point.
         steps: Number of steps. The strategies' schedules are meant for 30,000; see :func:`scale_schedule`.
 
     Raises:
@@ -198,19 +202,38 @@ def preset(name: Preset, steps: int = Config.steps) -> RunConfig:
         import dataclasses
         from tsplat.training import preset
 
-        config = dataclasses.replace(preset("mcmc", steps=2000), scene="SCENE", downscale=4)
+        config = dataclasses.replace(preset(steps=2000), scene="SCENE", downscale=4)
     """
     if str(name) == "default":
-        raise ArgumentError("preset: default was renamed to adaptive; the preset of runs that name none is now mcmc")
+        raise ArgumentError(
+            f"preset: default was renamed to adaptive; the preset of runs that name none is now {DEFAULT_PRESET}"
+        )
     check_choice("preset", name, PRESETS)
     check_size("steps", steps)
     if name == "adaptive":
         return RunConfig(steps=steps, strategy=scale_schedule(DefaultStrategy(), steps))
+    if name == "fixed":
+        return RunConfig(steps=steps)
+    mcmc = RunConfig(
+        steps=steps,
+        strategy=scale_schedule(MCMCStrategy(), steps),
+        start_opacity=0.5,
+        start_scale=0.1,
+        opacity_weight=0.01,
+        scale_weight=0.01,
+    )
     if name == "mcmc":
-        return RunConfig(
-            steps=steps, strategy=scale_schedule(MCMCStrategy(), steps), opacity_weight=0.01, scale_weight=0.01
-        )
-    return RunConfig(steps=steps)
+        return mcmc
+    shortness = max(1.0, SCHEDULE_STEPS / steps)
+    return dataclasses.replace(
+        mcmc,
+        start_scale=0.3,
+        antialiased=True,
+        means_rate=mcmc.means_rate * shortness ** (1 / 3),
+        scales_rate=mcmc.scales_rate * shortness**0.5,
+        sh0_rate=mcmc.sh0_rate * shortness**0.5,
+        shN_rate=mcmc.shN_rate * shortness**0.5,
+    )
 
 
 S = TypeVar("S", DefaultStrategy, MCMCStrategy)

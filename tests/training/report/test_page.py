@@ -14,6 +14,7 @@ from tests.support.pages import Page, run_browser
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import History, RunConfig, preset
+from tsplat.training.configuration import PRESETS
 from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_page
 
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'{{body}}"
@@ -152,8 +153,10 @@ def test_configuration_shows_what_differs_from_the_preset(page):
     for name in ("means_rate", "opacities_rate", "keep"):
         assert name not in shown
         assert name in everything
-    same = dataclasses.replace(page, config=preset("adaptive"))
-    assert "All settings are those of the preset adaptive." in Page(render_page(same)).of("section")[4][2]
+    for name in PRESETS:
+        same = dataclasses.replace(page, config=preset(name))
+        text = Page(render_page(same)).of("section")[4][2]
+        assert f"All settings are those of the preset {name}." in text
 
 
 def test_size_is_stated_and_the_page_is_written(page, tmp_path):

@@ -37,10 +37,10 @@ def test_options_change_the_preset_or_the_configuration_file(tmp_path):
     assert adaptive.strategy == scale_schedule(DefaultStrategy(absgrad=True), RunConfig.steps)
 
 
-def test_preset_without_a_choice_is_mcmc():
+def test_preset_without_a_choice_is_standard():
     options = parse(["scene", "--out", "run", "--steps", "400", "--max-gaussians", "5000"])
     assert isinstance(options, Options)
-    assert run_config(options) == dataclasses.replace(preset("mcmc", 400), scene="scene", max_gaussians=5000)
+    assert run_config(options) == dataclasses.replace(preset("standard", 400), scene="scene", max_gaussians=5000)
 
 
 def test_help_names_arguments_and_what_is_required(capsys):

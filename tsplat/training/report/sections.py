@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...scene.gaussians import Gaussians
-from ..configuration import Config, RunConfig, preset, to_json
+from ..configuration import PRESETS, Config, Preset, RunConfig, preset, to_json
 from ..history import History
 from .charts import Series, histogram, line_chart
 from .numbers import MISSING, decibels, duration, fixed, number, size
@@ -24,9 +24,6 @@ BARS = 40
 
 BEYOND = 0.001
 """Share of the Gaussians, at either end, that the first or the last bar of a histogram includes."""
-
-PRESET_OF = {"mcmc": "mcmc", "default": "adaptive"}
-"""The preset of each kind of strategy; without a strategy it is fixed."""
 
 PARTS = ("reading", "training", "evaluation", "saving", "viewing")
 """Parts of a run whose time is shown."""
@@ -257,6 +254,13 @@ def _flatten(values: Values) -> Values:
     return flat | {f"strategy.{key}": value for key, value in strategy.items() if key != "kind"}
 
 
-def _preset_name(config: Config) -> Any:
-    strategy = to_json(config)["strategy"]
-    return "fixed" if strategy is None else PRESET_OF[strategy["kind"]]
+def _preset_name(config: Config) -> Preset:
+    """The preset with the same kind of strategy and, if there are several, the most settings in common."""
+    values = to_json(config)
+
+    def in_common(name: Preset) -> tuple[bool, int]:
+        base = preset(name, config.steps)
+        defaults = to_json(base)
+        return type(base.strategy) is type(config.strategy), sum(values[key] == defaults[key] for key in values)
+
+    return max(PRESETS, key=in_common)

@@ -28,8 +28,9 @@ class Options(RunConfig):
 
     Attributes:
         out: Folder to write the run to.
-        preset: Settings to start from. mcmc relocates Gaussians and adds some, up to --max-gaussians; adaptive clones,
-            splits and prunes them by their gradients; fixed keeps their number.
+        preset: Settings to start from. standard relocates Gaussians and adds some, up to --max-gaussians, with learning
+            rates for the number of steps; mcmc does so with gsplat's settings; adaptive clones, splits and prunes
+            Gaussians by their gradients; fixed keeps their number.
         config: Settings to start from, as the config.json of another run; replaces the preset.
         stop_after: Stop after this number of steps, with the schedules of the full run.
         ranks: Number of processes on this machine that train together.
@@ -114,7 +115,9 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
         raise
 
     if known.preset == "default":
-        raise ArgumentError(f"--preset: default was renamed to adaptive; without --preset it is mcmc; {HELP}")
+        raise ArgumentError(
+            f"--preset: default was renamed to adaptive; without --preset it is {DEFAULT_PRESET}; {HELP}"
+        )
     is_count = known.steps.isdecimal() and len(known.steps) < 10  # tyro rejects others below
     steps = max(1, int(known.steps)) if is_count else 1
     base = read_config(known.config) if known.config else preset(known.preset, steps)
@@ -123,7 +126,7 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     if values["strategy"] is None:
         option = next((word for word in rest if word.startswith("--strategy.")), None)
         if option:
-            raise ArgumentError(f"{option}: the preset {known.preset} has no strategy; use mcmc or adaptive; {HELP}")
+            raise ArgumentError(f"{option}: the preset {known.preset} has no strategy; use another; {HELP}")
     required = "(from the configuration file)" if known.config else "(required)"
 
     def described(metavar: str, hint: str) -> Any:
