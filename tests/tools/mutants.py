@@ -698,7 +698,7 @@ MUTANTS = [
     ),
     *_in(
         "stages/capacity.py",
-        ("-m", "not interpreter", *CAPACITY[2:]),
+        ("-m", "not interpreter and not slow", CAPACITY[-1]),
         ("if needed > call.capacity:", "if needed >= call.capacity:", "lists that just fit refused"),
         ("if needed > call.capacity:", "if False:", "overflow not reported"),
         ("needed > FULL * capacity", "needed > capacity", "no larger capacity before lists overflow"),

@@ -132,7 +132,7 @@ def test_generation_can_be_given():
     plain = GaussianRasterizer(settings_of(scene), generation=2024)(**arguments_of(scene))
     assert len(plain) == 3
     assert not torch.equal(plain[0], recent[0])
-    with pytest.raises(ArgumentError, match="generation: expected one of 2023, 2024, found 2025"):
+    with pytest.raises(ArgumentError, match="generation: expected one of 2023, 2024, 'mcmc', found 2025"):
         GaussianRasterizer(settings_of(scene), generation=2025)
 
 

@@ -9,9 +9,21 @@
 ``python -m tsplat.compat.inria SCRIPT`` runs a script in which these three names are imported from tsplat.
 """
 
+from typing import Any
+
+from . import rasterizer as _rasterizer
 from .installation import AlreadyImportedError, install
 from .optimizer import SparseGaussianAdam
 from .rasterizer import GaussianRasterizationSettings, GaussianRasterizer, rasterize_gaussians
+
+
+def __getattr__(name: str) -> Any:
+    """Gives ``compute_relocation``, which only 3dgs-mcmc imports: its rasterizer returns three values from then on."""
+    if name != "compute_relocation":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    GaussianRasterizer.default_generation = "mcmc"
+    return _rasterizer.compute_relocation
+
 
 __all__ = [
     "AlreadyImportedError",

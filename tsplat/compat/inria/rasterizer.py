@@ -1,4 +1,4 @@
-"""The names of Inria's ``diff_gaussian_rasterization``, in its generations of 2023 and 2024.
+"""The names of Inria's ``diff_gaussian_rasterization``, in its generations of 2023 and 2024, and those of some forks.
 
 The arguments, the returned tuple and the gradient of `means2D`, which densification reads, are the same. The constants
 are those of `numerics="inria"`.
@@ -6,12 +6,13 @@ are those of `numerics="inria"`.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple, get_args
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from ... import ArgumentError
+from ... import ArgumentError, UnsupportedError
 from ...arguments import check_choice, check_devices, check_number, check_size, check_tensor
 from ...data import Cameras, Gaussians3D
 from ...stages.backend import full_precision
@@ -21,17 +22,44 @@ from ...stages.intersection import isect_offset_encode, isect_tiles
 from ...stages.projection import fully_fused_projection
 from ...stages.shading import spherical_harmonics
 from ...stages.validation import raise_if_invalid
+from ...strategies.relocation import compute_relocation as relocate
 
 NUMERICS: Final = "inria"
-NEAR = 0.2
+NEAR, BLUR = 0.2, 0.3
 TILE_SIZE = 16
 SHAPES: dict[str, list[int | None]] = dict(bg=[None], viewmatrix=[4, 4], projmatrix=[4, 4], campos=[3])
 """Shapes of the tensors of the settings."""
 
-Generation = Literal[2023, 2024]
+Generation = Literal[2023, 2024, "mcmc"]
+
+FORKS = {
+    "all_map": "PGSR", "render_geo": "PGSR", "f_count": "LightGaussian", "theta": "MonoGS", "rho": "MonoGS",
+    "require_coord": "RaDe-GS", "require_depth": "RaDe-GS", "pixel_weights": "Taming 3DGS",
+}  # fmt: skip
+"""Arguments that only a fork of the rasterizer has, and which."""
 
 
-class GaussianRasterizationSettings(NamedTuple):
+class _Settings(NamedTuple):
+    """See :class:`GaussianRasterizationSettings`."""
+
+    image_height: int
+    image_width: int
+    tanfovx: float
+    tanfovy: float
+    bg: Tensor
+    scale_modifier: float
+    viewmatrix: Tensor
+    projmatrix: Tensor
+    sh_degree: int
+    campos: Tensor
+    prefiltered: bool = False
+    debug: bool = False
+    antialiasing: bool | None = None
+    kernel_size: float | None = None
+    subpixel_offset: Tensor | None = None
+
+
+class GaussianRasterizationSettings(_Settings):
     """The camera and the rendering settings.
 
     Attributes:
@@ -47,21 +75,19 @@ class GaussianRasterizationSettings(NamedTuple):
         debug: Whether to raise for invalid values and for those that are probably mistakes.
         antialiasing: Whether to scale opacities by how much the blur enlarges the projected area. None, the default,
             means False and the generation of 2023, which does not have this field.
+        kernel_size: Variance of the blur in pixels^2, which then scales opacities, as in Mip-Splatting. None, the
+            default, for 0.3.
+        subpixel_offset: [H, W, 2] offsets of pixel centers, as in Mip-Splatting. Zeros, or None.
+
+    Raises:
+        UnsupportedError: An argument that only another fork of the rasterizer has.
     """
 
-    image_height: int
-    image_width: int
-    tanfovx: float
-    tanfovy: float
-    bg: Tensor
-    scale_modifier: float
-    viewmatrix: Tensor
-    projmatrix: Tensor
-    sh_degree: int
-    campos: Tensor
-    prefiltered: bool = False
-    debug: bool = False
-    antialiasing: bool | None = None
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> GaussianRasterizationSettings:
+        _refuse_arguments_of_forks(set(kwargs) - set(cls._fields))
+        return super().__new__(cls, *args, **kwargs)
 
 
 class GaussianRasterizer(torch.nn.Module):
@@ -70,17 +96,23 @@ class GaussianRasterizer(torch.nn.Module):
     Args:
         raster_settings: The camera and the rendering settings.
         generation: Whose returned values to return: 2023 for ``(color, radii)``, 2024 for ``(color, radii,
-            invdepths)``. By default 2024 if the settings name ``antialiasing``, as the programs of 2024 do, and
-            otherwise 2023.
+            invdepths)``, "mcmc" for ``(color, radii, is_used)`` of 3dgs-mcmc. By default 2024 if the settings name
+            ``antialiasing``, as the programs of 2024 do; otherwise :attr:`default_generation`.
+
+    Attributes:
+        default_generation: 2023; "mcmc" once something has imported ``compute_relocation``, as 3dgs-mcmc does.
 
     Raises:
         ArgumentError: The generation is unknown, or a setting is invalid.
+        UnsupportedError: ``subpixel_offset`` is not zero.
     """
+
+    default_generation: ClassVar[Generation] = 2023
 
     def __init__(self, raster_settings: GaussianRasterizationSettings, *, generation: Generation | None = None) -> None:
         super().__init__()
         if generation is None:
-            generation = 2023 if raster_settings.antialiasing is None else 2024
+            generation = self.default_generation if raster_settings.antialiasing is None else 2024
         check_choice("generation", generation, get_args(Generation))
         self.raster_settings = _checked(raster_settings)
         self.generation = generation
@@ -90,6 +122,22 @@ class GaussianRasterizer(torch.nn.Module):
         """Returns which positions [N, 3] lie more than 0.2 in front of the camera, as [N] bool."""
         check_tensor("positions", positions, [None, 3], "[N, 3]")
         return _depths(positions, self.raster_settings.viewmatrix) > NEAR
+
+    @torch.no_grad()
+    def visible_filter(
+        self,
+        means3D: Tensor,
+        scales: Tensor | None = None,
+        rotations: Tensor | None = None,
+        cov3D_precomp: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the radii [N] int32 that :meth:`forward` returns for opaque Gaussians, as Scaffold-GS asks for."""
+        n = len(means3D)
+        scales = None if scales is None else scales * self.raster_settings.scale_modifier
+        gaussians = Gaussians3D(means3D, rotations, scales, cov3D_precomp, means3D.new_ones(n))
+        radii = self._project(gaussians)[0]
+        assert radii is not None
+        return radii[0, :, 0]
 
     @with_plain_tensors
     def forward(
@@ -104,6 +152,7 @@ class GaussianRasterizer(torch.nn.Module):
         cov3D_precomp: Tensor | None = None,
         *,
         dc: Tensor | None = None,
+        **others: object,
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
         """Renders an image.
 
@@ -121,14 +170,16 @@ class GaussianRasterizer(torch.nn.Module):
 
         Returns:
             ``color`` [C, H, W] and ``radii`` [N] int32 in pixels, 0 for Gaussians that are not visible. For the
-            generation of 2024 also ``invdepths`` [1, H, W], the sum of weight / depth. Differentiable with respect to
-            all arguments.
+            generation of 2024 also ``invdepths`` [1, H, W], the sum of weight / depth; for "mcmc" ``is_used`` [N] bool,
+            which Gaussians reach a pixel. Differentiable with respect to all arguments.
 
         Raises:
             ArgumentError: Both or neither of two alternatives, an invalid shape, or ``prefiltered`` is set and a
                 Gaussian is at most 0.2 in front of the camera.
             InvalidValueError: ``debug`` is set and there are invalid values.
+            UnsupportedError: An argument that only another fork of the rasterizer has.
         """
+        _refuse_arguments_of_forks(others)
         s = self.raster_settings
         if (shs is None) == (colors_precomp is None):
             raise ArgumentError("shs: pass either shs or colors_precomp")
@@ -153,9 +204,12 @@ class GaussianRasterizer(torch.nn.Module):
         with full_precision(means3D.device):
             colors = self._shade(means3D, dc, shs) if colors_precomp is None else colors_precomp
             gaussians = Gaussians3D(means3D, rotations, scales, cov3D_precomp, opacities[:, 0])
-            image, radii = self._render(gaussians, means2D, colors)
+            image, radii, flatten_ids = self._render(gaussians, means2D, colors)
         if self.generation == 2023:
             return image[:-1], radii
+        if self.generation == "mcmc":
+            is_used = torch.zeros(n, dtype=torch.bool, device=means3D.device)
+            return image[:-1], radii, is_used.index_fill_(0, flatten_ids.long(), True)
         return image[:-1], radii, image[-1:]
 
     def _shade(self, means: Tensor, dc: Tensor | None, shs: Tensor | None) -> Tensor:
@@ -168,23 +222,29 @@ class GaussianRasterizer(torch.nn.Module):
             shs = torch.cat([dc, shs], 1)
         return (spherical_harmonics(s.sh_degree, means - s.campos, shs) + 0.5).clamp_min(0)
 
-    def _render(self, gaussians: Gaussians3D, means2D: Tensor | None, colors: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(self, gaussians: Gaussians3D) -> tuple[Tensor | None, ...]:
+        """Projects Gaussians as :func:`tsplat.fully_fused_projection` does."""
+        s = self.raster_settings
+        means, quats, scales, covars, opacities, _ = gaussians
+        return fully_fused_projection(
+            means, covars, quats, scales, s.viewmatrix.T[None], self._intrinsics(means), s.image_width, s.image_height,
+            eps2d=BLUR if s.kernel_size is None else s.kernel_size, opacities=opacities, numerics=NUMERICS,
+            calc_compensations=bool(s.antialiasing) or s.kernel_size is not None,
+        )  # fmt: skip
+
+    def _render(self, gaussians: Gaussians3D, means2D: Tensor | None, colors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Renders colors [N, C] and inverse depths.
 
         Returns:
-            The image [C + 1, H, W], with inverse depths last, and radii [N] int32.
+            The image [C + 1, H, W], with inverse depths last; radii [N] int32; and Gaussians in tiles, [M] int32.
         """
         s = self.raster_settings
-        means, quats, scales, covars, opacities, _ = gaussians
+        width, height, opacities = s.image_width, s.image_height, gaussians.opacities
         assert opacities is not None
-        width, height = s.image_width, s.image_height
-        viewmats, Ks = s.viewmatrix.T[None], self._intrinsics(means)
         if s.debug:
-            raise_if_invalid(gaussians, Cameras(viewmats, Ks), colors, None)
-        radii, pixels, depths, conics, compensations = fully_fused_projection(
-            means, covars, quats, scales, viewmats, Ks, width, height,
-            calc_compensations=bool(s.antialiasing), opacities=opacities, numerics=NUMERICS,
-        )  # fmt: skip
+            cameras = Cameras(s.viewmatrix.T[None], self._intrinsics(gaussians.means))
+            raise_if_invalid(gaussians, cameras, colors, None)
+        radii, pixels, depths, conics, compensations = self._project(gaussians)
         assert radii is not None and pixels is not None and depths is not None and conics is not None
         alphas = opacities[None]
         if compensations is not None:
@@ -205,7 +265,7 @@ class GaussianRasterizer(torch.nn.Module):
             isect_offset_encode(ids, 1, *tiles), flatten_ids,
             backgrounds=torch.cat([s.bg.to(inverse), inverse.new_zeros(1)])[None], numerics=NUMERICS,
         )  # fmt: skip
-        return image[0].movedim(-1, 0), radii[0, :, 0]
+        return image[0].movedim(-1, 0), radii[0, :, 0], flatten_ids
 
     @torch.no_grad()
     def _check_prefiltered(self, means: Tensor) -> None:
@@ -242,11 +302,40 @@ def _checked(settings: GaussianRasterizationSettings) -> GaussianRasterizationSe
         checked[name] = check_size(name, getattr(settings, name))
     for name, least in (("tanfovx", 1e-6), ("tanfovy", 1e-6), ("scale_modifier", 0.0)):
         checked[name] = check_number(name, getattr(settings, name), least, finite=True)
+    if settings.kernel_size is not None:
+        checked["kernel_size"] = check_number("kernel_size", settings.kernel_size, 0.0, finite=True)
+    if settings.subpixel_offset is not None and settings.subpixel_offset.any():
+        raise UnsupportedError(
+            "subpixel_offset: only zeros are implemented, which is Mip-Splatting's default; train without --ray_jitter"
+        )
     return settings._replace(**checked)
 
 
 def _depths(positions: Tensor, viewmatrix: Tensor) -> Tensor:
     return (positions * viewmatrix[:3, 2]).sum(-1) + viewmatrix[3, 2]
+
+
+def _refuse_arguments_of_forks(names: Iterable[str]) -> None:
+    for name in sorted(names):
+        fork = f"of the fork {FORKS[name]}" if name in FORKS else "not of Inria's rasterizer but of a fork"
+        raise UnsupportedError(
+            f"{name}: an argument {fork}; tsplat stands in for Inria's rasterizer here, and for the forks in "
+            "docs/from_inria.md"
+        )
+
+
+def compute_relocation(
+    opacity_old: Tensor, scale_old: Tensor, N: Tensor, binoms: Tensor, n_max: int
+) -> tuple[Tensor, Tensor]:
+    """Returns opacities and scales of N copies, as :func:`tsplat.strategies.compute_relocation` does, for 3dgs-mcmc.
+
+    Args:
+        opacity_old, scale_old: [P] or [P, 1], and [P, 3].
+        N: [P] integers.
+        binoms: [n_max, n_max] binomial coefficients.
+        n_max: Its size.
+    """
+    return relocate(opacity_old, scale_old, N, binoms[:n_max, :n_max])
 
 
 def rasterize_gaussians(
