@@ -4,6 +4,7 @@ import dataclasses
 import io
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -36,6 +37,24 @@ def test_without_a_terminal_a_few_lines_are_printed(capsys):
     assert "3 Gaussians" in lines[0]
     assert "steps/s" in lines[0]
     assert "GiB" in lines[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_long_runs_print_a_line_every_minute_and_on_a_cpu_a_hint(device, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("tsplat.training.runs.display.time.perf_counter", lambda: now[0])
+    display = ProgressDisplay()
+    gaussians = types.SimpleNamespace(means=torch.empty(0, device=device))
+    with display.during(RunStart(0, 1000, lambda: now[0])):
+        for progress in progress_of_steps(21):
+            now[0] += 30
+            display.after_step(dataclasses.replace(progress, steps=1000, gaussians=gaussians))
+    lines = capsys.readouterr().out.splitlines()
+    steps = [line for line in lines if line.startswith("step")]
+    assert [line.split()[1] for line in steps] == [f"{step}/1000" for step in range(1, 22, 2)]
+    assert steps[-1].endswith("  8 h 09 min left")
+    hints = [i for i, line in enumerate(lines) if "--downscale" in line]
+    assert hints == ([2] if device == "cpu" else [])
 
 
 def test_speed_is_that_of_the_given_clock(capsys):

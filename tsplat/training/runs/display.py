@@ -7,13 +7,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import torch
+
 from ...stages.memory import used_memory
 from ...support.extras import require
 from ..history import History
 from ..observers import Observer, Progress, RunStart
+from ..report.numbers import duration
 
 LINES = 10
-"""Number of lines that a run prints without a terminal."""
+"""Number of lines that a run of a few minutes prints without a terminal."""
+
+LINE_SECONDS = 60
+"""Seconds after which a step is printed in any case."""
+
+LONG_SECONDS = 3600
+"""Remaining seconds from which a run on a CPU gets a hint. Asked after `LINE_SECONDS`, as first steps compile."""
+
+HINT = "hint: a run on a CPU takes less time with smaller photographs, as by --downscale 4, or with fewer --steps"
 
 INTERVAL = 0.5
 """Seconds after which a step is shown that is not one of every tenth. Reading its loss waits for the GPU."""
@@ -22,8 +33,8 @@ SMOOTHING = 0.8
 """Weight of the previously shown PSNR in the next one."""
 
 
-Show = Callable[[int, str, str], None]
-"""Shows a step, its metrics and the memory in use."""
+Show = Callable[[int, str, torch.device], None]
+"""Shows a step, its metrics and the memory in use on a device."""
 
 
 class ProgressDisplay(Observer):
@@ -53,12 +64,16 @@ class ProgressDisplay(Observer):
             self._show(
                 progress.step,
                 f"loss {float(progress.loss):.4f}  PSNR {self._psnr:.2f} dB  {progress.n_gaussians} Gaussians",
-                f"{used_memory(progress.gaussians.means.device) / 2**30:.1f} GiB",
+                progress.gaussians.means.device,
             )
 
 
 def _format_speed(speed: float) -> str:
     return f"{speed:.1f} steps/s" if speed >= 1 else f"{1 / max(speed, 1e-9):.1f} s/step"
+
+
+def _format_memory(device: torch.device) -> str:
+    return f"{used_memory(device) / 2**30:.1f} GiB"
 
 
 @contextlib.contextmanager
@@ -79,25 +94,33 @@ def _bar(run: RunStart) -> Iterator[Show]:
     below = Text(no_wrap=True, overflow="ellipsis")
     with Live(Group(bar, below), console=Console()):
 
-        def show(step: int, figures: str, memory: str) -> None:
+        def show(step: int, figures: str, device: torch.device) -> None:
             speed = (step - run.step) / (run.clock() - start)
             bar.update(task, completed=step)
-            below.plain = f"{figures}  {_format_speed(speed)}  {memory}"
+            below.plain = f"{figures}  {_format_speed(speed)}  {_format_memory(device)}"
 
         yield show
 
 
 @contextlib.contextmanager
 def _lines(run: RunStart) -> Iterator[Show]:
-    start, due = run.clock(), float(run.step)
+    start, due, is_hinted = run.clock(), float(run.step), False
+    printed = start
 
-    def show(step: int, figures: str, memory: str) -> None:
-        nonlocal due
-        if step < due and step < run.steps:
+    def show(step: int, figures: str, device: torch.device) -> None:
+        nonlocal due, printed, is_hinted
+        now = run.clock()
+        if step < due and step < run.steps and now - printed < LINE_SECONDS:
             return
-        due += run.steps / LINES
-        speed = (step - run.step) / (run.clock() - start)
+        printed = now
+        if step >= due:
+            due += run.steps / LINES
+        speed = (step - run.step) / (now - start)
         left = (run.steps - step) / speed
-        print(f"step {step}/{run.steps}  {figures}  {_format_speed(speed)}  {memory}  {left:.0f} s left", flush=True)
+        rest = f"{_format_speed(speed)}  {_format_memory(device)}  {duration(left)} left"
+        print(f"step {step}/{run.steps}  {figures}  {rest}", flush=True)
+        if device.type == "cpu" and left >= LONG_SECONDS and now - start >= LINE_SECONDS and not is_hinted:
+            is_hinted = True
+            print(HINT, flush=True)
 
     yield show
