@@ -55,7 +55,7 @@ for name in ("scene.ply", "scene.compressed.ply", "scene.splat", "scene.spz", "s
     lost = "; ".join(write_model(folder / name, scene)) or "nothing"
     sizes[name] = (folder / name).stat().st_size / len(scene)
     difference = float(psnr(image_of(read_model(folder / name)), exact))
-    print(f"{name:21} {sizes[name]:6.1f} bytes per Gaussian, {difference:5.1f} dB; lost: {lost}")
+    print(f"{name:21} {sizes[name]:6.1f} bytes per Gaussian, {difference:5.1f} dB; losses: {lost}")
     assert difference > 30
 assert max(size for name, size in sizes.items() if name != "scene.ply") < sizes["scene.ply"] / 4
 

@@ -158,8 +158,8 @@ def test_unsupported_option_raises(scene, change, name):
             dict(radial_coeffs=torch.zeros(2, 6)),
             "radial_coeffs: not implemented; undistort the images and pass None",
         ),
-        (dict(viewmats_rs=torch.zeros(2, 4, 4)), "viewmats_rs: not implemented; pass None"),
-        (dict(with_ut=True), "with_ut: not implemented; pass False"),
+        (dict(viewmats_rs=torch.zeros(2, 4, 4)), "viewmats_rs: a rolling shutter is not implemented; pass None"),
+        (dict(with_ut=True), "with_ut: the unscented transform is not implemented; pass False"),
     ],
     ids=_id,
 )

@@ -33,6 +33,9 @@ TRANSFORMS = (
 LENS_COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs", "ftheta_coeffs")
 """Options of gsplat that describe the distortion of a lens."""
 
+FEATURES = {"with_ut": "the unscented transform", "with_eval3d": "evaluation in 3D", "viewmats_rs": "a rolling shutter"}
+"""What options of gsplat are known by, where their names do not tell."""
+
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raises if a value is not one of the choices."""
@@ -286,7 +289,8 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
     for name, (value, implemented) in options.items():
         if value is not implemented and not _equals(value, implemented):
             remedy = "undistort the images and pass" if name in LENS_COEFFICIENTS else "pass"
-            raise UnsupportedError(f"{name}: not implemented; {remedy} {implemented!r}")
+            feature = f"{FEATURES[name]} is " if name in FEATURES else ""
+            raise UnsupportedError(f"{name}: {feature}not implemented; {remedy} {implemented!r}")
 
 
 def check_rolling_shutter(rolling_shutter: object) -> None:

@@ -19,7 +19,7 @@ def test_convert_reports_losses_and_writes_a_model_that_renders(model, tmp_path,
     splat, out = tmp_path / "a.splat", tmp_path / "a.png"
     assert cli.main(["convert", str(model), str(splat)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"wrote 3 Gaussians to {splat}; lost: view dependence (SH degree 3)")
+    assert printed.startswith(f"wrote 3 Gaussians to {splat}; losses: view dependence (SH degree 3)")
     assert cli.main(["render", str(splat), "--out", str(out), "--width", "90", "--height", "60"]) == 0
     assert (np.asarray(Image.open(out)).max(-1) > 60).mean() > 0.1
 
@@ -98,7 +98,9 @@ def test_convert_and_export_write_a_page(command, model, tmp_path, capsys):
     command = [part.format(model=model, out=out) for part in command]
     assert cli.main([*command, "--title", "Three balls", "--up", "0", "0", "1", "--format", "compressed-ply"]) == 0
     size = f"{out.stat().st_size / 1e6:.1f} MB, 0.0 MB of it for the model, the rest for the viewer"
-    assert capsys.readouterr().out == f"wrote 3 Gaussians to {out}: {size}; lost: all but 8 to 11 bits of every value\n"
+    assert (
+        capsys.readouterr().out == f"wrote 3 Gaussians to {out}: {size}; losses: every value rounded to 8 to 11 bits\n"
+    )
     text = out.read_text("utf-8")
     assert "<title>Three balls</title>" in text
     assert '"filename": "scene.compressed.ply"' in text

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from tsplat.rendering import render
 from tsplat.training import Evaluation, Score, evaluate
 from tsplat.training.evaluation import finite_or_none
 
@@ -17,6 +18,19 @@ def test_metrics_are_those_of_the_clamped_image(scene):
     assert score.image.amax() == 1
     mse = float((score.image - views[0].pixels).square().mean())
     assert score.psnr == pytest.approx(-10 * math.log10(mse), abs=1e-3)
+
+
+def test_first_image_is_not_measured_where_it_compiles(scene, monkeypatch):
+    gaussians, views = scene
+    now, times = [0.0], iter([9.0, 1.0, 1.0])
+
+    def slow_at_first(*arguments, **options):
+        now[0] += next(times)
+        return render(*arguments, **options)
+
+    monkeypatch.setattr("tsplat.training.evaluation.render", slow_at_first)
+    monkeypatch.setattr("tsplat.training.evaluation.time.perf_counter", lambda: now[0])
+    assert [score.seconds for score in evaluate(gaussians, views[:2], warm_up=True)] == [1.0, 1.0]
 
 
 def test_masked_pixels_do_not_count(scene):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from .. import ArgumentError, BackendError, MemoryBudgetError, PeerError, UnsupportedError
+from ..support.files import describe_os_error
 from ..support.interruption import Interrupted, exit_on_signals
 from ..support.output import protect_output
 from .parser import build_parser
@@ -63,8 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         print("tsplat: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except OSError as error:
-        path = error.filename2 or error.filename
-        return _report(f"{path}: {error.strerror}" if path and error.strerror else str(error))
+        return _report(describe_os_error(error))
     except (ArgumentError, UnsupportedError, BackendError, PeerError, MemoryBudgetError, ArithmeticError) as error:
         return _report(str(error))
     except (MemoryError, RuntimeError) as error:

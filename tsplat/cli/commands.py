@@ -283,7 +283,7 @@ def convert(arguments: Namespace) -> int:
     lost = write_model(arguments.out, gaussians, format=arguments.format)
     n_invalid = int((~gaussians.valid).sum())
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
-    losses = f"; lost: {', '.join(lost)}" if lost else ""
+    losses = f"; losses: {'; '.join(lost)}" if lost else ""
     print(f"wrote {len(gaussians)} Gaussians{invalid} to {arguments.out}{losses}")
     return 0
 
@@ -307,7 +307,7 @@ def _export_page(arguments: Namespace) -> int:
     )
     print(
         f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, {page.model_size / 1e6:.1f} "
-        f"MB of it for the model, the rest for the viewer; lost: {', '.join(page.lost)}"
+        f"MB of it for the model, the rest for the viewer; losses: {'; '.join(page.lost)}"
     )
     return 0
 

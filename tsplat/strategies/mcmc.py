@@ -32,7 +32,7 @@ class MCMCStrategy(Strategy):
     Kheradmand et al., "3D Gaussian Splatting as Markov Chain Monte Carlo", 2024.
 
     Attributes:
-        cap_max: Maximum number of Gaussians.
+        cap_max: Maximum number of Gaussians; `max_gaussians` of a configuration, if it is smaller, lowers it.
         noise_lr: Scale of the noise, in units of the means' learning rate.
         refine_start_iter: Step after which Gaussians are relocated and added.
         refine_stop_iter: Step before which Gaussians are relocated and added.

@@ -22,6 +22,12 @@ ZIP = b"PK\x03\x04"
 """The first four bytes of a ZIP archive."""
 
 
+def describe_os_error(error: OSError) -> str:
+    """Returns the path and the reason, without the number of the error."""
+    path = error.filename2 or error.filename
+    return f"{path}: {error.strerror}" if path and error.strerror else str(error)
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a binary file for an atomic write: it replaces `path` when the block succeeds.

@@ -71,7 +71,8 @@ class Config:
         exposure_rate: Learning rate of the maps' entries.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
         parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.
-        max_gaussians: Maximum number of Gaussians; scarce memory can lower it.
+        max_gaussians: Maximum number of Gaussians; the strategy's `cap_max`, if it is smaller, and scarce memory
+            lower it.
         strategy: When Gaussians are added, moved and removed; None for never.
     """
 

@@ -119,6 +119,7 @@ def evaluate(
     backend: Backend = "auto",
     ranks: RankGroup | None = None,
     on_view: OnView | None = None,
+    warm_up: bool = False,
 ) -> Evaluation:
     """Renders views with all degrees of spherical harmonics and compares them with their photographs.
 
@@ -130,6 +131,7 @@ def evaluate(
         backend: As in :func:`tsplat.rasterization`.
         ranks: The ranks that call this together with equal arguments. Each renders its shard of the views.
         on_view: Called on every rank, equally often, with the number of views done and the number of all views.
+        warm_up: Render an image first that is not measured, so that compiling kernels is not part of any time.
 
     Returns:
         The scores of all views, on every rank; those of other ranks' views without images.
@@ -141,6 +143,8 @@ def evaluate(
     distance = None if lpips is None else _lpips_metric(lpips, gaussians.means.device)
     ranks = ranks or RankGroup()
     scores = []
+    if warm_up and ranks.rank < len(views):
+        render(gaussians, views[ranks.rank].camera, background=background, backend=backend)
     for first in range(0, len(views), ranks.world_size):
         if on_view is not None:
             on_view(first, len(views))

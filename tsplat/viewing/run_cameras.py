@@ -20,8 +20,8 @@ from ..support.reading import read_json
 from .framing import visible_mass, weighted_quantile
 from .trajectories import read_cameras
 
-CAMERAS, CONFIG = "cameras.json", "config.json"
-"""Names of the files in a run's folder."""
+CAMERAS, CONFIG, METRICS, RECORD = "cameras.json", "config.json", "metrics.json", "run.json"
+"""Names of the files in a run's folder. That of a demo has only the last two."""
 
 CONVERGENCE_MIN = 0.02
 """Smallest eigenvalue of the mean projection across the optical axes for which their common point is used; about 0.5
@@ -58,7 +58,7 @@ def find_cameras(model: str | os.PathLike[str]) -> list[Camera]:
 
 def find_background(model: str | os.PathLike[str]) -> Color | None:
     """Returns the background color that the run of a model was trained with; None if it is not known."""
-    path = _find_file(model, CONFIG)
+    path = _find_file(model, CONFIG) or _find_file(model, METRICS)
     if path is not None:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, OverflowError):
             r, g, b = (float(value) for value in read_json(path)["background"])
@@ -69,8 +69,10 @@ def find_background(model: str | os.PathLike[str]) -> Color | None:
 def _find_file(model: str | os.PathLike[str], name: str) -> Path | None:
     """The file of the run that a model belongs to; None if there is none."""
     path = Path(model).absolute()
-    folders = [folder for folder in (path, *path.parents[:2]) if is_run(folder) and (folder / name).is_file()]
-    return folders[0] / name if folders else None
+    for folder in (path, *path.parents[:2]):
+        if (is_run(folder) or (folder / RECORD).is_file()) and (folder / name).is_file():
+            return folder / name
+    return None
 
 
 def mean_up(cameras: Sequence[Camera]) -> list[float] | None:

@@ -140,6 +140,9 @@ def test_open_model_reads_runs_checkpoints_and_files(tmp_path):
     for model in (tmp_path / "run", tmp_path / "run" / "checkpoints", path, tmp_path / "model.ply"):
         assert is_run(model) == (model.suffix != ".ply")
         assert torch.equal(open_model(model).means, expected.means)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file: is a file; expected a run"):
+        read_newest_valid(tmp_path / "file", read_raw_checkpoint)
     with pytest.raises(CheckpointError, match="no such folder"):
         read_newest_valid(tmp_path / "missing", read_raw_checkpoint)
 

@@ -121,11 +121,11 @@ def test_write_accepts_a_format_for_any_name(tmp_path):
 def test_what_is_lost(tmp_path):
     gaussians = random_gaussians(9, degree=1, antialiased=True)
     assert write_model(tmp_path / "a.PLY", gaussians) == []
-    assert write_model(tmp_path / "a.compressed.ply", gaussians) == ["all but 8 to 11 bits of every value"]
+    assert write_model(tmp_path / "a.compressed.ply", gaussians) == ["every value rounded to 8 to 11 bits"]
     lost = [
         "view dependence (SH degree 1)",
         "the antialiased flag",
-        "all but 8 bits of colors, opacities and rotations",
+        "colors, opacities and rotations rounded to 8 bits",
     ]
     assert (
         write_model(tmp_path / "a.splat", gaussians) == write_model(tmp_path / "a", gaussians, format="splat") == lost
@@ -136,7 +136,7 @@ def test_what_is_lost(tmp_path):
 def test_what_is_clamped_is_lost(tmp_path):
     pytest.importorskip("zstandard")
     gaussians = random_gaussians(9, degree=1)
-    bits = "all but 24 bits of positions, 10 of rotations and 8 of other values"
+    bits = "positions rounded to 24 bits, rotations to 10, other values to 8"
     assert write_model(tmp_path / "a.spz", gaussians.map(lambda tensor: 0.1 * tensor)) == [bits]
     extreme = gaussians.map(lambda tensor: 100 * tensor)
     clamped = ["log scales outside [-10, 5.94]", "colors outside [-0.44, 1.44]", "SH coefficients outside [-1, 1]"]
@@ -146,14 +146,14 @@ def test_what_is_clamped_is_lost(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.sog", "a/meta.json"])
 def test_clustered_coefficients_are_counted(tmp_path, name):
-    bits = "all but 16 bits of positions and 8 of other values"
+    bits = "positions rounded to 16 bits, other values to 8"
     assert write_model(tmp_path / name, random_gaussians(20_000)) == [bits]
     assert write_model(tmp_path / name, random_gaussians(9, degree=1)) == [bits]
     lost = write_model(tmp_path / name, random_gaussians(20_000, degree=1))
     with zipfile.ZipFile(tmp_path / name) if name == "a.sog" else contextlib.nullcontext() as archive:
         meta = json.loads(archive.read("meta.json") if archive else (tmp_path / name).read_text())
     assert meta["shN"]["count"] < 1 << 14
-    assert lost == [bits, f"SH coefficients beyond a palette of {meta['shN']['count']:,}"]
+    assert lost == [bits, f"SH coefficients quantized to a palette of {meta['shN']['count']:,}"]
 
 
 @pytest.mark.parametrize(

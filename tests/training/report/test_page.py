@@ -14,7 +14,7 @@ from tests.support.pages import Page, run_browser
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import History, RunConfig, preset
-from tsplat.training.configuration import PRESETS
+from tsplat.training.configuration import PRESETS, Config
 from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_page
 
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'{{body}}"
@@ -135,6 +135,12 @@ def test_images_decode_to_the_sizes_of_the_views(page):
     total = np.asarray(target).astype(float) + np.asarray(rendered)
     assert abs(total.mean() - 255) < 3
     assert {"b: error \N{MULTIPLICATION SIGN} 4", "b: depth"} <= images.keys()
+
+
+def test_images_without_a_scene_folder_are_not_called_photographs(page):
+    text = render_page(dataclasses.replace(page, config=Config(steps=7)))
+    assert "a: target" in Page(text).images()
+    assert "photograph" not in re.sub(r"(?s)<(style|script)>.*?</\1>", "", text).lower()
 
 
 def test_views_of_the_table_link_to_their_images(page):

@@ -16,6 +16,7 @@ from tsplat.scene import FileError, read_ply
 from tsplat.stages.backend import choose
 from tsplat.support.locks import lock_folder
 from tsplat.training import DemoSize, Trainer, demo
+from tsplat.viewing.run_cameras import find_background
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +52,8 @@ def test_demo_improves_held_out_views(result):
 
 def test_demo_writes_readable_files(result):
     out, metrics = result
+    assert find_background(out) == find_background(out / "point_cloud.ply") == tuple(metrics["background"])
+    assert max(metrics["background"]) > 0
     assert {path.name for path in out.iterdir()} == FILES
     assert json.loads((out / "metrics.json").read_text()) == metrics
     gaussians = read_ply(out / "point_cloud.ply")

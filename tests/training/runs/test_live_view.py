@@ -142,7 +142,7 @@ def look(viewer):
     viewer.click("Show", "expected depth")
     wait_for(lambda: len(client.images) > n)
     viewer.click("Show", "rgb")
-    viewer.click("Images (%)", 90)
+    viewer.click("Time for images (%)", 90)
     viewer.click("Pause")
     paused = False
     while not viewer.closed:

@@ -51,6 +51,7 @@ def test_help_names_arguments_and_what_is_required(capsys):
     assert "[STR]" not in printed
     assert "{fixed}" not in printed  # what cannot be set, such as a random generator
     assert "--strategy.cap-max" in printed
+    assert "the strategy's cap_max, if it is smaller" in " ".join(printed.replace("│", " ").replace("`", "").split())
     assert re.search(r"SCENE.*\(required\)", printed)
     assert re.search(r"--out RUN .*\(required\)", printed)
 

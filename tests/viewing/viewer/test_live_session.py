@@ -97,9 +97,9 @@ def test_controls_of_a_training(connect, trainer):
     # All clients show the state.
     wait_for(lambda: control(other, "Pause").label == "Pause")
     wait_for(lambda: "steps/s" in described(other))
-    control(other, "Images (%)").use(50)
+    control(other, "Time for images (%)").use(50)
     assert trainer.training.share == 0.5
-    wait_for(lambda: control(client, "Images (%)").value == 50)
+    wait_for(lambda: control(client, "Time for images (%)").value == 50)
     control(other, "Pause").use()
     wait_for(lambda: control(client, "Pause").label == "Resume")
     wait_for(lambda: "paused" in described(client))
@@ -178,7 +178,7 @@ def test_random_changes_while_training(connect, trainer, capfd):
             case 2:
                 control(client, "Show").use(draws.choice(control(client, "Show").options))
             case 3:
-                control(client, "Images (%)").use(int(draws.choice([0, 25, 90])))
+                control(client, "Time for images (%)").use(int(draws.choice([0, 25, 90])))
             case _:
                 client.camera.move(draws.uniform(-3, 3, 3))
         if i == 100:

@@ -132,6 +132,12 @@ def test_image_of_a_client_that_has_gone_is_not_rendered():
         renderer.render(Pose(look_at((0, 0, -3), (0, 0, 0)), 0.8, 8, 8), Settings(), is_wanted=lambda: False)
 
 
+def test_errors_of_files_name_the_file(tmp_path):
+    told = []
+    Callbacks(told.append).run(lambda: (tmp_path / "none.ply").read_text())
+    assert told == [f"**{tmp_path / 'none.ply'}: No such file or directory**"]
+
+
 def test_callbacks_of_a_client_occupy_one_thread():
     handle, started, gate, ran = types.SimpleNamespace(), threading.Event(), threading.Event(), []
     handle.on_click = lambda callback: setattr(handle, "click", callback)

@@ -72,6 +72,7 @@ def test_capture_is_shown_by_its_points_with_its_photographs(tmp_path):
     views = make_views(gaussians, 8)
     folder = write_colmap(tmp_path / "scene", views, gaussians.means[:20])
     model = opened(folder)
+    assert model.name == "scene (scene)"
     assert torch.allclose(model.gaussians.means, gaussians.means[:20], atol=1e-6)
     assert {camera.name for camera in model.cameras} == set(model.views)
     assert len(model.views) == 8

@@ -156,7 +156,8 @@ def read_newest_valid(
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; expected a run with a checkpoints/ folder")
+        found = "is a file" if folder.exists() else "no such folder"
+        raise CheckpointError(f"{folder}: {found}; expected a run with a checkpoints/ folder")
     candidates = find_checkpoints(folder)[::-1]
     if checkpoint is not None:
         chosen = find_checkpoint(candidates, checkpoint)

@@ -162,7 +162,8 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
     if Path(path).suffix.lower() in READ_ONLY:
         raise UnsupportedError(f"{path}: writing this format is not implemented; write {known}")
     raise FileError(
-        f"{path}: cannot tell the format from the file name; expected {known}, or pass --format (in Python: format)"
+        f"{path}: cannot tell the format from the file name; expected {known}, a page .html of tsplat "
+        "convert or export, or pass --format (in Python: format)"
     )
 
 

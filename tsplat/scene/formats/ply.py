@@ -178,7 +178,7 @@ def write_compressed_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> 
 def compressed_ply_content(gaussians: Gaussians) -> tuple[bytes, list[str]]:
     """Returns the content of the file that :func:`write_compressed_ply` writes, and what is lost."""
     _check_degree(gaussians)
-    return encode_compressed_ply(gaussians, _comments(gaussians)), ["all but 8 to 11 bits of every value"]
+    return encode_compressed_ply(gaussians, _comments(gaussians)), ["every value rounded to 8 to 11 bits"]
 
 
 def _check_degree(gaussians: Gaussians) -> None:

@@ -99,7 +99,7 @@ def _archive(files: dict[str, bytes]) -> bytes:
 def _encode(gaussians: Gaussians) -> tuple[dict[str, bytes], list[str]]:
     """Encodes the files of the dataset by name, ``meta.json`` last, and describes what is lost."""
     arrays, (words, bounds) = ordered_arrays(gaussians, "SOG", encode_means)
-    lost = ["all but 16 bits of positions and 8 of other values"]
+    lost = ["positions rounded to 16 bits, other values to 8"]
     count = len(gaussians)
     files: dict[str, bytes] = {}
     meta: dict[str, Any] = {"version": 2, "count": count}
@@ -124,7 +124,7 @@ def _encode(gaussians: Gaussians) -> tuple[dict[str, bytes], list[str]]:
     if gaussians.sh_degree:
         codebook, indices, labels, is_exact = _palette(arrays["shN"])
         if not is_exact:
-            lost.append(f"SH coefficients beyond a palette of {len(indices):,}")
+            lost.append(f"SH coefficients quantized to a palette of {len(indices):,}")
         files["shN_centroids.webp"] = _webp(_palette_image(indices))
         files["shN_labels.webp"] = _webp(_image(np.stack([labels & 255, labels >> 8, np.zeros_like(labels)], 1)))
         names = ["shN_centroids.webp", "shN_labels.webp"]

@@ -85,6 +85,6 @@ def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]
     lost = {
         f"view dependence (SH degree {gaussians.sh_degree})": gaussians.sh_degree > 0,
         "the antialiased flag": gaussians.antialiased,
-        "all but 8 bits of colors, opacities and rotations": True,
+        "colors, opacities and rotations rounded to 8 bits": True,
     }
     return [description for description, is_lost in lost.items() if is_lost]

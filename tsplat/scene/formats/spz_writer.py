@@ -79,7 +79,7 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: in
         content = gzip.compress(HEADER.pack(*fields, 0) + b"".join(sections), GZIP_LEVEL, mtime=0)
     with atomic_write(path) as file:
         file.write(content)
-    return ["all but 24 bits of positions, 10 of rotations and 8 of other values", *_clamped(gaussians)]
+    return ["positions rounded to 24 bits, rotations to 10, other values to 8", *_clamped(gaussians)]
 
 
 def _clamped(gaussians: Gaussians) -> list[str]:

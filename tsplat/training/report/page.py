@@ -21,7 +21,7 @@ from ...stages.process_group import RankGroup
 from ...support.extras import require
 from ...support.files import atomic_write, output_folder
 from ...viewing.markup import Html, fill
-from ..configuration import Config
+from ..configuration import Config, RunConfig
 from ..evaluation import Evaluation
 from ..history import History
 from . import sections
@@ -158,6 +158,8 @@ def render_page(page: RunPage) -> Html:
     script = template.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     kind, views = "test" if page.is_test else "training", _views(page)
+    # Drawings, such as those of the demo, have no folder that a configuration names.
+    original = "photograph" if isinstance(page.config, RunConfig) else "target"
     values = {
         "title": f"{page.name} - tsplat report",
         "version": __version__,
@@ -165,6 +167,8 @@ def render_page(page: RunPage) -> Html:
         "size": "0.00",
         "kind": kind,
         "Kind": kind.capitalize(),
+        "original": original,
+        "Original": original.capitalize(),
         **sections.header(page.name, page.config, page.metrics, page.notes),
         "cards": sections.cards(page.metrics, page.gaussians, page.model_bytes),
         "curves": sections.curves(page.history),

@@ -222,7 +222,9 @@ def _evaluate(found: _Found, checkpoint: Checkpoint, n: int, scene: str | None) 
     capture = read_run_capture(config, device)
     reserve_threads(device, config.backend)
     chosen = capture.test or evenly_spaced(capture.train)
-    scores = evaluate(checkpoint.gaussians.to(device), chosen, background=config.backdrop, backend=config.backend)
+    scores = evaluate(
+        checkpoint.gaussians.to(device), chosen, background=config.backdrop, backend=config.backend, warm_up=True
+    )
     page.is_test = bool(capture.test)
     page.rows = scores.to_json()["views"]
     page.shown = shown_views(scores, page.rows, n)

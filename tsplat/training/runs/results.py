@@ -65,6 +65,7 @@ def write_report(loop: RunLoop, capture: Capture, initial: Evaluation) -> dict[s
         "seconds": round(loop.seconds, 2),
         "images_per_second": round(trainer.step * trainer.config.views_per_step / max(loop.seconds, 1e-9), 2),
         "seed": trainer.config.seed,
+        "background": list(trainer.config.backdrop),
         "backend": choose(gaussians.means.device, trainer.config.backend)[0],
         "device": str(gaussians.means.device),
         "ranks": trainer.ranks.world_size,

@@ -250,7 +250,13 @@ def evaluate_run(
         print(description)
         gaussians = found.gaussians.to(device)
         scores = evaluate(
-            gaussians, capture.test, background=config.backdrop, lpips=lpips, backend=config.backend, ranks=ranks
+            gaussians,
+            capture.test,
+            background=config.backdrop,
+            lpips=lpips,
+            backend=config.backend,
+            ranks=ranks,
+            warm_up=True,
         )
         metrics = {
             **scores.to_json(),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import ArgumentError
+from ...support.files import describe_os_error
 
 Action = Callable[[], str | None]
 """Does something, and returns a message or None."""
@@ -50,7 +51,8 @@ class Callbacks:
         try:
             message = action()
         except (ArgumentError, OSError, RuntimeError, MemoryError) as error:
-            message = f"**{str(error) or type(error).__name__}**"
+            text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+            message = f"**{text or type(error).__name__}**"
         if message:
             self._tell(message)
 

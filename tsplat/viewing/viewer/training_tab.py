@@ -35,7 +35,7 @@ class TrainingTab:
         self._save = gui.add_button("Save checkpoint")
         callbacks.on_click(self._save, training.save_checkpoint)
         self._share = gui.add_slider(
-            "Images (%)",
+            "Time for images (%)",
             0,
             round(100 * SHARE_MAX),
             5,

@@ -116,19 +116,20 @@ def open_viewed(
             :func:`tsplat.scene.read_capture`.
     """
     views: dict[str, View] = {}
+    remark = ""
     if is_capture(path):
         capture = read_capture(path)
         gaussians = Gaussians.from_points(capture.points, capture.colors, 0, opacity=POINT_OPACITY, scale=POINT_SCALE)
         cameras = cameras_of_views(capture.train, capture.test)
         views = {view.name: view for view in (*capture.train, *capture.test)}
-        background = capture.background
+        background, remark = capture.background, " (scene)"
     else:
         gaussians = open_model(path, force=force, checkpoint=checkpoint, warn=warn)
         cameras = find_cameras(path)
         background = find_background(path) or (0.0, 0.0, 0.0)
     gaussians = drop_invalid(gaussians, lambda message: warn(f"{path}: {message}"))
     renderer = Renderer(gaussians.map(lambda tensor: tensor.detach().to(device)), backend)
-    model = frame_model(Path(path).resolve().name, renderer, cameras, views, background)
+    model = frame_model(Path(path).resolve().name + remark, renderer, cameras, views, background)
     model.path = Path(path)
     if not views:
         model.read_views = read_views
