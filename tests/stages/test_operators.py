@@ -72,7 +72,7 @@ def test_graphs_give_the_bits_of_eager_calls(structure, options, backend):
             assert torch.equal(value, meta[name]) if isinstance(value, torch.Tensor) else value == meta[name], name
     assert not meta_found["means2d"].requires_grad
     with torch.no_grad():
-        assert torch.equal(run(scene, backend=backend, **options)[0], eager[0])
+        assert torch.equal(run(scenes.leaves(scene), backend=backend, **options)[0], eager[0])
 
 
 def test_losses_are_part_of_graphs():
@@ -102,7 +102,7 @@ def test_training_compiles_once_for_each_number_of_gaussians():
     means = inputs["means"]
     optimizer = torch.optim.Adam([means], 1e-2)
     losses = []
-    for _ in range(60):
+    for _ in range(20):
         optimizer.zero_grad()
         losses.append(run(inputs, target))
         losses[-1].backward()
@@ -166,16 +166,16 @@ def test_recordings_are_told_apart():
 
 def test_sizes_may_change():
     run = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)
-    for width in (20, 24, 28):
+    for width in (20, 24):
         scene = make(width=width)
         assert torch.equal(run(scene)[0], loss(scene)[0])
 
 
 def test_number_of_recordings_is_bounded(monkeypatch):
-    monkeypatch.setattr(operators, "KEPT_MAX", 2)
-    for n in range(3, 8):
+    monkeypatch.setattr(operators, "KEPT_MAX", 1)
+    for n in (3, 4, 5):
         compiled(loss)(make(n=n))
-    assert len(operator_of(rasterization)._recordings) <= 2
+    assert len(operator_of(rasterization)._recordings) <= 1
 
 
 def test_backward_pass_without_a_recording(monkeypatch):
@@ -214,3 +214,5 @@ def check(operator, tensors, needs, settings, n):
     backward = getattr(torch.ops.tsplat, f"{operator.__name__}_backward")
     v = [torch.rand_like(t) for t in outputs[:n]]
     torch.library.opcheck(backward, (v, outputs, tensors, needs, *settings))
+    for gradient in backward([None] * n, outputs, tensors, needs, *settings):
+        assert not gradient.any()

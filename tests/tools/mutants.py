@@ -714,7 +714,7 @@ MUTANTS = [
         ("t.is_contiguous() and t.nbytes == t.untyped_storage().nbytes() and _address(t) not in taken", "True",
          "outputs that share memory"),
         ("_offset(t) - offset + saved.offset", "saved.offset", "offsets of inputs"),
-        ("_Input.apply(t.detach(), start)", "_Input.apply(t, start)", "inputs kept by autograd"),
+        ("None if t is None else t.detach() for t in tensors", "t for t in tensors", "inputs kept by autograd"),
         ("self._inputs, self._saved = [], {}", "pass", "inputs kept by hooks"),
         ("return kinds, tuple(needs), settings, stream", "return kinds, settings, stream", "gradients of another call"),
         ("with self._lock, _autograd():", "with self._lock:", "no autograd inside of modes"),

@@ -122,10 +122,8 @@ class Operator:
         memory, recording = _Memory(_given(tensors)), _Recording()
         start = torch.zeros(0, requires_grad=True)
         with _autograd(), saved_tensors_hooks(memory.pack, recording.unpack):
-            inputs = [
-                _Input.apply(t.detach(), start) if need and t is not None else t  # type: ignore[no-untyped-call]
-                for t, need in zip(tensors, needs)
-            ]
+            plain = [None if t is None else t.detach() for t in tensors]
+            inputs = [_Input.apply(t, start) if need else t for t, need in zip(plain, needs)]  # type: ignore[no-untyped-call]
             found = self._results.unpack(self._function(**arguments, **dict(zip(self._tensors, inputs))))
         if any(needs):
             recording.inputs = [get_gradient_edge(t) for t in _needed(inputs, needs)]
@@ -240,7 +238,10 @@ class _Recording:
 
     def run(self, v: Tensors, tensors: list[Tensor]) -> tuple[Tensor | None, ...]:
         """Returns the gradients of the inputs, given those of the outputs, and inputs, outputs and what is saved."""
-        outputs, v_outputs = zip(*[(output, t) for output, t in zip(self.outputs, v, strict=True) if t is not None])
+        given = [(output, t) for output, t in zip(self.outputs, v, strict=True) if t is not None]
+        if not given:
+            return (None,) * len(self.inputs)
+        outputs, v_outputs = zip(*given)
         with self._lock, _autograd():
             self._tensors = tensors
             try:
