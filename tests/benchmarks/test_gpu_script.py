@@ -26,7 +26,7 @@ def gpu_script(out, **environment):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the script calls python
     environment = inherited | {"OUT": str(out), "PATH": path, "PYTHONPATH": str(ROOT)} | environment
     command = ["sh", str(ROOT / "benchmarks" / "gpu.sh"), "--emulated"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000)
 
 
 def last_lines(result):
