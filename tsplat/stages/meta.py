@@ -151,7 +151,7 @@ def _fits(a: Arguments) -> bool:
         a[name] for name in ("packed", "sparse_grad", "absgrad", "distributed")
     ):
         return False
-    is_empty = a["means"] is None or a["means"].numel() == 0 or a["viewmats"].numel() == 0
+    is_empty = any(isinstance(value, Tensor) and value.numel() == 0 for value in a.values())
     return a["validate"] != "error" and a["backend"] != "reference" and not is_empty
 
 
@@ -170,7 +170,11 @@ def _unpack(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> dict[str, Any]:
 def _pack(outputs: dict[str, Tensor], a: Arguments) -> tuple[Tensor, Tensor, dict[str, Any]]:
     meta = {name: value for name, value in outputs.items() if name not in ("render_colors", "render_alphas")}
     given = {name: a[name] for name in ("width", "height", "tile_size")}
-    return outputs["render_colors"], outputs["render_alphas"], meta | given | {"n_cameras": a["viewmats"].shape[-3]}
+    return (
+        outputs["render_colors"],
+        outputs["render_alphas"],
+        meta | given | {"n_cameras": outputs["render_colors"].shape[-4]},
+    )
 
 
 def _plain(rendering: tuple[Tensor, Tensor, dict[str, Any]]) -> tuple[Tensor, Tensor, dict[str, Any]]:

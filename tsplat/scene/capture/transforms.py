@@ -121,7 +121,7 @@ def read_transforms(
 
     ply = contents[0].get("ply_file_path")
     if ply is not None:
-        points, colors = _read_points(_resolve(files[0], ply, "ply_file_path"), notes)
+        points, colors = _read_points(_resolve_file(files[0], ply, "ply_file_path"), notes)
     else:
         is_blender = has_test_file and "fl_x" not in contents[0]
         half = BLENDER_HALF_SIZE
@@ -306,7 +306,7 @@ def _photograph(frame: _Frame, downscale: int, lenses: dict[Lens, int]) -> Photo
     where = f"{frame.file}: {frame.name}"
     lens = read_lens(frame.values, frame.full if os.path.isfile(frame.full) else frame.image, where)
     mask = frame.values.get("mask_path")
-    mask = None if mask is None else _resolve(frame.file, mask, f"{frame.name}: mask_path")
+    mask = None if mask is None else _resolve_file(frame.file, mask, f"{frame.name}: mask_path")
     if mask is not None and os.path.realpath(mask) in map(os.path.realpath, (frame.image, frame.full)):
         raise FileError(f"{where}: mask_path: expected an image of the valid pixels, found the photograph itself")
     return Photograph(
@@ -329,9 +329,14 @@ def _resolve(path: Path, name: object, what: str) -> Path:
     """Returns a path that is given relative to the file `path`."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise FileError(f"{path}: {what}: expected a file name, found {describe(name)}")
-    full = path.parent / name.replace("\\", "/")
+    return path.parent / name.replace("\\", "/")
+
+
+def _resolve_file(path: Path, name: object, what: str) -> Path:
+    """Returns a path as `_resolve` does, unless reading it may block or never end."""
+    full = _resolve(path, name, what)
     if os.path.exists(full) and is_special(os.stat(full).st_mode):
-        raise FileError(f"{path}: {what}: expected a regular file, found {name!r}, a pipe, a socket or a device")
+        raise FileError(f"{path}: {what}: expected a regular file, found {str(name)!r}, a pipe, a socket or a device")
     return full
 
 
