@@ -194,6 +194,18 @@ def test_whole_model_fits_into_an_upright_window(with_views, factor):
     session.close()
 
 
+def test_controls_that_cannot_be_made_leave_no_thread(client, models, monkeypatch):
+    from tsplat.viewing.viewer import session
+
+    def fail(*_):
+        raise ConnectionError("the client has gone")
+
+    monkeypatch.setattr(session, "Panel", fail)
+    with pytest.raises(ConnectionError):
+        session.Session(client, models)
+    assert not any(thread.name == "tsplat-viewer" for thread in threading.enumerate())
+
+
 def test_random_changes(models, capfd, tmp_path, monkeypatch):
     """Two clients change 400 controls, and one of them leaves in the middle: nothing hangs, nothing is printed."""
     from tsplat.viewing.viewer.session import Session

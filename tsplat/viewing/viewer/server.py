@@ -86,7 +86,7 @@ class Viewer:
         self._folder = Folder(folder, [model.path for model in models if model.path is not None])
         self._sessions: dict[int, Session] = {}
         self._models: list[ViewedModel] = []
-        self._lock, self._closed = threading.Lock(), False
+        self._lock = threading.Lock()
         for model in models:
             self._add(model)
         guard = Guard(address, self._allows)
@@ -116,7 +116,6 @@ class Viewer:
     def close(self) -> None:
         """Ends the connections to all clients, and stops listening."""
         with self._lock:
-            self._closed = True
             sessions = list(self._sessions.values())
             self._sessions.clear()
         for session in sessions:
@@ -127,13 +126,11 @@ class Viewer:
     def _connect(self, client: Any) -> None:
         open_model = None if self._read_model is None else partial(self._open, self._read_model)
         session = Session(client, self._models, self._training, open_model, self._folder)
-        # The client, or the viewer, may have gone while its controls were made.
         with self._lock:
-            is_gone = self._closed or client.client_id not in self._server.get_clients()
-            if not is_gone:
-                self._sessions[client.client_id] = session
-        if is_gone:
-            session.close(0)
+            self._sessions[client.client_id] = session
+        # The client may have gone while its controls were made.
+        if client.client_id not in self._server.get_clients():
+            self._disconnect(client)
 
     def _open(self, read: OpenModel, path: str, warn: Callable[[str], object]) -> ViewedModel:
         """Reads a model that a client names. Other clients see it when they connect."""
