@@ -71,8 +71,10 @@ def test_graphs_give_the_bits_of_eager_calls(structure, options, backend):
         for name, value in meta_found.items():
             assert torch.equal(value, meta[name]) if isinstance(value, torch.Tensor) else value == meta[name], name
     assert not meta_found["means2d"].requires_grad
+    recordings = dict(operator_of(rasterization)._recordings)
     with torch.no_grad():
         assert torch.equal(run(scenes.leaves(scene), backend=backend, **options)[0], eager[0])
+    assert operator_of(rasterization)._recordings == recordings  # nothing is recorded without gradients
 
 
 def test_losses_are_part_of_graphs():
@@ -174,7 +176,7 @@ def test_sizes_may_change():
 def test_number_of_recordings_is_bounded(monkeypatch):
     monkeypatch.setattr(operators, "KEPT_MAX", 1)
     for n in (3, 4, 5):
-        compiled(loss)(make(n=n))
+        compiled(loss)(scenes.leaves(make(n=n)))
     assert len(operator_of(rasterization)._recordings) <= 1
 
 
@@ -184,7 +186,7 @@ def test_backward_pass_without_a_recording(monkeypatch):
     inputs = scenes.leaves(scene)
     total, _ = compiled(loss)(inputs)
     monkeypatch.setattr(operators, "KEPT_MAX", 1)
-    compiled(loss)(make(n=3))  # drops the other recording
+    compiled(loss)(scenes.leaves(make(n=3)))  # drops the other recording
     wanted = [t for t in inputs.values() if isinstance(t, torch.Tensor) and t.requires_grad]
     found = torch.autograd.grad(total, wanted)
     assert all(torch.equal(one, other) for one, other in zip(eager[1:], found, strict=True))

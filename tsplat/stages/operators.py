@@ -88,8 +88,8 @@ class Operator:
         if len(args) > len(self._names) or len(arguments) != len(self._names):
             return None
         fixed = all(arguments[name] is self._defaults[name] for name in self._fixed)
-        given = all(arguments[name] is None or isinstance(arguments[name], Tensor) for name in self._tensors)
-        return arguments if fixed and given and self._results.fits(arguments) else None
+        are_tensors = all(arguments[name] is None or isinstance(arguments[name], Tensor) for name in self._tensors)
+        return arguments if fixed and are_tensors and self._results.fits(arguments) else None
 
     def call(self, arguments: Arguments) -> Any:
         """Calls the function through its operators."""
@@ -111,24 +111,32 @@ class Operator:
     # The operators
 
     def _forward(self, tensors: Tensors, needs: list[bool], *settings: Any) -> list[Tensor]:
-        return self._record(tensors, needs, settings)[1]
+        if any(needs):
+            return self._record(tensors, needs, settings)[1]
+        with torch.no_grad():
+            differentiable, others = self._call(tensors, settings)
+        return _Memory(_given(tensors)).outputs(differentiable + others)
+
+    def _call(self, tensors: Tensors, settings: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
+        """Calls the function. Returns the differentiable outputs, and the others."""
+        arguments = dict(zip(self._settings, settings)) | dict(zip(self._tensors, tensors))
+        found = self._results.unpack(self._function(**arguments))
+        differentiable, others = self._results.names(arguments)
+        return [found[name] for name in differentiable], [found[name] for name in others]
 
     def _record(
         self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]
     ) -> tuple[_Recording, list[Tensor]]:
         """Calls the function. Returns the graph of autograd; and the outputs, with what it saved behind them."""
-        arguments = dict(zip(self._settings, settings))
-        differentiable, others = self._results.names(arguments | dict(zip(self._tensors, tensors)))
         memory, recording = _Memory(_given(tensors)), _Recording()
         start = torch.zeros(0, requires_grad=True)
         with _autograd(), saved_tensors_hooks(memory.pack, recording.unpack):
             plain = [None if t is None else t.detach() for t in tensors]
             inputs = [_Input.apply(t, start) if need else t for t, need in zip(plain, needs)]  # type: ignore[no-untyped-call]
-            found = self._results.unpack(self._function(**arguments, **dict(zip(self._tensors, inputs))))
-        if any(needs):
-            recording.inputs = [get_gradient_edge(t) for t in _needed(inputs, needs)]
-            recording.outputs = [get_gradient_edge(found[name]) for name in differentiable]
-        outputs = memory.outputs([found[name] for name in differentiable + others])
+            differentiable, others = self._call(inputs, settings)
+        recording.inputs = list(map(get_gradient_edge, _needed(inputs, needs)))
+        recording.outputs = list(map(get_gradient_edge, differentiable))
+        outputs = memory.outputs(differentiable + others)
         recording.places = memory.places
         if len(self._recordings) >= KEPT_MAX:
             self._recordings.clear()
