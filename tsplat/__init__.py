@@ -1,6 +1,6 @@
 """tsplat: 3D Gaussian Splatting in Triton. See :func:`rasterization`."""
 
-from .config import RollingShutterType
+from .config import RollingShutterType, UnscentedTransformParameters
 from .errors import (
     ArgumentError,
     BackendError,
@@ -19,7 +19,7 @@ from .rasterization import rasterization
 from .stages.capacity import check_overflow
 from .stages.compositing import rasterize_to_pixels
 from .stages.intersection import isect_offset_encode, isect_tiles
-from .stages.projection import fully_fused_projection, quat_scale_to_covar_preci
+from .stages.projection import fully_fused_projection, fully_fused_projection_with_ut, quat_scale_to_covar_preci
 from .stages.shading import spherical_harmonics
 
 __version__ = "0.2.0.dev0"
@@ -36,10 +36,12 @@ __all__ = [
     "PeerError",
     "RollingShutterType",
     "ShapeError",
+    "UnscentedTransformParameters",
     "UnsupportedError",
     "__version__",
     "check_overflow",
     "fully_fused_projection",
+    "fully_fused_projection_with_ut",
     "isect_offset_encode",
     "isect_tiles",
     "l1_and_ssim",

@@ -30,10 +30,7 @@ TRANSFORMS = (
     "instead of grad use torch.autograd.grad"
 )
 
-LENS_COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs", "ftheta_coeffs")
-"""Options of gsplat that describe the distortion of a lens."""
-
-FEATURES = {"with_ut": "the unscented transform", "with_eval3d": "evaluation in 3D", "viewmats_rs": "a rolling shutter"}
+FEATURES = {"with_eval3d": "evaluation in 3D", "ftheta_coeffs": "the f-theta camera"}
 """What options of gsplat are known by, where their names do not tell."""
 
 
@@ -288,15 +285,18 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
     """Raises for each option that differs from its only implemented value. Name -> (value, implemented value)."""
     for name, (value, implemented) in options.items():
         if value is not implemented and not _equals(value, implemented):
-            remedy = "undistort the images and pass" if name in LENS_COEFFICIENTS else "pass"
             feature = f"{FEATURES[name]} is " if name in FEATURES else ""
-            raise UnsupportedError(f"{name}: {feature}not implemented; {remedy} {implemented!r}")
+            raise UnsupportedError(f"{name}: {feature}not implemented; pass {implemented!r}")
 
 
-def check_rolling_shutter(rolling_shutter: object) -> None:
-    # By name, as gsplat's own enum is accepted too.
-    if getattr(rolling_shutter, "name", None) != RollingShutterType.GLOBAL.name:
-        raise UnsupportedError(f"rolling_shutter: {describe(rolling_shutter)} is not implemented; only GLOBAL is")
+def name_of(rolling_shutter: Any) -> Any:
+    """Returns the name of a :class:`RollingShutterType` of tsplat or of gsplat, and other values as they are."""
+    return getattr(rolling_shutter, "name", rolling_shutter)
+
+
+def check_rolling_shutter(name: object) -> None:
+    """Raises unless a value is the name of a :class:`RollingShutterType`."""
+    check_choice("rolling_shutter", name, tuple(RollingShutterType.__members__))
 
 
 def check_camera_model(camera_model: object) -> None:

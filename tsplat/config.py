@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 Backend = Literal["auto", "triton", "torch", "reference"]
 NumericsName = Literal["gsplat-1.5", "gsplat-1.6", "inria"]
@@ -46,6 +46,12 @@ FOCAL_MIN: Final = 1e-12
 
 MAGNITUDE_MAX: Final = 1e12
 """Values of larger magnitude are invalid, because their fp32 products overflow."""
+
+LENS_GAIN_MIN: Final = 0.8
+"""Pinhole lenses see points that radial distortion moves to more than this part of their distance from the center."""
+
+SHUTTER_STEPS: Final = 10
+"""Iterations that find the time at which a rolling shutter exposes a point."""
 
 RADIUS_MAX: Final = 2**30
 """Upper bound of screen radii in pixels: they fit into int32, and squared offsets into fp32."""
@@ -92,7 +98,7 @@ SSIM_K1, SSIM_K2 = 0.01, 0.03
 
 
 class RollingShutterType(enum.Enum):
-    """Readout direction of the camera's shutter. Only ``GLOBAL`` is implemented."""
+    """Readout direction of the camera's shutter. ``GLOBAL`` exposes all pixels at the same time."""
 
     ROLLING_TOP_TO_BOTTOM = 0
     ROLLING_LEFT_TO_RIGHT = 1
@@ -115,6 +121,7 @@ class Numerics:
         extend: Radius in standard deviations; an upper bound if ``opacity_aware``.
         opacity_aware: If true, radii per axis end where alpha falls below :data:`ALPHA_MIN` (arXiv 2402.00525, section
             B.2). Otherwise both radii follow the larger principal axis.
+        all_sigma_points: Whether the unscented transform culls Gaussians with an invalid sigma point.
     """
 
     name: str
@@ -124,10 +131,62 @@ class Numerics:
     near_min: float
     extend: float
     opacity_aware: bool
+    all_sigma_points: bool = True
 
     def nearest(self, near_plane: float, model: CameraModel) -> float:
         """Returns the smallest depth that is projected. Pinhole cameras do not see what is behind them."""
         return max(near_plane, self.near_min, 0.0 if model == "pinhole" else -MAGNITUDE_MAX)
+
+
+@dataclasses.dataclass
+class UnscentedTransformParameters:
+    """Parameters of the unscented transform (Julier and Uhlmann, 1997; as in 3DGUT, arXiv 2412.12507, section 4.1).
+
+    Attributes:
+        alpha: Spread of the sigma points: they lie sqrt(alpha^2 (3 + kappa)) standard deviations from the mean.
+        beta: Prior knowledge of the distribution; 2 is optimal for Gaussians.
+        kappa: Secondary spread.
+        in_image_margin_factor: Sigma points are valid up to this part of the image size outside of the image.
+        require_all_sigma_points_valid: Whether a Gaussian is culled if any of its seven sigma points is invalid;
+            otherwise if all are. None for that of the numerics preset: True, and False in ``"gsplat-1.6"``.
+    """
+
+    alpha: float = 0.1
+    beta: float = 2.0
+    kappa: float = 0.0
+    in_image_margin_factor: float = 0.1
+    require_all_sigma_points_valid: bool | None = None
+
+
+class Unscented(NamedTuple):
+    """Weights of the unscented transform, and what makes a Gaussian visible.
+
+    Attributes:
+        spread: Distance of the sigma points from the mean, in standard deviations.
+        weight: Of each of the six outer sigma points. The weights of the mean add to 1.
+        center_weight: Of the center in the covariance.
+        margin: Part of the image size that sigma points may lie outside of the image.
+        all_valid: Whether all sigma points must be valid, rather than one.
+    """
+
+    spread: float
+    weight: float
+    center_weight: float
+    margin: float
+    all_valid: bool
+
+    @classmethod
+    def of(cls, parameters: UnscentedTransformParameters, numerics: Numerics) -> Unscented:
+        """The weights of parameters (Wan and van der Merwe, 2000, equation 15, for three dimensions)."""
+        square = parameters.alpha**2 * (3 + parameters.kappa)
+        all_valid = parameters.require_all_sigma_points_valid
+        return cls(
+            spread=math.sqrt(square),
+            weight=0.5 / square,
+            center_weight=2 - 3 / square - parameters.alpha**2 + parameters.beta,
+            margin=parameters.in_image_margin_factor,
+            all_valid=numerics.all_sigma_points if all_valid is None else all_valid,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +197,7 @@ class CameraSettings:
         width, height: Image size in pixels.
         model: How points are projected, as in :func:`tsplat.rasterization`.
         near, far: Gaussians outside these depths are culled, in world units.
+        readout: Of a rolling shutter, the name of a :class:`RollingShutterType`.
     """
 
     width: int
@@ -145,13 +205,21 @@ class CameraSettings:
     model: CameraModel = "pinhole"
     near: float = 0.01
     far: float = 1e10
+    readout: str = RollingShutterType.GLOBAL.name
 
     @classmethod
     def of(
-        cls, width: int, height: int, model: CameraModel, near: float, far: float, numerics: Numerics
+        cls,
+        width: int,
+        height: int,
+        model: CameraModel,
+        near: float,
+        far: float,
+        numerics: Numerics,
+        readout: str = RollingShutterType.GLOBAL.name,
     ) -> CameraSettings:
         """The settings of checked arguments, with planes that the model and the preset allow."""
-        return cls(width, height, model, numerics.nearest(near, model), min(far, MAGNITUDE_MAX))
+        return cls(width, height, model, numerics.nearest(near, model), min(far, MAGNITUDE_MAX), readout)
 
 
 PRESETS: Final[dict[str, Numerics]] = {
@@ -174,6 +242,7 @@ PRESETS: Final[dict[str, Numerics]] = {
             near_min=-math.inf,
             extend=3.33,
             opacity_aware=True,
+            all_sigma_points=False,
         ),
         Numerics(
             name="inria",

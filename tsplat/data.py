@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .config import DEFAULT_NUMERICS, Backend, CameraSettings, Numerics
+from .config import DEFAULT_NUMERICS, Backend, CameraSettings, Numerics, Unscented
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,7 @@ class ProjectionSettings:
         antialiased: Whether to compute compensations (Mip-Splatting, arXiv 2311.16493).
         packed: Whether to output visible rows only.
         numerics, backend: As in :func:`tsplat.rasterization`.
+        unscented: Parameters of the unscented transform; None for EWA splatting.
     """
 
     camera: CameraSettings
@@ -37,6 +38,7 @@ class ProjectionSettings:
     packed: bool = False
     numerics: Numerics = DEFAULT_NUMERICS
     backend: Backend = "auto"
+    unscented: Unscented | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +137,14 @@ class CameraField(NamedTuple):
 class Cameras(NamedTuple):
     """Cameras: ``viewmats`` [B, C, 4, 4] world to camera, ``Ks`` [B, C, 3, 3] intrinsics in pixels.
 
-    A field with a default may be None. Only what uses a field names it.
+    ``lens`` are coefficients of the distortion, and ``shutter`` the path of a camera with a rolling shutter; see
+    ``stages/lens_models.py``. A field with a default may be None. Only what uses a field names it.
     """
 
     viewmats: Annotated[Tensor, CameraField((4, 4), "check the poses", differentiable=True)]
     Ks: Annotated[Tensor, CameraField((3, 3), "check the intrinsics")]
+    lens: Annotated[Tensor | None, CameraField((12,), "check the coefficients of the distortion")] = None
+    shutter: Annotated[Tensor | None, CameraField((20,), "check viewmats_rs")] = None
 
 
 class ProjectedGaussians(NamedTuple):

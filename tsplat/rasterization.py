@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .arguments import name_of
 from .config import (
     DEPTH_ALPHA_MIN,
     Backend,
@@ -16,6 +17,7 @@ from .config import (
     RasterizeMode,
     RenderMode,
     RollingShutterType,
+    UnscentedTransformParameters,
     Validate,
 )
 from .data import Cameras, Features, Splats
@@ -25,6 +27,7 @@ from .stages.compilation import traceable
 from .stages.compositing import composite
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
+from .stages.lens_models import Lens
 from .stages.meta import IN_GRAPHS, describe_render
 from .stages.projection import project
 from .stages.request import Request, Scene, check_request
@@ -80,6 +83,7 @@ def rasterization(
     group: ProcessGroup | None = None,
     extra_signals: Tensor | None = None,
     extra_signals_sh_degree: int | None = None,
+    ut_params: UnscentedTransformParameters | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023). Drop-in for gsplat 1.5.3.
 
@@ -216,16 +220,13 @@ def rasterization(
         sh_degree=sh_degree, packed=packed, tile_size=tile_size, render_mode=render_mode, absgrad=absgrad,
         rasterize_mode=rasterize_mode, backend=backend, numerics=numerics, camera_model=camera_model,
         validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget, sparse_grad=sparse_grad,
-        segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree, capacity=capacity,
+        segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree, capacity=capacity, with_ut=with_ut,
+        ut_params=ut_params, rolling_shutter=name_of(rolling_shutter),
     )  # fmt: skip
-    not_implemented = {
-        "with_ut": (with_ut, False), "with_eval3d": (with_eval3d, False), "radial_coeffs": (radial_coeffs, None),
-        "tangential_coeffs": (tangential_coeffs, None), "thin_prism_coeffs": (thin_prism_coeffs, None),
-        "ftheta_coeffs": (ftheta_coeffs, None), "viewmats_rs": (viewmats_rs, None),
-    }  # fmt: skip
-    cameras = Cameras(viewmats, Ks)
-    scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals)
-    request = check_request(scene, options, not_implemented, rolling_shutter, group, distributed)
+    not_implemented = {"with_eval3d": (with_eval3d, False), "ftheta_coeffs": (ftheta_coeffs, None)}
+    cameras, lens = Cameras(viewmats, Ks), Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
+    scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens)
+    request = check_request(scene, options, not_implemented, group, distributed)
     options = request.options
     if backend == "reference":
         return _render_reference(request)
@@ -280,7 +281,7 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
     from .reference import rasterize
 
     o, dtype = request.options, request.gaussians.means.dtype
-    tensors = request.scene._asdict() | request.scene.cameras._asdict()
+    tensors = request.scene._asdict() | request.scene.cameras._asdict()  # with the lens as the stages take it
     del tensors["cameras"]
     scene: dict[str, Any] = {name: None if tensor is None else tensor.to(dtype) for name, tensor in tensors.items()}
     with full_precision(request.device):
@@ -298,6 +299,8 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
             rasterize_mode=o.rasterize_mode,
             camera_model=o.camera_model,
             numerics=request.settings.numerics,
+            unscented=request.settings.projection.unscented,
+            readout=o.rolling_shutter,
             cull=o.validate != "off",
         )
     projection = rendering.projection

@@ -15,8 +15,8 @@ from tests.support.paths import ROOT
 from tsplat import kernels_torch
 from tsplat.data import CameraField, Cameras
 
-PACKAGE, MAX_FILES = ROOT / "tsplat", 19
-VIEWMATS, KS = get_type_hints(Cameras, include_extras=True).values()
+PACKAGE, MAX_FILES = ROOT / "tsplat", 20
+VIEWMATS, KS, *_ = get_type_hints(Cameras, include_extras=True).values()
 PROJECTION = {name: getattr(kernels_torch, name) for name in ("projection_fwd", "projection_bwd")}
 
 
@@ -53,7 +53,7 @@ def projection_bwd(gaussians, cameras, dense_ids, radii, v, settings, needs):
         gaussians, plain(cameras), dense_ids, radii, v, settings, needs
     )
     per_camera = v.v_means2d.view(*cameras.viewmats.shape[:2], -1, 2)
-    return v_gaussians, Shifted(*v_cameras, shift=per_camera.sum(2) if needs.shift else None)
+    return v_gaussians, Shifted(v_cameras.viewmats, v_cameras.Ks, shift=per_camera.sum(2) if needs.shift else None)
 
 
 def render(patch, scene, kind, shift, **options):
@@ -68,7 +68,9 @@ def render(patch, scene, kind, shift, **options):
 def render_plain(scene, shift, **options):
     """Renders the same with cameras of today."""
     cameras = plain(Shifted(scene["viewmats"], scene["Ks"], shift))
-    return tsplat.rasterization(**scene | cameras._asdict(), packed=False, backend="torch", **options)
+    return tsplat.rasterization(
+        **scene | {"viewmats": cameras.viewmats, "Ks": cameras.Ks}, packed=False, backend="torch", **options
+    )
 
 
 def test_few_files_name_the_tensors_of_cameras():

@@ -106,7 +106,7 @@ MUTANTS = [
         ("bits & 4 == 0", "bits & 2 == 0", "blue is clamped where green is"),
     ),
     *_in(
-        "kernels/projection.py",
+        "kernels/projection/__init__.py",
         ("-m", "triton", "tests/stages/test_projection.py"),
         ("tl.full([BLOCK], -1, tl.int32)", "tl.full([BLOCK], 0, tl.int32)", "culled Gaussians are those of row 0"),
     ),
@@ -136,7 +136,7 @@ MUTANTS = [
         ("constant(LOG2_ALPHA_MIN, e)", "LOG2_ALPHA_MIN", "threshold of alpha in fp32 for many channels"),
     ),
     *_in(
-        "kernels/projection.py",
+        "kernels/projection/__init__.py",
         THRESHOLDS,
         ("constant(ALPHA_MIN, opacity)", "ALPHA_MIN", "threshold of opacity in fp32"),
     ),
@@ -167,13 +167,13 @@ MUTANTS = [
          "blurred determinant's gradient lost in the compensation"),
     ),
     *_in(
-        "kernels/camera_models.py",
+        "kernels/projection/camera_models.py",
         _compiled("tests/stages/test_projection.py"),
         ("+ v[1] * (t0[0] * t1[2] + t0[2] * t1[0])", "+ v[1] * t0[0] * t1[2]",
          "cross term of the covariance's gradient lost"),
     ),
     *_in(
-        "kernels/camera_models.py",
+        "kernels/projection/camera_models.py",
         _compiled("tests/stages/test_projection.py", "tests/kernels/test_camera_models.py"),
         ("- tl.where(inside, v_slope * p / (z * z), 0.0)", "", "cross term of the Jacobian's gradient lost"),
         ("tl.where(inside, v_slope / z, 0.0)", "v_slope / z", "gradient flows through the clamp of the field of view"),
@@ -462,7 +462,7 @@ MUTANTS = [
         ("(passed | (bit == 0))", "(bit == 0)", "columns without a first lane"),
     ),
     *_in(
-        "kernels/projection.py",
+        "kernels/projection/__init__.py",
         _compiled("tests/stages/test_projection.py"),
         ("seen = seen | visible", "seen = visible", "only the last camera's gradient kept"),
         ("v_opacity += tl.where(visible, v_own_opacity, 0.0)", "v_opacity = tl.where(visible, v_own_opacity, 0.0)",

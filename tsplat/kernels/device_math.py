@@ -286,6 +286,20 @@ def conic_vjp(c, v):
 
 
 @triton.jit
+def bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr):
+    """Radii in whole pixels along x and y, beyond which the Gaussian is not visible; opacity may be None."""
+    if OPACITY_AWARE:
+        extend = constant(EXTEND, det)
+        if opacity is not None:
+            extend = tl.minimum(tl.sqrt(2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))), extend)
+        return tl.ceil(extend * tl.sqrt(blurred[0])), tl.ceil(extend * tl.sqrt(blurred[2]))
+    else:
+        middle = 0.5 * (blurred[0] + blurred[2])
+        radius = tl.ceil(EXTEND * tl.sqrt(middle + tl.sqrt(tl.maximum(middle * middle - det, constant(0.1, det)))))
+        return radius, radius
+
+
+@triton.jit
 def compensation(det, det_blurred, FLOOR: tl.constexpr):
     """sqrt(det / det_blurred), at least FLOOR (Mip-Splatting, arXiv 2311.16493, equation 9)."""
     ratio = det / det_blurred

@@ -1,4 +1,4 @@
-"""Camera models in vectorized PyTorch, differentiated by autograd; see ``kernels/camera_models.py``."""
+"""Camera models in vectorized PyTorch, differentiated by autograd; see ``kernels/projection/camera_models.py``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def project_points(
         return fx * x + cx, fy * y + cy, (fx, None, None), (None, fy, None)
     inverse_norm = (x * x + y * y + z * z).rsqrt()
     dx, dy, dz = x * inverse_norm, y * inverse_norm, z * inverse_norm
-    k, m = _fisheye_terms(dx * dx + dy * dy, dz)
+    k, m = fisheye_terms(dx * dx + dy * dy, dz)
     sx, sy = fx * inverse_norm, fy * inverse_norm
     mixed = m * dx * dy
     return (
@@ -56,7 +56,7 @@ def _pinhole_row(p: Tensor, reciprocal: Tensor, focal: Tensor, center: Tensor, e
     return focal * reciprocal, -focal * reciprocal * slope
 
 
-def _fisheye_terms(square: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+def fisheye_terms(square: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     """K and M of directions with squared sine ``square`` and cosine ``dz`` of the angle from the axis."""
     behind = dz < 0
     # Unlike that of abs(), the gradient is right at 0.

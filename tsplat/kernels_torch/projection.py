@@ -1,10 +1,11 @@
-"""Projection in vectorized PyTorch; see ``kernels/projection.py``. The backward pass differentiates a second run."""
+"""Projection in vectorized PyTorch; see ``kernels/projection/``. The backward pass differentiates a second run."""
 
 from __future__ import annotations
 
 import functools
 import operator
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,12 @@ from ..data import (
 )
 from .camera_models import Row, Triple, project_points
 from .indices import gaussians_and_images, packed_ids, packed_rows, visible_rows
+from .unscented import unscented
+
+Bundle = TypeVar("Bundle", Gaussians3D, Cameras)
+EACH = slice(None)
+POSE = (*[[(i, j) for j in range(3)] for i in range(3)], [(i, 3) for i in range(3)])
+"""Entries of a view matrix: the rows of the rotation, and the translation."""
 
 
 def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | None) -> tuple[Tensor, ...]:
@@ -27,14 +34,19 @@ def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | No
     if covars is not None:
         return covars.unbind(-1)
     assert quats is not None and scales is not None
+    rows = _scaled_rotation(quats, scales)
+    return tuple(_dot(rows[i], rows[j]) for i in range(3) for j in range(i, 3))
+
+
+def _scaled_rotation(quats: Tensor, scales: Tensor) -> tuple[Triple, Triple, Triple]:
+    """Rows of R diag(s), whose columns are one standard deviation along the axes of each Gaussian. [nnz] each"""
     w, x, y, z = (quats / quats.norm(dim=-1, keepdim=True)).unbind(-1)
     sx, sy, sz = scales.unbind(-1)
-    rows = (
+    return (
         ((1 - 2 * (y * y + z * z)) * sx, 2 * (x * y - w * z) * sy, 2 * (x * z + w * y) * sz),
         (2 * (x * y + w * z) * sx, (1 - 2 * (x * x + z * z)) * sy, 2 * (y * z - w * x) * sz),
         (2 * (x * z - w * y) * sx, 2 * (y * z + w * x) * sy, (1 - 2 * (x * x + y * y)) * sz),
     )
-    return tuple(_dot(rows[i], rows[j]) for i in range(3) for j in range(i, 3))
 
 
 def _dot(a: Triple, b: Triple) -> Tensor:
@@ -42,17 +54,26 @@ def _dot(a: Triple, b: Triple) -> Tensor:
 
 
 def _screen(
-    means: Tensor,
-    covariance: tuple[Tensor, ...],
-    viewmats: Tensor,
-    Ks: Tensor,
-    settings: ProjectionSettings,
-) -> tuple[Tensor, Tensor, Tensor, Triple]:
-    """Pixel mean x and y, depth, and the screen covariance before eps2d is added. [nnz] each"""
-    mean = means.unbind(-1)
-    w0, w1, w2 = (tuple(viewmats[:, i, j] for j in range(3)) for i in range(3))
-    x, y, z = (_dot(w, mean) + viewmats[:, i, 3] for i, w in enumerate((w0, w1, w2)))  # type: ignore[arg-type]
+    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, ids: Tensor | slice = EACH
+) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor | None]:
+    """Projects rows of Gaussians ``ids``, each with a camera of its own.
+
+    Returns:
+        Pixel mean x and y, depth, the screen covariance before eps2d is added, and which rows their cameras see, None
+        if culling tells. [nnz] each
+    """
+    viewmats, Ks = cameras.viewmats, cameras.Ks
     intrinsics = (Ks[:, 0, 0], Ks[:, 1, 1], Ks[:, 0, 2], Ks[:, 1, 2])
+    w0, w1, w2, t = (tuple(viewmats[:, i, j] for i, j in places) for places in POSE)
+    mean = tuple(entry[ids] for entry in gaussians.means.unbind(-1))
+    if settings.unscented is not None:
+        assert gaussians.quats is not None and gaussians.scales is not None
+        rows = _scaled_rotation(gaussians.quats, gaussians.scales)
+        axes = tuple(tuple(row[k][ids] for row in rows) for k in range(3))
+        pose = (w0, w1, w2), t
+        return unscented(mean, axes, pose, intrinsics, cameras.lens, cameras.shutter, settings)  # type: ignore[arg-type]
+    covariance = [entry[ids] for entry in _covariance(gaussians.quats, gaussians.scales, gaussians.covars)]
+    x, y, z = (_dot(w, mean) + offset for w, offset in zip((w0, w1, w2), t))  # type: ignore[arg-type]
     camera = settings.camera
     u, v, row0, row1 = project_points((x, y, z), intrinsics, camera.width, camera.height, camera.model)
     t0, t1 = (_times_rotation(row, (w0, w1, w2)) for row in (row0, row1))
@@ -66,7 +87,7 @@ def _screen(
         for t in (t0, t1)
     )
     sharp = (_dot(t0, s0), _dot(t0, s1), _dot(t1, s1))
-    return u, v, z, sharp
+    return u, v, z, sharp, None
 
 
 def _times_rotation(row: Row, w: tuple[tuple[Tensor, ...], ...]) -> Triple:
@@ -93,21 +114,19 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     n_cameras = cameras.viewmats.shape[1]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
-    shapes = (gaussians.quats, gaussians.scales, gaussians.covars)
-    covariance = _covariance(*(None if t is None else t.flatten(0, 1) for t in shapes))
-    x, y, depths, sharp = _screen(
-        gaussians.means.flatten(0, 1)[ids],
-        tuple(entry[ids] for entry in covariance),
-        cameras.viewmats.flatten(0, 1)[images],
-        cameras.Ks.flatten(0, 1)[images],
-        settings,
-    )
-    det, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
-    opacities = None
-    if gaussians.opacities is not None:
-        opacities = gaussians.opacities.flatten()[ids]
-        opacities = opacities if rho is None else opacities * rho
-    visible, radii = _bounds(sharp, det, opacities, settings)
+    flat = _flat(gaussians)
+    x, y, depths, sharp, seen = _screen(flat, _flat(cameras, images), settings, ids)
+    compensate = settings.antialiased or settings.unscented is not None
+    det, conics, rho = _finish(sharp, settings.eps2d, compensate, settings.numerics.compensation_floor)
+    opacities = bounded = None
+    if flat.opacities is not None:
+        opacities = flat.opacities[ids]
+        bounded = opacities if rho is None else opacities * rho
+        opacities = bounded if settings.antialiased else opacities
+    rho = rho if settings.antialiased else None
+    visible, radii = _bounds(sharp, det, bounded, settings)
+    if seen is not None:
+        visible &= seen
     # Every comparison is written so that NaN fails it.
     visible &= (depths >= settings.camera.near) & (depths <= settings.camera.far)
     visible &= (det > 0) & det.isfinite() & conics.isfinite().all(-1)
@@ -178,13 +197,9 @@ def projection_bwd(
             name: tensor.detach().flatten(0, 1)[images if name == "viewmats" else gaussian_ids].requires_grad_()
             for name, tensor in given.items()
         }
-        x, y, depths, sharp = _screen(
-            own["means"],
-            _covariance(own.get("quats"), own.get("scales"), own.get("covars")),
-            own["viewmats"],
-            cameras.Ks.flatten(0, 1)[images],
-            settings,
-        )
+        rows_of = Gaussians3D(**{name: own.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
+        seen_by = _flat(cameras, images)._replace(viewmats=own["viewmats"])
+        x, y, depths, sharp, _ = _screen(rows_of, seen_by, settings)
         _, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
         outputs: list[tuple[Tensor, Tensor | None]] = [
             (torch.stack([x, y], -1), v_projected.v_means2d),
@@ -211,6 +226,12 @@ def projection_bwd(
     v_gaussians = {name: gradients.get(name) for name in gaussians._fields}
     v_cameras = {name: gradients.get(name) for name in cameras._fields}
     return Gaussians3D(**v_gaussians), type(cameras)(**v_cameras)  # type: ignore[arg-type]
+
+
+def _flat(bundle: Bundle, ids: Tensor | slice = EACH) -> Bundle:
+    """Flattens the batch dimensions, [B, N, ...] -> [B N, ...], and picks rows."""
+    flat: Bundle = type(bundle)(*[None if t is None else t.flatten(0, 1)[ids] for t in bundle])  # type: ignore[arg-type]
+    return flat
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> Tensor:

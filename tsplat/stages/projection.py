@@ -11,12 +11,22 @@ from ..arguments import (
     check_bool,
     check_camera_model,
     check_culling,
+    check_not_implemented,
     check_numerics,
+    check_rolling_shutter,
     check_size,
     check_tensor,
     compute_dtype,
+    name_of,
 )
-from ..config import Backend, CameraModel, CameraSettings, NumericsName
+from ..config import (
+    Backend,
+    CameraModel,
+    CameraSettings,
+    NumericsName,
+    RollingShutterType,
+    UnscentedTransformParameters,
+)
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..errors import ArgumentError
 from ..kernels_torch.camera_models import project_points
@@ -25,6 +35,7 @@ from .backend import full_precision, launchers
 from .bundles import flatten, restore, structure
 from .compilation import eager, with_plain_tensors
 from .inputs import check_scene, flatten_batches
+from .lens_models import Lens, add_lens, check_unscented
 from .sparse_gradients import SparseGradients
 
 OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))
@@ -155,7 +166,7 @@ def fully_fused_projection(
     near, far, radius_clip, eps2d = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, camera_model)
     packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
     cameras = Cameras(viewmats, Ks)
-    batch, n_gaussians, n_cameras = check_scene(means, quats, scales, covars, (6,), opacities, cameras)
+    batch, _, _ = check_scene(means, quats, scales, covars, (6,), opacities, cameras)
     if sparse_grad and (not packed or batch):
         raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
     sparse_gradients = SparseGradients() if sparse_grad else None
@@ -179,10 +190,102 @@ def fully_fused_projection(
     projected = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
     if sparse_gradients is not None:
         sparse_gradients.set_visible(projected)
-    outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)
     if packed:
+        outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)
         return *projected.ids(), *outputs
-    shape = (*batch, n_cameras, n_gaussians)
+    return _unpacked(projected, batch)
+
+
+@eager
+@with_plain_tensors
+def fully_fused_projection_with_ut(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor | None,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    eps2d: float = 0.3,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    calc_compensations: bool = False,
+    camera_model: CameraModel = "pinhole",
+    ut_params: UnscentedTransformParameters | None = None,
+    radial_coeffs: Tensor | None = None,
+    tangential_coeffs: Tensor | None = None,
+    thin_prism_coeffs: Tensor | None = None,
+    ftheta_coeffs: object | None = None,
+    rolling_shutter: object = RollingShutterType.GLOBAL,
+    viewmats_rs: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor | None, ...]:
+    """Projects 3D Gaussians to the image plane by the unscented transform. Same as gsplat 1.5.3, and differentiable.
+
+    Args:
+        means, quats, scales, opacities, viewmats, Ks: As :func:`fully_fused_projection`.
+        width, height, eps2d, near_plane, far_plane, radius_clip: As :func:`fully_fused_projection`.
+        calc_compensations, camera_model, backend, numerics: As :func:`fully_fused_projection`.
+        ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, rolling_shutter, viewmats_rs: As
+            :func:`tsplat.rasterization`. ``ftheta_coeffs`` raises.
+
+    Returns:
+        ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
+        [..., C, N, 3], and [..., C, N] or None. Culled Gaussians are zero. All but radii (int32) are differentiable
+        with respect to means, quats, scales and, of cameras with a global shutter, viewmats.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+        NotImplementedError: ``ftheta_coeffs``; coefficients that require a gradient; or viewmats that require one, with
+            a rolling shutter.
+
+    Example::
+
+        import torch
+        from tsplat import fully_fused_projection_with_ut
+
+        means, quats = torch.tensor([[1.0, 0, 4]]), torch.tensor([[1.0, 0, 0, 0]])
+        Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+        barrel = torch.tensor([[-0.3, 0, 0, 0, 0, 0]])  # k1 to k6
+        _, means2d, _, _, _ = fully_fused_projection_with_ut(
+            means, quats, torch.full((1, 3), 1e-3), None, torch.eye(4)[None], Ks, 80, 60, radial_coeffs=barrel
+        )
+        assert abs(means2d[0, 0, 0] - (40 + 25 * (1 - 0.3 / 16))) < 1e-3
+    """
+    check_not_implemented({"ftheta_coeffs": (ftheta_coeffs, None)})
+    check_camera_model(camera_model)
+    readout = name_of(rolling_shutter)
+    check_rolling_shutter(readout)
+    width, height = check_size("width", width), check_size("height", height)
+    preset = check_numerics(numerics)
+    near, far, radius_clip, eps2d = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, camera_model)
+    settings = ProjectionSettings(
+        camera=CameraSettings.of(width, height, camera_model, near, far, preset, readout),
+        eps2d=eps2d,
+        radius_clip=radius_clip,
+        antialiased=check_bool("calc_compensations", calc_compensations),
+        numerics=preset,
+        backend=backend,
+        unscented=check_unscented(True, ut_params, preset),
+    )
+    cameras = Cameras(viewmats, Ks)
+    batch, _, n_cameras = check_scene(means, quats, scales, None, (6,), opacities, cameras)
+    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
+    cameras = add_lens(cameras, lens, settings, batch, n_cameras)
+    opacities = None if opacities is None else opacities.detach()
+    dtype = compute_dtype(means, quats, scales, opacities, *cameras)
+    gaussians = flatten_batches(Gaussians3D(means, quats, scales, None, opacities), len(batch), dtype)
+    return _unpacked(project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch), batch)
+
+
+def _unpacked(projected: ProjectedGaussians, batch: torch.Size) -> tuple[Tensor | None, ...]:
+    """Radii, means2d, depths, conics and compensations, [*batch, C, N, ...]."""
+    outputs = (projected.radii, projected.means2d, projected.depths, projected.conics, projected.compensations)
+    shape = (*batch, projected.n_cameras, projected.n_gaussians)
     return tuple(None if t is None else t.view(*shape, *own) for t, own in zip(outputs, OWN_SHAPES))
 
 

@@ -14,7 +14,6 @@ from ..arguments import (
     check_colors,
     check_devices,
     check_not_implemented,
-    check_rolling_shutter,
     compute_dtype,
     is_per_camera,
 )
@@ -24,6 +23,7 @@ from .agreement import Ranks, agreement, check_distributed, describe, join
 from .backend import launchers
 from .compilation import plain_all
 from .inputs import check_scene, flatten_batch, flatten_batches
+from .lens_models import Lens, add_lens
 from .memory import MemoryBudget, check_images
 from .settings import Options, Settings, check_options
 from .sparse_gradients import SparseGradients
@@ -48,6 +48,7 @@ class Scene(NamedTuple):
     backgrounds: Tensor | None
     covars: Tensor | None
     extra_signals: Tensor | None = None
+    lens: Lens = Lens()
 
 
 class Request(NamedTuple):
@@ -128,7 +129,6 @@ def check_request(
     scene: Scene,
     options: Options,
     not_implemented: dict[str, tuple[Any, Any]],
-    rolling_shutter: object,
     group: ProcessGroup | None,
     distributed: bool,
 ) -> Request:
@@ -146,7 +146,6 @@ def check_request(
     ranks = join(group) if distributed else None
     with agreement(ranks, {} if ranks is None else options.shared()) as record:
         check_not_implemented(not_implemented)
-        check_rolling_shutter(rolling_shutter)
         options, settings = check_options(options)
         scene = Scene(*plain_all(scene._fields, scene))
         if scene.opacities is None:
@@ -154,6 +153,10 @@ def check_request(
         batch, n_gaussians, n_cameras = check_scene(
             scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.cameras
         )
+        if options.with_ut and scene.covars is not None:
+            raise ArgumentError("covars: expected None, as with_ut is True; pass quats and scales")
+        cameras = add_lens(scene.cameras, scene.lens, settings.projection, batch, n_cameras)
+        scene = scene._replace(cameras=cameras)
         colors = scene.colors
         if colors is None:
             colors = _stand_in(scene.means, options)

@@ -11,6 +11,7 @@ from ..arguments import (
     check_choice,
     check_culling,
     check_numerics,
+    check_rolling_shutter,
     check_size,
     check_tile_size,
     to_int,
@@ -27,11 +28,13 @@ from ..config import (
     NumericsName,
     RasterizeMode,
     RenderMode,
+    RollingShutterType,
     Validate,
 )
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
 from .capacity import Capacity
+from .lens_models import check_unscented
 
 Value = TypeVar("Value")
 Local = Annotated[Value, "local"]
@@ -69,6 +72,14 @@ class Options(NamedTuple):
     sparse_grad: Local[bool]
     segmented: Local[bool]
     capacity: Local[Capacity]
+    with_ut: bool = False
+    ut_params: object = None
+    rolling_shutter: str = RollingShutterType.GLOBAL.name
+
+    @property
+    def rolls(self) -> bool:
+        """Whether the shutter is not global."""
+        return self.rolling_shutter != RollingShutterType.GLOBAL.name
 
     @property
     def renders_color(self) -> bool:
@@ -102,7 +113,8 @@ class Settings(NamedTuple):
     @classmethod
     def of(cls, o: Options, numerics: Numerics) -> Settings:
         """Makes the settings of checked options."""
-        camera = CameraSettings.of(o.width, o.height, o.camera_model, o.near_plane, o.far_plane, numerics)
+        planes = (o.near_plane, o.far_plane)
+        camera = CameraSettings.of(o.width, o.height, o.camera_model, *planes, numerics, o.rolling_shutter)
         projection = ProjectionSettings(
             camera=camera,
             eps2d=o.eps2d,
@@ -111,6 +123,7 @@ class Settings(NamedTuple):
             packed=o.packed,
             numerics=numerics,
             backend=o.backend,
+            unscented=check_unscented(o.with_ut, o.ut_params, numerics),
         )
         compositing = CompositingSettings(
             camera=camera,
@@ -147,7 +160,8 @@ def _check(options: Options) -> tuple[Options, Settings]:
     check_choice("backend", options.backend, BACKENDS)
     check_choice("validate", options.validate, VALIDATE)
     numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
-    for name in ("packed", "absgrad", "sparse_grad", "segmented"):
+    check_rolling_shutter(options.rolling_shutter)
+    for name in ("packed", "absgrad", "sparse_grad", "segmented", "with_ut"):
         numbers[name] = check_bool(name, getattr(options, name))
     is_auto = isinstance(options.capacity, str) and options.capacity == "auto"
     for name in ("width", "height", "channel_chunk", "memory_budget", "capacity"):

@@ -16,6 +16,7 @@ from ..kernels_torch.validation import exceeds, has_no_focal_length, is_singular
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
 from .inputs import Bundle, camera_fields
+from .lens_models import away, center_at_end
 
 AFTER_STEP = "did an optimizer step with a non-finite gradient?"
 
@@ -85,6 +86,10 @@ def prepare(
         prepared = prepared._replace(viewmats=viewmats)
     if others:
         prepared = prepared._replace(**_replace_invalid(others, valid_cameras))
+        if "shutter" in others:
+            if valid_cameras is not None:
+                prepared = prepared._replace(shutter=away(others["shutter"], valid_cameras))
+            centers = 0.5 * (centers + center_at_end(prepared.shutter))
     return gaussians._replace(valid=valid), prepared, centers
 
 

@@ -19,7 +19,6 @@ NOT_IMPLEMENTED = (
     "accumulate_2dgs",
     "cuda._torch_impl_2dgs._fully_fused_projection_2dgs",
     "fully_fused_projection_2dgs",
-    "fully_fused_projection_with_ut",
     "rasterization_2dgs",
     "rasterization_2dgs_inria_wrapper",
     "rasterize_to_indices_in_range_2dgs",

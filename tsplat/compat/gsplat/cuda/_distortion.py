@@ -1,23 +1,20 @@
-"""Settings of camera models that need the unscented transform. Nothing here computes with them."""
+"""Settings of camera models that need the unscented transform."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 
+from .... import config
 from .._unsupported import unsupported_class
 
 Polynomial = tuple[float, float, float, float, float, float]
 
 
 @dataclasses.dataclass
-class UnscentedTransformParameters:
-    """Settings of the unscented transform, which is not implemented."""
+class UnscentedTransformParameters(config.UnscentedTransformParameters):
+    """Parameters of the unscented transform, as in :class:`tsplat.UnscentedTransformParameters`."""
 
-    alpha: float = 0.1
-    beta: float = 2.0
-    kappa: float = 0.0
-    in_image_margin_factor: float = 0.1
     require_all_sigma_points_valid: bool = True
 
 

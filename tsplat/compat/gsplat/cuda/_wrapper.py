@@ -47,6 +47,7 @@ from ._lidar import (
 )
 from ._sparse_pixels import build_sparse_tile_layout, isect_tiles_sparse, rasterize_to_pixels_sparse
 from ._spherical_harmonics import spherical_harmonics, spherical_harmonics_l0, spherical_harmonics_l1_plus
+from ._unscented import fully_fused_projection_with_ut
 
 __all__ = [
     "BivariateWindshieldModelParameters",
@@ -109,12 +110,6 @@ _DISTORTION = dict(
 _UT = "undistort the images, and use fully_fused_projection and rasterize_to_pixels with a pinhole camera"
 _2DGS = "2D Gaussians cannot be rendered; use 3D Gaussians, with fully_fused_projection and rasterize_to_pixels"
 
-fully_fused_projection_with_ut = unsupported(
-    "fully_fused_projection_with_ut",
-    "means quats scales opacities viewmats Ks width height",
-    {**_CULLING, "calc_compensations": False, "camera_model": "pinhole", **_DISTORTION},
-    instead=_UT,
-)
 rasterize_to_pixels_eval3d = unsupported(
     "rasterize_to_pixels_eval3d",
     "means quats scales colors opacities viewmats Ks image_width image_height tile_size isect_offsets flatten_ids",

@@ -28,8 +28,8 @@ import math
 import triton
 import triton.language as tl
 
-from ..config import FISHEYE_SERIES
-from .device_math import constant, dot3, load_tuple, matvec3, symmetric_matvec3
+from ...config import FISHEYE_SERIES
+from ..device_math import constant, dot3, load_tuple, matvec3, symmetric_matvec3
 
 HIGHEST = tl.constexpr(FISHEYE_SERIES[-1])
 LOWER = tl.constexpr(FISHEYE_SERIES[-2::-1])
@@ -230,10 +230,10 @@ def screen_covariance_vjp(t0, t1, s, v):
 
 
 @triton.jit
-def load_camera(viewmats, Ks, image):
+def load_camera(poses, intrinsics, image):
     """Rotation (nine entries), translation, and intrinsics fx, fy, cx, cy of an image's camera."""
-    v = viewmats + image * 16
-    k = Ks + image * 9
+    v = poses + image * 16
+    k = intrinsics + image * 9
     rotation_rows = load_tuple(v, 1, 3) + load_tuple(v + 4, 1, 3) + load_tuple(v + 8, 1, 3)
     return rotation_rows, load_tuple(v + 3, 4, 3), (tl.load(k), tl.load(k + 4), tl.load(k + 2), tl.load(k + 5))
 

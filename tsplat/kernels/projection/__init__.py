@@ -2,7 +2,7 @@
 
 EWA splatting (Zwicker et al., "EWA Volume Splatting", 2001) as used by 3D Gaussian Splatting (Kerbl et al., 2023):
 Sigma2d = J W Sigma W^T J^T + eps2d I. The Jacobian J is taken at the camera-space mean. Pinhole cameras clamp x/z and
-y/z in it to the image plus a margin, but not in the projected mean.
+y/z in it to the image plus a margin, but not in the projected mean. Or the unscented transform, see `unscented.py`.
 
 Forward: one lane per output row. Packed output takes two passes, `_projection_visible_kernel` to find visible rows and
 `_projection_fwd_kernel` to write them.
@@ -17,17 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
-from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
-from .camera_models import (
-    add_entry_times,
-    load_camera,
-    project_point_vjp,
-    row_times_vjp,
-    screen_covariance_vjp,
-    to_screen,
-)
-from .device_math import (
+from ...config import ALPHA_MIN, FOV_MARGIN, RADIUS_MAX
+from ...data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
+from ..device_math import (
+    bounds,
     compensation,
     compensation_vjp,
     conic,
@@ -46,7 +39,16 @@ from .device_math import (
     size_of,
     store_tuple,
 )
-from .launch import Int, block_size, kernel, launch, launch_elementwise, programs
+from ..launch import Int, block_size, kernel, launch, launch_elementwise, programs
+from .camera_models import (
+    add_entry_times,
+    load_camera,
+    project_point_vjp,
+    row_times_vjp,
+    screen_covariance_vjp,
+    to_screen,
+)
+from .unscented import constants, load_lens, unscented, unscented_bwd_kernel
 
 BLOCK = 128
 
@@ -62,25 +64,12 @@ def _load_covariance(quats, scales, covars, gaussian, mask):
 
 
 @triton.jit
-def _bounds(blurred, det, opacity, ALPHA_MIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr):
-    """Radii in whole pixels along x and y, beyond which the Gaussian is not visible; opacity may be None."""
-    if OPACITY_AWARE:
-        extend = constant(EXTEND, det)
-        if opacity is not None:
-            extend = tl.minimum(tl.sqrt(2.0 * tl.log(tl.maximum(opacity / ALPHA_MIN, 1.0))), extend)
-        return tl.ceil(extend * tl.sqrt(blurred[0])), tl.ceil(extend * tl.sqrt(blurred[2]))
-    else:
-        middle = 0.5 * (blurred[0] + blurred[2])
-        radius = tl.ceil(EXTEND * tl.sqrt(middle + tl.sqrt(tl.maximum(middle * middle - det, constant(0.1, det)))))
-        return radius, radius
-
-
-@triton.jit
 def _project(
-    means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
+    means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width, height,
     eps2d, near, far, radius_clip,
-    CAMERA: tl.constexpr, ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr,
-    OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, ALPHA_MIN: tl.constexpr,
+    FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr,
+    FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
 ):  # fmt: skip
     """Projects one row per lane.
 
@@ -91,17 +80,31 @@ def _project(
         compensation.
     """
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
-    sigma = _load_covariance(quats, scales, covars, gaussian, mask)
     w, t, intrinsics = load_camera(viewmats, Ks, image)
-    p, mean2d, _, _, _, sharp, blurred = to_screen(
-        mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA, FOV_MARGIN
-    )
+    if len(UNSCENTED) == 0:
+        sigma = _load_covariance(quats, scales, covars, gaussian, mask)
+        p, mean2d, _, _, _, sharp, blurred = to_screen(
+            mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA, FOV_MARGIN
+        )
+        depth = p[2]
+        visible = mask
+    else:
+        unit, _ = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
+        scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
+        coefficients, path = load_lens(lens, shutter, image)
+        mean2d, depth, sharp, seen, _ = unscented(
+            mean, rotation(unit), scale, (w, t), path, coefficients, intrinsics, width, height, CAMERA, READOUT,
+            UNSCENTED,
+        )  # fmt: skip
+        blur = constant(eps2d, sharp[0])
+        blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)
+        visible = mask & seen
     det = det2(blurred)
     inverse = conic(blurred, det)
     visible = (
-        mask
-        & (p[2] >= constant(near, det))
-        & (p[2] <= constant(far, det))
+        visible
+        & (depth >= constant(near, det))
+        & (depth <= constant(far, det))
         & (det > 0.0)
         & finite(det)
         & finite(size_of(inverse))
@@ -113,19 +116,24 @@ def _project(
         rho = compensation(det2(sharp), det, FLOOR)
     opacity = rho
     if opacities is not None:
-        opacity = rho * tl.load(opacities + gaussian, mask=mask, other=0.0)
+        given = tl.load(opacities + gaussian, mask=mask, other=0.0)
+        opacity = rho * given
+        # The unscented transform always culls by the compensated opacity.
+        bounded = opacity
+        if not COMPENSATE and len(UNSCENTED) > 0:
+            bounded = given * compensation(det2(sharp), det, FLOOR)
         if OPACITY_AWARE:
-            visible = visible & (opacity >= constant(ALPHA_MIN, opacity))
-        radius_x, radius_y = _bounds(blurred, det, opacity, ALPHA_MIN, EXTEND, OPACITY_AWARE)
+            visible = visible & (bounded >= constant(ALPHA_MIN, bounded))
+        radius_x, radius_y = bounds(blurred, det, bounded, ALPHA_MIN, EXTEND, OPACITY_AWARE)
     else:
-        radius_x, radius_y = _bounds(blurred, det, None, ALPHA_MIN, EXTEND, OPACITY_AWARE)
+        radius_x, radius_y = bounds(blurred, det, None, ALPHA_MIN, EXTEND, OPACITY_AWARE)
     radius_x = tl.minimum(radius_x, RADIUS_MAX)
     radius_y = tl.minimum(radius_y, RADIUS_MAX)
     radius_min = constant(radius_clip, det)
     visible = visible & ((radius_x > radius_min) | (radius_y > radius_min))
     visible = visible & (mean2d[0] + radius_x > 0.0) & (mean2d[0] - radius_x < width)
     visible = visible & (mean2d[1] + radius_y > 0.0) & (mean2d[1] - radius_y < height)
-    return visible, radius_x, radius_y, mean2d, p[2], inverse, rho, opacity
+    return visible, radius_x, radius_y, mean2d, depth, inverse, rho, opacity
 
 
 @kernel
@@ -137,14 +145,16 @@ def _projection_visible_kernel(
     opacities,  # [B, N] or None
     viewmats,  # [B, C, 4, 4]
     Ks,  # [B, C, 3, 3]
+    lens,  # [B, C, 12] or None
+    shutter,  # [B, C, 20] or None
     valid,  # [B, N] bool or None
     visible_out,  # [B, C, N] int8, output
     row_of,  # [B, C, N] int32, output: -1; the next kernel writes the visible ones
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    CAMERA: tl.constexpr, ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr,
-    OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, ALPHA_MIN: tl.constexpr,
+    FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr,
+    FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -152,9 +162,9 @@ def _projection_visible_kernel(
     gaussian = image // n_cameras * n_gaussians + row % n_gaussians
     image = tl.where(mask, image, 0)
     visible, _, _, _, _, _, _, _ = _project(
-        means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
-        eps2d, near, far, radius_clip, CAMERA, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR,
-        RADIUS_MAX,
+        means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width,
+        height, eps2d, near, far, radius_clip, CAMERA, READOUT, UNSCENTED, ALPHA_MIN, FOV_MARGIN, EXTEND,
+        OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(visible_out + row, visible.to(tl.int8), mask=mask)
     tl.store(row_of + row, tl.full([BLOCK], -1, tl.int32), mask=mask)
@@ -169,6 +179,8 @@ def _projection_fwd_kernel(
     opacities,  # [B, N] or None
     viewmats,  # [B, C, 4, 4]
     Ks,  # [B, C, 3, 3]
+    lens,  # [B, C, 12] or None
+    shutter,  # [B, C, 20] or None
     valid,  # [B, N] bool or None
     dense_ids,  # [nnz] int64, or None if not packed
     row_of,  # [B, C, N] int32, output: packed row of each entry; None if not packed
@@ -180,9 +192,9 @@ def _projection_fwd_kernel(
     opacities_out,  # [nnz], output, or None
     n_rows: "Int", n_gaussians: "Int", n_cameras: "Int", width: "Int", height: "Int",
     eps2d: tl.float64, near: tl.float64, far: tl.float64, radius_clip: tl.float64,
-    CAMERA: tl.constexpr, ALPHA_MIN: tl.constexpr, FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr,
-    OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, ALPHA_MIN: tl.constexpr,
+    FOV_MARGIN: tl.constexpr, EXTEND: tl.constexpr, OPACITY_AWARE: tl.constexpr, COMPENSATE: tl.constexpr,
+    FLOOR: tl.constexpr, RADIUS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -194,9 +206,9 @@ def _projection_fwd_kernel(
     gaussian = image // n_cameras * n_gaussians + dense_id % n_gaussians
     image = tl.where(mask, image, 0)
     visible, radius_x, radius_y, mean2d, depth, conic_, rho, opacity = _project(
-        means, quats, scales, covars, opacities, viewmats, Ks, valid, image, gaussian, mask, width, height,
-        eps2d, near, far, radius_clip, CAMERA, ALPHA_MIN, FOV_MARGIN, EXTEND, OPACITY_AWARE, COMPENSATE, FLOOR,
-        RADIUS_MAX,
+        means, quats, scales, covars, opacities, viewmats, Ks, lens, shutter, valid, image, gaussian, mask, width,
+        height, eps2d, near, far, radius_clip, CAMERA, READOUT, UNSCENTED, ALPHA_MIN, FOV_MARGIN, EXTEND,
+        OPACITY_AWARE, COMPENSATE, FLOOR, RADIUS_MAX,
     )  # fmt: skip
     tl.store(radii + row * 2, tl.where(visible, radius_x, 0.0).to(tl.int32), mask=mask)
     tl.store(radii + row * 2 + 1, tl.where(visible, radius_y, 0.0).to(tl.int32), mask=mask)
@@ -218,6 +230,8 @@ def _projection_bwd_kernel(
     opacities,  # [B, N] or None
     viewmats,  # [B, C, 4, 4]
     Ks,  # [B, C, 3, 3]
+    lens,  # None, as the shutter
+    shutter,
     row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
     radii,  # [nnz, 2] int32
     v_means2d,  # [nnz, 2] or None
@@ -233,8 +247,8 @@ def _projection_bwd_kernel(
     v_viewmats,  # [blocks, I, 12], output, or None
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
     eps2d: tl.float64,
-    CAMERA: tl.constexpr, FOV_MARGIN: tl.constexpr, COMPENSATE: tl.constexpr, FLOOR: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, FOV_MARGIN: tl.constexpr,
+    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(n_gaussians, BLOCK)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
@@ -368,6 +382,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
         far=settings.camera.far,
         radius_clip=settings.radius_clip,
         CAMERA=settings.camera.model,
+        **constants(settings.camera, settings.unscented),
         ALPHA_MIN=ALPHA_MIN,
         FOV_MARGIN=FOV_MARGIN,
         EXTEND=settings.numerics.extend,
@@ -447,15 +462,15 @@ def projection_bwd(
     block = block_size(means, BLOCK)
     blocks = programs(n_gaussians, block)
     block_sums = means.new_empty(blocks, n_images, 12) if needs.viewmats else None
+    arguments: dict[str, object] = {**differentiable._asdict(), **cameras._asdict()}
+    arguments |= {f"v_{name}": tensor for name, tensor in v_gaussians._asdict().items()}
+    del arguments["valid"], arguments["v_valid"]
+    arguments |= constants(settings.camera, settings.unscented)
     launch(
-        _projection_bwd_kernel,
+        _projection_bwd_kernel if settings.unscented is None else unscented_bwd_kernel,
         programs(n_batches * blocks, 1),
-        means=means,
-        quats=gaussians.quats,
-        scales=gaussians.scales,
-        covars=gaussians.covars,
-        opacities=gaussians.opacities,
-        **cameras._asdict(),
+        **arguments,
+        FOV_MARGIN=FOV_MARGIN,
         row_of=row_of,
         radii=radii,
         v_means2d=v_projected.v_means2d,
@@ -463,11 +478,6 @@ def projection_bwd(
         v_conics=v_projected.v_conics,
         v_compensations=v_projected.v_compensations,
         v_opacities_out=v_projected.v_opacities,
-        v_means=v_gaussians.means,
-        v_quats=v_gaussians.quats,
-        v_scales=v_gaussians.scales,
-        v_covars=v_gaussians.covars,
-        v_opacities=v_gaussians.opacities,
         v_viewmats=block_sums,
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
@@ -476,7 +486,6 @@ def projection_bwd(
         height=settings.camera.height,
         eps2d=settings.eps2d,
         CAMERA=settings.camera.model,
-        FOV_MARGIN=FOV_MARGIN,
         COMPENSATE=settings.antialiased,
         FLOOR=settings.numerics.compensation_floor,
         BLOCK=block,

@@ -17,11 +17,10 @@ import math
 import torch
 from torch import Tensor
 
-from .config import (
+from ..config import (
     ALPHA_MIN,
     DEFAULT_NUMERICS,
     DEPTH_ALPHA_MIN,
-    FOV_MARGIN,
     MAGNITUDE_MAX,
     QUAT_NORM_MIN,
     RADIUS_MAX,
@@ -31,8 +30,11 @@ from .config import (
     Numerics,
     RasterizeMode,
     RenderMode,
+    Unscented,
 )
-from .data import Cameras, Gaussians3D, ProjectionSettings
+from ..data import Cameras, Gaussians3D, ProjectionSettings
+from .camera_formulas import Camera, project_points
+from .camera_formulas import unscented as unscented_transform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +119,11 @@ class Projection:
 def project(
     means: Tensor, covars: Tensor, opacities: Tensor | None, viewmats: Tensor, Ks: Tensor,
     settings: ProjectionSettings, *, shown: Tensor | None = None, visible: Tensor | None = None,
+    axes: Tensor | None = None, lens: Tensor | None = None, shutter: Tensor | None = None,
 ) -> Projection:  # fmt: skip
-    """Projects every Gaussian with every camera (EWA splatting); culled Gaussians are zero.
+    """Projects every Gaussian with every camera; culled Gaussians are zero.
+
+    By EWA splatting, or by the unscented transform if ``settings`` have one.
 
     Args:
         means, covars, opacities: [..., N, 3], [..., N, 3, 3], [..., N] or None.
@@ -126,36 +131,45 @@ def project(
         settings: ``packed`` and ``backend`` are unused.
         shown: [..., C, N] bool, false for Gaussians to cull.
         visible: [..., C, N] bool, a decision to take over.
+        axes, lens, shutter: For the unscented transform: one standard deviation along each axis of the Gaussians as
+            columns [..., N, 3, 3], and as in :class:`Cameras`.
     """
     near, far, numerics, eps2d = settings.camera.near, settings.camera.far, settings.numerics, settings.eps2d
-    rotation = viewmats[..., None, :3, :3]
-    camera = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
-    z = camera[..., 2]
-    means2d, jacobian, defined = _project_points(camera, Ks, settings.camera)
+    intrinsics = Ks[..., (0, 1, 0, 1), (0, 1, 2, 2)]
+    if settings.unscented is not None:
+        assert axes is not None
+        camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics, lens, shutter)
+        means2d, z, sharp, defined = unscented_transform(means, axes, camera, settings.camera, settings.unscented)
+    else:
+        rotation = viewmats[..., None, :3, :3]
+        points = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
+        z = points[..., 2]
+        means2d, jacobian, defined = project_points(points, intrinsics, settings.camera)
+        to_image = jacobian @ rotation
+        sharp = to_image @ covars[..., None, :, :, :] @ to_image.transpose(-1, -2)
     seen = defined & (z >= near) & (z <= far)
     margin = torch.minimum(_relative(z, near), _relative(z, far))
-    to_screen = jacobian @ rotation
-    sharp = to_screen @ covars[..., None, :, :, :] @ to_screen.transpose(-1, -2)
     a, b, c = sharp[..., 0, 0] + eps2d, sharp[..., 0, 1], sharp[..., 1, 1] + eps2d
     det_sharp = sharp[..., 0, 0] * sharp[..., 1, 1] - b * b
     det = a * c - b * b
     seen = seen & (det > 0) & det.isfinite()
     safe_det = torch.where(det > 0, det, torch.ones_like(det))
     conics = torch.stack([c / safe_det, -b / safe_det, a / safe_det], -1)
-    compensations = torch.ones_like(det)
-    if settings.antialiased:
-        ratio = det_sharp / safe_det
-        floor = numerics.compensation_floor
-        free = ratio > floor * floor
-        compensations = torch.where(free, torch.where(free, ratio, 1.0).sqrt(), floor)
+    ratio = det_sharp / safe_det
+    floor = numerics.compensation_floor
+    free = ratio > floor * floor
+    damping = torch.where(free, torch.where(free, ratio, 1.0).sqrt(), floor)
+    compensations = damping if settings.antialiased else torch.ones_like(det)
 
-    row_opacities = compensations
+    row_opacities, bounded = compensations, None
     if opacities is not None:
         row_opacities = opacities[..., None, :] * compensations
+        # The unscented transform always culls by the compensated opacity.
+        bounded = row_opacities if settings.unscented is None else opacities[..., None, :] * damping
         if numerics.opacity_aware:
-            seen = seen & (row_opacities >= ALPHA_MIN)
-            margin = torch.minimum(margin, _relative(row_opacities, ALPHA_MIN))
-    half = _half_extents(a, c, det, None if opacities is None else row_opacities, numerics)
+            seen = seen & (bounded >= ALPHA_MIN)
+            margin = torch.minimum(margin, _relative(bounded, ALPHA_MIN))
+    half = _half_extents(a, c, det, bounded, numerics)
     radius = half.ceil().clamp_max(RADIUS_MAX)
     seen = seen & (radius > settings.radius_clip).any(-1)
     size = torch.tensor([settings.camera.width, settings.camera.height], dtype=means.dtype, device=means.device)
@@ -179,51 +193,6 @@ def project(
     return Projection(
         seen, radii, keep(means2d), keep(z), keep(conics), keep(compensations), keep(row_opacities), margin
     )
-
-
-def _project_points(points: Tensor, Ks: Tensor, settings: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3]; whether defined.
-
-    Fisheye: u = fx k x + cx with k = theta / r. With m = (dk / dr) / r, J = f [k I + m p p^T | -p / |(x, y, z)|^2].
-    """
-    x, y, z = points.unbind(-1)
-    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    zero = torch.zeros_like(z)
-    defined = torch.ones_like(z, dtype=torch.bool)
-    if settings.model == "pinhole":
-        safe_z = torch.where(z.abs() > 0, z, 1.0)
-        slopes = []
-        for p, f, c, size in ((x, fx, cx, settings.width), (y, fy, cy, settings.height)):
-            margin = FOV_MARGIN * 0.5 * size / f
-            slopes.append(torch.clamp(p / safe_z, min=-(c / f + margin), max=(size - c) / f + margin))
-        u, v = fx * x / safe_z + cx, fy * y / safe_z + cy
-        rows = (fx / safe_z, zero, -fx * slopes[0] / safe_z), (zero, fy / safe_z, -fy * slopes[1] / safe_z)
-    elif settings.model == "ortho":
-        u, v = fx * x + cx, fy * y + cy
-        rows = (fx + zero, zero, zero), (zero, fy + zero, zero)
-    else:
-        square = x * x + y * y
-        defined = (square > 0) | (z > 0)
-        k, m = _equidistant(torch.where(defined, square, 1.0), z)
-        u, v = fx * k * x + cx, fy * k * y + cy
-        full = torch.where(defined, square + z * z, 1.0)
-        x_row = (fx * (k + m * x * x), fx * m * x * y, -fx * x / full)
-        rows = x_row, (fy * m * x * y, fy * (k + m * y * y), -fy * y / full)
-    return torch.stack([u, v], -1), torch.stack([torch.stack(row, -1) for row in rows], -2), defined
-
-
-def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """theta / r and its derivative with respect to r, divided by r, for r^2 = square; both are smooth at r = 0."""
-    near_axis = (z > 0) & (square < 0.1 * z * z)
-    # Each formula is evaluated at a harmless point where the other one is taken.
-    safe_z, far = torch.where(near_axis, z, 1.0), torch.where(near_axis, 1.0, square)
-    t = torch.where(near_axis, square, 0.0) / (safe_z * safe_z)
-    # atan(sqrt(t)) / sqrt(t) and twice its derivative.
-    value = sum((-t) ** n / (2 * n + 1) for n in range(18))
-    slope = sum(-2 * n * (-t) ** (n - 1) / (2 * n + 1) for n in range(1, 19))
-    k = torch.atan2(far.sqrt(), z) / far.sqrt()
-    m = (z / (far + z * z) - k) / far
-    return torch.where(near_axis, value / safe_z, k), torch.where(near_axis, slope / safe_z**3, m)
 
 
 def _half_extents(a: Tensor, c: Tensor, det: Tensor, opacities: Tensor | None, numerics: Numerics) -> Tensor:
@@ -370,13 +339,15 @@ def rasterize(
     0.0, eps2d: float = 0.3, sh_degree: int | None = None, backgrounds: Tensor | None = None, render_mode:
     RenderMode = "RGB", rasterize_mode: RasterizeMode = "classic", camera_model: CameraModel = "pinhole", covars:
     Tensor | None = None, numerics: Numerics = DEFAULT_NUMERICS, cull: bool = False, decisions: Decisions | None =
-    None, extra_signals: Tensor | None = None, extra_signals_sh_degree: int | None = None,
+    None, extra_signals: Tensor | None = None, extra_signals_sh_degree: int | None = None, lens: Tensor | None = None,
+    shutter: Tensor | None = None, unscented: Unscented | None = None, readout: str = "GLOBAL",
 ) -> Rendering:  # fmt: skip
     """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
 
     Args:
         cull: Whether to leave out invalid Gaussians and cameras.
         decisions: Decisions to take over from another run; gradients then flow as that run's would.
+        lens, shutter, unscented, readout: As in :class:`Cameras`, :class:`ProjectionSettings`, :class:`CameraSettings`.
     """
     decided = decisions or Decisions()
     if covars is not None:
@@ -385,24 +356,32 @@ def rasterize(
     given = ((colors, sh_degree), (extra_signals, extra_signals_sh_degree))
     signals = [(_per_camera(values, degree, means.dim() - 2), degree) for values, degree in given if values is not None]
     if cull:
-        gaussians, cameras = Gaussians3D(means, quats, scales, covars, opacities), Cameras(viewmats, Ks)
-        gaussians, signals, (viewmats, Ks), shown = _cull_invalid(gaussians, signals, cameras)
+        gaussians, cameras = Gaussians3D(means, quats, scales, covars, opacities), Cameras(viewmats, Ks, lens, shutter)
+        gaussians, signals, (viewmats, Ks, lens, shutter), shown = _cull_invalid(gaussians, signals, cameras)
         means, quats, scales, covars, opacities, valid = gaussians  # type: ignore[assignment]
+    axes = None
     if covars is None:
         assert quats is not None and scales is not None
         covars = covariances(quats, scales)
+        axes = quaternion_to_rotation(quats) * scales[..., None, :]
     else:
         # Only the upper triangle is read, as in gsplat.
         covars = covars.triu() + covars.triu(1).transpose(-1, -2)
 
     settings = ProjectionSettings(
-        CameraSettings.of(width, height, camera_model, near_plane, far_plane, numerics), eps2d, radius_clip,
-        antialiased=rasterize_mode == "antialiased", numerics=numerics,
+        CameraSettings.of(width, height, camera_model, near_plane, far_plane, numerics, readout), eps2d, radius_clip,
+        antialiased=rasterize_mode == "antialiased", numerics=numerics, unscented=unscented,
     )  # fmt: skip
-    projection = project(means, covars, opacities, viewmats, Ks, settings, shown=shown, visible=decided.visible)
+    projection = project(
+        means, covars, opacities, viewmats, Ks, settings, shown=shown, visible=decided.visible, axes=axes, lens=lens,
+        shutter=shutter,
+    )  # fmt: skip
     visible, depths = projection.visible, projection.depths
 
-    features = [_shade(means, values, degree, viewmats, numerics) for values, degree in signals]
+    centers = camera_centers(viewmats, numerics)
+    if shutter is not None:
+        centers = 0.5 * (centers + shutter[..., 16:19])
+    features = [_shade(means, values, degree, centers) for values, degree in signals]
     if sh_degree is not None:
         features[0] = features[0].clamp_min(0)
     if "RGB" not in render_mode:
@@ -439,12 +418,12 @@ def _per_camera(values: Tensor, sh_degree: int | None, n_batch: int) -> Tensor:
     return values if values.dim() == n_batch + (3 if sh_degree is None else 4) else values.unsqueeze(n_batch)
 
 
-def _shade(means: Tensor, values: Tensor, sh_degree: int | None, viewmats: Tensor, numerics: Numerics) -> Tensor:
+def _shade(means: Tensor, values: Tensor, sh_degree: int | None, centers: Tensor) -> Tensor:
     """Features of every Gaussian on every camera, not clamped. [..., C, N, D]"""
     if sh_degree is not None:
-        directions = means[..., None, :, :] - camera_centers(viewmats, numerics)[..., None, :]
+        directions = means[..., None, :, :] - centers[..., None, :]
         values = spherical_harmonics(sh_degree, directions, values) + 0.5
-    return values.expand(*means.shape[:-2], viewmats.shape[-3], means.shape[-2], values.shape[-1])
+    return values.expand(*means.shape[:-2], centers.shape[-2], means.shape[-2], values.shape[-1])
 
 
 def _depth_order(visible: Tensor, depths: Tensor) -> tuple[Tensor, Tensor]:
@@ -465,7 +444,7 @@ def _cull_invalid(
     Returns:
         Gaussians, with ``valid``; colors and extra signals; cameras; which Gaussians are shown on which [..., C, N].
     """
-    (means, quats, scales, covars, opacities, _), (viewmats, Ks) = gaussians, cameras
+    (means, quats, scales, covars, opacities, _), (viewmats, Ks, lens, shutter) = gaussians, cameras
     assert opacities is not None
     valid = torch.ones_like(opacities, dtype=torch.bool)
     for tensor, n_own_dims in ((means, 1), (quats, 1), (scales, 1), (covars, 2), (opacities, 0)):
@@ -477,6 +456,10 @@ def _cull_invalid(
         valid = valid & (quats.square().sum(-1) >= QUAT_NORM_MIN**2)
     seeing = _within(viewmats, 2) & _within(Ks, 2) & (Ks[..., (0, 1), (0, 1)].abs() >= 1e-12).all(-1)
     seeing = seeing & (torch.linalg.det(viewmats[..., :3, :3].nan_to_num()).abs() >= 1e-12)
+    for tensor in (lens, shutter):
+        if tensor is not None:
+            seeing = seeing & _within(tensor, 1)
+    lens, shutter = (None if t is None else torch.where(seeing[..., None], t, 0.0) for t in (lens, shutter))
     means, opacities = _replace(means, valid), _replace(opacities, valid)
     quats, scales, covars = (None if t is None else _replace(t, valid) for t in (quats, scales, covars))
     signals = [(_replace(values, valid[..., None, :]), degree) for values, degree in signals]
@@ -484,7 +467,8 @@ def _cull_invalid(
     viewmats = torch.where(seeing[..., None, None], viewmats, identity)
     Ks = torch.where(seeing[..., None, None], Ks, identity[:3, :3])
     shown = valid[..., None, :] & seeing[..., :, None]
-    return Gaussians3D(means, quats, scales, covars, opacities, valid), signals, Cameras(viewmats, Ks), shown
+    cameras = Cameras(viewmats, Ks, lens, shutter)
+    return Gaussians3D(means, quats, scales, covars, opacities, valid), signals, cameras, shown
 
 
 def _within(tensor: Tensor, n_own_dims: int) -> Tensor:

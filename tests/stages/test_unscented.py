@@ -1,0 +1,326 @@
+"""The unscented transform: every lens and shutter against the reference, COLMAP's cameras, and closed forms."""
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+
+import tsplat
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tests.support.closeness import assert_exact
+from tsplat.config import RollingShutterType
+from tsplat.stages.lens_models import Lens, add_lens
+
+CASES = [
+    ("pinhole", "GLOBAL"),
+    ("pinhole", "ROLLING_BOTTOM_TO_TOP"),
+    ("distorted pinhole", "GLOBAL"),
+    ("distorted pinhole", "ROLLING_TOP_TO_BOTTOM"),
+    ("fisheye", "GLOBAL"),
+    ("distorted fisheye", "GLOBAL"),
+    ("distorted fisheye", "ROLLING_LEFT_TO_RIGHT"),
+    ("ortho", "ROLLING_RIGHT_TO_LEFT"),
+]
+
+
+def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, **structure):
+    """A scene in front of cameras with random coefficients, that move during the readout of a rolling shutter."""
+    model = kind.split()[-1]
+    scene = scenes.make(scenes.Structure(**dict(n=15, seed=seed, camera_model=model) | structure), dtype)
+    if model == "fisheye":
+        scene["means"][..., 2].abs_()
+    generator = torch.Generator().manual_seed(seed)
+    *leading, _, _ = scene["viewmats"].shape
+
+    def uniform(n, size):
+        return (size * (2 * torch.rand(*leading, n, generator=generator, dtype=torch.float64) - 1)).to(dtype)
+
+    options = dict(with_ut=True, rolling_shutter=RollingShutterType[readout])
+    if kind == "distorted pinhole":
+        options |= dict(
+            radial_coeffs=uniform(6, 0.05), tangential_coeffs=uniform(2, 0.01), thin_prism_coeffs=uniform(4, 0.01)
+        )
+    elif kind == "distorted fisheye":
+        options |= dict(radial_coeffs=uniform(4, 0.05))
+    if readout != "GLOBAL":
+        end = scene["viewmats"].clone()
+        end[..., :3, :3] = scenes._small_rotations(uniform(3, 0.1).double()).to(dtype) @ end[..., :3, :3]
+        end[..., :3, 3] += uniform(3, 0.1)
+        options |= dict(viewmats_rs=end)
+    return scene | options
+
+
+def images_and_gradients(scene, names, **options):
+    leaves = scene | {name: scene[name].clone().requires_grad_() for name in names}
+    colors, alphas, meta = tsplat.rasterization(**leaves, **options)
+    outputs = (colors, alphas)
+    gradients = torch.autograd.grad(outputs, [leaves[name] for name in names], scenes.random_like(outputs, 0))
+    return *outputs, *gradients, meta
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("kind", "readout"), CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_images_and_gradients_match_reference(backend, kind, readout, seed):
+    scene = make(kind, readout, seed, batch=(2,) if seed else (), sh_degree=2 if seed else None)
+    names = ["means", "quats", "scales", "opacities", "colors", "backgrounds"]
+    if readout == "GLOBAL":
+        names.append("viewmats")
+    options = dict(rasterize_mode="antialiased" if seed else "classic", numerics=("gsplat-1.5", "gsplat-1.6")[seed])
+    *found, meta = images_and_gradients(scene, names, backend=backend, packed=seed == 0, **options)
+    *expected, dense = images_and_gradients(scene, names, backend="reference", packed=False, **options)
+    assert (dense["radii"] > 0).all(-1).sum() > 3
+    assert torch.equal(meta["radii"], dense["radii"] if seed else dense["radii"][(dense["radii"] > 0).all(-1)])
+    for name, one, other in zip(["colors", "alphas", *names], found, expected):
+        assert_exact(name, one, other)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["distorted pinhole", "distorted fisheye"])
+def test_fp32_is_close_to_fp64(backend, kind):
+    """The weights amplify the rounding of pixels, 3e-5 of 1,000, about 100 times."""
+    scene = make(kind, n=200, width=1000, height=800, size=8.0)
+    del scene["colors"], scene["backgrounds"], scene["sh_degree"], scene["covars"]
+    del scene["with_ut"], scene["rolling_shutter"]
+
+    def project(dtype):
+        cast = {name: t.to(dtype) if isinstance(t, torch.Tensor) else t for name, t in scene.items()}
+        return tsplat.fully_fused_projection_with_ut(**cast, backend=backend)
+
+    found, expected = project(torch.float32), project(torch.float64)
+    both = (found[0] > 0).all(-1) & (expected[0] > 0).all(-1)
+    assert both.sum() > 100
+    distance = (found[1] - expected[1])[both].norm(dim=-1)
+    assert distance.median() < 0.005 and distance.max() < 0.1
+    relative = (found[3] - expected[3])[both].norm(dim=-1) / expected[3][both].norm(dim=-1)
+    assert relative.median() < 1e-4 and relative.max() < 0.01
+
+
+def tiny(points, **options):
+    """Pixels of small Gaussians [N, 3] that a camera at the origin sees, and whether each is visible."""
+    points = torch.as_tensor(points, dtype=torch.float64)
+    n = len(points)
+    Ks = torch.tensor([[[300.0, 0, 210], [0, 310, 190], [0, 0, 1]]], dtype=torch.float64)
+    radii, means2d, *_ = tsplat.fully_fused_projection_with_ut(
+        points, torch.tensor([[1.0, 0, 0, 0]]).expand(n, 4), torch.full((n, 3), 1e-7), None, torch.eye(4)[None], Ks,
+        width=400, height=400, **options,
+    )  # fmt: skip
+    return means2d[0], (radii[0] > 0).all(-1)
+
+
+def coefficients(*values):
+    return torch.tensor([values], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("colmap", "numbers", "options"),
+    [
+        ("FULL_OPENCV", (0.1, -0.05, 0.002, -0.003, 0.01, 0.02, -0.01, 0.004), dict(
+            radial_coeffs=coefficients(0.1, -0.05, 0.01, 0.02, -0.01, 0.004),
+            tangential_coeffs=coefficients(0.002, -0.003),
+        )),
+        ("OPENCV_FISHEYE", (0.05, -0.02, 0.01, -0.002), dict(
+            camera_model="fisheye", radial_coeffs=coefficients(0.05, -0.02, 0.01, -0.002),
+        )),
+    ],
+)  # fmt: skip
+def test_lenses_are_those_of_colmap(colmap, numbers, options):
+    pycolmap = pytest.importorskip("pycolmap")
+    points = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = points * torch.tensor([0.25, 0.25, 0.3]) + torch.tensor([0.0, 0.0, 1.5])
+    camera = pycolmap.Camera(model=colmap, width=400, height=400, params=[300.0, 310, 210, 190, *numbers])
+    expected = torch.tensor([camera.img_from_cam(point).tolist() for point in points.numpy()], dtype=torch.float64)
+    pixels, visible = tiny(points, **options)
+    assert visible.sum() > 100
+    torch.testing.assert_close(pixels[visible], expected[visible], rtol=0, atol=1e-6)
+
+
+def test_thin_prism():
+    (pixel,), _ = tiny([[0.2, -0.1, 1.0]], thin_prism_coeffs=coefficients(0.1, 0.2, -0.3, 0.4))
+    square = 0.2**2 + 0.1**2
+    x, y = 0.2 + 0.1 * square + 0.2 * square**2, -0.1 - 0.3 * square + 0.4 * square**2
+    torch.testing.assert_close(pixel, torch.tensor([300 * x + 210, 310 * y + 190], dtype=torch.float64))
+
+
+def test_agrees_with_ewa_as_gaussians_shrink():
+    """The error of the linearization is proportional to the square of the size."""
+    scene = make("pinhole", n=100, size=2.0)
+    names = ("means", "quats", "scales", "opacities", "viewmats", "Ks", "width", "height")
+    errors = []
+    for size in (0.4, 0.2, 0.1):
+        given = {name: scene[name] for name in names} | {"scales": scene["scales"] * size, "eps2d": 0.0}
+        _, means2d, _, conics, _ = tsplat.fully_fused_projection(covars=None, **given)
+        radii, found2d, _, found, _ = tsplat.fully_fused_projection_with_ut(**given)
+        inside = (radii > 0).all(-1) & (conics[..., 0] > 0)
+        inside &= ((means2d > 0) & (means2d < torch.tensor([21, 19]))).all(-1)  # the Jacobian of EWA is not clamped
+        assert inside.sum() > 30
+        relative = (found - conics)[inside].norm(dim=-1) / conics[inside].norm(dim=-1)
+        errors.append((relative.median(), (found2d - means2d)[inside].norm(dim=-1).median()))
+    for large, small in itertools.pairwise(errors):
+        assert all(3 < one / other < 5 for one, other in zip(large, small))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_poses_of_a_rolling_shutter_equal_a_global_one(backend):
+    scene = make("distorted pinhole", sh_degree=1)
+    still = scene | dict(rolling_shutter="ROLLING_TOP_TO_BOTTOM", viewmats_rs=scene["viewmats"])
+    found, expected = (tsplat.rasterization(**each, backend=backend)[0] for each in (still, scene))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("readout", "axis"),
+    [("ROLLING_TOP_TO_BOTTOM", 1), ("ROLLING_BOTTOM_TO_TOP", 1), ("ROLLING_LEFT_TO_RIGHT", 0),
+     ("ROLLING_RIGHT_TO_LEFT", 0)],
+)  # fmt: skip
+def test_rolling_shutter_shows_each_point_when_its_row_is_read(readout, axis):
+    """The camera moves sideways and turns about its axis, so rows and columns are where a still camera has them."""
+    points = torch.rand(50, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    points = torch.cat([0.8 * points[:, :2] - 0.4, points[:, 2:] + 1.5], -1)
+    end = torch.eye(4, dtype=torch.float64)[None].clone()
+    end[0, 1 - axis, 3] = 0.05  # across the direction of the readout
+    pixels, visible = tiny(points, viewmats_rs=end, rolling_shutter=RollingShutterType[readout])
+    still, _ = tiny(points)
+    assert visible.all()
+    along = still[:, axis]
+    time = (
+        (400 - along.ceil()) / 399
+        if readout in ("ROLLING_BOTTOM_TO_TOP", "ROLLING_RIGHT_TO_LEFT")
+        else along.floor() / 399
+    )
+    torch.testing.assert_close(pixels[:, axis], along, rtol=0, atol=1e-6)
+    moved = (300.0, 310.0)[1 - axis] * 0.05 * time / points[:, 2]
+    torch.testing.assert_close(pixels[:, 1 - axis] - still[:, 1 - axis], moved, rtol=0, atol=1e-6)
+
+
+def test_rotation_during_the_readout_has_a_constant_rate():
+    """A turn of 0.4 about the optical axis, read in one row at half of it: a column in the middle of 3 rows."""
+    turn = scenes._small_rotations(torch.tensor([[0.0, 0, 0.4]], dtype=torch.float64))
+    end = torch.eye(4, dtype=torch.float64)[None].clone()
+    end[0, :3, :3] = turn
+    expected = scenes._small_rotations(torch.tensor([[0.0, 0, 0.2]], dtype=torch.float64))[0] @ torch.tensor(
+        [1.0, 0.0, 10.0], dtype=torch.float64
+    )
+    Ks = torch.tensor([[[10.0, 0, 1.0], [0, 10, 1.4], [0, 0, 1]]], dtype=torch.float64)
+    _, means2d, *_ = tsplat.fully_fused_projection_with_ut(
+        torch.tensor([[1.0, 0, 10]]), torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), 1e-6), None,
+        torch.eye(4)[None], Ks, width=3, height=3, viewmats_rs=end, rolling_shutter="ROLLING_TOP_TO_BOTTOM",
+    )  # fmt: skip
+    torch.testing.assert_close(means2d[0, 0], expected[:2] + torch.tensor([1.0, 1.4]).double(), rtol=0, atol=1e-6)
+
+
+def test_what_is_outside_of_the_domain_of_a_lens_is_culled():
+    barrel = dict(radial_coeffs=coefficients(-0.3, 0, 0, 0, 0, 0))
+    _, visible = tiny([[0.5, 0, 1.0], [0.9, 0, 1.0], [2.5, 0, 1.0], [0, 0, -1.0]], **barrel)
+    assert visible.tolist() == [True, False, False, False]  # 0.9 would be shown within the image
+    folding = dict(camera_model="fisheye", radial_coeffs=coefficients(-0.2, 0, 0, 0))
+    last = 1 / math.sqrt(0.6)  # where theta - 0.2 theta^3 stops to grow
+    angles = torch.tensor([0.5, last - 0.02, last + 0.02, 1.5], dtype=torch.float64)
+    points = torch.stack([torch.zeros_like(angles), angles.sin(), angles.cos()], -1)
+    Ks = torch.tensor([[[100.0, 0, 200], [0, 100, 200], [0, 0, 1]]], dtype=torch.float64)
+    radii, *_ = tsplat.fully_fused_projection_with_ut(
+        points, torch.tensor([[1.0, 0, 0, 0]]).expand(4, 4), torch.full((4, 3), 1e-6), None, torch.eye(4)[None], Ks,
+        width=400, height=400, **folding,
+    )  # fmt: skip
+    assert (radii[0] > 0).all(-1).tolist() == [True, True, False, False]
+
+
+def test_sigma_points_outside_of_the_image():
+    """One of seven is outside of the margin: culled, unless one valid point is enough."""
+    given = dict(
+        means=torch.tensor([[0.0, 0, 1]]), quats=torch.tensor([[1.0, 0, 0, 0]]), scales=torch.tensor([[4.0, 0.1, 0.1]]),
+        opacities=None, viewmats=torch.eye(4)[None], Ks=torch.tensor([[[100.0, 0, 50], [0, 100, 50], [0, 0, 1]]]),
+        width=100, height=100,
+    )  # fmt: skip
+
+    def sees(numerics="gsplat-1.5", **parameters):
+        ut_params = tsplat.UnscentedTransformParameters(**parameters) if parameters else None
+        return bool(tsplat.fully_fused_projection_with_ut(**given, ut_params=ut_params, numerics=numerics)[0].any())
+
+    assert not sees() and sees("gsplat-1.6")
+    assert sees(in_image_margin_factor=0.3) and sees(require_all_sigma_points_valid=False)
+    assert not sees("gsplat-1.6", require_all_sigma_points_valid=True)
+    assert sees(alpha=0.05)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("kind", "readout"), [CASES[3], CASES[6]])
+def test_special_values_give_finite_images_and_gradients(backend, kind, readout):
+    scene = make(kind, readout, n=12, dtype=torch.float32, cameras=1)
+    means, scales = scene["means"], scene["scales"]
+    means[0] = torch.linalg.inv(scene["viewmats"][0])[:3, 3]  # the center of the camera
+    means[1], means[2], means[3] = 1e30, -means[3], torch.tensor([0.0, 0, 1e-20])
+    scales[4], scales[5], scales[6], scales[7, 0] = 0.0, 1e6, 1e-30, 0.0
+    *found, _ = images_and_gradients(scene, ["means", "quats", "scales", "opacities"], backend=backend)
+    assert all(t.isfinite().all() for t in found)
+    assert found[1].max() > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "n_own"), [("radial_coeffs", 1), ("viewmats_rs", 2)])
+def test_invalid_cameras_see_nothing(backend, name, n_own):
+    scene = make("distorted pinhole", "ROLLING_TOP_TO_BOTTOM")
+    expected = tsplat.rasterization(**scene, backend=backend)[0]
+    broken = scene[name].clone()
+    broken[(1, *[0] * n_own)] = torch.nan
+    colors, alphas, _ = tsplat.rasterization(**scene | {name: broken}, backend=backend)
+    assert torch.equal(colors[0], expected[0]) and not alphas[1].any()
+    remedy = "check the coefficients" if name == "radial_coeffs" else "check viewmats_rs"
+    with pytest.raises(tsplat.InvalidValueError, match=f"1 of 2 cameras are not finite .*{remedy}"):
+        tsplat.rasterization(**scene | {name: broken}, backend=backend, validate="error")
+
+
+ROLLS = "ROLLING_TOP_TO_BOTTOM"
+END = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (dict(with_ut=False, radial_coeffs=torch.zeros(2, 6)), "Argument", "radial_coeffs: requires with_ut=True"),
+        (dict(with_ut=False, rolling_shutter=ROLLS), "Argument", "rolling_shutter: requires with_ut=True"),
+        (dict(with_ut=False, viewmats_rs=END), "Argument", "viewmats_rs: requires with_ut=True"),
+        (dict(with_ut=False, ut_params=tsplat.UnscentedTransformParameters()), "Argument", "ut_params: requires"),
+        (dict(rolling_shutter=ROLLS), "Argument", "viewmats_rs: expected the poses at the end of the readout"),
+        (dict(viewmats_rs=END), "Argument", "viewmats_rs: expected None, as rolling_shutter is GLOBAL"),
+        (dict(rolling_shutter="SIDEWAYS"), "Argument", "rolling_shutter: expected one of 'ROLLING_TOP_TO_BOTTOM'"),
+        (dict(radial_coeffs=torch.zeros(2, 4)), "Shape", "radial_coeffs: expected [..., C, 6] as viewmats"),
+        (dict(tangential_coeffs=torch.zeros(1, 2)), "Shape", "tangential_coeffs: expected [..., C, 2]"),
+        (dict(thin_prism_coeffs=torch.zeros(2, 4, dtype=torch.int64)), "Dtype", "thin_prism_coeffs: expected"),
+        (dict(camera_model="fisheye", tangential_coeffs=torch.zeros(2, 2)), "Argument",
+         "tangential_coeffs: expected None for fisheye cameras"),
+        (dict(camera_model="ortho", radial_coeffs=torch.zeros(2, 6)), "Argument", "radial_coeffs: expected None"),
+        (dict(covars=torch.eye(3).expand(15, 3, 3), quats=None, scales=None), "Argument", "covars: expected None"),
+        (dict(ut_params=tsplat.UnscentedTransformParameters(alpha=0.0)), "Argument", "ut_params: expected alpha^2"),
+        (dict(ut_params=tsplat.UnscentedTransformParameters(beta=math.nan)), "Argument", "ut_params.beta: expected"),
+        (dict(ut_params=0.1), "Argument", "ut_params.alpha: expected a finite number, found None"),
+        (dict(radial_coeffs=torch.zeros(2, 6).requires_grad_()), "Unsupported", "radial_coeffs: its gradient is not"),
+        (dict(rolling_shutter=ROLLS, viewmats_rs=END, viewmats=END.clone().requires_grad_()), "Unsupported",
+         "viewmats: its gradient is not implemented with a rolling shutter"),
+        (dict(ftheta_coeffs=object()), "Unsupported", "ftheta_coeffs: the f-theta camera is not implemented"),
+    ],
+)  # fmt: skip
+def test_errors(change, error, words):
+    scene = make("pinhole") | change
+    with pytest.raises(getattr(tsplat, f"{error}Error"), match=re.escape(words)):
+        tsplat.rasterization(**scene)
+
+
+def test_domain_of_fisheye_lenses():
+    def largest(*values):
+        cameras = tsplat.data.Cameras(torch.eye(4)[None], torch.eye(3)[None])
+        settings = tsplat.data.ProjectionSettings(
+            tsplat.config.CameraSettings(10, 10, "fisheye"),
+            unscented=tsplat.config.Unscented.of(tsplat.UnscentedTransformParameters(), tsplat.config.DEFAULT_NUMERICS),
+        )
+        lens = add_lens(cameras, Lens(coefficients(*values)), settings, torch.Size(), 1).lens
+        return lens[0, 4].item()
+
+    assert largest(0, 0, 0, 0) == pytest.approx(math.pi)
+    assert largest(0.1, 0, 0, 0) == pytest.approx(math.pi)
+    assert largest(-0.1, 0, 0, 0) == pytest.approx(1 / math.sqrt(0.3))
+    # 1 - 3 t^2 + 2.1 t^4 is 0 at two angles; the first counts.
+    assert largest(-1, 0.42, 0, 0) == pytest.approx(math.sqrt((3 - math.sqrt(9 - 8.4)) / 4.2))

@@ -1,0 +1,215 @@
+"""Device functions of lenses and rolling shutters: where a camera shows a point, when, and the gradient of the point.
+
+- Pinhole: radial (k1 to k6), tangential (p1, p2) and thin prism distortion (s1 to s4), as OpenCV defines them.
+- Fisheye: theta (1 + k1 theta^2 + k2 theta^4 + k3 theta^6 + k4 theta^8), theta the angle from the optical axis (Kannala
+  and Brandt, 2006); without coefficients equidistant. The fifth number of the lens is the largest angle.
+- Ortho: no distortion.
+
+Points behind a camera are at pixel 0, 0, and are not seen. ``lens`` is () without coefficients. A rolling shutter
+exposes a row or column at a time, and the pose is interpolated; ``path`` is ``Cameras.shutter``, see
+``stages/lens_models.py``. Tuples are laid out as in ``device_math.py``.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from ...config import LENS_GAIN_MIN, SHUTTER_STEPS
+from ..device_math import constant, matvec3, normalize4, rotation
+from .camera_models import fisheye_direction, fisheye_rows
+
+GAIN_MIN = tl.constexpr(LENS_GAIN_MIN)
+STEPS = tl.constexpr(SHUTTER_STEPS)
+
+N_SINE = tl.constexpr(10)
+SINE = tl.constexpr(tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(N_SINE.value, -1, -1)))
+"""Taylor series, highest term first. Its error is below 1e-13 within SINE_MAX."""
+SINE_MAX = tl.constexpr(2.5)
+
+
+@triton.jit
+def bend(p, lens, CAMERA: tl.constexpr):
+    """Where a lens with a focal length of 1 shows a point in front, whether it sees it, and what ``bend_vjp`` needs."""
+    seen = p[2] > 0.0
+    if CAMERA == "ortho":
+        return p[0], p[1], seen, (p[2],)
+    elif CAMERA == "fisheye":
+        d, inverse_norm, k, m, _ = fisheye_direction(p)
+        q0 = k * d[0]
+        q1 = k * d[1]
+        if len(lens) == 0:
+            return q0, q1, seen, (d, inverse_norm, m)
+        else:
+            square = q0 * q0 + q1 * q1  # theta^2
+            gain = 1.0 + square * (lens[0] + square * (lens[1] + square * (lens[2] + square * lens[3])))
+            slope = lens[0] + square * (2.0 * lens[1] + square * (3.0 * lens[2] + square * 4.0 * lens[3]))
+            seen = seen & (square <= lens[4] * lens[4])
+            return gain * q0, gain * q1, seen, (d, inverse_norm, m, q0, q1, gain, slope)
+    else:
+        tl.static_assert(CAMERA == "pinhole")
+        a = p[0] / p[2]
+        b = p[1] / p[2]
+        if len(lens) == 0:
+            return a, b, seen, (a, b)
+        else:
+            square = a * a + b * b
+            above = 1.0 + square * (lens[0] + square * (lens[1] + square * lens[2]))
+            below = 1.0 + square * (lens[3] + square * (lens[4] + square * lens[5]))
+            inverse = tl.where(tl.abs(below) > constant(1e-8, below), 1.0 / below, 0.0)
+            gain = above * inverse
+            above_slope = lens[0] + square * (2.0 * lens[1] + square * 3.0 * lens[2])
+            below_slope = lens[3] + square * (2.0 * lens[4] + square * 3.0 * lens[5])
+            slope = (above_slope - gain * below_slope) * inverse
+            mixed = 2.0 * a * b
+            x = gain * a + lens[6] * mixed + lens[7] * (square + 2.0 * a * a) + square * (lens[8] + square * lens[9])
+            y = gain * b + lens[6] * (square + 2.0 * b * b) + lens[7] * mixed + square * (lens[10] + square * lens[11])
+            return x, y, seen & (gain > constant(GAIN_MIN, gain)), (a, b, square, gain, slope)
+
+
+@triton.jit
+def bend_vjp(p, lens, saved, v_x, v_y, CAMERA: tl.constexpr):
+    """Gradient of the point from that of where the lens shows it."""
+    if CAMERA == "ortho":
+        return v_x, v_y, v_x * 0.0
+    elif CAMERA == "fisheye":
+        d = saved[0]
+        if len(lens) > 0:
+            q0, q1, gain, slope = saved[3], saved[4], saved[5], saved[6]
+            along = 2.0 * slope * (q0 * v_x + q1 * v_y)
+            v_x = gain * v_x + along * q0
+            v_y = gain * v_y + along * q1
+        j00, j01, j11 = fisheye_rows(d, saved[2])
+        return (
+            saved[1] * (v_x * j00 + v_y * j01),
+            saved[1] * (v_x * j01 + v_y * j11),
+            -saved[1] * (v_x * d[0] + v_y * d[1]),
+        )
+    else:
+        tl.static_assert(CAMERA == "pinhole")
+        a = saved[0]
+        b = saved[1]
+        if len(lens) > 0:
+            square, gain, slope = saved[2], saved[3], saved[4]
+            prism_x = 2.0 * (lens[8] + 2.0 * lens[9] * square)
+            prism_y = 2.0 * (lens[10] + 2.0 * lens[11] * square)
+            tangent = 2.0 * (lens[6] * a + lens[7] * b)
+            xx = gain + 2.0 * slope * a * a + 2.0 * lens[6] * b + 6.0 * lens[7] * a + prism_x * a
+            xy = 2.0 * slope * a * b + tangent + prism_x * b
+            yx = 2.0 * slope * a * b + tangent + prism_y * a
+            yy = gain + 2.0 * slope * b * b + 6.0 * lens[6] * b + 2.0 * lens[7] * a + prism_y * b
+            v_a = xx * v_x + yx * v_y
+            v_b = xy * v_x + yy * v_y
+        else:
+            v_a = v_x
+            v_b = v_y
+        return v_a / p[2], v_b / p[2], -(a * v_a + b * v_b) / p[2]
+
+
+@triton.jit
+def _in_front(p):
+    """Whether a point is in front of the camera, and the point, or one on the axis."""
+    front = p[2] > 0.0
+    return front, (tl.where(front, p[0], 0.0), tl.where(front, p[1], 0.0), tl.where(front, p[2], 1.0))
+
+
+@triton.jit
+def lens_pixel(p, lens, intrinsics, width, height, CAMERA: tl.constexpr, MARGIN: tl.constexpr):
+    """Pixel of a point of the camera frame, and whether the lens sees it within the image and a margin."""
+    front, q = _in_front(p)
+    x, y, seen, _ = bend(q, lens, CAMERA)
+    u = tl.where(front, intrinsics[0] * x + intrinsics[2], 0.0)
+    v = tl.where(front, intrinsics[1] * y + intrinsics[3], 0.0)
+    side = constant(MARGIN, u) * width
+    top = constant(MARGIN, u) * height
+    return u, v, front & seen & (u >= -side) & (u < width + side) & (v >= -top) & (v < height + top)
+
+
+@triton.jit
+def lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA: tl.constexpr):
+    """Gradient of the point from that of its pixel."""
+    front, q = _in_front(p)
+    _, _, _, saved = bend(q, lens, CAMERA)
+    v = bend_vjp(q, lens, saved, intrinsics[0] * v_u, intrinsics[1] * v_v, CAMERA)
+    return tl.where(front, v[0], 0.0), tl.where(front, v[1], 0.0), tl.where(front, v[2], 0.0)
+
+
+@triton.jit
+def _sine(x):
+    x = tl.minimum(tl.maximum(x, -SINE_MAX), SINE_MAX)
+    square = x * x
+    total = constant(SINE[0], x)
+    for k in tl.static_range(N_SINE):
+        total = total * square + SINE[k + 1]
+    return total * x
+
+
+@triton.jit
+def to_camera(point, pose):
+    w, t = pose
+    rotated = matvec3(w, point)
+    return rotated[0] + t[0], rotated[1] + t[1], rotated[2] + t[2]
+
+
+@triton.jit
+def pose_at(path, time):
+    """Rotation (nine entries) and translation at a time; quaternions are interpolated along the sphere."""
+    turns = path[15] > 0.0
+    before = tl.where(turns, _sine((1.0 - time) * path[14]) * path[15], 1.0 - time)
+    after = tl.where(turns, _sine(time * path[14]) * path[15], time)
+    unit, _ = normalize4(
+        (
+            before * path[0] + after * path[4],
+            before * path[1] + after * path[5],
+            before * path[2] + after * path[6],
+            before * path[3] + after * path[7],
+        )
+    )
+    translation = (
+        (1.0 - time) * path[8] + time * path[11],
+        (1.0 - time) * path[9] + time * path[12],
+        (1.0 - time) * path[10] + time * path[13],
+    )
+    return rotation(unit), translation
+
+
+@triton.jit
+def _time_of(u, v, width, height, READOUT: tl.constexpr):
+    """When a pixel is exposed: 0 at the start of the readout, 1 at its end."""
+    rows = tl.maximum(height - 1, 1).to(u.dtype)
+    columns = tl.maximum(width - 1, 1).to(u.dtype)
+    if READOUT == "ROLLING_TOP_TO_BOTTOM":
+        return tl.floor(v) / rows
+    elif READOUT == "ROLLING_BOTTOM_TO_TOP":
+        return (height - tl.ceil(v)) / rows
+    elif READOUT == "ROLLING_LEFT_TO_RIGHT":
+        return tl.floor(u) / columns
+    else:
+        tl.static_assert(READOUT == "ROLLING_RIGHT_TO_LEFT")
+        return (width - tl.ceil(u)) / columns
+
+
+@triton.jit
+def exposed_pixel(
+    point, path, lens, intrinsics, width, height, CAMERA: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr
+):  # fmt: skip
+    """Pixel of a point of the world when the shutter exposes it, whether it is seen, and that time.
+
+    The time has no gradient, as that of a row or column is constant.
+    """
+    time = point[0] * 0.0
+    u, v, at_start = lens_pixel(
+        to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, CAMERA, MARGIN
+    )  # fmt: skip
+    end_u, end_v, at_end = lens_pixel(
+        to_camera(point, pose_at(path, time + 1.0)), lens, intrinsics, width, height, CAMERA, MARGIN
+    )  # fmt: skip
+    u = tl.where(at_start, u, end_u)
+    v = tl.where(at_start, v, end_v)
+    seen = at_start
+    for _ in range(STEPS):
+        time = _time_of(u, v, width, height, READOUT)
+        u, v, seen = lens_pixel(
+            to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, CAMERA, MARGIN
+        )  # fmt: skip
+    return u, v, seen & (at_start | at_end), time

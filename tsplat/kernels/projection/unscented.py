@@ -1,0 +1,330 @@
+"""The unscented transform: a Gaussian projected by seven sigma points, by any lens and shutter.
+
+(Julier and Uhlmann, "A New Extension of the Kalman Filter to Nonlinear Systems", 1997; as in 3DGUT, arXiv 2412.12507.)
+Point 0 is the mean; points 2k + 1 and 2k + 2 are ``spread`` standard deviations along axis k on either side. With the
+pixels u_i, d_i = u_i - u_0 and the weights of ``data.Unscented``:
+
+    delta = weight (d_1 + ... + d_6),  mean = u_0 + delta
+    covariance = center_weight delta delta^T + weight sum (d_i - delta) (d_i - delta)^T
+
+Only differences are weighted, as the weights are large and of both signs. With the symmetric gradient G of the
+covariance and the gradient v of the mean:
+
+    v_delta = v + 2 (center_weight - 1 + 6 weight) G delta
+    v_u_i = weight (2 G (d_i - delta) + v_delta),  v_u_0 = v - sum v_u_i
+"""
+
+import triton
+import triton.language as tl
+
+from ...config import CameraSettings, Unscented
+from ..device_math import (
+    compensation,
+    compensation_vjp,
+    conic,
+    conic_vjp,
+    constant,
+    det2,
+    dot3,
+    finite,
+    load_tuple,
+    matvec3_transposed,
+    normalize4,
+    normalize4_vjp,
+    rotation,
+    rotation_vjp,
+    size_of,
+    store_tuple,
+)
+from ..launch import Int, kernel
+from .camera_models import load_camera
+from .lens_models import exposed_pixel, lens_pixel, lens_pixel_vjp, pose_at, to_camera
+
+
+def constants(camera: CameraSettings, unscented: Unscented | None) -> dict[str, object]:
+    """The constants of kernels: ``UNSCENTED`` is (spread, weight, center_weight, margin, all_valid), or () without."""
+    return {"READOUT": camera.readout, "UNSCENTED": () if unscented is None else tuple(unscented)}
+
+
+@triton.jit
+def load_lens(lens, shutter, image):
+    """Coefficients of the lens and path of the camera of an image; () for either that is None."""
+    coefficients = ()
+    path = ()
+    if lens is not None:
+        coefficients = load_tuple(lens + image * 12, 1, 12)
+    if shutter is not None:
+        path = load_tuple(shutter + image * 20, 1, 16)
+    return coefficients, path
+
+
+@triton.jit
+def _sigma_point(mean, axes, I: tl.constexpr, SPREAD: tl.constexpr):  # noqa: E741
+    if I == 0:
+        return mean
+    else:
+        k: tl.constexpr = (I - 1) // 2
+        step = constant(SPREAD if I % 2 == 1 else -SPREAD, mean[0])
+        return mean[0] + step * axes[3 * k], mean[1] + step * axes[3 * k + 1], mean[2] + step * axes[3 * k + 2]
+
+
+@triton.jit
+def _pixel(
+    point, pose, path, lens, intrinsics, width, height, CAMERA: tl.constexpr, READOUT: tl.constexpr,
+    MARGIN: tl.constexpr,
+):  # fmt: skip
+    """Pixel of a point, whether it is seen, and when it is exposed."""
+    if len(path) > 0:
+        return exposed_pixel(point, path, lens, intrinsics, width, height, CAMERA, READOUT, MARGIN)
+    else:
+        u, v, seen = lens_pixel(to_camera(point, pose), lens, intrinsics, width, height, CAMERA, MARGIN)
+        return u, v, seen, u
+
+
+@triton.jit
+def unscented(
+    mean, r, scale, pose, path, lens, intrinsics, width, height,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
+):  # fmt: skip
+    """Projects a Gaussian with rotation r.
+
+    Returns:
+        Mean in pixels; depth; screen covariance; whether the camera sees it; and what the gradient needs: the axes
+        (three values each), delta, d_1 to d_6 (two values each) and the times of the points.
+    """
+    axes = ()
+    for k in tl.static_range(3):
+        axes = axes + (r[k] * scale[k], r[3 + k] * scale[k], r[6 + k] * scale[k])
+    u0, v0, seen, time = _pixel(
+        mean, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3]
+    )  # fmt: skip
+    offsets = ()
+    times = (time,)
+    delta_x = u0 * 0.0
+    delta_y = u0 * 0.0
+    for i in tl.static_range(1, 7):
+        point = _sigma_point(mean, axes, i, UNSCENTED[0])
+        u, v, also, time = _pixel(
+            point, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3]
+        )  # fmt: skip
+        if UNSCENTED[4]:
+            seen = seen & also
+        else:
+            seen = seen | also
+        offsets = offsets + (u - u0, v - v0)
+        times = times + (time,)
+        delta_x += u - u0
+        delta_y += v - v0
+    weight = constant(UNSCENTED[1], u0)
+    delta_x = weight * delta_x
+    delta_y = weight * delta_y
+    center = constant(UNSCENTED[2], u0)
+    xx = center * delta_x * delta_x
+    xy = center * delta_x * delta_y
+    yy = center * delta_y * delta_y
+    for i in tl.static_range(6):
+        dx = offsets[2 * i] - delta_x
+        dy = offsets[2 * i + 1] - delta_y
+        xx += weight * dx * dx
+        xy += weight * dx * dy
+        yy += weight * dy * dy
+    if len(path) > 0:
+        pose = pose_at(path, constant(0.5, u0) + u0 * 0.0)
+    depth = to_camera(mean, pose)[2]
+    saved = (axes, (delta_x, delta_y), offsets, times)
+    return (u0 + delta_x, v0 + delta_y), depth, (xx, xy, yy), seen, saved
+
+
+@triton.jit
+def unscented_vjp(
+    mean, pose, path, lens, intrinsics, saved, v_mean2d, v_depth, v_cov,
+    CAMERA: tl.constexpr, UNSCENTED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the mean (three values) and of the axes (nine).
+
+    They are in the frame of the camera if its shutter is global, and otherwise in the world frame.
+    """
+    axes, delta, offsets, times = saved
+    weight = constant(UNSCENTED[1], v_depth)
+    spread = constant(UNSCENTED[0], v_depth)
+    rest = constant(2.0 * (UNSCENTED[2] - 1.0 + 6.0 * UNSCENTED[1]), v_depth)
+    v_delta_x = v_mean2d[0] + rest * (v_cov[0] * delta[0] + 0.5 * v_cov[1] * delta[1])
+    v_delta_y = v_mean2d[1] + rest * (0.5 * v_cov[1] * delta[0] + v_cov[2] * delta[1])
+    v_u0 = v_mean2d[0]
+    v_v0 = v_mean2d[1]
+    total = (v_depth * 0.0, v_depth * 0.0, v_depth * 0.0)
+    v_axes = ()
+    for k in tl.static_range(3):
+        either = ()
+        for side in tl.static_range(2):
+            dx = offsets[4 * k + 2 * side] - delta[0]
+            dy = offsets[4 * k + 2 * side + 1] - delta[1]
+            v_u = weight * (2.0 * v_cov[0] * dx + v_cov[1] * dy + v_delta_x)
+            v_v = weight * (v_cov[1] * dx + 2.0 * v_cov[2] * dy + v_delta_y)
+            v_u0 -= v_u
+            v_v0 -= v_v
+            point = _sigma_point(mean, axes, 2 * k + side + 1, UNSCENTED[0])
+            either = either + _point_vjp(
+                point, times[2 * k + side + 1], pose, path, lens, intrinsics, v_u, v_v, CAMERA
+            )  # fmt: skip
+        total = (total[0] + either[0] + either[3], total[1] + either[1] + either[4], total[2] + either[2] + either[5])
+        v_axes = v_axes + (
+            spread * (either[0] - either[3]), spread * (either[1] - either[4]), spread * (either[2] - either[5])
+        )  # fmt: skip
+    own = _point_vjp(mean, times[0], pose, path, lens, intrinsics, v_u0, v_v0, CAMERA)
+    along = (0.0, 0.0, v_depth)
+    if len(path) > 0:
+        w, _ = pose_at(path, constant(0.5, v_depth) + v_depth * 0.0)
+        along = (w[6] * v_depth, w[7] * v_depth, w[8] * v_depth)
+    return (total[0] + own[0] + along[0], total[1] + own[1] + along[1], total[2] + own[2] + along[2]), v_axes
+
+
+@triton.jit
+def _point_vjp(point, time, pose, path, lens, intrinsics, v_u, v_v, CAMERA: tl.constexpr):
+    """Gradient of a sigma point from that of its pixel."""
+    if len(path) > 0:
+        pose = pose_at(path, time)
+    v_p = lens_pixel_vjp(to_camera(point, pose), lens, intrinsics, v_u, v_v, CAMERA)
+    if len(path) > 0:
+        return matvec3_transposed(pose[0], v_p)
+    else:
+        return v_p
+
+
+@kernel
+def unscented_bwd_kernel(
+    means,  # [B, N, 3]
+    quats,  # [B, N, 4]
+    scales,  # [B, N, 3]
+    covars,  # None
+    opacities,  # [B, N] or None
+    viewmats,  # [B, C, 4, 4]
+    Ks,  # [B, C, 3, 3]
+    lens,  # [B, C, 12] or None
+    shutter,  # [B, C, 20] or None
+    row_of,  # [B, C, N] int32, packed row of each entry; None if not packed
+    radii,  # [nnz, 2] int32
+    v_means2d,  # [nnz, 2] or None
+    v_depths,  # [nnz] or None
+    v_conics,  # [nnz, 3] or None
+    v_compensations,  # [nnz] or None
+    v_opacities_out,  # [nnz] or None
+    v_means,  # [B, N, 3], output
+    v_quats,  # [B, N, 4], output
+    v_scales,  # [B, N, 3], output
+    v_covars,  # None
+    v_opacities,  # [B, N], output, or None
+    v_viewmats,  # [blocks, I, 12], output, or None
+    n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
+    eps2d: tl.float64,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, FOV_MARGIN: tl.constexpr,
+    COMPENSATE: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As `_projection_bwd_kernel`."""
+    blocks = tl.cdiv(n_gaussians, BLOCK)
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
+    n = block * BLOCK + tl.arange(0, BLOCK)
+    mask = n < n_gaussians
+    gaussian = batch * n_gaussians + n
+    mean = load_tuple(means + gaussian * 3, 1, 3, mask)
+    unit, inverse_norm = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
+    scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
+    r = rotation(unit)
+
+    zero = tl.zeros([BLOCK], mean[0].dtype)
+    v_mean = (zero, zero, zero)
+    v_axes = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    v_opacity = zero
+    seen = tl.zeros([BLOCK], tl.int1)
+    clean = mask
+    for camera in range(n_cameras):
+        image = batch * n_cameras + camera
+        row = image * n_gaussians + n
+        if row_of is not None:
+            row = tl.load(row_of + row, mask=mask, other=-1).to(tl.int64)
+            visible = row >= 0
+        else:
+            visible = tl.load(radii + row * 2, mask=mask, other=0) > 0
+        seen = seen | visible
+        w, t, intrinsics = load_camera(viewmats, Ks, image)
+        coefficients, path = load_lens(lens, shutter, image)
+        _, _, sharp, _, saved = unscented(
+            mean, r, scale, (w, t), path, coefficients, intrinsics, width, height, CAMERA, READOUT, UNSCENTED
+        )  # fmt: skip
+        blur = constant(eps2d, sharp[0])
+        blurred = (sharp[0] + blur, sharp[1], sharp[2] + blur)
+        det = det2(blurred)
+
+        v_conic, v_mean2d, v_depth, v_row, v_rho = (zero, zero, zero), (zero, zero), zero, zero, zero
+        if v_conics is not None:
+            v_conic = load_tuple(v_conics + row * 3, 1, 3, visible)
+        if v_means2d is not None:
+            v_mean2d = load_tuple(v_means2d + row * 2, 1, 2, visible)
+        if v_depths is not None:
+            v_depth = tl.load(v_depths + row, mask=visible, other=0.0)
+        if v_opacities_out is not None:
+            v_row = tl.load(v_opacities_out + row, mask=visible, other=0.0)
+        v_cov = conic_vjp(conic(blurred, det), v_conic)
+        if COMPENSATE:
+            rho = compensation(det2(sharp), det, FLOOR)
+            if v_compensations is not None:
+                v_rho = tl.load(v_compensations + row, mask=visible, other=0.0)
+            if v_opacities_out is not None:
+                v_rho += v_row * tl.load(opacities + gaussian, mask=mask, other=0.0)
+            v_blur = compensation_vjp(sharp, blurred, det2(sharp), det, rho, FLOOR, v_rho)
+            v_cov = (v_cov[0] + v_blur[0], v_cov[1] + v_blur[1], v_cov[2] + v_blur[2])
+            v_own_opacity = v_row * rho
+        else:
+            v_own_opacity = v_row
+        incoming = size_of(v_conic) + size_of(v_mean2d) + tl.abs(v_depth) + tl.abs(v_row) + tl.abs(v_rho)
+        v_own, v_own_axes = unscented_vjp(
+            mean, (w, t), path, coefficients, intrinsics, saved, v_mean2d, v_depth, v_cov, CAMERA, UNSCENTED
+        )  # fmt: skip
+        clean = clean & finite(incoming)
+        outgoing = size_of(v_own) + size_of(v_own_axes) + tl.abs(v_own_opacity)
+        visible = visible & (finite(outgoing) | (finite(incoming) == 0))
+        v_opacity += tl.where(visible, v_own_opacity, 0.0)
+        kept = ()
+        for k in tl.static_range(3):
+            kept = kept + (tl.where(visible, v_own[k], 0.0),)
+        for k in tl.static_range(9):
+            kept = kept + (tl.where(visible, v_own_axes[k], 0.0),)
+        if v_viewmats is not None:
+            axes = saved[0]
+            out = v_viewmats + (block.to(tl.int64) * n_images + image) * 12
+            for i in tl.static_range(3):
+                tl.store(out + 4 * i + 3, tl.sum(kept[i]))
+                for j in tl.static_range(3):
+                    v_w = kept[i] * mean[j]
+                    for k in tl.static_range(3):
+                        v_w += kept[3 + 3 * k + i] * axes[3 * k + j]
+                    tl.store(out + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
+        v_world = ()
+        for k in tl.static_range(4):
+            v_vector = (kept[3 * k], kept[3 * k + 1], kept[3 * k + 2])
+            if shutter is None:
+                v_vector = matvec3_transposed(w, v_vector)
+            v_world = v_world + v_vector
+        v_mean = (v_mean[0] + v_world[0], v_mean[1] + v_world[1], v_mean[2] + v_world[2])
+        v_axes = (
+            v_axes[0] + v_world[3], v_axes[1] + v_world[4], v_axes[2] + v_world[5],
+            v_axes[3] + v_world[6], v_axes[4] + v_world[7], v_axes[5] + v_world[8],
+            v_axes[6] + v_world[9], v_axes[7] + v_world[10], v_axes[8] + v_world[11],
+        )  # fmt: skip
+
+    v_rotation = ()
+    for i in tl.static_range(3):
+        for k in tl.static_range(3):
+            v_rotation = v_rotation + (v_axes[3 * k + i] * scale[k],)
+    v_scale = ()
+    for k in tl.static_range(3):
+        v_scale = v_scale + (dot3((r[k], r[3 + k], r[6 + k]), (v_axes[3 * k], v_axes[3 * k + 1], v_axes[3 * k + 2])),)
+    v_quat = normalize4_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
+    outgoing = size_of(v_mean) + size_of(v_quat) + size_of(v_scale) + tl.abs(v_opacity)
+    kept_row = seen & (finite(outgoing) | (clean == 0))
+    store_tuple(v_means + gaussian * 3, 1, v_mean, mask, kept_row)
+    if v_opacities is not None:
+        tl.store(v_opacities + gaussian, tl.where(kept_row, v_opacity, 0.0), mask=mask)
+    store_tuple(v_quats + gaussian * 4, 1, v_quat, mask, kept_row)
+    store_tuple(v_scales + gaussian * 3, 1, v_scale, mask, kept_row)

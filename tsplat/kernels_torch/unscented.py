@@ -1,0 +1,171 @@
+"""The unscented transform in vectorized PyTorch, differentiated by autograd; see ``kernels/projection/``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..config import LENS_GAIN_MIN, SHUTTER_STEPS, CameraModel, CameraSettings
+from ..data import ProjectionSettings
+from .camera_models import Triple, fisheye_terms
+
+Pose = tuple[tuple[Triple, Triple, Triple], Triple]
+"""Rows of a rotation from the world to the camera, and a translation."""
+
+
+def unscented(
+    mean: Triple,
+    axes: tuple[Triple, Triple, Triple],
+    pose: Pose,
+    intrinsics: tuple[Tensor, ...],
+    lens: Tensor | None,
+    shutter: Tensor | None,
+    settings: ProjectionSettings,
+) -> tuple[Tensor, Tensor, Tensor, Triple, Tensor]:
+    """Projects Gaussians by seven sigma points each.
+
+    Args:
+        mean: World frame, [nnz] each.
+        axes: One standard deviation along each axis of a Gaussian, world frame.
+        pose, intrinsics: Of each row's camera; intrinsics are fx, fy, cx and cy. The pose is that of a global shutter.
+        lens, shutter: Of each row's camera, [nnz, ...], or None.
+
+    Returns:
+        Pixel mean x and y, depth, the screen covariance before eps2d is added, and whether the camera sees it.
+    """
+    camera, transform = settings.camera, settings.unscented
+    assert transform is not None
+
+    def project(point: Triple) -> tuple[Tensor, Tensor, Tensor]:
+        if shutter is None:
+            return _pixel(_to_camera(point, pose), intrinsics, lens, camera, transform.margin)
+        return _pixel_in_time(point, shutter, intrinsics, lens, camera, transform.margin)
+
+    x, y, valid = project(mean)
+    offsets = []
+    counts = valid.to(torch.int32)
+    for axis in axes:
+        for sign in (1, -1):
+            spread = sign * transform.spread
+            point = (mean[0] + spread * axis[0], mean[1] + spread * axis[1], mean[2] + spread * axis[2])
+            u, v, also = project(point)
+            counts = counts + also
+            offsets.append((u - x, v - y))
+    # The mean weights add to 1, so only differences from the center are weighted, which loses no precision.
+    shift_x, shift_y = (transform.weight * torch.stack(each).sum(0) for each in zip(*offsets))
+    a = transform.center_weight * shift_x * shift_x
+    b = transform.center_weight * shift_x * shift_y
+    c = transform.center_weight * shift_y * shift_y
+    for dx, dy in offsets:
+        dx, dy = dx - shift_x, dy - shift_y
+        a = a + transform.weight * dx * dx
+        b = b + transform.weight * dx * dy
+        c = c + transform.weight * dy * dy
+    if shutter is not None:
+        pose = _pose_at(shutter, torch.full_like(x, 0.5))
+    depth = _to_camera(mean, pose)[2]
+    return x + shift_x, y + shift_y, depth, (a, b, c), counts == 7 if transform.all_valid else counts > 0
+
+
+def _to_camera(point: Triple, pose: Pose) -> Triple:
+    rows, translation = pose
+    x, y, z = (w[0] * point[0] + w[1] * point[1] + w[2] * point[2] + t for w, t in zip(rows, translation))
+    return x, y, z
+
+
+def _pixel(
+    p: Triple, intrinsics: tuple[Tensor, ...], lens: Tensor | None, camera: CameraSettings, margin: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixel x and y of a point of the camera frame, and whether the lens sees it; 0, 0 if it is not in front."""
+    front = p[2] > 0
+    # Gradients of what is not used must not be NaN.
+    p = (torch.where(front, p[0], 0.0), torch.where(front, p[1], 0.0), torch.where(front, p[2], 1.0))
+    x, y, seen = bend(p, lens, camera.model)
+    fx, fy, cx, cy = intrinsics
+    u, v = torch.where(front, fx * x + cx, 0.0), torch.where(front, fy * y + cy, 0.0)
+    side, top = margin * camera.width, margin * camera.height
+    inside = (u >= -side) & (u < camera.width + side) & (v >= -top) & (v < camera.height + top)
+    return u, v, front & seen & inside
+
+
+def bend(p: Triple, lens: Tensor | None, model: CameraModel) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a lens with a focal length of 1 shows points in front of the camera, and whether it sees them."""
+    x, y, z = p
+    seen = torch.ones_like(z, dtype=torch.bool)
+    if model == "ortho":
+        return x, y, seen
+    if model == "fisheye":
+        inverse_norm = (x * x + y * y + z * z).rsqrt()
+        x, y, z = x * inverse_norm, y * inverse_norm, z * inverse_norm
+        k, _ = fisheye_terms(x * x + y * y, z)  # theta / sin(theta)
+        if lens is None:
+            return k * x, k * y, seen
+        square = k * k * (x * x + y * y)  # theta^2
+        bent = k * (1 + square * (lens[:, 0] + square * (lens[:, 1] + square * (lens[:, 2] + square * lens[:, 3]))))
+        return bent * x, bent * y, square <= lens[:, 4] * lens[:, 4]
+    a, b = x / z, y / z
+    if lens is None:
+        return a, b, seen
+    k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = lens.unbind(-1)
+    square = a * a + b * b
+    above = 1 + square * (k1 + square * (k2 + square * k3))
+    below = 1 + square * (k4 + square * (k5 + square * k6))
+    gain = above / torch.where(below.abs() > 1e-8, below, torch.inf)
+    mixed = 2 * a * b
+    bent_a = gain * a + p1 * mixed + p2 * (square + 2 * a * a) + square * (s1 + square * s2)
+    bent_b = gain * b + p1 * (square + 2 * b * b) + p2 * mixed + square * (s3 + square * s4)
+    return bent_a, bent_b, gain > LENS_GAIN_MIN
+
+
+def _pixel_in_time(
+    point: Triple,
+    shutter: Tensor,
+    intrinsics: tuple[Tensor, ...],
+    lens: Tensor | None,
+    camera: CameraSettings,
+    margin: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixel x and y of a point of the world at the time at which the shutter exposes it, and whether it is seen."""
+
+    def at(time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _pixel(_to_camera(point, _pose_at(shutter, time)), intrinsics, lens, camera, margin)
+
+    with torch.no_grad():
+        zero = torch.zeros_like(point[0])
+        u, v, at_start = at(zero)
+        end_u, end_v, at_end = at(zero + 1)
+        u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
+        for _ in range(SHUTTER_STEPS - 1):
+            u, v, _ = at(_time_of(u, v, camera))
+        time = _time_of(u, v, camera)
+    # Pixels of a row or column are exposed at the same time, so the time has no gradient.
+    u, v, seen = at(time)
+    return u, v, seen & (at_start | at_end)
+
+
+def _time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
+    """The time at which a pixel is exposed: 0 at the start of the readout, 1 at its end."""
+    if camera.readout == "ROLLING_TOP_TO_BOTTOM":
+        return v.floor() / max(camera.height - 1, 1)
+    if camera.readout == "ROLLING_BOTTOM_TO_TOP":
+        return (camera.height - v.ceil()) / max(camera.height - 1, 1)
+    if camera.readout == "ROLLING_LEFT_TO_RIGHT":
+        return u.floor() / max(camera.width - 1, 1)
+    return (camera.width - u.ceil()) / max(camera.width - 1, 1)
+
+
+def _pose_at(shutter: Tensor, time: Tensor) -> Pose:
+    """The pose of a camera between those at the start and at the end of the readout (spherical interpolation)."""
+    angle, inverse_sine = shutter[:, 14], shutter[:, 15]
+    turns = inverse_sine > 0
+    before = torch.where(turns, ((1 - time) * angle).sin() * inverse_sine, 1 - time)
+    after = torch.where(turns, (time * angle).sin() * inverse_sine, time)
+    q = before[:, None] * shutter[:, :4] + after[:, None] * shutter[:, 4:8]
+    w, x, y, z = torch.nn.functional.normalize(q, dim=-1).unbind(-1)
+    t = (1 - time)[:, None] * shutter[:, 8:11] + time[:, None] * shutter[:, 11:14]
+    rows = (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+    return rows, (t[:, 0], t[:, 1], t[:, 2])

@@ -1,0 +1,190 @@
+"""Cameras of the dense reference, by their formulas in plain PyTorch.
+
+Points and Jacobians for EWA splatting, and the unscented transform with lenses and rolling shutters.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import FOV_MARGIN, LENS_GAIN_MIN, SHUTTER_STEPS, CameraSettings, Unscented
+
+
+def project_points(points: Tensor, intrinsics: Tensor, settings: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3]; whether defined.
+
+    Fisheye: u = fx k x + cx with k = theta / r. With m = (dk / dr) / r, J = f [k I + m p p^T | -p / |(x, y, z)|^2].
+    """
+    x, y, z = points.unbind(-1)
+    fx, fy, cx, cy = intrinsics[..., None, :].unbind(-1)
+    zero = torch.zeros_like(z)
+    defined = torch.ones_like(z, dtype=torch.bool)
+    if settings.model == "pinhole":
+        safe_z = torch.where(z.abs() > 0, z, 1.0)
+        slopes = []
+        for p, f, c, size in ((x, fx, cx, settings.width), (y, fy, cy, settings.height)):
+            margin = FOV_MARGIN * 0.5 * size / f
+            slopes.append(torch.clamp(p / safe_z, min=-(c / f + margin), max=(size - c) / f + margin))
+        u, v = fx * x / safe_z + cx, fy * y / safe_z + cy
+        rows = (fx / safe_z, zero, -fx * slopes[0] / safe_z), (zero, fy / safe_z, -fy * slopes[1] / safe_z)
+    elif settings.model == "ortho":
+        u, v = fx * x + cx, fy * y + cy
+        rows = (fx + zero, zero, zero), (zero, fy + zero, zero)
+    else:
+        square = x * x + y * y
+        defined = (square > 0) | (z > 0)
+        k, m = _equidistant(torch.where(defined, square, 1.0), z)
+        u, v = fx * k * x + cx, fy * k * y + cy
+        full = torch.where(defined, square + z * z, 1.0)
+        x_row = (fx * (k + m * x * x), fx * m * x * y, -fx * x / full)
+        rows = x_row, (fy * m * x * y, fy * (k + m * y * y), -fy * y / full)
+    return torch.stack([u, v], -1), torch.stack([torch.stack(row, -1) for row in rows], -2), defined
+
+
+def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """theta / r and its derivative with respect to r, divided by r, for r^2 = square; both are smooth at r = 0."""
+    near_axis = (z > 0) & (square < 0.1 * z * z)
+    # Each formula is evaluated at a harmless point where the other one is taken.
+    safe_z, far = torch.where(near_axis, z, 1.0), torch.where(near_axis, 1.0, square)
+    t = torch.where(near_axis, square, 0.0) / (safe_z * safe_z)
+    # atan(sqrt(t)) / sqrt(t) and twice its derivative.
+    value = sum((-t) ** n / (2 * n + 1) for n in range(18))
+    slope = sum(-2 * n * (-t) ** (n - 1) / (2 * n + 1) for n in range(1, 19))
+    k = torch.atan2(far.sqrt(), z) / far.sqrt()
+    m = (z / (far + z * z) - k) / far
+    return torch.where(near_axis, value / safe_z, k), torch.where(near_axis, slope / safe_z**3, m)
+
+
+class Camera(NamedTuple):
+    """Cameras [..., C, ...]: rotation and translation to the camera, fx, fy, cx and cy, lens and shutter or None."""
+
+    rotation: Tensor
+    translation: Tensor
+    intrinsics: Tensor
+    lens: Tensor | None
+    shutter: Tensor | None
+
+
+def unscented(
+    means: Tensor, axes: Tensor, cameras: Camera, settings: CameraSettings, transform: Unscented
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Projects Gaussians by seven sigma points each.
+
+    Args:
+        means: [..., N, 3].
+        axes: [..., N, 3, 3]; column k is one standard deviation along axis k, world frame.
+
+    Returns:
+        Means in pixels [..., C, N, 2]; depths [..., C, N]; screen covariances [..., C, N, 2, 2]; what is seen
+        [..., C, N] bool.
+    """
+    steps = transform.spread * axes.transpose(-1, -2)
+    points = torch.cat([means[..., None, :], means[..., None, :] + steps, means[..., None, :] - steps], -2)
+    points = points[..., None, :, :, :]  # [..., 1, N, 7, 3]
+    if cameras.shutter is None:
+        rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
+        pixels, valid = pixels_of(_move(points, rotation, translation), cameras, settings, transform.margin)
+        depths = _move(points, rotation, translation)[..., 0, 2]
+    else:
+        pixels, valid = _pixels_in_time(points, cameras, settings, transform.margin)
+        half = torch.full(pixels.shape[:-1], 0.5, dtype=means.dtype, device=means.device)
+        depths = _move(points, *_pose(cameras.shutter[..., None, None, :], half))[..., 0, 2]
+    weights = torch.full((7,), transform.weight, dtype=means.dtype, device=means.device)
+    of_mean, of_covariance = weights.clone(), weights.clone()
+    of_mean[0], of_covariance[0] = 1 - 6 * transform.weight, transform.center_weight
+    means2d = (of_mean[:, None] * pixels).sum(-2)
+    offsets = pixels - means2d[..., None, :]
+    covariances = (offsets * of_covariance[:, None]).transpose(-1, -2) @ offsets
+    return means2d, depths, covariances, valid.all(-1) if transform.all_valid else valid.any(-1)
+
+
+def _move(points: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
+    return (rotation @ points[..., None])[..., 0] + translation
+
+
+def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
+    """Pixels [..., C, N, 7, 2] of points [..., C, N, 7, 3] of the camera frame, 0 behind it; which are valid."""
+    front = points[..., 2] > 0
+    x, y, z = torch.where(front[..., None], points, points.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
+    k = None if cameras.lens is None else cameras.lens[..., None, None, :].unbind(-1)
+    seen = torch.ones_like(front)
+    if settings.model == "ortho":
+        a, b = x, y
+    elif settings.model == "fisheye":
+        on_axis = x * x + y * y < 1e-24
+        r = torch.where(on_axis, 1.0, x * x + y * y).sqrt()
+        theta = torch.where(on_axis, 0.0, torch.atan2(r, z))
+        bent = theta
+        if k is not None:
+            bent = theta + k[0] * theta**3 + k[1] * theta**5 + k[2] * theta**7 + k[3] * theta**9
+            seen = theta <= k[4]
+        a, b = (torch.where(on_axis, p / z, bent * p / r) for p in (x, y))
+    else:
+        a, b = x / z, y / z
+        if k is not None:
+            r2 = a * a + b * b
+            gain = (1 + k[0] * r2 + k[1] * r2**2 + k[2] * r2**3) / (1 + k[3] * r2 + k[4] * r2**2 + k[5] * r2**3)
+            bent_a = a * gain + 2 * k[6] * a * b + k[7] * (r2 + 2 * a * a) + k[8] * r2 + k[9] * r2**2
+            bent_b = b * gain + k[6] * (r2 + 2 * b * b) + 2 * k[7] * a * b + k[10] * r2 + k[11] * r2**2
+            a, b, seen = bent_a, bent_b, gain > LENS_GAIN_MIN
+    focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
+    pixels = torch.where(front[..., None], focal * torch.stack([a, b], -1) + center, 0.0)
+    size = torch.tensor([settings.width, settings.height], dtype=points.dtype, device=points.device)
+    inside = ((pixels >= -margin * size) & (pixels < size + margin * size)).all(-1)
+    return pixels, front & seen & inside
+
+
+def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:
+    """As :func:`pixels_of`, of points of the world, each at the time at which the shutter exposes its pixel."""
+    assert cameras.shutter is not None
+    path = cameras.shutter[..., None, None, :]
+
+    def at(time: Tensor) -> tuple[Tensor, Tensor]:
+        return pixels_of(_move(points, *_pose(path, time)), cameras, settings, margin)
+
+    zero = torch.zeros_like(points[..., 0] * path[..., 0])
+    (pixels, at_start), (at_its_end, at_end) = at(zero), at(zero + 1)
+    pixels = torch.where(at_start[..., None], pixels, at_its_end)
+    valid = at_start
+    for _ in range(SHUTTER_STEPS):
+        pixels, valid = at(_time(pixels.detach(), settings))
+    return pixels, valid & (at_start | at_end)
+
+
+def _time(pixels: Tensor, settings: CameraSettings) -> Tensor:
+    """When pixels are exposed, from 0 to 1 during the readout."""
+    u, v = pixels.unbind(-1)
+    last_column, last_row = max(settings.width - 1, 1), max(settings.height - 1, 1)
+    times = {
+        "ROLLING_TOP_TO_BOTTOM": v.floor() / last_row,
+        "ROLLING_BOTTOM_TO_TOP": (settings.height - v.ceil()) / last_row,
+        "ROLLING_LEFT_TO_RIGHT": u.floor() / last_column,
+        "ROLLING_RIGHT_TO_LEFT": (settings.width - u.ceil()) / last_column,
+    }
+    return times[settings.readout]
+
+
+def _pose(path: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotations [..., 3, 3] and translations [..., 3] at times; the rotations by a constant rate about one axis."""
+    q0, q1, time = path[..., :4], path[..., 4:8], time[..., None]
+    # The rotation vector of q1 q0*, times the time, is that of the turn since the start.
+    w0, v0, w1, v1 = q0[..., :1], q0[..., 1:], q1[..., :1], q1[..., 1:]
+    turn = w0 * v1 - w1 * v0 - torch.linalg.cross(v1.expand_as(v0), v0)
+    cosine = w0 * w1 + (v0 * v1).sum(-1, keepdim=True)
+    length = turn.norm(dim=-1, keepdim=True)
+    axis = turn / torch.where(length > 0, length, 1.0)
+    half = time * torch.atan2(length, cosine)
+    w, v = half.cos(), half.sin() * axis
+    imaginary = w * v0 + w0 * v + torch.linalg.cross(v, v0.expand_as(v))
+    q = torch.cat([w * w0 - (v * v0).sum(-1, keepdim=True), imaginary], -1)
+    w, x, y, z = torch.nn.functional.normalize(q, dim=-1).unbind(-1)
+    rows = (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+    rotation = torch.stack([torch.stack(row, -1) for row in rows], -2)
+    return rotation, (1 - time) * path[..., 8:11] + time * path[..., 11:14]

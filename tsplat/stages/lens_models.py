@@ -1,0 +1,181 @@
+"""Lenses and rolling shutters: their options checked, and the tensors of cameras that describe them.
+
+``Cameras.lens`` [..., C, 12] of a pinhole camera holds k1 to k6, p1, p2, and s1 to s4 (OpenCV's names). Of a fisheye
+camera, it holds k1 to k4, the largest angle from the optical axis that the lens sees, in radians, and zeros.
+
+``Cameras.shutter`` [..., C, 20] holds the rotations at the start and at the end of the readout as unit quaternions wxyz
+(4 and 4 values, no more than 90 degrees apart), the translations (3 and 3), the angle between the quaternions in
+radians and the inverse of its sine (0 for equal rotations), the center of the camera at the end in the world frame (3),
+and a zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_bool, check_devices, check_no_grad, check_number, check_tensor, describe
+from ..config import MAGNITUDE_MAX, Numerics, RollingShutterType, Unscented, UnscentedTransformParameters
+from ..data import Cameras, ProjectionSettings
+from ..errors import ArgumentError, UnsupportedError
+from ..kernels_torch.validation import camera_centers
+
+SAMPLES, BISECTIONS = 1024, 60
+"""Samples of [0, pi] among which the largest angle of a fisheye lens is searched, and steps that refine it."""
+
+COEFFICIENTS = {
+    "pinhole": {"radial_coeffs": 6, "tangential_coeffs": 2, "thin_prism_coeffs": 4},
+    "fisheye": {"radial_coeffs": 4},
+}
+"""Numbers of coefficients of each camera model."""
+
+
+class Lens(NamedTuple):
+    """The tensors of lenses and shutters as the caller passed them; see :func:`tsplat.rasterization`."""
+
+    radial_coeffs: Tensor | None = None
+    tangential_coeffs: Tensor | None = None
+    thin_prism_coeffs: Tensor | None = None
+    viewmats_rs: Tensor | None = None
+
+    def given(self) -> dict[str, Tensor]:
+        """The tensors that were passed, by name."""
+        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+
+
+def check_unscented(with_ut: bool, ut_params: object, numerics: Numerics) -> Unscented | None:
+    """Checks the parameters of the unscented transform. Returns None without it."""
+    if with_ut:
+        return Unscented.of(_check_parameters(ut_params), numerics)
+    if ut_params is not None:
+        raise ArgumentError("ut_params: requires with_ut=True, found with_ut=False")
+    return None
+
+
+def _check_parameters(given: object) -> UnscentedTransformParameters:
+    """Checks parameters, of tsplat or of gsplat."""
+    if given is None:
+        return UnscentedTransformParameters()
+    numbers = {
+        name: check_number(f"ut_params.{name}", getattr(given, name, None), finite=True)
+        for name in ("alpha", "beta", "kappa", "in_image_margin_factor")
+    }
+    require_all = getattr(given, "require_all_sigma_points_valid", None)
+    if require_all is not None:
+        require_all = check_bool("ut_params.require_all_sigma_points_valid", require_all)
+    parameters = UnscentedTransformParameters(**numbers, require_all_sigma_points_valid=require_all)
+    if not parameters.alpha**2 * (3 + parameters.kappa) > 0:
+        raise ArgumentError(f"ut_params: expected alpha^2 (3 + kappa) above 0, found {describe(given)}")
+    return parameters
+
+
+def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: torch.Size, n_cameras: int) -> Cameras:
+    """Adds the tensors of lenses and shutters to cameras whose other tensors were checked.
+
+    Raises:
+        ArgumentError: A shape, dtype or device is invalid, or a tensor does not fit the camera model or the shutter.
+        NotImplementedError: A tensor requires a gradient, or so do the poses of a camera with a rolling shutter.
+    """
+    given, model, readout = lens.given(), settings.camera.model, settings.camera.readout
+    rolls = readout != RollingShutterType.GLOBAL.name
+    if settings.unscented is None and (given or rolls):
+        raise ArgumentError(f"{next(iter(given), 'rolling_shutter')}: requires with_ut=True, found with_ut=False")
+    if rolls != ("viewmats_rs" in given):
+        expected = "the poses at the end of the readout" if rolls else "None"
+        raise ArgumentError(f"viewmats_rs: expected {expected}, as rolling_shutter is {readout}")
+    shapes = {name: (n,) for name, n in COEFFICIENTS.get(model, {}).items()} | {"viewmats_rs": (4, 4)}
+    for name, tensor in given.items():
+        if name not in shapes:
+            raise ArgumentError(f"{name}: expected None for {model} cameras")
+        meaning = f"[..., C, {', '.join(map(str, shapes[name]))}] as viewmats"
+        check_tensor(name, tensor, [*batch, n_cameras, *shapes[name]], meaning)
+        check_no_grad(name, tensor)
+    if not given:
+        return cameras
+    check_devices({"viewmats": cameras.viewmats, **given})
+    dtype = torch.promote_types(torch.float32, cameras.viewmats.dtype)
+    given = {name: tensor.detach().to(torch.promote_types(dtype, tensor.dtype)) for name, tensor in given.items()}
+    end = given.pop("viewmats_rs", None)
+    if end is not None:
+        if cameras.viewmats.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(
+                "viewmats: its gradient is not implemented with a rolling shutter; pass viewmats.detach()"
+            )
+        cameras = cameras._replace(shutter=_path(cameras.viewmats.detach().to(end.dtype), end, settings.numerics))
+    if given:
+        zeros = cameras.viewmats.new_zeros(*batch, n_cameras, 4, dtype=dtype)
+        if model == "fisheye":
+            radial = given["radial_coeffs"]
+            coefficients = torch.cat([radial, _largest_angle(radial)[..., None], zeros, zeros[..., :3]], -1)
+        else:
+            parts = [
+                given.get(name, zeros[..., :1].expand(*zeros.shape[:-1], n)) for name, n in COEFFICIENTS[model].items()
+            ]
+            coefficients = torch.cat(parts, -1)
+        cameras = cameras._replace(lens=coefficients)
+    return cameras
+
+
+def _largest_angle(radial: Tensor) -> Tensor:
+    """The angle at which theta (1 + k1 theta^2 + ... + k4 theta^8) stops to grow, at most pi. [..., 4] -> [...]"""
+    coefficients = radial.double() * torch.tensor([3.0, 5, 7, 9], dtype=torch.float64, device=radial.device)
+
+    def grows(angle: Tensor) -> Tensor:
+        square, slope = angle * angle, torch.zeros_like(angle)
+        for k in range(3, -1, -1):
+            slope = (slope + coefficients[..., k, None]) * square
+        return slope + 1 > 0
+
+    samples = torch.linspace(0, math.pi, SAMPLES, dtype=torch.float64, device=radial.device)
+    growing = grows(samples.expand(*radial.shape[:-1], SAMPLES)).cumprod(-1).sum(-1, keepdim=True)  # the first stop
+    low, high = samples[growing - 1], samples[growing.clamp_max(SAMPLES - 1)]
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        is_low = grows(middle)
+        low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
+    return low[..., 0].to(radial.dtype)
+
+
+def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
+    """The path of a camera from one pose to another, [..., 4, 4] each. See the head of this file."""
+    q0, q1 = _quaternions(start[..., :3, :3]), _quaternions(end[..., :3, :3])
+    cosine = (q0 * q1).sum(-1, keepdim=True)
+    q1 = torch.where(cosine < 0, -q1, q1)
+    # Precise for small angles, as the cosine is not.
+    angle = 2 * torch.atan2((q1 - q0).norm(dim=-1, keepdim=True), (q1 + q0).norm(dim=-1, keepdim=True))
+    turns = angle > torch.finfo(start.dtype).eps
+    inverse = torch.where(turns, 1 / torch.where(turns, angle, 1.0).sin(), 0.0)
+    center = camera_centers(end, numerics)
+    return torch.cat([q0, q1, start[..., :3, 3], end[..., :3, 3], angle, inverse, center, 0 * angle], -1)
+
+
+def away(shutter: Tensor, valid: Tensor) -> Tensor:
+    """Replaces the paths of cameras that are not valid by paths from which everything is behind."""
+    path = shutter.new_zeros(shutter.shape[-1])
+    path[[0, 4]] = 1.0
+    path[[10, 13]] = -4 * MAGNITUDE_MAX
+    return torch.where(valid[..., None], shutter, path)
+
+
+def center_at_end(shutter: Tensor) -> Tensor:
+    """The centers of cameras at the end of the readout, world frame. [..., 20] -> [..., 3]"""
+    return shutter[..., 16:19]
+
+
+def _quaternions(rotation: Tensor) -> Tensor:
+    """Unit quaternions wxyz of rotations. [..., 3, 3] -> [..., 4]"""
+    m = [[rotation[..., i, j] for j in range(3)] for i in range(3)]
+    # Row i is the quaternion times four times its entry i; the largest is the most precise.
+    rows = (
+        (1 + m[0][0] + m[1][1] + m[2][2], m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1]),
+        (m[2][1] - m[1][2], 1 + m[0][0] - m[1][1] - m[2][2], m[1][0] + m[0][1], m[0][2] + m[2][0]),
+        (m[0][2] - m[2][0], m[1][0] + m[0][1], 1 - m[0][0] + m[1][1] - m[2][2], m[2][1] + m[1][2]),
+        (m[1][0] - m[0][1], m[0][2] + m[2][0], m[2][1] + m[1][2], 1 - m[0][0] - m[1][1] + m[2][2]),
+    )
+    outer = torch.stack([torch.stack(row, -1) for row in rows], -2)
+    largest = outer.diagonal(dim1=-2, dim2=-1).argmax(-1)
+    chosen = outer.gather(-2, largest[..., None, None].expand(*largest.shape, 1, 4))[..., 0, :]
+    return torch.nn.functional.normalize(chosen, dim=-1)
