@@ -88,14 +88,8 @@ INVALID = [
 
 UNSUPPORTED = [
     (dict(camera_model="ftheta"), "camera_model"),
-    (dict(with_ut=True), "with_ut"),
     (dict(with_eval3d=True), "with_eval3d"),
-    (dict(radial_coeffs=torch.zeros(2, 6)), "radial_coeffs"),
-    (dict(tangential_coeffs=torch.zeros(2, 2)), "tangential_coeffs"),
-    (dict(thin_prism_coeffs=torch.zeros(2, 4)), "thin_prism_coeffs"),
     (dict(ftheta_coeffs=object()), "ftheta_coeffs"),
-    (dict(rolling_shutter=tsplat.RollingShutterType.ROLLING_TOP_TO_BOTTOM), "rolling_shutter"),
-    (dict(viewmats_rs=torch.zeros(2, 4, 4)), "viewmats_rs"),
     (dict(tile_size=32), "tile_size"),
     (dict(Ks=torch.eye(3).expand(2, 3, 3).clone().requires_grad_()), "Ks"),
     (dict(absgrad=True, backend="reference"), "absgrad"),
@@ -154,12 +148,8 @@ def test_unsupported_option_raises(scene, change, name):
             dict(absgrad=True, backend="reference"),
             "absgrad: not implemented with backend='reference'; use another backend",
         ),
-        (
-            dict(radial_coeffs=torch.zeros(2, 6)),
-            "radial_coeffs: not implemented; undistort the images and pass None",
-        ),
-        (dict(viewmats_rs=torch.zeros(2, 4, 4)), "viewmats_rs: a rolling shutter is not implemented; pass None"),
-        (dict(with_ut=True), "with_ut: the unscented transform is not implemented; pass False"),
+        (dict(with_eval3d=True), "with_eval3d: evaluation in 3D is not implemented; pass False"),
+        (dict(ftheta_coeffs=object()), "ftheta_coeffs: the f-theta camera is not implemented; pass None"),
     ],
     ids=_id,
 )

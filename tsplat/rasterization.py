@@ -151,9 +151,17 @@ def rasterization(
             per world unit; ``"fisheye"`` at fx theta x/r + cx, with r = sqrt(x^2 + y^2) and the angle theta from the
             optical axis in radians (equidistant, without distortion). y is alike. ``near_plane`` may be negative for
             ortho, and for fisheye with a field of view beyond 180 degrees. ``"ftheta"`` raises.
-        with_ut, with_eval3d, ftheta_coeffs, rolling_shutter, viewmats_rs: As in gsplat; only the defaults are
-            implemented.
-        radial_coeffs, tangential_coeffs, thin_prism_coeffs: As in gsplat; only the defaults are implemented.
+        with_ut: Whether to project by the unscented transform (3DGUT, arXiv 2412.12507) instead of EWA splatting, which
+            the arguments below need. Takes ``quats`` and ``scales``. Gaussians behind a camera, or outside of what its
+            lens sees, are culled; see docs/cameras.md. Unlike gsplat's, it is differentiable.
+        radial_coeffs: [..., C, 6] k1 to k6 of pinhole, or [..., C, 4] k1 to k4 of fisheye lenses, as OpenCV defines
+            them. Not differentiable, as the other coefficients.
+        tangential_coeffs, thin_prism_coeffs: [..., C, 2] p1, p2, and [..., C, 4] s1 to s4, of pinhole lenses.
+        rolling_shutter: A :class:`RollingShutterType`, or its name: the direction in which rows or columns are read.
+        viewmats_rs: [..., C, 4, 4] poses at the end of the readout, of a rolling shutter; ``viewmats`` are those at its
+            start. Rotations must be orthonormal. Neither is then differentiable.
+        ut_params: An :class:`UnscentedTransformParameters`; None for its defaults.
+        with_eval3d, ftheta_coeffs: As in gsplat; only the defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's

@@ -130,28 +130,25 @@ def _pixel_in_time(
     def at(time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return _pixel(_to_camera(point, _pose_at(shutter, time)), intrinsics, lens, camera, margin)
 
-    with torch.no_grad():
-        zero = torch.zeros_like(point[0])
-        u, v, at_start = at(zero)
-        end_u, end_v, at_end = at(zero + 1)
-        u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
-        for _ in range(SHUTTER_STEPS - 1):
-            u, v, _ = at(_time_of(u, v, camera))
-        time = _time_of(u, v, camera)
-    # Pixels of a row or column are exposed at the same time, so the time has no gradient.
-    u, v, seen = at(time)
+    zero = torch.zeros_like(point[0])
+    u, v, at_start = at(zero)
+    end_u, end_v, at_end = at(zero + 1)
+    u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
+    seen = at_start
+    for _ in range(SHUTTER_STEPS):
+        u, v, seen = at(_time_of(u, v, camera))
     return u, v, seen & (at_start | at_end)
 
 
 def _time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
-    """The time at which a pixel is exposed: 0 at the start of the readout, 1 at its end."""
+    """The time at which a pixel is exposed: 0 at the center of the first row or column that is read, 1 at the last."""
     if camera.readout == "ROLLING_TOP_TO_BOTTOM":
-        return v.floor() / max(camera.height - 1, 1)
+        return (v - 0.5) / max(camera.height - 1, 1)
     if camera.readout == "ROLLING_BOTTOM_TO_TOP":
-        return (camera.height - v.ceil()) / max(camera.height - 1, 1)
+        return (camera.height - 0.5 - v) / max(camera.height - 1, 1)
     if camera.readout == "ROLLING_LEFT_TO_RIGHT":
-        return u.floor() / max(camera.width - 1, 1)
-    return (camera.width - u.ceil()) / max(camera.width - 1, 1)
+        return (u - 0.5) / max(camera.width - 1, 1)
+    return (camera.width - 0.5 - u) / max(camera.width - 1, 1)
 
 
 def _pose_at(shutter: Tensor, time: Tensor) -> Pose:

@@ -150,19 +150,19 @@ def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, m
     pixels = torch.where(at_start[..., None], pixels, at_its_end)
     valid = at_start
     for _ in range(SHUTTER_STEPS):
-        pixels, valid = at(_time(pixels.detach(), settings))
+        pixels, valid = at(_time(pixels, settings))
     return pixels, valid & (at_start | at_end)
 
 
 def _time(pixels: Tensor, settings: CameraSettings) -> Tensor:
-    """When pixels are exposed, from 0 to 1 during the readout."""
-    u, v = pixels.unbind(-1)
-    last_column, last_row = max(settings.width - 1, 1), max(settings.height - 1, 1)
+    """When pixels are exposed: 0 at the center of the first row or column that is read, 1 at that of the last."""
+    from_start = (pixels - 0.5) / (pixels.new_tensor([settings.width, settings.height]) - 1).clamp_min(1)
+    from_left, from_top = from_start.unbind(-1)
     times = {
-        "ROLLING_TOP_TO_BOTTOM": v.floor() / last_row,
-        "ROLLING_BOTTOM_TO_TOP": (settings.height - v.ceil()) / last_row,
-        "ROLLING_LEFT_TO_RIGHT": u.floor() / last_column,
-        "ROLLING_RIGHT_TO_LEFT": (settings.width - u.ceil()) / last_column,
+        "ROLLING_TOP_TO_BOTTOM": from_top,
+        "ROLLING_BOTTOM_TO_TOP": (settings.height - 1) / max(settings.height - 1, 1) - from_top,
+        "ROLLING_LEFT_TO_RIGHT": from_left,
+        "ROLLING_RIGHT_TO_LEFT": (settings.width - 1) / max(settings.width - 1, 1) - from_left,
     }
     return times[settings.readout]
 

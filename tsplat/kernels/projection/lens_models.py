@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ...config import LENS_GAIN_MIN, SHUTTER_STEPS
-from ..device_math import constant, matvec3, normalize4, rotation
+from ..device_math import constant, dot3, matvec3, matvec3_transposed, normalize4, rotation
 from .camera_models import fisheye_direction, fisheye_rows
 
 GAIN_MIN = tl.constexpr(LENS_GAIN_MIN)
@@ -174,29 +174,28 @@ def pose_at(path, time):
 
 
 @triton.jit
-def _time_of(u, v, width, height, READOUT: tl.constexpr):
-    """When a pixel is exposed: 0 at the start of the readout, 1 at its end."""
-    rows = tl.maximum(height - 1, 1).to(u.dtype)
-    columns = tl.maximum(width - 1, 1).to(u.dtype)
+def _readout(width, height, like, READOUT: tl.constexpr):
+    """The time at pixel 0, 0, and its growth with u and v; 0 and 1 are the centers of the first and last line read."""
+    zero = like * 0.0
+    rows = 1.0 / (zero + tl.maximum(height - 1, 1))
+    columns = 1.0 / (zero + tl.maximum(width - 1, 1))
     if READOUT == "ROLLING_TOP_TO_BOTTOM":
-        return tl.floor(v) / rows
+        return -0.5 * rows, zero, rows
     elif READOUT == "ROLLING_BOTTOM_TO_TOP":
-        return (height - tl.ceil(v)) / rows
+        return (height - 0.5) * rows, zero, -rows
     elif READOUT == "ROLLING_LEFT_TO_RIGHT":
-        return tl.floor(u) / columns
+        return -0.5 * columns, columns, zero
     else:
         tl.static_assert(READOUT == "ROLLING_RIGHT_TO_LEFT")
-        return (width - tl.ceil(u)) / columns
+        return (width - 0.5) * columns, -columns, zero
 
 
 @triton.jit
 def exposed_pixel(
     point, path, lens, intrinsics, width, height, CAMERA: tl.constexpr, READOUT: tl.constexpr, MARGIN: tl.constexpr
 ):  # fmt: skip
-    """Pixel of a point of the world when the shutter exposes it, whether it is seen, and that time.
-
-    The time has no gradient, as that of a row or column is constant.
-    """
+    """Pixel of a point of the world when the shutter exposes it, whether it is seen, and that time."""
+    first, per_column, per_row = _readout(width, height, point[0], READOUT)
     time = point[0] * 0.0
     u, v, at_start = lens_pixel(
         to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, CAMERA, MARGIN
@@ -208,8 +207,44 @@ def exposed_pixel(
     v = tl.where(at_start, v, end_v)
     seen = at_start
     for _ in range(STEPS):
-        time = _time_of(u, v, width, height, READOUT)
+        time = first + per_column * u + per_row * v
         u, v, seen = lens_pixel(
             to_camera(point, pose_at(path, time)), lens, intrinsics, width, height, CAMERA, MARGIN
         )  # fmt: skip
     return u, v, seen & (at_start | at_end), time
+
+
+@triton.jit
+def exposed_pixel_vjp(
+    point, time, path, lens, intrinsics, width, height, v_u, v_v, CAMERA: tl.constexpr, READOUT: tl.constexpr
+):  # fmt: skip
+    """Gradient of a point of the world from that of its pixel (u, v).
+
+    The time s of the exposure depends on the pixel, q = f(p(s(q))). With J = df / dp, the velocity w = J dp / ds of the
+    pixel and the gradient d of s: dq = J dp + w (d J dp) / (1 - d w). So v acts like v + d (v w) / (1 - d w).
+    """
+    _, per_column, per_row = _readout(width, height, v_u, READOUT)
+    pose = pose_at(path, time)
+    p = to_camera(point, pose)
+    velocity = _velocity(p, pose[1], path)
+    # The products with w = J dp / ds are those of gradients of p with dp / ds.
+    along = dot3(lens_pixel_vjp(p, lens, intrinsics, per_column, per_row, CAMERA), velocity)
+    v_time = dot3(lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA), velocity) / (1.0 - along)
+    v_p = lens_pixel_vjp(p, lens, intrinsics, v_u + per_column * v_time, v_v + per_row * v_time, CAMERA)
+    return matvec3_transposed(pose[0], v_p)
+
+
+@triton.jit
+def _velocity(p, translation, path):
+    """Motion of a point of the camera frame per unit of time, as the camera turns and moves at constant rates."""
+    rate = 2.0 * tl.where(path[15] > 0.0, path[14] * path[15], 1.0)
+    # The imaginary part of q1 times the conjugate of q0.
+    x = rate * (path[0] * path[5] - path[4] * path[1] - path[6] * path[3] + path[7] * path[2])
+    y = rate * (path[0] * path[6] - path[4] * path[2] - path[7] * path[1] + path[5] * path[3])
+    z = rate * (path[0] * path[7] - path[4] * path[3] - path[5] * path[2] + path[6] * path[1])
+    r = (p[0] - translation[0], p[1] - translation[1], p[2] - translation[2])
+    return (
+        y * r[2] - z * r[1] + path[11] - path[8],
+        z * r[0] - x * r[2] + path[12] - path[9],
+        x * r[1] - y * r[0] + path[13] - path[10],
+    )

@@ -38,7 +38,7 @@ from ..device_math import (
 )
 from ..launch import Int, kernel
 from .camera_models import load_camera
-from .lens_models import exposed_pixel, lens_pixel, lens_pixel_vjp, pose_at, to_camera
+from .lens_models import exposed_pixel, exposed_pixel_vjp, lens_pixel, lens_pixel_vjp, pose_at, to_camera
 
 
 def constants(camera: CameraSettings, unscented: Unscented | None) -> dict[str, object]:
@@ -137,8 +137,8 @@ def unscented(
 
 @triton.jit
 def unscented_vjp(
-    mean, pose, path, lens, intrinsics, saved, v_mean2d, v_depth, v_cov,
-    CAMERA: tl.constexpr, UNSCENTED: tl.constexpr,
+    mean, pose, path, lens, intrinsics, width, height, saved, v_mean2d, v_depth, v_cov,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the mean (three values) and of the axes (nine).
 
@@ -165,13 +165,15 @@ def unscented_vjp(
             v_v0 -= v_v
             point = _sigma_point(mean, axes, 2 * k + side + 1, UNSCENTED[0])
             either = either + _point_vjp(
-                point, times[2 * k + side + 1], pose, path, lens, intrinsics, v_u, v_v, CAMERA
+                point, times[2 * k + side + 1], pose, path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT
             )  # fmt: skip
         total = (total[0] + either[0] + either[3], total[1] + either[1] + either[4], total[2] + either[2] + either[5])
         v_axes = v_axes + (
             spread * (either[0] - either[3]), spread * (either[1] - either[4]), spread * (either[2] - either[5])
         )  # fmt: skip
-    own = _point_vjp(mean, times[0], pose, path, lens, intrinsics, v_u0, v_v0, CAMERA)
+    own = _point_vjp(
+        mean, times[0], pose, path, lens, intrinsics, width, height, v_u0, v_v0, CAMERA, READOUT
+    )  # fmt: skip
     along = (0.0, 0.0, v_depth)
     if len(path) > 0:
         w, _ = pose_at(path, constant(0.5, v_depth) + v_depth * 0.0)
@@ -180,15 +182,14 @@ def unscented_vjp(
 
 
 @triton.jit
-def _point_vjp(point, time, pose, path, lens, intrinsics, v_u, v_v, CAMERA: tl.constexpr):
+def _point_vjp(
+    point, time, pose, path, lens, intrinsics, width, height, v_u, v_v, CAMERA: tl.constexpr, READOUT: tl.constexpr
+):  # fmt: skip
     """Gradient of a sigma point from that of its pixel."""
     if len(path) > 0:
-        pose = pose_at(path, time)
-    v_p = lens_pixel_vjp(to_camera(point, pose), lens, intrinsics, v_u, v_v, CAMERA)
-    if len(path) > 0:
-        return matvec3_transposed(pose[0], v_p)
+        return exposed_pixel_vjp(point, time, path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT)
     else:
-        return v_p
+        return lens_pixel_vjp(to_camera(point, pose), lens, intrinsics, v_u, v_v, CAMERA)
 
 
 @kernel
@@ -279,7 +280,8 @@ def unscented_bwd_kernel(
             v_own_opacity = v_row
         incoming = size_of(v_conic) + size_of(v_mean2d) + tl.abs(v_depth) + tl.abs(v_row) + tl.abs(v_rho)
         v_own, v_own_axes = unscented_vjp(
-            mean, (w, t), path, coefficients, intrinsics, saved, v_mean2d, v_depth, v_cov, CAMERA, UNSCENTED
+            mean, (w, t), path, coefficients, intrinsics, width, height, saved, v_mean2d, v_depth, v_cov, CAMERA,
+            READOUT, UNSCENTED,
         )  # fmt: skip
         clean = clean & finite(incoming)
         outgoing = size_of(v_own) + size_of(v_own_axes) + tl.abs(v_own_opacity)
