@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from tsplat import kernels as kernels_module
-from tsplat.config import DEFAULT_NUMERICS, CameraSettings
+from tsplat.config import DEFAULT_NUMERICS, CameraSettings, Unscented, UnscentedTransformParameters
 from tsplat.data import (
     Cameras,
     CompositingSettings,
@@ -150,6 +150,7 @@ def _projection(vendor: str) -> Labeled:
     radii, means2d, conics, depths = _rows()
     cameras = Cameras(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
     needs: Any = Cameras(True, False)  # type: ignore[arg-type]
+    yield from _unscented(vendor, cameras, needs)
     for name, gaussians in _gaussians():
         others = () if name else ((True, "ortho"), (True, "fisheye"))
         for antialiased, model in ((False, "pinhole"), (True, "pinhole"), *others):
@@ -174,6 +175,29 @@ def _projection(vendor: str) -> Labeled:
                 kernels.prepare(gaussians, signals, cameras, DEFAULT_NUMERICS)
             kernels.prepare(None, [], cameras, DEFAULT_NUMERICS)
         yield from ((f"validation{name}", call) for call in launches)
+
+
+def _unscented(vendor: str, cameras: Cameras, needs: Any) -> Labeled:
+    """Projection by the unscented transform."""
+    radii, means2d, conics, depths = _rows()
+    (_, gaussians), *_ = _gaussians()
+    lens, path = torch.ones(1, 1, 12), torch.ones(1, 1, 20)
+    for model, readout in (("pinhole", "GLOBAL"), ("fisheye", "GLOBAL"), ("pinhole", "ROLLING_TOP_TO_BOTTOM")):
+        rolls = readout != "GLOBAL"
+        seen_by = cameras._replace(lens=lens, shutter=path if rolls else None)
+        settings = ProjectionSettings(
+            CameraSettings(WIDTH, HEIGHT, model, readout=readout),  # type: ignore[arg-type]
+            numerics=DEFAULT_NUMERICS,
+            backend="triton",
+            unscented=Unscented.of(UnscentedTransformParameters(), DEFAULT_NUMERICS),
+        )
+        with recorded(vendor) as launches:
+            kernels.projection_fwd(gaussians, seen_by, settings)
+            v = ProjectedGradients(means2d, depths, conics, None, depths)
+            needed = needs._replace(viewmats=not rolls)
+            kernels.projection_bwd(gaussians, seen_by, None, radii, v, settings, needed)
+        label = f"distorted {model}" + (" rolling shutter" if rolls else "")
+        yield from ((label, call) for call in launches)
 
 
 def _spherical_harmonics(vendor: str) -> Labeled:

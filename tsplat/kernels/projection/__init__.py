@@ -80,9 +80,9 @@ def _project(
         compensation.
     """
     mean = load_tuple(means + gaussian * 3, 1, 3, mask)
-    w, t, intrinsics = load_camera(viewmats, Ks, image)
     if len(UNSCENTED) == 0:
         sigma = _load_covariance(quats, scales, covars, gaussian, mask)
+        w, t, intrinsics = load_camera(viewmats, Ks, image)
         p, mean2d, _, _, _, sharp, blurred = to_screen(
             mean, sigma, w, t, intrinsics, width, height, eps2d, CAMERA, FOV_MARGIN
         )
@@ -91,6 +91,7 @@ def _project(
     else:
         unit, _ = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
         scale = load_tuple(scales + gaussian * 3, 1, 3, mask)
+        w, t, intrinsics = load_camera(viewmats, Ks, image)
         coefficients, path = load_lens(lens, shutter, image)
         mean2d, depth, sharp, seen, _ = unscented(
             mean, rotation(unit), scale, (w, t), path, coefficients, intrinsics, width, height, CAMERA, READOUT,

@@ -1,8 +1,8 @@
 """The unscented transform: a Gaussian projected by seven sigma points, by any lens and shutter.
 
 (Julier and Uhlmann, "A New Extension of the Kalman Filter to Nonlinear Systems", 1997; as in 3DGUT, arXiv 2412.12507.)
-Point 0 is the mean; points 2k + 1 and 2k + 2 are ``spread`` standard deviations along axis k on either side. With the
-pixels u_i, d_i = u_i - u_0 and the weights of ``data.Unscented``:
+Point 0 is the mean; two more are ``spread`` standard deviations along each axis on either side. With the pixels u_i,
+d_i = u_i - u_0 and the weights of ``config.Unscented``:
 
     delta = weight (d_1 + ... + d_6),  mean = u_0 + delta
     covariance = center_weight delta delta^T + weight sum (d_i - delta) (d_i - delta)^T
@@ -59,13 +59,14 @@ def load_lens(lens, shutter, image):
 
 
 @triton.jit
-def _sigma_point(mean, axes, I: tl.constexpr, SPREAD: tl.constexpr):  # noqa: E741
-    if I == 0:
-        return mean
-    else:
-        k: tl.constexpr = (I - 1) // 2
-        step = constant(SPREAD if I % 2 == 1 else -SPREAD, mean[0])
-        return mean[0] + step * axes[3 * k], mean[1] + step * axes[3 * k + 1], mean[2] + step * axes[3 * k + 2]
+def _sigma_point(mean, axes, i, spread):
+    """One of the six outer points, and its distance from the mean in units of the axis i // 2."""
+    step = tl.where(i % 2 == 0, spread, -spread)
+    point = ()
+    for j in tl.static_range(3):
+        along = tl.where(i < 2, axes[j], tl.where(i < 4, axes[3 + j], axes[6 + j]))
+        point = point + (mean[j] + step * along,)
+    return point, step
 
 
 @triton.jit
@@ -90,7 +91,7 @@ def unscented(
 
     Returns:
         Mean in pixels; depth; screen covariance; whether the camera sees it; and what the gradient needs: the axes
-        (three values each), delta, d_1 to d_6 (two values each) and the times of the points.
+        (three values each), the pixel of the mean and its time, and delta.
     """
     axes = ()
     for k in tl.static_range(3):
@@ -98,41 +99,40 @@ def unscented(
     u0, v0, seen, time = _pixel(
         mean, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3]
     )  # fmt: skip
-    offsets = ()
-    times = (time,)
-    delta_x = u0 * 0.0
-    delta_y = u0 * 0.0
-    for i in tl.static_range(1, 7):
-        point = _sigma_point(mean, axes, i, UNSCENTED[0])
-        u, v, also, time = _pixel(
+    zero = u0 * 0.0
+    spread = constant(UNSCENTED[0], u0)
+    delta_x, delta_y, xx, xy, yy = zero, zero, zero, zero, zero
+    # A loop, as code for each point would take minutes to compile.
+    for i in range(6):
+        point, _ = _sigma_point(mean, axes, i, spread)
+        u, v, also, _ = _pixel(
             point, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3]
         )  # fmt: skip
         if UNSCENTED[4]:
             seen = seen & also
         else:
             seen = seen | also
-        offsets = offsets + (u - u0, v - v0)
-        times = times + (time,)
-        delta_x += u - u0
-        delta_y += v - v0
+        dx = u - u0
+        dy = v - v0
+        delta_x += dx
+        delta_y += dy
+        xx += dx * dx
+        xy += dx * dy
+        yy += dy * dy
     weight = constant(UNSCENTED[1], u0)
     delta_x = weight * delta_x
     delta_y = weight * delta_y
-    center = constant(UNSCENTED[2], u0)
-    xx = center * delta_x * delta_x
-    xy = center * delta_x * delta_y
-    yy = center * delta_y * delta_y
-    for i in tl.static_range(6):
-        dx = offsets[2 * i] - delta_x
-        dy = offsets[2 * i + 1] - delta_y
-        xx += weight * dx * dx
-        xy += weight * dx * dy
-        yy += weight * dy * dy
+    # Of sum (d_i - delta) (d_i - delta)^T, only d_i d_i^T is large.
+    rest = constant(UNSCENTED[2] - 2.0 + 6.0 * UNSCENTED[1], u0)
+    covariance = (
+        weight * xx + rest * delta_x * delta_x,
+        weight * xy + rest * delta_x * delta_y,
+        weight * yy + rest * delta_y * delta_y,
+    )
     if len(path) > 0:
-        pose = pose_at(path, constant(0.5, u0) + u0 * 0.0)
+        pose = pose_at(path, constant(0.5, u0) + zero)
     depth = to_camera(mean, pose)[2]
-    saved = (axes, (delta_x, delta_y), offsets, times)
-    return (u0 + delta_x, v0 + delta_y), depth, (xx, xy, yy), seen, saved
+    return (u0 + delta_x, v0 + delta_y), depth, covariance, seen, (axes, u0, v0, time, delta_x, delta_y)
 
 
 @triton.jit
@@ -144,39 +144,42 @@ def unscented_vjp(
 
     They are in the frame of the camera if its shutter is global, and otherwise in the world frame.
     """
-    axes, delta, offsets, times = saved
+    axes, u0, v0, time0, delta_x, delta_y = saved
     weight = constant(UNSCENTED[1], v_depth)
     spread = constant(UNSCENTED[0], v_depth)
     rest = constant(2.0 * (UNSCENTED[2] - 1.0 + 6.0 * UNSCENTED[1]), v_depth)
-    v_delta_x = v_mean2d[0] + rest * (v_cov[0] * delta[0] + 0.5 * v_cov[1] * delta[1])
-    v_delta_y = v_mean2d[1] + rest * (0.5 * v_cov[1] * delta[0] + v_cov[2] * delta[1])
-    v_u0 = v_mean2d[0]
-    v_v0 = v_mean2d[1]
-    total = (v_depth * 0.0, v_depth * 0.0, v_depth * 0.0)
-    v_axes = ()
-    for k in tl.static_range(3):
-        either = ()
-        for side in tl.static_range(2):
-            dx = offsets[4 * k + 2 * side] - delta[0]
-            dy = offsets[4 * k + 2 * side + 1] - delta[1]
-            v_u = weight * (2.0 * v_cov[0] * dx + v_cov[1] * dy + v_delta_x)
-            v_v = weight * (v_cov[1] * dx + 2.0 * v_cov[2] * dy + v_delta_y)
-            v_u0 -= v_u
-            v_v0 -= v_v
-            point = _sigma_point(mean, axes, 2 * k + side + 1, UNSCENTED[0])
-            either = either + _point_vjp(
-                point, times[2 * k + side + 1], pose, path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT
-            )  # fmt: skip
-        total = (total[0] + either[0] + either[3], total[1] + either[1] + either[4], total[2] + either[2] + either[5])
-        v_axes = v_axes + (
-            spread * (either[0] - either[3]), spread * (either[1] - either[4]), spread * (either[2] - either[5])
+    v_delta_x = v_mean2d[0] + rest * (v_cov[0] * delta_x + 0.5 * v_cov[1] * delta_y)
+    v_delta_y = v_mean2d[1] + rest * (0.5 * v_cov[1] * delta_x + v_cov[2] * delta_y)
+    zero = v_depth * 0.0
+    total = (zero, zero, zero)
+    v_axes = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    v_u0 = v_mean2d[0] + zero
+    v_v0 = v_mean2d[1] + zero
+    for i in range(6):
+        point, step = _sigma_point(mean, axes, i, spread)
+        u, v, _, time = _pixel(
+            point, pose, path, lens, intrinsics, width, height, CAMERA, READOUT, UNSCENTED[3]
         )  # fmt: skip
+        dx = u - u0 - delta_x
+        dy = v - v0 - delta_y
+        v_u = weight * (2.0 * v_cov[0] * dx + v_cov[1] * dy + v_delta_x)
+        v_v = weight * (v_cov[1] * dx + 2.0 * v_cov[2] * dy + v_delta_y)
+        v_u0 -= v_u
+        v_v0 -= v_v
+        own = _point_vjp(
+            point, time, pose, path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT
+        )  # fmt: skip
+        total = (total[0] + own[0], total[1] + own[1], total[2] + own[2])
+        added = ()
+        for k in tl.static_range(9):
+            added = added + (v_axes[k] + tl.where(i // 2 == k // 3, step * own[k % 3], 0.0),)
+        v_axes = added
     own = _point_vjp(
-        mean, times[0], pose, path, lens, intrinsics, width, height, v_u0, v_v0, CAMERA, READOUT
+        mean, time0, pose, path, lens, intrinsics, width, height, v_u0, v_v0, CAMERA, READOUT
     )  # fmt: skip
-    along = (0.0, 0.0, v_depth)
+    along = (zero, zero, v_depth)
     if len(path) > 0:
-        w, _ = pose_at(path, constant(0.5, v_depth) + v_depth * 0.0)
+        w, _ = pose_at(path, constant(0.5, v_depth) + zero)
         along = (w[6] * v_depth, w[7] * v_depth, w[8] * v_depth)
     return (total[0] + own[0] + along[0], total[1] + own[1] + along[1], total[2] + own[2] + along[2]), v_axes
 
