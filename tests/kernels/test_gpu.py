@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.support import scenes
+import tsplat
+from tests.support import lenses, scenes
 from tests.support.closeness import (
     assert_decisions,
     assert_exact,
@@ -45,6 +46,20 @@ def test_crowded_scenes_match_reference(seed, rasterize_mode):
 def test_numbers_of_channels_match_reference(channels):
     structure = scenes.Structure(n=100, cameras=2, channels=channels, width=50, height=40, seed=channels)
     assert_run_fp32(scenes.make(structure, torch.float32, DEVICE), backend="triton")
+
+
+@pytest.mark.parametrize(("kind", "readout"), lenses.CASES)
+def test_lenses_and_shutters_match_reference(kind, readout):
+    scene = lenses.make(kind, readout, seed=3, device=DEVICE, n=12, cameras=1)
+    names = ["means", "quats", "scales", "opacities", *["viewmats"] * (readout == "GLOBAL")]
+    results = []
+    for backend in ("triton", "reference"):
+        leaves = scene | {name: scene[name].clone().requires_grad_() for name in names}
+        outputs = tsplat.rasterization(**leaves, packed=False, backend=backend)[:2]
+        gradients = torch.autograd.grad(outputs, [leaves[name] for name in names], scenes.random_like(outputs, 0))
+        results.append((*outputs, *gradients))
+    for name, found, expected in zip(["colors", "alphas", *names], *results):
+        assert_exact(name, found, expected)
 
 
 def test_decisions_differ_from_reference_only_near_thresholds():

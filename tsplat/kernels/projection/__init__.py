@@ -48,7 +48,7 @@ from .camera_models import (
     screen_covariance_vjp,
     to_screen,
 )
-from .unscented import constants, load_lens, unscented, unscented_bwd_kernel
+from .unscented import _projection_unscented_bwd_kernel, constants, load_lens, unscented
 
 BLOCK = 128
 
@@ -468,7 +468,7 @@ def projection_bwd(
     del arguments["valid"], arguments["v_valid"]
     arguments |= constants(settings.camera, settings.unscented)
     launch(
-        _projection_bwd_kernel if settings.unscented is None else unscented_bwd_kernel,
+        _projection_bwd_kernel if settings.unscented is None else _projection_unscented_bwd_kernel,
         programs(n_batches * blocks, 1),
         **arguments,
         FOV_MARGIN=FOV_MARGIN,

@@ -196,7 +196,7 @@ def _point_vjp(
 
 
 @kernel
-def unscented_bwd_kernel(
+def _projection_unscented_bwd_kernel(
     means,  # [B, N, 3]
     quats,  # [B, N, 4]
     scales,  # [B, N, 3]

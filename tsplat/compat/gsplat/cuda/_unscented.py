@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from .... import RollingShutterType
-from ....config import CameraModel
+from ....config import Backend, CameraModel, NumericsName
 from ....stages import projection
 from ._distortion import FThetaCameraDistortionParameters, UnscentedTransformParameters
 
@@ -34,14 +32,13 @@ def fully_fused_projection_with_ut(
     ftheta_coeffs: FThetaCameraDistortionParameters | None = None,
     rolling_shutter: RollingShutterType = RollingShutterType.GLOBAL,
     viewmats_rs: Tensor | None = None,
-    **options: Any,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor | None, ...]:
     """Projects 3D Gaussians by the unscented transform; see :func:`tsplat.fully_fused_projection_with_ut`.
 
     Unlike gsplat's, all outputs but radii are differentiable.
-
-    Args:
-        options: ``backend`` and ``numerics``, as in :func:`tsplat.fully_fused_projection_with_ut`.
     """
     return projection.fully_fused_projection_with_ut(
         means,
@@ -65,5 +62,6 @@ def fully_fused_projection_with_ut(
         ftheta_coeffs,
         rolling_shutter,
         viewmats_rs,
-        **options,
+        backend=backend,
+        numerics=numerics,
     )

@@ -1,0 +1,44 @@
+"""Scenes for tests of lenses and rolling shutters."""
+
+import torch
+
+from tests.support import scenes
+from tsplat.config import RollingShutterType
+
+CASES = [
+    ("pinhole", "GLOBAL"),
+    ("pinhole", "ROLLING_BOTTOM_TO_TOP"),
+    ("distorted pinhole", "GLOBAL"),
+    ("distorted pinhole", "ROLLING_TOP_TO_BOTTOM"),
+    ("fisheye", "GLOBAL"),
+    ("distorted fisheye", "GLOBAL"),
+    ("distorted fisheye", "ROLLING_LEFT_TO_RIGHT"),
+    ("ortho", "ROLLING_RIGHT_TO_LEFT"),
+]
+
+
+def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **structure):
+    """A scene in front of cameras with random coefficients, that move during the readout of a rolling shutter."""
+    model = kind.split()[-1]
+    scene = scenes.make(scenes.Structure(**dict(n=15, seed=seed, camera_model=model) | structure), dtype, device)
+    if model == "fisheye":
+        scene["means"][..., 2].abs_()
+    generator = torch.Generator().manual_seed(seed)
+    *leading, _, _ = scene["viewmats"].shape
+
+    def uniform(n, size):
+        return (size * (2 * torch.rand(*leading, n, generator=generator, dtype=torch.float64) - 1)).to(device, dtype)
+
+    options = dict(with_ut=True, rolling_shutter=RollingShutterType[readout])
+    if kind == "distorted pinhole":
+        options |= dict(
+            radial_coeffs=uniform(6, 0.05), tangential_coeffs=uniform(2, 0.01), thin_prism_coeffs=uniform(4, 0.01)
+        )
+    elif kind == "distorted fisheye":
+        options |= dict(radial_coeffs=uniform(4, 0.05))
+    if readout != "GLOBAL":
+        end = scene["viewmats"].clone()
+        end[..., :3, :3] = scenes._small_rotations(uniform(3, 0.05).double()).to(dtype) @ end[..., :3, :3]
+        end[..., :3, 3] += uniform(3, 0.05)
+        options |= dict(viewmats_rs=end)
+    return scene | options
