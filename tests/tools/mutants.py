@@ -200,7 +200,7 @@ MUTANTS = [
         "stages/lens_models.py",
         _torch("tests/stages/test_unscented.py"),
         ("torch.where(cosine < 0, -q1, q1)", "q1", "the long way around"),
-        ("cumprod(-1)", "", "the last angle at which a fisheye lens grows, not the first"),
+        (".cumprod(-1)", "", "the last angle at which a fisheye lens grows, not the first"),
         ("path[[10, 13]] = -4 * MAGNITUDE_MAX", "pass", "invalid cameras with a rolling shutter see"),
     ),
     *_in(
@@ -509,7 +509,7 @@ MUTANTS = [
         ("v_p[2] + v_depth)", "v_p[2])", "gradient of depth lost"),
         ("visible & (tl.load(valid", "visible | (tl.load(valid", "invalid Gaussians not culled"),
         ("(mean2d[1] - radius_y < height)", "(mean2d[1] - radius_y < width)", "width for height in culling"),
-        ("(p[2] >= constant(near, det))", "(p[2] > -constant(near, det))", "Gaussians behind the camera rendered"),
+        ("(depth >= constant(near, det))", "(depth > -constant(near, det))", "Gaussians behind the camera rendered"),
         ("finite(outgoing) | (finite(incoming) == 0)", "finite(incoming)", "overflowing gradients not zeroed", 0),
     ),
     *_in(
@@ -806,7 +806,7 @@ MUTANTS = [
         "stages/settings.py",
         _torch("tests/test_rasterization.py"),
         ("options, types) if PLAIN.issuperset(types) else _check(options)", "options, ())", "1 is True"),
-        ("o.height, o.camera_model, o.near_plane", 'o.height, "pinhole", o.near_plane', "the camera model ignored"),
+        ("o.height, o.camera_model, *planes", 'o.height, "pinhole", *planes', "the camera model ignored"),
         ('antialiased=o.rasterize_mode == "antialiased"', "antialiased=False", "antialiasing ignored"),
     ),
     *_in(
