@@ -268,18 +268,21 @@ def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
     from ..scene import write_model
     from ..scene.cropping import crop_gaussians, raise_if_empty
+    from ..scene.rotation import rotate_upright
     from ..viewing.outputs import check_output
     from ..viewing.scene_pages import is_page
 
     if is_page(arguments.out):
         return _export_page(arguments)
-    for name in ("title", "view", "up", "background"):
+    for name in ("title", "view", "background"):
         if getattr(arguments, name) is not None:
             raise ArgumentError(f"--{name}: only for an output that ends in .html, found {str(arguments.out)!r}")
     check_output(arguments.out, arguments.model)
     gaussians, box = _open(arguments), _box(arguments)
     if box is not None:
         gaussians = raise_if_empty(crop_gaussians(gaussians, box), box)
+    if arguments.up is not None:
+        gaussians = rotate_upright(gaussians, arguments.up)
     lost = write_model(arguments.out, gaussians, format=arguments.format)
     n_invalid = int((~gaussians.valid).sum())
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
