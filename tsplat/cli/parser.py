@@ -122,15 +122,18 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
         type=path,
         required=True,
         metavar="IMAGE.png",
-        help="output file; with --trajectory a .mp4, .webm or .gif, or a folder for PNGs",
+        help="output file: .png, or a video .mp4, .webm or .gif; with --trajectory also a folder for PNGs",
     )
     parser.add_argument("--show", choices=("rgb", "depth", "alpha"), default="rgb", help="what to render (rgb)")
     parser.add_argument(
         "--trajectory",
-        metavar="orbit|spiral|CAMERAS.json",
-        help="render a video: an orbit, a spiral, or the cameras of a file",
+        metavar="path|orbit|spiral|CAMERAS.json",
+        help="render a video: a path along the cameras of a run, an orbit, a spiral, or the cameras of a file (of a "
+        "video: path for a run, else orbit)",
     )
-    parser.add_argument("--frames", type=_count, default=120, metavar="N", help="frames of an orbit or spiral (120)")
+    parser.add_argument(
+        "--frames", type=_count, default=120, metavar="N", help="frames of a path, orbit or spiral (120)"
+    )
     parser.add_argument("--fps", type=_count, default=30, metavar="N", help="frames per second (30)")
     parser.add_argument(
         "--view", metavar="N|NAME", help="render a training or test view of a run at its own size, by index or name"
