@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ What the figures include and what they do not:
 - We expect errors of up to 40 % in times and of up to 25 % in ratios between kernels. Ratios nearer to one than that
   are ties.
 - The other implementations got the same projected Gaussians, and each its own lists of tiles. Their kernels were
-  compiled for sm_80 as well. Faster-GS has tiles of 16x12 pixels, the others of 16x16. "tsplat 66fcafc" is the state in
+  compiled for sm_80 as well. Faster-GS has tiles of 16×12 pixels, the others of 16×16. "tsplat 66fcafc" is the state in
   which one program of one warp walked the whole list of a tile.
 - The columns of tsplat 66fcafc and Faster-GS were predicted once, with an earlier state of the timing model. For commit
   daf3354, whose compositing is designed like that of 66fcafc, the present model predicts 2,549 + 3,405 us for
@@ -88,7 +89,7 @@ What the figures include and what they do not:
   garden-1920x1080, and 951 + 1,294 us for dense-tile.
 - The gradient of the image that the backward pass gets is channel-major, as from `l1_ssim_loss`. With a channel-last
   one it loads 14 % more sectors for the cloud and 3 % more for garden-648x420, in the same time.
-- 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, in parts of 8x8 pixels.
+- 16 and 64 channels (cloud-d16, cloud-d64) are composited by matrix products, in parts of 8×8 pixels.
 
 ### Idle tails and memory
 
@@ -337,7 +338,9 @@ def page() -> str:
     text += LIMIT + limit_table(_read(LIMITS)) + LIMIT_NOTE + section(_read(STEPS))
     text += PREDICTION + predicted_table(by_scene(records)) + NOTES + details_table(records)
     text += SENSITIVITY_TEXT + sensitivity_table(_read(SENSITIVITY)) + RATIO_TEXT + ratio_table(records) + METHOD
-    return text + AMD_TEXT + amd_table(_read(AMD)) + AMD_NOTE
+    text += AMD_TEXT + amd_table(_read(AMD)) + AMD_NOTE
+    # Records name scenes in ASCII; names such as garden-648x420 stay.
+    return re.sub(r"(?<![-\w])(\d+)x(\d+)\b", r"\1×\2", text)
 
 
 def main() -> None:

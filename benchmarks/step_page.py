@@ -29,7 +29,7 @@ NOTES = f"""
 - Operators: those of PyTorch that launch or wait, without views and allocations. Assumed are {OPERATOR_US:g} us each
   on the device, and the traffic of their results read and written at {BANDWIDTH["a100"] / 1e6:g} TB/s (A100) or
   {BANDWIDTH["h100"] / 1e6:g} TB/s (H100). A sort is a radix sort of 8 bits a pass.
-- Host: Python's thread CPU time on this project's CPU, the best of 100 runs, for 20 Gaussians at 16x16 pixels on the
+- Host: Python's thread CPU time on this project's CPU, the best of 100 runs, for 20 Gaussians at 16×16 pixels on the
   emulated driver, without the kernels; and an assumed {LAUNCH_US:g} us for each launch and operator, for what is below
   Python. Times on the host vary by a factor of two with the load of the machine; those of both implementations are
   measured by one process.
@@ -38,7 +38,7 @@ NOTES = f"""
   [below](#tsplat-divided-by-gsplat); and for its other kernels an operator's time with the least memory traffic that
   they can have, which favors gsplat. Its step has tsplat's loss and Adam. Launches are those of its own kernels.
 - Launch: Python's time of one launch, on average and at most, with a launcher that does nothing. Tiny call: 20
-  Gaussians at 16x16 pixels on the CPU target, measured, kernels included.
+  Gaussians at 16×16 pixels on the CPU target, measured, kernels included.
 """
 
 

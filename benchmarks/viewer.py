@@ -105,7 +105,7 @@ def main() -> None:
         client.close()
     widths = [width for stop in stops for width in stop["moving"]]
     share = sum(width == arguments.size[0] for width in widths) / max(len(widths), 1)
-    print(f"{arguments.model.name}, {len(model.gaussians):,} Gaussians, {arguments.size[0]}x{arguments.size[1]}")
+    print(f"{arguments.model.name}, {len(model.gaussians):,} Gaussians, {arguments.size[0]}×{arguments.size[1]}")
     print(f"address printed: median {median(startups):.2f} s, max {max(startups):.2f} s")
     print(f"first image at rest: {first:.2f} s")
     for name, title in (("full", "full size"), ("lossless", "lossless")):

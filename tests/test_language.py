@@ -18,6 +18,11 @@ KERNELS = ("tsplat/kernels/", "tsplat/kernels_torch/", "tsplat/triton_cpu/")
 MACHINES = ("tsplat/triton_cpu/", "tests/triton_cpu/", "tests/emulator/", "emulator/")
 """Compilers and emulators, which have register pairs, a host CPU, work items and sound assumptions of their own."""
 
+SIZES = re.compile(r"\}\s?x\s?\{|(?<![-\w.])[1-9]\d*x\d+\b")
+"""Sizes such as 4x3 or {width}x{height}; not names of scenes, such as garden-648x420."""
+
+SIZES_IN = ("tsplat/cli/", "tsplat/scene/", "tsplat/training/", "tsplat/viewing/", "docs/", "README.md", "CHANGELOG.md")
+
 SUFFIXES = {".py", ".md", ".sh"}
 THIS = "tests/test_language.py"
 
@@ -84,6 +89,7 @@ class Allowed(NamedTuple):
 
 
 EXCEPTIONS = [
+    Allowed("tsplat/viewing/videos.py", r'"-s", f"\{width\}x\{height\}"', "option of ffmpeg"),
     Allowed("tests/conftest.py", r"\bitems?\b", "parameter of pytest's hook"),
     Allowed("CHANGELOG.md", r"^\| `", "the old name of something that was renamed"),
     Allowed(
@@ -137,6 +143,18 @@ def test_word_is_not_used(rule):
         if relative.startswith(rule.where) and not (rule.glossary and relative.startswith(MACHINES))
         for number, line, match in find(rule.pattern, lines)
         if not is_allowed(relative, line)
+    ]
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
+def test_sizes_have_a_multiplication_sign():
+    problems = [
+        f"{relative}:{number}: {match[0]!r}: write ×"
+        for relative, lines in TEXTS.items()
+        if relative.startswith(SIZES_IN)
+        for number, line in enumerate(lines, 1)
+        if (match := SIZES.search(line)) and not is_allowed(relative, line)
     ]
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)

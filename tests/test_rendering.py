@@ -80,7 +80,7 @@ def test_render_is_one_view_of_render_views():
 
 def test_cameras_of_a_call_have_one_size():
     gaussians, cameras, _ = make_model()
-    with pytest.raises(ArgumentError, match="expected 24x18 pinhole cameras"):
+    with pytest.raises(ArgumentError, match="expected 24×18 pinhole cameras"):
         render_views(gaussians, [cameras[0], dataclasses.replace(cameras[1], width=25)])
     nothing, _, _ = render_views(gaussians, cameras[:1], n_cameras=0)
     assert nothing.shape == (0, 18, 24, 3)

@@ -14,6 +14,7 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
+from .ops.depth_maps import depth_to_normals, depth_to_points
 from .ops.image_loss import l1_and_ssim, l1_ssim_loss
 from .rasterization import rasterization
 from .stages.capacity import check_overflow
@@ -40,6 +41,8 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "check_overflow",
+    "depth_to_normals",
+    "depth_to_points",
     "fully_fused_projection",
     "fully_fused_projection_with_ut",
     "isect_offset_encode",

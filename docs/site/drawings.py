@@ -171,7 +171,7 @@ def draw_units(colors):
             (f"means2d\n({x:.1f}, {y:.1f}) pixels", "line"),
             (f"radii\n({rx}, {ry}) pixels", "blue"),
             ("conics: inverse of the\ncovariance, 1 / pixels²\n(ellipse: 1 std. dev.)", "red"),
-            (f"tiles_per_gauss\n{int(meta['tiles_per_gauss'][0])} tiles of {tile}x{tile} pixels", "green"),
+            (f"tiles_per_gauss\n{int(meta['tiles_per_gauss'][0])} tiles of {tile}×{tile} pixels", "green"),
             (f"depths\n{meta['depths'][0]:.1f} world units", "line"),
         )
     ):

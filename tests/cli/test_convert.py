@@ -93,6 +93,25 @@ def test_convert_and_export_keep_the_gaussians(command, model, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])
+def test_convert_and_export_rotate_a_model_upright_and_back(command, model, tmp_path):
+    upright, back = tmp_path / "upright.ply", tmp_path / "back.ply"
+    # z up becomes -y, after which the direction that was -y is z.
+    for source, out, up in ((model, upright, "0 0 1"), (upright, back, "0 0 -1")):
+        words = [word.format(model=source, out=out) for word in command]
+        assert cli.main([*words, "--up", *up.split()]) == 0
+    before, rotated, after = (read_ply(path) for path in (model, upright, back))
+    assert torch.allclose(rotated.means, before.means[:, [0, 2, 1]] * torch.tensor([1.0, -1, 1]), atol=1e-6)
+    for name, tensor in before.tensors().items():
+        assert (getattr(after, name) - tensor).abs().max() < 1e-5, name
+
+
+def test_invalid_up_of_a_file(model, tmp_path, capsys):
+    assert cli.main(["convert", str(model), str(tmp_path / "a.ply"), "--up", "0", "0", "0"]) == 2
+    assert "up: expected a finite direction that is not zero" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [model.parent]
+
+
+@pytest.mark.parametrize("command", [["convert", "{model}", "{out}"], ["export", "{model}", "--out", "{out}"]])
 def test_convert_and_export_write_a_page(command, model, tmp_path, capsys):
     out = tmp_path / "scene.html"
     command = [part.format(model=model, out=out) for part in command]
@@ -123,9 +142,7 @@ def test_invalid_options_of_a_page(options, problem, model, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [model.parent]
 
 
-@pytest.mark.parametrize(
-    "options", [["--title", "a"], ["--view", "0"], ["--up", "0", "1", "0"], ["--background", "0", "0", "0"]]
-)
+@pytest.mark.parametrize("options", [["--title", "a"], ["--view", "0"], ["--background", "0", "0", "0"]])
 def test_options_of_a_page_need_a_page(options, model, tmp_path, capsys):
     assert cli.main(["convert", str(model), str(tmp_path / "scene.ply"), *options]) == 2
     assert f"{options[0]}: only for an output that ends in .html" in capsys.readouterr().err

@@ -94,7 +94,8 @@ INVALID = [
     (["demo", "--steps", "0"], "--steps"),
     (["demo", "--seed", "-1"], "--seed"),
     (["demo", "--out", "text.ply/run"], "cannot write there"),
-    (["render", "{model}", "--out", "a.gif"], "videos need --trajectory"),
+    (["render", "{model}", "--out", "a.jpg"], "expected a file name ending in .png"),
+    (["render", "{model}", "--out", "a.gif", "--trajectory", "path"], "has no cameras.json of a run"),
     (["render", "{model}", "--out", "a.gif", "--trajectory", "missing.json"], r"missing\.json: cannot be read"),
     (["render", "{model}", "--out", "a.avi", "--trajectory", "orbit"], r"ending in \.mp4"),
 ]

@@ -133,6 +133,27 @@ def test_runs_are_rendered_upright_as_their_cameras_see_them(run, tmp_path):
         assert blue < green < red
 
 
+def test_videos_of_a_run_follow_its_cameras(run, model, tmp_path, capsys):
+    size = ["--width", "32", "--height", "24", "--frames", "3"]
+    images = {}
+    for name, source, options in (
+        ("default", run, []),
+        ("path", run, ["--trajectory", "path"]),
+        ("orbit", run, ["--trajectory", "orbit"]),
+        ("placed", run, ["--eye", "0", "-2", "4"]),
+        ("file", model, []),
+    ):
+        out = tmp_path / f"{name}.gif"
+        assert cli.main(["render", str(source), *size, *options, "--out", str(out)]) == 0, name
+        images[name] = out.read_bytes()
+    assert images["default"] == images["path"] != images["orbit"]
+    assert len(set(images.values())) == 4
+    capsys.readouterr()
+    command = ["render", str(run), "--trajectory", "path", "--out", str(tmp_path / "a.gif")]
+    assert cli.main([*command, "--eye", "0", "-2", "4"]) == 2
+    assert "--eye: not with a path along cameras" in capsys.readouterr().err
+
+
 def test_view_renders_a_view_of_a_run_at_its_own_size(run, model, tmp_path, capsys):
     out = tmp_path / "a.png"
     for view, height in (("3", 23), ("7.png", 27), ("7", 27)):

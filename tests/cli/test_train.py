@@ -35,7 +35,7 @@ def test_images_that_are_too_small_to_evaluate_are_named(tmp_path, capsys):
     command = ["train", str(write_scene(tmp_path / "scene")), "--out", str(tmp_path / "run"), "--backend", "torch"]
     assert cli.main([*command, "--downscale", "3"]) == 2
     assert capsys.readouterr().err == (
-        "tsplat: error: downscale: SSIM needs at least 11 pixels along each edge, found 14x10 in view '01.png' with a "
+        "tsplat: error: downscale: SSIM needs at least 11 pixels along each edge, found 14×10 in view '01.png' with a "
         "factor of 3; use a smaller factor\n"
     )
     assert not (tmp_path / "run").exists()

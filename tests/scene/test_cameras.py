@@ -96,7 +96,7 @@ def test_cameras_as_arguments_of_rasterization():
 @pytest.mark.parametrize("change", [dict(width=9), dict(height=9), dict(model="fisheye")])
 def test_cameras_of_one_call_are_alike(change):
     first = Camera(torch.eye(4), intrinsics(8, 6, 50), 8, 6)
-    with pytest.raises(ArgumentError, match=r"expected 8x6 pinhole cameras as the first, found a .*(9|fisheye)"):
+    with pytest.raises(ArgumentError, match=r"expected 8×6 pinhole cameras as the first, found a .*(9|fisheye)"):
         rasterization_arguments([first, dataclasses.replace(first, **change)])
 
 

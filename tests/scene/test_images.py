@@ -213,7 +213,7 @@ def test_images_of_many_pixels_are_bounded_by_the_memory(tmp_path, monkeypatch):
         monkeypatch.setattr(reading, "available_bytes", lambda: 8 * 40 * 30)
         assert read(path).shape[:2] == (30, 40)
         monkeypatch.setattr(reading, "available_bytes", lambda: 8 * 40 * 30 - 1)
-        with pytest.raises(FileError, match=r"a.png: an image of 40 x 30 pixels needs .* are free; scale it down"):
+        with pytest.raises(FileError, match=r"a.png: an image of 40×30 pixels needs .* are free; scale it down"):
             read(path)
         with pytest.raises(FileError, match=r"b.png: cannot be read as an image \(Image size \(2400 pixels\) exceeds"):
             read(tmp_path / "b.png")

@@ -1,4 +1,4 @@
-"""Orbits, spirals, and cameras read from a file."""
+"""Orbits, spirals, paths along cameras, and cameras read from a file."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 
 from tsplat import ArgumentError
 from tsplat.scene import Camera, FileError, intrinsics, look_at
-from tsplat.viewing import orbit_around, read_cameras, spiral_at
+from tsplat.viewing import orbit_around, path_along, read_cameras, spiral_at
 from tsplat.viewing.trajectories import interpolate
 
 UP = (0.0, -1.0, 0.0)
@@ -15,6 +15,47 @@ UP = (0.0, -1.0, 0.0)
 
 def center(viewmat):
     return -viewmat[:3, :3].T @ viewmat[:3, 3]
+
+
+def one_sided(n=20):
+    """Cameras that walk along x, all of which look ahead and slightly down, at changing heights."""
+    poses = [((0.2 * i, 0.1 * (i % 3), 0.0), (0.2 * i + 0.3 * (i % 2), 0.5, 3.0)) for i in range(n)]
+    return [Camera(look_at(eye, target, UP), intrinsics(40, 30, 50), 40, 30) for eye, target in poses]
+
+
+@pytest.mark.parametrize("frames", [1, 7, 60])
+def test_path_stays_among_cameras_and_looks_where_they_look(frames):
+    cameras = one_sided()
+    positions = torch.stack([camera.position for camera in cameras]).double()
+    viewmats = path_along(cameras, frames)
+    assert viewmats.shape == (frames, 4, 4)
+    centers = torch.stack([center(viewmat) for viewmat in viewmats]).double()
+    assert (centers >= positions.amin(0) - 1e-5).all()
+    assert (centers <= positions.amax(0) + 1e-5).all()
+    directions = torch.stack([camera.viewmat[2, :3] for camera in cameras])
+    nearest = torch.cdist(centers, positions).argmin(-1)
+    assert ((viewmats[:, 2, :3] * directions[nearest]).sum(-1) > 0.98).all()
+    if frames > 20:
+        # Closed, without jumps, from one end to the other and back.
+        steps = (centers - centers.roll(1, 0)).norm(dim=-1)
+        assert steps.max() < 0.2
+        assert centers[:, 0].amax() - centers[:, 0].amin() > 3
+
+
+def test_path_along_a_circle_is_closed():
+    azimuths = torch.arange(12) * torch.pi / 6
+    eyes = torch.stack([azimuths.cos(), torch.zeros(12), azimuths.sin()], -1).tolist()
+    cameras = [Camera(look_at(eye, (0, 0, 0), UP), intrinsics(40, 30, 50), 40, 30) for eye in eyes]
+    centers = torch.stack([center(viewmat) for viewmat in path_along(cameras, 24)])
+    # One turn of equal steps: it does not return as it came.
+    steps = (centers - centers.roll(1, 0)).norm(dim=-1)
+    assert torch.allclose(steps, steps.mean().expand(24), rtol=0.05)
+    assert (centers.norm(dim=-1) > 0.8).all()
+
+
+def test_path_needs_cameras():
+    with pytest.raises(ArgumentError, match="cameras: expected at least one"):
+        path_along([], 3)
 
 
 def test_orbit_around_keeps_height_distance_and_target():

@@ -76,9 +76,12 @@ def render(arguments: Namespace) -> int:
     from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.outputs import check_output
     from ..viewing.run_cameras import find_background
-    from ..viewing.videos import check_video_path
+    from ..viewing.videos import VIDEO_SUFFIXES, check_video_path
 
-    trajectory, out = arguments.trajectory, arguments.out
+    out = arguments.out
+    if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
+        arguments.trajectory = _default_trajectory(arguments)
+    trajectory = arguments.trajectory
     # With a trajectory, check_video_path() checks the other packages as well.
     require(*([] if trajectory is not None else ["PIL"]), *(["rich"] if sys.stdout.isatty() and trajectory else []))
     if arguments.view is not None:
@@ -86,7 +89,7 @@ def render(arguments: Namespace) -> int:
     if trajectory is not None:
         check_video_path(out)
     elif out.suffix.lower() != ".png":
-        raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos need --trajectory")
+        raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos end in .mp4")
     check_output(out, arguments.model)
     start = time.perf_counter()
     device, _ = pick_device(arguments.backend)
@@ -179,13 +182,14 @@ def _photographs(
 
 def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
     """The cameras that ``tsplat render`` renders."""
-    from ..viewing import read_cameras
+    from ..scene import Camera, intrinsics
+    from ..viewing import path_along, read_cameras
     from ..viewing.framing import place_cameras
     from ..viewing.run_cameras import complete_framing, find_cameras
     from ..viewing.trajectories import choose_camera
 
     trajectory = arguments.trajectory
-    if arguments.view is None and trajectory not in (None, "orbit", "spiral"):
+    if arguments.view is None and trajectory not in (None, "path", "orbit", "spiral"):
         return read_cameras(trajectory)
     cameras = find_cameras(arguments.model)
     if arguments.view is not None:
@@ -195,14 +199,34 @@ def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
     framing = complete_framing(
         gaussians, cameras, fov=arguments.fov, eye=arguments.eye, target=arguments.look_at, up=arguments.up
     )
+    width, height = arguments.width or 800, arguments.height or 600
+    if trajectory == "path":
+        training = [camera for camera in cameras if not camera.is_test]
+        if not training:
+            raise ArgumentError(f"--trajectory: {arguments.model} has no cameras.json of a run; use orbit")
+        for name in ("eye", "look_at", "up"):
+            if getattr(arguments, name) is not None:
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: not with a path along cameras; use --trajectory orbit"
+                )
+        K = intrinsics(width, height, framing["fov"])
+        return [Camera(viewmat, K, width, height) for viewmat in path_along(training, arguments.frames)]
     return place_cameras(
         gaussians,
-        arguments.width or 800,
-        arguments.height or 600,
+        width,
+        height,
         **framing,
         trajectory=trajectory,
         frames=arguments.frames,
     )
+
+
+def _default_trajectory(arguments: Namespace) -> str:
+    """The trajectory of a video for which none is given: along the cameras of a run, unless they are placed."""
+    from ..viewing.run_cameras import find_cameras
+
+    placed = any(getattr(arguments, name) is not None for name in ("eye", "look_at", "up"))
+    return "path" if not placed and any(not camera.is_test for camera in find_cameras(arguments.model)) else "orbit"
 
 
 def train(arguments: Namespace) -> int:
@@ -268,18 +292,21 @@ def convert(arguments: Namespace) -> int:
     """``tsplat convert`` and ``tsplat export``."""
     from ..scene import write_model
     from ..scene.cropping import crop_gaussians, raise_if_empty
+    from ..scene.rotation import rotate_upright
     from ..viewing.outputs import check_output
     from ..viewing.scene_pages import is_page
 
     if is_page(arguments.out):
         return _export_page(arguments)
-    for name in ("title", "view", "up", "background"):
+    for name in ("title", "view", "background"):
         if getattr(arguments, name) is not None:
             raise ArgumentError(f"--{name}: only for an output that ends in .html, found {str(arguments.out)!r}")
     check_output(arguments.out, arguments.model)
     gaussians, box = _open(arguments), _box(arguments)
     if box is not None:
         gaussians = raise_if_empty(crop_gaussians(gaussians, box), box)
+    if arguments.up is not None:
+        gaussians = rotate_upright(gaussians, arguments.up)
     lost = write_model(arguments.out, gaussians, format=arguments.format)
     n_invalid = int((~gaussians.valid).sum())
     invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""

@@ -122,15 +122,18 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
         type=path,
         required=True,
         metavar="IMAGE.png",
-        help="output file; with --trajectory a .mp4, .webm or .gif, or a folder for PNGs",
+        help="output file: .png, or a video .mp4, .webm or .gif; with --trajectory also a folder for PNGs",
     )
     parser.add_argument("--show", choices=("rgb", "depth", "alpha"), default="rgb", help="what to render (rgb)")
     parser.add_argument(
         "--trajectory",
-        metavar="orbit|spiral|CAMERAS.json",
-        help="render a video: an orbit, a spiral, or the cameras of a file",
+        metavar="path|orbit|spiral|CAMERAS.json",
+        help="render a video: a path along the cameras of a run, an orbit, a spiral, or the cameras of a file (of a "
+        "video: path for a run, else orbit)",
     )
-    parser.add_argument("--frames", type=_count, default=120, metavar="N", help="frames of an orbit or spiral (120)")
+    parser.add_argument(
+        "--frames", type=_count, default=120, metavar="N", help="frames of a path, orbit or spiral (120)"
+    )
     parser.add_argument("--fps", type=_count, default=30, metavar="N", help="frames per second (30)")
     parser.add_argument(
         "--view", metavar="N|NAME", help="render a training or test view of a run at its own size, by index or name"
@@ -157,7 +160,8 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
         metavar=VECTOR,
         help="point at the image center (a run: what its cameras look at)",
     )
-    _add_up_and_background(parser)
+    _add_up(parser, "up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)")
+    _add_background(parser)
     _add_backend(parser)
 
 
@@ -226,20 +230,22 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar=("X0", "Y0", "Z0", "X1", "Y1", "Z1"),
         help="write only the Gaussians whose centers lie in the box with these two corners, in world units",
     )
+    _add_up(
+        parser,
+        "direction that points up in MODEL, which is rotated so that it becomes 0 -1 0 (files: not rotated; .html: "
+        "a run: that of its cameras; else 0 -1 0 or 0 1 0)",
+    )
     page = parser.add_argument_group("options for .html")
     page.add_argument("--title", metavar="TEXT", help="title of the page (name of the model)")
     page.add_argument("--view", metavar="N|NAME", help="view of a run to start with, by index or name (the first)")
-    _add_up_and_background(page)
+    _add_background(page)
 
 
-def _add_up_and_background(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--up",
-        type=_number,
-        nargs=3,
-        metavar=VECTOR,
-        help="up direction (a run: that of its cameras; else 0 -1 0 or 0 1 0)",
-    )
+def _add_up(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--up", type=_number, nargs=3, metavar=VECTOR, help=text)
+
+
+def _add_background(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--background",
         type=_channel,

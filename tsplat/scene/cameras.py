@@ -73,8 +73,8 @@ def rasterization_arguments(cameras: Sequence[Camera], n: int | None = None) -> 
     for camera in cameras[1:]:
         if (camera.width, camera.height, camera.model) != (first.width, first.height, first.model):
             raise ArgumentError(
-                f"cameras: expected {first.width}x{first.height} {first.model} cameras as the first, found a "
-                f"{camera.width}x{camera.height} {camera.model} camera; render them one at a time"
+                f"cameras: expected {first.width}×{first.height} {first.model} cameras as the first, found a "
+                f"{camera.width}×{camera.height} {camera.model} camera; render them one at a time"
             )
     viewmats, Ks = [camera.viewmat for camera in cameras], [camera.K for camera in cameras]
     return {

@@ -191,7 +191,7 @@ def _load(image: Any, path: str | os.PathLike[str]) -> Any:
         )
     # Pillow stores up to 4 bytes per pixel, and the image that is returned has as many.
     width, height = image.size
-    check_memory(f"{path}: an image of {width} x {height} pixels", 8 * width * height, "scale it down")
+    check_memory(f"{path}: an image of {width}×{height} pixels", 8 * width * height, "scale it down")
     orientation = _orientation(image)
     image.load()
     key = image.info.get("transparency")

@@ -104,7 +104,7 @@ def check_sizes(views: Sequence[View], downscale: int) -> None:
         if min(view.width, view.height) < len(SSIM_TAPS):
             raise ShapeError(
                 f"downscale: SSIM needs at least {len(SSIM_TAPS)} pixels along each edge, found "
-                f"{view.width}x{view.height} in view {view.name!r} with a factor of {downscale}; use "
+                f"{view.width}×{view.height} in view {view.name!r} with a factor of {downscale}; use "
                 f"{'a smaller factor' if downscale > 1 else 'larger images'}"
             )
 

@@ -4,7 +4,7 @@ from ..rendering import render, render_views
 from .framing import guess_up, look_at_all
 from .scene_pages import ScenePage, export_page, write_page
 from .start_views import StartView, first_view
-from .trajectories import orbit_around, read_cameras, spiral_at
+from .trajectories import orbit_around, path_along, read_cameras, spiral_at
 from .videos import render_frames, write_frames
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "guess_up",
     "look_at_all",
     "orbit_around",
+    "path_along",
     "read_cameras",
     "render",
     "render_frames",

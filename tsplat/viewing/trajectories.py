@@ -1,4 +1,4 @@
-"""Camera trajectories: orbits, spirals, and cameras read from a file."""
+"""Camera trajectories: orbits, spirals, paths along the cameras of a run, and cameras read from a file."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ from ..support.reading import read_json
 
 TURNS, SWING, DIVE = 2, 0.2, 0.1
 """Spirals: number of turns, and the amplitudes sideways and forward relative to the distance of the target."""
+
+SMOOTHING, GAP = 0.02, 4.0
+"""Paths along cameras: width of the means relative to the number of cameras, and the largest distance of the last from
+the first camera of a closed path, in median steps."""
 
 
 def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int) -> Tensor:
@@ -78,6 +82,42 @@ def spiral_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float]
         offset = distance * torch.tensor(swing, dtype=torch.float64) @ viewmat[:3, :3]
         matrices.append(look_at((start + offset).tolist(), target, up))
     return torch.stack(matrices)
+
+
+def path_along(cameras: Sequence[Camera], frames: int) -> Tensor:
+    """Returns the cameras of a closed path along others, which looks where they look.
+
+    Positions, viewing directions and up directions are means of those of cameras that follow each other, so that the
+    path stays within their convex hull. If the last camera is far from the first, the path returns as it came.
+
+    Args:
+        cameras: In the order of the path.
+        frames: Number of cameras of the path.
+
+    Returns:
+        World-to-camera matrices [frames, 4, 4].
+
+    Raises:
+        ArgumentError: There are no cameras, `frames` is not positive, or cameras that follow each other look in
+            opposite directions.
+    """
+    check_size("frames", frames)
+    if not cameras:
+        raise ArgumentError("cameras: expected at least one, found none")
+    positions = torch.stack([camera.position.double() for camera in cameras])
+    axes = torch.stack([camera.viewmat[:3, :3].double() for camera in cameras])
+    steps = (positions[1:] - positions[:-1]).norm(dim=-1)
+    if len(cameras) > 2 and (positions[-1] - positions[0]).norm() > GAP * steps.median():
+        positions, axes = (torch.cat([values, values.flip(0)[1:-1]]) for values in (positions, axes))
+    n = len(positions)
+    times = torch.arange(frames, dtype=torch.float64)[:, None] * n / frames
+    apart = (times - torch.arange(n) + n / 2).remainder(n) - n / 2
+    weights = torch.softmax(-0.5 * (apart / max(1.0, SMOOTHING * n)) ** 2, -1)
+    eyes, forward, up = (weights @ values for values in (positions, axes[:, 2], -axes[:, 1]))
+    forward = torch.nn.functional.normalize(forward, dim=-1)
+    # A target at the scale of the positions keeps its digits.
+    targets = eyes + forward * positions.abs().amax().clamp_min(1)
+    return torch.stack([look_at(*values) for values in zip(eyes.tolist(), targets.tolist(), up.tolist())])
 
 
 def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:

@@ -88,7 +88,7 @@ def test_intrinsics_are_scaled_to_smaller_images(tmp_path):
         (dict(camera="1 PINHOLE 43 30 nan 52 21 14"), FileError, r"cameras\.txt: camera 1: expected finite"),
         (dict(camera="1 PINHOLE 43 30 -50 52 21 14"), FileError, "camera 1: focal lengths: .*found -50 and 52"),
         (dict(pose="nan nan nan nan"), FileError, r"images\.txt: image 1: expected a quaternion"),
-        (dict(size=(30, 43)), FileError, r"43x30, found 30x43"),
+        (dict(size=(30, 43)), FileError, r"43×30, found 30×43"),
         (dict(points=0), ArgumentError, "points"),
         (dict(n=1), ArgumentError, "two images"),
     ],

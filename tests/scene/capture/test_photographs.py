@@ -54,7 +54,7 @@ def test_masks_are_found_by_name_and_downscaled(tmp_path, views):
     mask.resize((20, 15)).save(tmp_path / "masks" / views[1].name)
     assert torch.equal(read_colmap(tmp_path).train[0].mask, expected)
     mask.resize((20, 20)).save(tmp_path / "masks" / views[1].name)
-    with pytest.raises(FileError, match=r"test_001.png: .* its image, 40x30, found 20x20"):
+    with pytest.raises(FileError, match=r"test_001.png: .* its image, 40×30, found 20×20"):
         read_colmap(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_unusable_photographs_are_rejected(photos, tmp_path):
     with pytest.raises(FileError, match=r"at least two photographs .*found 1"):
         prepare(folder, tmp_path / "scene")
     write_image(folder / "b.png", torch.zeros(240, 200, 3))
-    with pytest.raises(ArgumentError, match=r"1 of 320x240, 1 of 200x240.*single_camera=False"):
+    with pytest.raises(ArgumentError, match=r"1 of 320×240, 1 of 200×240.*single_camera=False"):
         prepare(folder, tmp_path / "scene")
     (folder / "b.png").write_bytes(b"not an image")
     with pytest.raises(FileError, match=r"b\.png: cannot be read"):

@@ -306,7 +306,7 @@ EVERYTHING = [f"images/{name}.png" for name in (*(f"train_00{i}" for i in range(
         (dict(cx=True), FileError, "cx: .*True"),
         (dict(k1=[0.1]), FileError, "k1"),
         (dict(w=0), FileError, "w and h"),
-        (dict(w=30, h=40), FileError, r"test_00\d\.png: .*its camera, 30x40, found 40x30"),
+        (dict(w=30, h=40), FileError, r"test_00\d\.png: .*its camera, 30×40, found 40×30"),
         (dict(camera_model="THIN_PRISM_FISHEYE"), UnsupportedError, "found THIN_PRISM_FISHEYE"),
         (dict(is_fisheye=True, p1=0.1), UnsupportedError, "p1 is not implemented for fisheye"),
         (dict(is_fisheye=True, fl_x=None, camera_angle_x=1), FileError, "expected fl_x in"),

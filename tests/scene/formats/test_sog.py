@@ -77,7 +77,7 @@ def test_oversized_image_is_not_decoded(tmp_path):
     files, _, _ = sog_files(bands=1)
     files["scales.webp"] = webp_bytes(np.zeros((8000, 8000, 4), np.uint8))
     assert len(files["scales.webp"]) < 100_000
-    with pytest.raises(FileError, match=r"scales\.webp has 8000 x 8000 pixels for 30"):
+    with pytest.raises(FileError, match=r"scales\.webp has 8000×8000 pixels for 30"):
         read_model(write_zip(tmp_path / "a.sog", files))
 
 
@@ -106,5 +106,5 @@ def test_huge_image_is_rejected_without_a_warning(tmp_path):
     (tmp_path / "a.sog").write_bytes(
         write_zip(tmp_path / "b.sog", {**files, "scales.webp": bytes(content)}).read_bytes()
     )
-    with pytest.raises(FileError, match=r"a\.sog: scales\.webp has 13000 x 13000 pixels for 30 Gaussians"):
+    with pytest.raises(FileError, match=r"a\.sog: scales\.webp has 13000×13000 pixels for 30 Gaussians"):
         read_sog(tmp_path / "a.sog")

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ... import depth_to_normals as depth_to_normal
+from ... import depth_to_points
 from ...arguments import check_tensor
 from ...config import SH_NORMS
-from ...stages.compilation import with_plain_tensors
 from ._rotations import normalized_quat_to_rotmat
 from .exporter import export_splats
 
@@ -53,57 +54,6 @@ def get_projection_matrix(
         [0, 0, 1, 0],
     ]
     return torch.tensor(rows, dtype=torch.get_default_dtype(), device=device)
-
-
-@with_plain_tensors
-def depth_to_points(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bool = True) -> Tensor:
-    """Computes the world positions that depth maps show.
-
-    Args:
-        depths: [..., H, W, 1].
-        camtoworlds: [..., 4, 4] camera to world.
-        Ks: [..., 3, 3] intrinsics in pixels; pixel centers are at +0.5. Skew is not read.
-        z_depth: Whether depths are camera-space z; otherwise distances from the camera center.
-
-    Returns:
-        Points [..., H, W, 3]. Differentiable.
-
-    Raises:
-        ArgumentError: A shape or dtype is invalid.
-    """
-    check_tensor("depths", depths, [..., None, None, 1], "[..., H, W, 1]")
-    batch, (height, width) = depths.shape[:-3], depths.shape[-3:-1]
-    check_tensor("camtoworlds", camtoworlds, [*batch, 4, 4], "[..., 4, 4] with the batch dimensions of depths")
-    check_tensor("Ks", Ks, [*batch, 3, 3], "[..., 3, 3] with the batch dimensions of depths")
-    columns = torch.arange(width, dtype=Ks.dtype, device=depths.device) + 0.5
-    rows = torch.arange(height, dtype=Ks.dtype, device=depths.device) + 0.5
-    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    x = ((columns - cx) / fx)[..., None, :, None]  # [..., 1, W, 1]
-    y = ((rows - cy) / fy)[..., :, None, None]  # [..., H, 1, 1]
-    right, down, forward = (camtoworlds[..., None, None, :3, axis] for axis in range(3))
-    directions = x * right + y * down + forward  # [..., H, W, 3]
-    if not z_depth:
-        directions = torch.nn.functional.normalize(directions, dim=-1)
-    return camtoworlds[..., None, None, :3, 3] + depths * directions
-
-
-def depth_to_normal(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bool = True) -> Tensor:
-    """Estimates the surface normals of depth maps by central differences. They face the camera.
-
-    Args:
-        depths, camtoworlds, Ks, z_depth: As for :func:`depth_to_points`.
-
-    Returns:
-        Unit normals [..., H, W, 3], world frame; zero at the border. Differentiable.
-
-    Raises:
-        ArgumentError: A shape or dtype is invalid.
-    """
-    points = depth_to_points(depths, camtoworlds, Ks, z_depth)
-    along_rows = points[..., 2:, 1:-1, :] - points[..., :-2, 1:-1, :]
-    along_columns = points[..., 1:-1, 2:, :] - points[..., 1:-1, :-2, :]
-    normals = torch.nn.functional.normalize(along_rows.cross(along_columns, dim=-1), dim=-1)
-    return torch.nn.functional.pad(normals, (0, 0, 1, 1, 1, 1))
 
 
 def save_ply(splats: Mapping[str, Tensor], dir: str, colors: Tensor | None = None) -> None:

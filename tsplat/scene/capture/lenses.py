@@ -76,11 +76,11 @@ class Lens:
         """What no real camera has, as "expected .., found .."; None for a plausible one."""
         size = max(self.width, self.height)
         if min(self.width, self.height) < 1 or size > SIZE_MAX:
-            return f"width and height: expected 1 to {SIZE_MAX} pixels, found {self.width}x{self.height}"
+            return f"width and height: expected 1 to {SIZE_MAX} pixels, found {self.width}×{self.height}"
         low, high = (ratio * size for ratio in FOCAL_RATIOS)
         if not (low <= self.fx <= high and low <= self.fy <= high):
             return (
-                f"focal lengths: expected {low:g} to {high:g} pixels for an image of {self.width}x{self.height}, found "
+                f"focal lengths: expected {low:g} to {high:g} pixels for an image of {self.width}×{self.height}, found "
                 f"{self.fx:g} and {self.fy:g}"
             )
         for name, center, side in (("cx", self.cx, self.width), ("cy", self.cy, self.height)):
@@ -160,7 +160,7 @@ class Undistortion:
         """
         height, width = self.has_source.shape
         if image.shape[:2] != self.has_source.shape:
-            raise ArgumentError(f"image: expected {width}x{height} pixels, found {image.shape[1]}x{image.shape[0]}")
+            raise ArgumentError(f"image: expected {width}×{height} pixels, found {image.shape[1]}×{image.shape[0]}")
         result = torch.empty_like(image)
         for rows in _row_chunks(width, height):
             sources = self._map(rows)[0] if self._sources is None else self._sources[rows]

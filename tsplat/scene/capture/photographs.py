@@ -237,8 +237,8 @@ def _find_source(photograph: Photograph) -> _Source:
         return _Source(info.height, info.width, info.orientation)
     if not fits:
         raise FileError(
-            f"{photograph.path}: expected the aspect ratio of its camera, {lens.width}x{lens.height}, found "
-            f"{info.width}x{info.height}; use the images that the cameras were computed from"
+            f"{photograph.path}: expected the aspect ratio of its camera, {lens.width}×{lens.height}, found "
+            f"{info.width}×{info.height}; use the images that the cameras were computed from"
         )
     return _Source(*size, 1)
 
@@ -306,7 +306,7 @@ def _read_mask(path: Path, source: _Source, size: tuple[int, int]) -> Tensor:
         width, height = height, width
     if not _has_aspect_ratio(width, height, source.width, source.height):
         raise FileError(
-            f"{path}: expected the aspect ratio of its image, {source.width}x{source.height}, found {width}x{height}"
+            f"{path}: expected the aspect ratio of its image, {source.width}×{source.height}, found {width}×{height}"
         )
     mask = rotate_by_exif(read_mask(path), orientation)[..., None]
     if (width, height) != (source.width, source.height):

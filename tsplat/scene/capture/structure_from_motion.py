@@ -274,7 +274,7 @@ def _find_photographs(photos: Path, single_camera: bool) -> tuple[list[Path], li
     infos = [read_image_info(file) for file in files]
     sizes = Counter((info.width, info.height) for info in infos)
     if single_camera and len(sizes) > 1:
-        found = ", ".join(f"{count} of {width}x{height}" for (width, height), count in sizes.most_common(4))
+        found = ", ".join(f"{count} of {width}×{height}" for (width, height), count in sizes.most_common(4))
         raise ArgumentError(
             f"{photos}: expected photographs of one size from a single camera, found {found}; "
             "pass single_camera=False (--no-single-camera)"

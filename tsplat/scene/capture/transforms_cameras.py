@@ -58,7 +58,7 @@ def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
         info = read_image_info(image)
         width, height = info.width, info.height
     if width < 1 or height < 1:
-        raise FileError(f"{where}: w and h: expected a size in pixels, found {width:g}x{height:g}")
+        raise FileError(f"{where}: w and h: expected a size in pixels, found {width:g}×{height:g}")
     fx = _focal(values, "x", width, model, where)
     if fx is None:
         expected = "fl_x" if model == "fisheye" else "fl_x, camera_angle_x or x_fov"
@@ -115,12 +115,12 @@ def read_viewmat(matrix: object, where: str) -> Tensor:
     rows = matrix if isinstance(matrix, list) and len(matrix) in (3, 4) else []
     are_fours = all(isinstance(row, list) and len(row) == 4 and all(_is_number(value) for value in row) for row in rows)
     if not rows or not are_fours:
-        raise FileError(f"{where}: transform_matrix: expected 4x4 finite numbers, found {describe(matrix)}")
+        raise FileError(f"{where}: transform_matrix: expected 4×4 finite numbers, found {describe(matrix)}")
     pose = torch.tensor(rows, dtype=torch.float64)
     rotation = pose[:3, :3]
     skew = (rotation.T @ rotation - torch.eye(3, dtype=torch.float64)).abs().max()
     if not skew <= ROTATION_TOLERANCE or torch.linalg.det(rotation) < 0:
-        raise FileError(f"{where}: transform_matrix: expected a rotation as its 3x3 part; remove scale and reflection")
+        raise FileError(f"{where}: transform_matrix: expected a rotation as its 3×3 part; remove scale and reflection")
     if pose[:3, 3].abs().max() > COORDINATE_MAX:
         raise FileError(f"{where}: transform_matrix: expected a translation of at most {COORDINATE_MAX:.0e}")
     if len(rows) == 4 and rows[3] != [0, 0, 0, 1]:

@@ -244,7 +244,7 @@ def score_views(
 def print_setup(trainer: Trainer, capture: Capture) -> None:
     """Prints what a run trains on, and how its views are shared."""
     config, ranks = trainer.config, trainer.ranks
-    sizes = dict.fromkeys(f"{view.width}x{view.height}" for view in capture.train)
+    sizes = dict.fromkeys(f"{view.width}×{view.height}" for view in capture.train)
     size = next(iter(sizes)) if len(sizes) == 1 else f"about {next(iter(sizes))}"
     print(
         f"{len(capture.train)} training views of {size}, {len(capture.test)} held-out views; "

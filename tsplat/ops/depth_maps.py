@@ -1,0 +1,86 @@
+"""What depth maps show: world positions and surface normals."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_bool, check_tensor
+from ..stages.compilation import with_plain_tensors
+
+
+@with_plain_tensors
+def depth_to_points(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bool = True) -> Tensor:
+    """Computes the world positions that depth maps of pinhole cameras show.
+
+    Differentiable with respect to `depths`, `camtoworlds` and `Ks`.
+
+    Args:
+        depths: [..., H, W, 1] depth of each pixel, world units; the last channel of the images that
+            :func:`tsplat.rasterization` renders with ``render_mode="ED"`` or ``"RGB+ED"``.
+        camtoworlds: [..., 4, 4] camera to world, the inverse of `viewmats`; cameras look along +z, with y down.
+        Ks: [..., 3, 3] intrinsics in pixels; pixel centers are at +0.5. Skew is not read.
+        z_depth: Whether depths are camera-space z, as those of :func:`tsplat.rasterization` are; otherwise distances
+            from the camera center.
+
+    Returns:
+        Points [..., H, W, 3], world frame.
+
+    Raises:
+        ArgumentError: A shape or dtype is invalid, or `z_depth` is neither True nor False.
+        UnsupportedError: A tensor is sparse, quantized or of another kind without plain strided values.
+
+    Example::
+
+        import torch
+        from tsplat import depth_to_points
+
+        Ks = torch.tensor([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
+        points = depth_to_points(torch.full((60, 80, 1), 4.0), torch.eye(4), Ks)  # [60, 80, 3], on the plane z = 4
+    """
+    check_bool("z_depth", z_depth)
+    check_tensor("depths", depths, [..., None, None, 1], "[..., H, W, 1]")
+    batch, (height, width) = depths.shape[:-3], depths.shape[-3:-1]
+    check_tensor("camtoworlds", camtoworlds, [*batch, 4, 4], "[..., 4, 4] with the batch dimensions of depths")
+    check_tensor("Ks", Ks, [*batch, 3, 3], "[..., 3, 3] with the batch dimensions of depths")
+    columns = torch.arange(width, dtype=Ks.dtype, device=depths.device) + 0.5
+    rows = torch.arange(height, dtype=Ks.dtype, device=depths.device) + 0.5
+    fx, fy, cx, cy = (Ks[..., i, j, None] for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    x = ((columns - cx) / fx)[..., None, :, None]  # [..., 1, W, 1]
+    y = ((rows - cy) / fy)[..., :, None, None]  # [..., H, 1, 1]
+    right, down, forward = (camtoworlds[..., None, None, :3, axis] for axis in range(3))
+    directions = x * right + y * down + forward  # [..., H, W, 3]
+    if not z_depth:
+        directions = torch.nn.functional.normalize(directions, dim=-1)
+    return camtoworlds[..., None, None, :3, 3] + depths * directions
+
+
+@with_plain_tensors
+def depth_to_normals(depths: Tensor, camtoworlds: Tensor, Ks: Tensor, z_depth: bool = True) -> Tensor:
+    """Estimates the surface normals that depth maps show, by central differences of :func:`depth_to_points`.
+
+    Differentiable with respect to `depths`, `camtoworlds` and `Ks`. Normals next to a step of the depth are those of
+    no surface; where alpha is small, neither depths nor normals mean anything.
+
+    Args:
+        depths, camtoworlds, Ks, z_depth: As for :func:`depth_to_points`.
+
+    Returns:
+        Unit normals [..., H, W, 3], world frame, which face the camera; zero at the border of one pixel.
+
+    Raises:
+        ArgumentError, UnsupportedError: As :func:`depth_to_points`.
+
+    Example::
+
+        import torch
+        from tsplat import depth_to_normals
+
+        Ks = torch.tensor([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
+        normals = depth_to_normals(torch.full((60, 80, 1), 4.0), torch.eye(4), Ks)  # (0, 0, -1) but at the border
+    """
+    points = depth_to_points(depths, camtoworlds, Ks, z_depth)
+    along_rows = points[..., 2:, 1:-1, :] - points[..., :-2, 1:-1, :]
+    along_columns = points[..., 1:-1, 2:, :] - points[..., 1:-1, :-2, :]
+    normals = torch.nn.functional.normalize(along_rows.cross(along_columns, dim=-1), dim=-1)
+    return torch.nn.functional.pad(normals, (0, 0, 1, 1, 1, 1))
