@@ -289,11 +289,6 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
             raise UnsupportedError(f"{name}: {feature}not implemented; pass {implemented!r}")
 
 
-def name_of(rolling_shutter: Any) -> Any:
-    """Returns the name of a :class:`RollingShutterType` of tsplat or of gsplat, and other values as they are."""
-    return getattr(rolling_shutter, "name", rolling_shutter)
-
-
 def check_rolling_shutter(name: object) -> None:
     """Raises unless a value is the name of a :class:`RollingShutterType`."""
     check_choice("rolling_shutter", name, tuple(RollingShutterType.__members__))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .arguments import name_of
 from .config import (
     DEPTH_ALPHA_MIN,
     Backend,
@@ -27,7 +26,7 @@ from .stages.compilation import traceable
 from .stages.compositing import composite
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
-from .stages.lens_models import Lens
+from .stages.lens_models import Lens, name_of
 from .stages.meta import IN_GRAPHS, describe_render
 from .stages.projection import project
 from .stages.request import Request, Scene, check_request

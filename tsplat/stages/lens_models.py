@@ -12,7 +12,7 @@ and a zero.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,11 @@ class Lens(NamedTuple):
     def given(self) -> dict[str, Tensor]:
         """The tensors that were passed, by name."""
         return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+
+
+def name_of(rolling_shutter: Any) -> Any:
+    """Returns the name of a :class:`RollingShutterType` of tsplat or of gsplat, and other values as they are."""
+    return getattr(rolling_shutter, "name", rolling_shutter)
 
 
 def check_unscented(with_ut: bool, ut_params: object, numerics: Numerics) -> Unscented | None:

@@ -17,7 +17,6 @@ from ..arguments import (
     check_size,
     check_tensor,
     compute_dtype,
-    name_of,
 )
 from ..config import (
     Backend,
@@ -35,7 +34,7 @@ from .backend import full_precision, launchers
 from .bundles import flatten, restore, structure
 from .compilation import eager, with_plain_tensors
 from .inputs import check_scene, flatten_batches
-from .lens_models import Lens, add_lens, check_unscented
+from .lens_models import Lens, add_lens, check_unscented, name_of
 from .sparse_gradients import SparseGradients
 
 OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))
