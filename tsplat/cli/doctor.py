@@ -9,6 +9,7 @@ from argparse import Namespace
 import torch
 
 from .. import __version__, rasterization
+from ..scene.cameras import Camera, rasterization_arguments
 from ..stages.backend import choose, cpu_compiler_problem, has_triton, triton_is_interpreted
 
 CORE = ("torch", "triton", "numpy", "einops")
@@ -84,16 +85,16 @@ def _advice(missing: list[str], has_gpu: bool) -> list[str]:
 def _find_problem(device: torch.device) -> str | None:
     """Renders one Gaussian on a device; returns what goes wrong, or None if it shows."""
     try:
-        pose = torch.eye(4, device=device)[None]
-        intrinsics = torch.tensor([[[16.0, 0.0, 8.0], [0.0, 16.0, 8.0], [0.0, 0.0, 1.0]]], device=device)
-        gaussian = dict(
+        K = torch.tensor([[16.0, 0.0, 8.0], [0.0, 16.0, 8.0], [0.0, 0.0, 1.0]], device=device)
+        camera = Camera(torch.eye(4, device=device), K, width=16, height=16)
+        colors, _, _ = rasterization(
             means=torch.tensor([[0.0, 0.0, 1.0]], device=device),
             quats=torch.tensor([[1.0, 0.0, 0.0, 0.0]], device=device),
             scales=torch.full((1, 3), 0.1, device=device),
             opacities=torch.ones(1, device=device),
             colors=torch.ones(1, 3, device=device),
+            **rasterization_arguments([camera]),
         )
-        colors, _, _ = rasterization(*gaussian.values(), pose, intrinsics, 16, 16)
         is_visible = float(colors[0, 8, 8, 0]) > 0.5
     except Exception as error:  # any error is a finding
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
