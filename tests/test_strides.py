@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import tsplat
-from tests.support import scenes
+from tests.support import lenses, scenes
 from tests.support.backends import BACKENDS
 from tsplat.ops.adam import Adam
 
@@ -75,6 +75,15 @@ def _projection(backend, lay_out):
     return [*outputs, *torch.autograd.grad(outputs[4:], leaves, v)]
 
 
+def _lenses(backend, lay_out):
+    scene = lenses.make("distorted pinhole", "ROLLING_TOP_TO_BOTTOM", dtype=torch.float32, n=14, sh_degree=1)
+    inputs = {name: lay_out(value) if isinstance(value, Tensor) else value for name, value in scene.items()}
+    leaves = {name: inputs[name].requires_grad_() for name in ("means", "quats", "scales", "opacities", "colors")}
+    images = tsplat.rasterization(**(inputs | leaves), backend=backend)[:2]
+    v = [lay_out(t) for t in scenes.random_like(images, 1)]
+    return [*images, *torch.autograd.grad(images, list(leaves.values()), v)]
+
+
 def _intersection(backend, lay_out):
     _, meta = _projected()
     seen = (meta["radii"] > 0).all(-1)
@@ -132,7 +141,7 @@ def _adam(backend, lay_out):
     return [parameter.detach()]
 
 
-FUNCTIONS = (_rasterization, _projection, _intersection, _compositing, _spherical_harmonics, _loss, _adam)
+FUNCTIONS = (_rasterization, _projection, _lenses, _intersection, _compositing, _spherical_harmonics, _loss, _adam)
 
 
 def assert_layouts_do_not_change_bits(function, backend, layouts):

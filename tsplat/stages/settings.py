@@ -77,11 +77,6 @@ class Options(NamedTuple):
     rolling_shutter: str = RollingShutterType.GLOBAL.name
 
     @property
-    def rolls(self) -> bool:
-        """Whether the shutter is not global."""
-        return self.rolling_shutter != RollingShutterType.GLOBAL.name
-
-    @property
     def renders_color(self) -> bool:
         return "RGB" in self.render_mode
 
