@@ -156,19 +156,21 @@ def test_rolling_shutter_shows_each_point_when_its_row_is_read(readout, axis):
     torch.testing.assert_close(pixels[:, 1 - axis] - still[:, 1 - axis], moved, rtol=0, atol=1e-6)
 
 
-def test_rotation_during_the_readout_has_a_constant_rate():
+@pytest.mark.parametrize("first", [0.0, -1.8])
+def test_rotation_during_the_readout_has_a_constant_rate(first):
     """A turn of 0.4 about the optical axis; the point is in the middle row of three when half of it is done."""
-    turn = scenes._small_rotations(torch.tensor([[0.0, 0, 0.4]], dtype=torch.float64))
-    end = torch.eye(4, dtype=torch.float64)[None].clone()
-    end[0, :3, :3] = turn
-    Ks = torch.tensor([[[10.0, 0, 1.0], [0, 10, 1.5 - math.sin(0.2)], [0, 0, 1]]], dtype=torch.float64)
-    _, means2d, *_ = tsplat.fully_fused_projection_with_ut(
-        torch.tensor([[1.0, 0, 10]]), torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), 1e-6), None,
-        torch.eye(4)[None], Ks, width=3, height=3, viewmats_rs=end, rolling_shutter="ROLLING_TOP_TO_BOTTOM",
-    )  # fmt: skip
-    torch.testing.assert_close(
-        means2d[0, 0], torch.tensor([1.0 + 10 * math.cos(0.2) / 10, 1.5]).double(), rtol=0, atol=1e-6
+    start, middle, end = (
+        scenes._small_rotations(torch.tensor([0.0, 0, first + angle], dtype=torch.float64)) for angle in (0.0, 0.2, 0.4)
     )
+    poses = torch.eye(4, dtype=torch.float64).repeat(2, 1, 1)
+    poses[0, :3, :3], poses[1, :3, :3] = start, end
+    point = middle.T @ torch.tensor([1.0, 0, 10], dtype=torch.float64)
+    Ks = torch.tensor([[[10.0, 0, 1.0], [0, 10, 1.5], [0, 0, 1]]], dtype=torch.float64)
+    _, means2d, *_ = tsplat.fully_fused_projection_with_ut(
+        point[None], torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), 1e-6), None, poses[:1], Ks, width=3, height=3,
+        viewmats_rs=poses[1:], rolling_shutter="ROLLING_TOP_TO_BOTTOM",
+    )  # fmt: skip
+    torch.testing.assert_close(means2d[0, 0], torch.tensor([2.0, 1.5], dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_what_is_outside_of_the_domain_of_a_lens_is_culled():

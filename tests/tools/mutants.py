@@ -182,8 +182,6 @@ MUTANTS = [
         ("/ (1.0 - along)", "", "the time of an exposure depends on its pixel only once"),
         ("v_u + per_column * v_time, v_v + per_row * v_time", "v_u, v_v", "the time of an exposure has no gradient"),
         ("y * r[2] - z * r[1]", "y * r[2] + z * r[1]", "sign in the velocity of a turning camera"),
-        ("return front, (tl.where(front, p[0], 0.0)", "return front, (tl.where(True, p[0], 0.0)",
-         "points behind the camera are bent"),
     ),
     *_in(
         "kernels/projection/unscented.py",
