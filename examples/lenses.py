@@ -68,7 +68,7 @@ for axis, (name, options) in zip(axes, cameras.items()):
     Ks = torch.tensor([[[focal, 0, SIZE / 2], [0, focal, SIZE / 2], [0, 0, 1]]], device=device)
     image, alpha, _ = rasterization(**scene, Ks=Ks, width=SIZE, height=SIZE, with_ut=True, **options)
     print(f"{name}: lines cover {float((alpha > 0.5).float().mean()):.0%} of the image")
-    axis.imshow(image[0].clamp(0, 1).cpu())
+    axis.imshow(image[0].clamp(0, 1).cpu().numpy())
     axis.set_title(name, fontsize=9)
     axis.axis("off")
 figure.tight_layout()

@@ -173,10 +173,11 @@ def test_rotation_during_the_readout_has_a_constant_rate(first):
     torch.testing.assert_close(means2d[0, 0], torch.tensor([2.0, 1.5], dtype=torch.float64), rtol=0, atol=1e-6)
 
 
-def test_what_is_outside_of_the_domain_of_a_lens_is_culled():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_outside_of_the_domain_of_a_lens_is_culled(backend):
     barrel = dict(radial_coeffs=coefficients(-0.3, 0, 0, 0, 0, 0))
-    _, visible = tiny([[0.5, 0, 1.0], [0.9, 0, 1.0], [2.5, 0, 1.0], [0, 0, -1.0]], **barrel)
-    assert visible.tolist() == [True, False, False, False]  # 0.9 would be shown within the image
+    _, visible = tiny([[0, 0.5, 1.0], [0, 0.85, 1.0], [0, 2.5, 1.0], [0, 0, -1.0]], backend=backend, **barrel)
+    assert visible.tolist() == [True, False, False, False]  # 0.85 would be shown within the image
     folding = dict(camera_model="fisheye", radial_coeffs=coefficients(-0.2, 0, 0, 0))
     last = 1 / math.sqrt(0.6)  # where theta - 0.2 theta^3 stops to grow
     angles = torch.tensor([0.5, last - 0.02, last + 0.02, 1.5], dtype=torch.float64)
@@ -184,7 +185,7 @@ def test_what_is_outside_of_the_domain_of_a_lens_is_culled():
     Ks = torch.tensor([[[100.0, 0, 200], [0, 100, 200], [0, 0, 1]]], dtype=torch.float64)
     radii, *_ = tsplat.fully_fused_projection_with_ut(
         points, torch.tensor([[1.0, 0, 0, 0]]).expand(4, 4), torch.full((4, 3), 1e-6), None, torch.eye(4)[None], Ks,
-        width=400, height=400, **folding,
+        width=400, height=400, backend=backend, **folding,
     )  # fmt: skip
     assert (radii[0] > 0).all(-1).tolist() == [True, True, False, False]
 

@@ -212,7 +212,7 @@ def test_runs_without_held_out_views(tmp_path, capsys):
     metrics = train(config, tmp_path / "photographs", stop_after=3)
     assert (metrics["psnr"], metrics["psnr_initial"], metrics["views"]) == (None, None, [])
     assert metrics["psnr_train"] > 0
-    assert re.search(r"10 training views of \d+x\d+, 0 held-out", capsys.readouterr().out)
+    assert re.search(r"10 training views of \d+×\d+, 0 held-out", capsys.readouterr().out)
     assert {"contact_sheet.png", "curve.png", "point_cloud.ply"} <= set(os.listdir(tmp_path / "photographs"))
     assert not (tmp_path / "photographs" / "held_out").exists()
     assert resume(tmp_path / "photographs")["steps"] == 4
