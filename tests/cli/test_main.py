@@ -308,7 +308,9 @@ def test_ctrl_c_outside_training_prints_one_line(tmp_path):
     # Jobs in the background start with SIGINT ignored, and children inherit that.
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "import time, tsplat.scene.capture.procedural as p; trace = p.trace\n"
-    code += "p.trace = lambda *a: (print('up', flush=True), time.sleep(600), trace(*a))[-1]\n"
+    # Only the first call sleeps: it runs in a thread, which the command waits for.
+    code += "first = iter([True])\n"
+    code += "p.trace = lambda *a: (next(first, 0) and (print('up', flush=True), time.sleep(5)), trace(*a))[-1]\n"
     code += "from tsplat.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
