@@ -37,7 +37,9 @@ def test_rotations_there_and_back():
         assert (getattr(back, name) - tensor).abs().max() < 1e-5, name
 
 
-@pytest.mark.parametrize("up", [(0, -1, 0), (0, 2, 0), (0, 0, 1), (0, 0, -1), (3, 0, 0), (-0.5, 0.2, 0.7)])
+@pytest.mark.parametrize(
+    "up", [(0, -1, 0), (0, 2, 0), (0, 0, 1), (0, 0, -1), (3, 0, 0), (-0.5, 0.2, 0.7), (0.3, -0.5, -0.7)]
+)
 def test_up_becomes_minus_y(up):
     gaussians = make_gaussians()
     direction = torch.tensor(up, dtype=torch.float32).expand(len(gaussians), 3)

@@ -17,9 +17,10 @@ from tsplat import ArgumentError
 from tsplat.errors import MissingExtraError, UnsupportedError
 from tsplat.scene import FileError, look_at, read_model, write_ply
 from tsplat.scene.formats.models import WRITERS
+from tsplat.scene.rotation import rotation_to_y
 from tsplat.support.files import write_json
 from tsplat.viewing import StartView, export_page, write_page
-from tsplat.viewing.scene_pages import FILE_NAMES, FOLDER, rotation_to_y
+from tsplat.viewing.scene_pages import FILE_NAMES, FOLDER
 from tsplat.viewing.trajectories import describe_cameras
 
 GAUSSIANS = make_gaussians(sh_degree=1)
@@ -96,7 +97,8 @@ def test_model_is_rotated_so_that_up_is_y(up, tmp_path):
 
 def test_rotation_to_y_of_random_directions():
     for up in np.random.default_rng(0).normal(size=(100, 3)):
-        assert rotate(rotation_to_y(up), up) == pytest.approx([0, np.linalg.norm(up), 0], abs=1e-9)
+        w, *xyz = rotation_to_y(up)
+        assert rotate([*xyz, w], up) == pytest.approx([0, np.linalg.norm(up), 0], abs=1e-9)
 
 
 def test_title_is_escaped(tmp_path):

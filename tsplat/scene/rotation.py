@@ -31,11 +31,19 @@ def rotate_upright(gaussians: Gaussians, up: Sequence[float]) -> Gaussians:
     length = math.hypot(*up)
     if not 0 < length < math.inf:
         raise ArgumentError(f"up: expected a finite direction that is not zero, found {list(up)}")
-    x, y, z = (float(value) / length for value in up)
-    # The shortest rotation, or half a turn about x and then the shortest one; 1 + |y| is never small.
-    w, *axis = (1 - y, -z, 0.0, x) if y < 0 else (z, 1 + y, -x, 0.0)
+    w, *axis = rotation_to_y([-value for value in up])
     # Of both signs, the one with w >= 0, so that a rotation there and back leaves the quaternions.
     return rotate_gaussians(gaussians, (abs(w), *(math.copysign(1.0, w) * value for value in axis)))
+
+
+def rotation_to_y(direction: Sequence[float]) -> list[float]:
+    """Returns the rotation that turns a direction [3] to +y, as a unit quaternion wxyz."""
+    length = math.hypot(*direction)
+    x, y, z = (float(value) / length for value in direction)
+    # The shortest rotation of the vector, or of what half a turn around x makes of it; 1 + |y| is never small.
+    quat = (1 + y, -z, 0.0, x) if y >= 0 else (-z, 1 - y, x, 0.0)
+    norm = math.hypot(*quat)
+    return [value / norm for value in quat]
 
 
 def rotate_gaussians(gaussians: Gaussians, quat: Sequence[float]) -> Gaussians:
@@ -45,7 +53,7 @@ def rotate_gaussians(gaussians: Gaussians, quat: Sequence[float]) -> Gaussians:
         quat: [4] rotation wxyz, of any nonzero norm.
     """
     unit = torch.nn.functional.normalize(torch.tensor(quat, dtype=torch.float64), dim=0)
-    matrix = _matrix(unit)
+    matrix = rotation_matrix(unit.tolist())
     means, quats, shN = gaussians.means, gaussians.quats, gaussians.shN
     parts, start = [], 0
     for degree, block in enumerate(_sh_blocks(gaussians.sh_degree, matrix), 1):
@@ -60,15 +68,15 @@ def rotate_gaussians(gaussians: Gaussians, quat: Sequence[float]) -> Gaussians:
     )
 
 
-def _matrix(unit: Tensor) -> Tensor:
-    """[3, 3] rotation matrix of a quaternion wxyz [4] of norm 1."""
-    w, x, y, z = unit.tolist()
+def rotation_matrix(quat: Sequence[float]) -> Tensor:
+    """Returns the [3, 3] fp64 rotation matrix of a unit quaternion wxyz."""
+    w, x, y, z = quat
     rows = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
         [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
         [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
     ]
-    return unit.new_tensor(rows)
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def _left_product(unit: Tensor) -> Tensor:

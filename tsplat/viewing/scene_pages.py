@@ -8,14 +8,12 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from ..arguments import check_choice
 from ..errors import ArgumentError, MissingExtraError
@@ -25,6 +23,7 @@ from ..scene.formats import open_model
 from ..scene.formats.ply import compressed_ply_content
 from ..scene.formats.sog_writer import sog_content
 from ..scene.gaussians import Gaussians, drop_invalid
+from ..scene.rotation import rotation_matrix, rotation_to_y
 from ..support.extras import require
 from ..support.files import atomic_write, output_folder
 from .markup import Html, escape, fill
@@ -193,11 +192,11 @@ def _describe(start: StartView, gaussians: Gaussians, background: Color, name: s
 
     Holds no text from outside, which would have to be escaped inside a script element.
     """
-    quat = rotation_to_y(start.up)
+    w, *xyz = quat = rotation_to_y(start.up)
     points = torch.tensor(
         [[float(value) for value in point] for point in (start.eye, start.target)], dtype=torch.float64
     )
-    position, target = (points @ _matrix(quat).T).tolist()
+    position, target = (points @ rotation_matrix(quat).T).tolist()
     disabled = ("sharpness", "bloom", "grading", "vignette", "fringing")
     return {
         "settings": {
@@ -211,34 +210,8 @@ def _describe(start: StartView, gaussians: Gaussians, background: Color, name: s
             "annotations": [],
             "startMode": "default",
         },
-        "rotation": quat,
+        "rotation": [*xyz, w],
         "slopes": [float(slope) for slope in start.slopes],
         "antialiased": gaussians.antialiased,
         "filename": name,
     }
-
-
-def rotation_to_y(up: Sequence[float]) -> list[float]:
-    """Returns the rotation that turns a direction [3] to +y, as a quaternion xyzw."""
-    length = math.hypot(*up)
-    x, y, z = (float(value) / length for value in up)
-    # The shortest rotation of the vector, or of what half a turn around x makes of it; 1 + |y| is never small.
-    if y >= 0:
-        quat = torch.tensor([-z, 0.0, x, 1 + y], dtype=torch.float64)
-    else:
-        quat = torch.tensor([1 - y, x, 0.0, -z], dtype=torch.float64)
-    normalized: list[float] = (quat / quat.norm()).tolist()
-    return normalized
-
-
-def _matrix(quat: Sequence[float]) -> Tensor:
-    """[3, 3] fp64 rotation matrix of a quaternion xyzw."""
-    x, y, z, w = quat
-    return torch.tensor(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
-            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
-            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
-        ],
-        dtype=torch.float64,
-    )
