@@ -49,6 +49,16 @@ def project_points(
     )
 
 
+def rotation_rows(quats: Tensor) -> tuple[Triple, Triple, Triple]:
+    """Rows of the rotations of unit quaternions wxyz [nnz, 4]. [nnz] each"""
+    w, x, y, z = quats.unbind(-1)
+    return (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+
+
 def _pinhole_row(p: Tensor, reciprocal: Tensor, focal: Tensor, center: Tensor, extent: int) -> tuple[Tensor, Tensor]:
     """Row of the perspective Jacobian for one image axis: d pixel / d p and d pixel / d z."""
     margin = 0.5 * FOV_MARGIN * extent / focal

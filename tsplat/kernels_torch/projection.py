@@ -19,7 +19,7 @@ from ..data import (
     ProjectionSettings,
     sum_by_id,
 )
-from .camera_models import Row, Triple, project_points
+from .camera_models import Row, Triple, project_points, rotation_rows
 from .indices import gaussians_and_images, packed_ids, packed_rows, visible_rows
 from .unscented import unscented
 
@@ -40,12 +40,12 @@ def _covariance(quats: Tensor | None, scales: Tensor | None, covars: Tensor | No
 
 def _scaled_rotation(quats: Tensor, scales: Tensor) -> tuple[Triple, Triple, Triple]:
     """Rows of R diag(s), whose columns are one standard deviation along the axes of each Gaussian. [nnz] each"""
-    w, x, y, z = (quats / quats.norm(dim=-1, keepdim=True)).unbind(-1)
     sx, sy, sz = scales.unbind(-1)
+    first, second, third = rotation_rows(quats / quats.norm(dim=-1, keepdim=True))
     return (
-        ((1 - 2 * (y * y + z * z)) * sx, 2 * (x * y - w * z) * sy, 2 * (x * z + w * y) * sz),
-        (2 * (x * y + w * z) * sx, (1 - 2 * (x * x + z * z)) * sy, 2 * (y * z - w * x) * sz),
-        (2 * (x * z - w * y) * sx, 2 * (y * z + w * x) * sy, (1 - 2 * (x * x + y * y)) * sz),
+        (first[0] * sx, first[1] * sy, first[2] * sz),
+        (second[0] * sx, second[1] * sy, second[2] * sz),
+        (third[0] * sx, third[1] * sy, third[2] * sz),
     )
 
 

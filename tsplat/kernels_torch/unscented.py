@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..config import LENS_GAIN_MIN, SHUTTER_STEPS, CameraModel, CameraSettings
 from ..data import ProjectionSettings
-from .camera_models import Triple, fisheye_terms
+from .camera_models import Triple, fisheye_terms, rotation_rows
 
 Pose = tuple[tuple[Triple, Triple, Triple], Triple]
 """Rows of a rotation from the world to the camera, and a translation."""
@@ -158,11 +158,5 @@ def _pose_at(shutter: Tensor, time: Tensor) -> Pose:
     before = torch.where(turns, ((1 - time) * angle).sin() * inverse_sine, 1 - time)
     after = torch.where(turns, (time * angle).sin() * inverse_sine, time)
     q = before[:, None] * shutter[:, :4] + after[:, None] * shutter[:, 4:8]
-    w, x, y, z = torch.nn.functional.normalize(q, dim=-1).unbind(-1)
     t = (1 - time)[:, None] * shutter[:, 8:11] + time[:, None] * shutter[:, 11:14]
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    return rows, (t[:, 0], t[:, 1], t[:, 2])
+    return rotation_rows(torch.nn.functional.normalize(q, dim=-1)), (t[:, 0], t[:, 1], t[:, 2])

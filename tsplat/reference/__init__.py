@@ -34,6 +34,7 @@ from ..config import (
 )
 from ..data import Cameras, Gaussians3D, ProjectionSettings
 from .camera_formulas import Camera, project_points
+from .camera_formulas import quaternion_to_rotation as quaternion_to_rotation
 from .camera_formulas import unscented as unscented_transform
 
 
@@ -69,17 +70,6 @@ class Margins:
     alpha: Tensor
     stop: Tensor
     clamp: Tensor
-
-
-def quaternion_to_rotation(quats: Tensor) -> Tensor:
-    """Rotation matrices of quaternions wxyz of any nonzero norm. [..., 4] -> [..., 3, 3]"""
-    w, x, y, z = torch.nn.functional.normalize(quats, dim=-1).unbind(-1)
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
 def covariances(quats: Tensor, scales: Tensor) -> Tensor:

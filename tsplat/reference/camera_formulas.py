@@ -13,6 +13,17 @@ from torch import Tensor
 from ..config import FOV_MARGIN, LENS_GAIN_MIN, SHUTTER_STEPS, CameraSettings, Unscented
 
 
+def quaternion_to_rotation(quats: Tensor) -> Tensor:
+    """Rotation matrices of quaternions wxyz of any nonzero norm. [..., 4] -> [..., 3, 3]"""
+    w, x, y, z = torch.nn.functional.normalize(quats, dim=-1).unbind(-1)
+    rows = (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+
+
 def project_points(points: Tensor, intrinsics: Tensor, settings: CameraSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Pixels [..., C, N, 2] of points [..., C, N, 3] of the camera frame; Jacobians [..., C, N, 2, 3]; whether defined.
 
@@ -180,11 +191,4 @@ def _pose(path: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     w, v = half.cos(), half.sin() * axis
     imaginary = w * v0 + w0 * v + torch.linalg.cross(v, v0.expand_as(v))
     q = torch.cat([w * w0 - (v * v0).sum(-1, keepdim=True), imaginary], -1)
-    w, x, y, z = torch.nn.functional.normalize(q, dim=-1).unbind(-1)
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    rotation = torch.stack([torch.stack(row, -1) for row in rows], -2)
-    return rotation, (1 - time) * path[..., 8:11] + time * path[..., 11:14]
+    return quaternion_to_rotation(q), (1 - time) * path[..., 8:11] + time * path[..., 11:14]

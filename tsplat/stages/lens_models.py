@@ -43,7 +43,7 @@ class Lens(NamedTuple):
 
     def given(self) -> dict[str, Tensor]:
         """The tensors that were passed, by name."""
-        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+        return {name: tensor for name, tensor in zip(self._fields, self) if tensor is not None}
 
 
 def name_of(rolling_shutter: Any) -> Any:
@@ -86,7 +86,9 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
     """
     given, model, readout = lens.given(), settings.camera.model, settings.camera.readout
     rolls = readout != RollingShutterType.GLOBAL.name
-    if settings.unscented is None and (given or rolls):
+    if not given and not rolls:
+        return cameras
+    if settings.unscented is None:
         raise ArgumentError(f"{next(iter(given), 'rolling_shutter')}: requires with_ut=True, found with_ut=False")
     if rolls != ("viewmats_rs" in given):
         expected = "the poses at the end of the readout" if rolls else "None"
@@ -98,8 +100,6 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
         meaning = f"[..., C, {', '.join(map(str, shapes[name]))}] as viewmats"
         check_tensor(name, tensor, [*batch, n_cameras, *shapes[name]], meaning)
         check_no_grad(name, tensor)
-    if not given:
-        return cameras
     check_devices({"viewmats": cameras.viewmats, **given})
     dtype = torch.promote_types(torch.float32, cameras.viewmats.dtype)
     given = {name: tensor.detach().to(torch.promote_types(dtype, tensor.dtype)) for name, tensor in given.items()}
