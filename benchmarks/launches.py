@@ -272,7 +272,7 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
             parts = kernels.composite_fwd(splats, backgrounds, masks, lists, buffers, settings)
         for absgrad in (False, True):
             settings = dataclasses.replace(settings, absgrad=absgrad)
-            sums = torch.ones(N, kernels.sum_columns(splats.n_features, absgrad))
+            sums = torch.ones(N, kernels.sum_columns(splats.n_features, settings))
             kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, sums, settings, parts)
             kernels.composite_gradients(sums, conics, depths, splats.n_features, settings)
     for call in launches:

@@ -30,7 +30,7 @@ TRANSFORMS = (
     "instead of grad use torch.autograd.grad"
 )
 
-FEATURES = {"with_eval3d": "evaluation in 3D", "ftheta_coeffs": "the f-theta camera"}
+FEATURES = {"ftheta_coeffs": "the f-theta camera"}
 """What options of gsplat are known by, where their names do not tell."""
 
 

@@ -122,6 +122,8 @@ class Numerics:
         opacity_aware: If true, radii per axis end where alpha falls below :data:`ALPHA_MIN` (arXiv 2402.00525, section
             B.2). Otherwise both radii follow the larger principal axis.
         all_sigma_points: Whether the unscented transform culls Gaussians with an invalid sigma point.
+        ray_footprint: The footprint of evaluation in 3D: ``"ray"``, or ``"ray in front"`` without Gaussians that are
+            highest behind the origin of a ray.
     """
 
     name: str
@@ -132,6 +134,7 @@ class Numerics:
     extend: float
     opacity_aware: bool
     all_sigma_points: bool = True
+    ray_footprint: str = "ray in front"
 
     def nearest(self, near_plane: float, model: CameraModel) -> float:
         """Returns the smallest depth that is projected. Pinhole cameras do not see what is behind them."""
@@ -227,6 +230,7 @@ PRESETS: Final[dict[str, Numerics]] = {
     for preset in (
         Numerics(
             name="gsplat-1.5",
+            ray_footprint="ray",
             alpha_max=0.999,
             compensation_floor=0.0,
             camera_center="inverse",

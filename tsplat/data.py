@@ -43,12 +43,17 @@ class ProjectionSettings:
 
 @dataclasses.dataclass(frozen=True)
 class IntersectionSettings:
-    """Settings of the intersection, as in :func:`tsplat.rasterization`."""
+    """Settings of the intersection, as in :func:`tsplat.rasterization`.
+
+    Attributes:
+        boxes: Whether a Gaussian intersects all tiles of mean +- radii, as in gsplat, or those that its ellipse reaches.
+    """
 
     numerics: Numerics
     backend: Backend
     segmented: bool = False
     capacity: int | Literal["auto"] | None = None
+    boxes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +161,7 @@ class ProjectedGaussians(NamedTuple):
         radii: [nnz, 2] int32, half extents in pixels; zero where culled.
         means2d: [nnz, 2] pixels; leading dimensions may be those of the caller. ``.absgrad`` is set on this tensor.
         depths: [nnz] camera-space z.
-        conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2.
+        conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2; or the shapes of another footprint.
         compensations: [nnz] antialiasing factors, or None.
         opacities: [nnz] opacity times compensation, or None.
         row_of: [B, C, N] int32, inverse of ``dense_ids``: the row of each entry, -1 where it has none; or None.
@@ -358,6 +363,19 @@ class Splats(NamedTuple):
     @property
     def n_features(self) -> int:
         return self.n_colors + (self.depths is not None)
+
+
+class Rays(NamedTuple):
+    """Rays of pixels in the world frame, for footprints that are evaluated along them.
+
+    Attributes:
+        values: [I, 6, H, W] origins and unit directions, or [I, 3, H, W] directions. A pixel whose direction is zero
+            has no ray and shows the background.
+        origins: [I, 3], if those of all pixels are equal; otherwise None.
+    """
+
+    values: Tensor
+    origins: Tensor | None
 
 
 class RenderBuffers(NamedTuple):

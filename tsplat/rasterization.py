@@ -29,6 +29,7 @@ from .stages.intersection import intersect
 from .stages.lens_models import Lens, name_of
 from .stages.meta import IN_GRAPHS, describe_render
 from .stages.projection import project
+from .stages.rays import with_world_shapes
 from .stages.request import Request, Scene, check_request
 from .stages.settings import Options
 from .stages.shading import concatenate, shade
@@ -83,6 +84,7 @@ def rasterization(
     extra_signals: Tensor | None = None,
     extra_signals_sh_degree: int | None = None,
     ut_params: UnscentedTransformParameters | None = None,
+    rays: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023). Drop-in for gsplat 1.5.3.
 
@@ -160,7 +162,14 @@ def rasterization(
         viewmats_rs: [..., C, 4, 4] poses at the end of the readout, of a rolling shutter; ``viewmats`` are those at its
             start. Rotations must be orthonormal. Neither is then differentiable.
         ut_params: An :class:`UnscentedTransformParameters`; None for its defaults.
-        with_eval3d, ftheta_coeffs: As in gsplat; only the defaults are implemented.
+        with_eval3d: Whether to evaluate Gaussians in 3D, at the point of a pixel's ray where they are highest (3DGUT,
+            section 4.3), instead of on the image plane. Exact for wide Gaussians and every lens. Takes ``quats`` and
+            ``scales``; ``means2d`` then has no gradient. As in gsplat, the tiles of a Gaussian are those of its
+            projection, so that the image depends slightly on ``tile_size``.
+        rays: [..., C, H, W, 6], or a shape that broadcasts to it: the rays of pixels for ``with_eval3d`` in place of the
+            cameras', origins and directions of any length in the world frame. Gaussians are still projected by the
+            cameras. A pixel whose ray is not finite or has no direction shows the background. Differentiable.
+        ftheta_coeffs: As in gsplat; not implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
@@ -228,11 +237,11 @@ def rasterization(
         rasterize_mode=rasterize_mode, backend=backend, numerics=numerics, camera_model=camera_model,
         validate=validate, channel_chunk=channel_chunk, memory_budget=memory_budget, sparse_grad=sparse_grad,
         segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree, capacity=capacity, with_ut=with_ut,
-        ut_params=ut_params, rolling_shutter=name_of(rolling_shutter),
+        with_eval3d=with_eval3d, ut_params=ut_params, rolling_shutter=name_of(rolling_shutter),
     )  # fmt: skip
-    not_implemented = {"with_eval3d": (with_eval3d, False), "ftheta_coeffs": (ftheta_coeffs, None)}
+    not_implemented = {"ftheta_coeffs": (ftheta_coeffs, None)}
     cameras, lens = Cameras(viewmats, Ks), Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
-    scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens)
+    scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens, rays)
     request = check_request(scene, options, not_implemented, group, distributed)
     options = request.options
     if backend == "reference":
@@ -253,7 +262,8 @@ def rasterization(
                 clamp=False,
             )  # fmt: skip
             features = concatenate(features, extra)
-        received, features = exchange(request.ranks, projected, features, absgrad=options.absgrad)
+        shaped = with_world_shapes(projected, gaussians) if options.with_eval3d else projected
+        received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
         splats = Splats.of(received, features, with_depths=options.renders_depth)
         intersections = intersect(
             received,
@@ -270,6 +280,7 @@ def rasterization(
             request.grid.n_images,
             intersections,
             request.settings.compositing,
+            request.find_rays(cameras),
         )
         note_need(intersections.whole, options.capacity, request.grid)
         render_colors = render_colors.view(*request.image_shape, splats.n_features)
@@ -308,6 +319,8 @@ def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]
             numerics=request.settings.numerics,
             unscented=request.settings.projection.unscented,
             readout=o.rolling_shutter,
+            with_eval3d=o.with_eval3d,
+            tile_size=o.tile_size,
             cull=o.validate != "off",
         )
     projection = rendering.projection

@@ -214,7 +214,7 @@ def composite_bwd(
     means2d, channels, absgrad = splats.means2d, splats.n_features, settings.absgrad
     records, features = pack(splats, settings.numerics), _Features(splats)
     xs, ys = pixel_centers(settings, means2d)
-    v_slots = means2d.new_zeros(flatten_ids.numel(), sum_columns(channels, absgrad))
+    v_slots = means2d.new_zeros(flatten_ids.numel(), sum_columns(channels, settings))
     for tile in tiles(intersections, len(v_render_colors), settings, None):
         here = (tile.image, *tile.pixels)
         tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
@@ -286,12 +286,12 @@ def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, 
     return xs, ys
 
 
-def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:
-    return sum_columns(n_features, absgrad) * means.dtype.itemsize
+def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
+    return sum_columns(n_features, settings) * means.dtype.itemsize
 
 
-def sum_columns(n_features: int, absgrad: bool) -> int:
-    return MOMENTS + n_features + 2 * absgrad
+def sum_columns(n_features: int, settings: CompositingSettings) -> int:
+    return MOMENTS + n_features + 2 * settings.absgrad
 
 
 def composite_gradients(

@@ -62,7 +62,7 @@ def unscented(
         b = b + transform.weight * dx * dy
         c = c + transform.weight * dy * dy
     if shutter is not None:
-        pose = _pose_at(shutter, torch.full_like(x, 0.5))
+        pose = pose_at(shutter, torch.full_like(x, 0.5))
     depth = _to_camera(mean, pose)[2]
     return x + shift_x, y + shift_y, depth, (a, b, c), counts == 7 if transform.all_valid else counts > 0
 
@@ -128,7 +128,7 @@ def _pixel_in_time(
     """Pixel x and y of a point of the world at the time at which the shutter exposes it, and whether it is seen."""
 
     def at(time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _pixel(_to_camera(point, _pose_at(shutter, time)), intrinsics, lens, camera, margin)
+        return _pixel(_to_camera(point, pose_at(shutter, time)), intrinsics, lens, camera, margin)
 
     zero = torch.zeros_like(point[0])
     u, v, at_start = at(zero)
@@ -136,11 +136,11 @@ def _pixel_in_time(
     u, v = torch.where(at_start, u, end_u), torch.where(at_start, v, end_v)
     seen = at_start
     for _ in range(SHUTTER_STEPS):
-        u, v, seen = at(_time_of(u, v, camera))
+        u, v, seen = at(time_of(u, v, camera))
     return u, v, seen & (at_start | at_end)
 
 
-def _time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
+def time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
     """The time at which a pixel is exposed: 0 at the center of the first row or column that is read, 1 at the last."""
     if camera.readout == "ROLLING_TOP_TO_BOTTOM":
         return (v - 0.5) / max(camera.height - 1, 1)
@@ -151,7 +151,7 @@ def _time_of(u: Tensor, v: Tensor, camera: CameraSettings) -> Tensor:
     return (camera.width - 0.5 - u) / max(camera.width - 1, 1)
 
 
-def _pose_at(shutter: Tensor, time: Tensor) -> Pose:
+def pose_at(shutter: Tensor, time: Tensor) -> Pose:
     """The pose of a camera between those at the start and at the end of the readout (spherical interpolation)."""
     angle, inverse_sine = shutter[:, 14], shutter[:, 15]
     turns = inverse_sine > 0

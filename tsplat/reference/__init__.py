@@ -33,8 +33,9 @@ from ..config import (
     Unscented,
 )
 from ..data import Cameras, Gaussians3D, ProjectionSettings
-from .camera_formulas import Camera, project_points
+from .camera_formulas import Camera, distances, intrinsics, project_points
 from .camera_formulas import quaternion_to_rotation as quaternion_to_rotation
+from .camera_formulas import rays as camera_rays
 from .camera_formulas import unscented as unscented_transform
 
 
@@ -125,16 +126,15 @@ def project(
             columns [..., N, 3, 3], and as in :class:`Cameras`.
     """
     near, far, numerics, eps2d = settings.camera.near, settings.camera.far, settings.numerics, settings.eps2d
-    intrinsics = Ks[..., (0, 1, 0, 1), (0, 1, 2, 2)]
     if settings.unscented is not None:
         assert axes is not None
-        camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics, lens, shutter)
+        camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
         means2d, z, sharp, defined = unscented_transform(means, axes, camera, settings.camera, settings.unscented)
     else:
         rotation = viewmats[..., None, :3, :3]
         points = (rotation @ means[..., None, :, :, None])[..., 0] + viewmats[..., None, :3, 3]  # [..., C, N, 3]
         z = points[..., 2]
-        means2d, jacobian, defined = project_points(points, intrinsics, settings.camera)
+        means2d, jacobian, defined = project_points(points, intrinsics(Ks), settings.camera)
         to_image = jacobian @ rotation
         sharp = to_image @ covars[..., None, :, :, :] @ to_image.transpose(-1, -2)
     seen = defined & (z >= near) & (z <= far)
@@ -254,7 +254,7 @@ def _pixel_centers(size: int, like: Tensor) -> Tensor:
 def composite(
     means2d: Tensor, conics: Tensor, opacities: Tensor, colors: Tensor, backgrounds: Tensor | None, order: Tensor,
     visible: Tensor, width: int, height: int, *, numerics: Numerics = DEFAULT_NUMERICS, contributes: Tensor | None =
-    None,
+    None, sigmas: Tensor | None = None,
 ) -> Composite:  # fmt: skip
     """Composites projected Gaussians [..., N] in the given order, front to back.
 
@@ -263,6 +263,8 @@ def composite(
         backgrounds: [..., D] or None.
         order, visible: [..., N].
         contributes: [..., H, W, N] by Gaussian index; a decision to take over.
+        sigmas: [..., H, W, N] by Gaussian index, in place of those of means2d and conics; infinite where a Gaussian does
+            not count.
     """
     index = order[..., None]
     mean = means2d.gather(-2, index.expand_as(means2d))[..., None, None, :, :]  # [..., 1, 1, N, 2]
@@ -270,9 +272,12 @@ def composite(
     opacity = opacities.gather(-1, order)[..., None, None, :]
     color = colors.gather(-2, index.expand_as(colors))
     shown = visible.gather(-1, order)[..., None, None, :]
-    dx = _pixel_centers(width, means2d)[None, :, None] - mean[..., 0]
-    dy = _pixel_centers(height, means2d)[:, None, None] - mean[..., 1]
-    sigma = 0.5 * (conic[..., 0] * dx * dx + conic[..., 2] * dy * dy) + conic[..., 1] * dx * dy
+    if sigmas is None:
+        dx = _pixel_centers(width, means2d)[None, :, None] - mean[..., 0]
+        dy = _pixel_centers(height, means2d)[:, None, None] - mean[..., 1]
+        sigma = 0.5 * (conic[..., 0] * dx * dx + conic[..., 2] * dy * dy) + conic[..., 1] * dx * dy
+    else:
+        sigma = sigmas.gather(-1, order[..., None, None, :].expand_as(sigmas))
     raw = torch.where(shown, opacity * torch.exp(-torch.where(shown, sigma, 0.0)), 0.0)
     alpha = torch.where(raw > numerics.alpha_max, numerics.alpha_max, raw)
 
@@ -330,13 +335,15 @@ def rasterize(
     RenderMode = "RGB", rasterize_mode: RasterizeMode = "classic", camera_model: CameraModel = "pinhole", covars:
     Tensor | None = None, numerics: Numerics = DEFAULT_NUMERICS, cull: bool = False, decisions: Decisions | None =
     None, extra_signals: Tensor | None = None, extra_signals_sh_degree: int | None = None, lens: Tensor | None = None,
-    shutter: Tensor | None = None, unscented: Unscented | None = None, readout: str = "GLOBAL",
+    shutter: Tensor | None = None, unscented: Unscented | None = None, readout: str = "GLOBAL", with_eval3d: bool =
+    False, rays: Tensor | None = None, tile_size: int = 16,
 ) -> Rendering:  # fmt: skip
     """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
 
     Args:
         cull: Whether to leave out invalid Gaussians and cameras.
         decisions: Decisions to take over from another run; gradients then flow as that run's would.
+        tile_size: Of no effect without ``with_eval3d``.
         lens, shutter, unscented, readout: As in :class:`Cameras`, :class:`ProjectionSettings`, :class:`CameraSettings`.
     """
     decided = decisions or Decisions()
@@ -383,9 +390,21 @@ def rasterize(
 
     own_order, order_margin = _depth_order(visible, depths)
     order = own_order if decided.order is None else decided.order
+    sigmas = None
+    if with_eval3d:
+        assert axes is not None
+        if rays is None:
+            camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
+            origins, directions = camera_rays(camera, settings.camera)
+        else:
+            origins, directions = rays.expand(*viewmats.shape[:-2], height, width, 6).split(3, -1)
+        in_front = numerics.ray_footprint == "ray in front"
+        squared, exists = distances(origins, directions, means, axes, in_front=in_front)
+        counted = _in_tiles(projection, width, height, tile_size) & exists[..., None]
+        sigmas = torch.where(counted, 0.5 * squared, torch.inf)
     image = composite(
         projection.means2d, projection.conics, projection.opacities, shaded, backgrounds, order, visible, width, height,
-        numerics=numerics, contributes=decided.contributes,
+        numerics=numerics, contributes=decided.contributes, sigmas=sigmas,
     )  # fmt: skip
     render_colors = image.colors
     if render_mode in ("ED", "RGB+ED"):
@@ -401,6 +420,18 @@ def rasterize(
         Margins(projection.margin.detach(), order_margin, image.alpha_margin, image.stop_margin, image.clamp_margin),
         valid,
     )
+
+
+def _in_tiles(projection: Projection, width: int, height: int, tile_size: int) -> Tensor:
+    """Which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]"""
+    inside = torch.ones((), dtype=torch.bool)
+    for axis, size in enumerate((width, height)):
+        mean, radius = projection.means2d[..., axis], projection.radii[..., axis]
+        first, end = ((mean - radius) / tile_size).floor(), ((mean + radius) / tile_size).ceil()
+        tile = torch.arange(size, device=mean.device) // tile_size
+        tile = tile[None, :, None] if axis == 0 else tile[:, None, None]
+        inside = inside & (tile >= first[..., None, None, :]) & (tile < end[..., None, None, :])
+    return inside
 
 
 def _per_camera(values: Tensor, sh_degree: int | None, n_batch: int) -> Tensor:

@@ -69,6 +69,11 @@ def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(near_axis, value / safe_z, k), torch.where(near_axis, slope / safe_z**3, m)
 
 
+def intrinsics(Ks: Tensor) -> Tensor:
+    """fx, fy, cx and cy. [..., 3, 3] -> [..., 4]"""
+    return Ks[..., (0, 1, 0, 1), (0, 1, 2, 2)]
+
+
 class Camera(NamedTuple):
     """Cameras [..., C, ...]: rotation and translation to the camera, fx, fy, cx and cy, lens and shutter or None."""
 
@@ -136,16 +141,90 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
     else:
         a, b = x / z, y / z
         if k is not None:
-            r2 = a * a + b * b
-            gain = (1 + k[0] * r2 + k[1] * r2**2 + k[2] * r2**3) / (1 + k[3] * r2 + k[4] * r2**2 + k[5] * r2**3)
-            bent_a = a * gain + 2 * k[6] * a * b + k[7] * (r2 + 2 * a * a) + k[8] * r2 + k[9] * r2**2
-            bent_b = b * gain + k[6] * (r2 + 2 * b * b) + 2 * k[7] * a * b + k[10] * r2 + k[11] * r2**2
-            a, b, seen = bent_a, bent_b, gain > LENS_GAIN_MIN
+            a, b, gain = _opencv(a, b, k)
+            seen = gain > LENS_GAIN_MIN
     focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
     pixels = torch.where(front[..., None], focal * torch.stack([a, b], -1) + center, 0.0)
     size = torch.tensor([settings.width, settings.height], dtype=points.dtype, device=points.device)
     inside = ((pixels >= -margin * size) & (pixels < size + margin * size)).all(-1)
     return pixels, front & seen & inside
+
+
+def _opencv(a: Tensor, b: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """OpenCV's distortion of a = x / z and b = y / z, and its radial factor."""
+    r2 = a * a + b * b
+    gain = (1 + k[0] * r2 + k[1] * r2**2 + k[2] * r2**3) / (1 + k[3] * r2 + k[4] * r2**2 + k[5] * r2**3)
+    bent_a = a * gain + 2 * k[6] * a * b + k[7] * (r2 + 2 * a * a) + k[8] * r2 + k[9] * r2**2
+    bent_b = b * gain + k[6] * (r2 + 2 * b * b) + 2 * k[7] * a * b + k[10] * r2 + k[11] * r2**2
+    return bent_a, bent_b, gain
+
+
+def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
+    """Origins and directions of the rays of pixel centers, world frame, [..., C, H, W, 3]; directions 0 without one."""
+    grid = torch.meshgrid(*(torch.arange(n) + 0.5 for n in (settings.height, settings.width)), indexing="ij")
+    pixels = torch.stack(grid[::-1], -1).to(cameras.intrinsics)  # [H, W, 2]
+    focal, center = (cameras.intrinsics[..., None, None, first : first + 2] for first in (0, 2))
+    x, y = ((pixels - center) / focal).unbind(-1)
+    zero, one = torch.zeros_like(x), torch.ones_like(x)
+    k = None if cameras.lens is None else cameras.lens[..., None, None, :].unbind(-1)
+    exists = torch.ones_like(x, dtype=torch.bool)
+    origins = torch.zeros_like(torch.stack([x, y, zero], -1))
+    if settings.model == "ortho":
+        origins, directions = torch.stack([x, y, zero], -1), torch.stack([zero, zero, one], -1)
+    elif settings.model == "fisheye":
+        radius = (x * x + y * y).sqrt()
+        theta = radius
+        if k is not None:
+            low, high = zero, k[4] + zero
+            for _ in range(80):
+                theta = 0.5 * (low + high)
+                below = theta + k[0] * theta**3 + k[1] * theta**5 + k[2] * theta**7 + k[3] * theta**9 < radius
+                low, high = torch.where(below, theta, low), torch.where(below, high, theta)
+            exists = theta < k[4] * (1 - 1e-9)
+        exists = exists & (theta < torch.pi)
+        sine = theta.sin() / torch.where(radius > 0, radius, 1.0)
+        directions = torch.stack([sine * x, sine * y, theta.cos()], -1)
+    else:
+        a, b = x, y
+        if k is not None:
+            for _ in range(200):
+                bent_a, bent_b, gain = _opencv(a, b, k)
+                a, b = a + x - bent_a, b + y - bent_b
+            exists = (gain > LENS_GAIN_MIN) & ((bent_a - x).abs() + (bent_b - y).abs() < 1e-6)
+        directions = torch.stack([a, b, one], -1)
+    if cameras.shutter is None:
+        rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
+    else:
+        rotation, translation = _pose(cameras.shutter[..., None, None, :], _time(pixels, settings).expand_as(x))
+    to_world = rotation.transpose(-1, -2)
+    directions = (to_world @ directions[..., None])[..., 0]
+    origins = (to_world @ (origins - translation)[..., None])[..., 0]
+    return origins, torch.where(exists[..., None], directions, 0.0)
+
+
+def distances(
+    origins: Tensor, directions: Tensor, means: Tensor, axes: Tensor, *, in_front: bool
+) -> tuple[Tensor, Tensor]:
+    """Squared distances of rays from Gaussians, in standard deviations, as in 3DGUT, section 4.3.
+
+    Args:
+        origins, directions: [..., C, H, W, 3].
+        means, axes: [..., N, 3], [..., N, 3, 3] as in :func:`unscented`.
+        in_front: Whether Gaussians that are nearest to the ray behind its origin count as infinitely far away.
+
+    Returns:
+        [..., C, H, W, N], and whether there is a ray [..., C, H, W].
+    """
+    # Whitened: the Gaussian is a unit sphere around 0.
+    whiten = torch.linalg.inv(axes)[..., None, None, None, :, :, :]
+    exists = (directions != 0).any(-1)
+    directions = torch.where(exists[..., None], directions, directions.new_tensor([0.0, 0.0, 1.0]))
+    origin = (whiten @ (origins[..., None, :] - means[..., None, None, None, :, :])[..., None])[..., 0]
+    direction = torch.nn.functional.normalize((whiten @ directions[..., None, :, None])[..., 0], dim=-1)
+    squared = torch.linalg.cross(direction, origin).square().sum(-1)
+    if in_front:
+        squared = torch.where((direction * origin).sum(-1) <= 0, squared, torch.inf)
+    return squared, exists
 
 
 def _pixels_in_time(points: Tensor, cameras: Camera, settings: CameraSettings, margin: float) -> tuple[Tensor, Tensor]:

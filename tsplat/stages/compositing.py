@@ -28,6 +28,7 @@ from ..data import (
     GaussianMajor,
     Intersections,
     PartLists,
+    Rays,
     RenderBuffers,
     SplatGradients,
     Splats,
@@ -53,6 +54,8 @@ class _Composite(torch.autograd.Function):
         depths: Tensor | None,
         backgrounds: Tensor | None,
         masks: Tensor | None,
+        rays: Tensor | None,
+        origins: Tensor | None,
         n_images: int,
         bands: Iterable[Intersections],
         settings: CompositingSettings,
@@ -71,11 +74,13 @@ class _Composite(torch.autograd.Function):
         with full_precision(means2d.device):
             launch = launchers(means2d.device, settings.backend)
             for intersections in bands:
-                parts = launch.composite_fwd(splats, backgrounds, masks, intersections, buffers, settings)
+                parts = launch.composite_fwd(
+                    splats, backgrounds, masks, intersections, buffers, settings, _rays(rays, origins)
+                )
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
                 del intersections
-        inputs = (means2d, conics, opacities, colors, color_ids, depths, backgrounds)
+        inputs = (means2d, conics, opacities, colors, color_ids, depths, backgrounds, rays, origins)
         saved = (inputs, buffers.transmittances, buffers.last_ids, *_needed_lists(whole, parts))
         ctx.save_for_backward(*flatten(saved))
         ctx.saved, ctx.settings, ctx.launch = structure(saved), settings, launch
@@ -91,7 +96,7 @@ class _Composite(torch.autograd.Function):
         ctx: Any, saved: tuple[Any, ...], v_render_colors: Tensor, v_render_alphas: Tensor
     ) -> tuple[Tensor | None, ...]:
         inputs, transmittances, last_ids, whole, parts = restore(ctx.saved, saved)
-        means2d, conics, opacities, colors, color_ids, depths, backgrounds = inputs
+        means2d, conics, opacities, colors, color_ids, depths, backgrounds, rays, origins = inputs
         settings: CompositingSettings = ctx.settings
         v_render_colors, v_render_alphas = _dense_pixels(v_render_colors), v_render_alphas.contiguous()
         n_features = v_render_colors.shape[-1]
@@ -100,7 +105,10 @@ class _Composite(torch.autograd.Function):
         with full_precision(means2d.device):
             # That of the forward pass, as last_ids are its own.
             launch = ctx.launch
-            sums = means2d.new_zeros(opacities.numel(), launch.sum_columns(n_features, settings.absgrad))
+            sums = means2d.new_zeros(opacities.numel(), launch.sum_columns(n_features, settings))
+            v_rays = None
+            if rays is not None and any(ctx.needs_input_grad[8:10]):
+                v_rays = rays.new_zeros(rays.shape[0], 6, *rays.shape[2:])
             for intersections in bands:
                 if intersections.gaussian_major is None:
                     order = _gaussian_major(intersections.flatten_ids, opacities.numel())
@@ -116,6 +124,8 @@ class _Composite(torch.autograd.Function):
                     sums,
                     settings,
                     parts,
+                    _rays(rays, origins),
+                    v_rays,
                 )
                 del intersections
             v_splats: SplatGradients = launch.composite_gradients(sums, conics, opacities, n_features, settings)
@@ -132,12 +142,15 @@ class _Composite(torch.autograd.Function):
                 # Contiguous, as the order of PyTorch's sums depends on strides.
                 weighted = (transmittances[..., None] * v_render_colors[..., :n_colors]).contiguous()
                 v_backgrounds = weighted.sum((1, 2))
+            v_origins = None
+            if v_rays is not None and origins is not None:
+                v_origins, v_rays = v_rays[:, :3].sum((2, 3)), v_rays[:, 3:]
         if ctx.absgrad_target is not None:
             assert v_splats.absgrad is not None
             ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)
         v_means2d = v_splats.v_means2d.view(means2d.shape)
         v_inputs = (v_means2d, v_splats.v_conics, v_splats.v_opacities, v_colors, None, v_depths, v_backgrounds)
-        return *v_inputs, None, None, None, None
+        return *v_inputs, None, v_rays, v_origins, None, None, None
 
 
 def _splats(
@@ -151,6 +164,10 @@ def _splats(
     if colors is not None and color_ids is not None:
         colors = colors[color_ids]
     return Splats(means2d.reshape(-1, 2).contiguous(), conics, opacities, colors, depths)
+
+
+def _rays(values: Tensor | None, origins: Tensor | None) -> Rays | None:
+    return None if values is None else Rays(values, origins)
 
 
 def _dense_pixels(image: Tensor) -> Tensor:
@@ -186,6 +203,7 @@ def composite(
     n_images: int,
     bands: Iterable[Intersections],
     settings: CompositingSettings,
+    rays: Rays | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Composites projected Gaussians into images.
 
@@ -198,6 +216,7 @@ def composite(
         n_images: I.
         bands: The intersections. Iterated again in the backward pass if there are several bands.
         settings: See :class:`CompositingSettings`.
+        rays: Of the pixels, if the footprint is evaluated along them. Differentiable.
 
     Returns:
         Colors [I, H, W, D], with depth as one more channel, and alphas [I, H, W].
@@ -213,6 +232,7 @@ def composite(
         depths,
         None if backgrounds is None else backgrounds.contiguous(),
         None if masks is None else masks.contiguous(),
+        *(None, None) if rays is None else (rays.values.contiguous(), rays.origins),
         n_images,
         bands,
         settings,

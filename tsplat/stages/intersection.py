@@ -61,8 +61,8 @@ def intersect(
     screen = ScreenGaussians(
         projected.means2d.detach().reshape(-1, 2),
         projected.radii,
-        projected.conics.detach(),
-        projected.opacities.detach(),
+        None if settings.boxes else projected.conics.detach(),
+        None if settings.boxes else projected.opacities.detach(),
         depth_order(projected.depths.detach(), image_ids, n_segments),
         image_ids,
     )

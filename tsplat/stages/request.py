@@ -14,17 +14,19 @@ from ..arguments import (
     check_colors,
     check_devices,
     check_not_implemented,
+    check_tensor,
     compute_dtype,
     is_per_camera,
 )
-from ..data import Cameras, Gaussians3D, TileGrid
-from ..errors import ArgumentError
+from ..data import Cameras, Gaussians3D, Rays, TileGrid
+from ..errors import ArgumentError, ShapeError
 from .agreement import Ranks, agreement, check_distributed, describe, join
 from .backend import launchers
 from .compilation import plain_all
 from .inputs import check_scene, flatten_batch, flatten_batches
 from .lens_models import Lens, add_lens
 from .memory import MemoryBudget, check_images
+from .rays import camera_rays, given_rays
 from .settings import Options, Settings, check_options
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, prepare, raise_if_invalid
@@ -49,6 +51,7 @@ class Scene(NamedTuple):
     covars: Tensor | None
     extra_signals: Tensor | None = None
     lens: Lens = Lens()
+    rays: Tensor | None = None
 
 
 class Request(NamedTuple):
@@ -68,6 +71,7 @@ class Request(NamedTuple):
         backgrounds: [I, D], or None.
         grid: The tiles of this rank's images.
         sparse_gradients: What makes the gradients of the Gaussians sparse, or None.
+        rays: [I, H, W, 6], or None for those of the cameras.
     """
 
     scene: Scene
@@ -84,6 +88,7 @@ class Request(NamedTuple):
     backgrounds: Tensor | None
     grid: TileGrid
     sparse_gradients: SparseGradients | None
+    rays: Tensor | None
 
     @property
     def device(self) -> torch.device:
@@ -101,10 +106,22 @@ class Request(NamedTuple):
         begin = end - self.extra_signals.shape[-1]
         return torch.cat([images[..., :begin], images[..., end:]], -1), images[..., begin:end]
 
+    def find_rays(self, cameras: Cameras) -> Rays | None:
+        """The rays of this rank's pixels, from the cameras of all ranks; None without evaluation in 3D."""
+        if not self.options.with_eval3d:
+            return None
+        if self.rays is not None:
+            return given_rays(self.rays)
+        if self.ranks is not None:
+            first = sum(self.ranks.n_cameras[: self.ranks.rank])
+            own = slice(first, first + self.n_cameras)
+            cameras = Cameras(*(None if t is None else t[:, own] for t in cameras))
+        return camera_rays(cameras, self.settings.compositing.camera)
+
     def memory_budget(self, n_features: int) -> MemoryBudget:
         """The budget for the intersections of rows with so many features, depth included."""
         launch = launchers(self.device, self.options.backend)
-        needed = launch.bytes_per_intersection(self.gaussians.means, self.grid, n_features, self.options.absgrad)
+        needed = launch.bytes_per_intersection(self.gaussians.means, self.grid, n_features, self.settings.compositing)
         return MemoryBudget(self.device, self.options.memory_budget, needed)
 
     def explain_memory(self) -> str:
@@ -153,8 +170,10 @@ def check_request(
         batch, n_gaussians, n_cameras = check_scene(
             scene.means, scene.quats, scene.scales, scene.covars, (3, 3), scene.opacities, scene.cameras
         )
-        if options.with_ut and scene.covars is not None:
-            raise ArgumentError("covars: expected None, as with_ut is True; pass quats and scales")
+        for name in ("with_ut", "with_eval3d"):
+            if getattr(options, name) and scene.covars is not None:
+                raise ArgumentError(f"covars: expected None, as {name} is True; pass quats and scales")
+        rays = _check_rays(scene.rays, options, batch, n_cameras)
         cameras = add_lens(scene.cameras, scene.lens, settings.projection, batch, n_cameras)
         scene = scene._replace(cameras=cameras)
         colors = scene.colors
@@ -172,10 +191,10 @@ def check_request(
             scene = scene._replace(backgrounds=backgrounds)
         if options.sparse_grad and batch:
             raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
-        check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds))
+        check_devices(dict(means=scene.means, colors=colors, backgrounds=scene.backgrounds, rays=rays))
         sparse_gradients = SparseGradients() if options.sparse_grad else None
         gaussians = _gaussians(scene, sparse_gradients)
-        dtype = compute_dtype(*gaussians, colors, *scene.cameras, scene.backgrounds, scene.extra_signals)
+        dtype = compute_dtype(*gaussians, colors, *scene.cameras, scene.backgrounds, scene.extra_signals, rays)
         signals = {"colors": (colors, options.sh_degree)}
         if scene.extra_signals is not None:
             signals["extra_signals"] = scene.extra_signals, options.extra_signals_sh_degree
@@ -210,6 +229,7 @@ def check_request(
         backgrounds=None if rendered is None else flatten_batch(rendered, n, dtype).flatten(0, 1),
         grid=TileGrid.cover(n_images, options.width, options.height, options.tile_size),
         sparse_gradients=sparse_gradients,
+        rays=None if rays is None else flatten_batch(rays, n, dtype).flatten(0, 1),
     )
 
 
@@ -220,6 +240,20 @@ def _stand_in(means: Tensor, options: Options) -> Tensor:
     if options.sh_degree is not None:
         raise ArgumentError("sh_degree: expected None, as colors is None")
     return means.detach()
+
+
+def _check_rays(rays: Tensor | None, options: Options, batch: torch.Size, n_cameras: int) -> Tensor | None:
+    """Checks rays and returns them for each pixel."""
+    if rays is None:
+        return None
+    if not options.with_eval3d:
+        raise ArgumentError("rays: requires with_eval3d=True, found with_eval3d=False")
+    check_tensor("rays", rays, [..., 6], "[..., C, H, W, 6]")
+    shape = (*batch, n_cameras, options.height, options.width, 6)
+    try:
+        return rays.expand(shape)
+    except RuntimeError:
+        raise ShapeError(f"rays: expected a shape that broadcasts to {list(shape)}, found {list(rays.shape)}") from None
 
 
 def _check_extra_signals(

@@ -73,6 +73,7 @@ class Options(NamedTuple):
     segmented: Local[bool]
     capacity: Local[Capacity]
     with_ut: bool = False
+    with_eval3d: bool = False
     ut_params: object = None
     rolling_shutter: str = RollingShutterType.GLOBAL.name
 
@@ -127,8 +128,11 @@ class Settings(NamedTuple):
             absgrad=o.absgrad,
             numerics=numerics,
             backend=o.backend,
+            footprint=numerics.ray_footprint if o.with_eval3d else "ellipse",
         )
-        intersection = IntersectionSettings(numerics, o.backend, segmented=o.segmented, capacity=o.capacity)
+        intersection = IntersectionSettings(
+            numerics, o.backend, segmented=o.segmented, capacity=o.capacity, boxes=o.with_eval3d
+        )
         return cls(numerics, projection, intersection, compositing)
 
 
@@ -156,7 +160,7 @@ def _check(options: Options) -> tuple[Options, Settings]:
     check_choice("validate", options.validate, VALIDATE)
     numbers: dict[str, Any] = {"tile_size": check_tile_size(options.tile_size)}
     check_rolling_shutter(options.rolling_shutter)
-    for name in ("packed", "absgrad", "sparse_grad", "segmented", "with_ut"):
+    for name in ("packed", "absgrad", "sparse_grad", "segmented", "with_ut", "with_eval3d"):
         numbers[name] = check_bool(name, getattr(options, name))
     is_auto = isinstance(options.capacity, str) and options.capacity == "auto"
     for name in ("width", "height", "channel_chunk", "memory_budget", "capacity"):
@@ -177,6 +181,10 @@ def _check(options: Options) -> tuple[Options, Settings]:
                 raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
+    if options.with_eval3d and options.absgrad:
+        raise ArgumentError("absgrad: expected False, as with_eval3d is True and means2d then has no gradient")
+    if options.with_eval3d and options.backend == "torch":
+        raise UnsupportedError("with_eval3d: not implemented with backend='torch'; use 'triton' or 'reference'")
     if options.capacity is not None and options.segmented:
         raise ArgumentError("capacity: requires segmented=False, as segments are counted first; the image is the same")
     return options, Settings.of(options, numerics)

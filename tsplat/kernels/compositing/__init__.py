@@ -59,9 +59,9 @@ import torch
 from torch import Tensor
 
 from ...config import TRANSMITTANCE_MIN
-from ...data import CompositingSettings, Intersections, PartLists, RenderBuffers, Splats, TileGrid
+from ...data import CompositingSettings, Intersections, PartLists, Rays, RenderBuffers, Splats, TileGrid
 from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_order, part_shape
-from .chunks import chunk_products, combine_chunks
+from .chunks import chunk_products, combine_chunks, combine_rays
 from .footprints import FOOTPRINTS
 from .lists import list_parts, pack_records
 from .matrices_backward import features_bwd
@@ -81,7 +81,7 @@ __all__ = [
 ]
 
 
-def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgrad: bool) -> int:
+def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
     """Returns the most bytes of rows, slots and chunks that compositing needs per intersection."""
     shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
     size = means.dtype.itemsize
@@ -89,7 +89,8 @@ def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, absgr
     # For each pixel and chunk: two transmittances, a number of entries, and colors.
     chunks = shape.width * shape.height * (3 + n_features) * size // shape.chunk
     slots = 1 if is_compiled_for_cpu(means) else parts
-    return slots * FOOTPRINTS["ellipse"].slot_columns(n_features, absgrad) * size + parts * (12 + chunks)
+    columns = FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad)
+    return slots * columns * size + parts * (12 + chunks)
 
 
 def composite_fwd(
@@ -99,6 +100,7 @@ def composite_fwd(
     intersections: Intersections,
     buffers: RenderBuffers,
     settings: CompositingSettings,
+    rays: Rays | None = None,
 ) -> PartLists | None:
     """Writes the pixels of a band of tiles.
 
@@ -109,11 +111,12 @@ def composite_fwd(
         intersections: Of the band.
         buffers: Output.
         settings: See :class:`CompositingSettings`.
+        rays: Of the pixels, if the footprint is evaluated along them.
 
     Returns:
         The lists, for :func:`composite_bwd`, which otherwise makes them again; never None.
     """
-    band = _band(splats, intersections, len(buffers.colors), settings)
+    band = _band(splats, intersections, len(buffers.colors), settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     passed = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
     records = pack_records(passed, settings)
@@ -133,6 +136,7 @@ def composite_fwd(
         "chunk_last_ids": chunk_last_ids,
         "TRANSMITTANCE_MIN": TRANSMITTANCE_MIN,
         **list_arguments(lists),
+        **band.ray_arguments(),
         **band.pixel_arguments(),
     }
     forward = features_fwd if by_matrices else walk_fwd
@@ -152,6 +156,8 @@ def composite_bwd(
     sums: Tensor,
     settings: CompositingSettings,
     lists: PartLists | None = None,
+    rays: Rays | None = None,
+    v_rays: Tensor | None = None,
 ) -> None:
     """Adds the contribution of a band of tiles to the sums of each row.
 
@@ -161,12 +167,14 @@ def composite_bwd(
         v_render_colors, v_render_alphas: [I, H, W, D], [I, H, W].
         sums: [nnz, columns of ``sum_columns``], added to.
         lists: What :func:`composite_fwd` returned for the band; None to make them again.
+        rays: As for :func:`composite_fwd`.
+        v_rays: [I, 6, H, W], gradients of origins and directions, output; None if not needed.
     """
     order = intersections.gaussian_major
     assert order is not None
     if intersections.flatten_ids.numel() == 0:
         return
-    band = _band(splats, intersections, len(last_ids), settings)
+    band = _band(splats, intersections, len(last_ids), settings, rays)
     if lists is None:
         lists = _list_again(splats, band, v_render_colors)
     by_matrices = splats.n_features >= FEATURES_MIN
@@ -174,6 +182,9 @@ def composite_bwd(
     records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
     columns = band.footprint.slot_columns(splats.n_features, settings.absgrad)
     slots = assign_slots(lists, intersections, records, columns)
+    chunk_v_rays = None
+    if v_rays is not None and lists.chunk_transmittances is not None:
+        chunk_v_rays = v_rays.new_empty(lists.n_chunks, 6, band.shape.width * band.shape.height)
     arguments: dict[str, Any] = {
         "records": records,
         "backgrounds": backgrounds,
@@ -183,22 +194,29 @@ def composite_bwd(
         "last_ids": last_ids,
         "v_render_alphas": v_render_alphas,
         "v_slots": slots.v_slots,
+        "v_rays": v_rays,
+        "chunk_v_rays": chunk_v_rays,
         "RECORD_WIDTH": records.shape[1],
         "ABSGRAD": settings.absgrad,
         "TOGETHER": slots.together,
         "LOG2_ALPHA_MAX": math.log2(settings.numerics.alpha_max),
         **list_arguments(lists),
+        **band.ray_arguments(),
         **band.pixel_arguments(),
     }
     backward = features_bwd if by_matrices else walk_bwd
     backward(splats, records, v_render_colors, slots.n_programs, band, arguments)
+    if v_rays is not None:
+        combine_rays(lists, chunk_v_rays, v_rays, band)
     sum_slots(slots.v_slots, slots.slot_starts, order, large, sums)
 
 
-def _band(splats: Splats, intersections: Intersections, n_images: int, settings: CompositingSettings) -> Band:
+def _band(
+    splats: Splats, intersections: Intersections, n_images: int, settings: CompositingSettings, rays: Rays | None
+) -> Band:
     grid = TileGrid.cover(n_images, settings.camera.width, settings.camera.height, settings.tile_size)
     shape = part_shape(splats.means2d, grid.tile_size, grid.n_tiles, splats.n_features)
-    return Band(intersections, grid, shape, settings)
+    return Band(intersections, grid, shape, settings, rays)
 
 
 def _without_features(splats: Splats) -> Splats:
@@ -216,6 +234,6 @@ def _list_again(splats: Splats, band: Band, image: Tensor) -> PartLists:
     if lists.n_chunks == 0:
         return lists
     buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None)
-    lists = composite_fwd(splats, None, None, band.intersections, buffers, band.settings)
+    lists = composite_fwd(splats, None, None, band.intersections, buffers, band.settings, band.rays)
     assert lists is not None
     return lists

@@ -33,6 +33,8 @@ def _transmittance_kernel(
     chunk_starts,  # [lists + 1] int32
     chunk_lists,  # [n_chunks] int32
     products,  # [n_chunks, WIDTH HEIGHT], output
+    rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
+    origins,  # [I, 3] or None
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int", n_chunks: "Int",
     FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     CHUNK: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr,
@@ -46,7 +48,7 @@ def _transmittance_kernel(
         program, None, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
-    _, center_x, center_y, inside, _, own = part_pixels(index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    _, center, inside, _, own = part_pixels(index, 0, grid, rays, origins, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
     if program + 1 < end_chunk:
         transmittance = tl.where(inside, 1.0, 0.0).to(dtype)
         ids += start
@@ -65,7 +67,7 @@ def _transmittance_kernel(
                     ahead += 1
                 else:
                     next_row = tl.load(ids + place + 2)
-                alpha = alpha_at(record, (center_x, center_y), FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
+                alpha = alpha_at(record, center, FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
                 transmittance = tl.fma(alpha, transmittance * -1.0, transmittance)
                 record = next_record
             done = stop
@@ -102,7 +104,9 @@ def _combine_kernel(
     channel = tl.program_id(0) % passes * CHANNELS
     index = tl.load(chunk_lists + program)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
-    image, _x, _y, inside, pixel, own = part_pixels(index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=False)
+    image, _, inside, pixel, own = part_pixels(
+        index, 0, grid, None, None, TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=False
+    )
     first_chunk = tl.load(chunk_starts + index)
     end_chunk = tl.load(chunk_starts + index + 1)
     if (program == first_chunk) & (program < end_chunk):
@@ -153,6 +157,33 @@ def _combine_kernel(
         )
 
 
+@kernel
+def _combine_rays_kernel(
+    chunk_starts,  # [lists + 1] int32
+    chunk_lists,  # [n_chunks] int32
+    chunk_v_rays,  # [n_chunks, 6, WIDTH HEIGHT]
+    v_rays,  # [I, 6, height, width], output
+    tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
+    TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Adds the gradients of rays of the chunks of each list that is cut, in the program of its first chunk."""
+    PIXELS: tl.constexpr = WIDTH * HEIGHT
+    program = tl.program_id(0)
+    index = tl.load(chunk_lists + program)
+    grid = (tiles, first_tile, width, height, tile_width, n_tiles)
+    image, _, inside, pixel, own = part_pixels(
+        index, 0, grid, None, None, TILE, WIDTH, HEIGHT, HEIGHT, chunk_v_rays.dtype.element_ty, BY_COLUMN=False
+    )
+    end_chunk = tl.load(chunk_starts + index + 1)
+    if (program == tl.load(chunk_starts + index)) & (program < end_chunk):
+        plane = width.to(tl.int64) * height
+        for k in tl.static_range(6):
+            total = tl.zeros([HEIGHT, WIDTH], chunk_v_rays.dtype.element_ty)
+            for chunk in range(program, end_chunk):
+                total += tl.load(chunk_v_rays + (chunk.to(tl.int64) * 6 + k) * PIXELS + own)
+            tl.store(v_rays + pixel + (image * 5 + k) * plane, total, mask=inside)
+
+
 def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | None:
     """Returns the product of 1 - alpha over each chunk, [n_chunks, pixels of a part]; None if no list is cut."""
     if lists.chunk_transmittances is None:
@@ -171,6 +202,7 @@ def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | No
         RECORD_WIDTH=records.shape[1],
         STEP=STEP,
         TRANSMITTANCE_MIN=TRANSMITTANCE_MIN,
+        **band.ray_arguments(),
         **band.pixel_arguments(),
         **band.walk_arguments(records),
     )
@@ -213,3 +245,18 @@ def combine_chunks(
         chunk_colors=lists.chunk_colors,
         **band.pixel_arguments(),
     )
+
+
+def combine_rays(lists: PartLists, chunk_v_rays: Tensor | None, v_rays: Tensor, band: Band) -> None:
+    """Writes the gradients of rays [I, 6, H, W] of lists that are cut from those of chunks [n_chunks, 6, pixels]."""
+    if chunk_v_rays is not None:
+        launch(
+            _combine_rays_kernel,
+            programs(lists.n_chunks, 1),
+            chunk_starts=lists.chunk_starts,
+            chunk_lists=lists.chunk_lists,
+            chunk_v_rays=chunk_v_rays,
+            v_rays=v_rays,
+            num_warps=1,
+            **band.pixel_arguments(),
+        )

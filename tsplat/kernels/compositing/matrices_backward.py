@@ -19,12 +19,15 @@ from .matrices import GROUP, lanes_last, load_features, product, product_argumen
 from .walk_steps import (
     Band,
     absorb_vjp,
+    add_pixel_gradients,
     clamped_alpha,
     inverse_transmittance,
     load_range,
     load_row,
     load_slot,
+    no_gradients,
     part_pixels,
+    store_ray_gradients,
 )
 
 
@@ -46,6 +49,18 @@ def _by_column(values):
             value = tl.reshape(value, [value.shape[0], value.shape[2]])
         columns = columns + (value,)
     return columns
+
+
+@triton.jit
+def _of_group(pixel):
+    """Values of pixels with a first dimension for the Gaussians of a group; scalars as they are."""
+    values = ()
+    for k in tl.static_range(len(pixel)):
+        value = pixel[k]
+        if len(value.shape) > 0:
+            value = value[None]
+        values = values + (value,)
+    return values
 
 
 @triton.jit
@@ -74,6 +89,10 @@ def _features_bwd_kernel(
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
     v_render_alphas,  # [I, height, width]
     v_slots,  # [K, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
+    rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
+    origins,  # [I, 3] or None
+    v_rays,  # [I, 6, height, width], output, or None
+    chunk_v_rays,  # [n_chunks, 6, WIDTH HEIGHT], output, or None
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_chunks: "Int", n_colors: "Int",
     FOOTPRINT: tl.constexpr, RECORD_WIDTH: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
@@ -101,11 +120,11 @@ def _features_bwd_kernel(
     program = tl.program_id(0)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     for part in range(TOGETHER):
-        index, start, begin, range_end, _, end_chunk, is_chunk = load_range(
+        index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
             program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
         )
-        image, center_x, center_y, inside, pixel, own = part_pixels(
-            index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype,
+        image, center, inside, pixel, own = part_pixels(
+            index, 0, grid, rays, origins, TILE, WIDTH, HEIGHT, HEIGHT, dtype,
             BY_COLUMN=not ABSGRAD,  # with absgrad, registers would be too few
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
@@ -133,6 +152,8 @@ def _features_bwd_kernel(
                 behind *= inverse_transmittance(transmittance, APPROX)
         last = tl.load(last_ids + pixel, mask=inside, other=0)
         end = tl.maximum(tl.minimum(tl.max(last), range_end), begin)
+        if v_rays is not None:
+            v_pixels = no_gradients(transmittance)
         list_entries = entries + start
         for done in range(0, end - begin, GROUP):
             # Back to front; before the start, repeats the first row with weight 0.
@@ -149,7 +170,7 @@ def _features_bwd_kernel(
             v_weights = tl.reshape(tl.trans(v_dot_c), [GROUP, PIXELS // LANES, LANES])
             v_weights = tl.reshape(lanes_last(v_weights), [GROUP, HEIGHT, WIDTH])
             record = _load_group(records, rows, listed, RECORD_WIDTH, VALUES)
-            at = FOOTPRINT.locate(record, (center_x[None], center_y[None]))
+            at = FOOTPRINT.locate(record, _of_group(center))
             e = FOOTPRINT.log2_alpha(record, at)
             kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place[:, None, None] < last[None])
             alphas = tl.where(kept, clamped_alpha(e, record[VALUES + 1], APPROX), 0.0)
@@ -162,6 +183,8 @@ def _features_bwd_kernel(
                 weights = put(weights, k, weight)
                 e_k = take(e, k)
                 g = put(g, k, tl.where(e_k <= constant(LOG2_ALPHA_MAX, e_k), v_alpha, 0.0))
+            if v_rays is not None:
+                v_pixels = add_pixel_gradients(v_pixels, record, g, at, FOOTPRINT, GROUPED=True)
             sums = ()
             added = FOOTPRINT.add_gradients(sums, g, at)
             for k in tl.static_range(len(added)):
@@ -181,6 +204,11 @@ def _features_bwd_kernel(
                 v_features = tl.sum(product(weights, v, dtype, SPLIT, False), 0)
                 in_slot = listed[:, None] & (channel < n_features)
                 _add_to_slots(out[:, None] + SUMS + channel, v_features, in_slot, TOGETHER)
+        if v_rays is not None:
+            store_ray_gradients(
+                v_rays, chunk_v_rays, v_pixels, program, image, pixel, own, inside, is_chunk,
+                first_chunk == end_chunk, grid, PIXELS,
+            )  # fmt: skip
 
 
 def features_bwd(

@@ -40,6 +40,8 @@ def _features_fwd_kernel(
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
+    rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
+    origins,  # [I, 3] or None
     chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
     chunk_lists,  # [n_chunks] int32
     products,  # [n_chunks, WIDTH HEIGHT]
@@ -61,11 +63,11 @@ def _features_fwd_kernel(
     program = tl.program_id(0) // passes
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     entries, pixels, shown, transmittance = begin_forward(
-        program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid,
+        program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid, rays, origins,
         CHUNK, TILE, WIDTH, HEIGHT, TRANSMITTANCE_MIN, dtype,
     )  # fmt: skip
     _, start, begin, end, _, _, _ = entries
-    _, center_x, center_y, _, _, _ = pixels
+    center = pixels[1]
     color = ()
     for _ in tl.static_range(BLOCKS):
         color = color + (tl.zeros([PIXELS, CHANNELS], dtype),)
@@ -81,7 +83,7 @@ def _features_fwd_kernel(
         for k in tl.static_range(GROUP):
             row = tl.load(ids + tl.minimum(done + k, end - 1)).to(tl.int64)
             record = load_tuple(records + row * RECORD_WIDTH, 1, VALUES)
-            e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, (center_x, center_y)))
+            e = FOOTPRINT.log2_alpha(record, FOOTPRINT.locate(record, center))
             kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (done + k < end)
             alpha = tl.where(kept, clamped_alpha(e, record[VALUES - 1], APPROX), 0.0)
             weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN)
@@ -102,7 +104,7 @@ def _features_fwd_kernel(
     index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(
         program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
-    image, _, _, inside, pixel, own = part_pixels(index, 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    image, _, inside, pixel, own = part_pixels(index, 0, grid, None, None, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
     first_stored = own_pass == 0

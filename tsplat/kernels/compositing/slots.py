@@ -362,9 +362,9 @@ def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large:
     )
 
 
-def sum_columns(n_features: int, absgrad: bool) -> int:
+def sum_columns(n_features: int, settings: CompositingSettings) -> int:
     """Returns the columns of the sums that :func:`composite_bwd` adds to: those of slots, padded for wide loads."""
-    return -(-FOOTPRINTS["ellipse"].slot_columns(n_features, absgrad) // 4) * 4
+    return -(-FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad) // 4) * 4
 
 
 def composite_gradients(

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import ALPHA_MIN
-from ...data import CompositingSettings, Intersections, PartLists, TileGrid
-from ..device_math import constant, exp2, reciprocal
+from ...data import CompositingSettings, Intersections, PartLists, Rays, TileGrid
+from ..device_math import constant, exp2, load_tuple, reciprocal, store_tuple
 from ..launch import PartShape, approximate, is_amd, walk_options, walk_unroll
 from .footprints import FOOTPRINTS, Footprint
 
@@ -76,7 +76,7 @@ def load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHU
 
 @triton.jit
 def part_pixels(
-    index, block: tl.constexpr, grid, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    index, block: tl.constexpr, grid, rays, origins, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     BLOCK_HEIGHT: tl.constexpr, dtype: tl.constexpr, BY_COLUMN: tl.constexpr = True,
 ):  # fmt: skip
     """Pixels of a block of the part of the list ``index``: some of the part's pixel rows.
@@ -84,9 +84,13 @@ def part_pixels(
     If BY_COLUMN, the place in the part has a hint that lets a lane hold pixels of a column, which share more of the
     work of a Gaussian than neighbors in a row.
 
+    Args:
+        rays, origins: See ``Rays``; None for footprints on the image plane.
+
     Returns:
-        The tile's image; pixel centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1]; whether pixels are inside the image,
-        their flat index in the images, and their place in the part, [BLOCK_HEIGHT, WIDTH].
+        The tile's image; the pixels for the footprint: centers in x [1, WIDTH] and y [BLOCK_HEIGHT, 1], or rays;
+        whether pixels are inside the image, their flat index in the images, and their place in the part,
+        [BLOCK_HEIGHT, WIDTH].
     """
     PARTS_ACROSS: tl.constexpr = TILE // WIDTH
     tiles, first_tile, width, height, tile_width, n_tiles = grid
@@ -103,12 +107,67 @@ def part_pixels(
     own = own_y * WIDTH + own_x
     if BY_COLUMN:
         own = tl.max_contiguous(own, [1, 1])
-    return image, x.to(dtype) + 0.5, y.to(dtype) + 0.5, inside, pixel, own
+    if rays is None:
+        return image, (x.to(dtype) + 0.5, y.to(dtype) + 0.5), inside, pixel, own
+    else:
+        return image, _load_rays(rays, origins, image, pixel, inside, grid), inside, pixel, own
+
+
+@triton.jit
+def _load_rays(rays, origins, image, pixel, inside, grid):
+    """Origins and directions of pixels; zero outside of the image."""
+    plane = grid[2].to(tl.int64) * grid[3]
+    if origins is None:
+        return load_tuple(rays + pixel + image * (5 * plane), plane, 6, inside)
+    else:
+        return load_tuple(origins + image * 3, 1, 3) + load_tuple(
+            rays + pixel + image * (2 * plane), plane, 3, inside
+        )
+
+
+@triton.jit
+def _sees(pixel, inside):
+    """Whether pixels are inside the image and have a ray."""
+    if len(pixel) == 6:
+        return inside & (tl.abs(pixel[3]) + tl.abs(pixel[4]) + tl.abs(pixel[5]) > 0.0)
+    else:
+        return inside
+
+
+@triton.jit
+def no_gradients(like):
+    """Gradients of rays to add to."""
+    zero = tl.zeros_like(like)
+    return zero, zero, zero, zero, zero, zero
+
+
+@triton.jit
+def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: tl.constexpr):
+    """Adds a Gaussian, or a group of them along the first dimension, to the gradients of rays."""
+    own = FOOTPRINT.pixel_gradients(record, g, at)
+    added = ()
+    for k in tl.static_range(len(own)):
+        value = own[k]
+        if GROUPED:
+            value = tl.sum(value, 0)
+        added = added + (total[k] + value,)
+    return added
+
+
+@triton.jit
+def store_ray_gradients(v_rays, chunk_v_rays, values, program, image, pixel, own, inside, is_chunk, is_whole, grid,
+                        PIXELS: tl.constexpr):  # fmt: skip
+    """Stores the gradients of a part's rays: of a chunk at their places in the part, else in the images."""
+    plane = grid[2].to(tl.int64) * grid[3]
+    if chunk_v_rays is not None:
+        if is_chunk:
+            store_tuple(chunk_v_rays + program.to(tl.int64) * (6 * PIXELS) + own, PIXELS, values)
+    store_tuple(v_rays + pixel + image * (5 * plane), plane, values, inside & is_whole)
 
 
 @triton.jit
 def begin_forward(
-    program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid,
+    program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid, rays, origins,
     CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     TRANSMITTANCE_MIN: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
@@ -120,18 +179,18 @@ def begin_forward(
 
     Returns:
         What ``load_range`` and ``part_pixels`` do; whether the tile is shown; the transmittance in front of the
-        program's entries, negative where pixels are outside or have stopped before.
+        program's entries, negative where pixels are outside, have no ray or have stopped before.
     """
     entries = load_range(program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK)
-    pixels = part_pixels(entries[0], 0, grid, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    pixels = part_pixels(entries[0], 0, grid, rays, origins, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
     shown = True
     if masks is not None:
         shown = tl.load(masks + (grid[1] + entries[0] % grid[0])) != 0
-    transmittance = tl.where(pixels[3], 1.0, -1.0).to(dtype)
+    transmittance = tl.where(_sees(pixels[1], pixels[2]), 1.0, -1.0).to(dtype)
     if products is not None:
         if entries[6] & shown:
             for earlier in range(entries[4], program):
-                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * (WIDTH * HEIGHT) + pixels[5])
+                transmittance *= tl.load(products + tl.cast(earlier, tl.int64) * (WIDTH * HEIGHT) + pixels[4])
             alive = transmittance > constant(TRANSMITTANCE_MIN, transmittance)
             transmittance = tl.where(alive, transmittance, -tl.abs(transmittance))
     return entries, pixels, shown, transmittance
@@ -247,6 +306,7 @@ class Band(NamedTuple):
     grid: TileGrid
     shape: PartShape
     settings: CompositingSettings
+    rays: Rays | None = None
 
     @property
     def footprint(self) -> Footprint:
@@ -260,6 +320,13 @@ class Band(NamedTuple):
     def parts(self) -> int:
         """Number of parts of a tile."""
         return self.grid.tile_size**2 // (self.shape.width * self.shape.height)
+
+    def ray_arguments(self) -> dict[str, Tensor | None]:
+        """Returns the arguments of kernels that evaluate footprints at pixels."""
+        return {
+            "rays": None if self.rays is None else self.rays.values,
+            "origins": None if self.rays is None else self.rays.origins,
+        }
 
     def pixel_arguments(self) -> dict[str, int]:
         """Returns the arguments of kernels that say which pixels the parts have."""

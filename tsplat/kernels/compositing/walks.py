@@ -21,15 +21,18 @@ from .walk_steps import (
     Band,
     absorb,
     absorb_vjp,
+    add_pixel_gradients,
     alpha_at,
     begin_forward,
     clamped_alpha,
     inverse_transmittance,
     load_entry,
     load_range,
+    no_gradients,
     part_pixels,
     store_chunk,
     store_list,
+    store_ray_gradients,
 )
 
 PASS = 8
@@ -48,6 +51,8 @@ def _composite_fwd_kernel(
     transmittances,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
+    rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
+    origins,  # [I, 3] or None
     chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
     chunk_lists,  # [n_chunks] int32
     products,  # [n_chunks, WIDTH HEIGHT]
@@ -68,11 +73,11 @@ def _composite_fwd_kernel(
     program = tl.program_id(0)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     entries, pixels, shown, transmittance = begin_forward(
-        program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid,
+        program, order, offsets, chunk_lists, chunk_starts, n_chunks, masks, products, grid, rays, origins,
         CHUNK, TILE, WIDTH, HEIGHT, TRANSMITTANCE_MIN, dtype,
     )  # fmt: skip
     index, start, begin, end, first_chunk, end_chunk, is_chunk = entries
-    image, center_x, center_y, inside, pixel, own = pixels
+    image, center, inside, pixel, own = pixels
     color = ()
     for _ in tl.static_range(FEATURES):
         color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
@@ -97,7 +102,7 @@ def _composite_fwd_kernel(
                 if AHEAD > 0:
                     row = tl.load(ids + tl.minimum(place + AHEAD, end - 1)).to(tl.int64)
                     prefetch(records + row * RECORD_WIDTH, VALUES)
-                alpha = alpha_at(record, (center_x, center_y), FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
+                alpha = alpha_at(record, center, FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
                 weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN, AMD)
                 blended = ()
                 for k in tl.static_range(FEATURES):
@@ -166,6 +171,10 @@ def _composite_bwd_kernel(
     v_render_colors,  # [I, height, width, FEATURES], of any strides
     v_render_alphas,  # [I, height, width]
     v_slots,  # [K, COLUMNS], output
+    rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
+    origins,  # [I, 3] or None
+    v_rays,  # [I, 6, height, width], output, or None
+    chunk_v_rays,  # [n_chunks, 6, WIDTH HEIGHT], output, or None
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_chunks: "Int", channel_stride: "Int", image_stride: "Int", pixel_stride: "Int",
     FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
@@ -186,18 +195,19 @@ def _composite_bwd_kernel(
     program = tl.program_id(0)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
     for part in range(TOGETHER):
-        index, start, begin, range_end, _, end_chunk, is_chunk = load_range(
+        index, start, begin, range_end, first_chunk, end_chunk, is_chunk = load_range(
             program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK, part * tiles
         )
         pixels = ()
+        v_pixels = ()
         v_colors = ()
         transmittance = ()
         behind = ()
         last = ()
         end = 0
         for block in tl.static_range(BLOCKS):
-            image, center_x, center_y, inside, pixel, own = part_pixels(
-                index, block, grid, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
+            image, center, inside, pixel, own = part_pixels(
+                index, block, grid, rays, origins, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
             )
             v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
             end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
@@ -223,7 +233,9 @@ def _composite_bwd_kernel(
                             end_behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), end_behind)
                     end_behind *= inverse_transmittance(end_transmittance, APPROX)
             end_last = tl.load(last_ids + pixel, mask=inside, other=0)
-            pixels = pixels + ((center_x, center_y),)
+            pixels = pixels + (center,)
+            if v_rays is not None:
+                v_pixels = v_pixels + (no_gradients(end_transmittance),)
             v_colors = v_colors + (v_color,)
             transmittance = transmittance + (end_transmittance,)
             behind = behind + (end_behind,)
@@ -253,6 +265,7 @@ def _composite_bwd_kernel(
                     prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
                 new_transmittance = ()
                 new_behind = ()
+                new_v_pixels = ()
                 sums = ()
                 others = ()
                 for b in tl.static_range(BLOCKS):
@@ -264,8 +277,12 @@ def _composite_bwd_kernel(
                     new_behind = new_behind + (r,)
                     sums = FOOTPRINT.add_gradients(sums, g, at)
                     others = add_features(others, record, weight, g, at, v_colors[b], FOOTPRINT, ABSGRAD)
+                    if v_rays is not None:
+                        added = add_pixel_gradients(v_pixels[b], record, g, at, FOOTPRINT, GROUPED=False)
+                        new_v_pixels = new_v_pixels + (added,)
                 transmittance = new_transmittance
                 behind = new_behind
+                v_pixels = new_v_pixels
                 if FOLD:
                     tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
                 else:
@@ -276,6 +293,15 @@ def _composite_bwd_kernel(
                         else:
                             tl.store(out + k, sums[k])
                 record = next_record
+        if v_rays is not None:
+            for block in tl.static_range(BLOCKS):
+                image, _, inside, pixel, own = part_pixels(
+                    index, block, grid, None, None, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
+                )
+                store_ray_gradients(
+                    v_rays, chunk_v_rays, v_pixels[block], program, image, pixel, own, inside, is_chunk,
+                    first_chunk == end_chunk, grid, PIXELS,
+                )  # fmt: skip
 
 
 def pass_channels(splats: Splats, first: int, settings: CompositingSettings) -> Splats:

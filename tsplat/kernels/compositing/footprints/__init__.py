@@ -2,8 +2,9 @@
 
 from .ellipse import ELLIPSE
 from .interface import Footprint
+from .ray import RAY, RAY_IN_FRONT
 
 __all__ = ["FOOTPRINTS", "Footprint"]
 
-FOOTPRINTS = {"ellipse": ELLIPSE}
+FOOTPRINTS = {"ellipse": ELLIPSE, "ray": RAY, "ray in front": RAY_IN_FRONT}
 """By ``CompositingSettings.footprint``."""

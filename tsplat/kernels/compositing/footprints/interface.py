@@ -15,7 +15,8 @@ class Footprint:
     """A kind of splat, by device functions that are differentiated by hand.
 
     A `record` holds the values of ``pack``, log2 of the opacity, the opacity clamped to alpha_max, and features. A
-    `pixel` is its center (x, y), in pixels; `at` is what ``locate`` returned for it. g is alpha dL/d alpha at pixels.
+    `pixel` is its center (x, y), in pixels, or its ray (o, d) with origin and unit direction in the world frame; `at` is
+    what ``locate`` returned for it. g is alpha dL/d alpha at pixels.
 
     Attributes:
         SHAPE: Values of a row's shape, ``Splats.conics``.
@@ -32,8 +33,10 @@ class Footprint:
         log2_alpha: (record, at) to log2 of alpha before it is clamped.
         add_gradients: (sums, g, at) to the sums with those of a pixel added; the sums are () before the first pixel.
         expand: (sums, at) to SUMS sums, linear in the sums. `at` is that of any pixel of the column.
-        slopes: (record, g, at) to absolute gradients of the mean, times log2(e).
+        slopes: (record, g, at) to absolute gradients of the mean, times log2(e); None if there is no absgrad.
         finish: (sums, shape, opacity) to gradients of the mean, the shape and the opacity: a tuple, a tuple, a value.
+        PIXEL: Values of a pixel: 2 for a center, 6 for a ray.
+        pixel_gradients: (record, g, at) to the gradients of a ray's values; None for centers.
     """
 
     SHAPE: int
@@ -50,6 +53,8 @@ class Footprint:
     expand: Any
     slopes: Any
     finish: Any
+    PIXEL: int = 2
+    pixel_gradients: Any = None
 
     def slot_columns(self, n_features: int, absgrad: bool) -> int:
         """Returns the columns of slots: sums of the footprint, features, and two for absgrad."""

@@ -1,0 +1,188 @@
+"""The 3D Gaussian along the ray of a pixel: sigma = |c|^2 / 2, with c the point of the ray nearest to the mean.
+
+In the frame where the Gaussian is a unit sphere around 0, x -> M (x - m) with M = diag(1 / s) R^T, the ray o + t d is
+w + t u with w = M (o - m) and u = M d. Alpha is that at its highest point, t = -(u . w) / |u|^2 and c = w + t u
+(3DGUT, arXiv 2412.12507, section 4.3). As c is orthogonal to u, gradients are linear in sums over pixels of g, g c and
+g c c^T.
+
+A *shape* is a row's mean, quaternion wxyz of any norm, and scales, in the world frame; the mean in pixels is not used.
+A record holds m and the rows of M. The *pixel* is a ray: o and d. A part's list is that of its tile.
+"""
+
+import dataclasses
+import math
+
+import triton
+import triton.language as tl
+
+from ...device_math import constant, dot3, matvec3_transposed, normalize4, normalize4_vjp, rotation, rotation_vjp
+from .interface import Footprint
+
+HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
+
+INVERSE_MAX = tl.constexpr(1e12)
+"""Largest 1 / s of a splat that is rendered, and largest coordinate of its mean: squares stay finite in fp32."""
+
+
+@triton.jit
+def _whitening(shape):
+    """The rows of M = diag(1 / s) R^T."""
+    unit, _ = normalize4((shape[3], shape[4], shape[5], shape[6]))
+    r = rotation(unit)
+    x = 1.0 / shape[7]
+    y = 1.0 / shape[8]
+    z = 1.0 / shape[9]
+    return r[0] * x, r[3] * x, r[6] * x, r[1] * y, r[4] * y, r[7] * y, r[2] * z, r[5] * z, r[8] * z
+
+
+@triton.jit
+def _pack(mean, shape, visible):
+    values = (shape[0], shape[1], shape[2]) + _whitening(shape)
+    valid = visible
+    for k in tl.static_range(12):
+        # Neither infinite nor NaN.
+        valid = valid & (tl.abs(values[k]) <= constant(INVERSE_MAX, values[k]))
+    packed = ()
+    for k in tl.static_range(12):
+        packed = packed + (tl.where(valid, values[k], 0.0),)
+    return packed, valid
+
+
+@triton.jit
+def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
+    """True: the extent in pixels is not known here."""
+    return opacity == opacity
+
+
+@triton.jit
+def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
+    return record[12] >= constant(LOG2_ALPHA_MIN, record[12])
+
+
+@triton.jit
+def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
+    return bound
+
+
+@triton.jit
+def _row(record, k: tl.constexpr, v):
+    """Row k of M times a vector."""
+    return tl.fma(record[3 + 3 * k], v[0], tl.fma(record[4 + 3 * k], v[1], record[5 + 3 * k] * v[2]))
+
+
+@triton.jit
+def _locate(record, pixel):
+    """The nearest point c, and its t."""
+    r = (pixel[0] - record[0], pixel[1] - record[1], pixel[2] - record[2])
+    d = (pixel[3], pixel[4], pixel[5])
+    w = (_row(record, 0, r), _row(record, 1, r), _row(record, 2, r))
+    u = (_row(record, 0, d), _row(record, 1, d), _row(record, 2, d))
+    square = tl.fma(u[0], u[0], tl.fma(u[1], u[1], u[2] * u[2]))
+    along = tl.fma(u[0], w[0], tl.fma(u[1], w[1], u[2] * w[2]))
+    # The direction of a pixel without a ray is 0.
+    t = -along / tl.maximum(square, 1e-30)
+    return tl.fma(t, u[0], w[0]), tl.fma(t, u[1], w[1]), tl.fma(t, u[2], w[2]), t
+
+
+@triton.jit
+def _log2_alpha(record, at):
+    square = tl.fma(at[0], at[0], tl.fma(at[1], at[1], at[2] * at[2]))
+    return tl.fma(square, constant(-HALF_LOG2_E, square), record[12])
+
+
+@triton.jit
+def _log2_alpha_in_front(record, at):
+    """As ``_log2_alpha``, but nothing where the nearest point is behind the origin of the ray."""
+    return tl.where(at[3] >= 0.0, _log2_alpha(record, at), -1e4)
+
+
+@triton.jit
+def _add_gradients(sums, g, at):
+    """Sums of g, g c, and the upper triangle of g c c^T."""
+    x = g * at[0]
+    y = g * at[1]
+    z = g * at[2]
+    if len(sums) == 0:
+        return g, x, y, z, x * at[0], x * at[1], x * at[2], y * at[1], y * at[2], z * at[2]
+    else:
+        return (
+            sums[0] + g, sums[1] + x, sums[2] + y, sums[3] + z,
+            tl.fma(x, at[0], sums[4]), tl.fma(x, at[1], sums[5]), tl.fma(x, at[2], sums[6]),
+            tl.fma(y, at[1], sums[7]), tl.fma(y, at[2], sums[8]), tl.fma(z, at[2], sums[9]),
+        )  # fmt: skip
+
+
+@triton.jit
+def _expand(sums, at):
+    return sums
+
+
+@triton.jit
+def _pixel_gradients(record, g, at):
+    """Gradients of the ray's o and d: -g M^T c, and t times that."""
+    c = (at[0], at[1], at[2])
+    m = (
+        record[3], record[4], record[5], record[6], record[7], record[8], record[9], record[10], record[11]
+    )  # fmt: skip
+    v = matvec3_transposed(m, c)
+    x = -g * v[0]
+    y = -g * v[1]
+    z = -g * v[2]
+    return x, y, z, x * at[3], y * at[3], z * at[3]
+
+
+@triton.jit
+def _finish(sums, shape, opacity):
+    """With C the sum of g c c^T: v_m = M^T (sum of g c), v_s = diag(C) / s, and v_R = -R S C S^-1."""
+    zero = tl.zeros_like(opacity)
+    # Rows that were not rendered have no sums, and any shape.
+    empty = sums[0] * 0.0 == 0.0
+    for k in tl.static_range(10):
+        empty = empty & (sums[k] == 0.0)
+    safe = ()
+    for k in tl.static_range(10):
+        safe = safe + (tl.where(empty, 1.0, shape[k]),)
+    m = _whitening(safe)
+    v_mean = matvec3_transposed(m, (sums[1], sums[2], sums[3]))
+    unit, inverse_norm = normalize4((safe[3], safe[4], safe[5], safe[6]))
+    r = rotation(unit)
+    s = (safe[7], safe[8], safe[9])
+    # S C S^-1
+    c = (
+        sums[4], sums[5] * s[0] / s[1], sums[6] * s[0] / s[2],
+        sums[5] * s[1] / s[0], sums[7], sums[8] * s[1] / s[2],
+        sums[6] * s[2] / s[0], sums[8] * s[2] / s[1], sums[9],
+    )  # fmt: skip
+    v_rotation = ()
+    for row in tl.static_range(3):
+        for column in tl.static_range(3):
+            v_rotation = v_rotation + (
+                -dot3((r[3 * row], r[3 * row + 1], r[3 * row + 2]), (c[column], c[3 + column], c[6 + column])),
+            )
+    v_quat = normalize4_vjp(unit, inverse_norm, rotation_vjp(unit, v_rotation))
+    v_scale = (sums[4] / s[0], sums[7] / s[1], sums[9] / s[2])
+    return (zero, zero), v_mean + v_quat + v_scale, tl.where(opacity > 0.0, sums[0] / opacity, 0.0)
+
+
+RAY = Footprint(
+    SHAPE=10,
+    VALUES=12,
+    SUMS=10,
+    BY_COLUMN=0,
+    pack=_pack,
+    is_large=_is_large,
+    bound=_bound,
+    reaches=_reaches,
+    locate=_locate,
+    log2_alpha=_log2_alpha,
+    add_gradients=_add_gradients,
+    expand=_expand,
+    slopes=None,
+    finish=_finish,
+    PIXEL=6,
+    pixel_gradients=_pixel_gradients,
+)
+"""The nearest point may be behind the origin, as in gsplat 1.5."""
+
+RAY_IN_FRONT = dataclasses.replace(RAY, log2_alpha=_log2_alpha_in_front)
+"""Without splats whose nearest point is behind the origin, as in gsplat 1.6."""
