@@ -62,7 +62,8 @@ DROP_IN = {
     "tsplat/reference/__init__.py": {"rasterize"},
     "tsplat/stages/projection.py": {"fully_fused_projection", "fully_fused_projection_with_ut"},
     "tsplat/stages/intersection.py": {"isect_tiles"},
-    "tsplat/stages/compositing.py": {"rasterize_to_pixels"},
+    "tsplat/stages/pixels.py": {"rasterize_to_pixels"},
+    "tsplat/stages/eval3d.py": {"rasterize_to_pixels_eval3d"},
 }
 """Functions whose parameters are those of gsplat or of Inria's rasterizer. compat/ holds nothing else."""
 

@@ -18,8 +18,9 @@ from .ops.depth_maps import depth_to_normals, depth_to_points
 from .ops.image_loss import l1_and_ssim, l1_ssim_loss
 from .rasterization import rasterization
 from .stages.capacity import check_overflow
-from .stages.compositing import rasterize_to_pixels
+from .stages.eval3d import rasterize_to_pixels_eval3d
 from .stages.intersection import isect_offset_encode, isect_tiles
+from .stages.pixels import rasterize_to_pixels
 from .stages.projection import fully_fused_projection, fully_fused_projection_with_ut, quat_scale_to_covar_preci
 from .stages.shading import spherical_harmonics
 
@@ -52,5 +53,6 @@ __all__ = [
     "quat_scale_to_covar_preci",
     "rasterization",
     "rasterize_to_pixels",
+    "rasterize_to_pixels_eval3d",
     "spherical_harmonics",
 ]

@@ -43,11 +43,7 @@ class ProjectionSettings:
 
 @dataclasses.dataclass(frozen=True)
 class IntersectionSettings:
-    """Settings of the intersection, as in :func:`tsplat.rasterization`.
-
-    Attributes:
-        boxes: Whether a Gaussian intersects all tiles of mean +- radii, as in gsplat, or those that its ellipse reaches.
-    """
+    """As in :func:`tsplat.rasterization`. ``boxes``: for tiles of mean +- radii, instead of those of the ellipse."""
 
     numerics: Numerics
     backend: Backend
@@ -110,8 +106,7 @@ class Gaussians3D(NamedTuple):
 
     Attributes:
         means: [B, N, 3].
-        quats: [B, N, 4] wxyz, any norm, or None.
-        scales: [B, N, 3] standard deviations, or None.
+        quats, scales: [B, N, 4] wxyz, any norm, and [B, N, 3] standard deviations; or None.
         covars: [B, N, 6] upper triangles of the covariances (00 01 02 11 12 22), or None.
         opacities: [B, N], or None.
         valid: [B, N] bool, false for Gaussians to cull; None to keep all.
@@ -161,9 +156,8 @@ class ProjectedGaussians(NamedTuple):
         radii: [nnz, 2] int32, half extents in pixels; zero where culled.
         means2d: [nnz, 2] pixels; leading dimensions may be those of the caller. ``.absgrad`` is set on this tensor.
         depths: [nnz] camera-space z.
-        conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2; or the shapes of another footprint.
-        compensations: [nnz] antialiasing factors, or None.
-        opacities: [nnz] opacity times compensation, or None.
+        conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2; or shapes of another footprint.
+        compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.
         row_of: [B, C, N] int32, inverse of ``dense_ids``: the row of each entry, -1 where it has none; or None.
     """
 
@@ -211,12 +205,8 @@ class ProjectedGradients(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What compositing blends.
-
-    Attributes:
-        values: [G, D] of any float dtype, or None if only depth is rendered.
-        ids: [nnz] int64, index of each row's features; None for the identity.
-    """
+    """What compositing blends: features [G, D] of any float dtype, or None if only depth is rendered, and the index of
+    each row's features [nnz] int64, or None for the identity."""
 
     values: Tensor | None
     ids: Tensor | None
@@ -226,9 +216,8 @@ class ScreenGaussians(NamedTuple):
     """Projected Gaussians as the intersection reads them.
 
     Attributes:
-        means2d: [nnz, 2] pixels.
-        radii: [nnz, 2] int32.
-        conics, opacities: [nnz, 3] and [nnz] to test the ellipse where alpha is 1/255; None to test mean +- radii.
+        means2d, radii: [nnz, 2] pixels, [nnz, 2] int32.
+        conics, opacities: To test the ellipse where alpha is 1/255; None to test mean +- radii.
         order: [nnz] int32, rows in the order in which their intersections are emitted.
         image_ids: [nnz] int64, or None if rows are [I, N].
     """
@@ -339,8 +328,7 @@ class Splats(NamedTuple):
     Attributes:
         means2d, opacities: [nnz, 2] pixels, [nnz].
         conics: [nnz, 3], or the shapes of another footprint.
-        colors: [nnz, D] of any float dtype, or None.
-        depths: [nnz], blended as one more channel; or None.
+        colors, depths: [nnz, D] of any float dtype, and [nnz], blended as one more channel; or None.
     """
 
     means2d: Tensor
@@ -366,13 +354,8 @@ class Splats(NamedTuple):
 
 
 class Rays(NamedTuple):
-    """Rays of pixels in the world frame, for footprints that are evaluated along them.
-
-    Attributes:
-        values: [I, 6, H, W] origins and unit directions, or [I, 3, H, W] directions. A pixel whose direction is zero
-            has no ray and shows the background.
-        origins: [I, 3], if those of all pixels are equal; otherwise None.
-    """
+    """Rays of pixels, world frame: origins and unit directions [I, 6, H, W], or directions [I, 3, H, W] and one origin
+    per image [I, 3]. A pixel whose direction is zero has no ray and shows the background."""
 
     values: Tensor
     origins: Tensor | None

@@ -24,12 +24,12 @@ from .stages.backend import full_precision
 from .stages.capacity import Capacity, note_need
 from .stages.compilation import traceable
 from .stages.compositing import composite
+from .stages.eval3d import with_world_shapes
 from .stages.exchange import exchange, gather_cameras
 from .stages.intersection import intersect
 from .stages.lens_models import Lens, name_of
 from .stages.meta import IN_GRAPHS, describe_render
 from .stages.projection import project
-from .stages.rays import with_world_shapes
 from .stages.request import Request, Scene, check_request
 from .stages.settings import Options
 from .stages.shading import concatenate, shade
@@ -166,8 +166,8 @@ def rasterization(
             section 4.3), instead of on the image plane. Exact for wide Gaussians and every lens. Takes ``quats`` and
             ``scales``; ``means2d`` then has no gradient. As in gsplat, the tiles of a Gaussian are those of its
             projection, so that the image depends slightly on ``tile_size``.
-        rays: [..., C, H, W, 6], or a shape that broadcasts to it: the rays of pixels for ``with_eval3d`` in place of the
-            cameras', origins and directions of any length in the world frame. Gaussians are still projected by the
+        rays: [..., C, H, W, 6], or a shape that broadcasts to it: the rays of pixels for ``with_eval3d`` in place of
+            the cameras', origins and directions of any length in the world frame. Gaussians are still projected by the
             cameras. A pixel whose ray is not finite or has no direction shows the background. Differentiable.
         ftheta_coeffs: As in gsplat; not implemented.
 

@@ -1,9 +1,7 @@
 """Evaluation in 3D: every lens and shutter against the reference, rays of the caller, and closed forms."""
 
 import pytest
-import torch
 
-import tsplat
 from tests.stages.test_unscented import images_and_gradients
 from tests.support.closeness import assert_exact
 from tests.support.lenses import CASES, make

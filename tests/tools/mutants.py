@@ -674,7 +674,7 @@ MUTANTS = [
         ("image.stride(1) == image.shape[2] * image.stride(2)", "True", "pixels taken for evenly spaced"),
     ),
     *_in(
-        "stages/compositing.py",
+        "stages/pixels.py",
         _torch("tests/stages/test_compositing.py"),
         ("flatten_ids.numel() > INTERSECTIONS_MAX", "flatten_ids.numel() > 8 * INTERSECTIONS_MAX",
          "entries of parts of tiles not counted in 32 bits"),

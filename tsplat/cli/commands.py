@@ -32,7 +32,9 @@ def demo(arguments: Namespace) -> int:
 
 
 def prepare(arguments: Namespace) -> int:
-    """``tsplat prepare``."""
+    """``tsplat prepare``, whose arguments are named as those of the function."""
+    from inspect import signature
+
     from ..scene import prepare as run_prepare
     from ..support.extras import require
     from ..support.progress import stage_display
@@ -40,13 +42,8 @@ def prepare(arguments: Namespace) -> int:
     require("pycolmap", "PIL", "rich")
     with stage_display() as show:
         prepared = run_prepare(
-            arguments.photos,
-            arguments.out,
-            max_size=arguments.max_size,
-            single_camera=arguments.single_camera,
-            camera_model=arguments.camera_model,
-            seed=arguments.seed,
             on_progress=show,
+            **{name: value for name, value in vars(arguments).items() if name in signature(run_prepare).parameters},
         )
     unregistered = prepared.unregistered
     total = len(prepared.registered) + len(unregistered)

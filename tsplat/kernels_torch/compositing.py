@@ -22,6 +22,7 @@ from ..data import (
     GaussianMajor,
     Intersections,
     PartLists,
+    Rays,
     RenderBuffers,
     SplatGradients,
     Splats,
@@ -155,7 +156,9 @@ def composite_fwd(
     intersections: Intersections,
     buffers: RenderBuffers,
     settings: CompositingSettings,
+    rays: Rays | None = None,
 ) -> PartLists | None:
+    assert rays is None  # refused by check_eval3d
     means2d, channels = splats.means2d, splats.n_features
     records, features = pack(splats, settings.numerics), _Features(splats)
     shown = None if masks is None else masks.flatten().tolist()
@@ -208,6 +211,8 @@ def composite_bwd(
     sums: Tensor,
     settings: CompositingSettings,
     lists: PartLists | None = None,
+    rays: Rays | None = None,
+    v_rays: Tensor | None = None,
 ) -> None:
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None

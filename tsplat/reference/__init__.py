@@ -263,8 +263,8 @@ def composite(
         backgrounds: [..., D] or None.
         order, visible: [..., N].
         contributes: [..., H, W, N] by Gaussian index; a decision to take over.
-        sigmas: [..., H, W, N] by Gaussian index, in place of those of means2d and conics; infinite where a Gaussian does
-            not count.
+        sigmas: [..., H, W, N] by Gaussian index, in place of those of means2d and conics; infinite where a Gaussian
+            does not count.
     """
     index = order[..., None]
     mean = means2d.gather(-2, index.expand_as(means2d))[..., None, None, :, :]  # [..., 1, 1, N, 2]
@@ -393,13 +393,9 @@ def rasterize(
     sigmas = None
     if with_eval3d:
         assert axes is not None
-        if rays is None:
-            camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
-            origins, directions = camera_rays(camera, settings.camera)
-        else:
-            origins, directions = rays.expand(*viewmats.shape[:-2], height, width, 6).split(3, -1)
-        in_front = numerics.ray_footprint == "ray in front"
-        squared, exists = distances(origins, directions, means, axes, in_front=in_front)
+        camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
+        given = camera_rays(camera, settings.camera) if rays is None else (rays[..., :3], rays[..., 3:])
+        squared, exists = distances(*given, means, axes, in_front=numerics.ray_footprint == "ray in front")
         counted = _in_tiles(projection, width, height, tile_size) & exists[..., None]
         sigmas = torch.where(counted, 0.5 * squared, torch.inf)
     image = composite(

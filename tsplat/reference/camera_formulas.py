@@ -69,9 +69,9 @@ def _equidistant(square: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(near_axis, value / safe_z, k), torch.where(near_axis, slope / safe_z**3, m)
 
 
-def intrinsics(Ks: Tensor) -> Tensor:
+def intrinsics(matrices: Tensor) -> Tensor:
     """fx, fy, cx and cy. [..., 3, 3] -> [..., 4]"""
-    return Ks[..., (0, 1, 0, 1), (0, 1, 2, 2)]
+    return matrices[..., (0, 1, 0, 1), (0, 1, 2, 2)]
 
 
 class Camera(NamedTuple):

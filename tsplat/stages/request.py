@@ -14,19 +14,19 @@ from ..arguments import (
     check_colors,
     check_devices,
     check_not_implemented,
-    check_tensor,
     compute_dtype,
     is_per_camera,
 )
 from ..data import Cameras, Gaussians3D, Rays, TileGrid
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError
 from .agreement import Ranks, agreement, check_distributed, describe, join
 from .backend import launchers
+from .bundles import flatten, restore, structure
 from .compilation import plain_all
+from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import check_scene, flatten_batch, flatten_batches
 from .lens_models import Lens, add_lens
 from .memory import MemoryBudget, check_images
-from .rays import camera_rays, given_rays
 from .settings import Options, Settings, check_options
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, prepare, raise_if_invalid
@@ -115,7 +115,7 @@ class Request(NamedTuple):
         if self.ranks is not None:
             first = sum(self.ranks.n_cameras[: self.ranks.rank])
             own = slice(first, first + self.n_cameras)
-            cameras = Cameras(*(None if t is None else t[:, own] for t in cameras))
+            cameras = restore(structure(cameras), [None if t is None else t[:, own] for t in flatten(cameras)])
         return camera_rays(cameras, self.settings.compositing.camera)
 
     def memory_budget(self, n_features: int) -> MemoryBudget:
@@ -248,12 +248,7 @@ def _check_rays(rays: Tensor | None, options: Options, batch: torch.Size, n_came
         return None
     if not options.with_eval3d:
         raise ArgumentError("rays: requires with_eval3d=True, found with_eval3d=False")
-    check_tensor("rays", rays, [..., 6], "[..., C, H, W, 6]")
-    shape = (*batch, n_cameras, options.height, options.width, 6)
-    try:
-        return rays.expand(shape)
-    except RuntimeError:
-        raise ShapeError(f"rays: expected a shape that broadcasts to {list(shape)}, found {list(rays.shape)}") from None
+    return check_rays(rays, (*batch, n_cameras, options.height, options.width, 6))
 
 
 def _check_extra_signals(

@@ -17,8 +17,8 @@ from ...arguments import check_choice, check_devices, check_number, check_size, 
 from ...data import Cameras, Gaussians3D
 from ...stages.backend import full_precision
 from ...stages.compilation import with_plain_tensors
-from ...stages.compositing import rasterize_to_pixels
 from ...stages.intersection import isect_offset_encode, isect_tiles
+from ...stages.pixels import rasterize_to_pixels
 from ...stages.projection import fully_fused_projection
 from ...stages.shading import spherical_harmonics
 from ...stages.validation import raise_if_invalid

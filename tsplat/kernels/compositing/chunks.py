@@ -104,7 +104,7 @@ def _combine_kernel(
     channel = tl.program_id(0) % passes * CHANNELS
     index = tl.load(chunk_lists + program)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
-    image, _, inside, pixel, own = part_pixels(
+    image, _center, inside, pixel, own = part_pixels(
         index, 0, grid, None, None, TILE, WIDTH, HEIGHT, HEIGHT, dtype, BY_COLUMN=False
     )
     first_chunk = tl.load(chunk_starts + index)
@@ -171,7 +171,7 @@ def _combine_rays_kernel(
     program = tl.program_id(0)
     index = tl.load(chunk_lists + program)
     grid = (tiles, first_tile, width, height, tile_width, n_tiles)
-    image, _, inside, pixel, own = part_pixels(
+    image, _center, inside, pixel, own = part_pixels(
         index, 0, grid, None, None, TILE, WIDTH, HEIGHT, HEIGHT, chunk_v_rays.dtype.element_ty, BY_COLUMN=False
     )
     end_chunk = tl.load(chunk_starts + index + 1)

@@ -104,7 +104,7 @@ def _features_fwd_kernel(
     index, start, _, _, first_chunk, end_chunk, is_chunk = load_range(
         program, order, offsets, chunk_lists, chunk_starts, n_chunks, CHUNK
     )
-    image, _, inside, pixel, own = part_pixels(index, 0, grid, None, None, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
+    image, _center, inside, pixel, own = part_pixels(index, 0, grid, None, None, TILE, WIDTH, HEIGHT, HEIGHT, dtype)
     n_features = n_colors + (depths is not None)
     pixel_in_images = tl.reshape(pixel, [PIXELS, 1])
     first_stored = own_pass == 0

@@ -120,9 +120,7 @@ def _load_rays(rays, origins, image, pixel, inside, grid):
     if origins is None:
         return load_tuple(rays + pixel + image * (5 * plane), plane, 6, inside)
     else:
-        return load_tuple(origins + image * 3, 1, 3) + load_tuple(
-            rays + pixel + image * (2 * plane), plane, 3, inside
-        )
+        return load_tuple(origins + image * 3, 1, 3) + load_tuple(rays + pixel + image * (2 * plane), plane, 3, inside)
 
 
 @triton.jit

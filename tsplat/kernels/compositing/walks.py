@@ -295,7 +295,7 @@ def _composite_bwd_kernel(
                 record = next_record
         if v_rays is not None:
             for block in tl.static_range(BLOCKS):
-                image, _, inside, pixel, own = part_pixels(
+                image, _center, inside, pixel, own = part_pixels(
                     index, block, grid, None, None, TILE, WIDTH, HEIGHT, BLOCK_HEIGHT, dtype
                 )
                 store_ray_gradients(

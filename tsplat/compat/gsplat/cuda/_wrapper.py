@@ -47,7 +47,7 @@ from ._lidar import (
 )
 from ._sparse_pixels import build_sparse_tile_layout, isect_tiles_sparse, rasterize_to_pixels_sparse
 from ._spherical_harmonics import spherical_harmonics, spherical_harmonics_l0, spherical_harmonics_l1_plus
-from ._unscented import fully_fused_projection_with_ut
+from ._unscented import fully_fused_projection_with_ut, rasterize_to_pixels_eval3d
 
 __all__ = [
     "BivariateWindshieldModelParameters",
@@ -98,24 +98,8 @@ __all__ = [
 ]
 
 _CULLING = dict(eps2d=0.3, near_plane=0.01, far_plane=1e10, radius_clip=0.0)
-_DISTORTION = dict(
-    ut_params=UnscentedTransformParameters(),
-    radial_coeffs=None,
-    tangential_coeffs=None,
-    thin_prism_coeffs=None,
-    ftheta_coeffs=None,
-    rolling_shutter=RollingShutterType.GLOBAL,
-    viewmats_rs=None,
-)
-_UT = "undistort the images, and use fully_fused_projection and rasterize_to_pixels with a pinhole camera"
 _2DGS = "2D Gaussians cannot be rendered; use 3D Gaussians, with fully_fused_projection and rasterize_to_pixels"
 
-rasterize_to_pixels_eval3d = unsupported(
-    "rasterize_to_pixels_eval3d",
-    "means quats scales colors opacities viewmats Ks image_width image_height tile_size isect_offsets flatten_ids",
-    {"backgrounds": None, "masks": None, "camera_model": "pinhole", **_DISTORTION},
-    instead=_UT,
-)
 fully_fused_projection_2dgs = unsupported(
     "fully_fused_projection_2dgs",
     "means quats scales viewmats Ks width height",

@@ -15,7 +15,7 @@ class Footprint:
     """A kind of splat, by device functions that are differentiated by hand.
 
     A `record` holds the values of ``pack``, log2 of the opacity, the opacity clamped to alpha_max, and features. A
-    `pixel` is its center (x, y), in pixels, or its ray (o, d) with origin and unit direction in the world frame; `at` is
+    `pixel` is its center (x, y), in pixels, or its ray (o, d), origin and unit direction in the world frame; `at` is
     what ``locate`` returned for it. g is alpha dL/d alpha at pixels.
 
     Attributes:

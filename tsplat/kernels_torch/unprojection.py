@@ -1,0 +1,73 @@
+"""The directions that lenses show at pixels: the inverse of ``bend`` of ``unscented.py``. Not differentiable."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..config import LENS_GAIN_MIN
+
+NEWTON_STEPS = 20
+"""Steps that undo a distortion; each about doubles the number of exact digits."""
+
+
+def pinhole_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
+    """Unit directions that a pinhole camera with a focal length of 1 shows at x, y; zero if there are none."""
+    a, b = x, y
+    valid = torch.ones_like(x, dtype=torch.bool)
+    if lens is not None:
+        a, b, valid = _undistort(x, y, lens[:, :, None, None].unbind(1))
+    inverse_norm = torch.where(valid, (a * a + b * b + 1).rsqrt(), 0.0)
+    return [torch.where(valid, a, 0.0) * inverse_norm, torch.where(valid, b, 0.0) * inverse_norm, inverse_norm]
+
+
+def _undistort(x: Tensor, y: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Undoes OpenCV's distortion by Newton's method. Returns a, b, and where there is a solution."""
+    k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = lens
+    a, b = x, y
+    for step in range(NEWTON_STEPS + 1):
+        square = a * a + b * b
+        above = 1 + square * (k1 + square * (k2 + square * k3))
+        below = 1 + square * (k4 + square * (k5 + square * k6))
+        inverse = 1 / torch.where(below.abs() > 1e-8, below, torch.inf)
+        gain = above * inverse
+        rest_x = gain * a + 2 * p1 * a * b + p2 * (square + 2 * a * a) + square * (s1 + square * s2) - x
+        rest_y = gain * b + p1 * (square + 2 * b * b) + 2 * p2 * a * b + square * (s3 + square * s4) - y
+        if step == NEWTON_STEPS:
+            break
+        slope_above = k1 + square * (2 * k2 + square * 3 * k3)
+        slope = 2 * (slope_above - gain * (k4 + square * (2 * k5 + square * 3 * k6))) * inverse
+        prism_x, prism_y = 2 * (s1 + 2 * s2 * square), 2 * (s3 + 2 * s4 * square)
+        xx = gain + slope * a * a + 2 * p1 * b + 6 * p2 * a + prism_x * a
+        xy = slope * a * b + 2 * (p1 * a + p2 * b) + prism_x * b
+        yx = slope * a * b + 2 * (p1 * a + p2 * b) + prism_y * a
+        yy = gain + slope * b * b + 6 * p1 * b + 2 * p2 * a + prism_y * b
+        det = xx * yy - xy * yx
+        det = torch.where(det.abs() > 1e-8, det, torch.inf)
+        a, b = a - (yy * rest_x - xy * rest_y) / det, b - (xx * rest_y - yx * rest_x) / det
+    size = 1 + x.abs() + y.abs()
+    solved = rest_x.abs() + rest_y.abs() <= 100 * torch.finfo(x.dtype).eps * size
+    return a, b, solved & (gain > LENS_GAIN_MIN)
+
+
+def fisheye_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
+    """Unit directions that a fisheye camera with a focal length of 1 shows at x, y; zero if there are none."""
+    radius = torch.hypot(x, y)
+    theta, valid = radius, radius <= torch.pi
+    if lens is not None:
+        k1, k2, k3, k4, largest, *_ = lens[:, :, None, None].unbind(1)
+        # Theta is between these, as the distorted angle grows up to the largest.
+        low, high = torch.zeros_like(radius), largest.expand_as(radius)
+        theta = torch.minimum(radius, high)
+        for step in range(2 * NEWTON_STEPS + 1):
+            square = theta * theta
+            rest = theta * (1 + square * (k1 + square * (k2 + square * (k3 + square * k4)))) - radius
+            if step == 2 * NEWTON_STEPS:
+                break
+            low, high = torch.where(rest <= 0, theta, low), torch.where(rest >= 0, theta, high)
+            slope = 1 + square * (3 * k1 + square * (5 * k2 + square * (7 * k3 + square * 9 * k4)))
+            newton = theta - rest / slope
+            theta = torch.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+        valid = rest.abs() <= 100 * torch.finfo(x.dtype).eps * (1 + radius)
+    scale = theta.sin() / torch.where(radius > 0, radius, 1.0)
+    return [torch.where(valid, value, 0.0) for value in (scale * x, scale * y, theta.cos())]

@@ -1,0 +1,267 @@
+"""Stage: evaluation in 3D: the rays of pixels, and what compositing along them reads of Gaussians.
+
+Rays are the inverse of the projection of points: a point on the ray of a pixel's center is seen there. A pixel that no
+point is seen at has no ray.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import (
+    check_camera_model,
+    check_not_implemented,
+    check_numerics,
+    check_rolling_shutter,
+    check_tensor,
+    compute_dtype,
+)
+from ..config import (
+    Backend,
+    CameraModel,
+    CameraSettings,
+    NumericsName,
+    RollingShutterType,
+    UnscentedTransformParameters,
+)
+from ..data import (
+    Cameras,
+    CompositingSettings,
+    Gaussians3D,
+    ProjectedGaussians,
+    ProjectionSettings,
+    Rays,
+    sum_by_id,
+)
+from ..errors import ShapeError, UnsupportedError
+from ..kernels_torch.unprojection import fisheye_directions, pinhole_directions
+from ..kernels_torch.unscented import pose_at, time_of
+from .autograd import once_differentiable
+from .compilation import eager, with_plain_tensors
+from .inputs import check_scene, flatten_batch, flatten_batches
+from .lens_models import Lens, add_lens, check_unscented, name_of
+from .pixels import CHANNEL_CHUNK, TileLists
+
+
+class _TakeRows(torch.autograd.Function):
+    """Rows of a tensor, whose gradients are summed in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.n = len(values)
+        return values[ids]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, None]:
+        return sum_by_id(v, saved[0], ctx.n), None
+
+
+def with_world_shapes(projected: ProjectedGaussians, gaussians: Gaussians3D) -> ProjectedGaussians:
+    """Replaces conics by means, quaternions and scales, [nnz, 10], and takes means2d out of the graph."""
+    assert gaussians.quats is not None and gaussians.scales is not None
+    shapes = torch.cat([gaussians.means, gaussians.quats, gaussians.scales], -1).flatten(0, 1)
+    ids = projected.feature_ids(per_camera=False)
+    if ids is not None:
+        shapes = _TakeRows.apply(shapes, ids)  # type: ignore[no-untyped-call]
+    return projected._replace(means2d=projected.means2d.detach(), conics=shapes)
+
+
+def camera_rays(cameras: Cameras, settings: CameraSettings) -> Rays:
+    """Returns the rays of the centers of all pixels.
+
+    Args:
+        cameras: [B, C], for I = B C images. Differentiable with respect to ``viewmats``, unless they have a shutter.
+    """
+    viewmats, Ks, lens, shutter = (None if t is None else t.flatten(0, 1) for t in cameras)
+    assert viewmats is not None and Ks is not None
+    xs, ys = (torch.arange(n, dtype=Ks.dtype, device=Ks.device) + 0.5 for n in (settings.width, settings.height))
+    with torch.no_grad():
+        x = (xs - Ks[:, 0, 2, None]) / Ks[:, 0, 0, None]
+        y = (ys - Ks[:, 1, 2, None]) / Ks[:, 1, 1, None]
+        shape = (len(Ks), settings.height, settings.width)
+        x, y = x[:, None, :].expand(shape), y[:, :, None].expand(shape)
+        if settings.model == "ortho":
+            direction = [torch.zeros_like(x), torch.zeros_like(x), torch.ones_like(x)]
+        elif settings.model == "fisheye":
+            direction = fisheye_directions(x, y, lens)
+        else:
+            direction = pinhole_directions(x, y, lens)
+    if shutter is None:
+        rows = [[viewmats[:, i, j, None, None] for j in range(3)] for i in range(3)]
+        shift = [viewmats[:, i, 3, None, None] for i in range(3)]
+    else:
+        rows, shift = _poses(shutter, xs, ys, settings)
+    directions = torch.stack(_to_world(rows, direction), 1)
+    if settings.model == "ortho":
+        shift = [shift[0] - x, shift[1] - y, shift[2]]
+    origins = -torch.stack(_to_world(rows, shift), 1)
+    if settings.model != "ortho" and shutter is None:
+        return Rays(directions, origins[:, :, 0, 0])
+    return Rays(torch.cat([origins.expand_as(directions), directions], 1), None)
+
+
+def _to_world(rows: list[list[Tensor]], v: list[Tensor]) -> list[Tensor]:
+    """The transpose of a matrix times a vector."""
+    return [rows[0][k] * v[0] + rows[1][k] * v[1] + rows[2][k] * v[2] for k in range(3)]
+
+
+def check_rays(rays: object, shape: tuple[int, ...]) -> Tensor:
+    """Checks rays that broadcast to a shape [..., C, H, W, 6], and expands them."""
+    tensor = check_tensor("rays", rays, [..., 6], "[..., C, H, W, 6]")
+    try:
+        return tensor.expand(shape)
+    except RuntimeError:
+        found = list(tensor.shape)
+        raise ShapeError(f"rays: expected a shape that broadcasts to {list(shape)}, found {found}") from None
+
+
+def check_eval3d(backend: Backend) -> Backend:
+    """Raises if evaluation in 3D is not implemented for a backend."""
+    if backend == "torch":
+        raise UnsupportedError("with_eval3d: not implemented with backend='torch'; use 'triton' or 'reference'")
+    return backend
+
+
+def given_rays(rays: Tensor) -> Rays:
+    """Returns rays [I, H, W, 6] that the caller passed: origins, and directions of any length. Differentiable.
+
+    Rays that are not finite, or have no direction, are none.
+    """
+    valid = rays.isfinite().all(-1, keepdim=True)
+    rays = torch.where(valid, rays, 0.0)
+    values = torch.cat([rays[..., :3], torch.nn.functional.normalize(rays[..., 3:], dim=-1)], -1)
+    return Rays(values.permute(0, 3, 1, 2), None)
+
+
+def _poses(
+    shutter: Tensor, xs: Tensor, ys: Tensor, settings: CameraSettings
+) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """Rotations and translations when pixels are exposed, [I, H, 1] or [I, 1, W] each."""
+    by_row = settings.readout in ("ROLLING_TOP_TO_BOTTOM", "ROLLING_BOTTOM_TO_TOP")
+    times = time_of(xs, ys, settings)
+    shape = (len(shutter), *((-1, 1) if by_row else (1, -1)))
+    paths = shutter.repeat_interleave(len(times), 0)
+    rows, shift = pose_at(paths, times.repeat(len(shutter)))
+    return [[entry.view(shape) for entry in row] for row in rows], [entry.view(shape) for entry in shift]
+
+
+@eager
+@with_plain_tensors
+def rasterize_to_pixels_eval3d(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    colors: Tensor,
+    opacities: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    backgrounds: Tensor | None = None,
+    masks: Tensor | None = None,
+    camera_model: CameraModel = "pinhole",
+    ut_params: UnscentedTransformParameters | None = None,
+    radial_coeffs: Tensor | None = None,
+    tangential_coeffs: Tensor | None = None,
+    thin_prism_coeffs: Tensor | None = None,
+    ftheta_coeffs: object | None = None,
+    rolling_shutter: object = RollingShutterType.GLOBAL,
+    viewmats_rs: Tensor | None = None,
+    *,
+    rays: Tensor | None = None,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:
+    """Composites 3D Gaussians along the rays of pixels (3DGUT, arXiv 2412.12507, section 4.3). Same as gsplat 1.5.3.
+
+    Args:
+        means, quats, scales, viewmats, Ks: As :func:`tsplat.rasterization`.
+        colors: [..., C, N, D].
+        opacities: [..., C, N] after sigmoid.
+        image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
+        isect_offsets, flatten_ids, backgrounds, masks: As :func:`rasterize_to_pixels`, of rows [..., C, N].
+        camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs: As :func:`tsplat.rasterization`.
+        rolling_shutter, viewmats_rs, rays, numerics: As :func:`tsplat.rasterization`. ``ftheta_coeffs`` raises.
+        ut_params: Checked, and of no effect, as in gsplat: rays do not depend on how Gaussians were projected.
+        backend: ``"triton"``, or ``"auto"`` for the same.
+
+    Returns:
+        ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]. Differentiable with respect to
+        means, quats, scales, colors, opacities, backgrounds, rays and, with a global shutter, viewmats.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
+        NotImplementedError: ``backend="torch"``; ``ftheta_coeffs``; coefficients that require a gradient; or
+            viewmats that require one, with a rolling shutter.
+
+    Example::
+
+        import torch
+        from tsplat import isect_offset_encode, isect_tiles, rasterize_to_pixels_eval3d
+        from tsplat import fully_fused_projection_with_ut
+
+        n, width, height = 100, 80, 48
+        means = torch.randn(n, 3) + torch.tensor([0, 0, 5.0])
+        quats, scales = torch.randn(n, 4), torch.full((n, 3), 0.1)
+        camera = torch.eye(4)[None], torch.tensor([[[100.0, 0, 40], [0, 100, 24], [0, 0, 1]]])
+        radii, means2d, depths, _, _ = fully_fused_projection_with_ut(
+            means, quats, scales, None, *camera, width, height
+        )
+        _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, 16, 5, 3)
+        image, alpha = rasterize_to_pixels_eval3d(
+            means, quats, scales, torch.rand(1, n, 3), torch.full((1, n), 0.8), *camera, width, height, 16,
+            isect_offset_encode(isect_ids, 1, 5, 3), flatten_ids,
+        )
+        assert image.shape == (1, height, width, 3)
+    """
+    check_not_implemented({"ftheta_coeffs": (ftheta_coeffs, None)})
+    lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
+    check_camera_model(camera_model)
+    readout = name_of(rolling_shutter)
+    check_rolling_shutter(readout)
+    preset = check_numerics(numerics)
+    camera = CameraSettings(lists.width, lists.height, camera_model, readout=readout)
+    batch, n_gaussians, n_cameras = check_scene(means, quats, scales, None, (6,), None, Cameras(viewmats, Ks))
+    if lists.images != (*batch, n_cameras):
+        raise ShapeError(
+            f"isect_offsets: expected the dimensions of images {[*batch, n_cameras]} in front, as viewmats, found "
+            f"{list(isect_offsets.shape)}"
+        )
+    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
+    projection = ProjectionSettings(camera, unscented=check_unscented(True, ut_params, preset), numerics=preset)
+    cameras = add_lens(Cameras(viewmats, Ks), lens, projection, batch, n_cameras)
+    if rays is not None:
+        rays = check_rays(rays, (*lists.images, lists.height, lists.width, 6))
+    dtype = compute_dtype(means, quats, scales, colors, opacities, backgrounds, *cameras, rays)
+    shapes = torch.cat([t.to(dtype) for t in (means, quats, scales)], -1)
+    settings = CompositingSettings(
+        camera=camera,
+        tile_size=lists.tile_size,
+        channel_chunk=CHANNEL_CHUNK,
+        absgrad=False,
+        numerics=preset,
+        backend=check_eval3d(backend),
+        footprint=preset.ray_footprint,
+    )
+    if rays is None:
+        found = camera_rays(flatten_batches(cameras, len(batch), dtype), camera)
+    else:
+        found = given_rays(flatten_batch(rays, len(batch), dtype).flatten(0, 1))
+    rows = (*lists.images, n_gaussians)
+    return lists.composite(
+        shapes.new_zeros(*rows, 2),
+        shapes[..., None, :, :].expand(*rows, 10).reshape(-1, 10),
+        colors,
+        opacities,
+        backgrounds,
+        settings,
+        found,
+    )

@@ -1,0 +1,222 @@
+"""Compositing of lists of tiles that the caller made, on the image plane and in 3D."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import (
+    BOOLS,
+    INTEGERS,
+    check_backgrounds,
+    check_bool,
+    check_devices,
+    check_numerics,
+    check_size,
+    check_tensor,
+    check_tile_lists,
+    check_tile_size,
+    compute_dtype,
+)
+from ..config import (
+    Backend,
+    CameraSettings,
+    NumericsName,
+)
+from ..data import CompositingSettings, Intersections, Rays, Splats
+from ..errors import ArgumentError, ShapeError
+from .compilation import eager, with_plain_tensors
+from .compositing import composite
+from .memory import INTERSECTIONS_MAX, check_images
+
+CHANNEL_CHUNK = 32
+"""Most channels accumulated in one pass."""
+
+
+class TileLists(NamedTuple):
+    """Checked lists of tiles.
+
+    Attributes:
+        width, height, tile_size: In pixels.
+        images: Leading dimensions of the images.
+        isect_offsets, flatten_ids, masks: As passed.
+    """
+
+    width: int
+    height: int
+    tile_size: int
+    images: torch.Size
+    isect_offsets: Tensor
+    flatten_ids: Tensor
+    masks: Tensor | None
+
+    @classmethod
+    def check(
+        cls,
+        image_width: int,
+        image_height: int,
+        tile_size: int,
+        isect_offsets: Tensor,
+        flatten_ids: Tensor,
+        masks: Tensor | None,
+    ) -> TileLists:
+        """Checks all but the number of rows."""
+        width, height = check_size("image_width", image_width), check_size("image_height", image_height)
+        tile_size = check_tile_size(tile_size)
+        meaning = "[..., tile_height, tile_width]"
+        check_tensor("isect_offsets", isect_offsets, [..., None, None], meaning, dtypes=INTEGERS)
+        tiles = (math.ceil(height / tile_size), math.ceil(width / tile_size))
+        if tuple(isect_offsets.shape[-2:]) != tiles:
+            raise ShapeError(
+                f"isect_offsets: expected [..., {tiles[0]}, {tiles[1]}] tiles of {tile_size} for an image of "
+                f"{width}×{height}, found {list(isect_offsets.shape)}"
+            )
+        if masks is not None:
+            check_tensor("masks", masks, isect_offsets.shape, "tiles as isect_offsets", dtypes=BOOLS)
+        check_tensor("flatten_ids", flatten_ids, [None], "[M]", dtypes=INTEGERS)
+        if flatten_ids.numel() > INTERSECTIONS_MAX:
+            raise ArgumentError(
+                f"flatten_ids: {flatten_ids.numel():,} intersections are more than 32-bit indices hold; render fewer "
+                "images at a time"
+            )
+        return cls(width, height, tile_size, isect_offsets.shape[:-2], isect_offsets, flatten_ids, masks)
+
+    def composite(
+        self,
+        means2d: Tensor,
+        shapes: Tensor,
+        colors: Tensor,
+        opacities: Tensor,
+        backgrounds: Tensor | None,
+        settings: CompositingSettings,
+        rays: Rays | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Composites rows whose geometry was checked.
+
+        Args:
+            means2d, shapes: [..., 2], [nnz, S], in the compute dtype.
+            colors, opacities: [..., D], [...], with the leading dimensions of ``means2d``.
+
+        Returns:
+            Images [..., H, W, D] and [..., H, W, 1].
+        """
+        leading, dtype = means2d.shape[:-1], means2d.dtype
+        check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
+        check_tensor("colors", colors, [*leading, None], "[..., N, D] as means2d")
+        channels = colors.shape[-1]
+        if channels == 0:
+            raise ShapeError(f"colors: expected at least one channel, found {list(colors.shape)}")
+        if backgrounds is not None:
+            backgrounds = check_backgrounds(backgrounds, self.images, channels, "[..., D] as colors")
+        given = dict(means2d=means2d, shapes=shapes, colors=colors, opacities=opacities, backgrounds=backgrounds)
+        lists = dict(masks=self.masks, isect_offsets=self.isect_offsets, flatten_ids=self.flatten_ids)
+        check_devices(given | lists)
+        check_tile_lists("isect_offsets", self.isect_offsets, self.flatten_ids, math.prod(leading))
+        n_images = math.prod(self.images)
+        check_images(means2d.device, n_images, self.width, self.height, channels, dtype)
+        n_intersections = self.isect_offsets.new_full((1,), self.flatten_ids.numel(), dtype=torch.int32)
+        offsets = torch.cat([self.isect_offsets.reshape(-1).to(torch.int32), n_intersections])
+        render_colors, render_alphas = composite(
+            Splats(means2d, shapes, opacities.to(dtype).reshape(-1), colors.reshape(-1, channels), None),
+            None,
+            None if backgrounds is None else backgrounds.to(dtype).reshape(-1, channels),
+            None if self.masks is None else self.masks.reshape(n_images, -1),
+            n_images,
+            [Intersections(0, offsets, self.flatten_ids.to(torch.int32).contiguous(), None)],
+            settings,
+            rays,
+        )
+        size = (*self.images, self.height, self.width)
+        return render_colors.view(*size, channels), render_alphas.view(*size, 1)
+
+
+@eager
+@with_plain_tensors
+def rasterize_to_pixels(
+    means2d: Tensor,
+    conics: Tensor,
+    colors: Tensor,
+    opacities: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    backgrounds: Tensor | None = None,
+    masks: Tensor | None = None,
+    packed: bool = False,
+    absgrad: bool = False,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor]:
+    """Composites projected Gaussians into images. Same as gsplat 1.5.3, for any number of channels.
+
+    Args:
+        means2d: [..., N, 2] pixels, or [nnz, 2] if packed.
+        conics: [..., N, 3] upper triangles of the inverse screen covariances, or [nnz, 3]. Gaussians whose conic is not
+            positive semidefinite are not rendered.
+        colors: [..., N, D], or [nnz, D].
+        opacities: [..., N] after sigmoid, or [nnz].
+        image_width, image_height: Image size in pixels.
+        tile_size: Edge of a tile in pixels: 4, 8 or 16.
+        isect_offsets, flatten_ids: From :func:`isect_tiles` and :func:`isect_offset_encode`, [..., tile_height,
+            tile_width] and [M].
+        backgrounds: [..., D]; of a single image also [D].
+        masks: [..., tile_height, tile_width] bool; tiles that are false show the background.
+        packed: Whether inputs are packed.
+        absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients.
+        backend, numerics: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        ``render_colors`` [..., image_height, image_width, D] and ``render_alphas`` [..., image_height, image_width, 1],
+        in at least fp32. Differentiable with respect to means2d, conics, colors, opacities and backgrounds.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: A tile size that is not implemented.
+
+    Example::
+
+        import math
+
+        import torch
+        from tsplat import fully_fused_projection, isect_offset_encode, isect_tiles, rasterize_to_pixels
+
+        n, width, height, tile_size = 100, 80, 60, 16
+        opacities, colors = torch.full((n,), 0.8), torch.rand(1, n, 3)
+        K = torch.tensor([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
+        radii, means2d, depths, conics, _ = fully_fused_projection(
+            torch.randn(n, 3) + torch.tensor([0, 0, 5.0]), None, torch.randn(n, 4), torch.full((n, 3), 0.1),
+            torch.eye(4)[None], K[None], width, height,
+        )
+        tile_width, tile_height = math.ceil(width / tile_size), math.ceil(height / tile_size)
+        _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, tile_size, tile_width, tile_height)
+        offsets = isect_offset_encode(isect_ids, 1, tile_width, tile_height)
+        image, alpha = rasterize_to_pixels(
+            means2d, conics, colors, opacities[None], width, height, tile_size, offsets, flatten_ids
+        )
+        assert image.shape == (1, height, width, 3)
+    """
+    lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
+    packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
+    check_tensor(
+        "means2d", means2d, [None, 2] if packed else [*lists.images, None, 2], "[nnz, 2] if packed, else [..., N, 2]"
+    )
+    check_tensor("conics", conics, [*means2d.shape[:-1], 3], "[..., N, 3] as means2d")
+    check_devices(dict(means2d=means2d, conics=conics))
+    dtype = compute_dtype(means2d, conics, colors, opacities, backgrounds)
+    settings = CompositingSettings(
+        camera=CameraSettings(lists.width, lists.height),
+        tile_size=lists.tile_size,
+        channel_chunk=CHANNEL_CHUNK,
+        absgrad=absgrad,
+        numerics=check_numerics(numerics),
+        backend=backend,
+    )
+    return lists.composite(
+        means2d.to(dtype), conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings
+    )  # fmt: skip
