@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..config import LENS_GAIN_MIN, SHUTTER_STEPS, CameraModel, CameraSettings
+from ..config import SHUTTER_STEPS, CameraSettings
 from ..data import ProjectionSettings
-from .camera_models import Triple, fisheye_terms, rotation_rows
+from .camera_models import Triple, rotation_rows
+from .lens_models import bend
 
 Pose = tuple[tuple[Triple, Triple, Triple], Triple]
 """Rows of a rotation from the world to the camera, and a translation."""
@@ -86,35 +87,6 @@ def _pixel(
     side, top = margin * camera.width, margin * camera.height
     inside = (u >= -side) & (u < camera.width + side) & (v >= -top) & (v < camera.height + top)
     return u, v, front & seen & inside
-
-
-def bend(p: Triple, lens: Tensor | None, model: CameraModel) -> tuple[Tensor, Tensor, Tensor]:
-    """Where a lens with a focal length of 1 shows points in front of the camera, and whether it sees them."""
-    x, y, z = p
-    seen = torch.ones_like(z, dtype=torch.bool)
-    if model == "ortho":
-        return x, y, seen
-    if model == "fisheye":
-        inverse_norm = (x * x + y * y + z * z).rsqrt()
-        x, y, z = x * inverse_norm, y * inverse_norm, z * inverse_norm
-        k, _ = fisheye_terms(x * x + y * y, z)  # theta / sin(theta)
-        if lens is None:
-            return k * x, k * y, seen
-        square = k * k * (x * x + y * y)  # theta^2
-        bent = k * (1 + square * (lens[:, 0] + square * (lens[:, 1] + square * (lens[:, 2] + square * lens[:, 3]))))
-        return bent * x, bent * y, square <= lens[:, 4] * lens[:, 4]
-    a, b = x / z, y / z
-    if lens is None:
-        return a, b, seen
-    k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = lens.unbind(-1)
-    square = a * a + b * b
-    above = 1 + square * (k1 + square * (k2 + square * k3))
-    below = 1 + square * (k4 + square * (k5 + square * k6))
-    gain = above / torch.where(below.abs() > 1e-8, below, torch.inf)
-    mixed = 2 * a * b
-    bent_a = gain * a + p1 * mixed + p2 * (square + 2 * a * a) + square * (s1 + square * s2)
-    bent_b = gain * b + p1 * (square + 2 * b * b) + p2 * mixed + square * (s3 + square * s4)
-    return bent_a, bent_b, gain > LENS_GAIN_MIN
 
 
 def _pixel_in_time(

@@ -394,8 +394,8 @@ def rasterize(
     if with_eval3d:
         assert axes is not None
         camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
-        given = camera_rays(camera, settings.camera) if rays is None else (rays[..., :3], rays[..., 3:])
-        squared, exists = distances(*given, means, axes, in_front=numerics.ray_footprint == "ray in front")
+        pixel_rays = camera_rays(camera, settings.camera) if rays is None else (rays[..., :3], rays[..., 3:])
+        squared, exists = distances(*pixel_rays, means, axes, in_front=numerics.ray_footprint == "ray in front")
         counted = _in_tiles(projection, width, height, tile_size) & exists[..., None]
         sigmas = torch.where(counted, 0.5 * squared, torch.inf)
     image = composite(

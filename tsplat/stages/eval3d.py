@@ -37,7 +37,7 @@ from ..data import (
     sum_by_id,
 )
 from ..errors import ShapeError, UnsupportedError
-from ..kernels_torch.unprojection import fisheye_directions, pinhole_directions
+from ..kernels_torch.lens_models import fisheye_directions, pinhole_directions
 from ..kernels_torch.unscented import pose_at, time_of
 from .autograd import once_differentiable
 from .compilation import eager, with_plain_tensors

@@ -23,7 +23,6 @@ NOT_IMPLEMENTED = (
     "rasterization_2dgs_inria_wrapper",
     "rasterize_to_indices_in_range_2dgs",
     "rasterize_to_pixels_2dgs",
-    "rasterize_to_pixels_eval3d",
 )
 NOT_IMPLEMENTED_1_6 = (
     "ExternalDistortionModelParameters",

@@ -1,14 +1,44 @@
-"""The directions that lenses show at pixels: the inverse of ``bend`` of ``unscented.py``. Not differentiable."""
+"""Lenses in vectorized PyTorch: where they show points, and, not differentiable, the inverse of that."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..config import LENS_GAIN_MIN
+from ..config import LENS_GAIN_MIN, CameraModel
+from .camera_models import Triple, fisheye_terms
 
 NEWTON_STEPS = 20
 """Steps that undo a distortion; each about doubles the number of exact digits."""
+
+
+def bend(p: Triple, lens: Tensor | None, model: CameraModel) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a lens with a focal length of 1 shows points in front of the camera, and whether it sees them."""
+    x, y, z = p
+    seen = torch.ones_like(z, dtype=torch.bool)
+    if model == "ortho":
+        return x, y, seen
+    if model == "fisheye":
+        inverse_norm = (x * x + y * y + z * z).rsqrt()
+        x, y, z = x * inverse_norm, y * inverse_norm, z * inverse_norm
+        k, _ = fisheye_terms(x * x + y * y, z)  # theta / sin(theta)
+        if lens is None:
+            return k * x, k * y, seen
+        square = k * k * (x * x + y * y)  # theta^2
+        bent = k * (1 + square * (lens[:, 0] + square * (lens[:, 1] + square * (lens[:, 2] + square * lens[:, 3]))))
+        return bent * x, bent * y, square <= lens[:, 4] * lens[:, 4]
+    a, b = x / z, y / z
+    if lens is None:
+        return a, b, seen
+    k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = lens.unbind(-1)
+    square = a * a + b * b
+    above = 1 + square * (k1 + square * (k2 + square * k3))
+    below = 1 + square * (k4 + square * (k5 + square * k6))
+    gain = above / torch.where(below.abs() > 1e-8, below, torch.inf)
+    mixed = 2 * a * b
+    bent_a = gain * a + p1 * mixed + p2 * (square + 2 * a * a) + square * (s1 + square * s2)
+    bent_b = gain * b + p1 * (square + 2 * b * b) + p2 * mixed + square * (s3 + square * s4)
+    return bent_a, bent_b, gain > LENS_GAIN_MIN
 
 
 def pinhole_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
