@@ -186,11 +186,11 @@ def rasterization(
         With ``distributed``, packed tensors and ``n_invalid`` are about this rank's Gaussians on the cameras of all
         ranks: ``camera_ids`` count over all ranks, ``gaussian_ids`` are this rank's. ``n_cameras``, ``memory`` and
         tiles are about what this rank composites, the Gaussians in ``received``: a dictionary of ``camera_ids`` (this
-        rank's), ``gaussian_ids`` (over all ranks), ``radii``, ``means2d``, ``depths``, ``conics`` and ``opacities``,
-        always packed if there are several ranks.
+        rank's), ``gaussian_ids`` (over all ranks), ``radii``, ``means2d``, ``depths``, ``conics`` (not with
+        ``with_eval3d``) and ``opacities``, always packed if there are several ranks.
 
-        Differentiable with respect to means, quats, scales, covars, opacities, colors, viewmats and backgrounds, from
-        the images and from the differentiable entries of ``meta``; ``meta["means2d"].retain_grad()`` works.
+        Differentiable with respect to means, quats, scales, covars, opacities, colors, viewmats, backgrounds and rays,
+        from the images and from the differentiable entries of ``meta``; ``meta["means2d"].retain_grad()`` works.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.

@@ -1,10 +1,24 @@
 """Evaluation in 3D: every lens and shutter against the reference, rays of the caller, and closed forms."""
 
-import pytest
+import itertools
+import math
 
+import pytest
+import torch
+
+import tsplat
+from tests.kernels.compositing.test_lists import UNCUT
 from tests.stages.test_unscented import images_and_gradients
 from tests.support.closeness import assert_exact
 from tests.support.lenses import CASES, make
+from tsplat.config import PRESETS, CameraSettings, Unscented, UnscentedTransformParameters
+from tsplat.data import Cameras, ProjectionSettings
+from tsplat.stages.eval3d import camera_rays
+from tsplat.stages.lens_models import Lens, add_lens
+
+pytest.importorskip("triton")
+from tsplat.kernels import launch
+from tsplat.kernels.compositing import lists
 
 BACKENDS = [pytest.param("triton", marks=pytest.mark.triton)]
 NAMES = ["means", "quats", "scales", "opacities", "colors", "backgrounds"]
@@ -22,3 +36,187 @@ def test_images_and_gradients_match_reference(backend, kind, readout, seed):
     assert (meta["radii"] > 0).all(-1).sum() > 3 and found[1].max() > 0.1
     for name, one, other in zip(["colors", "alphas", *names], found, expected):
         assert_exact(name, one, other)
+
+
+def own_rays(scene):
+    """The rays of a scene's cameras, [C, H, W, 6], with directions of any length."""
+    cameras = Cameras(scene["viewmats"][None], scene["Ks"][None])
+    rays = camera_rays(cameras, CameraSettings(scene["width"], scene["height"]))
+    values = torch.cat([rays.origins[:, :, None, None].expand_as(rays.values), rays.values], 1).permute(0, 2, 3, 1)
+    return values * torch.tensor([1.0, 1, 1, 3, 3, 3], dtype=torch.float64)
+
+
+@pytest.mark.triton
+def test_rays_of_the_caller_are_those_of_the_cameras():
+    scene = make("pinhole", seed=1) | {"with_eval3d": True}
+    found, expected = (
+        tsplat.rasterization(**scene, **options)[0] for options in ({"rays": own_rays(scene)}, {})
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [UNCUT, 2])
+@pytest.mark.parametrize("channels", [3, 17])
+@pytest.mark.triton
+def test_gradients_of_rays_match_reference(channels, chunk, monkeypatch):
+    """In lists that are cut into chunks, too. Pixels without a ray show the background."""
+    for name, lengths in (("CPU_CHUNK", chunk), ("CHUNKS", {math.inf: chunk}), ("AMD_CHUNKS", {math.inf: chunk})):
+        monkeypatch.setattr(launch, name, lengths)
+    cut = []
+    cut_lists = lists.cut_lists
+    monkeypatch.setattr(lists, "cut_lists", lambda *given: cut.append(1) or cut_lists(*given))
+    scene = make("pinhole", seed=1, n=30) | {"with_eval3d": True}
+    random = torch.Generator().manual_seed(0)
+    rays = own_rays(scene)
+    rays = rays + 0.01 * torch.randn(rays.shape, generator=random, dtype=torch.float64)
+    rays[:, 3, 4:7, 3:], rays[:, 5, 5, 1], rays[:, 6, 6, 4] = 0.0, torch.nan, torch.inf
+    n, images = len(scene["means"]), len(rays)
+    scene |= dict(
+        rays=rays, sh_degree=None, colors=torch.rand(n, channels, generator=random, dtype=torch.float64),
+        backgrounds=torch.rand(images, channels, generator=random, dtype=torch.float64),
+    )  # fmt: skip
+    *found, _ = images_and_gradients(scene, [*NAMES, "rays"], backend="triton")
+    assert bool(cut) == (chunk != UNCUT)
+    scene["rays"] = torch.where(rays.isfinite().all(-1, keepdim=True), rays, 0.0)
+    *expected, _ = images_and_gradients(scene, [*NAMES, "rays"], backend="reference", packed=False)
+    for name, one, other in zip(["colors", "alphas", *NAMES, "rays"], found, expected):
+        assert_exact(name, one, other)
+    missing = scene["rays"][..., 3:].abs().sum(-1) == 0
+    assert missing.sum() == 5 * images
+    assert not found[1][missing].any() and not found[-1][missing].any()
+    backgrounds = scene["backgrounds"][:, None, None].expand_as(found[0])
+    assert torch.equal(found[0][missing], backgrounds[missing])
+
+
+@pytest.mark.parametrize(("kind", "readout"), CASES)
+def test_rays_go_to_what_their_pixels_show(kind, readout):
+    """A tiny Gaussian on the ray of a pixel's center is projected to that center."""
+    scene = make(kind, readout)
+    cameras = add_lens(
+        Cameras(scene["viewmats"], scene["Ks"]), Lens(*(scene.get(name) for name in Lens._fields)),
+        ProjectionSettings(
+            CameraSettings(scene["width"], scene["height"], kind.split()[-1], readout=readout), unscented=Unscented.of(
+                UnscentedTransformParameters(), PRESETS["gsplat-1.5"]
+            )
+        ),
+        torch.Size(), len(scene["Ks"]),
+    )  # fmt: skip
+    settings = CameraSettings(scene["width"], scene["height"], kind.split()[-1], readout=readout)
+    rays = camera_rays(Cameras(*(None if t is None else t[None] for t in cameras)), settings)
+    y, x = 8, 12
+    ray = rays.values[:, :, y, x]
+    origin, direction = (rays.origins, ray) if rays.origins is not None else (ray[:, :3], ray[:, 3:])
+    assert direction.norm(dim=-1).sub(1).abs().max() < 1e-12
+    names = ("viewmats", "Ks", "width", "height", "camera_model", *Lens._fields)
+    given = {name: scene[name] for name in names if name in scene}
+    n = len(origin)
+    radii, means2d, *_ = tsplat.fully_fused_projection_with_ut(
+        origin + 4 * direction, torch.tensor([[1.0, 0, 0, 0]]).expand(n, 4), torch.full((n, 3), 1e-7), None, **given,
+        rolling_shutter=readout,
+    )  # fmt: skip
+    own = torch.arange(n)
+    assert (radii[own, own] > 0).all()
+    expected = torch.tensor([x + 0.5, y + 0.5], dtype=torch.float64).expand(n, 2)
+    torch.testing.assert_close(means2d[own, own], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.triton
+def test_small_gaussians_in_3d_are_their_projection():
+    """The difference is proportional to the size, if the focal length grows as the Gaussian shrinks."""
+    mean = torch.tensor([[0.8, -0.5, 4.0]], dtype=torch.float64)
+    errors = []
+    for size in (0.4, 0.2, 0.1, 0.05):
+        focal = 30 / size
+        Ks = torch.tensor(
+            [[focal, 0, 24 - 0.2 * focal], [0, focal, 24 + 0.125 * focal], [0, 0, 1]], dtype=torch.float64
+        )
+        given = dict(
+            means=mean, quats=torch.tensor([[0.8, 0.1, -0.4, 0.3]]), scales=size * torch.tensor([[1.0, 0.3, 0.6]]),
+            opacities=torch.tensor([0.9]), colors=torch.ones(1, 3), viewmats=torch.eye(4)[None], Ks=Ks[None],
+            width=48, height=48, eps2d=0.0,
+        )  # fmt: skip
+        flat, solid = (tsplat.rasterization(**given, with_eval3d=with_eval3d)[1] for with_eval3d in (False, True))
+        errors.append((solid - flat).abs().max())
+    assert all(1.5 < large / small < 2.8 for large, small in itertools.pairwise(errors))
+    assert errors[-1] < 0.01
+
+
+@pytest.mark.triton
+def test_a_sphere_in_3d_is_a_disc_of_its_distance():
+    """Alpha of a pixel follows from the distance of the mean from its ray, off the axis too."""
+    mean, scale, focal = torch.tensor([[1.5, -0.5, 3.0]], dtype=torch.float64), 0.3, 40.0
+    Ks = torch.tensor([[[focal, 0, 32], [0, focal, 24], [0, 0, 1]]], dtype=torch.float64)
+    alphas = tsplat.rasterization(
+        mean, torch.tensor([[1.0, 0, 0, 0]]), torch.full((1, 3), scale, dtype=torch.float64),
+        torch.tensor([0.7], dtype=torch.float64), torch.ones(1, 3),
+        torch.eye(4)[None], Ks, 64, 48, with_eval3d=True,
+    )[1][0, ..., 0]  # fmt: skip
+    y, x = torch.meshgrid(torch.arange(48).double() + 0.5, torch.arange(64).double() + 0.5, indexing="ij")
+    rays = torch.stack([(x - 32) / focal, (y - 24) / focal, torch.ones_like(x)], -1)
+    distance = torch.linalg.cross(rays, mean.expand_as(rays)).norm(dim=-1) / rays.norm(dim=-1)
+    expected = 0.7 * (-0.5 * (distance / scale) ** 2).exp()
+    inside = expected > 1 / 255
+    assert inside.sum() > 100
+    torch.testing.assert_close(alphas[inside], expected[inside], rtol=1e-12, atol=0)
+    assert not alphas[expected < 1 / 255 - 1e-9].any()
+
+
+@pytest.mark.triton
+def test_special_values_are_finite():
+    scene = make("pinhole", n=40, sh_degree=None) | {"with_eval3d": True}
+    centers = -(scene["viewmats"][:, :3, :3].mT @ scene["viewmats"][:, :3, 3:])[..., 0]
+    scene["means"][0], scene["means"][1:3], scene["means"][3, 2] = centers[0], 1e30, -5.0
+    scene["scales"][4], scene["scales"][5, 0], scene["scales"][6], scene["scales"][7] = 0.0, 0.0, 1e-30, 1e6
+    scene["scales"][8] *= -1
+    *found, _ = images_and_gradients(scene, [*NAMES, "viewmats"], backend="triton")
+    assert all(tensor.isfinite().all() for tensor in found) and found[1].max() > 0.1
+    assert not found[4][4:7].any()  # no gradients of scales: Gaussians without volume are not rendered
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("options", [dict(capacity=2000), dict(capacity="auto"), dict(memory_budget=True), dict(n=2)])
+def test_capacities_bands_and_sparse_gradients_give_the_same_bits(options):
+    scene = make("distorted pinhole", n=30, width=40, height=60) | {"with_eval3d": True, "packed": "n" in options}
+    names = [*NAMES, "viewmats"]
+    *expected, meta = images_and_gradients(scene, names, backend="triton", tile_size=4)
+    if "memory_budget" in options:
+        options = {"memory_budget": meta["memory"]["peak_bytes"] // 3}
+    elif "n" in options:
+        options = {"sparse_grad": True}
+    *found, meta = images_and_gradients(scene, names, backend="triton", tile_size=4, **options)
+    assert meta["memory"]["bands"] > 1 or "memory_budget" not in options
+    for name, one, other in zip(["colors", "alphas", *names], found, expected):
+        one = one.to_dense() if one.is_sparse else one
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.slow
+@pytest.mark.triton
+@pytest.mark.filterwarnings("ignore")  # of torch._dynamo about itself
+def test_graphs_of_torch_compile_give_the_same_bits():
+    scene = make("distorted pinhole", "GLOBAL", dtype=torch.float32) | {"with_eval3d": True, "packed": False}
+    leaves = {name: scene[name].requires_grad_() for name in [*NAMES, "viewmats"]}
+
+    def loss(leaves):
+        colors, alphas, _ = tsplat.rasterization(**scene | leaves, capacity=2000, backend="triton")
+        return colors.square().sum() + alphas.sum()
+
+    run = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    expected, found = (torch.autograd.grad(function(leaves), [*leaves.values()]) for function in (loss, run))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected)) and found[0].any()
+
+
+def test_what_does_not_fit_is_refused():
+    scene = make("pinhole")
+    scene["with_ut"] = False
+    with pytest.raises(tsplat.ArgumentError, match="rays: requires with_eval3d=True"):
+        tsplat.rasterization(**scene, rays=torch.zeros(6))
+    with pytest.raises(tsplat.ArgumentError, match=r"rays: expected a shape that broadcasts to .*, found \[7, 6\]"):
+        tsplat.rasterization(**scene, with_eval3d=True, rays=torch.zeros(7, 6))
+    with pytest.raises(tsplat.ArgumentError, match="absgrad: expected False"):
+        tsplat.rasterization(**scene, with_eval3d=True, absgrad=True)
+    covars = torch.eye(3).expand(len(scene["means"]), 3, 3)
+    with pytest.raises(tsplat.ArgumentError, match="covars: expected None, as with_eval3d is True"):
+        tsplat.rasterization(**scene | {"covars": covars}, with_eval3d=True)
+    with pytest.raises(NotImplementedError, match="with_eval3d: not implemented with backend='torch'"):
+        tsplat.rasterization(**scene, with_eval3d=True, backend="torch")

@@ -102,6 +102,8 @@ def describe_render(
     if request.distributed:
         _, camera_ids, gaussian_ids = received.ids()
         values["received"] = {"camera_ids": camera_ids, "gaussian_ids": gaussian_ids, **_rows(received)}
+        if request.options.with_eval3d:
+            del values["received"]["conics"]  # they were replaced by shapes in 3D
     found: list[Tensor | None] = []
 
     def ids(which: int) -> Tensor | None:
