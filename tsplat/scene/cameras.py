@@ -29,6 +29,7 @@ class Camera:
         K: [3, 3] intrinsics in pixels.
         width, height: Image size in pixels.
         model: The ``camera_model`` of :func:`tsplat.rasterization`.
+        distortion: [4] OpenCV's k1, k2, p1, p2 of a pinhole lens, or k1 to k4 of a fisheye lens; None without.
         name: Name of its photograph, if there is one.
         is_test: Whether the photograph was held out from training.
     """
@@ -40,6 +41,7 @@ class Camera:
     model: CameraModel = "pinhole"
     name: str = ""
     is_test: bool = False
+    distortion: Tensor | None = None
 
     @property
     def position(self) -> Tensor:
@@ -64,7 +66,7 @@ def rasterization_arguments(cameras: Sequence[Camera], n: int | None = None) -> 
 
     Returns:
         ``viewmats`` [n, 4, 4] and ``Ks`` [n, 3, 3], differentiable with respect to those of the cameras; ``width``,
-        ``height`` and ``camera_model``.
+        ``height`` and ``camera_model``; and the coefficients of lenses, if any camera has distortion.
 
     Raises:
         ArgumentError: The sizes or the models differ.
@@ -83,7 +85,20 @@ def rasterization_arguments(cameras: Sequence[Camera], n: int | None = None) -> 
         "width": first.width,
         "height": first.height,
         "camera_model": first.model,
+        **_coefficients(cameras, n),
     }
+
+
+def _coefficients(cameras: Sequence[Camera], n: int | None) -> dict[str, Any]:
+    """The arguments about lenses; none if no camera has distortion."""
+    if all(camera.distortion is None for camera in cameras):
+        return {}
+    given = [camera.viewmat.new_zeros(4) if camera.distortion is None else camera.distortion for camera in cameras]
+    distortion = _stack(given)[:n]
+    if cameras[0].model == "fisheye":
+        return {"with_ut": True, "radial_coeffs": distortion}
+    radial = torch.nn.functional.pad(distortion[:, :2], (0, 4))
+    return {"with_ut": True, "radial_coeffs": radial, "tangential_coeffs": distortion[:, 2:]}
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 from ..arguments import check_choice, check_size, describe
 from ..config import Backend
 from ..errors import ArgumentError, FileError
-from ..scene.capture.photographs import check_test_every
+from ..scene.capture.photographs import CameraKind, check_test_every
 from ..scene.capture.views import Color
 from ..strategies import DefaultStrategy, MCMCStrategy
 from ..support.reading import read_json
@@ -136,6 +136,8 @@ class RunConfig(Config):
     Attributes:
         scene: Folder of photographs with cameras.
         downscale: Factor by which the photographs are made smaller.
+        camera: Undistort photographs first, or train on them as they were taken, with the distortion of their lenses
+            ("native"); the latter takes longer.
         strict: Refuse a scene that names photographs whose files are missing; otherwise they are skipped.
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
             distance 1. The transform from the files' frame is saved as `world.json`.
@@ -155,6 +157,7 @@ class RunConfig(Config):
     scene: str = ""
     downscale: int = 1
     test_every: int = 8
+    camera: CameraKind = "undistorted"
     strict: bool = False
     normalize: bool = False
     device: DeviceType = "auto"
@@ -180,6 +183,7 @@ class RunConfig(Config):
         if not 0 < self.start_scale < math.inf:
             raise ArgumentError(f"start_scale: expected a positive number, found {self.start_scale}")
         check_choice("device", self.device, get_args(DeviceType))
+        check_choice("camera", self.camera, get_args(CameraKind))
         check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
 
 

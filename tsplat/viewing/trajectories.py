@@ -124,7 +124,8 @@ def read_cameras(path: str | os.PathLike[str]) -> list[Camera]:
     """Reads the `cameras.json` of a run or of Inria's code: a list with width, height, position, rotation, fx and fy.
 
     Positions and rotations (a list of rows) are camera to world; cameras look along +z, with y down. Runs add the
-    principal point `cx` and `cy`, which otherwise is the center, `camera_model`, and `split`: train or test.
+    principal point `cx` and `cy`, which otherwise is the center, `camera_model`, `distortion`, the four coefficients of
+    a lens, if there are any, and `split`: train or test.
 
     Raises:
         FileError: The file cannot be read, or does not have this form.
@@ -157,10 +158,12 @@ def _camera(camera: dict[str, Any]) -> Camera:
     check_choice("camera_model", model, ("pinhole", "fisheye"))
     viewmat = viewmat_from_pose(rotation, position).float()
     K = torch.tensor([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
-    if not (K.isfinite().all() and K.diag().min() > 0 and viewmat.isfinite().all()):
+    distortion = torch.tensor(camera["distortion"]).float().reshape(4) if "distortion" in camera else None
+    numbers = [K.flatten(), viewmat.flatten(), *([] if distortion is None else [distortion])]
+    if not (torch.cat(numbers).isfinite().all() and K.diag().min() > 0):
         raise ValueError("expected positive focal lengths and finite numbers, in fp32")
     name = str(camera.get("img_name", ""))
-    return Camera(viewmat, K, width, height, model, name, camera.get("split") == "test")
+    return Camera(viewmat, K, width, height, model, name, camera.get("split") == "test", distortion)
 
 
 def cameras_of_views(train: Sequence[View], test: Sequence[View]) -> list[Camera]:
@@ -190,6 +193,7 @@ def describe_camera(camera: Camera, index: int) -> dict[str, Any]:
         "cx": K[0, 2].item(),
         "cy": K[1, 2].item(),
         "camera_model": camera.model,
+        **({} if camera.distortion is None else {"distortion": camera.distortion.tolist()}),
     }
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.support.captures import write_colmap, write_image, write_transforms
-from tsplat import ArgumentError, fully_fused_projection
-from tsplat.scene import Camera, View, read_colmap, read_transforms
+from tsplat import ArgumentError, fully_fused_projection, fully_fused_projection_with_ut, rasterization
+from tsplat.scene import Camera, View, read_capture, read_colmap, read_transforms
+from tsplat.scene.cameras import rasterization_arguments
 from tsplat.scene.capture import lenses
 from tsplat.scene.capture.lenses import Lens, Undistortion
 
@@ -98,6 +99,50 @@ def test_dots_are_at_their_pinhole_projections(tmp_path, model, params, coeffici
     assert (view.sparse[:, :2] - distorted_pixels(points, params, coefficients)).norm(dim=-1).max() > 0.5
 
 
+@pytest.mark.parametrize(("model", "params", "coefficients"), LENSES)
+def test_native_cameras_have_the_distortion(tmp_path, model, params, coefficients):
+    points = grid_points()
+    image = dots(distorted_pixels(points, params, coefficients), WIDTH, HEIGHT)
+    camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
+    folder = write_colmap(tmp_path, two_views(image), points, camera)
+    view = read_capture(folder, cameras="native").train[0]
+    assert torch.equal(view.image, image) and view.mask is None
+    assert view.camera.distortion.tolist() == pytest.approx(coefficients)
+    assert_native(view, points, distorted_pixels(points, params, coefficients))
+    half = read_colmap(folder, 2, cameras="native").train[0]
+    assert (half.width, half.height) == (WIDTH // 2, HEIGHT // 2)
+    assert_native(half, points, 0.5 * distorted_pixels(points, params, coefficients))
+
+
+def assert_native(view, points, pixels):
+    """Sparse points, and what the rasterizer projects with the camera of the view, are at pixels."""
+    torch.testing.assert_close(view.sparse[:, :2].sort(0).values, pixels.float().sort(0).values, rtol=0, atol=1e-3)
+    arguments = rasterization_arguments([view.camera])
+    assert arguments.pop("with_ut")
+    _, means2d, _, _, _ = fully_fused_projection_with_ut(
+        points.float(), torch.tensor([[1.0, 0, 0, 0]]).repeat(12, 1), torch.full((12, 3), 1e-4), None, **arguments
+    )
+    torch.testing.assert_close(means2d[0].sort(0).values, pixels.float().sort(0).values, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("coefficients", [(-0.6, 0.1, 0.0, 0.0), (0.0, -0.3, 0.01, 0.0)])
+def test_native_pixels_that_no_gaussian_reaches_are_masked_out(coefficients):
+    """Gaussians everywhere cover all pixels but those."""
+    lens = Lens(WIDTH, HEIGHT, 60.0, 60.0, 58.0, 47.0, coefficients)
+    x, y = torch.meshgrid(torch.linspace(-2, 2, 150), torch.linspace(-2, 2, 150), indexing="xy")
+    means = torch.stack([x.flatten(), y.flatten(), torch.ones(22500)], -1)
+    camera = Camera(
+        torch.eye(4), lens.intrinsics(WIDTH, HEIGHT).float(), WIDTH, HEIGHT, distortion=torch.tensor(coefficients)
+    )
+    alpha = rasterization(
+        means, torch.tensor([[1.0, 0, 0, 0]]).repeat(22500, 1), torch.full((22500, 3), 0.01), torch.full((22500,), 0.9),
+        torch.ones(22500, 3), eps2d=0.0, **rasterization_arguments([camera]),
+    )[1][0, ..., 0]  # fmt: skip
+    shown = lens.shown(WIDTH, HEIGHT)
+    assert 0.15 < shown.float().mean() < 0.97
+    assert ((alpha > 0.5) == shown).float().mean() > 0.97
+
+
 FISHEYE_LENSES = [
     ("SIMPLE_FISHEYE", (70.0, 58.0, 47.0), (0.0, 0.0, 0.0, 0.0)),
     ("FISHEYE", (70.0, 74.0, 58.0, 47.0), (0.0, 0.0, 0.0, 0.0)),
@@ -140,6 +185,21 @@ def test_dots_are_at_their_equidistant_projections(tmp_path, model, params, coef
     )
 
 
+@pytest.mark.parametrize(("model", "params", "coefficients"), FISHEYE_LENSES)
+def test_native_fisheye_cameras_have_the_distortion(tmp_path, model, params, coefficients):
+    import pycolmap
+
+    points = fisheye_points()
+    lens = pycolmap.Camera(model=model, width=WIDTH, height=HEIGHT, params=list(params))
+    pixels = torch.from_numpy(lens.img_from_cam(points.numpy()))
+    camera = f"{model} {WIDTH} {HEIGHT} {' '.join(map(str, params))}"
+    folder = write_colmap(tmp_path, two_views(dots(pixels, WIDTH, HEIGHT)), points, camera)
+    view = read_colmap(folder, cameras="native").train[0]
+    assert (view.camera.distortion is None) == (not any(coefficients))
+    if any(coefficients):
+        assert_native(view, points, pixels)
+
+
 def test_fisheye_pixels_beyond_90_degrees_are_masked_out(tmp_path):
     focal = 30.0  # 90 degrees are 47 pixels from the center
     image = torch.full((HEIGHT, WIDTH, 3), 200, dtype=torch.uint8)
@@ -150,6 +210,7 @@ def test_fisheye_pixels_beyond_90_degrees_are_masked_out(tmp_path):
     write_transforms(tmp_path / "json", views, camera_model="OPENCV_FISHEYE", **keys)
     write_transforms(tmp_path / "ngp", views, is_fisheye=True, **keys)
     captures = [read_colmap(colmap), read_transforms(tmp_path / "json"), read_transforms(tmp_path / "ngp")]
+    captures += [read_colmap(colmap, cameras="native"), read_transforms(tmp_path / "ngp", cameras="native")]
     x, y = torch.arange(WIDTH) + 0.5 - 60, torch.arange(HEIGHT) + 0.5 - 45
     inside = torch.hypot(x[None], y[:, None]) < focal * math.pi / 2
     for capture in captures:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from ...errors import FileError
 from .colmap import TEST_EVERY, find_model, read_colmap
 from .normalization import normalize_capture
-from .photographs import OnProgress
+from .photographs import CameraKind, OnProgress
 from .transforms import has_transforms, read_transforms
 from .views import Capture, Color
 
@@ -23,13 +24,15 @@ def read_capture(
     seed: int = 0,
     strict: bool = False,
     on_progress: OnProgress | None = None,
+    cameras: CameraKind = "undistorted",
 ) -> Capture:
     """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms`.
 
     Args:
         folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
             are preferred), or the path of a ``transforms.json``.
-        downscale, test_every, background, strict, on_progress: See :func:`read_colmap` and :func:`read_transforms`.
+        downscale, test_every, background, strict, on_progress, cameras: See :func:`read_colmap` and
+            :func:`read_transforms`.
         normalize: Whether to apply :func:`normalize_capture`.
         seed: Random seed of the initial points that :func:`read_transforms` draws if the file has none.
 
@@ -38,14 +41,11 @@ def read_capture(
         UnsupportedError, ArgumentError, MissingExtraError: See the two functions.
     """
     folder = Path(folder)
+    options: dict[str, Any] = dict(strict=strict, on_progress=on_progress, cameras=cameras)
     if _is_colmap(folder):
-        capture = read_colmap(
-            folder, downscale, test_every, background=background, strict=strict, on_progress=on_progress
-        )
+        capture = read_colmap(folder, downscale, test_every, background=background, **options)
     elif _is_json(folder) or has_transforms(folder):
-        capture = read_transforms(
-            folder, downscale, test_every, background, seed=seed, strict=strict, on_progress=on_progress
-        )
+        capture = read_transforms(folder, downscale, test_every, background, seed=seed, **options)
     elif not folder.exists():
         raise FileError(f"{folder}: no such folder")
     else:

@@ -17,6 +17,7 @@ from ...errors import ArgumentError, FileError, UnsupportedError
 from .colmap_model import ColmapImage, ColmapModel, count_images, has_model, read_model
 from .lenses import Lens
 from .photographs import (
+    CameraKind,
     OnProgress,
     Photograph,
     check_test_every,
@@ -62,6 +63,7 @@ def read_colmap(
     background: Color | None = None,
     strict: bool = False,
     on_progress: OnProgress | None = None,
+    cameras: CameraKind = "undistorted",
 ) -> Capture:
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
@@ -86,6 +88,7 @@ def read_colmap(
         strict: Whether to raise if any image is missing. Otherwise missing ones are skipped and counted in
             ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
+        cameras: ``"native"`` to keep images as they were taken, with distorted cameras, instead of undistorting them.
 
     Raises:
         FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
@@ -133,7 +136,7 @@ def read_colmap(
         notes.append(
             f"{folder / 'masks'}: {n_masks} of {len(masks)} images have a mask; that of a.jpg is a.png or a.jpg.png"
         )
-    views = read_views(photographs, background, on_progress)
+    views = read_views(photographs, background, on_progress, cameras)
     train, test, skipped = split_views(views, [is_held_out(i, test_every) for i in range(len(views))])
     return Capture(
         train=tuple(train),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from ...config import CameraModel
+from ...config import LENS_GAIN_MIN, CameraModel
 from ...errors import ArgumentError
 from ...support.extras import require
 
@@ -97,6 +97,34 @@ class Lens:
     @property
     def is_pinhole(self) -> bool:
         return self.model == "pinhole" and not any(self.distortion)
+
+    def distorted(self, points: Tensor) -> Tensor:
+        """Where a lens with a focal length of 1 shows points [P, 2] at depth 1. [P, 2]"""
+        k1, k2, k3, k4 = self.distortion
+        square = points.square().sum(-1, keepdim=True)
+        if self.model == "fisheye":
+            radius = square.sqrt().clamp_min(1e-12)
+            theta = radius.atan()
+            angle = theta * (1 + k1 * theta**2 + k2 * theta**4 + k3 * theta**6 + k4 * theta**8)
+            return points * angle / radius
+        tangential = torch.tensor([[k4, k3]], dtype=points.dtype)  # p2, p1
+        product = points.prod(-1, keepdim=True)
+        shift = 2 * tangential.flip(-1) * product + tangential * (square + 2 * points.square())
+        return points * (1 + k1 * square + k2 * square.square()) + shift
+
+    def shown(self, width: int, height: int) -> Tensor:
+        """Which pixels of an image of another size the unscented transform can reach. [H, W] bool"""
+        if self.model == "fisheye":
+            fisheye = _Fisheye(self)
+            reach = float(fisheye.distorted(np.asarray(fisheye.max_theta)))
+        else:
+            k1, k2, *_ = self.distortion
+            squares = [*_roots([1, 3 * k1, 5 * k2]), *_roots([1 - LENS_GAIN_MIN, k1, k2])]
+            square = min(squares, default=math.inf)
+            reach = math.sqrt(square) * (1 + k1 * square + k2 * square**2) if squares else math.inf
+        x, y = ((torch.arange(n) + 0.5) / n for n in (width, height))
+        x, y = (x * self.width - self.cx) / self.fx, (y * self.height - self.cy) / self.fy
+        return torch.hypot(x[None, :], y[:, None]) < reach
 
     def intrinsics(self, width: int, height: int) -> Tensor:
         """Returns K [3, 3] in fp64 for images of another size, scaled per axis."""
@@ -209,19 +237,20 @@ class _Fisheye:
 
     Attributes:
         undistorted: The equidistant camera, with the same principal point.
+        max_theta: The largest angle from the optical axis that the image shows, at most 90 degrees.
     """
 
     def __init__(self, lens: Lens) -> None:
         self._lens = lens
         derivative = [1.0, *((2 * i + 3) * k for i, k in enumerate(lens.distortion))]
         # Beyond the first extremum of theta_d, the image would repeat itself.
-        self._max_theta = min([math.pi / 2, *(math.sqrt(square) for square in _roots(derivative))])
+        self.max_theta = min([math.pi / 2, *(math.sqrt(square) for square in _roots(derivative))])
         zoom = self._zoom()
         self.undistorted = dataclasses.replace(
             lens, fx=zoom * lens.fx, fy=zoom * lens.fy, distortion=(0.0, 0.0, 0.0, 0.0)
         )
 
-    def _distorted(self, theta: Array) -> Array:
+    def distorted(self, theta: Array) -> Array:
         k1, k2, k3, k4 = self._lens.distortion
         square = theta * theta
         return theta * (1 + square * (k1 + square * (k2 + square * (k3 + square * k4))))
@@ -233,20 +262,20 @@ class _Fisheye:
         edges = [(x, 0 * x), (x, 0 * x + lens.height), (0 * y, y), (0 * y + lens.width, y)]
         border = np.concatenate([np.stack(edge, -1) for edge in edges])
         radii = np.hypot((border[:, 0] - lens.cx) / lens.fx, (border[:, 1] - lens.cy) / lens.fy)
-        thetas = np.linspace(0, self._max_theta, 10_001)
-        distorted = self._distorted(thetas)
+        thetas = np.linspace(0, self.max_theta, 10_001)
+        distorted = self.distorted(thetas)
         # Where the lens does not reach the border, its whole field of view is inside.
         reached = radii[(radii > 0) & (radii <= distorted[-1])]
         ratios = reached / np.interp(reached, distorted, thetas)
-        return float(ratios.max(initial=0.0) or distorted[-1] / self._max_theta)
+        return float(ratios.max(initial=0.0) or distorted[-1] / self.max_theta)
 
     def sources(self, points: Array) -> tuple[Array, Array]:
         """Pixels [P, 2] of undistorted points [P, 2], theta x/r and theta y/r, and whether the lens reaches them."""
         lens = self._lens
         theta = np.hypot(points[:, 0], points[:, 1])
-        ratio = self._distorted(theta) / np.maximum(theta, 1e-12)
+        ratio = self.distorted(theta) / np.maximum(theta, 1e-12)
         sources = points * ratio[:, None] * (lens.fx, lens.fy) + (lens.cx, lens.cy)
-        return sources, theta < self._max_theta
+        return sources, theta < self.max_theta
 
 
 def _roots(coefficients: Sequence[float]) -> list[float]:

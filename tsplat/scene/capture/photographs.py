@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ UNSUPPORTED_SUFFIXES = (
 """Photographs that COLMAP cannot read, and most of them Pillow not without plugins."""
 
 CONVERT = "convert them to JPEG, under the same names"
+
+CameraKind = Literal["undistorted", "native"]
+"""Whether photographs are undistorted, or cameras have the distortion of their lenses."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of images read and their total."""
@@ -128,12 +132,15 @@ def _is_unreadable(path: Path) -> bool:
 
 
 def read_views(
-    photographs: Sequence[Photograph], background: Color | None, on_progress: OnProgress | None = None
+    photographs: Sequence[Photograph],
+    background: Color | None,
+    on_progress: OnProgress | None = None,
+    cameras: CameraKind = "undistorted",
 ) -> list[View]:
     """Reads photographs in several threads. Views are in the order of the photographs.
 
     Distorted images and their masks are undistorted to pinhole or equidistant fisheye images of the same size. Pixels
-    without a source are masked out.
+    without a source are masked out. With ``cameras="native"``, images stay as they are, and cameras are distorted.
 
     The EXIF orientation of an image is ignored, as COLMAP, instant-ngp and nerfstudio do, if its size as stored fits
     its camera; so it is if the image is square. If only the transposed size fits, the cameras were computed from
@@ -144,6 +151,7 @@ def read_views(
         background: RGB in [0, 1] that transparent images are composited over. None masks out pixels whose alpha is
             less than one half.
         on_progress: Called after each image.
+        cameras: Whether images are undistorted.
 
     Raises:
         FileError: An image or mask is missing, cannot be read, or does not have the aspect ratio of its camera.
@@ -161,7 +169,7 @@ def read_views(
             sources.append(source)
             largest = max(largest, source.width * source.height)
             key = (photograph.lens, source.width, source.height)
-            if not photograph.lens.is_pinhole and key not in undistortions:
+            if cameras == "undistorted" and not photograph.lens.is_pinhole and key not in undistortions:
                 try:
                     undistortions[key] = Undistortion(*key)
                 except MissingExtraError:
@@ -271,11 +279,16 @@ def _read(photograph: Photograph, source: _Source, background: Color | None, und
             valid = opaque if valid is None else valid & opaque
     points = photograph.points
     lens, viewmat = photograph.lens, photograph.viewmat.float()
+    if undistortion is not None:
+        lens = dataclasses.replace(lens, distortion=(0.0, 0.0, 0.0, 0.0))
+    elif not lens.is_pinhole and not (shown := lens.shown(*size)).all():
+        valid = shown if valid is None else valid & shown
+    distortion = torch.tensor(lens.distortion) if any(lens.distortion) else None
     return View(
         image=image,
-        camera=Camera(viewmat, K.float(), *size, model=lens.model, name=photograph.name),
+        camera=Camera(viewmat, K.float(), *size, lens.model, photograph.name, distortion=distortion),
         mask=valid,
-        sparse=None if points is None else _project_visible(points, photograph, K, *size),
+        sparse=None if points is None else _project_visible(points, photograph.viewmat, lens, K, *size),
         camera_id=photograph.camera_id,
         files=(photograph.path, *([photograph.mask] if photograph.mask else [])),
     )
@@ -319,16 +332,12 @@ def _has_aspect_ratio(width: int, height: int, full_width: int, full_height: int
     return abs(width * full_height / full_width - height) <= max(1.0, ASPECT_TOLERANCE * height)
 
 
-def _project_visible(points: Tensor, photograph: Photograph, K: Tensor, width: int, height: int) -> Tensor:
+def _project_visible(points: Tensor, viewmat: Tensor, lens: Lens, K: Tensor, width: int, height: int) -> Tensor:
     """Projects points [P, 3] and returns pixel x, y and depth of those inside the image. [Q, 3] fp32"""
-    viewmat = photograph.viewmat
     camera = points.double() @ viewmat[:3, :3].T + viewmat[:3, 3]
     camera = camera[camera[:, 2] > 0]
-    directions = camera / camera[:, 2:]
-    if photograph.lens.model == "fisheye":
-        radii = directions[:, :2].norm(dim=-1, keepdim=True).clamp_min(1e-12)
-        directions = torch.cat([directions[:, :2] * radii.atan() / radii, directions[:, 2:]], -1)
-    pixels = (directions @ K.T)[:, :2]
+    shown = lens.distorted(camera[:, :2] / camera[:, 2:])
+    pixels = shown * K.diagonal()[:2] + K[:2, 2]
     inside = ((pixels >= 0) & (pixels < pixels.new_tensor([width, height]))).all(-1)
     return torch.cat([pixels, camera[:, 2:]], -1)[inside].float()
 

@@ -27,6 +27,7 @@ from .colmap import TEST_EVERY, downscaled_folder, find_by_stem
 from .colmap_model import COORDINATE_MAX
 from .lenses import Lens
 from .photographs import (
+    CameraKind,
     OnProgress,
     Photograph,
     check_test_every,
@@ -58,6 +59,7 @@ def read_transforms(
     seed: int = 0,
     strict: bool = False,
     on_progress: OnProgress | None = None,
+    cameras: CameraKind = "undistorted",
 ) -> Capture:
     """Reads images, cameras and points, in the world frame of the file.
 
@@ -85,6 +87,7 @@ def read_transforms(
         strict: Whether to raise if any image is missing. Otherwise missing ones are skipped, as by instant-ngp and
             nerfstudio, and counted in ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
+        cameras: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, fewer than two images are
@@ -116,7 +119,7 @@ def read_transforms(
     if background is None:
         transparent = any(read_image_info(photograph.path).transparent for photograph in photographs)
         background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
-    train, test, skipped = split_views(read_views(photographs, background, on_progress), held_out)
+    train, test, skipped = split_views(read_views(photographs, background, on_progress, cameras), held_out)
     notes += skipped
 
     ply = contents[0].get("ply_file_path")

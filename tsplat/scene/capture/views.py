@@ -17,7 +17,7 @@ Color = tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """An image and its camera, without distortion.
+    """An image and its camera.
 
     Attributes:
         image: [H, W, 3] uint8 RGB.
@@ -45,10 +45,12 @@ class View:
         if (self.height, self.width) != self.image.shape[:2]:
             found = f"{list(self.image.shape[:2])} in view {self.name!r}"
             raise ShapeError(f"image: expected [{self.height}, {self.width}], the size of its camera, found {found}")
-        for name, tensor, size in (("viewmat", self.camera.viewmat, 4), ("K", self.camera.K, 3)):
-            if tensor.shape != (size, size):
-                found = str(list(tensor.shape))
-                raise ShapeError(f"{name}: expected [{size}, {size}], found {found} in view {self.name!r}")
+        for name, shape in (("viewmat", [4, 4]), ("K", [3, 3]), ("distortion", [4])):
+            tensor = getattr(self.camera, name)
+            if tensor is None:
+                continue
+            if list(tensor.shape) != shape:
+                raise ShapeError(f"{name}: expected {shape}, found {list(tensor.shape)} in view {self.name!r}")
             if not tensor.isfinite().all():
                 raise ArgumentError(
                     f"{name}: expected finite values, found NaN or infinity in view {self.name!r}; check its camera"

@@ -84,6 +84,7 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capt
         seed=config.seed,
         strict=config.strict,
         on_progress=on_progress,
+        cameras=config.camera,
     )
 
 
@@ -167,7 +168,8 @@ def _photograph_differences(recorded: dict[str, Any] | None, found: dict[str, An
 def _is_other_camera(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Whether two cameras differ by more than other hardware may compute."""
     is_close = all(
-        np.allclose(old[name], new[name], rtol=CAMERA_TOLERANCE, atol=CAMERA_TOLERANCE) for name in ("viewmat", "K")
+        np.allclose(old.get(name, 0.0), new.get(name, 0.0), rtol=CAMERA_TOLERANCE, atol=CAMERA_TOLERANCE)
+        for name in ("viewmat", "K", "distortion")
     )
     return not is_close or (old["size"], old["model"]) != (new["size"], new["model"])
 
@@ -178,8 +180,8 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _numbers(matrix: Tensor) -> list[list[float]]:
-    """The values of an fp32 matrix with as many digits as determine them."""
-    return [[float(f"{value:.9g}") for value in row] for row in matrix.tolist()]
+    """The values of an fp32 matrix, or of a vector as one row, with as many digits as determine them."""
+    return [[float(f"{value:.9g}") for value in row] for row in matrix.view(-1, matrix.shape[-1]).tolist()]
 
 
 def _change(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
