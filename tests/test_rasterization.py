@@ -31,7 +31,7 @@ def test_signature_is_gsplats_with_additional_keywords():
     assert all(positional[name].default is inspect.Parameter.empty for name in REQUIRED)
     assert list(parameters)[len(positional) :] == [
         "backend", "numerics", "validate", "memory_budget", "capacity", "group", "extra_signals",
-        "extra_signals_sh_degree", "ut_params",
+        "extra_signals_sh_degree", "ut_params", "rays",
     ]  # fmt: skip
 
 

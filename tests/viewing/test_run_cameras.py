@@ -63,9 +63,11 @@ def test_cameras_without_a_common_up_direction_have_none():
 def views():
     viewmat = look_at((1.0, 2, 3), (0, 0, 0))
     image = torch.zeros(28, 42, 3, dtype=torch.uint8)
-    return [View(image, Camera(viewmat, K, 42, 28, model, name)) for name, model in NAMES]
+    lenses = {"fisheye": DISTORTION}
+    return [View(image, Camera(viewmat, K, 42, 28, model, name, False, lenses.get(model))) for name, model in NAMES]
 
 
+DISTORTION = torch.tensor([0.1, -0.2, 0.3, 0.01])
 NAMES = [("b/2.png", "pinhole"), ("a/1.png", "fisheye"), ("a/2.png", "pinhole")]
 
 
@@ -82,6 +84,7 @@ def test_cameras_of_a_run_round_trip(tmp_path):
         ]  # fmt: skip
         assert (cameras[0].width, cameras[0].height) == (42, 28)
         assert torch.equal(cameras[0].K, K)
+        assert cameras[0].distortion.tolist() == DISTORTION.tolist() and cameras[1].distortion is None
         assert torch.allclose(cameras[0].viewmat, found[0].camera.viewmat, atol=1e-6)
     # Those beside a model of another program are not its own.
     write_json(tmp_path / "cameras.json", describe_cameras(found, []))
