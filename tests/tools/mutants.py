@@ -58,6 +58,7 @@ THRESHOLDS = ("-m", "triton", "tests/kernels/test_thresholds.py")
 CAPACITY = ("-m", "triton", "tests/stages/test_capacity.py")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 STRIDES = ("-m", "triton", "tests/test_strides.py")
+RAYS = ("tests/stages/test_eval3d.py",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +201,64 @@ MUTANTS = [
         ("torch.where(cosine < 0, -q1, q1)", "q1", "the long way around"),
         (".cumprod(-1)", "", "the last angle at which a fisheye lens grows, not the first"),
         ("path[[10, 13]] = -4 * MAGNITUDE_MAX", "pass", "invalid cameras with a rolling shutter see"),
+    ),
+    *_in(
+        "kernels/compositing/footprints/ray.py",
+        RAYS,
+        ("return r[0] * x, r[3] * x, r[6] * x,", "return r[0] * x, r[1] * x, r[2] * x,", "rotation not transposed"),
+        ("constant(-HALF_LOG2_E, square)", "-HALF_LOG2_E", "constant rounded to fp32"),
+        ("t = -along / tl.maximum(square, 1e-30)", "t = -along / square", "pixels without a ray have NaN"),
+        ("at[3] >= 0.0", "at[3] >= -1e9", "what is behind the origin of a ray is seen"),
+        ("tl.fma(x, at[2], sums[6])", "tl.fma(y, at[2], sums[6])", "a sum of products mixed up"),
+        ("x = -g * v[0]", "x = g * v[0]", "sign of the gradient of a ray"),
+        ("x, y, z, x * at[3], y * at[3], z * at[3]", "x, y, z, x, y, z", "gradient of a direction without its t"),
+        ("sums[5] * s[0] / s[1]", "sums[5] * s[1] / s[0]", "scales swapped in the gradient of a rotation"),
+        ("(sums[4] / s[0], sums[7] / s[1]", "(sums[4] / s[0], sums[4] / s[1]", "gradient of a scale of another axis"),
+        ("safe + (tl.where(empty, 1.0, shape[k]),)", "safe + (shape[k],)", "rows that are not rendered have NaN"),
+        ("valid = valid & (tl.abs(values[k])", "valid = valid | (tl.abs(values[k])", "invalid shapes are rendered"),
+    ),
+    *_in(
+        "kernels/compositing/walk_steps.py",
+        RAYS,
+        ("load_tuple(rays + pixel + image * (5 * plane)", "load_tuple(rays + pixel + image * (6 * plane)",
+         "rays of another image"),
+        ("load_tuple(origins + image * 3, 1, 3)", "load_tuple(origins, 1, 3)", "origin of the first image"),
+        ("return inside & (tl.abs(pixel[3])", "return inside | (tl.abs(pixel[3])", "without a ray, Gaussians show"),
+        ("values, inside & is_whole)", "values, inside)", "gradients of rays of lists that are cut"),
+        ("total[k] + value", "value", "gradients of rays are not summed"),
+    ),
+    *_in(
+        "kernels/compositing/chunks.py",
+        RAYS,
+        ("(program, end_chunk):\n                total", "(program, program + 1):\n                total",
+         "gradients of rays of the first chunk only"),
+    ),
+    *_in(
+        "kernels_torch/lens_models.py",
+        RAYS,
+        ("theta.sin() / torch.where(radius > 0", "theta / torch.where(radius > 0", "fisheye rays"),
+        ("solved & (gain > LENS_GAIN_MIN)", "solved", "rays of what the lens does not show"),
+        ("valid = rest.abs() <=", "valid = rest.abs() <= torch.inf *", "fisheye rays beyond the largest angle"),
+    ),
+    *_in(
+        "stages/eval3d.py",
+        RAYS,
+        ("shift = [shift[0] - x, shift[1] - y, shift[2]]", "shift = [shift[0] + x, shift[1] - y, shift[2]]",
+         "origins of orthographic rays"),
+        ("return sum_by_id(v, saved[0], ctx.n), None", "return 2 * sum_by_id(v, saved[0], ctx.n), None",
+         "gradients of shapes doubled"),
+        ("means2d=projected.means2d.detach()", "means2d=projected.means2d + 1", "means in pixels moved"),
+    ),
+    *_in(
+        "scene/capture/lenses.py",
+        LENSES,
+        ("torch.tensor([[k4, k3]]", "torch.tensor([[k3, k4]]", "p1 and p2 of points swapped"),
+        ("_roots([1 - LENS_GAIN_MIN, k1, k2])", "[]", "native pixels that no Gaussian reaches are trained on"),
+    ),
+    *_in(
+        "scene/cameras.py",
+        LENSES,
+        ('coeffs": distortion[:, 2:]', 'coeffs": distortion[:, 2:].flip(1)', "p1 and p2 swapped"),
     ),
     *_in(
         "kernels/projection/camera_models.py",
@@ -869,7 +928,7 @@ MUTANTS = [
         "scene/capture/lenses.py",
         LENSES,
         ("[1.0, *((2 * i + 3) * k", "[1.0, *((2 * i + 1) * k", "fisheye: derivative of the distortion"),
-        ("theta < self._max_theta", "theta < 4.0", "fisheye: pixels beyond 90 degrees not masked out"),
+        ("theta < self.max_theta", "theta < 4.0", "fisheye: pixels beyond 90 degrees not masked out"),
         ("zoom = self._zoom()", "zoom = 1.0", "fisheye: empty borders, or a part of the field of view lost"),
     ),
     *_in(

@@ -35,7 +35,6 @@ class Footprint:
         expand: (sums, at) to SUMS sums, linear in the sums. `at` is that of any pixel of the column.
         slopes: (record, g, at) to absolute gradients of the mean, times log2(e); None if there is no absgrad.
         finish: (sums, shape, opacity) to gradients of the mean, the shape and the opacity: a tuple, a tuple, a value.
-        PIXEL: Values of a pixel: 2 for a center, 6 for a ray.
         pixel_gradients: (record, g, at) to the gradients of a ray's values; None for centers.
     """
 
@@ -53,7 +52,6 @@ class Footprint:
     expand: Any
     slopes: Any
     finish: Any
-    PIXEL: int = 2
     pixel_gradients: Any = None
 
     def slot_columns(self, n_features: int, absgrad: bool) -> int:

@@ -136,8 +136,8 @@ def _finish(sums, shape, opacity):
     """With C the sum of g c c^T: v_m = M^T (sum of g c), v_s = diag(C) / s, and v_R = -R S C S^-1."""
     zero = tl.zeros_like(opacity)
     # Rows that were not rendered have no sums, and any shape.
-    empty = sums[0] * 0.0 == 0.0
-    for k in tl.static_range(10):
+    empty = sums[0] == 0.0
+    for k in tl.static_range(1, 10):
         empty = empty & (sums[k] == 0.0)
     safe = ()
     for k in tl.static_range(10):
@@ -179,7 +179,6 @@ RAY = Footprint(
     expand=_expand,
     slopes=None,
     finish=_finish,
-    PIXEL=6,
     pixel_gradients=_pixel_gradients,
 )
 """The nearest point may be behind the origin, as in gsplat 1.5."""
