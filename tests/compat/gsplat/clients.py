@@ -49,6 +49,7 @@ class SimpleTrainer:
     app_opt: bool = False
     depth_loss: bool = False
     random_bkgd: bool = False
+    with_ut: bool = False
 
     def __post_init__(self):
         points, rgbs = initial_points()
@@ -117,8 +118,8 @@ class SimpleTrainer:
             rasterize_mode=rasterize_mode or ("antialiased" if self.antialiased else "classic"),
             distributed=False,
             camera_model="pinhole",
-            with_ut=False,
-            with_eval3d=False,
+            with_ut=self.with_ut,
+            with_eval3d=self.with_ut,
             **options,
         )
 

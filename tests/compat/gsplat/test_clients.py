@@ -26,6 +26,7 @@ def mcmc(**changes):
 TRAINER = {
     "default": dict(),
     "mcmc": dict(strategy=mcmc),
+    "with_ut_and_eval3d": dict(strategy=mcmc, with_ut=True),
     "packed": dict(packed=True),
     "absgrad": dict(strategy=lambda: default(absgrad=True, grow_grad2d=8e-3)),
     "antialiased": dict(antialiased=True),
