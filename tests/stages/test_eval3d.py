@@ -7,8 +7,11 @@ import pytest
 import torch
 
 import tsplat
+from emulator.package import tsplat_emulated
+from tests.emulator.targets import needs_emulator
 from tests.kernels.compositing.test_lists import UNCUT
 from tests.stages.test_unscented import images_and_gradients
+from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tests.support.lenses import CASES, make
 from tsplat.config import PRESETS, CameraSettings, Unscented, UnscentedTransformParameters
@@ -20,7 +23,6 @@ pytest.importorskip("triton")
 from tsplat.kernels import launch
 from tsplat.kernels.compositing import lists
 
-BACKENDS = [pytest.param("triton", marks=pytest.mark.triton)]
 NAMES = ["means", "quats", "scales", "opacities", "colors", "backgrounds"]
 
 
@@ -46,9 +48,9 @@ def own_rays(scene):
     return values * torch.tensor([1.0, 1, 1, 3, 3, 3], dtype=torch.float64)
 
 
-@pytest.mark.triton
-def test_rays_of_the_caller_are_those_of_the_cameras():
-    scene = make("pinhole", seed=1) | {"with_eval3d": True}
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rays_of_the_caller_are_those_of_the_cameras(backend):
+    scene = make("pinhole", seed=1) | {"with_eval3d": True, "backend": backend}
     found, expected = (
         tsplat.rasterization(**scene, **options)[0] for options in ({"rays": own_rays(scene)}, {})
     )  # fmt: skip
@@ -57,8 +59,8 @@ def test_rays_of_the_caller_are_those_of_the_cameras():
 
 @pytest.mark.parametrize("chunk", [UNCUT, 2])
 @pytest.mark.parametrize("channels", [3, 17])
-@pytest.mark.triton
-def test_gradients_of_rays_match_reference(channels, chunk, monkeypatch):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_rays_match_reference(backend, channels, chunk, monkeypatch):
     """In lists that are cut into chunks, too. Pixels without a ray show the background."""
     for name, lengths in (("CPU_CHUNK", chunk), ("CHUNKS", {math.inf: chunk}), ("AMD_CHUNKS", {math.inf: chunk})):
         monkeypatch.setattr(launch, name, lengths)
@@ -75,8 +77,8 @@ def test_gradients_of_rays_match_reference(channels, chunk, monkeypatch):
         rays=rays, sh_degree=None, colors=torch.rand(n, channels, generator=random, dtype=torch.float64),
         backgrounds=torch.rand(images, channels, generator=random, dtype=torch.float64),
     )  # fmt: skip
-    *found, _ = images_and_gradients(scene, [*NAMES, "rays"], backend="triton")
-    assert bool(cut) == (chunk != UNCUT)
+    *found, _ = images_and_gradients(scene, [*NAMES, "rays"], backend=backend)
+    assert bool(cut) == (chunk != UNCUT and backend == "triton")
     scene["rays"] = torch.where(rays.isfinite().all(-1, keepdim=True), rays, 0.0)
     *expected, _ = images_and_gradients(scene, [*NAMES, "rays"], backend="reference", packed=False)
     for name, one, other in zip(["colors", "alphas", *NAMES, "rays"], found, expected):
@@ -120,6 +122,20 @@ def test_rays_go_to_what_their_pixels_show(kind, readout):
     torch.testing.assert_close(means2d[own, own], expected, rtol=0, atol=1e-6)
 
 
+def test_pixels_that_a_lens_does_not_show_have_no_ray():
+    """Barrel distortion ends at a radial factor of 0.8, before it folds back."""
+    k1, focal = -0.35, 20.0
+    Ks = torch.tensor([[[focal, 0, 20], [0, focal, 16], [0, 0, 1]]], dtype=torch.float64)
+    lens = torch.zeros(1, 12, dtype=torch.float64)
+    lens[0, 0] = k1
+    rays = camera_rays(Cameras(torch.eye(4)[None, None].double(), Ks[None], lens[None]), CameraSettings(40, 32))
+    y, x = torch.meshgrid(torch.arange(32).double() + 0.5, torch.arange(40).double() + 0.5, indexing="ij")
+    reach = math.sqrt(0.2 / -k1)  # 1 + k1 r^2 = 0.8
+    shown = torch.hypot((x - 20) / focal, (y - 16) / focal) < 0.8 * reach
+    assert torch.equal((rays.values[0] != 0).any(0), shown)
+    assert 0.3 < shown.double().mean() < 0.9
+
+
 @pytest.mark.triton
 def test_small_gaussians_in_3d_are_their_projection():
     """The difference is proportional to the size, if the focal length grows as the Gaussian shrinks."""
@@ -161,14 +177,42 @@ def test_a_sphere_in_3d_is_a_disc_of_its_distance():
     assert not alphas[expected < 1 / 255 - 1e-9].any()
 
 
-@pytest.mark.triton
-def test_special_values_are_finite():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp32_is_close_to_fp64(backend):
+    _assert_close_to_fp64(backend, 60, dict(width=60, height=50))
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cuda:80", "hip:gfx942"])
+def test_fp32_on_a_gpu_is_close_to_fp64(target):
+    """Walks of fp32 sum several blocks of pixels in the lanes of a warp."""
+    with tsplat_emulated(target):
+        _assert_close_to_fp64("triton", 20, dict(width=20, height=17))
+
+
+def _assert_close_to_fp64(backend, n, size):
+    results = []
+    for dtype, chosen in ((torch.float32, backend), (torch.float64, "reference")):
+        scene = make("pinhole", dtype=dtype, n=n, **size) | {"with_eval3d": True, "packed": chosen != "reference"}
+        scene["rays"] = own_rays(make("pinhole", n=n, **size)).to(dtype)
+        *found, _ = images_and_gradients(scene, [*NAMES, "rays"], backend=chosen)
+        results.append(found)
+    for name, one, other in zip(["colors", "alphas", *NAMES, "rays"], *results):
+        error = (one.double() - other).abs() / other.abs().max()
+        # Single pixels decide differently where alpha is within rounding of 1/255.
+        assert error.flatten().sort().values[int(0.97 * (error.numel() - 1))] < 1e-4, name
+        assert error.max() < 0.02, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_values_are_finite(backend):
     scene = make("pinhole", n=40, sh_degree=None) | {"with_eval3d": True}
     centers = -(scene["viewmats"][:, :3, :3].mT @ scene["viewmats"][:, :3, 3:])[..., 0]
     scene["means"][0], scene["means"][1:3], scene["means"][3, 2] = centers[0], 1e30, -5.0
     scene["scales"][4], scene["scales"][5, 0], scene["scales"][6], scene["scales"][7] = 0.0, 0.0, 1e-30, 1e6
     scene["scales"][8] *= -1
-    *found, _ = images_and_gradients(scene, [*NAMES, "viewmats"], backend="triton")
+    *found, _ = images_and_gradients(scene, [*NAMES, "viewmats"], backend=backend)
     assert all(tensor.isfinite().all() for tensor in found) and found[1].max() > 0.1
     assert not found[4][4:7].any()  # no gradients of scales: Gaussians without volume are not rendered
 
@@ -218,5 +262,3 @@ def test_what_does_not_fit_is_refused():
     covars = torch.eye(3).expand(len(scene["means"]), 3, 3)
     with pytest.raises(tsplat.ArgumentError, match="covars: expected None, as with_eval3d is True"):
         tsplat.rasterization(**scene | {"covars": covars}, with_eval3d=True)
-    with pytest.raises(NotImplementedError, match="with_eval3d: not implemented with backend='torch'"):
-        tsplat.rasterization(**scene, with_eval3d=True, backend="torch")

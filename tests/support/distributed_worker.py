@@ -107,7 +107,7 @@ def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float
     case = cases.draw_for_tests(seed) if backend == "triton" else cases.draw(seed)
     structure = dataclasses.replace(case.structure, n=n, cameras=n_cameras, batch=(), per_camera_colors=False)
     settings = case.mode | case.layout | dict(backend=backend)
-    in_3d = backend == "triton" and not structure.covars and r.random() < 0.5
+    in_3d = not structure.covars and r.random() < 0.2
     if in_3d:
         settings |= dict(with_ut=True, with_eval3d=True, absgrad=False)
     dtype, half = r.choice([torch.float64, torch.float32]), r.random() < 0.2

@@ -28,11 +28,16 @@ from ..data import (
     Splats,
     TileGrid,
 )
+from . import ray_footprint
 
 BLOCK = 256
 """Gaussians at a time: few operations, whose tensors [256 pixels, 256] still fit into the cache of a core."""
 
 MOMENTS = 6
+"""Sums over pixels that gradients of an ellipse are made of."""
+
+Pixels = tuple[Tensor, Tensor] | Tensor
+"""Of a tile: x [w] and y [h] of centers, or rays [6, P]."""
 
 
 def pack(splats: Splats, numerics: Numerics) -> Tensor:
@@ -94,18 +99,31 @@ class _Features:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _alphas(record: Tensor, xs: Tensor, ys: Tensor, alpha_max: float) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Offsets dx [w, K] and dy [h, K] of pixel centers, alpha [P, K], and where alpha is clamped, or None."""
-    x, y, a, b, c, log_opacity, most = record
-    pixels = (ys.numel() * xs.numel(), x.numel())
-    dx, dy = xs[:, None] - x, ys[:, None] - y
-    slope = (b * dx)[None] + (c * dy)[:, None]
-    exponent = torch.addcmul(torch.addcmul(log_opacity, a * dx, dx)[None], dy[:, None], slope, out=slope)
-    clamped = (exponent > math.log(alpha_max)).view(pixels) if bool((most == alpha_max).any()) else None
+def _pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pixels:
+    if rays is not None:
+        return ray_footprint.rays_of_tile(rays, tile.image, tile.pixels)
+    return centers[0][tile.pixels[1]], centers[1][tile.pixels[0]]
+
+
+def _alphas(record: Tensor, pixels: Pixels, numerics: Numerics) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]:
+    """Where pixels are in Gaussians, alpha [P, K], and where alpha is clamped, or None.
+
+    Of ellipses, the offsets dx [w, K] and dy [h, K] of pixel centers; of rays, what ``locate`` returns.
+    """
+    most, alpha_max = record[-1], numerics.alpha_max
+    if isinstance(pixels, Tensor):
+        at, exponent = ray_footprint.locate(record, pixels, numerics)
+    else:
+        x, y, a, b, c, log_opacity, _ = record
+        at = dx, dy = pixels[0][:, None] - x, pixels[1][:, None] - y
+        slope = (b * dx)[None] + (c * dy)[:, None]
+        exponent = torch.addcmul(torch.addcmul(log_opacity, a * dx, dx)[None], dy[:, None], slope, out=slope)
+    exponent = exponent.view(-1, most.numel())
+    clamped = exponent > math.log(alpha_max) if bool((most == alpha_max).any()) else None
     alpha = torch.minimum(exponent.exp_(), most)
     # `threshold` keeps greater values, several times faster than a comparison and a product.
     below = math.nextafter(ALPHA_MIN, 0.0) if alpha.dtype == torch.float64 else ALPHA_MIN * (1 - 2**-24)
-    return dx, dy, torch.threshold_(alpha, below, 0.0).view(pixels), clamped
+    return at, torch.threshold_(alpha, below, 0.0), clamped
 
 
 def _blend(alpha: Tensor, transmittance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,16 +151,17 @@ def walk(
     centers: tuple[Tensor, Tensor],
     transmittance: Tensor,
     settings: CompositingSettings,
+    rays: Rays | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Walks a tile's list front to back, a block of K at a time, until all of its pixels have stopped.
 
     Yields:
         Rows [K]; then as :func:`_blend`, whose ``transmittance`` [P] is given for the first block.
     """
-    xs, ys = centers[0][tile.pixels[1]], centers[1][tile.pixels[0]]
+    pixels = _pixels(tile, centers, rays)
     for start in range(tile.start, tile.end, BLOCK):
         rows = flatten_ids[start : min(start + BLOCK, tile.end)]
-        _, _, alpha, _ = _alphas(records.index_select(1, rows), xs, ys, settings.numerics.alpha_max)
+        _, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings.numerics)
         weight, passed, transmittance = _blend(alpha, transmittance)
         yield rows, weight, passed, transmittance
         if float(transmittance.amax()) <= 0:
@@ -158,9 +177,8 @@ def composite_fwd(
     settings: CompositingSettings,
     rays: Rays | None = None,
 ) -> PartLists | None:
-    assert rays is None  # refused by check_eval3d
     means2d, channels = splats.means2d, splats.n_features
-    records, features = pack(splats, settings.numerics), _Features(splats)
+    records, features = _pack(splats, rays, settings), _Features(splats)
     shown = None if masks is None else masks.flatten().tolist()
     centers = pixel_centers(settings, means2d)
     for tile in tiles(intersections, len(buffers.colors), settings, shown):
@@ -169,7 +187,7 @@ def composite_fwd(
         transmittance = means2d.new_ones(shape.numel())
         color = means2d.new_zeros(channels, shape.numel())
         last = torch.zeros_like(transmittance, dtype=torch.int32)
-        blocks = walk(tile, intersections.flatten_ids, records, centers, transmittance, settings)
+        blocks = walk(tile, intersections.flatten_ids, records, centers, transmittance, settings, rays)
         for rows, weight, passed, behind in blocks:
             transmittance = behind
             feature = features.take(rows)
@@ -217,13 +235,13 @@ def composite_bwd(
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None
     means2d, channels, absgrad = splats.means2d, splats.n_features, settings.absgrad
-    records, features = pack(splats, settings.numerics), _Features(splats)
-    xs, ys = pixel_centers(settings, means2d)
+    records, features = _pack(splats, rays, settings), _Features(splats)
+    centers = pixel_centers(settings, means2d)
     v_slots = means2d.new_zeros(flatten_ids.numel(), sum_columns(channels, settings))
     for tile in tiles(intersections, len(v_render_colors), settings, None):
         here = (tile.image, *tile.pixels)
-        tile_ys, tile_xs = ys[tile.pixels[0]], xs[tile.pixels[1]]
-        shape = (tile_ys.numel(), tile_xs.numel(), -1)
+        shape = (*last_ids[here].shape, -1)
+        pixels = _pixels(tile, centers, rays)
         transmittance, last = transmittances[here].flatten(), last_ids[here].flatten()
         # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
         covered = transmittance < 1
@@ -239,7 +257,7 @@ def composite_bwd(
             places = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)
             rows = flatten_ids[tile.start + places]
             record = records.index_select(1, rows)
-            dx, dy, alpha, clamped = _alphas(record, tile_xs, tile_ys, settings.numerics.alpha_max)
+            at, alpha, clamped = _alphas(record, pixels, settings.numerics)
             if int(last.min()) < end:
                 alpha *= places < last[:, None]
             inverse = 1 / (1 - alpha)
@@ -255,24 +273,40 @@ def composite_bwd(
             rest = behind[:, -1]
             if clamped is not None:
                 g *= ~clamped
-            g = g.view(shape)
-            columns, columns_dy = g.sum(0), (g * dy[:, None]).sum(0)
-            out = [
-                columns.sum(0),
-                (columns * dx).sum(0),
-                columns_dy.sum(0),
-                (columns * dx * dx).sum(0),
-                (columns_dy * dx).sum(0),
-                (g.sum(1) * dy * dy).sum(0),
-                *(v_color.T @ weight),
-            ]
+            if isinstance(pixels, Tensor):
+                out = ray_footprint.sums(g, at[0])
+                if v_rays is not None:
+                    v_tile = ray_footprint.ray_gradients(record, g, *at)
+                    v_rays[tile.image][:, tile.pixels[0], tile.pixels[1]] += v_tile.view(6, *shape[:2])
+            else:
+                g = g.view(shape)
+                out = _moments(g, *at)
+            out += [*(v_color.T @ weight)]
             if absgrad:
+                dx, dy = at
                 _, _, a, b, c, _, _ = record
                 out.append((g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)))
                 out.append((g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)))
             v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
     # After composite_fwd in Triton, sums are wider.
     _sum_slots(v_slots, order, sums[:, : v_slots.shape[1]])
+
+
+def _pack(splats: Splats, rays: Rays | None, settings: CompositingSettings) -> Tensor:
+    return (pack if rays is None else ray_footprint.pack)(splats, settings.numerics)
+
+
+def _moments(g: Tensor, dx: Tensor, dy: Tensor) -> list[Tensor]:
+    """Sums over pixels of g [h, w, K], g dx, g dy, g dx^2, g dx dy and g dy^2; [K] each."""
+    columns, columns_dy = g.sum(0), (g * dy[:, None]).sum(0)
+    return [
+        columns.sum(0),
+        (columns * dx).sum(0),
+        columns_dy.sum(0),
+        (columns * dx * dx).sum(0),
+        (columns_dy * dx).sum(0),
+        (g.sum(1) * dy * dy).sum(0),
+    ]
 
 
 def _sum_slots(v_slots: Tensor, order: GaussianMajor, sums: Tensor) -> None:
@@ -291,19 +325,27 @@ def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, 
     return xs, ys
 
 
+def _n_sums(settings: CompositingSettings) -> int:
+    return MOMENTS if settings.footprint == "ellipse" else ray_footprint.SUMS
+
+
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
     return sum_columns(n_features, settings) * means.dtype.itemsize
 
 
 def sum_columns(n_features: int, settings: CompositingSettings) -> int:
-    return MOMENTS + n_features + 2 * settings.absgrad
+    return _n_sums(settings) + n_features + 2 * settings.absgrad
 
 
 def composite_gradients(
     sums: Tensor, conics: Tensor, opacities: Tensor, n_features: int, settings: CompositingSettings
 ) -> SplatGradients:
+    end = _n_sums(settings) + n_features
+    if settings.footprint != "ellipse":
+        v_shapes, v_opacities = ray_footprint.finish(sums[:, : ray_footprint.SUMS], conics, opacities)
+        v_means2d = sums.new_zeros(len(sums), 2)
+        return SplatGradients(v_means2d, v_shapes, v_opacities, sums[:, ray_footprint.SUMS : end], None)
     moment = sums[:, :MOMENTS].unbind(-1)
-    end = MOMENTS + n_features
     a, b, c = conics.unbind(-1)
     return SplatGradients(
         torch.stack([a * moment[1] + b * moment[2], b * moment[1] + c * moment[2]], -1),

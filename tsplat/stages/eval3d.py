@@ -36,7 +36,7 @@ from ..data import (
     Rays,
     sum_by_id,
 )
-from ..errors import ShapeError, UnsupportedError
+from ..errors import ShapeError
 from ..kernels_torch.lens_models import fisheye_directions, pinhole_directions
 from ..kernels_torch.unscented import pose_at, time_of
 from .autograd import once_differentiable
@@ -120,13 +120,6 @@ def check_rays(rays: object, shape: tuple[int, ...]) -> Tensor:
         raise ShapeError(f"rays: expected a shape that broadcasts to {list(shape)}, found {found}") from None
 
 
-def check_eval3d(backend: Backend) -> Backend:
-    """Raises if evaluation in 3D is not implemented for a backend."""
-    if backend == "torch":
-        raise UnsupportedError("with_eval3d: not implemented with backend='torch'; use 'triton' or 'reference'")
-    return backend
-
-
 def given_rays(rays: Tensor) -> Rays:
     """Returns rays [I, H, W, 6] that the caller passed: origins, and directions of any length. Differentiable.
 
@@ -189,9 +182,9 @@ def rasterize_to_pixels_eval3d(
         image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
         isect_offsets, flatten_ids, backgrounds, masks: As :func:`rasterize_to_pixels`, of rows [..., C, N].
         camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs: As :func:`tsplat.rasterization`.
-        rolling_shutter, viewmats_rs, rays, numerics: As :func:`tsplat.rasterization`. ``ftheta_coeffs`` raises.
+        rolling_shutter, viewmats_rs, rays, backend, numerics: As :func:`tsplat.rasterization`.
+            ``ftheta_coeffs`` raises.
         ut_params: Checked, and of no effect, as in gsplat: rays do not depend on how Gaussians were projected.
-        backend: ``"triton"``, or ``"auto"`` for the same.
 
     Returns:
         ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]. Differentiable with respect to
@@ -199,7 +192,7 @@ def rasterize_to_pixels_eval3d(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
-        NotImplementedError: ``backend="torch"``; ``ftheta_coeffs``; coefficients that require a gradient; or
+        NotImplementedError: ``ftheta_coeffs``; coefficients that require a gradient; or
             viewmats that require one, with a rolling shutter.
 
     Example::
@@ -248,7 +241,7 @@ def rasterize_to_pixels_eval3d(
         channel_chunk=CHANNEL_CHUNK,
         absgrad=False,
         numerics=preset,
-        backend=check_eval3d(backend),
+        backend=backend,
         footprint=preset.ray_footprint,
     )
     if rays is None:

@@ -34,7 +34,6 @@ from ..config import (
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
 from .capacity import Capacity
-from .eval3d import check_eval3d
 from .lens_models import check_unscented
 
 Value = TypeVar("Value")
@@ -182,8 +181,6 @@ def _check(options: Options) -> tuple[Options, Settings]:
                 raise UnsupportedError(f"{name}: not implemented with backend='reference'; use another backend")
     if options.sparse_grad and not options.packed:
         raise ArgumentError("sparse_grad: requires packed=True, found packed=False")
-    if options.with_eval3d:
-        check_eval3d(options.backend)
     if options.with_eval3d and options.absgrad:
         raise ArgumentError("absgrad: expected False, as with_eval3d is True and means2d then has no gradient")
     if options.capacity is not None and options.segmented:

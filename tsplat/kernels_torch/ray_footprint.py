@@ -1,0 +1,89 @@
+"""The 3D Gaussian along the ray of a pixel, in vectorized PyTorch; see ``kernels/compositing/footprints/ray.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..config import ALPHA_MIN, Numerics
+from ..data import Rays, Splats
+from .camera_models import rotation_rows
+
+SUMS = 10
+"""Sums over pixels that gradients are made of: of g, g c, and the upper triangle of g c c^T."""
+
+INVERSE_MAX = 1e12
+"""Largest 1 / scale of a Gaussian that is rendered, and largest coordinate of its mean."""
+
+NOTHING = -1e4
+"""Logarithm of the opacity of what is not rendered."""
+
+PAIRS = [(i, j) for i in range(3) for j in range(i, 3)]
+
+
+def _rotations(quats: Tensor) -> Tensor:
+    """Rotation matrices of quaternions of any norm, [3, 3, nnz]."""
+    return torch.stack([torch.stack(row) for row in rotation_rows(torch.nn.functional.normalize(quats, dim=-1))])
+
+
+def pack(splats: Splats, numerics: Numerics) -> Tensor:
+    """Packs the mean, the rows of M = diag(1 / s) R^T, ln(opacity) and the clamped opacity of each row. [14, nnz]"""
+    shapes, opacities = splats.conics, splats.opacities
+    whitening = _rotations(shapes[:, 3:7]).transpose(0, 1) / shapes[:, 7:].T[:, None]
+    values = torch.cat([shapes[:, :3].T, whitening.flatten(0, 1)])
+    valid = (values.abs() <= INVERSE_MAX).all(0) & (opacities >= ALPHA_MIN)
+    log_opacities = torch.where(valid, torch.where(valid, opacities, 1.0).log(), NOTHING)
+    most = torch.where(valid, opacities.clamp_max(numerics.alpha_max), 0.0)
+    return torch.cat([torch.where(valid, values, 0.0), log_opacities[None], most[None]])
+
+
+def rays_of_tile(rays: Rays, image: int, pixels: tuple[slice, slice]) -> Tensor:
+    """Origins and directions of the pixels of a tile, [6, P]."""
+    values = rays.values[image][:, pixels[0], pixels[1]].flatten(1)
+    if rays.origins is None:
+        return values
+    return torch.cat([rays.origins[image][:, None].expand(3, values.shape[1]), values])
+
+
+def locate(record: Tensor, rays: Tensor, numerics: Numerics) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """The nearest points c [3, P, K] of rays and their t [P, K], and the logarithm of alpha before it is clamped."""
+    whitening = record[3:12].view(3, 3, -1)
+    u = torch.einsum("ijk,jp->ipk", whitening, rays[3:])
+    w = torch.einsum("ijk,jpk->ipk", whitening, rays[:3, :, None] - record[:3, None])
+    t = -(u * w).sum(0) / (u * u).sum(0).clamp_min(1e-30)
+    c = torch.addcmul(w, t, u)
+    seen = rays[3:].abs().sum(0)[:, None] > 0
+    if numerics.ray_footprint == "ray in front":
+        seen = seen & (t >= 0)
+    return (c, t), torch.where(seen, record[12] - 0.5 * (c * c).sum(0), NOTHING)
+
+
+def sums(g: Tensor, c: Tensor) -> list[Tensor]:
+    """Sums over pixels of g [P, K] times functions of c; [K] each."""
+    weighted = g * c
+    return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j]).sum(0) for i, j in PAIRS)]
+
+
+def ray_gradients(record: Tensor, g: Tensor, c: Tensor, t: Tensor) -> Tensor:
+    """Gradients of the origins and directions of rays, [6, P]."""
+    v = -torch.einsum("ijk,ipk->jpk", record[3:12].view(3, 3, -1), g * c)
+    return torch.cat([v.sum(-1), (t * v).sum(-1)])
+
+
+def finish(found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of shapes [nnz, 10] and opacities [nnz], from their sums [nnz, SUMS]."""
+    # Rows that were not rendered have no sums, and any shape.
+    shapes = torch.where((found == 0).all(1, keepdim=True), 1.0, shapes)
+    quats, scales = shapes[:, 3:7], shapes[:, 7:]
+    products = found.new_empty(len(found), 3, 3)
+    for column, (i, j) in enumerate(PAIRS, start=4):
+        products[:, i, j] = products[:, j, i] = found[:, column]
+    with torch.enable_grad():
+        leaf = quats.detach().requires_grad_()
+        rotation = _rotations(leaf).permute(2, 0, 1)
+        v_rotation = -rotation.detach() @ (scales[:, :, None] * products / scales[:, None, :])
+        (v_quats,) = torch.autograd.grad(rotation, leaf, v_rotation)
+    v_means = (rotation.detach() @ (found[:, 1:4] / scales)[..., None])[..., 0]
+    v_scales = products.diagonal(dim1=1, dim2=2) / scales
+    v_opacities = torch.where(opacities > 0, found[:, 0] / opacities, 0.0)
+    return torch.cat([v_means, v_quats, v_scales], -1), v_opacities
