@@ -224,7 +224,6 @@ MUTANTS = [
          "rays of another image"),
         ("load_tuple(origins + image * 3, 1, 3)", "load_tuple(origins, 1, 3)", "origin of the first image"),
         ("return inside & (tl.abs(pixel[3])", "return inside | (tl.abs(pixel[3])", "without a ray, Gaussians show"),
-        ("values, inside & is_whole)", "values, inside)", "gradients of rays of lists that are cut"),
         ("total[k] + value", "value", "gradients of rays are not summed"),
     ),
     *_in(

@@ -18,7 +18,7 @@ INVERSE_MAX = 1e12
 NOTHING = -1e4
 """Logarithm of the opacity of what is not rendered."""
 
-PAIRS = [(i, j) for i in range(3) for j in range(i, 3)]
+UPPER = [(i, j) for i in range(3) for j in range(i, 3)]
 
 
 def _rotations(quats: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def locate(record: Tensor, rays: Tensor, numerics: Numerics) -> tuple[tuple[Tens
 def sums(g: Tensor, c: Tensor) -> list[Tensor]:
     """Sums over pixels of g [P, K] times functions of c; [K] each."""
     weighted = g * c
-    return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j]).sum(0) for i, j in PAIRS)]
+    return [g.sum(0), *weighted.sum(1), *((weighted[i] * c[j]).sum(0) for i, j in UPPER)]
 
 
 def ray_gradients(record: Tensor, g: Tensor, c: Tensor, t: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def finish(found: Tensor, shapes: Tensor, opacities: Tensor) -> tuple[Tensor, Te
     shapes = torch.where((found == 0).all(1, keepdim=True), 1.0, shapes)
     quats, scales = shapes[:, 3:7], shapes[:, 7:]
     products = found.new_empty(len(found), 3, 3)
-    for column, (i, j) in enumerate(PAIRS, start=4):
+    for column, (i, j) in enumerate(UPPER, start=4):
         products[:, i, j] = products[:, j, i] = found[:, column]
     with torch.enable_grad():
         leaf = quats.detach().requires_grad_()
