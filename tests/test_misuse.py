@@ -80,7 +80,7 @@ SETTINGS = (
     "width", "height", "near_plane", "far_plane", "radius_clip", "eps2d", "sh_degree", "packed", "tile_size",
     "render_mode", "sparse_grad", "absgrad", "rasterize_mode", "channel_chunk", "distributed", "camera_model",
     "segmented", "with_ut", "with_eval3d", "radial_coeffs", "rolling_shutter", "viewmats_rs", "numerics", "validate",
-    "ut_params", "memory_budget", "group", "extra_signals_sh_degree", "backend",
+    "ut_params", "rays", "memory_budget", "group", "extra_signals_sh_degree", "backend",
 )  # fmt: skip
 
 
@@ -93,7 +93,12 @@ def make_scene():
 def check_misuse(seed, backend):
     r = random.Random(seed)
     call = make_scene() | {"backend": backend}
-    for name in r.sample(TENSORS, r.choice((0, 1, 1, 2))):
+    tensors = TENSORS
+    if r.random() < 0.3:
+        rays = torch.rand(2, 13, 19, 6, generator=torch.Generator().manual_seed(3))
+        call |= {"with_eval3d": True, "with_ut": r.random() < 0.5, "rays": rays}
+        tensors = (*TENSORS, "rays")
+    for name in r.sample(tensors, r.choice((0, 1, 1, 2))):
         call[name] = KINDS[r.choice(sorted(KINDS))](call[name])
     for name in r.sample(SETTINGS, r.choice((0, 1, 1, 2))):
         call[name] = r.choice(VALUES)

@@ -215,13 +215,17 @@ def distances(
     Returns:
         [..., C, H, W, N], and whether there is a ray [..., C, H, W].
     """
-    # Whitened: the Gaussian is a unit sphere around 0.
-    whiten = torch.linalg.inv(axes)[..., None, None, None, :, :, :]
+    # Whitened: the Gaussian is a unit sphere around 0. Gaussians without volume are not rendered.
+    squares = axes.square().sum(-2)  # of the scales, as the axes are orthogonal
+    solid = (squares > 1e-24).all(-1)
+    rows = (axes / torch.where(solid[..., None], squares, 1.0)[..., None, :]).transpose(-1, -2)
+    whiten = rows[..., None, None, None, :, :, :]
     exists = (directions != 0).any(-1)
     directions = torch.where(exists[..., None], directions, directions.new_tensor([0.0, 0.0, 1.0]))
     origin = (whiten @ (origins[..., None, :] - means[..., None, None, None, :, :])[..., None])[..., 0]
     direction = torch.nn.functional.normalize((whiten @ directions[..., None, :, None])[..., 0], dim=-1)
     squared = torch.linalg.cross(direction, origin).square().sum(-1)
+    squared = torch.where(solid[..., None, None, None, :], squared, torch.inf)
     if in_front:
         squared = torch.where((direction * origin).sum(-1) <= 0, squared, torch.inf)
     return squared, exists
