@@ -84,6 +84,20 @@ def _lenses(backend, lay_out):
     return [*images, *torch.autograd.grad(images, list(leaves.values()), v)]
 
 
+def _eval3d(backend, lay_out):
+    scene, meta = _projected()
+    given = {name: scene[name] for name in ("means", "quats", "scales")}
+    given |= {"colors": scene["colors"].expand(2, -1, -1), "opacities": scene["opacities"].expand(2, -1)}
+    given["rays"] = torch.rand(2, 13, 19, 6, generator=torch.Generator().manual_seed(0)) + torch.eye(6)[5]
+    leaves = {name: lay_out(tensor.contiguous()).requires_grad_() for name, tensor in given.items()}
+    images = tsplat.rasterize_to_pixels_eval3d(
+        **leaves, viewmats=lay_out(scene["viewmats"]), Ks=lay_out(scene["Ks"]), image_width=19, image_height=13,
+        tile_size=4, isect_offsets=meta["isect_offsets"], flatten_ids=meta["flatten_ids"], backend=backend,
+    )  # fmt: skip
+    v = [lay_out(t) for t in scenes.random_like(images, 1)]
+    return [*images, *torch.autograd.grad(images, list(leaves.values()), v)]
+
+
 def _intersection(backend, lay_out):
     _, meta = _projected()
     seen = (meta["radii"] > 0).all(-1)
@@ -141,7 +155,17 @@ def _adam(backend, lay_out):
     return [parameter.detach()]
 
 
-FUNCTIONS = (_rasterization, _projection, _lenses, _intersection, _compositing, _spherical_harmonics, _loss, _adam)
+FUNCTIONS = (
+    _rasterization,
+    _projection,
+    _lenses,
+    _eval3d,
+    _intersection,
+    _compositing,
+    _spherical_harmonics,
+    _loss,
+    _adam,
+)
 
 
 def assert_layouts_do_not_change_bits(function, backend, layouts):
