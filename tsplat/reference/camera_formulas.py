@@ -191,6 +191,7 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
                 bent_a, bent_b, gain = _opencv(a, b, k)
                 a, b = a + x - bent_a, b + y - bent_b
             exists = (gain > LENS_GAIN_MIN) & ((bent_a - x).abs() + (bent_b - y).abs() < 1e-6)
+            a, b = torch.where(exists, a, 0.0), torch.where(exists, b, 0.0)
         directions = torch.stack([a, b, one], -1)
     if cameras.shutter is None:
         rotation, translation = cameras.rotation[..., None, None, :, :], cameras.translation[..., None, None, :]
