@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import os
+import random
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ pytest.importorskip("triton")
 from tsplat.kernels import launch
 from tsplat.kernels.compositing import lists
 
+SCENES = int(os.environ.get("TSPLAT_EVAL3D_SCENES", "8"))
 NAMES = ["means", "quats", "scales", "opacities", "colors", "backgrounds"]
 
 
@@ -38,6 +41,32 @@ def test_images_and_gradients_match_reference(backend, kind, readout, seed):
     assert (meta["radii"] > 0).all(-1).sum() > 3 and found[1].max() > 0.1
     for name, one, other in zip(["colors", "alphas", *names], found, expected):
         assert_exact(name, one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_random_scenes_match_reference(backend):
+    """`TSPLAT_EVAL3D_SCENES=500` tries more."""
+    for seed in range(SCENES):
+        r = random.Random(seed)
+        kind, readout = r.choice(CASES)
+        degree = r.choice([None, 0, 1, 3])
+        smallest = 4 if readout == "GLOBAL" else 20  # the iterations of a rolling shutter converge
+        scene = make(
+            kind, readout, seed, n=r.choice([1, 5, 20, 60]), width=r.randint(smallest, 40),
+            height=r.randint(smallest, 40), cameras=r.choice([1, 2, 3]), batch=r.choice([(), (), (2,), (1, 2)]),
+            sh_degree=degree, channels=r.choice([1, 3, 4, 17]) if degree is None else 3, size=r.choice([1.0, 3.0]),
+            backgrounds=r.random() < 0.5,
+        )  # fmt: skip
+        names = [name for name in NAMES if scene[name] is not None] + ["viewmats"] * (readout == "GLOBAL")
+        options = dict(
+            with_eval3d=True, rasterize_mode=r.choice(["classic", "antialiased"]), tile_size=r.choice([4, 8, 16]),
+            numerics=r.choice(["gsplat-1.5", "gsplat-1.6", "inria"]), render_mode=r.choice(["RGB", "RGB+D", "RGB+ED"]),
+        )  # fmt: skip
+        *found, _ = images_and_gradients(scene, names, backend=backend, packed=r.random() < 0.5, **options)
+        *expected, _ = images_and_gradients(scene, names, backend="reference", packed=False, **options)
+        for name, one, other in zip(["colors", "alphas", *names], found, expected):
+            assert_exact(f"{seed}: {name}", one, other)
 
 
 def own_rays(scene):
@@ -68,14 +97,14 @@ def test_gradients_of_rays_match_reference(backend, channels, chunk, monkeypatch
     cut_lists = lists.cut_lists
     monkeypatch.setattr(lists, "cut_lists", lambda *given: cut.append(1) or cut_lists(*given))
     scene = make("pinhole", seed=1, n=30) | {"with_eval3d": True}
-    random = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     rays = own_rays(scene)
-    rays = rays + 0.01 * torch.randn(rays.shape, generator=random, dtype=torch.float64)
+    rays = rays + 0.01 * torch.randn(rays.shape, generator=generator, dtype=torch.float64)
     rays[:, 3, 4:7, 3:], rays[:, 5, 5, 1], rays[:, 6, 6, 4] = 0.0, torch.nan, torch.inf
     n, images = len(scene["means"]), len(rays)
     scene |= dict(
-        rays=rays, sh_degree=None, colors=torch.rand(n, channels, generator=random, dtype=torch.float64),
-        backgrounds=torch.rand(images, channels, generator=random, dtype=torch.float64),
+        rays=rays, sh_degree=None, colors=torch.rand(n, channels, generator=generator, dtype=torch.float64),
+        backgrounds=torch.rand(images, channels, generator=generator, dtype=torch.float64),
     )  # fmt: skip
     *found, _ = images_and_gradients(scene, [*NAMES, "rays"], backend=backend)
     assert bool(cut) == (chunk != UNCUT and backend == "triton")
