@@ -21,7 +21,10 @@ MACHINES = ("tsplat/triton_cpu/", "tests/triton_cpu/", "tests/emulator/", "emula
 SIZES = re.compile(r"\}\s?x\s?\{|(?<![-\w.])[1-9]\d*x\d+\b")
 """Sizes such as 4x3 or {width}x{height}; not names of scenes, such as garden-648x420."""
 
-SIZES_IN = ("tsplat/cli/", "tsplat/scene/", "tsplat/training/", "tsplat/viewing/", "docs/", "README.md", "CHANGELOG.md")
+SIZES_IN = (
+    "tsplat/cli/", "tsplat/compat/", "tsplat/kernels", "tsplat/scene/", "tsplat/stages/", "tsplat/training/",
+    "tsplat/viewing/", "docs/", "README.md", "CHANGELOG.md",
+)  # fmt: skip
 
 SUFFIXES = {".py", ".md", ".sh"}
 THIS = "tests/test_language.py"

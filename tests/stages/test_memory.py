@@ -38,7 +38,7 @@ def test_free_memory_is_in_bytes():
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_images_beyond_the_free_memory_raise(backend):
-    message = r"width: images of 1000000x1000000 with 3 channels each need 20 TB of memory, .* free; render smaller"
+    message = r"width: images of 1000000×1000000 with 3 channels each need 20 TB of memory, .* free; render smaller"
     with pytest.raises(tsplat.MemoryBudgetError, match=message):
         tsplat.rasterization(**scene(width=10**6, height=10**6), backend=backend)
 

@@ -1,7 +1,7 @@
 """Device functions that kernels share: each step ``foo`` beside its vector-Jacobian product ``foo_vjp``.
 
 Vectors and matrices are tuples of equally shaped tensors, so nothing here depends on block sizes. A 3-vector is
-``(x, y, z)``, a 3x3 matrix its nine entries row by row, a symmetric matrix its upper triangle row by row (00 01 02 11
+``(x, y, z)``, a 3×3 matrix its nine entries row by row, a symmetric matrix its upper triangle row by row (00 01 02 11
 12 22, or 00 01 11). The gradient of a symmetric matrix is taken with respect to that triangle: an off-diagonal entry
 carries the gradients of both of its places.
 
@@ -266,7 +266,7 @@ def det2(s):
 
 @triton.jit
 def conic(s, det):
-    """Upper triangle of the inverse of a symmetric 2x2 matrix with determinant det."""
+    """Upper triangle of the inverse of a symmetric 2×2 matrix with determinant det."""
     return s[2] / det, -s[1] / det, s[0] / det
 
 

@@ -68,7 +68,7 @@ def _camera_center(v, BY_INVERSE: tl.constexpr):
             center = center + (-(v[3] * x[k] + v[7] * y[k] + v[11] * z[k]),)
         return center
     else:
-        # The inverse of a 3x3 matrix has the cross products of its rows as columns, over the determinant.
+        # The inverse of a 3×3 matrix has the cross products of its rows as columns, over the determinant.
         yz, zx, xy = _cross(y, z), _cross(z, x), _cross(x, y)
         det = dot3(x, yz)
         center = ()

@@ -62,7 +62,7 @@ def camera_centers(viewmats: Tensor, numerics: Numerics) -> Tensor:
     t = viewmats[..., :3, 3:]
     if numerics.camera_center == "transpose":
         return -(t[..., 0, :] * x + t[..., 1, :] * y + t[..., 2, :] * z)
-    # The inverse of a 3x3 matrix has the cross products of its rows as columns, over the determinant.
+    # The inverse of a 3×3 matrix has the cross products of its rows as columns, over the determinant.
     yz, zx, xy = y.cross(z, -1), z.cross(x, -1), x.cross(y, -1)
     det = (x * yz).sum(-1, keepdim=True)
     return -(t[..., 0, :] * yz + t[..., 1, :] * zx + t[..., 2, :] * xy) / det

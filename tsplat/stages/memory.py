@@ -68,7 +68,7 @@ def check_images(
     device: torch.device, n_images: int, width: int, height: int, n_features: int, dtype: torch.dtype
 ) -> None:
     """Raises :class:`MemoryBudgetError` before images, alphas and transmittances are allocated that do not fit."""
-    size, needed = f"of {width}x{height} with {n_features} channels", width * height * (n_features + 2) * dtype.itemsize
+    size, needed = f"of {width}×{height} with {n_features} channels", width * height * (n_features + 2) * dtype.itemsize
     advice = "render smaller images, or parts of them by changing cx and cy"
     check_memory(f"width: images {size} each", needed, device, advice)
     check_memory(f"width: {n_images} images {size}", n_images * needed, device, "render fewer cameras at a time")

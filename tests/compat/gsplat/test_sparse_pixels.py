@@ -223,12 +223,12 @@ def test_layouts_are_checked():
     pixels, image_ids = choose()
     layout = lay_out(pixels, image_ids, 8, radii, depths, splats)
     for change, match in (
-        (dict(tile_width=4), "tile_width: expected 3x3 tiles"),
+        (dict(tile_width=4), "tile_width: expected 3×3 tiles"),
         (dict(tile_offsets=layout["tile_offsets"][:-1]), "tile_offsets: expected"),
         (dict(pixel_map=layout["pixel_map"][:-1]), "pixel_map: expected"),
         (dict(tile_pixel_cumsum=layout["tile_pixel_cumsum"] + 1), "tile_pixel_cumsum: expected"),
         (dict(active_tiles=layout["active_tiles"].flip(0)), "active_tiles: expected ascending tiles"),
-        (dict(image_width=18), "tile_pixel_mask: expected pixels of images of 18x19"),
+        (dict(image_width=18), "tile_pixel_mask: expected pixels of images of 18×19"),
     ):
         with pytest.raises(ArgumentError, match=match):
             gsplat.rasterize_to_pixels_sparse(*splats.values(), image_ids, **{**layout, **change})

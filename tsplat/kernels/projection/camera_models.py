@@ -205,7 +205,7 @@ def screen_covariance(t0, t1, s):
 
 @triton.jit
 def screen_covariance_vjp(t0, t1, s, v):
-    """Gradients of t0, t1 and s. With G the symmetric 2x2 gradient: v_T = 2 G T S, v_S = T^T G T."""
+    """Gradients of t0, t1 and s. With G the symmetric 2×2 gradient: v_T = 2 G T S, v_S = T^T G T."""
     s0 = symmetric_matvec3(s, t0)
     s1 = symmetric_matvec3(s, t1)
     v_t0 = (

@@ -31,7 +31,7 @@ def test_gaussians_of_lowest_opacity_are_left_out(tmp_path, capsys, use_sort):
     splats = random_splats(28)
     found = PngCompression(use_sort=use_sort).compress(str(tmp_path), splats)
     assert found is None
-    assert capsys.readouterr().out == "removed 3 of 28 Gaussians, those of lowest opacity: 5 x 5 are left\n"
+    assert capsys.readouterr().out == "removed 3 of 28 Gaussians, those of lowest opacity: 5×5 are left\n"
     found = PngCompression().decompress(str(tmp_path))
     kept = splats["opacities"] > splats["opacities"].sort().values[2]
     order = morton_order(splats["means"][kept]) if use_sort else torch.arange(25)

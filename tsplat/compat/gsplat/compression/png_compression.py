@@ -63,7 +63,7 @@ class PngCompression:
             kept = logits.argsort(descending=True, stable=True)[: side**2].sort().values
             tensors = {name: tensor[kept] for name, tensor in tensors.items()}
             if self.verbose:
-                print(f"removed {n - side**2} of {n} Gaussians, those of lowest opacity: {side} x {side} are left")
+                print(f"removed {n - side**2} of {n} Gaussians, those of lowest opacity: {side}×{side} are left")
         if self.use_sort:
             tensors = sort_splats(tensors, verbose=self.verbose)
         write_png_images(compress_dir, tensors)

@@ -64,8 +64,8 @@ class SparseLayout:
         tiles = (math.ceil(self.width / self.tile_size), math.ceil(self.height / self.tile_size))
         if (self.tile_width, self.tile_height) != tiles:
             raise ArgumentError(
-                f"tile_width: expected {tiles[0]}x{tiles[1]} tiles of {self.tile_size} for images of "
-                f"{self.width}x{self.height}, found {self.tile_width}x{self.tile_height}"
+                f"tile_width: expected {tiles[0]}×{tiles[1]} tiles of {self.tile_size} for images of "
+                f"{self.width}×{self.height}, found {self.tile_width}×{self.tile_height}"
             )
         check_tensor("active_tiles", self.active_tiles, [None], "[AT]", dtypes=INTEGERS)
         steps = torch.nn.functional.pad(self.active_tiles.to(torch.int64), (1, 0), value=-1).diff()
@@ -92,7 +92,7 @@ class SparseLayout:
         _, rows, columns = self.pixels
         if bool(((rows >= self.height) | (columns >= self.width)).any()):
             raise ArgumentError(
-                f"tile_pixel_mask: expected pixels of images of {self.width}x{self.height}, found others"
+                f"tile_pixel_mask: expected pixels of images of {self.width}×{self.height}, found others"
             )
 
     @functools.cached_property

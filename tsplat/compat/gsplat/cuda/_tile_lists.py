@@ -88,7 +88,7 @@ def dense_contributions(
     if tuple(isect_offsets.shape) != (*images, *grid):
         raise ShapeError(
             f"{name}: expected {[*images, *grid]}, images as those of means2d and tiles of {tile_size} for images of "
-            f"{width}x{height}, found {list(isect_offsets.shape)}"
+            f"{width}×{height}, found {list(isect_offsets.shape)}"
         )
     check_tile_lists(name, isect_offsets, flatten_ids, math.prod(leading))
     n_images, device = math.prod(images), flatten_ids.device
