@@ -88,7 +88,6 @@ INVALID = [
 
 UNSUPPORTED = [
     (dict(camera_model="ftheta"), "camera_model"),
-    (dict(with_eval3d=True), "with_eval3d"),
     (dict(ftheta_coeffs=object()), "ftheta_coeffs"),
     (dict(tile_size=32), "tile_size"),
     (dict(Ks=torch.eye(3).expand(2, 3, 3).clone().requires_grad_()), "Ks"),
@@ -148,7 +147,6 @@ def test_unsupported_option_raises(scene, change, name):
             dict(absgrad=True, backend="reference"),
             "absgrad: not implemented with backend='reference'; use another backend",
         ),
-        (dict(with_eval3d=True), "with_eval3d: evaluation in 3D is not implemented; pass False"),
         (dict(ftheta_coeffs=object()), "ftheta_coeffs: the f-theta camera is not implemented; pass None"),
     ],
     ids=_id,

@@ -229,6 +229,11 @@ def _tensor_arguments():
         (tsplat.rasterize_to_pixels, dict(
             **splats, colors=colors, **lists, masks=mask, backgrounds=torch.zeros(1, 3), **size
         )),
+        (tsplat.rasterize_to_pixels_eval3d, dict(
+            means=means, quats=quats, scales=scales, colors=colors, opacities=splats["opacities"], **lists,
+            **{name: tensor[:1] for name, tensor in camera.items()},
+            masks=mask, backgrounds=torch.zeros(1, 3), rays=torch.ones(6), **size,
+        )),
         (tsplat.spherical_harmonics, dict(degrees_to_use=1, dirs=means, coeffs=coeffs, masks=visible)),
         (tsplat.l1_ssim_loss, dict(image=torch.rand(12, 12, 3), target=torch.rand(12, 12, 3))),
         (step, dict(visible=visible)),

@@ -54,7 +54,7 @@ def test_images_beyond_the_free_memory_are_an_error_of_one_line(model, tmp_path,
     sizes = ["--width", "16384", "--height", "16384"]
     assert cli.main(["render", str(model), "--out", str(tmp_path / out[0]), *out[1:], *sizes]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("tsplat: error: width: images of 16384x16384 with 3 channels each need 5.37 GB of memory")
+    assert line.startswith("tsplat: error: width: images of 16384×16384 with 3 channels each need 5.37 GB of memory")
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".png"]
 
 

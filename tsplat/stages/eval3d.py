@@ -233,6 +233,8 @@ def rasterize_to_pixels_eval3d(
     cameras = add_lens(Cameras(viewmats, Ks), lens, projection, batch, n_cameras)
     if rays is not None:
         rays = check_rays(rays, (*lists.images, lists.height, lists.width, 6))
+    rows = torch.Size((*lists.images, n_gaussians))
+    backgrounds = lists.check_rows(rows, colors, opacities, backgrounds)
     dtype = compute_dtype(means, quats, scales, colors, opacities, backgrounds, *cameras, rays)
     shapes = torch.cat([t.to(dtype) for t in (means, quats, scales)], -1)
     settings = CompositingSettings(
@@ -248,7 +250,6 @@ def rasterize_to_pixels_eval3d(
         found = camera_rays(flatten_batches(cameras, len(batch), dtype), camera)
     else:
         found = given_rays(flatten_batch(rays, len(batch), dtype).flatten(0, 1))
-    rows = (*lists.images, n_gaussians)
     return lists.composite(
         shapes.new_zeros(*rows, 2),
         shapes[..., None, :, :].expand(*rows, 10).reshape(-1, 10),

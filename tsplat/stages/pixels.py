@@ -84,6 +84,20 @@ class TileLists(NamedTuple):
             )
         return cls(width, height, tile_size, isect_offsets.shape[:-2], isect_offsets, flatten_ids, masks)
 
+    def check_rows(
+        self, leading: torch.Size, colors: Tensor, opacities: Tensor, backgrounds: Tensor | None
+    ) -> Tensor | None:
+        """Checks what belongs to rows with leading dimensions, and returns the backgrounds [..., D]."""
+        check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
+        check_tensor("colors", colors, [*leading, None], "[..., N, D] as means2d")
+        channels = colors.shape[-1]
+        if channels == 0:
+            raise ShapeError(f"colors: expected at least one channel, found {list(colors.shape)}")
+        if backgrounds is not None:
+            backgrounds = check_backgrounds(backgrounds, self.images, channels, "[..., D] as colors")
+        check_tile_lists("isect_offsets", self.isect_offsets, self.flatten_ids, math.prod(leading))
+        return backgrounds
+
     def composite(
         self,
         means2d: Tensor,
@@ -94,7 +108,7 @@ class TileLists(NamedTuple):
         settings: CompositingSettings,
         rays: Rays | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Composites rows whose geometry was checked.
+        """Composites rows that were checked.
 
         Args:
             means2d, shapes: [..., 2], [nnz, S], in the compute dtype.
@@ -103,18 +117,10 @@ class TileLists(NamedTuple):
         Returns:
             Images [..., H, W, D] and [..., H, W, 1].
         """
-        leading, dtype = means2d.shape[:-1], means2d.dtype
-        check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
-        check_tensor("colors", colors, [*leading, None], "[..., N, D] as means2d")
-        channels = colors.shape[-1]
-        if channels == 0:
-            raise ShapeError(f"colors: expected at least one channel, found {list(colors.shape)}")
-        if backgrounds is not None:
-            backgrounds = check_backgrounds(backgrounds, self.images, channels, "[..., D] as colors")
+        dtype, channels = means2d.dtype, colors.shape[-1]
         given = dict(means2d=means2d, shapes=shapes, colors=colors, opacities=opacities, backgrounds=backgrounds)
         lists = dict(masks=self.masks, isect_offsets=self.isect_offsets, flatten_ids=self.flatten_ids)
         check_devices(given | lists)
-        check_tile_lists("isect_offsets", self.isect_offsets, self.flatten_ids, math.prod(leading))
         n_images = math.prod(self.images)
         check_images(means2d.device, n_images, self.width, self.height, channels, dtype)
         n_intersections = self.isect_offsets.new_full((1,), self.flatten_ids.numel(), dtype=torch.int32)
@@ -207,6 +213,7 @@ def rasterize_to_pixels(
         "means2d", means2d, [None, 2] if packed else [*lists.images, None, 2], "[nnz, 2] if packed, else [..., N, 2]"
     )
     check_tensor("conics", conics, [*means2d.shape[:-1], 3], "[..., N, 3] as means2d")
+    backgrounds = lists.check_rows(means2d.shape[:-1], colors, opacities, backgrounds)
     check_devices(dict(means2d=means2d, conics=conics))
     dtype = compute_dtype(means2d, conics, colors, opacities, backgrounds)
     settings = CompositingSettings(
