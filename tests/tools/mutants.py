@@ -253,7 +253,7 @@ MUTANTS = [
         RAYS,
         ("shift = [shift[0] - x, shift[1] - y, shift[2]]", "shift = [shift[0] + x, shift[1] - y, shift[2]]",
          "origins of orthographic rays"),
-        ("return sum_by_id(v, saved[0], ctx.n), None", "return 2 * sum_by_id(v, saved[0], ctx.n), None",
+        ("return sum_by_id(v,", "return 2 * sum_by_id(v,",
          "gradients of shapes doubled"),
         ("means2d=projected.means2d.detach()", "means2d=projected.means2d + 1", "means in pixels moved"),
     ),
@@ -936,7 +936,7 @@ MUTANTS = [
         "scene/capture/lenses.py",
         LENSES,
         ("[1.0, *((2 * i + 3) * k", "[1.0, *((2 * i + 1) * k", "fisheye: derivative of the distortion"),
-        ("theta < self.max_theta", "theta < 4.0", "fisheye: pixels beyond 90 degrees not masked out"),
+        ("theta < self._max_theta", "theta < 4.0", "fisheye: pixels beyond 90 degrees not masked out"),
         ("zoom = self._zoom()", "zoom = 1.0", "fisheye: empty borders, or a part of the field of view lost"),
     ),
     *_in(

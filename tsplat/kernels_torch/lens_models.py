@@ -30,15 +30,22 @@ def bend(p: Triple, lens: Tensor | None, model: CameraModel) -> tuple[Tensor, Te
     a, b = x / z, y / z
     if lens is None:
         return a, b, seen
-    k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = lens.unbind(-1)
+    bent_a, bent_b, gain, _ = _distort(a, b, lens.unbind(-1))
+    return bent_a, bent_b, gain > LENS_GAIN_MIN
+
+
+def _distort(a: Tensor, b: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """OpenCV's distortion of a = x / z and b = y / z, its radial factor, and the denominator of that."""
+    k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = lens
     square = a * a + b * b
     above = 1 + square * (k1 + square * (k2 + square * k3))
     below = 1 + square * (k4 + square * (k5 + square * k6))
-    gain = above / torch.where(below.abs() > 1e-8, below, torch.inf)
+    below = torch.where(below.abs() > 1e-8, below, torch.inf)
+    gain = above / below
     mixed = 2 * a * b
     bent_a = gain * a + p1 * mixed + p2 * (square + 2 * a * a) + square * (s1 + square * s2)
     bent_b = gain * b + p1 * (square + 2 * b * b) + p2 * mixed + square * (s3 + square * s4)
-    return bent_a, bent_b, gain > LENS_GAIN_MIN
+    return bent_a, bent_b, gain, below
 
 
 def pinhole_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
@@ -56,17 +63,13 @@ def _undistort(x: Tensor, y: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, 
     k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = lens
     a, b = x, y
     for step in range(NEWTON_STEPS + 1):
-        square = a * a + b * b
-        above = 1 + square * (k1 + square * (k2 + square * k3))
-        below = 1 + square * (k4 + square * (k5 + square * k6))
-        inverse = 1 / torch.where(below.abs() > 1e-8, below, torch.inf)
-        gain = above * inverse
-        rest_x = gain * a + 2 * p1 * a * b + p2 * (square + 2 * a * a) + square * (s1 + square * s2) - x
-        rest_y = gain * b + p1 * (square + 2 * b * b) + 2 * p2 * a * b + square * (s3 + square * s4) - y
+        bent_a, bent_b, gain, below = _distort(a, b, lens)
+        rest_x, rest_y = bent_a - x, bent_b - y
         if step == NEWTON_STEPS:
             break
+        square = a * a + b * b
         slope_above = k1 + square * (2 * k2 + square * 3 * k3)
-        slope = 2 * (slope_above - gain * (k4 + square * (2 * k5 + square * 3 * k6))) * inverse
+        slope = 2 * (slope_above - gain * (k4 + square * (2 * k5 + square * 3 * k6))) / below
         prism_x, prism_y = 2 * (s1 + 2 * s2 * square), 2 * (s3 + 2 * s4 * square)
         xx = gain + slope * a * a + 2 * p1 * b + 6 * p2 * a + prism_x * a
         xy = slope * a * b + 2 * (p1 * a + p2 * b) + prism_x * b

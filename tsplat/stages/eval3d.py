@@ -50,15 +50,15 @@ class _TakeRows(torch.autograd.Function):
     """Rows of a tensor, whose gradients are summed in a fixed order."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, ids: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, ids: Tensor, unique: bool) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.n = len(values)
+        ctx.n, ctx.unique = len(values), unique
         return values[ids]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, saved: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, None]:
-        return sum_by_id(v, saved[0], ctx.n), None
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, None, None]:
+        return sum_by_id(v, saved[0], ctx.n, unique=ctx.unique), None, None
 
 
 def with_world_shapes(projected: ProjectedGaussians, gaussians: Gaussians3D) -> ProjectedGaussians:
@@ -67,7 +67,7 @@ def with_world_shapes(projected: ProjectedGaussians, gaussians: Gaussians3D) -> 
     shapes = torch.cat([gaussians.means, gaussians.quats, gaussians.scales], -1).flatten(0, 1)
     ids = projected.feature_ids(per_camera=False)
     if ids is not None:
-        shapes = _TakeRows.apply(shapes, ids)  # type: ignore[no-untyped-call]
+        shapes = _TakeRows.apply(shapes, ids, projected.n_cameras == 1)  # type: ignore[no-untyped-call]
     return projected._replace(means2d=projected.means2d.detach(), conics=shapes)
 
 

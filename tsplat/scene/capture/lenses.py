@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from ...errors import ArgumentError
 from ...support.extras import require
 
 Array = npt.NDArray[Any]
+Angle = TypeVar("Angle", float, Array, Tensor)
 
 CHUNK_PIXELS = 1 << 20
 """Pixels sampled at a time, which limits the memory that large images need."""
@@ -105,8 +106,7 @@ class Lens:
         if self.model == "fisheye":
             radius = square.sqrt().clamp_min(1e-12)
             theta = radius.atan()
-            angle = theta * (1 + k1 * theta**2 + k2 * theta**4 + k3 * theta**6 + k4 * theta**8)
-            return points * angle / radius
+            return points * _distorted_angle(theta, self.distortion) / radius
         tangential = torch.tensor([[k4, k3]], dtype=points.dtype)  # p2, p1
         product = points.prod(-1, keepdim=True)
         shift = 2 * tangential.flip(-1) * product + tangential * (square + 2 * points.square())
@@ -115,8 +115,7 @@ class Lens:
     def shown(self, width: int, height: int) -> Tensor:
         """Which pixels of an image of another size the unscented transform can reach. [H, W] bool"""
         if self.model == "fisheye":
-            fisheye = _Fisheye(self)
-            reach = float(fisheye.distorted(np.asarray(fisheye.max_theta)))
+            reach = _distorted_angle(_largest_angle(self.distortion), self.distortion)
         else:
             k1, k2, *_ = self.distortion
             squares = [*_roots([1, 3 * k1, 5 * k2]), *_roots([1 - LENS_GAIN_MIN, k1, k2])]
@@ -237,23 +236,15 @@ class _Fisheye:
 
     Attributes:
         undistorted: The equidistant camera, with the same principal point.
-        max_theta: The largest angle from the optical axis that the image shows, at most 90 degrees.
     """
 
     def __init__(self, lens: Lens) -> None:
         self._lens = lens
-        derivative = [1.0, *((2 * i + 3) * k for i, k in enumerate(lens.distortion))]
-        # Beyond the first extremum of theta_d, the image would repeat itself.
-        self.max_theta = min([math.pi / 2, *(math.sqrt(square) for square in _roots(derivative))])
+        self._max_theta = _largest_angle(lens.distortion)
         zoom = self._zoom()
         self.undistorted = dataclasses.replace(
             lens, fx=zoom * lens.fx, fy=zoom * lens.fy, distortion=(0.0, 0.0, 0.0, 0.0)
         )
-
-    def distorted(self, theta: Array) -> Array:
-        k1, k2, k3, k4 = self._lens.distortion
-        square = theta * theta
-        return theta * (1 + square * (k1 + square * (k2 + square * (k3 + square * k4))))
 
     def _zoom(self) -> float:
         """The smallest factor of the focal lengths for which no pixel on the border of the image lies outside of it."""
@@ -262,20 +253,34 @@ class _Fisheye:
         edges = [(x, 0 * x), (x, 0 * x + lens.height), (0 * y, y), (0 * y + lens.width, y)]
         border = np.concatenate([np.stack(edge, -1) for edge in edges])
         radii = np.hypot((border[:, 0] - lens.cx) / lens.fx, (border[:, 1] - lens.cy) / lens.fy)
-        thetas = np.linspace(0, self.max_theta, 10_001)
-        distorted = self.distorted(thetas)
+        thetas = np.linspace(0, self._max_theta, 10_001)
+        distorted = _distorted_angle(thetas, lens.distortion)
         # Where the lens does not reach the border, its whole field of view is inside.
         reached = radii[(radii > 0) & (radii <= distorted[-1])]
         ratios = reached / np.interp(reached, distorted, thetas)
-        return float(ratios.max(initial=0.0) or distorted[-1] / self.max_theta)
+        return float(ratios.max(initial=0.0) or distorted[-1] / self._max_theta)
 
     def sources(self, points: Array) -> tuple[Array, Array]:
         """Pixels [P, 2] of undistorted points [P, 2], theta x/r and theta y/r, and whether the lens reaches them."""
         lens = self._lens
         theta = np.hypot(points[:, 0], points[:, 1])
-        ratio = self.distorted(theta) / np.maximum(theta, 1e-12)
+        ratio = _distorted_angle(theta, lens.distortion) / np.maximum(theta, 1e-12)
         sources = points * ratio[:, None] * (lens.fx, lens.fy) + (lens.cx, lens.cy)
-        return sources, theta < self.max_theta
+        return sources, theta < self._max_theta
+
+
+def _distorted_angle(theta: Angle, distortion: Sequence[float]) -> Angle:
+    """theta_d of angles theta."""
+    k1, k2, k3, k4 = distortion
+    square = theta * theta
+    return theta * (1 + square * (k1 + square * (k2 + square * (k3 + square * k4))))
+
+
+def _largest_angle(distortion: Sequence[float]) -> float:
+    """The angle from the optical axis at which a fisheye image ends, at most 90 degrees."""
+    derivative = [1.0, *((2 * i + 3) * k for i, k in enumerate(distortion))]
+    # Beyond the first extremum of theta_d, the image would repeat itself.
+    return min([math.pi / 2, *(math.sqrt(square) for square in _roots(derivative))])
 
 
 def _roots(coefficients: Sequence[float]) -> list[float]:
