@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tsplat.scene import Gaussians, procedural_capture
+from tsplat.stages import capacity
 from tsplat.stages.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest
@@ -90,6 +91,25 @@ def train(ranks, folder):
     trainer = Trainer(start(scene), scene.train, config, ranks)
     results["fp16"] = [float(trainer.advance().loss) for _ in range(3)]
     return results
+
+
+def recorded(capacities, render, index, background, capacity, **options):
+    capacities.append(capacity)
+    return render(index, background, capacity, **options)
+
+
+def train_with_capacity(ranks, folder):
+    """Trains a sharded scene with and without a capacity. Returns whether states are equal, and renderings of each."""
+    scene, states, capacities = capture(), [], []
+    capacity.UNKNOWN = 2 * ranks.rank  # too small for rank 0
+    for choice in ("off", "on"):
+        config = dataclasses.replace(configuration("default", "shard"), capacity=choice)
+        trainer = Trainer(start(scene), scene.train, config, ranks)
+        trainer._render = functools.partial(recorded, capacities, trainer._render)
+        for _ in range(STEPS):
+            trainer.advance()
+        states.append(gathered_state(trainer, ranks))
+    return states[0] == states[1], capacities.count(None), capacities.count("auto")
 
 
 def train_degree_zero(ranks, folder):
@@ -167,7 +187,7 @@ def load(ranks, folder):
     return results
 
 
-JOBS = {job.__name__: job for job in (train, train_degree_zero, save, load)}
+JOBS = {job.__name__: job for job in (train, train_with_capacity, train_degree_zero, save, load)}
 
 
 def run_jobs(rank, world_size, folder, jobs):

@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 
+from tests.support.backends import BACKENDS
 from tests.support.captures import changed
 from tests.support.training_scenes import gray, make_gaussians, make_views
 from tsplat import ArgumentError, MemoryBudgetError
 from tsplat.ops.adam import step_all
 from tsplat.rendering import render, render_views
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
+from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy
 from tsplat.training import (
     Config,
@@ -65,6 +67,30 @@ def renders(monkeypatch):
 
     monkeypatch.setattr(trainer_module, "render_views", recorded)
     return calls
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("headroom", [1, capacity.HEADROOM])
+def test_training_with_a_capacity_gives_the_same_bits(noisy, renders, monkeypatch, backend, headroom):
+    gaussians, views = noisy
+    monkeypatch.setattr(capacity, "_automatic", {})
+    monkeypatch.setattr(capacity, "HEADROOM", headroom)
+    monkeypatch.setattr(capacity, "UNKNOWN", math.ceil(headroom))
+    schedule = dict(refine_start_iter=2, refine_every=3, refine_stop_iter=14)
+    strategy = DefaultStrategy(grow_grad2d=1e-5, **schedule)
+    config = Config(steps=16, views_per_step=2, strategy=strategy, backend=backend, scales_rate=0.1)
+    trainers = [Trainer(gaussians, views, dataclasses.replace(config, capacity=choice)) for choice in ("off", "on")]
+    for trainer in trainers:
+        while trainer.step < config.steps:
+            trainer.advance()
+    (exact, figures), (found, figures_found) = (trainer.state() for trainer in trainers)
+    assert figures == figures_found and exact.keys() == found.keys()
+    assert all(torch.equal(exact[name], found[name]) for name in exact)
+    assert len(exact["params/means"]) > 1.5 * len(gaussians)
+    waiting, without = ([call for call in renders if call["capacity"] == choice] for choice in (None, "auto"))
+    again = len(waiting) - 2 * config.steps
+    assert len(without) == 2 * config.steps
+    assert again > config.steps if headroom == 1 else again < 8
 
 
 def test_fisheye_views_are_trained_and_evaluated_with_their_camera_model():

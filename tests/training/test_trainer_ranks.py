@@ -42,6 +42,12 @@ def test_fp16_with_ranks_that_have_no_view(rank_results, world_size):
         assert result["fp16"] == pytest.approx(single["fp16"], rel=1e-5)
 
 
+def test_ranks_agree_to_render_again_if_a_capacity_was_too_small(rank_results):
+    for is_equal, waiting, without in rank_results.of("train_with_capacity", 2):
+        assert is_equal
+        assert without < waiting < 2 * without  # without a capacity, and again after overflows of either rank
+
+
 def test_sharded_scene_of_degree_zero_is_refined(rank_results):
     assert rank_results.of("train_degree_zero", 2) == [213, 213]
 

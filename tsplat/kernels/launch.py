@@ -146,8 +146,8 @@ def launch_elementwise(kernel: Any, n: int, block: int, cpu_block: int = CPU_BLO
         block, cpu_block: BLOCK on a GPU and on a CPU.
         arguments: Of the kernel, without BLOCK.
     """
-    block = block_size(first_tensor(arguments), block, cpu_block)
-    launch(kernel, programs(n, block), **arguments, BLOCK=block)
+    arguments["BLOCK"] = block = block_size(first_tensor(arguments), block, cpu_block)
+    _launch(kernel, programs(n, block), arguments)
 
 
 def programs(n: int, block: int) -> int:
@@ -220,17 +220,18 @@ def part_shape(tensor: Tensor, tile_size: int, n_tiles: int, n_features: int) ->
         tensor: On the device.
         n_tiles: Number of tiles of all images. That of a band must not matter, or sums would depend on the bands.
     """
-    chunks = AMD_CHUNKS if is_amd(tensor) else CHUNKS
+    made_by = vendor(tensor)
+    chunks = AMD_CHUNKS if made_by == "amd" else CHUNKS
     chunk = next(length for limit, length in chunks.items() if n_tiles < limit)
     if n_features > 2 * FEATURES_MIN:
         chunk *= 2  # each keeps the features of its pixels
-    if is_compiled_for_cpu(tensor):
+    if made_by == "none" and not INTERPRETED:
         width, height, chunk = tile_size, CPU_ROWS, CPU_CHUNK
     elif n_features >= FEATURES_MIN:
         width, height = 8, 8
-    elif is_amd(tensor) and n_features <= FEATURES_HELD and not FEW <= n_tiles <= LARGE:
+    elif made_by == "amd" and n_features <= FEATURES_HELD and not FEW <= n_tiles <= LARGE:
         width, height = 16, 16
-    elif is_amd(tensor) or (n_tiles > LARGE and n_features <= FEATURES_HELD):
+    elif made_by == "amd" or (n_tiles > LARGE and n_features <= FEATURES_HELD):
         width, height = 16, 8
     elif n_tiles < SMALL or n_features > FEATURES_HELD:
         width, height = 8, 4

@@ -6,8 +6,10 @@ when the device is done: on a CPU in the same call, on a GPU in a later one, or 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -52,6 +54,8 @@ class _Call:
 
 _unknown: list[_Call] = []
 _lock = threading.Lock()
+_deferred = threading.local()
+"""Of each thread, the ``calls`` of :func:`deferred`."""
 
 
 def choose_capacity(requested: Capacity, device: torch.device, grid: TileGrid) -> int | None:
@@ -83,9 +87,29 @@ def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid) 
         needed = torch.empty(needed.shape, dtype=torch.int64, pin_memory=True).copy_(needed, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
+    call, calls = _Call(needed, done, n, key), getattr(_deferred, "calls", None)
+    if calls is not None:
+        calls.append(call)
+        return
     with _lock:
-        _unknown.append(_Call(needed, done, n, key))
+        _unknown.append(call)
     _collect(wait=False)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[list[_Call]]:
+    """Collects the calls of this thread for :func:`any_overflow`, which then do not raise :class:`CapacityError`."""
+    calls: list[_Call] = []
+    _deferred.calls = calls
+    try:
+        yield calls
+    finally:
+        del _deferred.calls
+
+
+def any_overflow(calls: Iterable[_Call]) -> bool:
+    """Waits for calls, and returns whether any needed more intersections than its capacity."""
+    return any([_settle(call) > call.capacity for call in calls])
 
 
 def check_overflow() -> None:
@@ -119,10 +143,7 @@ def _collect(*, wait: bool) -> None:
     with _lock:
         while _unknown and (wait or _unknown[0].done is None or _unknown[0].done.query()):
             call = _unknown.pop(0)
-            if call.done is not None:
-                call.done.synchronize()
-            needed = int(call.needed.max())
-            _learn(call.key, needed, call.capacity)
+            needed = _settle(call)
             if needed > call.capacity:
                 retry = f"with capacity={needed}" if call.key is None else 'as "auto" has learned from it'
                 raise CapacityError(
@@ -131,6 +152,11 @@ def _collect(*, wait: bool) -> None:
                 )
 
 
-def _learn(key: Key | None, needed: int, capacity: int) -> None:
-    if key is not None and needed > FULL * capacity:
-        _automatic[key] = max(int(HEADROOM * needed), _automatic.get(key, 1))
+def _settle(call: _Call) -> int:
+    """Waits for a call, lets ``"auto"`` learn from it, and returns the capacity that it needed, or more than it had."""
+    if call.done is not None:
+        call.done.synchronize()
+    needed = int(call.needed.max())
+    if call.key is not None and needed > FULL * call.capacity:
+        _automatic[call.key] = max(int(HEADROOM * needed), _automatic.get(call.key, 1))
+    return needed

@@ -81,7 +81,7 @@ class _Composite(torch.autograd.Function):
         ctx.bands = bands if whole is None else None
         # The attribute belongs on the tensor that the caller holds.
         ctx.absgrad_target = means2d if settings.absgrad else None
-        return buffers.colors, 1 - buffers.transmittances
+        return buffers.colors, torch.rsub(buffers.transmittances, 1)
 
     @staticmethod
     @once_differentiable

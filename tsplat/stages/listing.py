@@ -24,6 +24,9 @@ Band = tuple[int, int]
 RADIX_ROWS = 32_768
 """Number of integers from which PyTorch sorts by radix."""
 
+FEW_ROWS = 1000
+"""Number of values up to which a call of PyTorch's sort takes least time."""
+
 
 def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int = 1) -> Tensor:
     """Sorts rows front to back, ties by row; with several segments, image by image.
@@ -183,7 +186,7 @@ def _sort_by_tile(keys: Tensor, segments: list[int] | None) -> tuple[Tensor, Ten
 
 def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
     """Sorts values [n] without NaN, equal ones by index, and returns their indices [n] int64 as well."""
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or values.numel() <= FEW_ROWS:
         return values.sort(stable=True)
     indices = stable_argsort(values)
     return values[indices], indices
@@ -191,7 +194,8 @@ def stable_sort(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def stable_argsort(values: Tensor) -> Tensor:
     """Returns the indices of values [n] without NaN in ascending order, of equal ones by index. [n] int64"""
-    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.int32, torch.int16):
+    sorts_fast = values.device.type != "cpu" or values.numel() <= FEW_ROWS
+    if sorts_fast or values.dtype not in (torch.float32, torch.int32, torch.int16):
         return values.argsort(stable=True)
     keys = values.detach().numpy()
     return _argsort(_ordered_bits(keys) if values.dtype == torch.float32 else keys)

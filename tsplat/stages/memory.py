@@ -68,7 +68,10 @@ def check_images(
     device: torch.device, n_images: int, width: int, height: int, n_features: int, dtype: torch.dtype
 ) -> None:
     """Raises :class:`MemoryBudgetError` before images, alphas and transmittances are allocated that do not fit."""
-    size, needed = f"of {width}×{height} with {n_features} channels", width * height * (n_features + 2) * dtype.itemsize
+    needed = width * height * (n_features + 2) * dtype.itemsize
+    if max(n_images, 1) * needed <= UNASKED_BYTES:
+        return
+    size = f"of {width}×{height} with {n_features} channels"
     advice = "render smaller images, or parts of them by changing cx and cy"
     check_memory(f"width: images {size} each", needed, device, advice)
     check_memory(f"width: {n_images} images {size}", n_images * needed, device, "render fewer cameras at a time")
@@ -107,11 +110,13 @@ class MemoryBudget:
         needed = n_spans * BYTES_PER_SPAN + n_intersections * self._bytes_per_intersection
         if needed > UNCHECKED_BYTES and self.limit is None:
             self.limit = int(FREE_SHARE * free_memory(self._device))
-        counted = f"{n_intersections:,} intersections" if n_intersections else f"{n_spans:,} Gaussians"
-        if n_spans > INDEX_MAX or n_intersections > INTERSECTIONS_MAX:
-            raise OverBudgetError(f"{counted} in one row of tiles are more than 32-bit indices hold")
-        if self.limit is not None and needed > self.limit:
-            raise OverBudgetError(f"{counted} in one row of tiles need {_bytes(needed)}, budget {_bytes(self.limit)}")
+        too_many = n_spans > INDEX_MAX or n_intersections > INTERSECTIONS_MAX
+        if too_many or (self.limit is not None and needed > self.limit):
+            counted = f"{n_intersections:,} intersections" if n_intersections else f"{n_spans:,} Gaussians"
+            cause = "are more than 32-bit indices hold"
+            if not too_many:
+                cause = f"need {_bytes(needed)}, budget {_bytes(self.limit or 0)}"
+            raise OverBudgetError(f"{counted} in one row of tiles {cause}")
         self.peak_bytes = max(self.peak_bytes, needed)
 
 

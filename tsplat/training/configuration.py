@@ -23,6 +23,7 @@ DEFAULT_PRESET: Preset = "standard"
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 DeviceType = Literal["auto", "cpu", "cuda"]
 Parallel = Literal["shard", "replicate"]
+CapacityChoice = Literal["auto", "on", "off"]
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {"default": DefaultStrategy, "mcmc": MCMCStrategy}
 SCHEDULE_STEPS = 30_000
 """Length of the runs that the strategies' schedules and the default learning rates are made for."""
@@ -61,6 +62,8 @@ class Config:
         backend: Which implementation rasterizes; auto is the fastest that runs on the device.
         precision: Mixed precision by autocast. The rasterizer, the loss and Adam always compute in fp32. fp16 uses
             gradient scaling; auto is bf16 on GPUs that support it, and fp32 elsewhere.
+        capacity: Render without waiting for the device to count intersections, in memory for as many as earlier steps
+            needed; a step that needs more is computed again. The result is the same. auto is on for GPUs.
         opacity_weight: Weight of the mean opacity in the loss.
         scale_weight: Weight of the mean scale in the loss.
         depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
@@ -92,6 +95,7 @@ class Config:
     antialiased: bool = False
     backend: Backend = "auto"
     precision: Precision = "fp32"
+    capacity: CapacityChoice = "auto"
     opacity_weight: float = 0.0
     scale_weight: float = 0.0
     depth_weight: float = 0.0
@@ -114,6 +118,7 @@ class Config:
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("parallel", self.parallel, get_args(Parallel))
+        check_choice("capacity", self.capacity, get_args(CapacityChoice))
         if not 0 <= self.seed < 2**63:
             raise ArgumentError(f"seed: expected an integer from 0 to 2^63 - 1, found {describe(self.seed)}")
         rates = [field.name for field in dataclasses.fields(self) if field.name.endswith(("_rate", "_weight"))]

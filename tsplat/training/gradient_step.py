@@ -104,8 +104,7 @@ class GradientStep:
             else:
                 step_all(optimizers.values())
         self.scaler.update()
-        for parameter in self._parameters.params.values():
-            parameter.grad = None
+        self._parameters.clear_gradients()
         return warning
 
     def _sum_over_ranks(self) -> None:

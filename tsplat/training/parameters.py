@@ -82,6 +82,11 @@ class Parameters:
         parameter.grad = gradient
         return gradient
 
+    def clear_gradients(self) -> None:
+        """Drops the gradients of all parameters."""
+        for parameter in self.params.values():
+            parameter.grad = None
+
     def camera_motion(self, view: int) -> Tensor:
         """The learned motion of a view's camera, as :func:`move_camera` takes it. [6]"""
         motion = self.params["motions"][view]

@@ -15,6 +15,7 @@ from ..rendering import render_views
 from ..scene.capture.views import Color, View
 from ..scene.gaussians import Gaussians
 from ..stages.backend import full_precision, launchers
+from ..stages.capacity import Capacity, any_overflow, deferred
 from ..stages.process_group import RankGroup
 from .configuration import Config
 from .densification import Densification, merge_info
@@ -85,6 +86,8 @@ class Trainer:
         self._extent = scene_extent(views)
         self._sh_degree = gaussians.sh_degree
         self._sh_interval = min(config.sh_interval, math.ceil(config.steps / (gaussians.sh_degree + 1)))
+        pays = self.device.type == "cuda" and config.backend != "reference"
+        self._capacity: Capacity = "auto" if config.capacity == "on" or (config.capacity == "auto" and pays) else None
         self._autocast = autocast_dtype(config.precision, self.device)
         if self.sharded and self._autocast is torch.float16:
             raise UnsupportedError(
@@ -128,7 +131,7 @@ class Trainer:
         # All ranks draw the views and backgrounds of the whole step.
         views = [self._sampler.next() for _ in range(config.views_per_step)]
         backgrounds = [self._draw_background() for _ in views]
-        figures, metas = self._accumulate_gradients(views, backgrounds)
+        figures, metas = self._compute_gradients(views, backgrounds)
         loss_scale = self._gradient_step.scaler.get_scale()
         self._regularize(loss_scale)
         warning = self._gradient_step.take(self.step)
@@ -152,30 +155,45 @@ class Trainer:
         r, g, b = torch.rand(3, generator=self._background_generator).tolist()
         return r, g, b
 
-    def _accumulate_gradients(
+    def _compute_gradients(
         self, views: Sequence[int], backgrounds: Sequence[Color]
     ) -> tuple[Tensor, list[dict[str, Any]]]:
-        """Renders this rank's views and adds the gradients of their losses.
+        """Renders this rank's views and computes the gradients of their losses; again if a capacity was too small.
+
+        A GPU then still computes the backward pass while this waits for the forward pass.
 
         Returns:
             Sums of loss and PSNR over this rank's views, [2], and the ``meta`` of each rendering.
         """
+        if self._capacity is None:
+            return self._accumulate_gradients(views, backgrounds, None)
+        with deferred() as calls:
+            found = self._accumulate_gradients(views, backgrounds, self._capacity)
+        if not any(self.ranks.any([any_overflow(calls)], self.device)):
+            return found
+        self._parameters.clear_gradients()
+        return self._accumulate_gradients(views, backgrounds, None)
+
+    def _accumulate_gradients(
+        self, views: Sequence[int], backgrounds: Sequence[Color], capacity: Capacity
+    ) -> tuple[Tensor, list[dict[str, Any]]]:
+        """Renders this rank's views and adds the gradients of their losses. Returns as :meth:`_compute_gradients`."""
         figures, metas = [self._parameters.params["means"].new_zeros(2)], []
         for first in range(0, len(views), self.ranks.world_size):
             own = first + self.ranks.rank
             if own < len(views):
-                view_figures, meta = self._fit_view(views[own], backgrounds[own])
+                view_figures, meta = self._fit_view(views[own], backgrounds[own], capacity)
                 figures.append(view_figures)
             else:
-                meta = self._join_render(views[first])
+                meta = self._join_render(views[first], capacity)
             metas.append(meta)
         return torch.stack(figures).sum(0), metas
 
-    def _fit_view(self, index: int, background: Color) -> tuple[Tensor, dict[str, Any]]:
+    def _fit_view(self, index: int, background: Color, capacity: Capacity) -> tuple[Tensor, dict[str, Any]]:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
         config, view = self.config, self._views[index]
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            images, meta = self._render(index, background)
+            images, meta = self._render(index, background, capacity)
             image, depth = images[0, ..., :3], images[0, ..., 3] if images.shape[-1] > 3 else None
             target = view.pixels
             if config.exposure:
@@ -190,7 +208,7 @@ class Trainer:
         self._gradient_step.backward(total / config.views_per_step)
         return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)]), meta
 
-    def _join_render(self, index: int) -> dict[str, Any]:
+    def _join_render(self, index: int, capacity: Capacity) -> dict[str, Any]:
         """Joins a collective render without a view of its own; other ranks' cameras may see this rank's Gaussians.
 
         Args:
@@ -200,12 +218,14 @@ class Trainer:
             ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
         """
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            images, meta = self._render(index, self.config.backdrop, n_cameras=0)
+            images, meta = self._render(index, self.config.backdrop, capacity, n_cameras=0)
         self._densification.before_backward(self.step, meta)
         self._gradient_step.backward(images.sum())
         return meta
 
-    def _render(self, index: int, background: Color, *, n_cameras: int | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def _render(
+        self, index: int, background: Color, capacity: Capacity, *, n_cameras: int | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D]; and ``meta``."""
         config, camera = self.config, self._views[index].camera
         if config.pose_refinement:
@@ -222,6 +242,7 @@ class Trainer:
             absgrad=getattr(self._densification.strategy, "absgrad", False),
             group=self.ranks.group if self.sharded else None,
             backend=config.backend,
+            capacity=capacity,
         )
         if self.sharded:
             self.received_rows += len(meta["received"]["camera_ids"])

@@ -307,6 +307,8 @@ def _composite_bwd_kernel(
 def pass_channels(splats: Splats, first: int, settings: CompositingSettings) -> Splats:
     """Returns projected Gaussians with the channels of the pass over the lists that begins at channel ``first``."""
     end = first + min(settings.channel_chunk, PASS)
+    if first == 0 and end >= splats.n_features:
+        return splats
     colors = None if splats.colors is None else splats.colors[:, first:end]
     return splats._replace(colors=colors, depths=splats.depths if end >= splats.n_features else None)
 
