@@ -234,8 +234,9 @@ def _compositing(vendor: str, tile_size: int, channels: tuple[int, ...]) -> Labe
         for d, has_depths in [*((d, False) for d in channels), (0, True), (3, True)]:
             yield from _composited(vendor, n_images, tile_size, d, has_depths)
 
-    def one_each(offsets: Tensor, _: int) -> Tensor:
-        return torch.arange(offsets.numel(), dtype=torch.int32)
+    def one_each(offsets: Tensor, _: int) -> tuple[Tensor, Tensor]:
+        starts = torch.arange(offsets.numel(), dtype=torch.int32)
+        return starts, starts[-1:] + torch.stack([offsets[-1] * 0, offsets[-1]])
 
     with recorded(vendor) as launches:
         ints = torch.ones(N, dtype=torch.int32)
@@ -272,8 +273,9 @@ def _composited(vendor: str, n_images: int, tile_size: int, d: int, has_depths: 
             parts = kernels.composite_fwd(splats, backgrounds, masks, lists, buffers, settings)
         for absgrad in (False, True):
             settings = dataclasses.replace(settings, absgrad=absgrad)
-            sums = torch.ones(N, kernels.sum_columns(splats.n_features, settings))
-            kernels.composite_bwd(splats, backgrounds, lists, alphas, last_ids, image, alphas, sums, settings, parts)
+            sums = kernels.composite_bwd(
+                splats, backgrounds, lists, alphas, last_ids, image, alphas, None, settings, parts
+            )
             kernels.composite_gradients(sums, conics, depths, splats.n_features, settings)
     for call in launches:
         extra = " absgrad" if call.constants.get("ABSGRAD") else ""

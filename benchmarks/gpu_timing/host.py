@@ -149,22 +149,14 @@ def _measure(scene: dict[str, Any], repeats: int) -> Host:
 def _launches(step: Step, repeats: int = 20, inner: int = 20) -> list[float]:
     """Returns the microseconds of each launch of a step with a launcher that does nothing."""
     given: list[tuple[Any, int, dict[str, Any]]] = []
-    launch = launching.launch
+    launch = launching._launch
 
-    def record(kernel: Any, n_programs: int, /, **arguments: Any) -> None:
+    def record(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> None:
         given.append((kernel, n_programs, dict(arguments)))
-        launch(kernel, n_programs, **arguments)
+        launch(kernel, n_programs, arguments)
 
-    users = [
-        m for name, m in sys.modules.items() if name.startswith("tsplat.") and getattr(m, "launch", None) is launch
-    ]
-    for module in users:
-        module.launch = record  # type: ignore[attr-defined]
-    try:
+    with mock.patch.object(launching, "_launch", record):
         step.run(lambda phase: None)
-    finally:
-        for module in users:
-            module.launch = launch  # type: ignore[attr-defined]
     found = []
     with mock.patch.object(Launcher, "__call__", _do_nothing):
         for kernel, n_programs, arguments in given:
@@ -172,7 +164,7 @@ def _launches(step: Step, repeats: int = 20, inner: int = 20) -> list[float]:
             for _ in range(repeats):
                 start = time.thread_time()
                 for _ in range(inner):
-                    launch(kernel, n_programs, **arguments)
+                    launching.launch(kernel, n_programs, **arguments)
                 times.append((time.thread_time() - start) / inner)
             found.append(min(times) * 1e6)
     return found

@@ -131,9 +131,10 @@ def _captured() -> Iterator[dict[str, Any]]:
         found.update(splats=splats, backgrounds=backgrounds)
         return forward(splats, backgrounds, *more)
 
-    def composite_bwd(*arguments: Any) -> None:
+    def composite_bwd(*arguments: Any) -> Tensor:
         found.update(zip(("v_colors", "v_alphas"), arguments[5:7]))
-        backward(*arguments)
+        sums: Tensor = backward(*arguments)
+        return sums
 
     def composite_gradients(*arguments: Any) -> SplatGradients:
         result: SplatGradients = gradients(*arguments)

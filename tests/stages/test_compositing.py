@@ -8,7 +8,7 @@ import torch
 import tsplat
 from tests.support import scenes
 from tests.support.backends import BACKENDS
-from tests.support.closeness import assert_exact, assert_run_exact
+from tests.support.closeness import assert_exact, assert_run_exact, leaves
 from tsplat import reference
 
 
@@ -215,3 +215,22 @@ def test_more_intersections_than_32_bits_hold_raise():
             **splats, colors=torch.ones(1, 1, 3), image_width=4, image_height=4, tile_size=4,
             isect_offsets=torch.zeros(1, 1, 1, dtype=torch.int32), flatten_ids=torch.ones(1).int().expand(2**28),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [3, 17])
+@pytest.mark.parametrize("used", [0, 1])
+def test_images_without_a_loss_count_as_zero_gradients(backend, channels, used):
+    structure = scenes.Structure(n=40, cameras=2, channels=channels, width=37, height=29, seed=5)
+    scene = scenes.make(structure, torch.float32)
+    gradients = []
+    for is_explicit in (False, True):
+        inputs = leaves(scene)
+        images = tsplat.rasterization(**inputs, backend=backend)[:2]
+        weights = [torch.linspace(-1, 1, image.numel()).view(image.shape) for image in images]
+        weights[1 - used] = torch.zeros_like(images[1 - used])
+        kept = slice(None) if is_explicit else slice(used, used + 1)
+        wanted = [tensor for tensor in inputs.values() if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+        gradients.append(torch.autograd.grad(images[kept], wanted, weights[kept]))
+    assert all(torch.equal(found, expected) for found, expected in zip(*gradients, strict=True))
+    assert any(found.any() for found in gradients[0])

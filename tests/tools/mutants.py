@@ -726,7 +726,7 @@ MUTANTS = [
          "gradient of another channel taken for depth"),
         ("transmittances[..., None] * v_render_colors[..., :n_colors]", "v_render_colors[..., :n_colors]",
          "background's gradient not attenuated"),
-        ("sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(v_render_alphas) == 1)",
+        ("sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(transmittances) == 1)",
          "v_colors[: colors.shape[0]]",
          "colors' gradients not summed"),
     ),
@@ -768,7 +768,7 @@ MUTANTS = [
     *_in(
         "stages/compositing.py",
         _torch("tests/test_rasterization.py"),
-        ("unique=len(v_render_alphas) == 1", "unique=True", "gradients of all images but the last lost"),
+        ("unique=len(transmittances) == 1", "unique=True", "gradients of all images but the last lost"),
     ),
     *_in(
         "stages/intersection.py",

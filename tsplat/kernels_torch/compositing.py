@@ -225,13 +225,13 @@ def composite_bwd(
     transmittances: Tensor,
     last_ids: Tensor,
     v_render_colors: Tensor,
-    v_render_alphas: Tensor,
-    sums: Tensor,
+    v_render_alphas: Tensor | None,
+    sums: Tensor | None,
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
     v_rays: Tensor | None = None,
-) -> None:
+) -> Tensor:
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None
     means2d, channels, absgrad = splats.means2d, splats.n_features, settings.absgrad
@@ -248,7 +248,9 @@ def composite_bwd(
         # Contiguous, as the rounding of matrix products depends on strides.
         v_color = torch.where(covered[:, None], v_render_colors[here].reshape(-1, channels), 0.0).contiguous()
         # Gradient of the loss with respect to ln(T) behind everything.
-        rest = -torch.where(covered, v_render_alphas[here].flatten(), 0.0)
+        rest = torch.zeros_like(transmittance)
+        if v_render_alphas is not None:
+            rest = -torch.where(covered, v_render_alphas[here].flatten(), 0.0)
         if backgrounds is not None:
             rest = rest + (v_color[:, : backgrounds.shape[1]] * backgrounds[tile.image]).sum(-1)
         rest = rest * transmittance
@@ -288,8 +290,10 @@ def composite_bwd(
                 out.append((g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)))
                 out.append((g * ((2 * c * dy)[:, None] + (b * dx)[None])).abs_().sum((0, 1)))
             v_slots[order.places[tile.start + places]] = torch.stack(out, -1)
-    # After composite_fwd in Triton, sums are wider.
-    _sum_slots(v_slots, order, sums[:, : v_slots.shape[1]])
+    if sums is None:
+        sums = v_slots.new_zeros(splats.opacities.numel(), v_slots.shape[1])
+    _sum_slots(v_slots, order, sums)
+    return sums
 
 
 def _pack(splats: Splats, rays: Rays | None, settings: CompositingSettings) -> Tensor:

@@ -81,20 +81,24 @@ class _Composite(torch.autograd.Function):
         ctx.bands = bands if whole is None else None
         # The attribute belongs on the tensor that the caller holds.
         ctx.absgrad_target = means2d if settings.absgrad else None
+        ctx.set_materialize_grads(False)
         return buffers.colors, torch.rsub(buffers.transmittances, 1)
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, saved: tuple[Any, ...], v_render_colors: Tensor, v_render_alphas: Tensor
+        ctx: Any, saved: tuple[Any, ...], v_render_colors: Tensor | None, v_render_alphas: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         inputs: _Inputs
         inputs, transmittances, last_ids, whole, parts = restore(ctx.saved, saved)
         means2d, conics, opacities, colors, color_ids, depths, backgrounds, _, rays = inputs
         settings: CompositingSettings = ctx.settings
-        v_render_colors, v_render_alphas = _dense_pixels(v_render_colors), v_render_alphas.contiguous()
-        n_features = v_render_colors.shape[-1]
         splats = inputs.splats()
+        n_features = splats.n_features
+        if v_render_colors is None:
+            v_render_colors = transmittances.new_zeros(*transmittances.shape, n_features)
+        v_render_colors = _dense_pixels(v_render_colors)
+        v_render_alphas = None if v_render_alphas is None else v_render_alphas.contiguous()
         bands: Iterable[Intersections] = ctx.bands or [whole]
         v_rays = None
         if rays is not None and any(ctx.needs_input_grad[-2:]):
@@ -102,12 +106,12 @@ class _Composite(torch.autograd.Function):
         with full_precision(means2d.device):
             # That of the forward pass, as last_ids are its own.
             launch = ctx.launch
-            sums = means2d.new_zeros(opacities.numel(), launch.sum_columns(n_features, settings))
+            sums: Tensor | None = None
             for intersections in bands:
                 if intersections.gaussian_major is None:
                     order = _gaussian_major(intersections.flatten_ids, opacities.numel())
                     intersections = intersections._replace(gaussian_major=order)
-                launch.composite_bwd(
+                sums = launch.composite_bwd(
                     splats,
                     backgrounds,
                     intersections,
@@ -128,7 +132,7 @@ class _Composite(torch.autograd.Function):
             if colors is not None:
                 v_colors = v_splats.v_features[:, :n_colors]
                 if color_ids is not None:
-                    v_colors = sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(v_render_alphas) == 1)
+                    v_colors = sum_by_id(v_colors, color_ids, colors.shape[0], unique=len(transmittances) == 1)
                 v_colors = v_colors.to(colors.dtype)
             if depths is not None:
                 v_depths = v_splats.v_features[:, -1]

@@ -57,9 +57,9 @@ def test_memory_of_entries_without_a_slot_is_not_read(tile_size, channels, monke
     options = dict(tile_size=tile_size, absgrad=True, backend="triton")
     original, counts = compositing.sum_slots, []
 
-    def recorded(v_slots, slot_starts, order, large, sums):
+    def recorded(v_slots, slot_starts, order, large, sums, **options):
         counts.append((int(slot_starts[-1]), len(v_slots)))
-        original(v_slots, slot_starts, order, large, sums)
+        original(v_slots, slot_starts, order, large, sums, **options)
 
     monkeypatch.setattr(compositing, "sum_slots", recorded)
     expected, _ = run(scene, **options)

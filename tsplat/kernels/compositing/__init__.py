@@ -152,28 +152,32 @@ def composite_bwd(
     transmittances: Tensor,
     last_ids: Tensor,
     v_render_colors: Tensor,
-    v_render_alphas: Tensor,
-    sums: Tensor,
+    v_render_alphas: Tensor | None,
+    sums: Tensor | None,
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
     v_rays: Tensor | None = None,
-) -> None:
-    """Adds the contribution of a band of tiles to the sums of each row.
+) -> Tensor:
+    """Returns the sums of each row, [nnz, columns of ``sum_columns``], over a band of tiles.
 
     Args:
         splats, backgrounds, intersections, settings: As for :func:`composite_fwd`; ``gaussian_major`` is required.
         transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
-        v_render_colors, v_render_alphas: [I, H, W, D], [I, H, W].
-        sums: [nnz, columns of ``sum_columns``], added to.
+        v_render_colors, v_render_alphas: [I, H, W, D], [I, H, W] or None for zero.
+        sums: Of other bands, added to and returned; or None.
         lists: What :func:`composite_fwd` returned for the band; None to make them again.
         rays: As for :func:`composite_fwd`.
         v_rays: [I, 6, H, W], gradients of origins and directions, output; None if not needed.
     """
     order = intersections.gaussian_major
     assert order is not None
-    if intersections.flatten_ids.numel() == 0:
-        return
+    is_first, n_intersections = sums is None, intersections.flatten_ids.numel()
+    if sums is None:
+        allocate = splats.means2d.new_empty if n_intersections else splats.means2d.new_zeros
+        sums = allocate(splats.opacities.numel(), sum_columns(splats.n_features, settings))
+    if n_intersections == 0:
+        return sums
     band = _band(splats, intersections, len(last_ids), settings, rays)
     if lists is None:
         lists = _list_again(splats, band, v_render_colors)
@@ -208,7 +212,8 @@ def composite_bwd(
     backward(splats, records, v_render_colors, slots.n_programs, band, arguments)
     if v_rays is not None:
         combine_rays(lists, chunk_v_rays, v_rays, band)
-    sum_slots(slots.v_slots, slots.slot_starts, order, large, sums)
+    sum_slots(slots.v_slots, slots.slot_starts, order, large, sums, add=not is_first)
+    return sums
 
 
 def _band(

@@ -187,17 +187,20 @@ def store_margins(entries, index, n_entries):
 
 @kernel
 def _part_lists_kernel(
-    values,  # [M] integers
+    values,  # [M] int32
+    places_by_gaussian,  # [M] int32, see ``GaussianMajor``, or None
     words,  # [parts, n_words] int32
     totals,  # [parts, n_words] int32
-    listed,  # [MARGIN + K + MARGIN] integers, output
+    listed,  # [MARGIN + K + MARGIN] int32, or with places int64, output
     n: "Int", n_words: "Int", n_entries: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Lists a value of each intersection for each part that it reaches. One lane per intersection."""
+    """Lists a value of each intersection, below its place, for each part that it reaches. One lane per intersection."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = tl.minimum(index, n - 1)  # loads need no mask
     value = tl.load(values + inside)
+    if places_by_gaussian is not None:
+        value = tl.load(places_by_gaussian + inside).to(tl.int64) << 32 | value.to(tl.int64)
     places, reached = places_in_lists(words, totals, n_words, inside, PARTS, PTX)
     for part in tl.static_range(PARTS):
         tl.store(listed + MARGIN + places[part], value, mask=(index < n) & (reached[part] != 0))
@@ -263,19 +266,20 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     if band.parts > 1:
         words, totals = _part_bits(records, band)
         offsets = _part_offsets(offsets, words, totals, band)
-    chunk_starts = count_chunks(offsets, chunk) if n > CUT * chunk else None
+    chunk_starts, totals_of_chunks = count_chunks(offsets, chunk) if n > CUT * chunk else (None, None)
     n_entries, n_chunks = n, 0
     if needed is not None:
         n_entries = n * entries_per_intersection(band.parts)
         n_chunks = most_chunks(n_entries, chunk)
-    elif chunk_starts is not None:
-        n_entries, n_chunks = torch.stack([offsets[-1], chunk_starts[-1]]).tolist()
+    elif totals_of_chunks is not None:
+        n_chunks, together = totals_of_chunks.tolist()
+        n_entries = (together - n_chunks) % 2**32  # the sum may exceed int32
     elif band.parts > 1:
         n_entries = int(offsets[-1])
     if words is None or totals is None:
         ids = _with_margins(flatten_ids)
     else:
-        ids = list_values(flatten_ids, words, totals, n_entries, padded=needed is not None)
+        ids = list_values(flatten_ids, None, words, totals, n_entries, padded=needed is not None)
     ends = None
     if has_ends:
         # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
@@ -290,19 +294,25 @@ def entries_per_intersection(parts: int) -> int:
     return max(parts // 2, 1)
 
 
-def list_values(values: Tensor, words: Tensor, totals: Tensor, n_entries: int, *, padded: bool) -> Tensor:
-    """Lists a value [M] of each intersection for each part that it reaches. [K]
+def list_values(
+    values: Tensor, places: Tensor | None, words: Tensor, totals: Tensor, n_entries: int, *, padded: bool
+) -> Tensor:
+    """Lists a value [M] of each intersection for each part that it reaches. [K] int32
 
     Args:
+        values: [M] int32, not negative.
+        places: [M] int32, or None. With places, results are int64, with the place in the high 32 bits.
         n_entries: K, or more if padded: then zeros follow.
     """
-    size = n_entries + 2 * MARGIN.value
-    listed = values.new_zeros(size) if padded else values.new_empty(size)
+    allocate = torch.zeros if padded else torch.empty
+    dtype = torch.int32 if places is None else torch.int64
+    listed = allocate(n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
     launch_elementwise(
         _part_lists_kernel,
         values.numel(),
         BLOCK,
         values=values,
+        places_by_gaussian=places,
         words=words,
         totals=totals,
         listed=listed,

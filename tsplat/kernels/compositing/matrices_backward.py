@@ -87,7 +87,7 @@ def _features_bwd_kernel(
     chunk_transmittances,  # [n_chunks, WIDTH HEIGHT]
     chunk_colors,  # [n_chunks, n_colors + depth, WIDTH HEIGHT]
     v_parts,  # [lists, blocks, WIDTH HEIGHT, CHANNELS]
-    v_render_alphas,  # [I, height, width]
+    v_render_alphas,  # [I, height, width], or None for zero
     v_slots,  # [K, FOOTPRINT.SUMS + n_colors + depth + 2 ABSGRAD], output
     rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
     origins,  # [I, 3] or None
@@ -129,7 +129,9 @@ def _features_bwd_kernel(
         )  # fmt: skip
         v_part = v_parts + index.to(tl.int64) * blocks * PIXELS * CHANNELS + place_in_part * CHANNELS + channels
         transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
-        behind = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
+        behind = tl.zeros_like(transmittance)
+        if v_render_alphas is not None:
+            behind = -tl.load(v_render_alphas + pixel, mask=transmittance < 1.0, other=0.0)
         if backgrounds is not None:
             for block in range(blocks):
                 channel = block * CHANNELS + channels

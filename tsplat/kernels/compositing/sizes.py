@@ -44,14 +44,18 @@ def _limit_kernel(
 @kernel
 def _chunk_counts_kernel(
     offsets,  # [lists + 1] int32
-    counts,  # [1 + lists] int32, output
+    counts,  # [1 + lists + 1] int32, output
     n: "Int", CHUNK: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Counts the chunks of each list; lists of up to LONGEST entries have none. A zero precedes the counts."""
+    """Counts the chunks of each list, of which lists of up to LONGEST entries have none.
+
+    A zero precedes the counts, and the number of entries follows them.
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     length = tl.load(offsets + index + 1, mask=index < n, other=0) - tl.load(offsets + index, mask=index < n, other=0)
     tl.store(counts + 1 + index, tl.where(length > LONGEST, (length + (CHUNK - 1)) // CHUNK, 0), mask=index < n)
     tl.store(counts + index, index * 0, mask=index == 0)
+    tl.store(counts + n + 1 + index, tl.load(offsets + n) + index, mask=index == 0)
 
 
 @kernel
@@ -98,18 +102,21 @@ def limit_starts(
     return limited
 
 
-def count_chunks(offsets: Tensor, chunk: int) -> Tensor:
-    """Returns the first chunk of each list, and the number of chunks, [lists + 1] int32.
+def count_chunks(offsets: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Counts the chunks of lists. Lists of up to ``CUT`` chunks are not cut and have none.
 
-    Lists of up to ``CUT`` chunks are not cut and have none.
+    Returns:
+        The first chunk of each list, and the number of chunks, [lists + 1] int32; the number of chunks, and its sum
+        with the number of entries, [2] int32.
     """
-    counts = torch.empty_like(offsets)
     n = offsets.numel() - 1
+    counts = offsets.new_empty(n + 2)
     longest = int(CUT * chunk)
     launch_elementwise(
         _chunk_counts_kernel, n, BLOCK, offsets=offsets, counts=counts, n=n, CHUNK=chunk, LONGEST=longest
     )
-    return counts.cumsum(0, dtype=torch.int32)
+    sums = counts.cumsum(0, dtype=torch.int32)
+    return sums[:-1], sums[-2:]
 
 
 def most_chunks(n_entries: int, chunk: int) -> int:

@@ -34,11 +34,8 @@ from .lists import BLOCK, MARGIN, list_values, places_in_lists, store_margins, t
 
 LN_2 = tl.constexpr(math.log(2.0))
 
-GROUP, SPAN_UNROLL = 16, 8
-"""Spans per program of ``_span_sum_kernel``, and how often its loop over slots is unrolled."""
-
-LANES, ROW_UNROLL = 64, 8
-"""Lanes per program of ``_row_sum_kernel``, and how often its loops are unrolled."""
+GROUP, LANES, UNROLL = 16, 64, 8
+"""Spans per program of ``_span_sum_kernel``, lanes of ``_row_sum_kernel``, and how often both unroll their loops."""
 
 
 @triton.jit
@@ -158,25 +155,26 @@ def _row_sum_kernel(
     span_starts,  # [nnz + 1] int32
     rows,  # [nnz] int32
     large,  # [nnz] bool
-    sums,  # [nnz, SUMS_WIDTH], added to
+    sums,  # [nnz, SUMS_WIDTH], output, added to if ADD
     n_rows: "Int", blocks: "Int",
     WIDTH: tl.constexpr, SUMS_WIDTH: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr,
+    ADD: tl.constexpr,
 ):  # fmt: skip
-    """Adds the slots of Gaussians, COLUMNS columns of them, to their rows. One lane per Gaussian and column."""
+    """Sums the slots of Gaussians, COLUMNS columns of them, in their rows. One lane per Gaussian and column."""
     GROUP: tl.constexpr = LANES // COLUMNS
-    program = tl.program_id(0)
-    lane = tl.arange(0, LANES)
+    program, lane = tl.program_id(0), tl.arange(0, LANES)
     index = (program // blocks).to(tl.int64) * GROUP + lane // COLUMNS
     column = program % blocks * COLUMNS + lane % COLUMNS
     mask = (lane < GROUP * COLUMNS) & (index < n_rows) & (column < WIDTH)
     first = tl.load(span_starts + index, mask=mask, other=0)
     last = tl.load(span_starts + index + 1, mask=mask, other=0)
-    mask = mask & (first < last)
     row = tl.load(rows + index, mask=mask, other=0).to(tl.int64)
     is_large = tl.load(large + row, mask=mask, other=0) != 0
     start = tl.load(slot_starts + first, mask=mask, other=0)
     end = tl.load(slot_starts + last, mask=mask, other=0)
-    total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
+    total = tl.zeros([LANES], sums.dtype.element_ty)
+    if ADD:
+        total = tl.load(sums + row * SUMS_WIDTH + column, mask=mask, other=0.0)
     length = tl.where(is_large, 0, end - start)
     address = v_slots + start.to(tl.int64) * WIDTH + column
     for base in range(0, tl.max(length), UNROLL):
@@ -236,8 +234,7 @@ class PartSlots(NamedTuple):
         slot_starts: [S + 1] int32, first slot of each span, see ``GaussianMajor``.
         v_slots: [K or M, columns], uninitialized if programs write each slot once, otherwise zero.
         order: Order of programs, [programs without chunks] int64, or None.
-        together: Parts of a tile that a program composites.
-        n_programs: Number of programs.
+        together, n_programs: Number of parts of a tile that a program composites, and of programs.
     """
 
     entries: Tensor
@@ -254,14 +251,13 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
     On a GPU, each entry that a pixel added gets a slot. If ``ends`` is unknown, every entry gets a slot. On a CPU, the
     parts of a tile are composited by one program and share slots.
     """
-    isect_offsets, flatten_ids = intersections.isect_offsets, intersections.flatten_ids
-    order = intersections.gaussian_major
+    isect_offsets, order = intersections.isect_offsets, intersections.gaussian_major
     assert order is not None
     n_lists = lists.offsets.numel() - 1
     together = n_lists // (isect_offsets.numel() - 1) if is_compiled_for_cpu(records) and lists.n_chunks == 0 else 1
     if together > 1:
         entries, slot_starts = _shared_entries(lists, intersections, order), order.place_starts
-        v_slots = records.new_zeros(flatten_ids.numel(), columns)
+        v_slots = records.new_zeros(intersections.flatten_ids.numel(), columns)
         starts, ends = isect_offsets[:-1], isect_offsets[1:]
     else:
         starts, ends = lists.offsets[:-1], lists.offsets[1:] if lists.ends is None else lists.ends
@@ -274,9 +270,9 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
 
 def _shared_entries(lists: PartLists, intersections: Intersections, order: GaussianMajor) -> Tensor:
     """Rows and slots of the entries [K], see ``PartSlots``, with one slot for each intersection."""
-    entries, padded = order.places.to(torch.int64) << 32 | intersections.flatten_ids, intersections.needed is not None
+    ids, padded = intersections.flatten_ids, intersections.needed is not None
     assert lists.words is not None and lists.totals is not None
-    return list_values(entries, lists.words, lists.totals, lists.n_entries, padded=padded)
+    return list_values(ids, order.places, lists.words, lists.totals, lists.n_entries, padded=padded)
 
 
 def _entries(
@@ -320,11 +316,13 @@ def _entries(
     return entries[MARGIN.value : -MARGIN.value], starts[order.place_starts]
 
 
-def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor) -> None:
-    """Adds the slots [K, columns] of each Gaussian to its row of sums [nnz, width]. Overwrites slots.
+def sum_slots(
+    v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large: Tensor, sums: Tensor, *, add: bool
+) -> None:
+    """Stores the sum of the slots [K, columns] of each Gaussian in its row of sums [nnz, width], or adds it there.
 
     The slots of a Gaussian are added one after the other. Those of large ones [nnz] are first summed span by span, in
-    parallel. As spans lie within a tile row, bits do not depend on the split into bands.
+    parallel. As spans lie within a tile row, bits do not depend on the split into bands. Overwrites slots.
     """
     n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
     arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
@@ -339,7 +337,7 @@ def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large:
         width=width,
         blocks=blocks,
         GROUP=GROUP,
-        UNROLL=SPAN_UNROLL,
+        UNROLL=UNROLL,
         COLUMNS=columns,
         num_warps=2,
     )
@@ -356,8 +354,9 @@ def sum_slots(v_slots: Tensor, slot_starts: Tensor, order: GaussianMajor, large:
         WIDTH=width,
         SUMS_WIDTH=sums.shape[1],
         COLUMNS=columns,
-        UNROLL=ROW_UNROLL,
+        UNROLL=UNROLL,
         LANES=LANES,
+        ADD=add,
         num_warps=1,
     )
 

@@ -169,7 +169,7 @@ def _composite_bwd_kernel(
     chunk_transmittances,  # [n_chunks, WIDTH HEIGHT]
     chunk_colors,  # [n_chunks, FEATURES, WIDTH HEIGHT]
     v_render_colors,  # [I, height, width, FEATURES], of any strides
-    v_render_alphas,  # [I, height, width]
+    v_render_alphas,  # [I, height, width], or None for zero
     v_slots,  # [K, COLUMNS], output
     rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
     origins,  # [I, 3] or None
@@ -212,10 +212,12 @@ def _composite_bwd_kernel(
             v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
             end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
             loaded = load_tuple(v_image, tl.cast(channel_stride, tl.int64), FEATURES, inside)
-            loaded_alpha = tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+            end_behind = tl.zeros_like(end_transmittance)
             # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
             covered = end_transmittance < 1.0
-            end_behind = tl.where(covered, -loaded_alpha, 0.0)
+            if v_render_alphas is not None:
+                loaded_alpha = tl.load(v_render_alphas + pixel, mask=inside, other=0.0)
+                end_behind = tl.where(covered, -loaded_alpha, 0.0)
             v_color = ()
             for k in tl.static_range(FEATURES):
                 v_color = v_color + (tl.where(covered, loaded[k], 0.0),)
