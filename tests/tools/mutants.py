@@ -448,6 +448,8 @@ MUTANTS = [
         PARTS,
         ("sum_slots(slots.v_slots, slots.slot_starts,", "sum_slots(slots.v_slots, order.place_starts,",
          "spans of intersections for those of slots"),
+        ("add=not is_first", "add=False", "sums of the last band only"),
+        ("new_empty if n_intersections else splats.means2d.new_zeros", "new_empty", "sums of no intersections unknown"),
     ),
     *_in(
         "kernels/compositing/chunks.py",
@@ -720,7 +722,7 @@ MUTANTS = [
     *_in(
         "stages/compositing.py",
         _torch("tests/stages/test_compositing.py"),
-        ("return buffers.colors, 1 - buffers.transmittances", "return buffers.colors, buffers.transmittances",
+        ("torch.rsub(buffers.transmittances, 1)", "buffers.transmittances",
          "transmittance returned as alpha"),
         ("v_depths = v_splats.v_features[:, -1]", "v_depths = v_splats.v_features[:, 0]",
          "gradient of another channel taken for depth"),
@@ -734,6 +736,17 @@ MUTANTS = [
         "stages/compositing.py",
         SLOTS,
         ("return whole, parts", "return whole._replace(key_bias=0), parts", "bias of keys lost"),
+    ),
+    *_in(
+        "stages/compositing.py",
+        _torch("tests/stages/test_compositing.py"),
+        ("v_render_colors = transmittances.new_zeros(", "v_render_colors = transmittances.new_ones(",
+         "images without a loss have one"),
+    ),
+    *_in(
+        "kernels/compositing/lists.py",
+        PARTS,
+        (".to(tl.int64) << 32 | value", ".to(tl.int64) << 33 | value", "slots of other intersections"),
     ),
     *_in(
         "stages/compositing.py",
@@ -803,7 +816,7 @@ MUTANTS = [
         ("-m", "not interpreter and not slow", CAPACITY[-1]),
         ("if needed > call.capacity:", "if needed >= call.capacity:", "lists that just fit refused"),
         ("if needed > call.capacity:", "if False:", "overflow not reported"),
-        ("needed > FULL * capacity", "needed > capacity", "no larger capacity before lists overflow"),
+        ("needed > FULL * call.capacity", "needed > call.capacity", "no larger capacity before lists overflow"),
         ("_automatic.setdefault(key, UNKNOWN * n + 1)", "_automatic.setdefault(key, n)", "lists of parts not foreseen"),
         ("_automatic.get((device, grid))", "next(iter(_automatic.values()), None)", "need of images of another size"),
         ("_unknown[0].done.query()", "True", "a call waits for an earlier one"),
@@ -836,6 +849,7 @@ MUTANTS = [
     *_in(
         "kernels/compositing/sizes.py",
         PARTS,
+        ("tl.load(offsets + n) + index, mask=index == 0", "index, mask=index == 0", "number of entries lost"),
         ("longest = int(CUT * chunk)", "longest = chunk", "lists cut that are a little longer than a chunk"),
         ("(length + (CHUNK - 1)) // CHUNK", "length // CHUNK", "end of a list in no chunk"),
     ),
@@ -926,6 +940,14 @@ MUTANTS = [
         "training/trainer.py",
         ("tests/training/test_trainer.py",),
         ('factor * weights["scales"] / 3', 'factor * weights["scales"]', "mean scale weighted three times"),
+        ("        self._parameters.clear_gradients()\n", "", "gradients of images that overflowed kept"),
+        ("any(self.ranks.any([any_overflow(calls)], self.device))", "any([])", "overflow in a step ignored"),
+    ),
+    *_in(
+        "training/trainer.py",
+        ("tests/training/test_trainer_ranks.py", "-k", "capacity"),
+        ("self.ranks.any([any_overflow(calls)], self.device)", "[any_overflow(calls)]",
+         "overflow of another rank ignored"),
     ),
     *_in(
         "kernels_torch/image_loss.py",
