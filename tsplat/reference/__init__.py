@@ -396,7 +396,7 @@ def rasterize(
         camera = Camera(viewmats[..., :3, :3], viewmats[..., :3, 3], intrinsics(Ks), lens, shutter)
         pixel_rays = camera_rays(camera, settings.camera) if rays is None else (rays[..., :3], rays[..., 3:])
         squared, exists = distances(*pixel_rays, means, axes, in_front=numerics.ray_footprint == "ray in front")
-        counted = _in_tiles(projection, width, height, tile_size) & exists[..., None]
+        counted = _in_tiles(projection.means2d, projection.radii, width, height, tile_size) & exists[..., None]
         sigmas = torch.where(counted, 0.5 * squared, torch.inf)
     image = composite(
         projection.means2d, projection.conics, projection.opacities, shaded, backgrounds, order, visible, width, height,
@@ -418,11 +418,11 @@ def rasterize(
     )
 
 
-def _in_tiles(projection: Projection, width: int, height: int, tile_size: int) -> Tensor:
+def _in_tiles(means2d: Tensor, radii: Tensor, width: int, height: int, tile_size: int) -> Tensor:
     """Which pixels are in tiles that the boxes mean +- radii of Gaussians touch. [..., C, H, W, N]"""
     inside = torch.ones((), dtype=torch.bool)
     for axis, size in enumerate((width, height)):
-        mean, radius = projection.means2d[..., axis], projection.radii[..., axis]
+        mean, radius = means2d[..., axis], radii[..., axis]
         first, end = ((mean - radius) / tile_size).floor(), ((mean + radius) / tile_size).ceil()
         tile = torch.arange(size, device=mean.device) // tile_size
         tile = tile[None, :, None] if axis == 0 else tile[:, None, None]

@@ -1,0 +1,163 @@
+"""2D Gaussians of the dense reference (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888), by their formulas.
+
+A surfel is a disc with two axes. A = [s_0 r_0 | s_1 r_1 | p] takes its coordinates (u, v, 1) to the camera frame, with
+the first two columns r_0 and r_1 of its rotation and its center p there; M = K A, its *ray transform*, to
+z (x, y, 1) of the pixel (x, y) that shows it (section 4.1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ..config import DEFAULT_NUMERICS, RADIUS_MAX, CameraSettings, Numerics
+from . import _depth_order, _in_tiles, _pixel_centers, _relative, composite
+from .camera_formulas import Camera, quaternion_to_rotation
+
+
+@dataclasses.dataclass(frozen=True)
+class Surfels:
+    """Projected surfels, [..., C, N, ...] each, zero where culled.
+
+    Attributes:
+        visible, radii, means2d, depths: As in ``Projection``; ``means2d`` are the centers of bounding boxes.
+        transforms: [..., C, N, 3, 3], M.
+        normals: [..., C, N, 3] camera frame, towards the camera.
+        margin: Relative distance from the thresholds of culling.
+    """
+
+    visible: Tensor
+    radii: Tensor
+    means2d: Tensor
+    depths: Tensor
+    transforms: Tensor
+    normals: Tensor
+    margin: Tensor
+
+
+def project_surfels(
+    means: Tensor, quats: Tensor, scales: Tensor, cameras: Camera, settings: CameraSettings, *,
+    radius_clip: float = 0.0, numerics: Numerics = DEFAULT_NUMERICS, shown: Tensor | None = None,
+) -> Surfels:  # fmt: skip
+    """Projects every surfel with every camera.
+
+    Args:
+        means, quats, scales: [..., N, 3], [..., N, 4], [..., N, 3], of which the last scale is not read.
+        cameras: [..., C, ...], without lens and shutter.
+        shown: [..., C, N] bool, false for surfels to cull.
+    """
+    rotation = cameras.rotation[..., None, :, :]  # [..., C, 1, 3, 3]
+    axes = rotation @ quaternion_to_rotation(quats)[..., None, :, :, :]  # [..., C, N, 3, 3]
+    centers = (rotation @ means[..., None, :, :, None])[..., 0] + cameras.translation[..., None, :]
+    disc = torch.stack([axes[..., 0] * scales[..., None, :, :1], axes[..., 1] * scales[..., None, :, 1:2], centers], -1)
+    fx, fy, cx, cy = cameras.intrinsics.unbind(-1)
+    zero, one = torch.zeros_like(fx), torch.ones_like(fx)
+    K = torch.stack([torch.stack(row, -1) for row in ((fx, zero, cx), (zero, fy, cy), (zero, zero, one))], -2)
+    transforms = K[..., None, :, :] @ disc
+    z = centers[..., 2]
+    seen = (z >= settings.near) & (z <= settings.far)
+    # The box around the projected unit circle: equation 9 of the paper's supplement.
+    signs = torch.tensor([1.0, 1.0, -1.0], dtype=means.dtype, device=means.device)
+    row_x, row_y, row_z = transforms.unbind(-2)
+    distance = (signs * row_z * row_z).sum(-1)
+    seen = seen & (distance != 0)
+    f = signs / torch.where(distance != 0, distance, 1.0)[..., None]
+    means2d = torch.stack([(f * row_x * row_z).sum(-1), (f * row_y * row_z).sum(-1)], -1)
+    squares = torch.stack([(f * row_x * row_x).sum(-1), (f * row_y * row_y).sum(-1)], -1)
+    half = numerics.extend * (means2d * means2d - squares).clamp_min(1e-4).sqrt().detach()
+    radius = half.ceil().clamp_max(RADIUS_MAX)
+    size = torch.tensor([settings.width, settings.height], dtype=means.dtype, device=means.device)
+    seen = seen & (radius > radius_clip).any(-1)
+    seen = seen & ((means2d + radius > 0) & (means2d - radius < size)).all(-1)
+    if shown is not None:
+        seen = seen & shown
+    margin = torch.stack(
+        [
+            _relative(z, settings.near)[..., None].expand_as(half),
+            _relative(z, settings.far)[..., None].expand_as(half),
+            _relative(half, half.round()), _relative(means2d + radius, 0.0), _relative(means2d - radius, size),
+        ]
+    ).amin((0, -1))  # fmt: skip
+    normals = axes[..., 2]
+    faces = -(normals * centers).sum(-1, keepdim=True) > 0
+    normals = torch.where(faces, normals, -normals)
+
+    def keep(values: Tensor) -> Tensor:
+        return torch.where(seen[..., *[None] * (values.dim() - seen.dim())], values, torch.zeros_like(values))
+
+    radii = keep(radius.nan_to_num()).to(torch.int32)
+    return Surfels(seen, radii, keep(means2d), keep(z), keep(transforms), keep(normals), margin)
+
+
+def surfel_sigmas(means2d: Tensor, transforms: Tensor, width: int, height: int) -> Tensor:
+    """Half the lesser of two squared distances, infinite where a ray misses. [..., C, H, W, N]
+
+    That from the center in the plane of the surfel, where the ray of the pixel meets it (equations 8 to 10), and that
+    on the image, as of a Gaussian with a standard deviation of sqrt(1/2) pixels (equation 11).
+    """
+    x, y = _pixel_centers(width, means2d)[:, None, None], _pixel_centers(height, means2d)[:, None, None, None]
+    row_x, row_y, row_z = transforms[..., None, None, :, :, :].unbind(-2)  # [..., C, 1, 1, N, 3]
+    point = torch.linalg.cross(x * row_z - row_x, y * row_z - row_y)
+    meets = point[..., 2] != 0
+    uv = point[..., :2] / torch.where(meets, point[..., 2], 1.0)[..., None]
+    in_plane = (uv * uv).sum(-1)
+    mean = means2d[..., None, None, :, :]
+    on_image = 2 * ((mean[..., 0] - x[..., 0]) ** 2 + (mean[..., 1] - y[..., 0]) ** 2)
+    return torch.where(meets, 0.5 * torch.where(in_plane <= on_image, in_plane, on_image), torch.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class SurfelImages:
+    """Images: ``colors`` [..., C, H, W, D], ``alphas`` [..., C, H, W, 1], ``normals`` [..., C, H, W, 3] camera frame;
+    ``distortions`` and ``medians`` [..., C, H, W, 1] of the last color channel; ``weights`` [..., C, H, W, N]."""
+
+    colors: Tensor
+    alphas: Tensor
+    normals: Tensor
+    distortions: Tensor
+    medians: Tensor
+    weights: Tensor
+
+
+def composite_surfels(
+    surfels: Surfels, opacities: Tensor, colors: Tensor, backgrounds: Tensor | None, settings: CameraSettings, *,
+    numerics: Numerics = DEFAULT_NUMERICS, tile_size: int = 16,
+) -> SurfelImages:  # fmt: skip
+    """Composites projected surfels, front to back.
+
+    Args:
+        opacities, colors: [..., C, N], [..., C, N, D]; the last channel is z in what follows.
+        backgrounds: [..., C, D] or None.
+        tile_size: Surfels count in the tiles that the boxes means2d +- radii touch.
+
+    With w the weight of a surfel and sums over those in front of it, distortion is the sum of
+    2 w (z sum(w_j) - sum(w_j z_j)), which is that of w_i w_j |z_i - z_j| if z ascends (equation 13). The median is the
+    z of the last surfel in front of which more than half of the light is left.
+    """
+    width, height = settings.width, settings.height
+    order, _ = _depth_order(surfels.visible, surfels.depths)
+    sigmas = surfel_sigmas(surfels.means2d, surfels.transforms, width, height)
+    in_tiles = _in_tiles(surfels.means2d, surfels.radii, width, height, tile_size)
+    sigmas = torch.where(in_tiles, sigmas, torch.inf)
+    n_colors = colors.shape[-1]
+    if backgrounds is not None:
+        backgrounds = torch.nn.functional.pad(backgrounds, (0, 3))
+    image = composite(
+        surfels.means2d, surfels.normals, opacities, torch.cat([colors, surfels.normals], -1), backgrounds, order,
+        surfels.visible, width, height, numerics=numerics, sigmas=sigmas,
+    )  # fmt: skip
+    z = colors[..., -1].gather(-1, order)[..., None, None, :]
+    weights = image.weights.gather(-1, order[..., None, None, :].expand_as(image.weights))
+    in_front = weights.cumsum(-1) - weights
+    z_in_front = (weights * z).cumsum(-1) - weights * z
+    distortions = (2 * weights * (z * in_front - z_in_front)).sum(-1, keepdim=True)
+    early = (weights > 0) & (1 - in_front > 0.5)
+    places = torch.arange(1, weights.shape[-1] + 1, device=z.device)
+    last = torch.where(early, places, 0).amax(-1, keepdim=True) if len(places) else early.new_zeros(1)
+    medians = torch.where(early & (places == last), z, 0.0).sum(-1, keepdim=True)
+    return SurfelImages(
+        image.colors[..., :n_colors], image.alphas[..., None], image.colors[..., n_colors:], distortions, medians,
+        image.weights,
+    )  # fmt: skip
