@@ -64,6 +64,8 @@ DROP_IN = {
     "tsplat/stages/intersection.py": {"isect_tiles"},
     "tsplat/stages/pixels.py": {"rasterize_to_pixels"},
     "tsplat/stages/eval3d.py": {"rasterize_to_pixels_eval3d"},
+    "tsplat/stages/surfels.py": {"fully_fused_projection_2dgs", "rasterization_2dgs"},
+    "tsplat/stages/surfel_pixels.py": {"rasterize_to_pixels_2dgs"},
 }
 """Functions whose parameters are those of gsplat or of Inria's rasterizer. compat/ holds nothing else."""
 

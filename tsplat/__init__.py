@@ -14,15 +14,17 @@ from .errors import (
     ShapeError,
     UnsupportedError,
 )
-from .ops.depth_maps import depth_to_normals, depth_to_points
 from .ops.image_loss import l1_and_ssim, l1_ssim_loss
 from .rasterization import rasterization
 from .stages.capacity import check_overflow
+from .stages.depth_maps import depth_to_normals, depth_to_points
 from .stages.eval3d import rasterize_to_pixels_eval3d
 from .stages.intersection import isect_offset_encode, isect_tiles
 from .stages.pixels import rasterize_to_pixels
 from .stages.projection import fully_fused_projection, fully_fused_projection_with_ut, quat_scale_to_covar_preci
 from .stages.shading import spherical_harmonics
+from .stages.surfel_pixels import rasterize_to_pixels_2dgs
+from .stages.surfels import fully_fused_projection_2dgs, rasterization_2dgs
 
 __version__ = "0.2.0.dev0"
 
@@ -45,6 +47,7 @@ __all__ = [
     "depth_to_normals",
     "depth_to_points",
     "fully_fused_projection",
+    "fully_fused_projection_2dgs",
     "fully_fused_projection_with_ut",
     "isect_offset_encode",
     "isect_tiles",
@@ -52,7 +55,9 @@ __all__ = [
     "l1_ssim_loss",
     "quat_scale_to_covar_preci",
     "rasterization",
+    "rasterization_2dgs",
     "rasterize_to_pixels",
+    "rasterize_to_pixels_2dgs",
     "rasterize_to_pixels_eval3d",
     "spherical_harmonics",
 ]

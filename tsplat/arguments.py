@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .config import CAMERA_MODELS, PRESETS, SH_DEGREE_MAX, TILE_SIZES, CameraModel, Numerics, RollingShutterType
+from .config import PRESETS, SH_DEGREE_MAX, TILE_SIZES, CameraModel, Numerics, RollingShutterType
 from .errors import ArgumentError, DeviceError, DtypeError, ShapeError, UnsupportedError
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -292,15 +292,6 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
 def check_rolling_shutter(name: object) -> None:
     """Raises unless a value is the name of a :class:`RollingShutterType`."""
     check_choice("rolling_shutter", name, tuple(RollingShutterType.__members__))
-
-
-def check_camera_model(camera_model: object) -> None:
-    """Raises unless a camera model is implemented."""
-    check_choice("camera_model", camera_model, CAMERA_MODELS)
-    if camera_model == "ftheta":
-        raise UnsupportedError(
-            "camera_model: 'ftheta' is not implemented; undistort the images and use 'pinhole' or 'fisheye'"
-        )
 
 
 def check_no_grad(name: str, tensor: Tensor) -> None:

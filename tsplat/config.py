@@ -225,6 +225,20 @@ class CameraSettings:
         return cls(width, height, model, numerics.nearest(near, model), min(far, MAGNITUDE_MAX), readout)
 
 
+class CameraField(NamedTuple):
+    """What is said at a field of :class:`~tsplat.data.Cameras`, and followed wherever cameras go.
+
+    Attributes:
+        shape: Sizes for one camera. They are equal on all ranks; the number of cameras and the values may differ.
+        remedy: What to do about invalid values.
+        differentiable: Whether there is a gradient.
+    """
+
+    shape: tuple[int, ...]
+    remedy: str
+    differentiable: bool = False
+
+
 PRESETS: Final[dict[str, Numerics]] = {
     preset.name: preset
     for preset in (

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .config import DEFAULT_NUMERICS, Backend, CameraSettings, Numerics, Unscented
+from .config import DEFAULT_NUMERICS, Backend, CameraField, CameraSettings, Numerics, Unscented
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,7 @@ class CompositingSettings:
         absgrad: Whether the backward pass sums absolute gradients of means2d.
         numerics, backend: As in :func:`tsplat.rasterization`.
         footprint: The kind of splat, see ``kernels/compositing/footprints``.
+        distortion: Whether to render the distortion of the last feature, behind it, and to find its median.
     """
 
     camera: CameraSettings
@@ -72,6 +73,7 @@ class CompositingSettings:
     numerics: Numerics
     backend: Backend
     footprint: str = "ellipse"
+    distortion: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,20 +120,6 @@ class Gaussians3D(NamedTuple):
     covars: Tensor | None
     opacities: Tensor | None
     valid: Tensor | None = None
-
-
-class CameraField(NamedTuple):
-    """What is said at a field of :class:`Cameras`, and followed wherever cameras go.
-
-    Attributes:
-        shape: Sizes for one camera. They are equal on all ranks; the number of cameras and the values may differ.
-        remedy: What to do about invalid values.
-        differentiable: Whether there is a gradient.
-    """
-
-    shape: tuple[int, ...]
-    remedy: str
-    differentiable: bool = False
 
 
 class Cameras(NamedTuple):
@@ -355,25 +343,29 @@ class Splats(NamedTuple):
 
 class Rays(NamedTuple):
     """Rays of pixels, world frame: origins and unit directions [I, 6, H, W], or directions [I, 3, H, W] and one origin
-    per image [I, 3]. A pixel whose direction is zero has no ray and shows the background."""
+    per image [I, 3]. A pixel whose direction is zero has no ray and shows the background. ``v_values`` [I, 6, H, W] is
+    output of the backward pass, None if not needed."""
 
     values: Tensor
     origins: Tensor | None
+    v_values: Tensor | None = None
 
 
 class RenderBuffers(NamedTuple):
     """Output of compositing, written tile by tile.
 
     Attributes:
-        colors: [I, H, W, D], with depth as the last channel if there is depth.
+        colors: [I, H, W, D], with depth as the last channel if there is depth, and distortion behind it.
         transmittances: [I, H, W], remaining behind the last Gaussian.
         last_ids: [I, H, W] int32, number of entries that a pixel passed before it stopped, of the list that the backend
             composites it from; None if no gradient is needed.
+        median_rows: [I, H, W] int32, last row added in front of which T > 1/2, or -1; None without distortion.
     """
 
     colors: Tensor
     transmittances: Tensor
     last_ids: Tensor | None
+    median_rows: Tensor | None = None
 
 
 class SplatGradients(NamedTuple):

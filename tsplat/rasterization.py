@@ -272,7 +272,7 @@ def rasterization(
             request.memory_budget(splats.n_features),
             request.explain_memory,
         )
-        render_colors, render_alphas = composite(
+        render_colors, render_alphas, _ = composite(
             splats,
             features.ids,
             request.backgrounds,

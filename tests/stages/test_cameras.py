@@ -13,7 +13,8 @@ import tsplat
 from tests.support import scenes
 from tests.support.paths import ROOT
 from tsplat import kernels_torch
-from tsplat.data import CameraField, Cameras
+from tsplat.config import CameraField
+from tsplat.data import Cameras
 
 PACKAGE, MAX_FILES = ROOT / "tsplat", 20
 VIEWMATS, KS, *_ = get_type_hints(Cameras, include_extras=True).values()

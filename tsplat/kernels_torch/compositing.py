@@ -28,7 +28,8 @@ from ..data import (
     Splats,
     TileGrid,
 )
-from . import ray_footprint
+from . import ray_footprint, surfel_footprint
+from .distortion import Behind, InFront
 
 BLOCK = 256
 """Gaussians at a time: few operations, whose tensors [256 pixels, 256] still fit into the cache of a core."""
@@ -40,7 +41,7 @@ Pixels = tuple[Tensor, Tensor] | Tensor
 """Of a tile: x [w] and y [h] of centers, or rays [6, P]."""
 
 
-def pack(splats: Splats, numerics: Numerics) -> Tensor:
+def _pack(splats: Splats, numerics: Numerics) -> Tensor:
     """Packs mean x, y; -a/2, -b, -c/2; ln(opacity); clamped opacity of each row. [7, nnz]"""
     means2d, opacities = splats.means2d, splats.opacities
     a, b, c = splats.conics.unbind(-1)
@@ -105,14 +106,18 @@ def _pixels(tile: Tile, centers: tuple[Tensor, Tensor], rays: Rays | None) -> Pi
     return centers[0][tile.pixels[1]], centers[1][tile.pixels[0]]
 
 
-def _alphas(record: Tensor, pixels: Pixels, numerics: Numerics) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]:
+def _alphas(
+    record: Tensor, pixels: Pixels, settings: CompositingSettings
+) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]:
     """Where pixels are in Gaussians, alpha [P, K], and where alpha is clamped, or None.
 
-    Of ellipses, the offsets dx [w, K] and dy [h, K] of pixel centers; of rays, what ``locate`` returns.
+    Of ellipses, the offsets dx [w, K] and dy [h, K] of pixel centers; of other footprints, what ``locate`` returns.
     """
-    most, alpha_max = record[-1], numerics.alpha_max
+    most, alpha_max = record[-1], settings.numerics.alpha_max
     if isinstance(pixels, Tensor):
-        at, exponent = ray_footprint.locate(record, pixels, numerics)
+        at, exponent = ray_footprint.locate(record, pixels, settings.numerics)
+    elif settings.footprint == "surfel":
+        at, exponent = surfel_footprint.locate(record, pixels)
     else:
         x, y, a, b, c, log_opacity, _ = record
         at = dx, dy = pixels[0][:, None] - x, pixels[1][:, None] - y
@@ -161,7 +166,7 @@ def walk(
     pixels = _pixels(tile, centers, rays)
     for start in range(tile.start, tile.end, BLOCK):
         rows = flatten_ids[start : min(start + BLOCK, tile.end)]
-        _, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings.numerics)
+        _, alpha, _ = _alphas(records.index_select(1, rows), pixels, settings)
         weight, passed, transmittance = _blend(alpha, transmittance)
         yield rows, weight, passed, transmittance
         if float(transmittance.amax()) <= 0:
@@ -178,7 +183,7 @@ def composite_fwd(
     rays: Rays | None = None,
 ) -> PartLists | None:
     means2d, channels = splats.means2d, splats.n_features
-    records, features = _pack(splats, rays, settings), _Features(splats)
+    records, features = pack_records(splats, settings), _Features(splats)
     shown = None if masks is None else masks.flatten().tolist()
     centers = pixel_centers(settings, means2d)
     for tile in tiles(intersections, len(buffers.colors), settings, shown):
@@ -187,6 +192,7 @@ def composite_fwd(
         transmittance = means2d.new_ones(shape.numel())
         color = means2d.new_zeros(channels, shape.numel())
         last = torch.zeros_like(transmittance, dtype=torch.int32)
+        in_front = InFront.nothing(transmittance)
         blocks = walk(tile, intersections.flatten_ids, records, centers, transmittance, settings, rays)
         for rows, weight, passed, behind in blocks:
             transmittance = behind
@@ -194,11 +200,16 @@ def composite_fwd(
             for first in range(0, channels, settings.channel_chunk):
                 part = slice(first, first + settings.channel_chunk)
                 color[part].addmm_(feature[part], weight.T)
+            if settings.distortion:
+                in_front = in_front.add(weight, feature[-1], rows)
             last += passed
         left = transmittance.abs_()
         if backgrounds is not None:
             color[: backgrounds.shape[1]] += backgrounds[tile.image][:, None] * left
-        buffers.colors[here] = color.T.view(*shape, channels)
+        if buffers.median_rows is not None:
+            color = torch.cat([color, in_front.distortions[None]])
+            buffers.median_rows[here] = in_front.median_rows.view(shape)
+        buffers.colors[here] = color.T.view(*shape, -1)
         buffers.transmittances[here] = left.view(shape)
         if buffers.last_ids is not None:
             buffers.last_ids[here] = last.view(shape)
@@ -230,12 +241,12 @@ def composite_bwd(
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
-    v_rays: Tensor | None = None,
+    totals: Tensor | None = None,
 ) -> Tensor:
     order, flatten_ids = intersections.gaussian_major, intersections.flatten_ids
     assert order is not None
     means2d, channels, absgrad = splats.means2d, splats.n_features, settings.absgrad
-    records, features = _pack(splats, rays, settings), _Features(splats)
+    records, features = pack_records(splats, settings), _Features(splats)
     centers = pixel_centers(settings, means2d)
     v_slots = means2d.new_zeros(flatten_ids.numel(), sum_columns(channels, settings))
     for tile in tiles(intersections, len(v_render_colors), settings, None):
@@ -246,7 +257,11 @@ def composite_bwd(
         # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
         covered = transmittance < 1
         # Contiguous, as the rounding of matrix products depends on strides.
-        v_color = torch.where(covered[:, None], v_render_colors[here].reshape(-1, channels), 0.0).contiguous()
+        v_color = torch.where(covered[:, None], v_render_colors[here].flatten(0, 1), 0.0)
+        state = None
+        if totals is not None:
+            state = Behind(2 * v_color[:, -1], 1 + transmittance, -totals[here].flatten())
+        v_color = v_color[:, :channels].contiguous()
         # Gradient of the loss with respect to ln(T) behind everything.
         rest = torch.zeros_like(transmittance)
         if v_render_alphas is not None:
@@ -259,14 +274,21 @@ def composite_bwd(
             places = torch.arange(end - 1, max(end - BLOCK, 0) - 1, -1, device=last.device)
             rows = flatten_ids[tile.start + places]
             record = records.index_select(1, rows)
-            at, alpha, clamped = _alphas(record, pixels, settings.numerics)
+            at, alpha, clamped = _alphas(record, pixels, settings)
             if int(last.min()) < end:
                 alpha *= places < last[:, None]
             inverse = 1 / (1 - alpha)
             weight = inverse.cumprod(-1).mul_(transmittance[:, None])
-            transmittance = weight[:, -1].clone()
-            weight *= alpha
-            gained = (v_color @ features.take(rows)).mul_(weight)
+            front, transmittance = weight, weight[:, -1].clone()
+            feature = features.take(rows)
+            gained, v_last = v_color @ feature, None
+            if state is None:
+                weight *= alpha
+            else:
+                weight = front * alpha
+                state, v_weight, v_last = state.step(weight, front, front * (1 - alpha), feature[-1])
+                gained += v_weight
+            gained *= weight
             behind = gained.cumsum(-1).add_(rest[:, None])
             odds = alpha.mul_(inverse)
             g = gained
@@ -277,14 +299,20 @@ def composite_bwd(
                 g *= ~clamped
             if isinstance(pixels, Tensor):
                 out = ray_footprint.sums(g, at[0])
-                if v_rays is not None:
+                if rays is not None and rays.v_values is not None:
                     v_tile = ray_footprint.ray_gradients(record, g, *at)
-                    v_rays[tile.image][:, tile.pixels[0], tile.pixels[1]] += v_tile.view(6, *shape[:2])
+                    rays.v_values[tile.image][:, tile.pixels[0], tile.pixels[1]] += v_tile.view(6, *shape[:2])
+            elif settings.footprint == "surfel":
+                out = surfel_footprint.sums(g, *at)
             else:
                 g = g.view(shape)
                 out = _moments(g, *at)
             out += [*(v_color.T @ weight)]
-            if absgrad:
+            if v_last is not None:
+                out[-1] = out[-1] + (v_last * weight).sum(0)
+            if absgrad and settings.footprint == "surfel":
+                out += surfel_footprint.slopes(g, at[1])
+            elif absgrad:
                 dx, dy = at
                 _, _, a, b, c, _, _ = record
                 out.append((g * ((2 * a * dx)[None] + (b * dy)[:, None])).abs_().sum((0, 1)))
@@ -296,8 +324,10 @@ def composite_bwd(
     return sums
 
 
-def _pack(splats: Splats, rays: Rays | None, settings: CompositingSettings) -> Tensor:
-    return (pack if rays is None else ray_footprint.pack)(splats, settings.numerics)
+def pack_records(splats: Splats, settings: CompositingSettings) -> Tensor:
+    """Packs what compositing reads of each row, by the footprint of the settings. [values, nnz]"""
+    packs = {"ellipse": _pack, "surfel": surfel_footprint.pack}
+    return packs.get(settings.footprint, ray_footprint.pack)(splats, settings.numerics)
 
 
 def _moments(g: Tensor, dx: Tensor, dy: Tensor) -> list[Tensor]:
@@ -330,7 +360,8 @@ def pixel_centers(settings: CompositingSettings, like: Tensor) -> tuple[Tensor, 
 
 
 def _n_sums(settings: CompositingSettings) -> int:
-    return MOMENTS if settings.footprint == "ellipse" else ray_footprint.SUMS
+    counts = {"ellipse": MOMENTS, "surfel": surfel_footprint.SUMS}
+    return counts.get(settings.footprint, ray_footprint.SUMS)
 
 
 def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, settings: CompositingSettings) -> int:
@@ -345,6 +376,10 @@ def composite_gradients(
     sums: Tensor, conics: Tensor, opacities: Tensor, n_features: int, settings: CompositingSettings
 ) -> SplatGradients:
     end = _n_sums(settings) + n_features
+    absgrad = sums[:, end : end + 2].contiguous() if settings.absgrad else None
+    if settings.footprint == "surfel":
+        v_splats = surfel_footprint.finish(sums, conics, opacities)
+        return SplatGradients(*v_splats, sums[:, surfel_footprint.SUMS : end], absgrad)
     if settings.footprint != "ellipse":
         v_shapes, v_opacities = ray_footprint.finish(sums[:, : ray_footprint.SUMS], conics, opacities)
         v_means2d = sums.new_zeros(len(sums), 2)
@@ -356,5 +391,5 @@ def composite_gradients(
         torch.stack([-0.5 * moment[3], -moment[4], -0.5 * moment[5]], -1),
         torch.where(opacities > 0, moment[0] / opacities, 0.0),
         sums[:, MOMENTS:end],
-        sums[:, end : end + 2].contiguous() if settings.absgrad else None,
+        absgrad,
     )

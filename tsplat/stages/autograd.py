@@ -1,4 +1,4 @@
-"""Backward passes that cannot be differentiated again."""
+"""Backward passes that cannot be differentiated again, and rows of tensors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import plain
+from ..data import sum_by_id
 from ..errors import UnsupportedError
 
 Gradients = tuple[Tensor | None, ...]
@@ -52,3 +53,24 @@ class _NoSecondDerivative(torch.autograd.Function):
             "create_graph: second derivatives of rasterization are not implemented; differentiate once, or use "
             'backend="reference" on small scenes'
         )
+
+
+class _TakeRows(torch.autograd.Function):
+    """Rows of a tensor, whose gradients are summed in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ids: Tensor, unique: bool) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.n, ctx.unique = len(values), unique
+        return values[ids]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, saved: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, None, None]:
+        return sum_by_id(v, saved[0], ctx.n, unique=ctx.unique), None, None
+
+
+def take_rows(values: Tensor, ids: Tensor, *, unique: bool) -> Tensor:
+    """Takes rows [R, ...] of values [n, ...] by ids [R] int64, no two of which are equal if unique. Differentiable."""
+    rows: Tensor = _TakeRows.apply(values, ids, unique)  # type: ignore[no-untyped-call]
+    return rows

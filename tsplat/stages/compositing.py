@@ -53,14 +53,15 @@ class _Composite(torch.autograd.Function):
         bands: Iterable[Intersections],
         settings: CompositingSettings,
         *tensors: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         inputs: _Inputs = restore(like, tensors)
         splats, means2d = inputs.splats(), inputs.means2d
         size = (n_images, settings.camera.height, settings.camera.width)
         buffers = RenderBuffers(
-            means2d.new_empty(*size, splats.n_features),
+            means2d.new_empty(*size, splats.n_features + settings.distortion),
             means2d.new_empty(size),
             torch.empty(size, dtype=torch.int32, device=means2d.device) if any(ctx.needs_input_grad) else None,
+            torch.empty(size, dtype=torch.int32, device=means2d.device) if settings.distortion else None,
         )
         n_bands = 0
         whole: Intersections | None = None
@@ -74,7 +75,9 @@ class _Composite(torch.autograd.Function):
                 n_bands += 1
                 whole = intersections if n_bands == 1 else None
                 del intersections
-        saved = (inputs, buffers.transmittances, buffers.last_ids, *_needed_lists(whole, parts))
+        # A copy, as the caller may change the image.
+        totals = buffers.colors[..., -2].clone() if settings.distortion else None
+        saved = (inputs, buffers.transmittances, buffers.last_ids, totals, *_needed_lists(whole, parts))
         ctx.save_for_backward(*flatten(saved))
         ctx.saved, ctx.settings, ctx.launch = structure(saved), settings, launch
         # Several bands do not fit together, so the backward pass lists them again.
@@ -82,27 +85,32 @@ class _Composite(torch.autograd.Function):
         # The attribute belongs on the tensor that the caller holds.
         ctx.absgrad_target = means2d if settings.absgrad else None
         ctx.set_materialize_grads(False)
-        return buffers.colors, torch.rsub(buffers.transmittances, 1)
+        if buffers.median_rows is not None:
+            ctx.mark_non_differentiable(buffers.median_rows)
+        return buffers.colors, torch.rsub(buffers.transmittances, 1), buffers.median_rows
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, saved: tuple[Any, ...], v_render_colors: Tensor | None, v_render_alphas: Tensor | None
+        ctx: Any,
+        saved: tuple[Any, ...],
+        v_render_colors: Tensor | None,
+        v_render_alphas: Tensor | None,
+        _v_median_rows: None,
     ) -> tuple[Tensor | None, ...]:
         inputs: _Inputs
-        inputs, transmittances, last_ids, whole, parts = restore(ctx.saved, saved)
+        inputs, transmittances, last_ids, totals, whole, parts = restore(ctx.saved, saved)
         means2d, conics, opacities, colors, color_ids, depths, backgrounds, _, rays = inputs
         settings: CompositingSettings = ctx.settings
         splats = inputs.splats()
         n_features = splats.n_features
         if v_render_colors is None:
-            v_render_colors = transmittances.new_zeros(*transmittances.shape, n_features)
+            v_render_colors = transmittances.new_zeros(*transmittances.shape, n_features + settings.distortion)
         v_render_colors = _dense_pixels(v_render_colors)
         v_render_alphas = None if v_render_alphas is None else v_render_alphas.contiguous()
         bands: Iterable[Intersections] = ctx.bands or [whole]
-        v_rays = None
-        if rays is not None and any(ctx.needs_input_grad[-2:]):
-            v_rays = rays.values.new_zeros(len(rays.values), 6, *rays.values.shape[2:])
+        if rays is not None and any(ctx.needs_input_grad[-3:]):
+            rays = rays._replace(v_values=rays.values.new_zeros(len(rays.values), 6, *rays.values.shape[2:]))
         with full_precision(means2d.device):
             # That of the forward pass, as last_ids are its own.
             launch = ctx.launch
@@ -123,7 +131,7 @@ class _Composite(torch.autograd.Function):
                     settings,
                     parts,
                     rays,
-                    v_rays,
+                    totals,
                 )
                 del intersections
             v_splats: SplatGradients = launch.composite_gradients(sums, conics, opacities, n_features, settings)
@@ -145,16 +153,17 @@ class _Composite(torch.autograd.Function):
             ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)
         v_means2d = v_splats.v_means2d.view(means2d.shape)
         v_inputs = (v_means2d, v_splats.v_conics, v_splats.v_opacities, v_colors, None, v_depths, v_backgrounds, None)
-        return None, None, None, None, *v_inputs, *_ray_gradients(rays, v_rays)
+        return None, None, None, None, *v_inputs, *_ray_gradients(rays)
 
 
-def _ray_gradients(rays: Rays | None, v_rays: Tensor | None) -> tuple[Tensor | None, ...]:
+def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
     """Gradients of what ``flatten`` makes of rays, from those of origins and directions [I, 6, H, W]."""
     if rays is None:
         return (None,)
-    if v_rays is None:
-        return None, None
-    return (v_rays, None) if rays.origins is None else (v_rays[:, 3:], v_rays[:, :3].sum((2, 3)))
+    v = rays.v_values
+    if v is None:
+        return None, None, None
+    return (v, None, None) if rays.origins is None else (v[:, 3:], v[:, :3].sum((2, 3)), None)
 
 
 def _dense_pixels(image: Tensor) -> Tensor:
@@ -191,7 +200,7 @@ def composite(
     bands: Iterable[Intersections],
     settings: CompositingSettings,
     rays: Rays | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Composites projected Gaussians into images.
 
     Args:
@@ -206,7 +215,8 @@ def composite(
         rays: Of the pixels, if the footprint is evaluated along them. Differentiable.
 
     Returns:
-        Colors [I, H, W, D], with depth as one more channel, and alphas [I, H, W].
+        Colors [I, H, W, D], with depth as one more channel, and distortion behind it; alphas [I, H, W]; and the rows of
+        medians [I, H, W] int32, see :class:`RenderBuffers`, or None.
     """
     inputs = _Inputs(
         splats.means2d,
@@ -219,7 +229,7 @@ def composite(
         None if masks is None else masks.contiguous(),
         None if rays is None else rays._replace(values=rays.values.contiguous()),
     )
-    images: tuple[Tensor, Tensor] = _Composite.apply(  # type: ignore[no-untyped-call]
+    images: tuple[Tensor, Tensor, Tensor | None] = _Composite.apply(  # type: ignore[no-untyped-call]
         structure(inputs), n_images, bands, settings, *flatten(inputs)
     )
     return images

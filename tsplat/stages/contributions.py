@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data import CompositingSettings, Intersections, Splats
-from ..kernels_torch.compositing import pack, pixel_centers, tiles, walk
+from ..kernels_torch.compositing import pack_records, pixel_centers, tiles, walk
 
 Block = tuple[Tensor, Tensor, Tensor]
 """Rows [K] of a tile, their weights [P, K] at its pixels, and the transmittances [P] behind, negative if stopped."""
@@ -97,7 +97,7 @@ class Contributions:
         self, limits: tuple[int, int] | None = None, transmittances: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Iterator[Block]]]:
         """Iterates over tiles: places of the chosen pixels, which of its pixels they are, and blocks of its list."""
-        records, ids = pack(self.splats, self.settings.numerics), self.intersections.flatten_ids
+        records, ids = pack_records(self.splats, self.settings), self.intersections.flatten_ids
         centers = pixel_centers(self.settings, self.splats.means2d)
         for tile in tiles(self.intersections, len(self.places), self.settings, None):
             if limits is not None:

@@ -6,13 +6,10 @@ point is seen at has no ray.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..arguments import (
-    check_camera_model,
     check_not_implemented,
     check_numerics,
     check_rolling_shutter,
@@ -34,31 +31,15 @@ from ..data import (
     ProjectedGaussians,
     ProjectionSettings,
     Rays,
-    sum_by_id,
 )
 from ..errors import ShapeError
 from ..kernels_torch.lens_models import fisheye_directions, pinhole_directions
 from ..kernels_torch.unscented import pose_at, time_of
-from .autograd import once_differentiable
+from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
 from .inputs import check_scene, flatten_batch, flatten_batches
-from .lens_models import Lens, add_lens, check_unscented, name_of
+from .lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from .pixels import CHANNEL_CHUNK, TileLists
-
-
-class _TakeRows(torch.autograd.Function):
-    """Rows of a tensor, whose gradients are summed in a fixed order."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, ids: Tensor, unique: bool) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.n, ctx.unique = len(values), unique
-        return values[ids]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, saved: tuple[Tensor, ...], v: Tensor) -> tuple[Tensor, None, None]:
-        return sum_by_id(v, saved[0], ctx.n, unique=ctx.unique), None, None
 
 
 def with_world_shapes(projected: ProjectedGaussians, gaussians: Gaussians3D) -> ProjectedGaussians:
@@ -67,7 +48,7 @@ def with_world_shapes(projected: ProjectedGaussians, gaussians: Gaussians3D) -> 
     shapes = torch.cat([gaussians.means, gaussians.quats, gaussians.scales], -1).flatten(0, 1)
     ids = projected.feature_ids(per_camera=False)
     if ids is not None:
-        shapes = _TakeRows.apply(shapes, ids, projected.n_cameras == 1)  # type: ignore[no-untyped-call]
+        shapes = take_rows(shapes, ids, unique=projected.n_cameras == 1)
     return projected._replace(means2d=projected.means2d.detach(), conics=shapes)
 
 

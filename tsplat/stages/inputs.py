@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_devices, check_no_grad, check_tensor
-from ..data import CameraField, Cameras
+from ..config import CameraField
+from ..data import Cameras
 from ..errors import ArgumentError
 
 Bundle = TypeVar("Bundle", bound=tuple[Any, ...])

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import check_bool, check_devices, check_no_grad, check_number, check_tensor, describe
-from ..config import MAGNITUDE_MAX, Numerics, RollingShutterType, Unscented, UnscentedTransformParameters
+from ..arguments import check_bool, check_choice, check_devices, check_no_grad, check_number, check_tensor, describe
+from ..config import CAMERA_MODELS, MAGNITUDE_MAX, Numerics, RollingShutterType, Unscented, UnscentedTransformParameters
 from ..data import Cameras, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
 from ..kernels_torch.validation import camera_centers
@@ -49,6 +49,15 @@ class Lens(NamedTuple):
 def name_of(rolling_shutter: Any) -> Any:
     """Returns the name of a :class:`RollingShutterType` of tsplat or of gsplat, and other values as they are."""
     return getattr(rolling_shutter, "name", rolling_shutter)
+
+
+def check_camera_model(camera_model: object) -> None:
+    """Raises unless a camera model is implemented."""
+    check_choice("camera_model", camera_model, CAMERA_MODELS)
+    if camera_model == "ftheta":
+        raise UnsupportedError(
+            "camera_model: 'ftheta' is not implemented; undistort the images and use 'pinhole' or 'fisheye'"
+        )
 
 
 def check_unscented(with_ut: bool, ut_params: object, numerics: Numerics) -> Unscented | None:

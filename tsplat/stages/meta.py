@@ -104,6 +104,8 @@ def describe_render(
         values["received"] = {"camera_ids": camera_ids, "gaussian_ids": gaussian_ids, **_rows(received)}
         if request.options.with_eval3d:
             del values["received"]["conics"]  # they were replaced by shapes in 3D
+    if request.options.surfels:
+        values["ray_transforms"] = values.pop("conics").unflatten(-1, (3, 3))
     found: list[Tensor | None] = []
 
     def ids(which: int) -> Tensor | None:
@@ -194,6 +196,6 @@ def _rows(projected: ProjectedGaussians) -> dict[str, Tensor]:
     assert opacities is not None
     if projected.dense_ids is None:
         shape = projected.means2d.shape[:-1]
-        radii, conics = radii.view(*shape, 2), conics.view(*shape, 3)
+        radii, conics = radii.view(*shape, 2), conics.view(*shape, conics.shape[-1])
         depths, opacities = depths.view(shape), opacities.view(shape)
     return dict(zip(ROWS, (radii, projected.means2d, depths, conics, opacities)))

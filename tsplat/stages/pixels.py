@@ -98,6 +98,22 @@ class TileLists(NamedTuple):
         check_tile_lists("isect_offsets", self.isect_offsets, self.flatten_ids, math.prod(leading))
         return backgrounds
 
+    def arrange(self, rows: dict[str, Tensor | None], channels: int) -> tuple[Tensor | None, int, list[Intersections]]:
+        """Checks devices and memory for so many channels, and returns masks, I and intersections for ``composite``.
+
+        Args:
+            rows: What else is composited, by name; ``means2d`` is in the compute dtype.
+        """
+        lists = dict(masks=self.masks, isect_offsets=self.isect_offsets, flatten_ids=self.flatten_ids)
+        check_devices(rows | lists)
+        means2d, n_images = rows["means2d"], math.prod(self.images)
+        assert means2d is not None
+        check_images(means2d.device, n_images, self.width, self.height, channels, means2d.dtype)
+        n_intersections = self.isect_offsets.new_full((1,), self.flatten_ids.numel(), dtype=torch.int32)
+        offsets = torch.cat([self.isect_offsets.reshape(-1).to(torch.int32), n_intersections])
+        masks = None if self.masks is None else self.masks.reshape(n_images, -1)
+        return masks, n_images, [Intersections(0, offsets, self.flatten_ids.to(torch.int32).contiguous(), None)]
+
     def composite(
         self,
         means2d: Tensor,
@@ -119,19 +135,12 @@ class TileLists(NamedTuple):
         """
         dtype, channels = means2d.dtype, colors.shape[-1]
         given = dict(means2d=means2d, shapes=shapes, colors=colors, opacities=opacities, backgrounds=backgrounds)
-        lists = dict(masks=self.masks, isect_offsets=self.isect_offsets, flatten_ids=self.flatten_ids)
-        check_devices(given | lists)
-        n_images = math.prod(self.images)
-        check_images(means2d.device, n_images, self.width, self.height, channels, dtype)
-        n_intersections = self.isect_offsets.new_full((1,), self.flatten_ids.numel(), dtype=torch.int32)
-        offsets = torch.cat([self.isect_offsets.reshape(-1).to(torch.int32), n_intersections])
-        render_colors, render_alphas = composite(
+        lists = self.arrange(given, channels)
+        render_colors, render_alphas, _ = composite(
             Splats(means2d, shapes, opacities.to(dtype).reshape(-1), colors.reshape(-1, channels), None),
             None,
             None if backgrounds is None else backgrounds.to(dtype).reshape(-1, channels),
-            None if self.masks is None else self.masks.reshape(n_images, -1),
-            n_images,
-            [Intersections(0, offsets, self.flatten_ids.to(torch.int32).contiguous(), None)],
+            *lists,
             settings,
             rays,
         )

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..arguments import (
     check_bool,
-    check_camera_model,
     check_culling,
     check_not_implemented,
     check_numerics,
@@ -34,7 +33,7 @@ from .backend import full_precision, launchers
 from .bundles import flatten, restore, structure
 from .compilation import eager, with_plain_tensors
 from .inputs import check_scene, flatten_batches
-from .lens_models import Lens, add_lens, check_unscented, name_of
+from .lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
 from .sparse_gradients import SparseGradients
 
 OUTPUTS = tuple(name for name in ProjectedGaussians._fields if name not in ("n_cameras", "n_gaussians"))

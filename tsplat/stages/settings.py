@@ -7,7 +7,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_origin, get_type_hin
 
 from ..arguments import (
     check_bool,
-    check_camera_model,
     check_choice,
     check_culling,
     check_numerics,
@@ -34,7 +33,7 @@ from ..config import (
 from ..data import CompositingSettings, IntersectionSettings, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
 from .capacity import Capacity
-from .lens_models import check_unscented
+from .lens_models import check_camera_model, check_unscented
 
 Value = TypeVar("Value")
 Local = Annotated[Value, "local"]
@@ -45,7 +44,7 @@ NOT_OF_REFERENCE = {"absgrad": False, "memory_budget": None, "sparse_grad": Fals
 
 
 class Options(NamedTuple):
-    """The options of a call as the caller passed them; see :func:`tsplat.rasterization`.
+    """The options of a call as the caller passed them; see :func:`tsplat.rasterization`. ``surfels`` are 2D Gaussians.
 
     All but those that are ``Local`` must be equal on all ranks.
     """
@@ -76,6 +75,7 @@ class Options(NamedTuple):
     with_eval3d: bool = False
     ut_params: object = None
     rolling_shutter: str = RollingShutterType.GLOBAL.name
+    surfels: bool = False
 
     @property
     def renders_color(self) -> bool:
@@ -128,10 +128,11 @@ class Settings(NamedTuple):
             absgrad=o.absgrad,
             numerics=numerics,
             backend=o.backend,
-            footprint=numerics.ray_footprint if o.with_eval3d else "ellipse",
+            footprint="surfel" if o.surfels else numerics.ray_footprint if o.with_eval3d else "ellipse",
+            distortion=o.surfels,
         )
         intersection = IntersectionSettings(
-            numerics, o.backend, segmented=o.segmented, capacity=o.capacity, boxes=o.with_eval3d
+            numerics, o.backend, segmented=o.segmented, capacity=o.capacity, boxes=o.with_eval3d or o.surfels
         )
         return cls(numerics, projection, intersection, compositing)
 

@@ -47,9 +47,10 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 
 **The files**, in the order of a call: the launchers below call `lists`, `chunks` if a list is cut, and the forward walk
 in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on, `matrices_forward` and
-`matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks share, and `pixel_sums`
-the sums over the pixels of a part. `footprints` has the math of a splat. `sizes` counts chunks, and keeps lists within
-memory that was allocated before they were counted.
+`matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks share, `pixel_sums`
+the sums over the pixels of a part, `rays` those of pixels and their gradients, and `distortion` that of a feature.
+`footprints` has the math of a splat. `sizes` counts chunks, and keeps lists within memory that was allocated before
+they were counted.
 """
 
 import math
@@ -86,8 +87,8 @@ def bytes_per_intersection(means: Tensor, grid: TileGrid, n_features: int, setti
     shape = part_shape(means, grid.tile_size, grid.n_tiles, n_features)
     size = means.dtype.itemsize
     parts = grid.tile_size**2 // (shape.width * shape.height)
-    # For each pixel and chunk: two transmittances, a number of entries, and colors.
-    chunks = shape.width * shape.height * (3 + n_features) * size // shape.chunk
+    # For each pixel and chunk: two transmittances, a number of entries, and colors; distortion and the row of a median.
+    chunks = shape.width * shape.height * (3 + n_features + 2 * settings.distortion) * size // shape.chunk
     slots = 1 if is_compiled_for_cpu(means) else parts
     columns = FOOTPRINTS[settings.footprint].slot_columns(n_features, settings.absgrad)
     return slots * columns * size + parts * (12 + chunks)
@@ -120,11 +121,12 @@ def composite_fwd(
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
     passed = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
     records = pack_records(passed, settings)
-    lists = list_parts(records, band, splats.n_features, has_ends=buffers.last_ids is not None)
+    lists = list_parts(records, band, buffers.colors.shape[3], has_ends=buffers.last_ids is not None)
     products = chunk_products(records, lists, band)
-    chunk_last_ids = None
-    if products is not None and buffers.last_ids is not None:
-        chunk_last_ids = torch.empty_like(products, dtype=torch.int32)
+    chunk_last_ids, chunk_median_rows = (
+        None if products is None or t is None else torch.empty_like(products, dtype=torch.int32)
+        for t in (buffers.last_ids, buffers.median_rows)
+    )
     arguments: dict[str, Any] = {
         "masks": masks,
         "ids": lists.ids,
@@ -139,9 +141,11 @@ def composite_fwd(
         **band.ray_arguments(),
         **band.pixel_arguments(),
     }
+    if not by_matrices:
+        arguments |= {"median_rows": buffers.median_rows, "chunk_median_rows": chunk_median_rows}
     forward = features_fwd if by_matrices else walk_fwd
     forward(splats, backgrounds, records, lists, buffers, band, arguments)
-    combine_chunks(lists, chunk_last_ids, backgrounds, buffers, band)
+    combine_chunks(lists, chunk_last_ids, chunk_median_rows, backgrounds, buffers, band)
     return lists
 
 
@@ -157,18 +161,19 @@ def composite_bwd(
     settings: CompositingSettings,
     lists: PartLists | None = None,
     rays: Rays | None = None,
-    v_rays: Tensor | None = None,
+    totals: Tensor | None = None,
 ) -> Tensor:
     """Returns the sums of each row, [nnz, columns of ``sum_columns``], over a band of tiles.
 
     Args:
         splats, backgrounds, intersections, settings: As for :func:`composite_fwd`; ``gaussian_major`` is required.
         transmittances, last_ids: [I, H, W] of :func:`composite_fwd`.
-        v_render_colors, v_render_alphas: [I, H, W, D], [I, H, W] or None for zero.
+        v_render_colors, v_render_alphas: [I, H, W, D], with distortion one more channel, and [I, H, W] or None for
+            zero.
         sums: Of other bands, added to and returned; or None.
         lists: What :func:`composite_fwd` returned for the band; None to make them again.
-        rays: As for :func:`composite_fwd`.
-        v_rays: [I, 6, H, W], gradients of origins and directions, output; None if not needed.
+        rays: As for :func:`composite_fwd`, with room for their gradients.
+        totals: [I, H, W], what was rendered of the last feature; only with distortion.
     """
     order = intersections.gaussian_major
     assert order is not None
@@ -186,6 +191,7 @@ def composite_bwd(
     records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
     columns = band.footprint.slot_columns(splats.n_features, settings.absgrad)
     slots = assign_slots(lists, intersections, records, columns)
+    v_rays = None if rays is None else rays.v_values
     chunk_v_rays = None
     if v_rays is not None and lists.chunk_transmittances is not None:
         chunk_v_rays = v_rays.new_empty(lists.n_chunks, 6, band.shape.width * band.shape.height)
@@ -208,6 +214,8 @@ def composite_bwd(
         **band.ray_arguments(),
         **band.pixel_arguments(),
     }
+    if not by_matrices:
+        arguments["totals"] = totals
     backward = features_bwd if by_matrices else walk_bwd
     backward(splats, records, v_render_colors, slots.n_programs, band, arguments)
     if v_rays is not None:
@@ -235,10 +243,11 @@ def _list_again(splats: Splats, band: Band, image: Tensor) -> PartLists:
         image: Of the shape and dtype of the pixels [I, H, W, D].
     """
     records = pack_records(_without_features(splats), band.settings)
-    lists = list_parts(records, band, splats.n_features, has_ends=False)
+    lists = list_parts(records, band, image.shape[3], has_ends=False)
     if lists.n_chunks == 0:
         return lists
-    buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None)
+    medians = image.new_empty(image.shape[:3], dtype=torch.int32) if band.settings.distortion else None
+    buffers = RenderBuffers(image.new_empty(image.shape), image.new_empty(image.shape[:3]), None, medians)
     lists = composite_fwd(splats, None, None, band.intersections, buffers, band.settings, band.rays)
     assert lists is not None
     return lists

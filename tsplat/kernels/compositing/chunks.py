@@ -84,19 +84,23 @@ def _combine_kernel(
     render_colors,  # [I, height, width, n_features], output
     transmittances,  # [I, height, width], output
     last_ids,  # [I, height, width] int32, output, or None
+    median_rows,  # [I, height, width] int32, output, if DISTORTION
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
     chunk_starts,  # [lists + 1] int32
     chunk_lists,  # [n_chunks] int32
     chunk_transmittances,  # [n_chunks, WIDTH HEIGHT], negative where pixels have stopped
     chunk_colors,  # [n_chunks, n_features, WIDTH HEIGHT]; zeroed where pixels have stopped before
     chunk_last_ids,  # [n_chunks, WIDTH HEIGHT] int32, if there are last_ids
+    chunk_median_rows,  # [n_chunks, WIDTH HEIGHT] int32, if DISTORTION
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_colors: "Int", n_features: "Int", passes: "Int",
     CHANNELS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, COMBINED: tl.constexpr,
+    DISTORTION: tl.constexpr,
 ):  # fmt: skip
     """Adds the chunks of each list that is cut, up to the one in which a pixel stopped.
 
-    The program of a list's first chunk adds them all. ``passes`` programs take CHANNELS channels each.
+    The program of a list's first chunk adds them all. ``passes`` programs take CHANNELS channels each. With DISTORTION,
+    the last channel is distortion and the one before it z, see ``distortion``.
     """
     dtype = chunk_colors.dtype.element_ty
     PIXELS: tl.constexpr = WIDTH * HEIGHT
@@ -115,33 +119,50 @@ def _combine_kernel(
         color = ()
         for _ in tl.static_range(CHANNELS):
             color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
+        if DISTORTION:
+            z_in_front = tl.zeros([HEIGHT, WIDTH], dtype)
+            median = tl.full([HEIGHT, WIDTH], -1, tl.int32)
         for base in range(first_chunk, end_chunk, COMBINED):
             # All loads come first, so that their latencies overlap.
             behind = ()
             added = ()
             last_added = ()
+            z_added = ()
+            median_added = ()
             for n in tl.static_range(COMBINED):
                 own_chunk = tl.cast(base + n, tl.int64) * PIXELS + own
                 listed = base + n < end_chunk
                 behind = behind + (tl.load(chunk_transmittances + own_chunk, mask=listed),)
                 if last_ids is not None:
                     last_added = last_added + (tl.load(chunk_last_ids + own_chunk, mask=listed),)
+                if DISTORTION:
+                    address = (tl.cast(base + n, tl.int64) * n_features + n_features - 2) * PIXELS + own
+                    z_added = z_added + (tl.load(chunk_colors + address, mask=listed, other=0.0),)
+                    median_added = median_added + (tl.load(chunk_median_rows + own_chunk, mask=listed, other=-1),)
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
                     added = added + (tl.load(chunk_colors + address, mask=listed),)
             for n in tl.static_range(COMBINED):
                 listed = base + n < end_chunk
                 alive = (transmittance > 0.0) & listed
-                transmittance = tl.where(alive, behind[n], transmittance)
+                front = transmittance
+                transmittance = tl.where(alive, behind[n], front)
                 if last_ids is not None:
                     last = tl.where(alive, tl.maximum(last_added[n], last), last)
                 total = ()
                 for k in tl.static_range(CHANNELS):
                     address = (tl.cast(base + n, tl.int64) * n_features + channel + k) * PIXELS + own
                     kept = tl.where(alive, added[n * CHANNELS + k], 0.0)
+                    if DISTORTION:
+                        is_distortion = alive & (channel + k == n_features - 1)
+                        between = z_in_front * (front - tl.abs(transmittance))
+                        kept = tl.where(is_distortion, tl.fma(-2.0, between, kept), kept)
                     tl.store(chunk_colors + address, kept, mask=listed)
                     total = total + (color[k] + kept,)
                 color = total
+                if DISTORTION:
+                    z_in_front += tl.where(alive, z_added[n], 0.0)
+                    median = tl.where(alive & (median_added[n] >= 0), median_added[n], median)
         transmittance = tl.abs(transmittance)
         for k in tl.static_range(CHANNELS):
             value = color[k]
@@ -151,6 +172,8 @@ def _combine_kernel(
                 value = tl.fma(transmittance, background, value)
             tl.store(render_colors + pixel * n_features + channel + k, value, mask=inside)
         is_first = channel == 0
+        if DISTORTION:
+            tl.store(median_rows + pixel, median, mask=inside & is_first)
         start = tl.load(offsets + index)
         store_list(
             transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside & is_first, is_first
@@ -210,12 +233,18 @@ def chunk_products(records: Tensor, lists: PartLists, band: Band) -> Tensor | No
 
 
 def combine_chunks(
-    lists: PartLists, chunk_last_ids: Tensor | None, backgrounds: Tensor | None, buffers: RenderBuffers, band: Band
+    lists: PartLists,
+    chunk_last_ids: Tensor | None,
+    chunk_median_rows: Tensor | None,
+    backgrounds: Tensor | None,
+    buffers: RenderBuffers,
+    band: Band,
 ) -> None:
     """Writes the pixels of lists that are cut. Does nothing if there are none.
 
     Args:
         chunk_last_ids: [n_chunks, pixels of a part] int32, the last entry of each pixel; None if not needed.
+        chunk_median_rows: The same, rows of medians; None without distortion.
         backgrounds, buffers: As for ``composite_fwd``.
     """
     if lists.n_chunks == 0:
@@ -231,12 +260,15 @@ def combine_chunks(
         transmittances=buffers.transmittances,
         last_ids=buffers.last_ids,
         ends=lists.ends,
+        median_rows=buffers.median_rows,
         chunk_last_ids=chunk_last_ids,
+        chunk_median_rows=chunk_median_rows,
         n_colors=0 if backgrounds is None else backgrounds.shape[1],
         n_features=n_features,
         passes=passes,
         CHANNELS=channels,
         COMBINED=COMBINED,
+        DISTORTION=band.settings.distortion,
         num_warps=1,
         offsets=lists.offsets,
         chunk_starts=lists.chunk_starts,

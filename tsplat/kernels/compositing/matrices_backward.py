@@ -16,18 +16,16 @@ from ...data import Splats
 from ..device_math import constant, load_tuple
 from ..launch import FEATURES_MIN, Int, kernel, launch
 from .matrices import GROUP, lanes_last, load_features, product, product_arguments, put, take
+from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .walk_steps import (
     Band,
     absorb_vjp,
-    add_pixel_gradients,
     clamped_alpha,
     inverse_transmittance,
     load_range,
     load_row,
     load_slot,
-    no_gradients,
     part_pixels,
-    store_ray_gradients,
 )
 
 

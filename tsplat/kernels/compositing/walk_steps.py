@@ -16,9 +16,11 @@ from torch import Tensor
 
 from ...config import ALPHA_MIN
 from ...data import CompositingSettings, Intersections, PartLists, Rays, TileGrid
-from ..device_math import constant, exp2, load_tuple, reciprocal, store_tuple
+from ..device_math import constant, exp2, reciprocal
 from ..launch import PartShape, approximate, is_amd, walk_options, walk_unroll
+from .distortion import distortion_vjp
 from .footprints import FOOTPRINTS, Footprint
+from .rays import has_ray, load_rays
 
 OPACITY = tl.constexpr(2)
 """Values of a record behind those of its footprint: log2(opacity), and the opacity clamped to alpha_max. Features may
@@ -110,57 +112,7 @@ def part_pixels(
     if rays is None:
         return image, (x.to(dtype) + 0.5, y.to(dtype) + 0.5), inside, pixel, own
     else:
-        return image, _load_rays(rays, origins, image, pixel, inside, grid), inside, pixel, own
-
-
-@triton.jit
-def _load_rays(rays, origins, image, pixel, inside, grid):
-    """Origins and directions of pixels; zero outside of the image."""
-    plane = grid[2].to(tl.int64) * grid[3]
-    if origins is None:
-        return load_tuple(rays + pixel + image * (5 * plane), plane, 6, inside)
-    else:
-        return load_tuple(origins + image * 3, 1, 3) + load_tuple(rays + pixel + image * (2 * plane), plane, 3, inside)
-
-
-@triton.jit
-def _sees(pixel, inside):
-    """Whether pixels are inside the image and have a ray."""
-    if len(pixel) == 6:
-        return inside & (tl.abs(pixel[3]) + tl.abs(pixel[4]) + tl.abs(pixel[5]) > 0.0)
-    else:
-        return inside
-
-
-@triton.jit
-def no_gradients(like):
-    """Gradients of rays to add to."""
-    zero = tl.zeros_like(like)
-    return zero, zero, zero, zero, zero, zero
-
-
-@triton.jit
-def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: tl.constexpr):
-    """Adds a Gaussian, or a group of them along the first dimension, to the gradients of rays."""
-    own = FOOTPRINT.pixel_gradients(record, g, at)
-    added = ()
-    for k in tl.static_range(len(own)):
-        value = own[k]
-        if GROUPED:
-            value = tl.sum(value, 0)
-        added = added + (total[k] + value,)
-    return added
-
-
-@triton.jit
-def store_ray_gradients(v_rays, chunk_v_rays, values, program, image, pixel, own, inside, is_chunk, is_whole, grid,
-                        PIXELS: tl.constexpr):  # fmt: skip
-    """Stores the gradients of a part's rays: of a chunk at their places in the part, else in the images."""
-    plane = grid[2].to(tl.int64) * grid[3]
-    if chunk_v_rays is not None:
-        if is_chunk:
-            store_tuple(chunk_v_rays + program.to(tl.int64) * (6 * PIXELS) + own, PIXELS, values)
-    store_tuple(v_rays + pixel + image * (5 * plane), plane, values, inside & is_whole)
+        return image, load_rays(rays, origins, image, pixel, inside, grid), inside, pixel, own
 
 
 @triton.jit
@@ -184,7 +136,7 @@ def begin_forward(
     shown = True
     if masks is not None:
         shown = tl.load(masks + (grid[1] + entries[0] % grid[0])) != 0
-    transmittance = tl.where(_sees(pixels[1], pixels[2]), 1.0, -1.0).to(dtype)
+    transmittance = tl.where(has_ray(pixels[1], pixels[2]), 1.0, -1.0).to(dtype)
     if products is not None:
         if entries[6] & shown:
             for earlier in range(entries[4], program):
@@ -295,6 +247,36 @@ def absorb_vjp(transmittance, alpha, behind, v_dot_c, APPROX: tl.constexpr):
     weight = alpha * transmittance
     difference = v_dot_c - behind
     return transmittance, tl.fma(alpha, difference, behind), weight, weight * difference
+
+
+@triton.jit
+def blend_vjp(
+    record, pixel, transmittance, behind, last, v_color, state, place, FOOTPRINT: tl.constexpr,
+    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
+):  # fmt: skip
+    """One Gaussian at the pixels of a block, back to front. ``state`` is that of ``distortion``, or ().
+
+    Returns:
+        T and ``behind`` in front of it, its weight, g, where the pixels are in the splat, the gradient of the features
+        of the pixels, and the state in front of it.
+    """
+    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
+    at = FOOTPRINT.locate(record, pixel)
+    e = FOOTPRINT.log2_alpha(record, at)
+    kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place < last)
+    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], APPROX, AMD), 0.0)
+    if len(state) > 0:
+        front = transmittance * reciprocal(1.0 - alpha, APPROX)
+        z = record[FIRST + len(v_color) - 1]
+        state, v_color, of_distortion = distortion_vjp(state, v_color, z, alpha * front, front, transmittance)
+    v_weight = v_color[0] * record[FIRST]
+    for k in tl.static_range(1, len(v_color)):
+        v_weight = tl.fma(v_color[k], record[FIRST + k], v_weight)
+    if len(state) > 0:
+        v_weight += of_distortion
+    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, APPROX)
+    g = tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0)
+    return transmittance, behind, weight, g, at, v_color, state
 
 
 class Band(NamedTuple):

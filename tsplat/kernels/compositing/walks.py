@@ -6,33 +6,30 @@ chunk, followed by one for each list.
 
 from typing import Any
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...data import CompositingSettings, PartLists, RenderBuffers, Splats
-from ..device_math import constant, element, load_tuple, prefetch
+from ..device_math import element, load_tuple, prefetch
 from ..launch import Int, approximate, kernel, launch, programs, walk_ahead
 from .chunks import STEP
+from .distortion import add_distortion, begin_distortion, distortion_of_chunks, store_medians
 from .lists import load_record, pack_records
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
+from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
 from .walk_steps import (
     OPACITY,
     Band,
     absorb,
-    absorb_vjp,
-    add_pixel_gradients,
     alpha_at,
     begin_forward,
-    clamped_alpha,
+    blend_vjp,
     inverse_transmittance,
     load_entry,
     load_range,
-    no_gradients,
     part_pixels,
     store_chunk,
     store_list,
-    store_ray_gradients,
 )
 
 PASS = 8
@@ -50,6 +47,7 @@ def _composite_fwd_kernel(
     render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
     transmittances,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
+    median_rows,  # [I, height, width] int32, output, if DISTORTION
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
     rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
     origins,  # [I, 3] or None
@@ -59,12 +57,14 @@ def _composite_fwd_kernel(
     chunk_transmittances,  # [n_chunks, WIDTH HEIGHT], negative where pixels have stopped, output
     chunk_colors,  # [n_chunks, stride, WIDTH HEIGHT], from the first channel of this pass on, output
     chunk_last_ids,  # [n_chunks, WIDTH HEIGHT] int32, output, if there are last_ids
+    chunk_median_rows,  # [n_chunks, WIDTH HEIGHT] int32, output, if DISTORTION
     tiles: "Int", first_tile: "Int", width: "Int", height: "Int", tile_width: "Int", n_tiles: "Int",
     n_chunks: "Int", background_stride: "Int", stride: "Int",
     FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, FEATURES: tl.constexpr, RECORD_WIDTH: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     CHUNK: tl.constexpr, STEP: tl.constexpr, UNROLL: tl.constexpr, AHEAD: tl.constexpr,
     LOG2_ALPHA_MIN: tl.constexpr, TRANSMITTANCE_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
+    DISTORTION: tl.constexpr,
 ):  # fmt: skip
     dtype = records.dtype.element_ty
     FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
@@ -79,9 +79,11 @@ def _composite_fwd_kernel(
     index, start, begin, end, first_chunk, end_chunk, is_chunk = entries
     image, center, inside, pixel, own = pixels
     color = ()
-    for _ in tl.static_range(FEATURES):
+    for _ in tl.static_range(FEATURES + DISTORTION):
         color = color + (tl.zeros([HEIGHT, WIDTH], dtype),)
     last = tl.zeros([HEIGHT, WIDTH], tl.int32)
+    if DISTORTION:
+        median = tl.zeros([HEIGHT, WIDTH], tl.int32)
     alive = shown & (begin < end)
     ids += start
     if alive:
@@ -103,13 +105,17 @@ def _composite_fwd_kernel(
                     row = tl.load(ids + tl.minimum(place + AHEAD, end - 1)).to(tl.int64)
                     prefetch(records + row * RECORD_WIDTH, VALUES)
                 alpha = alpha_at(record, center, FOOTPRINT, LOG2_ALPHA_MIN, APPROX, AMD)
-                weight, added, transmittance = absorb(transmittance, alpha, TRANSMITTANCE_MIN, AMD)
+                front = transmittance
+                weight, added, transmittance = absorb(front, alpha, TRANSMITTANCE_MIN, AMD)
                 blended = ()
                 for k in tl.static_range(FEATURES):
                     mixed = tl.fma(weight, record[FIRST + k], color[k])
                     if not AMD:
                         mixed = tl.where(added, mixed, color[k])
                     blended = blended + (mixed,)
+                if DISTORTION:
+                    z = record[VALUES - 1]
+                    blended, median = add_distortion(blended, color, median, place, z, weight, added, front)
                 color = blended
                 if last_ids is not None:
                     last = tl.where(added, place + 1, last)
@@ -120,39 +126,21 @@ def _composite_fwd_kernel(
         if is_chunk:
             chunk = program.to(tl.int64)
             store_chunk(chunk_transmittances, chunk_last_ids, chunk, own, transmittance, last, None, PIXELS)
-            for k in tl.static_range(FEATURES):
+            for k in tl.static_range(FEATURES + DISTORTION):
                 tl.store(chunk_colors + (chunk * stride + k) * PIXELS + own, color[k])
     is_whole = first_chunk == end_chunk
     inside = inside & is_whole
     transmittance = tl.abs(transmittance)
-    for k in tl.static_range(FEATURES):
+    if DISTORTION:
+        store_medians(
+            median_rows, chunk_median_rows, ids, median, pixel, own, inside, program.to(tl.int64), is_chunk, PIXELS
+        )  # fmt: skip
+    for k in tl.static_range(FEATURES + DISTORTION):
         value = color[k]
         if (backgrounds is not None) and (k < COLORS):
             value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
         tl.store(render_colors + pixel * stride + k, value, mask=inside)
     store_list(transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole)
-
-
-@triton.jit
-def _blend_vjp(
-    record, pixel, transmittance, behind, last, v_color, place, FOOTPRINT: tl.constexpr,
-    LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr, APPROX: tl.constexpr, AMD: tl.constexpr,
-):  # fmt: skip
-    """One Gaussian at the pixels of a block, back to front.
-
-    Returns:
-        T and ``behind`` in front of it, its weight, g, and where the pixels are in the splat.
-    """
-    FIRST: tl.constexpr = FOOTPRINT.VALUES + OPACITY
-    at = FOOTPRINT.locate(record, pixel)
-    e = FOOTPRINT.log2_alpha(record, at)
-    kept = (e >= constant(LOG2_ALPHA_MIN, e)) & (place < last)
-    alpha = tl.where(kept, clamped_alpha(e, record[FIRST - 1], APPROX, AMD), 0.0)
-    v_weight = v_color[0] * record[FIRST]
-    for k in tl.static_range(1, len(v_color)):
-        v_weight = tl.fma(v_color[k], record[FIRST + k], v_weight)
-    transmittance, behind, weight, g = absorb_vjp(transmittance, alpha, behind, v_weight, APPROX)
-    return transmittance, behind, weight, tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0), at
 
 
 @kernel(strided=("v_render_colors",))
@@ -167,8 +155,9 @@ def _composite_bwd_kernel(
     chunk_starts,  # [lists + 1] int32, or None, like all that follows, if no list is cut
     chunk_lists,  # [n_chunks] int32
     chunk_transmittances,  # [n_chunks, WIDTH HEIGHT]
-    chunk_colors,  # [n_chunks, FEATURES, WIDTH HEIGHT]
-    v_render_colors,  # [I, height, width, FEATURES], of any strides
+    chunk_colors,  # [n_chunks, FEATURES + DISTORTION, WIDTH HEIGHT]
+    totals,  # [I, height, width], sums of the last feature, if DISTORTION
+    v_render_colors,  # [I, height, width, FEATURES + DISTORTION], of any strides
     v_render_alphas,  # [I, height, width], or None for zero
     v_slots,  # [K, COLUMNS], output
     rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
@@ -182,7 +171,7 @@ def _composite_bwd_kernel(
     BLOCK_HEIGHT: tl.constexpr, FOLD: tl.constexpr,
     ABSGRAD: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr,
     AHEAD: tl.constexpr, TOGETHER: tl.constexpr, LOG2_ALPHA_MAX: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr,
-    APPROX: tl.constexpr, AMD: tl.constexpr,
+    APPROX: tl.constexpr, AMD: tl.constexpr, DISTORTION: tl.constexpr,
 ):  # fmt: skip
     """If FOLD, a lane holds one pixel of each block of a part, all in one column. Otherwise a part is one block.
 
@@ -203,6 +192,7 @@ def _composite_bwd_kernel(
         v_colors = ()
         transmittance = ()
         behind = ()
+        states = ()
         last = ()
         end = 0
         for block in tl.static_range(BLOCKS):
@@ -211,7 +201,7 @@ def _composite_bwd_kernel(
             )
             v_image = v_render_colors + image * image_stride + (pixel - image * height * width) * pixel_stride
             end_transmittance = tl.load(transmittances + pixel, mask=inside, other=1.0)
-            loaded = load_tuple(v_image, tl.cast(channel_stride, tl.int64), FEATURES, inside)
+            loaded = load_tuple(v_image, tl.cast(channel_stride, tl.int64), FEATURES + DISTORTION, inside)
             end_behind = tl.zeros_like(end_transmittance)
             # Where no Gaussian was added, incoming gradients may be NaN, as those of 1 / depth.
             covered = end_transmittance < 1.0
@@ -221,6 +211,9 @@ def _composite_bwd_kernel(
             v_color = ()
             for k in tl.static_range(FEATURES):
                 v_color = v_color + (tl.where(covered, loaded[k], 0.0),)
+            if DISTORTION:
+                v_distortion = tl.where(covered, loaded[FEATURES], 0.0)
+                state = begin_distortion(totals, pixel, inside, v_distortion, end_transmittance)
             if backgrounds is not None:
                 for k in tl.static_range(COLORS):
                     end_behind = tl.fma(v_color[k], tl.load(backgrounds + image * COLORS + k), end_behind)
@@ -229,16 +222,28 @@ def _composite_bwd_kernel(
                     chunk = program.to(tl.int64)
                     end_behind *= end_transmittance
                     end_transmittance = tl.abs(tl.load(chunk_transmittances + chunk * PIXELS + own))
+                    STRIDE: tl.constexpr = (FEATURES + DISTORTION) * PIXELS
+                    if DISTORTION:
+                        z_behind = tl.zeros_like(end_behind)
+                        distortion_behind = tl.zeros_like(end_behind)
                     for step in range(end_chunk - 1 - program):
-                        later = chunk_colors + (end_chunk - 1 - step).to(tl.int64) * (FEATURES * PIXELS) + own
+                        later = chunk_colors + (end_chunk - 1 - step).to(tl.int64) * STRIDE + own
                         for k in tl.static_range(FEATURES):
                             end_behind = tl.fma(v_color[k], tl.load(later + k * PIXELS), end_behind)
+                        if DISTORTION:
+                            z_behind += tl.load(later + (FEATURES - 1) * PIXELS)
+                            distortion_behind += tl.load(later + FEATURES * PIXELS)
+                    if DISTORTION:
+                        state, added = distortion_of_chunks(state, z_behind, distortion_behind, end_transmittance)
+                        end_behind += added
                     end_behind *= inverse_transmittance(end_transmittance, APPROX)
             end_last = tl.load(last_ids + pixel, mask=inside, other=0)
             pixels = pixels + (center,)
             if v_rays is not None:
                 v_pixels = v_pixels + (no_gradients(end_transmittance),)
             v_colors = v_colors + (v_color,)
+            if DISTORTION:
+                states = states + (state,)
             transmittance = transmittance + (end_transmittance,)
             behind = behind + (end_behind,)
             last = last + (end_last,)
@@ -267,23 +272,28 @@ def _composite_bwd_kernel(
                     prefetch(v_slots + later_slot.to(tl.int64) * COLUMNS, COLUMNS)
                 new_transmittance = ()
                 new_behind = ()
+                new_states = ()
                 new_v_pixels = ()
                 sums = ()
                 others = ()
                 for b in tl.static_range(BLOCKS):
-                    t, r, weight, g, at = _blend_vjp(
-                        record, pixels[b], transmittance[b], behind[b], last[b], v_colors[b], place, FOOTPRINT,
-                        LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX, AMD,
+                    own_state = states[b] if DISTORTION else ()
+                    t, r, weight, g, at, own_v, own_state = blend_vjp(
+                        record, pixels[b], transmittance[b], behind[b], last[b], v_colors[b], own_state, place,
+                        FOOTPRINT, LOG2_ALPHA_MAX, LOG2_ALPHA_MIN, APPROX, AMD,
                     )  # fmt: skip
                     new_transmittance = new_transmittance + (t,)
                     new_behind = new_behind + (r,)
+                    if DISTORTION:
+                        new_states = new_states + (own_state,)
                     sums = FOOTPRINT.add_gradients(sums, g, at)
-                    others = add_features(others, record, weight, g, at, v_colors[b], FOOTPRINT, ABSGRAD)
+                    others = add_features(others, record, weight, g, at, own_v, FOOTPRINT, ABSGRAD)
                     if v_rays is not None:
                         added = add_pixel_gradients(v_pixels[b], record, g, at, FOOTPRINT, GROUPED=False)
                         new_v_pixels = new_v_pixels + (added,)
                 transmittance = new_transmittance
                 behind = new_behind
+                states = new_states
                 v_pixels = new_v_pixels
                 if FOLD:
                     tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
@@ -332,7 +342,7 @@ def walk_fwd(
         lists: Of the band; gets what chunks add.
         arguments: Arguments of the kernel that do not depend on how channels are walked.
     """
-    n_features, n_colors = splats.n_features, splats.n_colors
+    n_features, n_colors, stride = splats.n_features, splats.n_colors, buffers.colors.shape[3]
     for first in range(0, n_features, min(band.settings.channel_chunk, PASS)):
         passed = pass_channels(splats, first, band.settings)
         if first > 0:
@@ -348,12 +358,13 @@ def walk_fwd(
             backgrounds=None if backgrounds is None else backgrounds[:, first : first + passed.n_colors],
             render_colors=buffers.colors[..., first:],
             background_stride=n_colors,
-            stride=n_features,
+            stride=stride,
             COLORS=passed.n_colors,
             FEATURES=passed.n_features,
             RECORD_WIDTH=records.shape[1],
             STEP=STEP,
             AHEAD=walk_ahead(records),
+            DISTORTION=band.settings.distortion and first + passed.n_features == n_features,
         )
 
 
@@ -388,4 +399,5 @@ def walk_bwd(
         BLOCK_HEIGHT=32 // band.shape.width if folds else band.shape.height,
         FOLD=folds,
         AHEAD=walk_ahead(records),
+        DISTORTION=band.settings.distortion,
     )

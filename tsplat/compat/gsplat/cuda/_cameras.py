@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from .... import ShapeError
-from ....arguments import check_camera_model, check_tensor
+from ....arguments import check_tensor
 from ....config import CameraModel
 from ....stages.backend import full_precision
+from ....stages.lens_models import check_camera_model
 from ....stages.projection import project_covariances
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_bool, check_tensor
-from ..stages.compilation import with_plain_tensors
+from .compilation import with_plain_tensors
 
 
 @with_plain_tensors

@@ -1,0 +1,227 @@
+"""The 2D Gaussian, a surfel: sigma = min(|s|^2 / 2, |m - pixel|^2) with s where the pixel's ray meets its disc.
+
+Its *shape* is the ray transform M, row-major, which takes coordinates (u, v, 1) on the disc, in standard deviations, to
+z (x, y, 1) of the pixel (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888, equations 8 to 10). The second term
+is a low-pass filter around the mean m, the center of the bounding box (equation 11).
+
+Relative to the projected center q = (M_02, M_12) / M_22, M is [[a, b, 0], [c, d, 0], [M_20, M_21, M_22]]. With the
+offset (dx, dy) from q, p = k (d dx - b dy, a dy - c dx) and D = k (a d - b c) / M_22, s = p / (D - t . p), where
+t = (M_20, M_21) / M_22. Unlike cross products of planes, nothing large cancels. The factor k, the inverse of the
+largest of a to d, keeps squares finite. A record holds q, k (a, b, c, d), D, t and m.
+
+With e = (s_0, s_1, -|s|^2), the gradient of M is M^-T sum(g e (s_0, s_1, 1)^T): linear in eight sums over pixels of g
+times polynomials of s.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from ...device_math import constant
+from .ellipse import _reaches as _reaches_ellipse
+from .interface import Footprint
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+HALF_LOG2_E = tl.constexpr(0.5 * math.log2(math.e))
+
+MAGNITUDE = tl.constexpr(1e12)
+"""Largest value of the transform and the mean of a splat that is rendered: products stay finite in fp32."""
+
+
+@triton.jit
+def _relative(shape):
+    """The center q, and a to d."""
+    x = shape[2] / shape[8]
+    y = shape[5] / shape[8]
+    return x, y, (
+        shape[0] - x * shape[6], shape[1] - x * shape[7], shape[3] - y * shape[6], shape[4] - y * shape[7]
+    )  # fmt: skip
+
+
+@triton.jit
+def _pack(mean, shape, visible):
+    valid = visible & (shape[8] != 0.0)
+    for k in tl.static_range(9):
+        # Neither infinite nor NaN.
+        valid = valid & (tl.abs(shape[k]) <= constant(MAGNITUDE, shape[k]))
+    for k in tl.static_range(2):
+        valid = valid & (tl.abs(mean[k]) <= constant(MAGNITUDE, mean[k]))
+    safe = ()
+    for k in tl.static_range(9):
+        safe = safe + (tl.where(valid, shape[k], 1.0),)
+    x, y, m = _relative(safe)
+    largest = tl.maximum(tl.maximum(tl.abs(m[0]), tl.abs(m[1])), tl.maximum(tl.abs(m[2]), tl.abs(m[3])))
+    # A disc without area is met nowhere.
+    valid = valid & (largest > 0.0) & (tl.abs(x) + tl.abs(y) <= constant(MAGNITUDE, x))
+    k = 1.0 / tl.where(valid, largest, 1.0)
+    a = m[0] * k
+    b = m[1] * k
+    c = m[2] * k
+    d = m[3] * k
+    area = (a * m[3] - b * m[2]) / safe[8]
+    values = (x, y, a, b, c, d, area, safe[6] / safe[8], safe[7] / safe[8], mean[0], mean[1])
+    packed = ()
+    for n in tl.static_range(11):
+        packed = packed + (tl.where(valid, values[n], 0.0),)
+    return packed, valid
+
+
+@triton.jit
+def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
+    """True: the extent of discs that are close to the camera is not bounded."""
+    return opacity == opacity
+
+
+@triton.jit
+def _bound(record, x, y, TILE: tl.constexpr, LOG2_ALPHA_MIN: tl.constexpr):
+    """What the ellipse's ``_reaches`` needs for the edge of the disc, |s|^2 = r, and for the low-pass filter's circle.
+
+    |p|^2 <= r (D - t . p)^2 is (p - c)^T (1 - r t t^T) (p - c) <= r D^2 / (1 - r |t|^2) with
+    c = -r D t / (1 - r |t|^2): an ellipse if r |t|^2 < 1.
+    """
+    level = record[11] - constant(LOG2_ALPHA_MIN, record[11])
+    r = level * (2.0 / LOG2_E) + 1e-3
+    a = record[2]
+    b = record[3]
+    c = record[4]
+    d = record[5]
+    t0 = record[7]
+    t1 = record[8]
+    det = a * d - b * c
+    left = 1.0 - r * (t0 * t0 + t1 * t1)
+    # Rounding is amplified close to a parabola, and in thin ellipses. Where it is, all is reached.
+    is_ellipse = (left > 0.01) & (tl.abs(det) > 0.01)
+    inverse = 1.0 / tl.where(is_ellipse, left, 1.0)
+    to_center = -r * inverse * record[6] / tl.where(is_ellipse, det, 1.0)
+    n0 = t0 * d - t1 * c
+    n1 = t1 * a - t0 * b
+    xx = d * d + c * c - r * n0 * n0
+    xy = -2.0 * (b * d + a * c + r * n0 * n1)
+    yy = a * a + b * b - r * n1 * n1
+    from_x = x - record[0] - to_center * (a * t0 + b * t1)
+    from_y = y - record[1] - to_center * (c * t0 + d * t1)
+    far_x = tl.maximum(tl.abs(from_x), tl.abs(from_x + (TILE - 1)))
+    far_y = tl.maximum(tl.abs(from_y), tl.abs(from_y + (TILE - 1)))
+    # Room for the rounding of this test and of compositing, which grows with the terms that cancel.
+    terms = xx * far_x * far_x + tl.abs(xy) * far_x * far_y + yy * far_y * far_y
+    most = tl.where(is_ellipse, 1.001 * r * record[6] * record[6] * inverse + terms * 1e-5, float("inf"))
+    slope_x = tl.where(xx > 0.0, -0.5 * xy / tl.where(xx > 0.0, xx, 1.0), 0.0)
+    slope_y = tl.where(yy > 0.0, -0.5 * xy / tl.where(yy > 0.0, yy, 1.0), 0.0)
+    ellipse = (xx, xy, yy, from_x, from_y, most, slope_x, slope_y)
+    one = tl.full(x.shape, 1.0, x.dtype)
+    zero = tl.zeros_like(x)
+    return ellipse, (one, zero, one, x - record[9], y - record[10], level / LOG2_E + 1e-3, zero, zero)
+
+
+@triton.jit
+def _reaches(bound, X: tl.constexpr, Y: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
+    return _reaches_ellipse(bound[0], X, Y, WIDTH, HEIGHT) | _reaches_ellipse(bound[1], X, Y, WIDTH, HEIGHT)
+
+
+@triton.jit
+def _locate(record, pixel):
+    """s and zeros where it is nearer, else zeros and the offset from the mean; and the squared distance."""
+    dx = pixel[0] - record[0]
+    dy = pixel[1] - record[1]
+    p0 = tl.fma(record[5], dx, record[3] * -dy)
+    p1 = tl.fma(record[2], dy, record[4] * -dx)
+    w = tl.fma(record[7], -p0, tl.fma(record[8], -p1, record[6]))
+    inverse = 1.0 / w
+    s0 = p0 * inverse
+    s1 = p1 * inverse
+    on_disc = tl.fma(s0, s0, s1 * s1)
+    x = pixel[0] - record[9]
+    y = pixel[1] - record[10]
+    on_image = 2.0 * tl.fma(x, x, y * y)
+    # False if NaN.
+    is_nearer = on_disc <= on_image
+    square = tl.where(is_nearer, on_disc, on_image)
+    # A ray in the plane of the disc meets it nowhere, and sees nothing.
+    square = tl.where(w == 0.0, 1e30, square)
+    zero = tl.zeros_like(s0)
+    return (
+        tl.where(is_nearer, s0, zero), tl.where(is_nearer, s1, zero), tl.where(is_nearer, zero, x),
+        tl.where(is_nearer, zero, y), square,
+    )  # fmt: skip
+
+
+@triton.jit
+def _log2_alpha(record, at):
+    return tl.fma(at[4], constant(-HALF_LOG2_E, at[4]), record[11])
+
+
+@triton.jit
+def _add_gradients(sums, g, at):
+    """Sums of g; of g times s_0, s_1, s_0^2, s_0 s_1, s_1^2, |s|^2 s_0 and |s|^2 s_1; of g times the offset."""
+    x = g * at[0]
+    y = g * at[1]
+    xx = x * at[0]
+    yy = y * at[1]
+    square = tl.fma(at[0], at[0], at[1] * at[1])
+    if len(sums) == 0:
+        return g, x, y, xx, x * at[1], yy, x * square, y * square, g * at[2], g * at[3]
+    else:
+        return (
+            sums[0] + g, sums[1] + x, sums[2] + y, sums[3] + xx, tl.fma(x, at[1], sums[4]), sums[5] + yy,
+            tl.fma(x, square, sums[6]), tl.fma(y, square, sums[7]),
+            tl.fma(g, at[2], sums[8]), tl.fma(g, at[3], sums[9]),
+        )  # fmt: skip
+
+
+@triton.jit
+def _expand(sums, at):
+    return sums
+
+
+@triton.jit
+def _slopes(record, g, at):
+    return tl.abs(g * at[2]) * (2.0 * LOG2_E), tl.abs(g * at[3]) * (2.0 * LOG2_E)
+
+
+@triton.jit
+def _finish(sums, shape, opacity):
+    # Rows that were not rendered have no sums, and any shape.
+    empty = sums[0] == 0.0
+    for k in tl.static_range(1, 8):
+        empty = empty & (sums[k] == 0.0)
+    safe = ()
+    for k in tl.static_range(9):
+        safe = safe + (tl.where(empty, 1.0, shape[k]),)
+    x, y, m = _relative(safe)
+    det = m[0] * m[3] - m[1] * m[2]
+    inverse = tl.where(det != 0.0, 1.0 / tl.where(det != 0.0, det, 1.0), 0.0)
+    t0 = safe[6] / safe[8]
+    t1 = safe[7] / safe[8]
+    first = (sums[3], sums[4], sums[1])
+    second = (sums[4], sums[5], sums[2])
+    third = (-sums[6], -sums[7], -(sums[3] + sums[5]))
+    row_x = ()
+    row_y = ()
+    row_z = ()
+    for k in tl.static_range(3):
+        u = first[k] - t0 * third[k]
+        v = second[k] - t1 * third[k]
+        row_x = row_x + ((m[3] * u - m[2] * v) * inverse,)
+        row_y = row_y + ((m[0] * v - m[1] * u) * inverse,)
+        row_z = row_z + (third[k] / safe[8] - x * row_x[k] - y * row_y[k],)
+    v_mean = (2.0 * sums[8], 2.0 * sums[9])
+    return v_mean, row_x + row_y + row_z, tl.where(opacity > 0.0, sums[0] / opacity, 0.0)
+
+
+SURFEL = Footprint(
+    SHAPE=9,
+    VALUES=11,
+    SUMS=10,
+    BY_COLUMN=0,
+    pack=_pack,
+    is_large=_is_large,
+    bound=_bound,
+    reaches=_reaches,
+    locate=_locate,
+    log2_alpha=_log2_alpha,
+    add_gradients=_add_gradients,
+    expand=_expand,
+    slopes=_slopes,
+    finish=_finish,
+)

@@ -1,0 +1,56 @@
+"""Rays of pixels, for footprints that are evaluated along them, and the gradients of rays."""
+
+import triton
+import triton.language as tl
+
+from ..device_math import load_tuple, store_tuple
+
+
+@triton.jit
+def load_rays(rays, origins, image, pixel, inside, grid):
+    """Origins and directions of pixels; zero outside of the image."""
+    plane = grid[2].to(tl.int64) * grid[3]
+    if origins is None:
+        return load_tuple(rays + pixel + image * (5 * plane), plane, 6, inside)
+    else:
+        return load_tuple(origins + image * 3, 1, 3) + load_tuple(rays + pixel + image * (2 * plane), plane, 3, inside)
+
+
+@triton.jit
+def has_ray(pixel, inside):
+    """Whether pixels are inside the image and have a ray, if they need one."""
+    if len(pixel) == 6:
+        return inside & (tl.abs(pixel[3]) + tl.abs(pixel[4]) + tl.abs(pixel[5]) > 0.0)
+    else:
+        return inside
+
+
+@triton.jit
+def no_gradients(like):
+    """Gradients of rays to add to."""
+    zero = tl.zeros_like(like)
+    return zero, zero, zero, zero, zero, zero
+
+
+@triton.jit
+def add_pixel_gradients(total, record, g, at, FOOTPRINT: tl.constexpr, GROUPED: tl.constexpr):
+    """Adds a Gaussian, or a group of them along the first dimension, to the gradients of rays."""
+    own = FOOTPRINT.pixel_gradients(record, g, at)
+    added = ()
+    for k in tl.static_range(len(own)):
+        value = own[k]
+        if GROUPED:
+            value = tl.sum(value, 0)
+        added = added + (total[k] + value,)
+    return added
+
+
+@triton.jit
+def store_ray_gradients(v_rays, chunk_v_rays, values, program, image, pixel, own, inside, is_chunk, is_whole, grid,
+                        PIXELS: tl.constexpr):  # fmt: skip
+    """Stores the gradients of a part's rays: of a chunk at their places in the part, else in the images."""
+    plane = grid[2].to(tl.int64) * grid[3]
+    if chunk_v_rays is not None:
+        if is_chunk:
+            store_tuple(chunk_v_rays + program.to(tl.int64) * (6 * PIXELS) + own, PIXELS, values)
+    store_tuple(v_rays + pixel + image * (5 * plane), plane, values, inside & is_whole)

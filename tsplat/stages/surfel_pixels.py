@@ -1,0 +1,196 @@
+"""Compositing of 2D Gaussians: colors, normals, distortion and median."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_bool, check_numerics, check_tensor, compute_dtype
+from ..config import Backend, CameraSettings, NumericsName
+from ..data import CompositingSettings, Intersections, Splats
+from .autograd import take_rows
+from .compilation import eager, with_plain_tensors
+from .compositing import composite
+from .pixels import CHANNEL_CHUNK, TileLists
+
+TOGETHER = 15
+"""Most features that are composited in one pass with distortion; more are composited by matrix products, without it."""
+
+
+class SurfelImages(NamedTuple):
+    """Images [I, H, W, D], [I, H, W, 1], [I, H, W, 3], [I, H, W, 1] and [I, H, W, 1]."""
+
+    colors: Tensor
+    alphas: Tensor
+    normals: Tensor
+    distortions: Tensor
+    medians: Tensor
+
+
+def composite_surfels(
+    splats: Splats,
+    normals: Tensor,
+    backgrounds: Tensor | None,
+    masks: Tensor | None,
+    n_images: int,
+    bands: Iterable[Intersections],
+    settings: CompositingSettings,
+) -> SurfelImages:
+    """Composites projected surfels, and the distortion and the median of their last color channel.
+
+    Args:
+        splats: With ray transforms as ``conics``, a color for each row, and no depths.
+        normals: [nnz, 3].
+        backgrounds: [I, D] or None.
+        masks, n_images, bands: As for ``composite``.
+        settings: With distortion, and the footprint of surfels.
+    """
+    colors = splats.colors
+    assert colors is not None
+    n_colors = colors.shape[-1]
+    values = colors.to(normals.dtype)
+    own = torch.cat([normals, values if n_colors + 3 <= TOGETHER else values[:, -1:]], -1)
+    rest = (masks, n_images, bands)
+    images, alphas, rows = composite(splats._replace(colors=own), None, None, *rest, settings)
+    assert rows is not None
+    alphas = alphas[..., None]
+    if n_colors + 3 <= TOGETHER:
+        render_colors = images[..., 3:-1]
+    else:
+        plain = CompositingSettings(**vars(settings) | {"distortion": False})
+        render_colors, _, _ = composite(splats, None, None, *rest, plain)
+    if backgrounds is not None:
+        render_colors = render_colors + (1 - alphas) * backgrounds[:, None, None]
+    medians = torch.zeros_like(alphas)
+    if len(values) > 0:
+        z = take_rows(values[:, -1:], rows.flatten().clamp_min(0).to(torch.int64), unique=False)
+        medians = torch.where(rows[..., None] >= 0, z.view(alphas.shape), 0.0)
+    return SurfelImages(render_colors, alphas, images[..., :3], images[..., -1:], medians)
+
+
+def with_screen_gradient(transforms: Tensor, densify: Tensor) -> Tensor:
+    """Returns ray transforms [nnz, 9], so that densify [nnz, 2] gets z times the gradients of their M_02 and M_12.
+
+    These are the gradients of the projected centers, in pixels, that densification takes.
+    """
+    shift = (densify - densify.detach()) * transforms.detach()[:, 8:]
+    zero = torch.zeros_like(shift)
+    return transforms + torch.cat([zero, shift[:, :1], zero, shift[:, 1:], zero, zero[:, :1]], -1)
+
+
+@eager
+@with_plain_tensors
+def rasterize_to_pixels_2dgs(
+    means2d: Tensor,
+    ray_transforms: Tensor,
+    colors: Tensor,
+    opacities: Tensor,
+    normals: Tensor,
+    densify: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    backgrounds: Tensor | None = None,
+    masks: Tensor | None = None,
+    packed: bool = False,
+    absgrad: bool = False,
+    distloss: bool = False,
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Composites projected 2D Gaussians (Huang et al., arXiv 2403.17888). Same as gsplat 1.5.3, for any channels.
+
+    Args:
+        means2d: [..., N, 2] pixels, or [nnz, 2] if packed, centers of bounding boxes, around which the low-pass filter
+            is.
+        ray_transforms: [..., N, 3, 3], or [nnz, 3, 3], from :func:`fully_fused_projection_2dgs`. Those that are not
+            finite, or whose last entry is zero, are not rendered.
+        colors: [..., N, D], or [nnz, D]. Distortion and median are those of the last channel: append depths.
+        opacities: [..., N] after sigmoid, or [nnz].
+        normals: [..., N, 3], or [nnz, 3].
+        densify: Zeros [..., N, 2], or [nnz, 2]. Its gradient is that of the projected centers, in pixels, for
+            densification. Values are not read.
+        image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
+        isect_offsets, flatten_ids, backgrounds, masks, packed: As :func:`rasterize_to_pixels`.
+        absgrad: Whether the backward pass sets ``means2d.absgrad``, the sum over pixels of absolute gradients, where
+            the low-pass filter applies.
+        distloss: Must be True or False. As in gsplat, distortion is rendered in any case.
+        backend, numerics: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        ``render_colors`` [..., H, W, D]; ``render_alphas`` [..., H, W, 1]; ``render_normals`` [..., H, W, 3], sums
+        weighted like colors, without a background; ``render_distort`` [..., H, W, 1], the sum of w_i w_j |z_i - z_j|
+        over all i and j, for z that ascend; ``render_median`` [..., H, W, 1], z of the last Gaussian in front of
+        which more than half of the light is left, or 0. Differentiable with respect to means2d, ray_transforms, colors,
+        opacities, normals and backgrounds; the median with respect to colors only.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: A tile size that is not implemented.
+
+    Example::
+
+        import torch
+        from tsplat import fully_fused_projection_2dgs, isect_offset_encode, isect_tiles, rasterize_to_pixels_2dgs
+
+        n, width, height = 100, 80, 48
+        means = torch.randn(n, 3) + torch.tensor([0, 0, 5.0])
+        camera = torch.eye(4)[None], torch.tensor([[[100.0, 0, 40], [0, 100, 24], [0, 0, 1]]])
+        radii, means2d, depths, transforms, normals = fully_fused_projection_2dgs(
+            means, torch.randn(n, 4), torch.full((n, 3), 0.1), *camera, width, height
+        )
+        _, isect_ids, flatten_ids = isect_tiles(means2d, radii, depths, 16, 5, 3)
+        colors = torch.cat([torch.rand(1, n, 3), depths[..., None]], -1)
+        images = rasterize_to_pixels_2dgs(
+            means2d, transforms, colors, torch.full((1, n), 0.8), normals, torch.zeros_like(means2d), width, height, 16,
+            isect_offset_encode(isect_ids, 1, 5, 3), flatten_ids,
+        )
+        assert [image.shape[-1] for image in images] == [4, 1, 3, 1, 1]
+    """
+    lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
+    packed, absgrad = check_bool("packed", packed), check_bool("absgrad", absgrad)
+    check_bool("distloss", distloss)
+    meaning = "[nnz, 2] if packed, else [..., N, 2]"
+    check_tensor("means2d", means2d, [None, 2] if packed else [*lists.images, None, 2], meaning)
+    leading = means2d.shape[:-1]
+    check_tensor("ray_transforms", ray_transforms, [*leading, 3, 3], "[..., N, 3, 3] as means2d")
+    check_tensor("normals", normals, [*leading, 3], "[..., N, 3] as means2d")
+    check_tensor("densify", densify, [*leading, 2], "[..., N, 2] as means2d")
+    backgrounds = lists.check_rows(leading, colors, opacities, backgrounds)
+    dtype = compute_dtype(means2d, ray_transforms, colors, opacities, normals, backgrounds)
+    n_colors = colors.shape[-1]
+    given = dict(
+        means2d=means2d.to(dtype), ray_transforms=ray_transforms, colors=colors, opacities=opacities, normals=normals,
+        densify=densify, backgrounds=backgrounds,
+    )  # fmt: skip
+    arranged = lists.arrange(given, n_colors + 5)
+    transforms = with_screen_gradient(ray_transforms.to(dtype).reshape(-1, 9), densify.to(dtype).reshape(-1, 2))
+    settings = CompositingSettings(
+        camera=CameraSettings(lists.width, lists.height),
+        tile_size=lists.tile_size,
+        channel_chunk=CHANNEL_CHUNK,
+        absgrad=absgrad,
+        numerics=check_numerics(numerics),
+        backend=backend,
+        footprint="surfel",
+        distortion=True,
+    )
+    flat = Splats(
+        means2d.to(dtype), transforms, opacities.to(dtype).reshape(-1), colors.reshape(-1, n_colors), None
+    )  # fmt: skip
+    images = composite_surfels(
+        flat,
+        normals.to(dtype).reshape(-1, 3),
+        None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors),
+        *arranged,
+        settings,
+    )
+    size = (*lists.images, lists.height, lists.width)
+    colors, alphas, normals, distortions, medians = (image.reshape(*size, image.shape[-1]) for image in images)
+    return colors, alphas, normals, distortions, medians

@@ -1,0 +1,329 @@
+"""2D Gaussians: their projection, and the pipeline that renders them, from the stages of 3D Gaussians."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..arguments import (
+    check_backgrounds,
+    check_bool,
+    check_choice,
+    check_culling,
+    check_numerics,
+    check_size,
+    compute_dtype,
+)
+from ..config import DEPTH_ALPHA_MIN, Backend, CameraSettings, NumericsName, RenderMode, Validate
+from ..data import Cameras, Features, Gaussians3D, ProjectedGaussians, ProjectionSettings, Splats
+from ..errors import ArgumentError
+from ..kernels_torch.surfel_projection import SurfelRows, surfels_bwd, surfels_fwd
+from .autograd import once_differentiable, take_rows
+from .backend import full_precision
+from .bundles import flatten, restore, structure
+from .compilation import eager, with_plain_tensors
+from .depth_maps import depth_to_normals
+from .inputs import check_scene, flatten_batch, flatten_batches
+from .intersection import intersect
+from .meta import describe_render
+from .request import Request, Scene, check_request
+from .settings import Options
+from .shading import shade
+from .sparse_gradients import SparseGradients
+from .surfel_pixels import SurfelImages, composite_surfels, with_screen_gradient
+
+INTEGERS = ("dense_ids", "row_of", "radii")
+OUTPUTS = (*INTEGERS, "means2d", "depths", "conics")
+"""What a projection returns as tensors, with normals behind them."""
+
+
+class _ProjectSurfels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, settings: ProjectionSettings, inputs: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
+        gaussians, cameras = restore(inputs, tensors)
+        with full_precision(gaussians.means.device):
+            projected, normals = surfels_fwd(gaussians, cameras, settings)
+        ctx.save_for_backward(*tensors, projected.dense_ids, projected.radii)
+        ctx.inputs = inputs
+        integers = (getattr(projected, name) for name in INTEGERS)
+        ctx.mark_non_differentiable(*(t for t in integers if t is not None))
+        return *(getattr(projected, name) for name in OUTPUTS), normals
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, dense_ids, radii = saved
+        gaussians, cameras = restore(ctx.inputs, tensors)
+        with full_precision(radii.device):
+            v_rows = SurfelRows(*(t.contiguous() for t in v[len(INTEGERS) :]))
+            means, quats, scales, poses = surfels_bwd(gaussians, cameras, dense_ids, radii, v_rows)
+        nothing = [None] * len(cameras)
+        v_gaussians = Gaussians3D(means, quats, scales, None, None)
+        return None, None, *flatten((v_gaussians, type(cameras)(poses, *nothing[1:])))
+
+
+def project_surfels(
+    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, batch: torch.Size
+) -> tuple[ProjectedGaussians, Tensor]:
+    """Projects B scenes of N surfels with C cameras each.
+
+    Args:
+        gaussians, cameras, settings, batch: As for ``project``. Opacities are optional.
+
+    Returns:
+        Surfels with ray transforms [nnz, 9] as ``conics``, and normals [nnz, 3] in the camera frame.
+    """
+    inputs = (gaussians._replace(opacities=None), cameras)
+    tensors = (None if t is None else t.contiguous() for t in flatten(inputs))
+    n_cameras, n_gaussians = cameras[0].shape[1], gaussians.means.shape[1]
+    *outputs, normals = _ProjectSurfels.apply(settings, structure(inputs), *tensors)  # type: ignore[no-untyped-call]
+    found = dict(zip(OUTPUTS, outputs))
+    projected = ProjectedGaussians(n_cameras, n_gaussians, **found, compensations=None, opacities=None)
+    if gaussians.opacities is not None:
+        ids, opacities = projected.feature_ids(per_camera=False), gaussians.opacities.flatten()
+        opacities = opacities if ids is None else take_rows(opacities, ids, unique=n_cameras == 1)
+        projected = projected._replace(opacities=opacities)
+    if not settings.packed:
+        projected = projected._replace(means2d=projected.means2d.view(*batch, n_cameras, n_gaussians, 2))
+    return projected, normals
+
+
+@eager
+@with_plain_tensors
+def fully_fused_projection_2dgs(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    eps2d: float = 0.3,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    packed: bool = False,
+    sparse_grad: bool = False,
+    *,
+    numerics: NumericsName = "gsplat-1.5",
+) -> tuple[Tensor | None, ...]:
+    """Projects 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888). Same as gsplat 1.5.3.
+
+    Args:
+        means, quats: [..., N, 3] centers, world frame, and [..., N, 4] rotations wxyz, any nonzero norm. Discs are in
+            the plane of the first two rotated axes.
+        scales: [..., N, 3] standard deviations along these axes, after exp; the third is not read.
+        viewmats, Ks, width, height: As :func:`fully_fused_projection`, of pinhole cameras.
+        eps2d: Must be a finite number; of no effect, as in gsplat: compositing filters by a circle.
+        near_plane, far_plane, radius_clip: As :func:`fully_fused_projection`.
+        packed: Whether to return visible Gaussians only, as packed tensors.
+        sparse_grad: As in :func:`tsplat.rasterization`, for means, quats and scales.
+        numerics: As in :func:`tsplat.rasterization`.
+
+    Returns:
+        ``(radii, means2d, depths, ray_transforms, normals)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
+        [..., C, N, 3, 3] and [..., C, N, 3]. Culled Gaussians are zero. Packed, ``(batch_ids, camera_ids,
+        gaussian_ids, radii, means2d, depths, ray_transforms, normals)`` with [nnz] in place of [..., C, N]. A ray
+        transform takes coordinates (u, v, 1) on the disc, in standard deviations, to z (x, y, 1) of the pixel (x, y).
+        ``means2d`` are the centers of the boxes around the unit circles, not the projected means. Normals are in the
+        camera frame and face the camera. All but radii (int32) and ids (int64) are differentiable with respect to
+        means, quats, scales and viewmats.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: ``Ks`` that require a gradient.
+
+    Example::
+
+        import torch
+        from tsplat import fully_fused_projection_2dgs
+
+        means, quats = torch.tensor([[0.0, 0, 4]]), torch.tensor([[1.0, 0, 0, 0]])
+        Ks = torch.tensor([[[100.0, 0, 40], [0, 100, 30], [0, 0, 1]]])
+        radii, means2d, depths, transforms, normals = fully_fused_projection_2dgs(
+            means, quats, torch.full((1, 3), 0.1), torch.eye(4)[None], Ks, width=80, height=60
+        )
+        assert means2d[0, 0].tolist() == [40, 30] and normals[0, 0].tolist() == [0, 0, -1]
+    """
+    width, height = check_size("width", width), check_size("height", height)
+    preset = check_numerics(numerics)
+    near, far, radius_clip, _ = check_culling(near_plane, far_plane, radius_clip, eps2d, preset, "pinhole")
+    packed, sparse_grad = check_bool("packed", packed), check_bool("sparse_grad", sparse_grad)
+    cameras = Cameras(viewmats, Ks)
+    batch, n_gaussians, n_cameras = check_scene(means, quats, scales, None, (6,), None, cameras)
+    if sparse_grad and (not packed or batch):
+        raise ArgumentError(f"sparse_grad: requires packed=True and no batch dimensions, found {packed}, {list(batch)}")
+    sparse_gradients = SparseGradients() if sparse_grad else None
+    if sparse_gradients is not None:
+        means, quats, scales = map(sparse_gradients.attach, (means, quats, scales))  # type: ignore[assignment]
+    dtype = compute_dtype(means, quats, scales, *cameras)
+    camera = CameraSettings.of(width, height, "pinhole", near, far, preset)
+    settings = ProjectionSettings(camera, radius_clip=radius_clip, packed=packed, numerics=preset)
+    gaussians = flatten_batches(Gaussians3D(means, quats, scales, None, None), len(batch), dtype)
+    projected, normals = project_surfels(
+        gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch
+    )  # fmt: skip
+    if sparse_gradients is not None:
+        sparse_gradients.set_visible(projected)
+    transforms = projected.conics.view(-1, 3, 3)
+    outputs = (projected.radii, projected.means2d, projected.depths, transforms, normals)
+    if packed:
+        return *projected.ids(), *outputs
+    shape, own_shapes = (*batch, n_cameras, n_gaussians), ((2,), (2,), (), (3, 3), (3,))
+    return tuple(t.view(*shape, *own) for t, own in zip(outputs, own_shapes))
+
+
+@eager
+def rasterization_2dgs(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    colors: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    near_plane: float = 0.01,
+    far_plane: float = 1e10,
+    radius_clip: float = 0.0,
+    eps2d: float = 0.3,
+    sh_degree: int | None = None,
+    packed: bool = False,
+    tile_size: int = 16,
+    backgrounds: Tensor | None = None,
+    render_mode: RenderMode = "RGB",
+    sparse_grad: bool = False,
+    absgrad: bool = False,
+    distloss: bool = False,
+    depth_mode: Literal["expected", "median"] = "expected",
+    *,
+    backend: Backend = "auto",
+    numerics: NumericsName = "gsplat-1.5",
+    validate: Validate = "cull",
+    memory_budget: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, dict[str, Any]]:
+    """Renders 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888). Drop-in for gsplat 1.5.3.
+
+    Args:
+        means, quats, scales: As :func:`fully_fused_projection_2dgs`.
+        opacities, colors, viewmats, Ks, width, height, near_plane, far_plane, radius_clip: As
+            :func:`tsplat.rasterization`, of pinhole cameras.
+        eps2d: Must be a finite number; of no effect, as in gsplat.
+        sh_degree, packed, tile_size, render_mode, sparse_grad: As :func:`tsplat.rasterization`. As in gsplat, the tiles
+            of a Gaussian are those of its box, so that the image depends slightly on ``tile_size``.
+        backgrounds: [..., C, D]; of ``render_mode`` ``"D"`` and ``"ED"`` [..., C, 1], depths. Otherwise, depth has
+            background 0.
+        absgrad: Whether the backward pass sets ``meta["means2d"].absgrad``, the sum over pixels of absolute gradients,
+            where the low-pass filter applies.
+        distloss: If true, ``render_mode`` must render depth, as in gsplat. Distortion is rendered in any case.
+        depth_mode: The depth of which ``surf_normals`` are: ``"expected"``, that of ``render_mode``, or ``"median"``.
+        backend, numerics, validate, memory_budget: As in :func:`tsplat.rasterization`, without ``"reference"``.
+
+    Returns:
+        ``render_colors`` [..., C, H, W, X]; ``render_alphas`` [..., C, H, W, 1]; ``render_normals`` [..., C, H, W, 3],
+        sums weighted like colors, world frame; ``surf_normals``, those of the depth map (:func:`depth_to_normals`), of
+        one camera [H, W, 3], or None unless ``render_mode`` is ``"RGB+D"`` or ``"RGB+ED"``; ``render_distort`` and
+        ``render_median`` [..., C, H, W, 1], see :func:`rasterize_to_pixels_2dgs`, of depths in every ``render_mode``;
+        and a dictionary ``meta`` as that of :func:`tsplat.rasterization`, with ``ray_transforms`` [..., 3, 3] in place
+        of ``conics``, ``normals`` in the camera frame, ``render_distort``, and ``gradient_2dgs``, zeros in the layout
+        of ``means2d`` whose ``grad`` is the gradient of projected centers, in pixels: the ``key_for_gradient`` of
+        densification.
+
+        Differentiable with respect to means, quats, scales, opacities, colors, viewmats and backgrounds.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: ``backend="reference"``, or ``Ks`` that require a gradient.
+        BackendError, InvalidValueError, MemoryBudgetError: As :func:`tsplat.rasterization`.
+
+    Example::
+
+        import torch
+        from tsplat import rasterization_2dgs
+
+        n, width, height = 500, 80, 48
+        means = torch.randn(n, 3) + torch.tensor([0, 0, 5.0])
+        colors, alphas, normals, surf_normals, distort, median, meta = rasterization_2dgs(
+            means, torch.randn(n, 4), torch.full((n, 3), 0.1), torch.full((n,), 0.8), torch.rand(n, 3),
+            torch.eye(4)[None], torch.tensor([[[100.0, 0, 40], [0, 100, 24], [0, 0, 1]]]), width, height,
+            render_mode="RGB+ED",
+        )
+        assert colors.shape == (1, height, width, 4) and surf_normals.shape == (height, width, 3)
+    """
+    check_choice("depth_mode", depth_mode, ("expected", "median"))
+    check_choice("backend", backend, ("auto", "triton", "torch"))
+    options = Options(
+        width=width, height=height, near_plane=near_plane, far_plane=far_plane, radius_clip=radius_clip, eps2d=eps2d,
+        sh_degree=sh_degree, extra_signals_sh_degree=None, packed=packed, tile_size=tile_size, render_mode=render_mode,
+        absgrad=absgrad, rasterize_mode="classic", backend=backend, numerics=numerics, camera_model="pinhole",
+        validate=validate, channel_chunk=32, memory_budget=memory_budget, sparse_grad=sparse_grad, segmented=False,
+        capacity=None, surfels=True,
+    )  # fmt: skip
+    scene = Scene(means, quats, scales, opacities, colors, Cameras(viewmats, Ks), backgrounds, None)
+    request = check_request(scene, options, {}, None, False)
+    if check_bool("distloss", distloss) and not request.options.renders_depth:
+        raise ArgumentError(f"render_mode: expected one with depth, as distloss is True, found {render_mode!r}")
+    with full_precision(request.device):
+        images, cameras, meta = _render(request)
+        return *_arrange(request, cameras, images, median_depth=depth_mode == "median"), meta
+
+
+def _render(request: Request) -> tuple[SurfelImages, Cameras, dict[str, Any]]:
+    """Renders colors with depth as the last channel. Returns also the cameras, with invalid ones replaced."""
+    options = request.options
+    gaussians, cameras, centers = request.prepare(request.cameras)
+    projected, normals = project_surfels(gaussians, cameras, request.settings.projection, request.batch)
+    if request.sparse_gradients is not None:
+        request.sparse_gradients.set_visible(projected)
+    values, backgrounds = projected.depths[:, None], request.backgrounds
+    if options.renders_color:
+        features = shade(gaussians.means, request.colors, centers, projected, options.sh_degree, options.backend)
+        assert features.values is not None
+        colors = features.values.to(values.dtype)
+        if features.ids is not None:
+            colors = take_rows(colors, features.ids, unique=request.n_cameras == 1)
+        values = torch.cat([colors, values], -1)
+        backgrounds = None if backgrounds is None else torch.nn.functional.pad(backgrounds, (0, 1))
+    elif request.scene.backgrounds is not None:
+        of_depths = [*request.batch, request.n_cameras, 1]
+        given = check_backgrounds(
+            request.scene.backgrounds, of_depths[:-1], 1, "[..., C, 1], as only depth is rendered"
+        )
+        backgrounds = flatten_batch(given, len(request.batch), values.dtype).flatten(0, 1)
+    budget = request.memory_budget(values.shape[-1] + normals.shape[-1])
+    intersections = intersect(
+        projected, request.grid, request.settings.intersection, budget, request.explain_memory
+    )  # fmt: skip
+    densify = torch.zeros_like(projected.means2d, requires_grad=True)
+    splats = Splats.of(projected, Features(values, None), with_depths=False)
+    splats = splats._replace(conics=with_screen_gradient(splats.conics, densify.view(-1, 2)))
+    images = composite_surfels(
+        splats, normals, backgrounds, None, request.grid.n_images, intersections, request.settings.compositing
+    )
+    meta = describe_render(request, gaussians.valid, projected, projected, intersections)
+    meta["normals"] = normals.view(*projected.means2d.shape[:-1], 3)
+    meta["gradient_2dgs"] = densify
+    meta["render_distort"] = images.distortions.view(*request.image_shape, 1)
+    return images, cameras, meta
+
+
+def _arrange(
+    request: Request, cameras: Cameras, images: SurfelImages, *, median_depth: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    """The images as ``rasterization_2dgs`` returns them."""
+    options, shape = request.options, request.image_shape
+    colors, alphas, normals, distortions, medians = (image.view(*shape, image.shape[-1]) for image in images)
+    if options.expects_depth:
+        depths = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)
+        colors = torch.cat([colors[..., :-1], depths], -1)
+    to_world = torch.linalg.inv(cameras[0]).view(*shape[:-2], 4, 4)
+    normals = (to_world[..., None, None, :3, :3] @ normals[..., None])[..., 0]
+    surface = None
+    if options.renders_depth and options.renders_color:
+        matrices = cameras[1].view(*shape[:-2], 3, 3)
+        surface = depth_to_normals(medians if median_depth else colors[..., -1:], to_world, matrices).squeeze(0)
+    colors = colors if options.renders_depth else colors[..., :-1]
+    return colors, alphas, normals, surface, distortions, medians
