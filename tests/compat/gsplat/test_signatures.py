@@ -15,15 +15,6 @@ from tests.support.paths import ROOT
 from tsplat import UnsupportedError
 
 PACKAGE = "tsplat.compat.gsplat"
-NOT_IMPLEMENTED = (
-    "accumulate_2dgs",
-    "cuda._torch_impl_2dgs._fully_fused_projection_2dgs",
-    "fully_fused_projection_2dgs",
-    "rasterization_2dgs",
-    "rasterization_2dgs_inria_wrapper",
-    "rasterize_to_indices_in_range_2dgs",
-    "rasterize_to_pixels_2dgs",
-)
 NOT_IMPLEMENTED_1_6 = (
     "ExternalDistortionModelParameters",
     "LidarTiling",
@@ -59,7 +50,7 @@ def test_public_names():
     assert set(tsplat.compat.gsplat.__all__) == public | set(SIGNATURES_1_6) | {"AlreadyImportedError", "install"}
 
 
-@pytest.mark.parametrize("path", [*NOT_IMPLEMENTED, *NOT_IMPLEMENTED_1_6])
+@pytest.mark.parametrize("path", NOT_IMPLEMENTED_1_6)
 def test_what_is_not_implemented_names_itself(path):
     function = find(PACKAGE, path)
     n_required = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in _parameters(function))
@@ -76,7 +67,7 @@ def test_documentation_states_what_is_implemented():
     states = {name: state for names, state in reversed(rows) for name in re.findall(r"`(\w+)`", names)}
     for path in [*SIGNATURES, *SIGNATURES_1_6]:
         if "." not in path:
-            assert states[path].startswith("raise") == (path in NOT_IMPLEMENTED + NOT_IMPLEMENTED_1_6), path
+            assert states[path].startswith("raise") == (path in NOT_IMPLEMENTED_1_6), path
 
 
 @pytest.mark.slow

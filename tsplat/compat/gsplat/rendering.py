@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from ... import ArgumentError, rasterization
+from ... import ArgumentError, rasterization, rasterization_2dgs
+from ...arguments import check_number
 from ...config import RasterizeMode
-from ._unsupported import unsupported, unsupported_class
+from ._unsupported import unsupported_class
 from .cuda._wrapper import (
     FThetaCameraDistortionParameters,
     FThetaPolynomialType,
@@ -59,27 +61,6 @@ RendererConfig_MixedBatch, RendererConfig_ParallelBatch = (
     for name in ("RendererConfig_MixedBatch", "RendererConfig_ParallelBatch")
 )
 
-_SCENE = "means quats scales opacities colors viewmats Ks width height"
-
-rasterization_2dgs = unsupported(
-    "rasterization_2dgs",
-    _SCENE,
-    dict(
-        near_plane=0.01, far_plane=1e10, radius_clip=0.0, eps2d=0.3, sh_degree=None, packed=False, tile_size=16,
-        backgrounds=None, render_mode="RGB", sparse_grad=False, absgrad=False, distloss=False, depth_mode="expected",
-    ),
-    instead="2D Gaussians cannot be rendered; use 3D Gaussians, with rasterization",
-)  # fmt: skip
-rasterization_2dgs_inria_wrapper = unsupported(
-    "rasterization_2dgs_inria_wrapper",
-    _SCENE,
-    {
-        "near_plane": 0.01, "far_plane": 100.0, "eps2d": 0.3, "sh_degree": None, "backgrounds": None, "depth_ratio": 0,
-        "**kwargs": None,
-    },
-    instead="2D Gaussians cannot be rendered; use 3D Gaussians, with rasterization",
-)  # fmt: skip
-
 
 def rasterization_inria_wrapper(
     means: Tensor,
@@ -119,3 +100,55 @@ def rasterization_inria_wrapper(
         sh_degree=sh_degree, backgrounds=backgrounds, numerics="inria",
     )  # fmt: skip
     return render_colors, None, {}
+
+
+def rasterization_2dgs_inria_wrapper(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    colors: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    near_plane: float = 0.01,
+    far_plane: float = 100.0,
+    eps2d: float = 0.3,
+    sh_degree: int | None = None,
+    backgrounds: Tensor | None = None,
+    depth_ratio: float = 0,
+    **kwargs: Any,
+) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    """Renders 2D Gaussians with the constants of Inria's rasterizer: ``rasterization_2dgs(numerics="inria")``.
+
+    gsplat calls the authors' package instead, whose distortion is that of squared distances of depths in [0, 1].
+
+    Args:
+        means, quats, scales, opacities, colors, viewmats, Ks, width, height, eps2d, sh_degree, backgrounds: As for
+            :func:`tsplat.rasterization_2dgs`.
+        near_plane, far_plane: As for :func:`tsplat.rasterization`; nothing closer than 0.2 is rendered.
+        depth_ratio: Weight of the median in depth, from 0 to 1; the rest is that of expected depth.
+        kwargs: None is implemented.
+
+    Returns:
+        Colors with depth as the last channel, and alphas, as a tuple; and a dictionary of ``normals_rend``,
+        ``normals_surf``, ``render_distloss``, ``means2d``, ``width``, ``height``, ``radii``, ``n_cameras``,
+        ``gaussian_ids`` (None) and, for densification, ``gradient_2dgs``.
+
+    Raises:
+        ArgumentError: An argument is invalid, or there are others.
+    """
+    if kwargs:
+        raise ArgumentError(f"kwargs: expected none, found {sorted(kwargs)}; pass them to rasterization_2dgs")
+    check_number("depth_ratio", depth_ratio, 0.0, finite=True)
+    images, alphas, normals, _, distortions, medians, meta = rasterization_2dgs(
+        means, quats, scales, opacities, colors, viewmats, Ks, width, height, near_plane, far_plane, eps2d=eps2d,
+        sh_degree=sh_degree, backgrounds=backgrounds, render_mode="RGB+ED", numerics="inria",
+    )  # fmt: skip
+    depths = (1 - depth_ratio) * images[..., -1:] + depth_ratio * medians
+    surface = depth_to_normal(depths, torch.linalg.inv(viewmats.to(depths.dtype)), Ks.to(depths.dtype))
+    names = ("means2d", "width", "height", "radii", "n_cameras", "gradient_2dgs")
+    found = {name: meta[name] for name in names} | {"gaussian_ids": None}
+    maps = {"normals_rend": normals, "normals_surf": surface * alphas.detach(), "render_distloss": distortions}
+    return (torch.cat([images[..., :-1], depths], -1), alphas), maps | found

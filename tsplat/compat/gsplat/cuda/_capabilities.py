@@ -10,7 +10,7 @@ ExternalDistortionModelMeta = Literal["bivariate-windshield"]
 
 def has_2dgs() -> bool:
     """Returns whether 2D Gaussians are implemented."""
-    return False
+    return True
 
 
 def has_3dgs() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,21 +55,74 @@ def rasterize_to_indices_in_range(
     Raises:
         ArgumentError: A shape, dtype or value is invalid.
     """
+    return _indices_in_range(
+        (range_start, range_end), transmittances, (means2d, conics, opacities), (image_width, image_height), tile_size,
+        isect_offsets, flatten_ids, "ellipse",
+    )  # fmt: skip
+
+
+@torch.no_grad()
+@with_plain_tensors
+def rasterize_to_indices_in_range_2dgs(
+    range_start: int,
+    range_end: int,
+    transmittances: Tensor,
+    means2d: Tensor,
+    ray_transforms: Tensor,
+    opacities: Tensor,
+    image_width: int,
+    image_height: int,
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lists the 2D Gaussians that contribute to each pixel, for a range of each tile's intersections.
+
+    The rules are those of :func:`tsplat.rasterize_to_pixels_2dgs`.
+
+    Args:
+        ray_transforms: [..., N, 3, 3], from :func:`tsplat.fully_fused_projection_2dgs`.
+        range_start, range_end, transmittances, means2d, opacities, image_width, image_height, tile_size, isect_offsets,
+            flatten_ids: As for :func:`rasterize_to_indices_in_range`.
+
+    Returns:
+        What :func:`rasterize_to_indices_in_range` does.
+
+    Raises:
+        ArgumentError: A shape, dtype or value is invalid.
+    """
+    return _indices_in_range(
+        (range_start, range_end), transmittances, (means2d, ray_transforms, opacities), (image_width, image_height),
+        tile_size, isect_offsets, flatten_ids, "surfel",
+    )  # fmt: skip
+
+
+def _indices_in_range(
+    limits: tuple[int, int],
+    transmittances: Tensor,
+    splats: tuple[Tensor, Tensor, Tensor],
+    size: tuple[int, int],
+    tile_size: int,
+    isect_offsets: Tensor,
+    flatten_ids: Tensor,
+    footprint: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lists contributors in blocks between two limits, of splats on images of a size, width and height."""
     blocks = []
-    for name, value in (("range_start", range_start), ("range_end", range_end)):
+    for name, value in zip(("range_start", "range_end"), limits):
         block = to_int(value)
         if block is None or block < 0:
             raise ArgumentError(f"{name}: expected an int of at least 0, found {value!r}")
         blocks.append(block)
     found = dense_contributions(
-        "isect_offsets", (means2d, conics, opacities), isect_offsets, flatten_ids, (image_width, image_height),
-        tile_size, DEFAULT_NUMERICS,
-    )  # fmt: skip
-    images, n, n_pixels = means2d.shape[:-2], means2d.shape[-2], image_width * image_height
-    check_tensor("transmittances", transmittances, [*images, image_height, image_width], "[..., H, W]")
+        "isect_offsets", splats, isect_offsets, flatten_ids, size, tile_size, DEFAULT_NUMERICS, footprint
+    )
+    *images, n, _ = splats[0].shape
+    check_tensor("transmittances", transmittances, [*images, size[1], size[0]], "[..., H, W]")
     first, end = (min(number * tile_size**2, flatten_ids.numel()) for number in blocks)
     in_front = transmittances.reshape(found.places.shape).to(found.splats.means2d.dtype)
     places, rows = found.entries(first, end, in_front)
+    n_pixels = size[0] * size[1]
     return rows % max(n, 1), places % n_pixels, places // n_pixels
 
 
@@ -102,28 +156,110 @@ def accumulate(
     Raises:
         ArgumentError: A shape or dtype is invalid, or an id is out of range.
     """
-    check_size("image_width", image_width)
-    check_size("image_height", image_height)
     check_splats(means2d, conics, opacities)
-    *images, n, _ = means2d.shape
-    check_tensor("colors", colors, [*images, n, None], "[..., N, D] as means2d")
-    check_ids("gaussian_ids", gaussian_ids, n, [None])
-    check_ids("pixel_ids", pixel_ids, image_width * image_height, gaussian_ids.shape, "[M] as gaussian_ids")
-    check_ids("image_ids", image_ids, math.prod(images), gaussian_ids.shape, "[M] as gaussian_ids")
-    rows = image_ids * n + gaussian_ids
-    means, (a, b, c) = means2d.reshape(-1, 2)[rows], conics.reshape(-1, 3)[rows].unbind(-1)
-    check_images(means2d.device, math.prod(images), image_width, image_height, colors.shape[-1], colors.dtype)
-    centers = torch.stack([pixel_ids % image_width, pixel_ids // image_width], -1) + 0.5
-    dx, dy = (centers - means).unbind(-1)
-    falloff = (-0.5 * (a * dx * dx + c * dy * dy) - b * dx * dy).exp()
-    alphas = (opacities.flatten()[rows] * falloff).clamp_max(DEFAULT_NUMERICS.alpha_max)
-    pixels = image_ids * (image_width * image_height) + pixel_ids
-    weights = alphas * _exclusive_products(1 - alphas, pixels)
-    values = torch.cat([colors.reshape(-1, colors.shape[-1])[rows], torch.ones_like(weights)[:, None]], -1)
-    renders = values.new_zeros(math.prod(images) * image_height * image_width, values.shape[-1])
-    renders = renders.index_add(0, pixels, weights[:, None] * values)
-    renders = renders.view(*images, image_height, image_width, values.shape[-1])
-    return renders[..., :-1], renders[..., -1:]
+    entries = _Entries.check(means2d, colors, gaussian_ids, pixel_ids, image_ids, (image_width, image_height))
+    a, b, c = entries.take(conics, 3).unbind(-1)
+    dx, dy = (entries.centers - entries.take(means2d, 2)).unbind(-1)
+    sigmas = 0.5 * (a * dx * dx + c * dy * dy) + b * dx * dy
+    return entries.accumulate(sigmas, opacities, colors)
+
+
+@with_plain_tensors
+def accumulate_2dgs(
+    means2d: Tensor,
+    ray_transforms: Tensor,
+    opacities: Tensor,
+    colors: Tensor,
+    normals: Tensor,
+    gaussian_ids: Tensor,
+    pixel_ids: Tensor,
+    image_ids: Tensor,
+    image_width: int,
+    image_height: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Composites the listed 2D Gaussians in plain PyTorch, without a background.
+
+    Args:
+        means2d: [..., N, 2] pixels, around which the low-pass filter is.
+        ray_transforms: [..., N, 3, 3], from :func:`tsplat.fully_fused_projection_2dgs`; the last entry must not be 0.
+        opacities, colors: [..., N] after sigmoid, and [..., N, D].
+        normals: [..., N, 3].
+        gaussian_ids, pixel_ids, image_ids: As for :func:`accumulate`, of :func:`rasterize_to_indices_in_range_2dgs`.
+        image_width, image_height: Image size in pixels.
+
+    Returns:
+        Colors [..., H, W, D], alphas [..., H, W, 1] and normals [..., H, W, 3]. Differentiable with respect to the
+        first five arguments, except for geometry and opacity where alpha is clamped.
+
+    Raises:
+        ArgumentError: A shape or dtype is invalid, or an id is out of range.
+    """
+    check_splats(means2d, ray_transforms, opacities, "surfel")
+    entries = _Entries.check(means2d, colors, gaussian_ids, pixel_ids, image_ids, (image_width, image_height))
+    check_tensor("normals", normals, [*means2d.shape[:-1], 3], "[..., N, 3] as means2d")
+    transforms = entries.take(ray_transforms, 9).view(-1, 3, 3)
+    # Relative to the projected centers, where coordinates are small.
+    origins = transforms[:, :2, 2] / transforms[:, 2:, 2]
+    (a, b), (c, d) = (row.unbind(-1) for row in _relative(transforms, origins).unbind(-2))
+    z = transforms[:, 2, 2]
+    t0, t1 = transforms[:, 2, 0] / z, transforms[:, 2, 1] / z
+    dx, dy = (entries.centers - origins).unbind(-1)
+    p0, p1 = d * dx - b * dy, a * dy - c * dx
+    w = (a * d - b * c) / z - t0 * p0 - t1 * p1
+    on_disc = (p0 * p0 + p1 * p1) / (w * w)
+    on_image = 2 * (entries.centers - entries.take(means2d, 2)).square().sum(-1)
+    sigmas = 0.5 * torch.minimum(on_disc, on_image)
+    renders, alphas = entries.accumulate(sigmas, opacities, torch.cat([colors, normals], -1))
+    return renders[..., :-3], alphas, renders[..., -3:]
+
+
+def _relative(transforms: Tensor, origins: Tensor) -> Tensor:
+    """The first two rows and columns of ray transforms [M, 3, 3] to offsets from origins [M, 2]."""
+    return transforms[:, :2, :2] - origins[..., None] * transforms[:, 2:, :2]
+
+
+class _Entries(NamedTuple):
+    """Checked entries of pixels: rows of Gaussians and pixels of all images [M], and the shape of the images."""
+
+    rows: Tensor
+    pixels: Tensor
+    centers: Tensor
+    shape: tuple[int, ...]
+
+    @classmethod
+    def check(
+        cls,
+        means2d: Tensor,
+        colors: Tensor,
+        gaussian_ids: Tensor,
+        pixel_ids: Tensor,
+        image_ids: Tensor,
+        size: tuple[int, int],
+    ) -> _Entries:
+        width, height = check_size("image_width", size[0]), check_size("image_height", size[1])
+        *images, n, _ = means2d.shape
+        check_tensor("colors", colors, [*images, n, None], "[..., N, D] as means2d")
+        check_ids("gaussian_ids", gaussian_ids, n, [None])
+        check_ids("pixel_ids", pixel_ids, width * height, gaussian_ids.shape, "[M] as gaussian_ids")
+        check_ids("image_ids", image_ids, math.prod(images), gaussian_ids.shape, "[M] as gaussian_ids")
+        check_images(means2d.device, math.prod(images), width, height, colors.shape[-1], colors.dtype)
+        centers = torch.stack([pixel_ids % width, pixel_ids // width], -1) + 0.5
+        return cls(
+            image_ids * n + gaussian_ids, image_ids * (width * height) + pixel_ids, centers, (*images, height, width)
+        )
+
+    def take(self, values: Tensor, size: int) -> Tensor:
+        """Values of the entries' Gaussians. [..., N, size] -> [M, size]"""
+        return values.reshape(-1, size)[self.rows]
+
+    def accumulate(self, sigmas: Tensor, opacities: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Composites values [..., N, D] of the entries, with alpha = opacity exp(-sigma)."""
+        alphas = (opacities.flatten()[self.rows] * (-sigmas).exp()).clamp_max(DEFAULT_NUMERICS.alpha_max)
+        weights = alphas * _exclusive_products(1 - alphas, self.pixels)
+        own = torch.cat([self.take(values, values.shape[-1]), torch.ones_like(weights)[:, None]], -1)
+        renders = own.new_zeros(math.prod(self.shape), own.shape[-1])
+        renders = renders.index_add(0, self.pixels, weights[:, None] * own).view(*self.shape, own.shape[-1])
+        return renders[..., :-1], renders[..., -1:]
 
 
 def _exclusive_products(factors: Tensor, keys: Tensor) -> Tensor:

@@ -23,13 +23,17 @@ from ....stages.contributions import Contributions
 from ....stages.memory import check_images
 
 
-def check_splats(means2d: Tensor, conics: Tensor, opacities: Tensor) -> None:
-    """Raises unless projected Gaussians match: [..., N, 2], [..., N, 3], [..., N], or packed [nnz, ...]."""
+def check_splats(means2d: Tensor, shapes: Tensor, opacities: Tensor, footprint: str = "ellipse") -> None:
+    """Raises unless projected Gaussians match: [..., N, 2], [..., N, 3], [..., N], or packed [nnz, ...].
+
+    Shapes are conics, or of the footprint of surfels ray transforms [..., N, 3, 3].
+    """
     check_tensor("means2d", means2d, [..., 2], "[..., N, 2] or [nnz, 2]")
     leading = means2d.shape[:-1]
-    check_tensor("conics", conics, [*leading, 3], "[..., N, 3] as means2d")
+    name, own = ("ray_transforms", (3, 3)) if footprint == "surfel" else ("conics", (3,))
+    check_tensor(name, shapes, [*leading, *own], f"[..., N, {', '.join(map(str, own))}] as means2d")
     check_tensor("opacities", opacities, [*leading], "[..., N] as means2d")
-    check_devices(dict(means2d=means2d, conics=conics, opacities=opacities))
+    check_devices({"means2d": means2d, name: shapes, "opacities": opacities})
 
 
 def contributions(
@@ -40,19 +44,28 @@ def contributions(
     n_pixels: int,
     tile_size: int,
     numerics: Numerics,
+    footprint: str = "ellipse",
 ) -> Contributions:
     """Returns the contributions of means2d, conics and opacities, dense or packed, to pixels.
 
     Args:
+        splats: Of surfels, with ray transforms in place of conics.
         isect_offsets: First intersection of each tile of the images, of any shape.
         places, n_pixels: As for :class:`Contributions`.
     """
-    means2d, conics, opacities = (tensor.to(compute_dtype(*splats)) for tensor in splats)
+    means2d, shapes, opacities = (tensor.to(compute_dtype(*splats)) for tensor in splats)
+    camera = CameraSettings(places.shape[2], places.shape[1])
     offsets = isect_offsets.flatten().to(torch.int64)
     return Contributions(
-        Splats(means2d.reshape(-1, 2), conics.reshape(-1, 3), opacities.flatten(), None, None),
+        Splats(
+            means2d.reshape(-1, 2),
+            shapes.reshape(-1, 9 if footprint == "surfel" else 3),
+            opacities.flatten(),
+            None,
+            None,
+        ),
         Intersections(0, torch.cat([offsets, offsets.new_tensor([flatten_ids.numel()])]), flatten_ids, None),
-        CompositingSettings(CameraSettings(places.shape[2], places.shape[1]), tile_size, 1, False, numerics, "torch"),
+        CompositingSettings(camera, tile_size, 1, False, numerics, "torch", footprint),
         places,
         n_pixels,
     )
@@ -66,17 +79,18 @@ def dense_contributions(
     size: tuple[int, int],
     tile_size: int,
     numerics: Numerics,
+    footprint: str = "ellipse",
 ) -> Contributions:
     """Returns the contributions to all pixels of images [..., H, W] of a size, width and height.
 
     Args:
         name: Name of ``isect_offsets`` in messages.
-        splats, isect_offsets, flatten_ids, tile_size, numerics: As for :func:`contributions`.
+        splats, isect_offsets, flatten_ids, tile_size, numerics, footprint: As for :func:`contributions`.
 
     Raises:
         ArgumentError: A size is invalid, the tiles are not those of the images, or lists are out of range.
     """
-    check_splats(*splats)
+    check_splats(*splats, footprint)
     width, height = size
     check_size("image_width", width)
     check_size("image_height", height)
@@ -94,4 +108,4 @@ def dense_contributions(
     n_images, device = math.prod(images), flatten_ids.device
     check_images(device, n_images, width, height, 1, torch.int64)
     places = torch.arange(n_images * height * width, device=device).view(n_images, height, width)
-    return contributions(splats, isect_offsets, flatten_ids, places, places.numel(), tile_size, numerics)
+    return contributions(splats, isect_offsets, flatten_ids, places, places.numel(), tile_size, numerics, footprint)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from .... import (
     RollingShutterType,
     fully_fused_projection,
+    fully_fused_projection_2dgs,
     isect_offset_encode,
     isect_tiles,
     quat_scale_to_covar_preci,
     rasterize_to_pixels,
+    rasterize_to_pixels_2dgs,
 )
-from .._unsupported import unsupported
 from ._adam import adam
 from ._cameras import persp_proj, proj, world_to_cam
 from ._capabilities import (
@@ -24,7 +25,7 @@ from ._capabilities import (
     has_losses,
     has_reloc,
 )
-from ._contributions import rasterize_to_indices_in_range
+from ._contributions import rasterize_to_indices_in_range, rasterize_to_indices_in_range_2dgs
 from ._contributors import (
     rasterize_contributing_gaussian_ids,
     rasterize_contributing_gaussian_ids_sparse,
@@ -96,26 +97,3 @@ __all__ = [
     "spherical_harmonics_l1_plus",
     "world_to_cam",
 ]
-
-_CULLING = dict(eps2d=0.3, near_plane=0.01, far_plane=1e10, radius_clip=0.0)
-_2DGS = "2D Gaussians cannot be rendered; use 3D Gaussians, with fully_fused_projection and rasterize_to_pixels"
-
-fully_fused_projection_2dgs = unsupported(
-    "fully_fused_projection_2dgs",
-    "means quats scales viewmats Ks width height",
-    {**_CULLING, "packed": False, "sparse_grad": False},
-    instead=_2DGS,
-)
-rasterize_to_pixels_2dgs = unsupported(
-    "rasterize_to_pixels_2dgs",
-    "means2d ray_transforms colors opacities normals densify image_width image_height tile_size isect_offsets "
-    "flatten_ids",
-    {"backgrounds": None, "masks": None, "packed": False, "absgrad": False, "distloss": False},
-    instead=_2DGS,
-)
-rasterize_to_indices_in_range_2dgs = unsupported(
-    "rasterize_to_indices_in_range_2dgs",
-    "range_start range_end transmittances means2d ray_transforms opacities image_width image_height tile_size "
-    "isect_offsets flatten_ids",
-    instead="2D Gaussians cannot be rendered; use 3D Gaussians, with rasterize_to_indices_in_range",
-)
