@@ -198,8 +198,9 @@ def test_stages_give_what_the_pipeline_does(backend, packed):
     scene = make(6, channels=4)
     size = (scene["width"], scene["height"])
     *ids, radii, means2d, depths, transforms, normals = tsplat.fully_fused_projection_2dgs(
-        scene["means"], scene["quats"], scene["scales"], scene["viewmats"], scene["Ks"], *size, packed=packed
-    )
+        scene["means"], scene["quats"], scene["scales"], scene["viewmats"], scene["Ks"], *size, packed=packed,
+        backend=backend,
+    )  # fmt: skip
     camera_ids, gaussian_ids = ids[1:] if packed else (None, None)
     tiles = (math.ceil(size[0] / 8), math.ceil(size[1] / 8))
     given = dict(packed=True, n_images=2, image_ids=camera_ids, gaussian_ids=gaussian_ids) if packed else {}

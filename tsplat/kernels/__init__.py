@@ -13,6 +13,7 @@ from .image_loss import l1_ssim_bwd, l1_ssim_fwd
 from .intersection import tile_columns, tile_intersections, tile_lists, tile_rows
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
+from .projection.surfels import surfels_bwd, surfels_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
 from .validation import prepare
 
@@ -33,6 +34,8 @@ __all__ = [
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
     "sum_columns",
+    "surfels_bwd",
+    "surfels_fwd",
     "tile_columns",
     "tile_intersections",
     "tile_lists",

@@ -7,6 +7,7 @@ from .intersection import limit_starts, tile_columns, tile_intersections, tile_l
 from .mcmc_step import mcmc_noise, mcmc_regularization
 from .projection import projection_bwd, projection_fwd
 from .spherical_harmonics import spherical_harmonics_bwd, spherical_harmonics_fwd
+from .surfel_projection import surfels_bwd, surfels_fwd
 from .validation import prepare
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "spherical_harmonics_bwd",
     "spherical_harmonics_fwd",
     "sum_columns",
+    "surfels_bwd",
+    "surfels_fwd",
     "tile_columns",
     "tile_intersections",
     "tile_lists",

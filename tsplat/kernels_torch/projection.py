@@ -215,7 +215,7 @@ def projection_bwd(
         [output for output, _ in outputs], list(own.values()), incoming, allow_unused=True, materialize_grads=True
     )
     # Gradients that overflow although the incoming ones are finite are zeroed.
-    kept = _all_finite(found) | ~_all_finite(incoming)
+    kept = all_finite(found) | ~all_finite(incoming)
     gradients: dict[str, Tensor] = {}
     for (name, tensor), v in zip(given.items(), found):
         if name == "viewmats" and not needs.viewmats:
@@ -234,6 +234,6 @@ def _flat(bundle: Bundle, ids: Tensor | slice = EACH) -> Bundle:
     return flat
 
 
-def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
+def all_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Rows in which every tensor is finite. [nnz] bool"""
     return torch.stack([tensor[..., None].flatten(1).isfinite().all(-1) for tensor in tensors]).all(0)

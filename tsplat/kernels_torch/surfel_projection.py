@@ -1,20 +1,18 @@
-"""Projection of 2D Gaussians in vectorized PyTorch, for all backends. The backward pass differentiates a second run.
-
-The math is that of ``reference/surfel_formulas.py``. Boxes are computed relative to the projected center, where the
-products of large pixel coordinates, which cancel, are absent.
-"""
+"""Projection of 2D Gaussians in vectorized PyTorch; see ``kernels/projection/surfels.py``. The backward pass
+differentiates a second run."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..config import RADIUS_MAX
-from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectionSettings, sum_by_id
+from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
 from .camera_models import rotation_rows
-from .indices import gaussians_and_images, packed_rows, visible_rows
+from .indices import gaussians_and_images, packed_ids, packed_rows, visible_rows
+from .projection import all_finite
 
 BOX_VARIANCE_MIN = 1e-4
 """Least squared half extent of the box around a unit circle, pixels^2."""
@@ -65,15 +63,6 @@ def _rows(gaussians: Gaussians3D, cameras: Cameras, ids: Tensor, images: Tensor)
 def surfels_fwd(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings
 ) -> tuple[ProjectedGaussians, Tensor]:
-    """Projects B scenes of N surfels with C cameras each.
-
-    Args:
-        gaussians: With quats and scales, of which the last is not read.
-        cameras: Pinhole cameras.
-
-    Returns:
-        Surfels with ray transforms [nnz, 9] as ``conics``, and their normals [nnz, 3]; zero where culled.
-    """
     n_batches, n_gaussians, _ = gaussians.means.shape
     n_cameras = cameras[0].shape[1]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
@@ -112,33 +101,38 @@ def surfels_fwd(
 
 
 def surfels_bwd(
-    gaussians: Gaussians3D, cameras: Cameras, dense_ids: Tensor | None, radii: Tensor, v_rows: SurfelRows
-) -> tuple[Tensor, ...]:
-    """Computes the gradients of means, quats, scales and view matrices.
-
-    Args:
-        gaussians, cameras: As for :func:`surfels_fwd`.
-        dense_ids, radii: Of its result.
-        v_rows: Gradients of what :func:`surfels_fwd` returned.
-    """
+    gaussians: Gaussians3D,
+    cameras: Cameras,
+    row_of: Tensor | None,
+    radii: Tensor,
+    v_projected: ProjectedGradients,
+    v_normals: Tensor | None,
+    needs: Cameras,
+) -> tuple[Gaussians3D, Cameras]:
     n_cameras, n_gaussians = cameras[0].shape[1], gaussians.means.shape[1]
-    n_images, n_dense = cameras[0].shape[0] * n_cameras, cameras[0].shape[0] * n_cameras * n_gaussians
-    rows, kept = visible_rows(dense_ids, radii, n_dense, radii.device)
+    n_images = cameras[0].shape[0] * n_cameras
+    rows, kept = visible_rows(packed_ids(row_of), radii, n_images * n_gaussians, radii.device)
     ids, images = gaussians_and_images(kept, n_gaussians, n_cameras)
     means, quats, scales, poses, matrices = _rows(gaussians, cameras, ids, images)
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (means, quats, scales, poses)]
         found, _ = _project(leaves[0], leaves[1], leaves[2], leaves[3], matrices)
-    incoming = [v[rows] for v in v_rows]
-    gradients = torch.autograd.grad(found, leaves, incoming)
+    v = (v_projected.v_means2d, v_projected.v_depths, v_projected.v_conics, v_normals, v_projected.v_opacities)
+    *incoming, v_opacities = (None if t is None else t[rows] for t in v)
+    given = [torch.zeros_like(output) if t is None else t for output, t in zip(found, incoming)]
+    gradients = [*torch.autograd.grad(found, leaves, given)]
+    if v_opacities is not None:
+        gradients.append(v_opacities)
+        given.append(v_opacities)
     # Gradients that overflow although the incoming ones are finite are zeroed.
-    finite = [torch.stack([t.flatten(1).isfinite().all(-1) for t in ts]).all(0) for ts in (gradients, _flat(incoming))]
-    gradients = tuple(torch.where((finite[0] | ~finite[1]).view(-1, *[1] * (v.dim() - 1)), v, 0.0) for v in gradients)
-    n = gaussians.means.shape[0] * n_gaussians
-    shapes = [t.shape for t in (gaussians.means, gaussians.quats, gaussians.scales, cameras[0]) if t is not None]
-    sums = [sum_by_id(v, ids, n) for v in gradients[:3]] + [sum_by_id(gradients[3], images, n_images)]
-    return tuple(total.view(shape) for total, shape in zip(sums, shapes))
-
-
-def _flat(tensors: list[Tensor]) -> list[Tensor]:
-    return [t[:, None] if t.dim() == 1 else t for t in tensors]
+    clean = all_finite(gradients) | ~all_finite(given)
+    gradients = [torch.where(clean.view(-1, *[1] * (t.dim() - 1)), t, 0.0) for t in gradients]
+    totals = [
+        sum_by_id(t, ids, gaussians.means.shape[0] * n_gaussians).view(*gaussians.means.shape[:2], *t.shape[1:])
+        for t in (*gradients[:3], *gradients[4:])
+    ]
+    v_gaussians = Gaussians3D(totals[0], totals[1], totals[2], None, totals[3] if len(totals) > 3 else None)
+    v_cameras: list[Any] = [None] * len(cameras)
+    if needs[0]:
+        v_cameras[0] = sum_by_id(gradients[3], images, n_images).view(cameras[0].shape)
+    return v_gaussians, type(cameras)(*v_cameras)

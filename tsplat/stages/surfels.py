@@ -17,11 +17,18 @@ from ..arguments import (
     compute_dtype,
 )
 from ..config import DEPTH_ALPHA_MIN, Backend, CameraSettings, NumericsName, RenderMode, Validate
-from ..data import Cameras, Features, Gaussians3D, ProjectedGaussians, ProjectionSettings, Splats
+from ..data import (
+    Cameras,
+    Features,
+    Gaussians3D,
+    ProjectedGaussians,
+    ProjectedGradients,
+    ProjectionSettings,
+    Splats,
+)
 from ..errors import ArgumentError
-from ..kernels_torch.surfel_projection import SurfelRows, surfels_bwd, surfels_fwd
 from .autograd import once_differentiable, take_rows
-from .backend import full_precision
+from .backend import full_precision, launchers
 from .bundles import flatten, restore, structure
 from .compilation import eager, with_plain_tensors
 from .depth_maps import depth_to_normals
@@ -35,7 +42,7 @@ from .sparse_gradients import SparseGradients
 from .surfel_pixels import SurfelImages, composite_surfels, with_screen_gradient
 
 INTEGERS = ("dense_ids", "row_of", "radii")
-OUTPUTS = (*INTEGERS, "means2d", "depths", "conics")
+OUTPUTS = (*INTEGERS, "means2d", "depths", "conics", "opacities")
 """What a projection returns as tensors, with normals behind them."""
 
 
@@ -44,24 +51,31 @@ class _ProjectSurfels(torch.autograd.Function):
     def forward(ctx: Any, settings: ProjectionSettings, inputs: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
         gaussians, cameras = restore(inputs, tensors)
         with full_precision(gaussians.means.device):
-            projected, normals = surfels_fwd(gaussians, cameras, settings)
-        ctx.save_for_backward(*tensors, projected.dense_ids, projected.radii)
-        ctx.inputs = inputs
+            projected, normals = launchers(gaussians.means.device, settings.backend).surfels_fwd(
+                gaussians, cameras, settings
+            )
+        ctx.save_for_backward(*tensors, projected.row_of, projected.radii)
+        ctx.settings, ctx.inputs = settings, inputs
         integers = (getattr(projected, name) for name in INTEGERS)
         ctx.mark_non_differentiable(*(t for t in integers if t is not None))
+        ctx.set_materialize_grads(False)
         return *(getattr(projected, name) for name in OUTPUTS), normals
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, dense_ids, radii = saved
+    def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
+        *tensors, row_of, radii = saved
         gaussians, cameras = restore(ctx.inputs, tensors)
+        v_means2d, v_depths, v_conics, v_opacities, v_normals = (
+            None if t is None else t.contiguous() for t in v[len(INTEGERS) :]
+        )
+        v_projected = ProjectedGradients(v_means2d, v_depths, v_conics, None, v_opacities)
+        _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
         with full_precision(radii.device):
-            v_rows = SurfelRows(*(t.contiguous() for t in v[len(INTEGERS) :]))
-            means, quats, scales, poses = surfels_bwd(gaussians, cameras, dense_ids, radii, v_rows)
-        nothing = [None] * len(cameras)
-        v_gaussians = Gaussians3D(means, quats, scales, None, None)
-        return None, None, *flatten((v_gaussians, type(cameras)(poses, *nothing[1:])))
+            gradients = launchers(radii.device, ctx.settings.backend).surfels_bwd(
+                gaussians, cameras, row_of, radii, v_projected, v_normals, needs
+            )
+        return None, None, *flatten(gradients)
 
 
 def project_surfels(
@@ -70,21 +84,16 @@ def project_surfels(
     """Projects B scenes of N surfels with C cameras each.
 
     Args:
-        gaussians, cameras, settings, batch: As for ``project``. Opacities are optional.
+        gaussians, cameras, settings, batch: As for ``project``.
 
     Returns:
         Surfels with ray transforms [nnz, 9] as ``conics``, and normals [nnz, 3] in the camera frame.
     """
-    inputs = (gaussians._replace(opacities=None), cameras)
+    inputs = (gaussians, cameras)
     tensors = (None if t is None else t.contiguous() for t in flatten(inputs))
     n_cameras, n_gaussians = cameras[0].shape[1], gaussians.means.shape[1]
     *outputs, normals = _ProjectSurfels.apply(settings, structure(inputs), *tensors)  # type: ignore[no-untyped-call]
-    found = dict(zip(OUTPUTS, outputs))
-    projected = ProjectedGaussians(n_cameras, n_gaussians, **found, compensations=None, opacities=None)
-    if gaussians.opacities is not None:
-        ids, opacities = projected.feature_ids(per_camera=False), gaussians.opacities.flatten()
-        opacities = opacities if ids is None else take_rows(opacities, ids, unique=n_cameras == 1)
-        projected = projected._replace(opacities=opacities)
+    projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, outputs)), compensations=None)
     if not settings.packed:
         projected = projected._replace(means2d=projected.means2d.view(*batch, n_cameras, n_gaussians, 2))
     return projected, normals
@@ -107,6 +116,7 @@ def fully_fused_projection_2dgs(
     packed: bool = False,
     sparse_grad: bool = False,
     *,
+    backend: Backend = "auto",
     numerics: NumericsName = "gsplat-1.5",
 ) -> tuple[Tensor | None, ...]:
     """Projects 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888). Same as gsplat 1.5.3.
@@ -120,7 +130,7 @@ def fully_fused_projection_2dgs(
         near_plane, far_plane, radius_clip: As :func:`fully_fused_projection`.
         packed: Whether to return visible Gaussians only, as packed tensors.
         sparse_grad: As in :func:`tsplat.rasterization`, for means, quats and scales.
-        numerics: As in :func:`tsplat.rasterization`.
+        backend, numerics: As in :func:`tsplat.rasterization`.
 
     Returns:
         ``(radii, means2d, depths, ray_transforms, normals)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
@@ -160,7 +170,7 @@ def fully_fused_projection_2dgs(
         means, quats, scales = map(sparse_gradients.attach, (means, quats, scales))  # type: ignore[assignment]
     dtype = compute_dtype(means, quats, scales, *cameras)
     camera = CameraSettings.of(width, height, "pinhole", near, far, preset)
-    settings = ProjectionSettings(camera, radius_clip=radius_clip, packed=packed, numerics=preset)
+    settings = ProjectionSettings(camera, radius_clip=radius_clip, packed=packed, numerics=preset, backend=backend)
     gaussians = flatten_batches(Gaussians3D(means, quats, scales, None, None), len(batch), dtype)
     projected, normals = project_surfels(
         gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch
@@ -320,7 +330,8 @@ def _arrange(
         depths = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)
         colors = torch.cat([colors[..., :-1], depths], -1)
     to_world = torch.linalg.inv(cameras[0]).view(*shape[:-2], 4, 4)
-    normals = (to_world[..., None, None, :3, :3] @ normals[..., None])[..., 0]
+    rotations = to_world[..., None, :3, :3].transpose(-1, -2)
+    normals = normals @ rotations
     surface = None
     if options.renders_depth and options.renders_color:
         matrices = cameras[1].view(*shape[:-2], 3, 3)
