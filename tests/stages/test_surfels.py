@@ -360,6 +360,8 @@ def test_nothing_to_see(backend, n):
     assert torch.equal(colors[..., :3], backgrounds.expand_as(colors[..., :3])) and not colors[..., 3].any()
     assert not any(image.any() for image in (alphas, normals, surf_normals, distort, median))
     assert meta["gradient_2dgs"].shape == (2, n, 2)
+    images = images_and_gradients(tsplat.rasterization_2dgs, scene, NAMES, backend=backend, packed=True)
+    assert not any(v.any() for name, v in zip(NAMES, images[1]) if name != "backgrounds")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

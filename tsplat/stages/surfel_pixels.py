@@ -64,11 +64,10 @@ def composite_surfels(
         render_colors, _, _ = composite(splats, None, None, *rest, plain)
     if backgrounds is not None:
         render_colors = render_colors + (1 - alphas) * backgrounds[:, None, None]
-    medians = torch.zeros_like(alphas)
-    if len(values) > 0:
-        z = take_rows(values[:, -1:], rows.flatten().clamp_min(0).to(torch.int64), unique=False)
-        medians = torch.where(rows[..., None] >= 0, z.view(alphas.shape), 0.0)
-    return SurfelImages(render_colors, alphas, images[..., :3], images[..., -1:], medians)
+    # The row behind the last has z = 0.
+    z = torch.nn.functional.pad(values[:, -1], (0, 1))
+    medians = take_rows(z, torch.where(rows >= 0, rows, len(values)).flatten().to(torch.int64), unique=False)
+    return SurfelImages(render_colors, alphas, images[..., :3], images[..., -1:], medians.view(alphas.shape))
 
 
 def with_screen_gradient(transforms: Tensor, densify: Tensor) -> Tensor:

@@ -324,10 +324,12 @@ class Band(NamedTuple):
 
     def walk_arguments(self, tensor: Tensor) -> dict[str, Any]:
         """Returns the arguments, and compiler options, of kernels that walk lists one Gaussian after the other."""
+        # Records of surfels with normals and depth would not fit into the scalar registers of AMD GPUs several times.
+        unrolled = not (is_amd(tensor) and self.settings.footprint == "surfel")
         return {
             "FOOTPRINT": self.footprint,
             "CHUNK": self.shape.chunk,
-            "UNROLL": walk_unroll(tensor),
+            "UNROLL": walk_unroll(tensor) if unrolled else 1,
             "LOG2_ALPHA_MIN": math.log2(ALPHA_MIN),
             "APPROX": approximate(tensor),
             "AMD": is_amd(tensor),

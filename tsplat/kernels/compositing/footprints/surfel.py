@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from ...device_math import constant
+from .ellipse import LARGE
 from .ellipse import _reaches as _reaches_ellipse
 from .interface import Footprint
 
@@ -69,8 +70,17 @@ def _pack(mean, shape, visible):
 
 @triton.jit
 def _is_large(shape, opacity, TILE: tl.constexpr, ALPHA_MIN: tl.constexpr):
-    """True: the extent of discs that are close to the camera is not bounded."""
-    return opacity == opacity
+    """Whether the box of three standard deviations around the disc may touch more than LARGE tiles."""
+    _, _, m = _relative(shape)
+    along = shape[6] * shape[6] + shape[7] * shape[7] - shape[8] * shape[8]
+    inverse = 1.0 / along
+    offset_x = (m[0] * shape[6] + m[1] * shape[7]) * inverse
+    offset_y = (m[2] * shape[6] + m[3] * shape[7]) * inverse
+    width = tl.sqrt(tl.maximum(offset_x * offset_x - (m[0] * m[0] + m[1] * m[1]) * inverse, 0.0))
+    height = tl.sqrt(tl.maximum(offset_y * offset_y - (m[2] * m[2] + m[3] * m[3]) * inverse, 0.0))
+    tiles = (6.0 / TILE * width + 1.0) * (6.0 / TILE * height + 1.0)
+    # Not bounded where the disc reaches behind the camera; true if NaN.
+    return (along >= 0.0) | ((tiles <= LARGE) == 0)
 
 
 @triton.jit
