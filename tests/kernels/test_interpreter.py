@@ -7,6 +7,7 @@ import torch
 
 from tests.support import scenes
 from tests.support.closeness import assert_run_exact
+from tsplat import rasterization_2dgs
 from tsplat.ops.adam import Adam
 from tsplat.ops.image_loss import l1_and_ssim
 from tsplat.stages.backend import launchers
@@ -29,6 +30,19 @@ pytestmark = pytest.mark.interpreter
 def test_rasterization_matches_reference(structure, options):
     structure = scenes.Structure(**{"n": 6, "cameras": 1, "width": 9, "height": 6, "seed": 4, **structure})
     assert_run_exact(scenes.make(structure), backend="triton", tile_size=8, **options)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_surfels_match_reference(chunk, monkeypatch):
+    from tests.stages import test_surfels as surfels
+    from tsplat.kernels import launch
+
+    if chunk is not None:
+        monkeypatch.setattr(launch, "CHUNKS", {math.inf: chunk})
+    scene = surfels.make(4, n=8, cameras=1, width=8, height=6)
+    found = surfels.images_and_gradients(rasterization_2dgs, scene, surfels.NAMES, backend="triton", tile_size=8)
+    expected = surfels.images_and_gradients(surfels.render_reference, scene, surfels.NAMES, tile_size=8)
+    surfels.assert_equal(found, expected, surfels.NAMES)
 
 
 def test_chunks_match_reference(monkeypatch):

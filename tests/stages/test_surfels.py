@@ -15,11 +15,27 @@ from tests.support import scenes
 from tests.support.backends import BACKENDS
 from tests.support.closeness import assert_exact
 from tsplat.config import DEPTH_ALPHA_MIN, PRESETS, CameraSettings
+from tsplat.data import (
+    Cameras,
+    CompositingSettings,
+    GaussianMajor,
+    Gaussians3D,
+    Intersections,
+    ProjectedGradients,
+    ProjectionSettings,
+    RenderBuffers,
+    Splats,
+    TileGrid,
+)
 from tsplat.reference import camera_centers, spherical_harmonics
 from tsplat.reference.camera_formulas import Camera, intrinsics
 from tsplat.reference.surfel_formulas import composite_surfels, project_surfels
+from tsplat.strategies import DefaultStrategy
 
 pytest.importorskip("triton")
+from benchmarks import static_cost
+from benchmarks.launches import recorded
+from tsplat import kernels
 from tsplat.kernels import launch
 from tsplat.kernels.compositing import lists
 
@@ -431,3 +447,71 @@ def test_what_does_not_fit_is_refused():
     lists = 8, 8, 8, torch.zeros(1, 1, 1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
     with pytest.raises(tsplat.ShapeError, match=r"densify: expected .* as means2d"):
         tsplat.rasterize_to_pixels_2dgs(*rows, torch.zeros(1, 3, 3), torch.zeros(1, 3), *lists)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_strategy_densifies_by_the_gradient_of_projected_centers(backend):
+    scene = make(12, n=30, cameras=1, dtype=torch.float32)
+    params = {
+        name: torch.nn.Parameter(scene[name] if name != "scales" else scene[name].log())
+        for name in ("means", "quats", "scales")
+    }
+    params["opacities"] = torch.nn.Parameter(torch.logit(scene["opacities"].clamp(0.1, 0.9)))
+    optimizers = {name: torch.optim.Adam([parameter], lr=1e-3) for name, parameter in params.items()}
+    strategy = DefaultStrategy(
+        key_for_gradient="gradient_2dgs", refine_start_iter=0, refine_every=1, reset_every=10, grow_grad2d=1e-3,
+        pause_refine_after_reset=0,
+    )  # fmt: skip
+    state = strategy.initialize_state(scene_scale=1.0)
+    given = {
+        "means": params["means"], "quats": params["quats"], "scales": params["scales"].exp(),
+        "opacities": params["opacities"].sigmoid(),
+    }  # fmt: skip
+    colors, *_, meta = tsplat.rasterization_2dgs(**scene | given, backend=backend)
+    strategy.step_pre_backward(params, optimizers, state, 1, meta)
+    colors.square().sum().backward()
+    strategy.step_post_backward(params, optimizers, state, 1, meta)
+    assert len(params["means"]) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])
+def test_kernels_for_gpus_do_not_spill(target):
+    if static_cost.kernels_are_interpreted():
+        pytest.skip("kernels are interpreted in this process")
+    n, size, vendor = 300, (64, 48), "nvidia" if target.startswith("cuda") else "amd"
+    ones = torch.ones
+    camera = CameraSettings(*size)
+    projection = ProjectionSettings(camera, packed=True)
+    gaussians = Gaussians3D(ones(1, n, 3), ones(1, n, 4), ones(1, n, 3), None, ones(1, n))
+    cameras = Cameras(ones(1, 1, 4, 4), ones(1, 1, 3, 3))
+    starts = torch.arange(n + 1, dtype=torch.int32)
+    ids, image, last_ids = starts[:-1], ones(1, *size[::-1]), ones(1, *size[::-1], dtype=torch.int32)
+    order = GaussianMajor(ids, starts, starts, ids, ids)
+    offsets = torch.zeros(TileGrid.cover(1, *size, 16).n_tiles + 1, dtype=torch.int32)
+    splats = Splats(ones(n, 2), ones(n, 9), ones(n), ones(n, 7), None)
+    settings = CompositingSettings(camera, 16, 32, True, PRESETS["gsplat-1.5"], "triton", "surfel", True)
+    sums = ones(n, kernels.sum_columns(7, settings))
+    with recorded(vendor) as launches, pytest.MonkeyPatch.context() as patch:
+        projected, normals = kernels.surfels_fwd(gaussians, cameras, projection)
+        v_projected = ProjectedGradients(projected.means2d, projected.depths, projected.conics, None, projected.depths)
+        needs = Cameras(True, False)
+        kernels.surfels_bwd(gaussians, cameras, projected.row_of, projected.radii, v_projected, normals, needs)
+        for cut in (lists.CUT, 0):
+            patch.setattr(lists, "CUT", cut)
+            patch.setattr(lists, "count_chunks", lambda offsets, _: torch.arange(offsets.numel(), dtype=torch.int32))
+            intersections = Intersections(0, offsets, ones(n, dtype=torch.int32), order, ones(n, dtype=torch.int16))
+            buffers = RenderBuffers(ones(1, *size[::-1], 8), image, last_ids, last_ids)
+            parts = kernels.composite_fwd(splats, None, None, intersections, buffers, settings)
+            kernels.composite_bwd(
+                splats, None, intersections, image, last_ids, buffers.colors, image, sums, settings, parts, None, image
+            )  # fmt: skip
+        kernels.composite_gradients(sums, splats.conics, splats.opacities, 7, settings)
+    tested = {
+        repr((call.kernel.__name__, call.signature, call.constants)): call
+        for call in launches
+        if any(name in call.kernel.__name__ for name in ("surfels", "composite", "combine", "part_bits", "gradients"))
+    }
+    assert len({call.kernel.__name__ for call in tested.values()}) == 7
+    for call in tested.values():
+        assert static_cost.cost("", call, target)["spill_bytes"] == 0, call.kernel.__name__
