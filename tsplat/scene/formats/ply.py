@@ -207,7 +207,7 @@ def render_mode(ply: PlyFile) -> str | None:
             mode = "mip" if match[1] == "1" else "default"
     if mode == "2dgs":
         raise UnsupportedError(
-            f"{ply.path}: the header says SplatRenderMode: 2dgs; rendering 2D Gaussians (2DGS) is not implemented; "
+            f"{ply.path}: the header says SplatRenderMode: 2dgs; models of 2D Gaussians (2DGS) are not implemented; "
             "train 3D Gaussians"
         )
     return mode
@@ -224,8 +224,8 @@ def _check_names(path: str, names: list[str]) -> int:
     missing = [name for group in GROUPS.values() for name in group if name not in names]
     if missing == ["scale_2"]:
         raise UnsupportedError(
-            f"{path}: its vertices have scale_0 and scale_1 but no scale_2: rendering 2D Gaussians (2DGS) is not "
-            "implemented; train 3D Gaussians"
+            f"{path}: its vertices have scale_0 and scale_1 but no scale_2: models of 2D Gaussians (2DGS) are "
+            "not implemented; train 3D Gaussians"
         )
     if missing:
         raise FileError(f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}")

@@ -63,7 +63,7 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
         found = "none (a file from before version 2)" if version is None else repr(version)
         raise UnsupportedError(f"{path}: expected SOG version 2, found {found}; convert it with splat-transform")
     if meta.values.get("model") == "2dgs":
-        raise UnsupportedError(f"{path}: rendering 2D Gaussians (2DGS) is not implemented")
+        raise UnsupportedError(f"{path}: models of 2D Gaussians (2DGS) are not implemented")
     count = meta.count("count")
     note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
 

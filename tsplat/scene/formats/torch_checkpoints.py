@@ -179,7 +179,7 @@ def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
             )
     if tensors["log_scales"].dim() == 2 and tensors["log_scales"].shape[1] == 2:
         raise UnsupportedError(
-            f"{path}: its Gaussians have two scales: rendering 2D Gaussians (2DGS) is not implemented; train 3D "
+            f"{path}: its Gaussians have two scales: models of 2D Gaussians (2DGS) are not implemented; train 3D "
             "Gaussians"
         )
     # Copied, because the tensors read may be memory-mapped to the file.
