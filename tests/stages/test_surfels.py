@@ -500,8 +500,8 @@ def test_kernels_for_gpus_do_not_spill(target):
     with recorded(vendor) as launches, pytest.MonkeyPatch.context() as patch:
         projected, normals = kernels.surfels_fwd(gaussians, cameras, projection)
         v_projected = ProjectedGradients(projected.means2d, projected.depths, projected.conics, None, projected.depths)
-        needs = Cameras(True, False)
-        kernels.surfels_bwd(gaussians, cameras, projected.row_of, projected.radii, v_projected, normals, needs)
+        v = (v_projected, normals)
+        kernels.surfels_bwd(gaussians, cameras, projected.row_of, projected.radii, *v, needs_poses=True)
         for cut in (lists.CUT, 0):
             patch.setattr(lists, "CUT", cut)
             patch.setattr(lists, "count_chunks", lambda offsets, _: torch.arange(offsets.numel(), dtype=torch.int32))

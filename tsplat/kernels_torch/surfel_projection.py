@@ -3,7 +3,7 @@ differentiates a second run."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,14 +57,14 @@ def _rows(gaussians: Gaussians3D, cameras: Cameras, ids: Tensor, images: Tensor)
     """Means, quaternions, scales, poses and intrinsics of rows."""
     assert gaussians.quats is not None and gaussians.scales is not None
     own = (t.flatten(0, 1)[ids] for t in (gaussians.means, gaussians.quats, gaussians.scales))
-    return *own, *(t.flatten(0, 1)[images] for t in cameras[:2])
+    return *own, *(t.flatten(0, 1)[images] for t in cameras.pinhole())
 
 
 def surfels_fwd(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings
 ) -> tuple[ProjectedGaussians, Tensor]:
     n_batches, n_gaussians, _ = gaussians.means.shape
-    n_cameras = cameras[0].shape[1]
+    n_cameras = cameras.pinhole()[0].shape[1]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
     ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
     found, extents = _project(*_rows(gaussians, cameras, ids, images))
@@ -107,10 +107,12 @@ def surfels_bwd(
     radii: Tensor,
     v_projected: ProjectedGradients,
     v_normals: Tensor | None,
-    needs: Cameras,
-) -> tuple[Gaussians3D, Cameras]:
-    n_cameras, n_gaussians = cameras[0].shape[1], gaussians.means.shape[1]
-    n_images = cameras[0].shape[0] * n_cameras
+    *,
+    needs_poses: bool,
+) -> tuple[Gaussians3D, Tensor | None]:
+    all_poses, _ = cameras.pinhole()
+    n_cameras, n_gaussians = all_poses.shape[1], gaussians.means.shape[1]
+    n_images = all_poses.shape[0] * n_cameras
     rows, kept = visible_rows(packed_ids(row_of), radii, n_images * n_gaussians, radii.device)
     ids, images = gaussians_and_images(kept, n_gaussians, n_cameras)
     means, quats, scales, poses, matrices = _rows(gaussians, cameras, ids, images)
@@ -132,7 +134,5 @@ def surfels_bwd(
         for t in (*gradients[:3], *gradients[4:])
     ]
     v_gaussians = Gaussians3D(totals[0], totals[1], totals[2], None, totals[3] if len(totals) > 3 else None)
-    v_cameras: list[Any] = [None] * len(cameras)
-    if needs[0]:
-        v_cameras[0] = sum_by_id(gradients[3], images, n_images).view(cameras[0].shape)
-    return v_gaussians, type(cameras)(*v_cameras)
+    v_poses = sum_by_id(gradients[3], images, n_images).view(all_poses.shape) if needs_poses else None
+    return v_gaussians, v_poses

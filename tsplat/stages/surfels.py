@@ -72,10 +72,11 @@ class _ProjectSurfels(torch.autograd.Function):
         v_projected = ProjectedGradients(v_means2d, v_depths, v_conics, None, v_opacities)
         _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
         with full_precision(radii.device):
-            gradients = launchers(radii.device, ctx.settings.backend).surfels_bwd(
-                gaussians, cameras, row_of, radii, v_projected, v_normals, needs
+            v_gaussians, v_viewmats = launchers(radii.device, ctx.settings.backend).surfels_bwd(
+                gaussians, cameras, row_of, radii, v_projected, v_normals, needs_poses=needs.viewmats
             )
-        return None, None, *flatten(gradients)
+        nothing = type(cameras)(**dict.fromkeys(cameras._fields))
+        return None, None, *flatten((v_gaussians, nothing._replace(viewmats=v_viewmats)))
 
 
 def project_surfels(
@@ -91,7 +92,7 @@ def project_surfels(
     """
     inputs = (gaussians, cameras)
     tensors = (None if t is None else t.contiguous() for t in flatten(inputs))
-    n_cameras, n_gaussians = cameras[0].shape[1], gaussians.means.shape[1]
+    n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[1]
     *outputs, normals = _ProjectSurfels.apply(settings, structure(inputs), *tensors)  # type: ignore[no-untyped-call]
     projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, outputs)), compensations=None)
     if not settings.packed:
@@ -329,12 +330,12 @@ def _arrange(
     if options.expects_depth:
         depths = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)
         colors = torch.cat([colors[..., :-1], depths], -1)
-    to_world = torch.linalg.inv(cameras[0]).view(*shape[:-2], 4, 4)
+    to_world = torch.linalg.inv(cameras.viewmats).view(*shape[:-2], 4, 4)
     rotations = to_world[..., None, :3, :3].transpose(-1, -2)
     normals = normals @ rotations
     surface = None
     if options.renders_depth and options.renders_color:
-        matrices = cameras[1].view(*shape[:-2], 3, 3)
+        matrices = cameras.Ks.view(*shape[:-2], 3, 3)
         surface = depth_to_normals(medians if median_depth else colors[..., -1:], to_world, matrices).squeeze(0)
     colors = colors if options.renders_depth else colors[..., :-1]
     return colors, alphas, normals, surface, distortions, medians

@@ -5,7 +5,6 @@ rotation of the disc there and its center p. The ray transform is M = K A. Boxes
 relative to the projected center, where M is [[a, b, 0], [c, d, 0], [A_z]], so that large pixel coordinates do not
 cancel: with D = A_z0^2 + A_z1^2 - p_z^2, their center is at (a A_z0 + b A_z1, c A_z0 + d A_z1) / D, and a squared half
 extent is the square of that minus (a^2 + b^2) / D, alike (c^2 + d^2) / D.
-
 Programs are those of the projection of 3D Gaussians.
 """
 
@@ -36,7 +35,6 @@ from ..launch import Int, block_size, kernel, launch, launch_elementwise, progra
 from .camera_models import load_camera
 
 BLOCK = 128
-
 BOX_VARIANCE_MIN = 1e-4
 """Least squared half extent of the box around a unit circle, pixels^2."""
 
@@ -123,7 +121,8 @@ def _surfels_fwd_kernel(
     unit, _ = normalize4(load_tuple(quats + gaussian * 4, 1, 4, mask))
     scale = load_tuple(scales + gaussian * 3, 1, 2, mask)
     w, t, intrinsics = load_camera(poses, matrices, image)
-    p, _, _, normal, a0, a1 = _to_camera(load_tuple(means + gaussian * 3, 1, 3, mask), rotation(unit), scale, w, t)
+    mean = load_tuple(means + gaussian * 3, 1, 3, mask)
+    p, _, _, normal, a0, a1 = _to_camera(mean, rotation(unit), scale, w, t)
     m, slopes, inverse, offset = _box(p, a0, a1, intrinsics)
     fx, fy, cx, cy = intrinsics
     mean2d = (fx * slopes[0] + cx + offset[0], fy * slopes[1] + cy + offset[1])
@@ -284,14 +283,15 @@ def _surfels_bwd_kernel(
 
 def _inputs(gaussians: Gaussians3D, cameras: Cameras) -> dict[str, Any]:
     """Arguments that both kernels take."""
+    poses, matrices = cameras.pinhole()
     return {
         "means": gaussians.means,
         "quats": gaussians.quats,
         "scales": gaussians.scales,
-        "poses": cameras[0],
-        "matrices": cameras[1],
+        "poses": poses,
+        "matrices": matrices,
         "n_gaussians": gaussians.means.shape[1],
-        "n_cameras": cameras[0].shape[1],
+        "n_cameras": poses.shape[1],
     }
 
 
@@ -301,8 +301,7 @@ def surfels_fwd(
     """Projects B scenes of N surfels with C cameras each.
 
     Args:
-        gaussians: With quats and scales, of which the last is not read.
-        cameras: Pinhole cameras.
+        gaussians, cameras: With quats and scales, of which the last is not read; pinhole cameras.
 
     Returns:
         Surfels with ray transforms [nnz, 9] as ``conics``, and their normals [nnz, 3]; zero where culled.
@@ -320,7 +319,7 @@ def surfels_fwd(
         RADIUS_MAX=float(RADIUS_MAX),
         BOX_VARIANCE_MIN=BOX_VARIANCE_MIN,
     )
-    n_rows = means.shape[0] * means.shape[1] * cameras[0].shape[1]
+    n_rows = means.shape[0] * means.shape[1] * arguments["n_cameras"]
     names = ("dense_ids", "row_of", "radii", "means2d", "depths", "conics")
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
@@ -357,26 +356,28 @@ def surfels_bwd(
     radii: Tensor,
     v_projected: ProjectedGradients,
     v_normals: Tensor | None,
-    needs: Cameras,
-) -> tuple[Gaussians3D, Cameras]:
-    """Computes the gradients of Gaussians, None where not given, and of view matrices, None where not needed.
+    *,
+    needs_poses: bool,
+) -> tuple[Gaussians3D, Tensor | None]:
+    """Computes the gradients of Gaussians, None where not given, and of view matrices [B, C, 4, 4].
 
     Args:
         gaussians, cameras: As for :func:`surfels_fwd`.
         row_of, radii: Of its result.
         v_projected, v_normals: Gradients of its result.
-        needs: Whether each tensor of the cameras needs a gradient.
+        needs_poses: Whether view matrices need a gradient; otherwise it is None.
     """
     n_batches, n_gaussians, _ = gaussians.means.shape
-    n_images = n_batches * cameras[0].shape[1]
+    arguments = _inputs(gaussians, cameras)
+    n_images = n_batches * arguments["n_cameras"]
     v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in gaussians._replace(valid=None)))
     block = block_size(gaussians.means, BLOCK)
     blocks = programs(n_gaussians, block)
-    block_sums = gaussians.means.new_empty(blocks, n_images, 12) if needs[0] else None
+    block_sums = gaussians.means.new_empty(blocks, n_images, 12) if needs_poses else None
     launch(
         _surfels_bwd_kernel,
         programs(n_batches * blocks, 1),
-        **_inputs(gaussians, cameras),
+        **arguments,
         row_of=row_of,
         radii=radii,
         v_means2d=v_projected.v_means2d,
@@ -392,8 +393,7 @@ def surfels_bwd(
         n_images=n_images,
         BLOCK=block,
     )
-    v_cameras: list[Any] = [None] * len(cameras)
-    if block_sums is not None:
-        sums = block_sums.sum(0).view(*cameras[0].shape[:2], 3, 4)
-        v_cameras[0] = torch.nn.functional.pad(sums, (0, 0, 0, 1))
-    return v_gaussians, type(cameras)(*v_cameras)
+    if block_sums is None:
+        return v_gaussians, None
+    sums = block_sums.sum(0).view(*arguments["poses"].shape[:2], 3, 4)
+    return v_gaussians, torch.nn.functional.pad(sums, (0, 0, 0, 1))
