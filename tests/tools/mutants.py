@@ -218,7 +218,7 @@ MUTANTS = [
         ("valid = valid & (tl.abs(values[k])", "valid = valid | (tl.abs(values[k])", "invalid shapes are rendered"),
     ),
     *_in(
-        "kernels/compositing/walk_steps.py",
+        "kernels/compositing/rays.py",
         RAYS,
         ("load_tuple(rays + pixel + image * (5 * plane)", "load_tuple(rays + pixel + image * (6 * plane)",
          "rays of another image"),
@@ -253,8 +253,6 @@ MUTANTS = [
         RAYS,
         ("shift = [shift[0] - x, shift[1] - y, shift[2]]", "shift = [shift[0] + x, shift[1] - y, shift[2]]",
          "origins of orthographic rays"),
-        ("return sum_by_id(v,", "return 2 * sum_by_id(v,",
-         "gradients of shapes doubled"),
         ("means2d=projected.means2d.detach()", "means2d=projected.means2d + 1", "means in pixels moved"),
     ),
     *_in(
@@ -486,10 +484,14 @@ MUTANTS = [
         ("lists.chunk_colors[:, first:]", "lists.chunk_colors", "passes overwrite channels of chunks"),
     ),
     *_in(
-        "kernels/compositing/walks.py",
+        "kernels/compositing/walk_steps.py",
         PARTS,
         ("tl.where(e <= constant(LOG2_ALPHA_MAX, e), g, 0.0)", "g", "gradient flows where alpha is clamped"),
         ("(place < last)", "(place <= last)", "off by one where a pixel stopped"),
+    ),
+    *_in(
+        "kernels/compositing/walks.py",
+        PARTS,
         ("covered, -loaded_alpha, 0.0", "covered, loaded_alpha, 0.0", "sign of alpha's gradient"),
         ("backgrounds + image * COLORS + k", "backgrounds + k", "every image has the first background"),
         ("range(end_chunk - 1 - program)", "range(end_chunk - 2 - program)", "colors of a later chunk lost"),
@@ -624,7 +626,7 @@ MUTANTS = [
         "kernels_torch/projection.py",
         _torch("tests/stages/test_projection.py"),
         ("visible &= gaussians.valid.flatten()[ids]", "pass", "invalid Gaussians not culled"),
-        ("kept = _all_finite(found) | ~_all_finite(incoming)", "kept = _all_finite(incoming) | True",
+        ("kept = all_finite(found) | ~all_finite(incoming)", "kept = all_finite(incoming) | True",
          "overflowing gradients not zeroed"),
     ),
     *_in(

@@ -291,10 +291,7 @@ def _composite_bwd_kernel(
                     if v_rays is not None:
                         added = add_pixel_gradients(v_pixels[b], record, g, at, FOOTPRINT, GROUPED=False)
                         new_v_pixels = new_v_pixels + (added,)
-                transmittance = new_transmittance
-                behind = new_behind
-                states = new_states
-                v_pixels = new_v_pixels
+                transmittance, behind, states, v_pixels = new_transmittance, new_behind, new_states, new_v_pixels
                 if FOLD:
                     tl.store(out, fold(FOOTPRINT.expand(sums, at) + others), mask=is_first)
                 else:
