@@ -370,6 +370,23 @@ def test_special_values_are_finite(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_invalid_transforms_are_not_rendered(backend):
+    """Those that the caller passes: NaN, infinity, a center in the plane of the camera, and a disc without area."""
+    transforms = torch.tensor([[[8.0, 0, 16], [0, 8, 16], [0, 0, 4]]], dtype=torch.float64).repeat(5, 1, 1)
+    transforms[0, 0, 0], transforms[1, 1, 1], transforms[2, 2, 2], transforms[3, :2, :2] = torch.nan, torch.inf, 0, 0
+    transforms.requires_grad_()
+    rows = torch.full((5, 2), 4.0).double(), transforms, torch.ones(5, 1).double(), torch.full((5,), 0.5).double()
+    lists = 8, 8, 8, torch.zeros(1, 1, 1, dtype=torch.int32), torch.arange(5, dtype=torch.int32)
+    images = tsplat.rasterize_to_pixels_2dgs(
+        *rows, torch.zeros(5, 3), torch.zeros(5, 2), *lists, packed=True, backend=backend
+    )
+    expected = 0.5 * math.exp(-0.25 * 0.25)  # of one disc, at the pixels around its center
+    assert abs(images[1].max() - expected) < 1e-12 and all(image.isfinite().all() for image in images)
+    (v,) = torch.autograd.grad(images[0].sum(), transforms)
+    assert v.isfinite().all() and not v[:4].any() and v[4].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [0, 3])
 def test_nothing_to_see(backend, n):
     scene = make(n=n)

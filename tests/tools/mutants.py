@@ -59,6 +59,7 @@ CAPACITY = ("-m", "triton", "tests/stages/test_capacity.py")
 EXCHANGE = ("tests/stages/test_exchange.py",)
 STRIDES = ("-m", "triton", "tests/test_strides.py")
 RAYS = ("tests/stages/test_eval3d.py",)
+SURFELS = ("-k", "not gpu", "tests/stages/test_surfels.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,6 +255,75 @@ MUTANTS = [
         ("shift = [shift[0] - x, shift[1] - y, shift[2]]", "shift = [shift[0] + x, shift[1] - y, shift[2]]",
          "origins of orthographic rays"),
         ("means2d=projected.means2d.detach()", "means2d=projected.means2d + 1", "means in pixels moved"),
+    ),
+    *_in(
+        "stages/autograd.py",
+        RAYS,
+        ("return sum_by_id(v,", "return 2 * sum_by_id(v,", "gradients of shapes doubled"),
+    ),
+    *_in(
+        "kernels/compositing/footprints/surfel.py",
+        SURFELS,
+        ("valid = valid & (tl.abs(shape[k]) <=", "valid = valid | (tl.abs(shape[k]) <=",
+         "invalid transforms are rendered"),
+        ("is_nearer = on_disc <= on_image", "is_nearer = on_disc <= 1e30", "no low-pass filter"),
+        ("square = tl.where(w == 0.0, 1e30, square)", "square = square + 0.0", "a ray in the plane of a disc sees it"),
+        ("on_image = 2.0 * tl.fma", "on_image = tl.fma", "low-pass filter of one pixel"),
+        ("third[k] / safe[8] - x * row_x[k] - y * row_y[k]", "third[k] / safe[8]",
+         "gradient of the last row not moved to the image's origin"),
+        ("u = first[k] - t0 * third[k]", "u = first[k]", "tilt is not in the gradient"),
+        ("v_mean = (2.0 * sums[8], 2.0 * sums[9])", "v_mean = (sums[8], sums[9])",
+         "gradient of the filter's center halved"),
+        ("r = level * (2.0 / LOG2_E) + 1e-3", "r = level * (1.0 / LOG2_E) + 1e-3", "parts at the edge of a disc lost"),
+        ("to_center = -r * inverse", "to_center = r * inverse", "parts of tilted discs lost"),
+        ("level / LOG2_E + 1e-3, zero, zero)", "level / LOG2_E - 2.0, zero, zero)", "parts of tiny discs lost"),
+    ),
+    *_in(
+        "kernels/compositing/distortion.py",
+        SURFELS,
+        ("added & (weight > 0.0) & (transmittance > 0.5)", "added & (transmittance > 0.5)",
+         "median of what is not added"),
+        ("(tl.fma(z, transmittance * -1.0, z) - color[N - 1])", "(z - color[N - 1])",
+         "distortion without transmittance"),
+        ("between = z_behind * (1.0 - transmittance) - z_in_front * fall", "between = z_behind * (1.0 - transmittance)",
+         "gradient of distortion between chunks"),
+        ("state[1] - front - back", "state[1] - front - front", "gradient of z takes T in front twice"),
+    ),
+    *_in(
+        "kernels/compositing/chunks.py",
+        SURFELS,
+        ("tl.fma(-2.0, between, kept)", "tl.fma(-1.0, between, kept)", "half of the distortion between chunks"),
+        ("alive & (median_added[n] >= 0)", "alive", "median of a chunk without one"),
+    ),
+    *_in(
+        "kernels/projection/surfels.py",
+        SURFELS,
+        ("tl.where(dot3(normal, p) < 0.0, 1.0, -1.0)", "tl.where(normal[2] < 0.0, 1.0, -1.0)",
+         "normals off the axis face away"),
+        (" - 2.0 * p[2] * v_denominator", "", "gradient of the box by depth"),
+        ("v_p[i] * mean[k] + v_c0[i] * r[3 * k]", "v_p[i] * mean[k] + v_c0[i] * r[k]",
+         "pose's gradient by the first axis"),
+        ("- (m[0] * m[0] + m[1] * m[1]) * inverse, least)", "- m[0] * m[0] * inverse, least)",
+         "width of a box by one axis"),
+    ),
+    *_in(
+        "kernels_torch/surfel_footprint.py",
+        SURFELS,
+        ("exponent = torch.where(w == 0, NOTHING, exponent)", "pass", "a ray in the plane of a disc sees it"),
+        ("return 2 * found[:, 8:10]", "return found[:, 8:10]", "gradient of the filter's center halved"),
+    ),
+    *_in(
+        "kernels_torch/distortion.py",
+        SURFELS,
+        ("difference[:, :-1] + weighted", "difference[:, :-1]", "own part of the difference lost"),
+        ("early = (weight > 0) & (in_front", "early = (in_front", "median of what is not added"),
+    ),
+    *_in(
+        "stages/surfel_pixels.py",
+        SURFELS,
+        ("(densify - densify.detach()) * transforms.detach()[:, 8:]", "densify - densify.detach()",
+         "densification without depth"),
+        ("torch.where(rows >= 0, rows, len(values))", "rows.clamp_min(0)", "median of what shows nothing"),
     ),
     *_in(
         "scene/capture/lenses.py",
