@@ -28,7 +28,7 @@ class Control:
     def on_update(self, callback):
         self.callbacks.append(callback)
 
-    on_click = on_update
+    on_click = on_trigger = on_drag = on_update
 
     def _call(self, client):
         for callback in self.callbacks:
@@ -89,8 +89,14 @@ class Gui:
     def add_button(self, label, **options):
         return self._add(label, **options)
 
-    def add_image(self, image, **options):
-        return self._add("image", image=image, **options)
+    def add_button_group(self, label, options, **others):
+        return self._add(label, options[0], options=options, **others)
+
+    def add_html(self, content, **options):
+        return self._add(f"html {len(self.controls)}", content=content, **options)
+
+    def add_command(self, label, **options):
+        return self._add(f"command {label}", **options)
 
     def add_uplot(self, data, series, *, title, **options):
         return self._add(title, data=data, series=series, **options)
@@ -130,13 +136,14 @@ class Client:
     def __init__(self, client_id=0, width=64, height=48):
         self.client_id = client_id
         self.gui, self.camera, self.images = Gui(), Camera(width, height), []
-        self.frusta, self.lines = [], []
+        self.frusta, self.lines, self.knobs = [], [], []
         self.visible, self.connected = threading.Event(), True
         self.visible.set()
         self.scene = types.SimpleNamespace(
             set_background_image=self._set_background_image,
             add_camera_frustum=self._add_camera_frustum,
             add_line_segments=self._add_line_segments,
+            add_icosphere=self._add_icosphere,
         )
 
     def get_render(self, height, width):
@@ -150,20 +157,29 @@ class Client:
 
     @property
     def status(self):
-        return self.gui.controls["markdown 0"].content
+        """The message, or the line about the image where there is none."""
+        return self.message or self.gui.controls["markdown 0"].content
+
+    @property
+    def message(self):
+        return self.gui.controls["markdown 1"].content
 
     @property
     def statuses(self):
-        """The status at all times."""
-        return self.gui.controls["markdown 0"].contents
+        """The messages at all times."""
+        return self.gui.controls["markdown 1"].contents
 
     def _set_background_image(self, image, format, jpeg_quality):
         self.images.append((image, format))
 
     def _add_camera_frustum(self, name, *arguments, **options):
-        handle = Control(name)
+        handle = Control(name, image=options.get("image"))
         self.frusta.append(handle)
         return handle
+
+    def _add_icosphere(self, name, radius, color, *, position, **options):
+        self.knobs.append(Control(name, position=position, removed=False))
+        return self.knobs[-1]
 
     def _add_line_segments(self, name, points, colors, **_):
         self.lines.append(Control(name, points, removed=False))

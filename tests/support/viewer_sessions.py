@@ -34,3 +34,9 @@ def settled(client):
 
 def control(client, label):
     return client.gui.controls[label]
+
+
+def described(client):
+    """The text about a training."""
+    texts = (getattr(control, "content", "") for control in client.gui.controls.values())
+    return next(text for text in texts if text.startswith("**Step "))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from .markup import Html, escape
 
 DEPTH_QUANTILES = (0.01, 0.99)
 """Quantiles of inverse depth that the colormap spans."""
@@ -56,3 +60,14 @@ def _inverse(depths: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse depths [H, W], and [H, W] bool, True where there is a surface."""
     seen = alphas > 0.5
     return torch.where(seen, 1 / depths.clamp_min(1e-12), 0.0), seen
+
+
+def color_bar(name: str, labels: Sequence[str]) -> Html:
+    """Returns a colormap of Matplotlib as HTML, with labels at equal distances below it, the first on the left."""
+    colors = apply_colormap(torch.linspace(0, 1, 17)[None], name)[0].tolist()
+    stops = ", ".join(f"rgb({r}, {g}, {b})" for r, g, b in colors)
+    texts = Html("").join(Html(f"<span>{escape(label)}</span>") for label in labels)
+    return Html(
+        f'<div style="margin: 0.2em 0.8em"><div style="height: 0.8em; background: linear-gradient(to right, {stops})">'
+        f'</div><div style="display: flex; justify-content: space-between; font-size: 0.8em">{texts}</div></div>'
+    )

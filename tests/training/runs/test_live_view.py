@@ -15,6 +15,7 @@ import torch
 
 from tests.support.fake_viser import Client
 from tests.support.training_scenes import gray, make_gaussians, make_views
+from tests.support.viewer_sessions import described
 from tests.support.waiting import wait_for
 from tsplat import UnsupportedError, cli
 from tsplat.errors import MissingExtraError
@@ -36,7 +37,7 @@ from tsplat.training import (
 )
 from tsplat.training.runs import live_view
 from tsplat.training.runs import train as runs
-from tsplat.viewing.viewer import live_page
+from tsplat.viewing.viewer import training_tab
 from tsplat.viewing.viewer.session import Session
 
 pytest.importorskip("viser", reason="needs the extra viewer")
@@ -93,7 +94,7 @@ def show(monkeypatch):
         monkeypatch.setattr(live_view, "Viewer", viewer)
         return viewer
 
-    monkeypatch.setattr(live_page, "INTERVAL", 0.02)
+    monkeypatch.setattr(training_tab, "INTERVAL", 0.02)
     return show
 
 
@@ -152,7 +153,7 @@ def look(viewer):
             wait_for(lambda: training.paused)
             viewer.click("Save checkpoint")
             viewer.click("Go to view")
-            viewer.click("Image", "split")
+            viewer.click("Compare", "split")
             viewer.click("Pause")
             paused = True
         time.sleep(0.002)
@@ -229,7 +230,7 @@ def test_viewer_stays_after_training_until_a_signal(tmp_path, show, capsys):
         n = len(viewer.client.images)
         viewer.client.camera.move((0.5, 0, -3))
         wait_for(lambda: len(viewer.client.images) > n)
-        wait_for(lambda: "**Step 2 of 24**, ended" in viewer.client.gui.controls["markdown 3"].content)
+        wait_for(lambda: "**Step 2 of 24**, ended" in described(viewer.client))
         seen.extend(viewer.client.gui.controls[name].visible for name in ("Pause", "One step", "Save checkpoint"))
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.viewer_sessions import control, viewed
 from tsplat import ArgumentError
+from tsplat.viewing.viewer.callbacks import escape_markdown
 from tsplat.viewing.viewer.folder import Folder, NameTakenError
-from tsplat.viewing.viewer.panel import escape_markdown
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 

@@ -70,6 +70,16 @@ def test_other_messages():
     assert passes(jpeg | {"payload": b""})
     for payload in (image_bytes((16, 16), "png"), image_bytes((8000, 10), "jpeg"), b"\xff\xd8\xff", "text", None):
         assert not passes(jpeg | {"payload": payload})
+    drag = {
+        "type": "SceneNodeDragMessage", "phase": "update", "name": "/split", "instance_index": None,
+        "start_position": [0, 0, 1], "start_screen_pos": [0.5, 0.5], "end_position": [1, 0, 1],
+        "end_screen_pos": [0.7, -0.2], "button": "left", "modifier": None, "owner": "0",
+    }  # fmt: skip
+    assert passes(drag)
+    for name, value in (("phase", "middle"), ("end_screen_pos", [NAN, 0]), ("end_position", [0, 0]), ("button", 1)):
+        assert not passes(drag | {name: value})
+    assert passes({"type": "CommandTriggerMessage", "uuid": "a"})
+    assert not passes({"type": "CommandTriggerMessage", "uuid": 5})
     # A tunnel to a public server, uploads to any control, and messages to all clients.
     for kind in ("ShareUrlRequest", "ShareUrlDisconnect", "RunJavascriptMessage", "Message", "GuiUpdateMessage", ""):
         assert not passes({"type": kind})

@@ -13,7 +13,7 @@ from tests.support.waiting import wait_for
 from tests.viewing.test_scene_pages import read_page
 from tsplat.scene import read_ply
 from tsplat.viewing import read_cameras
-from tsplat.viewing.viewer.panel import escape_markdown
+from tsplat.viewing.viewer.callbacks import escape_markdown
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 

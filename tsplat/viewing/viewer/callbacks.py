@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ...errors import ArgumentError
+from ...scene.cameras import Camera
 from ...support.files import describe_os_error
+from .folder import Folder
+from .renderer import Settings
+from .viewed_models import ViewedModel
 
 Action = Callable[[], str | None]
 """Does something, and returns a message or None."""
+
+ON_SERVER = "On the computer that runs tsplat"
 
 
 class Callbacks:
     """Runs the actions of one client's controls.
 
     Args:
-        tell: Shows a message.
+        tell: Shows a message, which stays until a control is used; hides it if it is empty.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -32,15 +41,22 @@ class Callbacks:
 
     def on_click(self, handle: Any, action: Action) -> None:
         """Connects a button, or what else can be clicked."""
-        handle.on_click(lambda _: self._run_next(action))
+        handle.on_click(lambda _: self._use(action))
 
     def on_update(self, handle: Any, action: Action, *, by_client: bool = False) -> None:
-        """Connects a control, or the camera.
+        """Connects a control.
 
         Args:
             by_client: Whether only changes by a client count, not values that the program sets.
         """
-        handle.on_update(lambda event: self._run_next(action) if not by_client or event.client is not None else None)
+
+        def update(event: Any) -> None:
+            if getattr(event, "client", None) is not None:
+                self._use(action)
+            elif not by_client:
+                self.run_soon(action)
+
+        handle.on_update(update)
 
     def on_long_click(self, handle: Any, action: Action) -> None:
         """Connects a button whose action takes long: clicks are ignored while such an action runs."""
@@ -56,7 +72,12 @@ class Callbacks:
         if message:
             self._tell(message)
 
-    def _run_next(self, action: Action) -> None:
+    def _use(self, action: Action) -> None:
+        """Runs the action of a control that the client uses."""
+        self._tell("")
+        self.run_soon(action)
+
+    def run_soon(self, action: Action) -> None:
         """Runs an action, one at a time; while another one runs, an action waits once, however often it is asked for.
 
         A client that sends many messages thus occupies one thread, and the others keep theirs.
@@ -78,6 +99,54 @@ class Callbacks:
     def _run_alone(self, action: Action) -> None:
         if self._busy.acquire(blocking=False):
             try:
+                self._tell("")
                 self.run(action)
             finally:
                 self._busy.release()
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What the controls of a tab know of their client.
+
+    Attributes:
+        client: Client handle of viser.
+        callbacks: Connects the controls.
+        tell: Shows a message.
+        model: Returns the model that is shown.
+        settings: Returns how it is rendered.
+        change: Renders again.
+        move_to: Moves to a camera, all of whose image is shown.
+        write: Writes a file of a name by a function that returns what it has written, or asks before it replaces one.
+        ask: Shows a button of a label that runs an action; hides it without a label.
+        folder: What the client may write and read.
+        closed: Set when the client has gone.
+    """
+
+    client: Any
+    callbacks: Callbacks
+    tell: Callable[[str], None]
+    model: Callable[[], ViewedModel]
+    settings: Callable[[], Settings]
+    change: Callable[[], None]
+    move_to: Callable[[Camera], None]
+    write: Callable[[str, Callable[[Path], str]], str]
+    ask: Callable[[str | None, Action], None]
+    folder: Folder
+    closed: threading.Event
+
+
+def name_in(handle: Any) -> str:
+    """Returns the file name in a text control.
+
+    Raises:
+        ArgumentError: It is not the name of a file.
+    """
+    if not handle.value or "\0" in handle.value:
+        raise ArgumentError(f"{handle.label}: expected the name of a file, found {handle.value!r}")
+    return str(handle.value)
+
+
+def escape_markdown(text: str) -> str:
+    """Returns a line of text as Markdown. Pages of viser run scripts in Markdown, and names of files are not ours."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"([\\`\[\]])", r"\\\1", " ".join(text.split())))

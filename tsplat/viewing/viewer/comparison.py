@@ -1,38 +1,135 @@
-"""Photographs beside their renders."""
+"""Photographs compared with renders of the same camera, as images in the frame of the photograph."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 
+from ...config import CameraModel
+from ...scene.cameras import Camera
 from ...scene.capture.views import View
 from ...scene.images import downscale
+from ..colormaps import apply_colormap
+from .poses import pose_of
+from .renderer import Frame, Pose, Renderer, Settings
 
-Comparison = Literal["photograph", "render", "difference", "split"]
-COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
+Mode = Literal["off", "photograph", "render", "difference", "split"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
-PHOTOGRAPH_WIDTH = 480
-"""Width in pixels of photographs beside the controls."""
+DIFFERENCE_COLORMAP = "magma"
+BARS = 24
+"""Gray value around the frame of a photograph."""
 
 Image = np.ndarray[Any, Any]
 """[h, w, 3] uint8."""
 
 
-def shrink(view: View) -> Image:
-    """Returns the photograph of a view in the size in which it is shown."""
-    width = min(view.width, PHOTOGRAPH_WIDTH)
-    image = view.image if width == view.width else downscale(view.image, width, round(view.height * width / view.width))
-    return image.cpu().numpy()
+@dataclasses.dataclass(frozen=True, eq=False)
+class ViewPose(Pose):
+    """The pose of a photograph, with its own intrinsics and lens."""
+
+    source: Camera | None = None
+
+    def camera(self, width: int, height: int, model: CameraModel = "pinhole") -> Camera:
+        """Returns the camera of the photograph for an image of another size."""
+        assert self.source is not None
+        scale = torch.tensor([width / self.source.width, height / self.source.height, 1.0])
+        return dataclasses.replace(self.source, K=scale[:, None] * self.source.K, width=width, height=height)
 
 
-def combine(photograph: Image, render: Image, what: Comparison) -> Image:
-    """Returns the render, the difference of the two, or the left half of one beside the right half of the other."""
-    if what == "render":
-        return render
-    if what == "difference":
-        difference: Image = np.abs(photograph.astype(np.int16) - render).astype(np.uint8)
-        return difference
-    half = photograph.shape[1] // 2
-    split: Image = np.concatenate([photograph[:, :half], render[:, half:]], axis=1)
-    return split
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """A photograph, and how its camera's render is compared with it.
+
+    Attributes:
+        view: The photograph.
+        mode: What is shown: one of the two, their difference, or a part of each.
+        split: Share of the width that shows the photograph, on the left.
+        gain: The difference at which the colormap ends is 1 / `gain`.
+    """
+
+    view: View
+    mode: Mode
+    split: float = 0.5
+    gain: float = 4.0
+
+    def render(
+        self,
+        renderer: Renderer,
+        canvas: tuple[int, int],
+        settings: Settings,
+        seconds: float | None,
+        divisor: int,
+        is_wanted: Callable[[], bool],
+    ) -> Frame:
+        """Renders the comparison for a canvas, of at most the size of the photograph; else as :meth:`Renderer.render`.
+
+        Returns:
+            An image of the shape of the canvas, with bars around the frame, and a note with the name and the PSNR.
+        """
+        view, fitting = self.view, fit(self.view.camera, *canvas)
+        width, height = (min(size, limit) for size, limit in zip(fitting, (view.width, view.height), strict=True))
+        if self.mode == "photograph":
+            width, height = max(1, width // divisor), max(1, height // divisor)
+            frame = Frame(_resize(view, width, height), divisor, True, 0.0, 0, f"Photograph {view.name}")
+        else:
+            pose = pose_of(view.camera, width, height)
+            pose = ViewPose(pose.viewmat, pose.fov, width, height, view.camera)
+            settings = dataclasses.replace(settings, show="rgb", model=view.camera.model)
+            frame = renderer.render(pose, settings, seconds, divisor, is_wanted)
+            frame = self._combine(frame)
+        return dataclasses.replace(frame, image=letterbox(frame.image, *canvas))
+
+    def _combine(self, frame: Frame) -> Frame:
+        render = frame.image
+        height, width = render.shape[:2]
+        photograph = _resize(self.view, width, height)
+        difference = np.abs(photograph.astype(np.float32) - render) / 255
+        if self.view.mask is not None:
+            mask = self.view.mask.cpu().float()[None, None]
+            difference[torch.nn.functional.interpolate(mask, (height, width))[0, 0].numpy() < 0.5] = 0
+        psnr = -10 * math.log10(max(float((difference**2).mean()), 1e-10))
+        note = {
+            "render": f"Render of {self.view.name}",
+            "difference": f"Difference from {self.view.name}",
+            "split": f"Photograph {self.view.name} on the left, render on the right",
+        }[self.mode]
+        if self.mode == "difference":
+            values = torch.from_numpy(difference.mean(-1)) * self.gain
+            image = apply_colormap(values, DIFFERENCE_COLORMAP).numpy()
+        elif self.mode == "split":
+            column = round(self.split * width)
+            image = np.concatenate([photograph[:, :column], render[:, column:]], axis=1)
+            thickness = max(1, width // 400)
+            image[:, max(column - thickness, 0) : column + thickness] = 255
+        else:
+            image = render
+        return dataclasses.replace(frame, image=image, note=f"{note}, PSNR {psnr:.2f} dB")
+
+
+def fit(camera: Camera, width: int, height: int) -> tuple[int, int]:
+    """Returns the largest width and height with the aspect ratio of a camera that fit into those of a canvas."""
+    scale = min(width / camera.width, height / camera.height)
+    return max(1, round(scale * camera.width)), max(1, round(scale * camera.height))
+
+
+def letterbox(image: Image, width: int, height: int) -> Image:
+    """Returns an image with bars at two sides, so that it has the aspect ratio of a canvas."""
+    h, w = image.shape[:2]
+    scale = max(w / width, h / height)
+    full = np.full((max(h, round(scale * height)), max(w, round(scale * width)), 3), BARS, np.uint8)
+    top, left = (full.shape[0] - h) // 2, (full.shape[1] - w) // 2
+    full[top : top + h, left : left + w] = image
+    return full
+
+
+@functools.lru_cache(maxsize=2)
+def _resize(view: View, width: int, height: int) -> Image:
+    """Returns the photograph of a view in another size; not to be changed."""
+    return downscale(view.image.cpu(), width, height).numpy()

@@ -1,4 +1,4 @@
-"""What a page may send: messages of four types, whose numbers, texts and sizes are bounded."""
+"""What a page may send: messages of a few types, whose numbers, texts and sizes are bounded."""
 
 from __future__ import annotations
 
@@ -126,6 +126,19 @@ def _is_image(value: Any) -> bool:
         return False
 
 
+def _is_position(value: Any) -> bool:
+    """Whether a value is a place on the canvas."""
+    return _is_list(value, 2, _is_coordinate)
+
+
+def _is_index(value: Any) -> bool:
+    return value is None or _is_coordinate(value)
+
+
+def _is_modifier(value: Any) -> bool:
+    return value is None or _is_text(value)
+
+
 MESSAGES: dict[str, dict[str, Callable[[Any], bool]]] = {
     "ViewerCameraMessage": {
         "wxyz": _is_rotation,
@@ -140,13 +153,26 @@ MESSAGES: dict[str, dict[str, Callable[[Any], bool]]] = {
     },
     "SceneNodeClickMessage": {
         "name": _is_text,
-        "instance_index": lambda value: value is None or _is_coordinate(value),
+        "instance_index": _is_index,
         "ray_origin": _is_point,
         "ray_direction": _is_point,
-        "screen_pos": lambda value: _is_list(value, 2, _is_coordinate),
-        "modifier": lambda value: value is None or _is_text(value),
+        "screen_pos": _is_position,
+        "modifier": _is_modifier,
         "owner": _is_text,
     },
+    "SceneNodeDragMessage": {
+        "phase": lambda value: value in ("start", "update", "end"),
+        "name": _is_text,
+        "instance_index": _is_index,
+        "start_position": _is_point,
+        "start_screen_pos": _is_position,
+        "end_position": _is_point,
+        "end_screen_pos": _is_position,
+        "button": lambda value: value == "left",
+        "modifier": _is_modifier,
+        "owner": _is_text,
+    },
+    "CommandTriggerMessage": {"uuid": _is_text},
     "GetRenderResponseMessage": {"payload": _is_image, "render_uuid": _is_text},
 }
 """Fields of the messages that a page sends. It also sends ``GuiUpdateMessage``, whose value depends on the control."""

@@ -37,6 +37,12 @@ def vertical_fov(camera: Camera) -> float:
     return min(2 * half if camera.model == "fisheye" else 2 * math.atan(half), FOV_MAX)
 
 
+def fitting_fov(camera: Camera, width: int, height: int) -> float:
+    """Returns the vertical field of view in radians at which a canvas shows all of the image of a camera."""
+    bars = max(height * camera.width / (max(width, 1) * camera.height), 1.0)
+    return min(2 * math.atan(bars * math.tan(vertical_fov(camera) / 2)), FOV_MAX)
+
+
 def pose_of(camera: Camera, width: int | None = None, height: int | None = None) -> Pose:
     """Returns the pose of a camera, with a canvas of another size if it is given."""
     return Pose(camera.viewmat, vertical_fov(camera), width or camera.width, height or camera.height)

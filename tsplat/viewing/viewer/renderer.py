@@ -126,6 +126,7 @@ class Frame:
         is_full: Whether it would be as large without a time budget.
         seconds: Time it took.
         visible: Number of Gaussians in the image.
+        note: What it shows, where it is not only the model.
     """
 
     image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -133,6 +134,7 @@ class Frame:
     is_full: bool
     seconds: float
     visible: int
+    note: str = ""
 
 
 class Renderer:

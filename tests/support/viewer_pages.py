@@ -1,0 +1,84 @@
+"""Use of the viewer's page in a real browser: tabs, buttons, lists, keys, mouse and fingers."""
+
+import json
+import time
+
+SIZES = {"desktop": dict(width=1280, height=800), "phone": dict(width=390, height=844, phone=True)}
+"""Arguments of `open_page`."""
+
+
+def click(page, text, selector="button"):
+    """Clicks what is called by a text, as soon as it is there."""
+    test = f"e.offsetWidth && e.innerText.trim() === {json.dumps(text)}"
+    click_element(page, f"[...document.querySelectorAll({json.dumps(selector)})].find(e => {test})", text)
+
+
+def open_tab(page, name):
+    click(page, name, "[role=tab]")
+
+
+def choose(page, label, option):
+    """Chooses an option of a list."""
+    labels = f"[...document.querySelectorAll('label')].filter(e => e.innerText.trim() === {json.dumps(label)})"
+    page.evaluate("document.activeElement.blur()")
+    click_element(page, f"{labels}.map(label => document.getElementById(label.htmlFor)).find(Boolean)", label)
+    click(page, option, "[role=option]")
+
+
+def click_element(page, expression, name):
+    """Clicks the middle of the element that an expression yields, with the mouse."""
+    script = f"""(() => {{
+        const element = {expression};
+        if (!element) return null;
+        element.scrollIntoView({{block: 'nearest'}});
+        const box = element.getBoundingClientRect();
+        return box.width ? [box.x + box.width / 2, box.y + box.height / 2] : null;
+    }})()"""
+    found = []
+
+    def find():
+        found.append(page.evaluate(script))
+        return found[-1] and found[-2:] == [found[-1]] * 2  # it stands still
+
+    until(find, f"no {name}")
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        mouse(page, kind, found[-1])
+
+
+def press(page, key):
+    """Presses a key outside of all text controls."""
+    page.evaluate("document.activeElement.blur()")
+    for kind in ("keyDown", "keyUp"):
+        code = dict(code=f"Key{key.upper()}", windowsVirtualKeyCode=ord(key.upper()))
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, **code)
+
+
+def drag(page, points, touch=False):
+    """Drags along points of the page, with the mouse or with a finger."""
+    if not touch:
+        mouse(page, "mouseMoved", points[0])
+    for i, point in enumerate(points):
+        time.sleep(0.2)
+        if touch:
+            page.call(
+                "Input.dispatchTouchEvent",
+                type="touchMove" if i else "touchStart",
+                touchPoints=[dict(x=point[0], y=point[1])],
+            )
+        else:
+            mouse(page, "mouseMoved" if i else "mousePressed", point)
+    if touch:
+        page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    else:
+        mouse(page, "mouseReleased", points[-1])
+
+
+def mouse(page, kind, point):
+    page.call("Input.dispatchMouseEvent", type=kind, x=point[0], y=point[1], button="left", clickCount=1)
+
+
+def until(condition, problem, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, problem
+        time.sleep(0.3)
