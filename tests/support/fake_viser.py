@@ -11,7 +11,7 @@ class Control:
     """A control. Assigning its value calls what is connected, without a client, as in viser."""
 
     def __init__(self, label, value=None, **options):
-        self.label, self._value = label, value
+        self.label, self._value, self.visible = label, value, True
         self.callbacks = []
         for name, option in options.items():
             setattr(self, name, option)

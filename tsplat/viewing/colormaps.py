@@ -15,6 +15,12 @@ DEPTH_QUANTILES = (0.01, 0.99)
 DEPTH_FLOOR = 0.15
 """Colormap position of the farthest surface; empty pixels are at 0."""
 
+ALPHA_MIN = 1 / 255
+"""Alpha above which a pixel has a depth of its own over a checkerboard."""
+
+CHECKS, CHECK_SIZE = (0.22, 0.32), 8
+"""Gray values of a checkerboard, and the size of its squares in pixels."""
+
 Limits = tuple[Tensor, Tensor]
 
 
@@ -51,20 +57,45 @@ def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None, name: st
         name: Colormap of Matplotlib.
     """
     inverse, seen = _inverse(depths, alphas)
-    low, high = limits or (inverse.new_zeros(()), inverse.new_ones(()))
-    values = DEPTH_FLOOR + (1 - DEPTH_FLOOR) * (inverse - low) / (high - low)
+    values = DEPTH_FLOOR + (1 - DEPTH_FLOOR) * _between(inverse, limits)
     return apply_colormap(torch.where(seen, values, 0.0), name).to(depths.device) / 255
 
 
-def _inverse(depths: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor]:
+def color_depths_over_checks(
+    depths: Tensor, alphas: Tensor, limits: Limits | None, name: str, inverted: bool = False
+) -> Tensor:
+    """Colors depths as :func:`color_depths`, but over a checkerboard, which what is transparent shows.
+
+    Args:
+        inverted: Whether the end of the colormap is far.
+    """
+    inverse, _ = _inverse(depths, alphas, ALPHA_MIN)
+    values = _between(inverse, limits)
+    colors = apply_colormap(1 - values if inverted else values, name).to(depths.device) / 255
+    rows, columns = (torch.arange(n, device=depths.device) // CHECK_SIZE % 2 for n in depths.shape)
+    dark, bright = depths.new_tensor(CHECKS).unbind()
+    checks = torch.where(rows[:, None] == columns, dark, bright)
+    return torch.lerp(checks[..., None].expand_as(colors), colors, alphas.clamp(0, 1)[..., None])
+
+
+def _between(inverse: Tensor, limits: Limits | None) -> Tensor:
+    low, high = limits or (inverse.new_zeros(()), inverse.new_ones(()))
+    return (inverse - low) / (high - low)
+
+
+def _inverse(depths: Tensor, alphas: Tensor, alpha_min: float = 0.5) -> tuple[Tensor, Tensor]:
     """Inverse depths [H, W], and [H, W] bool, True where there is a surface."""
-    seen = alphas > 0.5
+    seen = alphas > alpha_min
     return torch.where(seen, 1 / depths.clamp_min(1e-12), 0.0), seen
 
 
-def color_bar(name: str, labels: Sequence[str]) -> Html:
-    """Returns a colormap of Matplotlib as HTML, with labels at equal distances below it, the first on the left."""
-    colors = apply_colormap(torch.linspace(0, 1, 17)[None], name)[0].tolist()
+def color_bar(name: str, labels: Sequence[str], *, ends: tuple[float, float] = (0.0, 1.0)) -> Html:
+    """Returns a colormap of Matplotlib as HTML, with labels at equal distances below it.
+
+    Args:
+        ends: Positions in the colormap at the left and at the right.
+    """
+    colors = apply_colormap(torch.linspace(*ends, 17)[None], name)[0].tolist()
     stops = ", ".join(f"rgb({r}, {g}, {b})" for r, g, b in colors)
     texts = Html("").join(Html(f"<span>{escape(label)}</span>") for label in labels)
     return Html(

@@ -3,14 +3,16 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from tests.support.training_scenes import make_gaussians
 from tsplat import ArgumentError
-from tsplat.scene import Camera, intrinsics, look_at
+from tsplat.scene import Camera, Gaussians, intrinsics, look_at
 from tsplat.scene.images import to_bytes
 from tsplat.viewing import render
+from tsplat.viewing.colormaps import apply_colormap
 from tsplat.viewing.viewer.renderer import COLORMAPS, DIVISOR_MAX, MODES, Pose, Renderer, Settings
 
 FOV = 50.0
@@ -128,7 +130,7 @@ def test_first_image_within_a_budget_is_small(renderer):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (dict(show="normals"), "show: expected one of"),
+        (dict(show="curvature"), "show: expected one of"),
         (dict(colormap="jet"), "colormap: expected one of"),
         (dict(model="ftheta"), "model: expected one of"),
         (dict(sh_degree=5), "sh_degree: expected one of"),
@@ -147,3 +149,69 @@ def test_invalid_settings(values, message):
 def test_invalid_pose(values):
     with pytest.raises(ArgumentError, match=next(iter(values))):
         dataclasses.replace(POSE, **values)
+
+
+def plane(depth, opacity=0.999):
+    """A wall of Gaussians, thin along z, at a depth from a camera at the origin, on the left half of its image."""
+    y, x = torch.meshgrid(torch.linspace(-depth, depth, 40), torch.linspace(-depth, -0.1 * depth, 20), indexing="ij")
+    points = torch.stack([x, y, torch.full_like(x, depth)], -1).reshape(-1, 3)
+    gaussians = Gaussians.from_points(points, torch.full_like(points, 0.5), 0, opacity=opacity)
+    log_scales = torch.tensor([0.05 * depth, 0.05 * depth, 1e-4]).log().expand(len(points), 3)
+    return dataclasses.replace(gaussians, log_scales=log_scales.contiguous())
+
+
+def rendered(gaussians, **settings):
+    return Renderer(gaussians).render(Pose(torch.eye(4), 0.8, 32, 32), Settings(**settings))
+
+
+def test_depths_have_a_range_of_the_image_or_a_fixed_one():
+    colors = apply_colormap(torch.tensor([[0.0, 0.5, 1.0]]), "viridis")[0].numpy().astype(int)
+    frame = rendered(plane(4.0), show="expected depth", colormap="viridis")
+    assert frame.depths == pytest.approx((4, 4), rel=1e-3)
+    # Inverse depths: 4 is in the middle of 8 / 3 and 8.
+    fixed = dict(show="expected depth", colormap="viridis", depths=(8 / 3, 8.0))
+    frame = rendered(plane(4.0), **fixed)
+    assert frame.depths == (8 / 3, 8.0)
+    assert np.abs(frame.image[16, 4] - colors[1]).max() < 6
+    for depth, inverted, expected in ((3.0, False, 0.8333), (3.0, True, 0.1667), (2.0, False, 1), (20.0, False, 0)):
+        image = rendered(plane(depth), **fixed, inverted=inverted).image
+        color = apply_colormap(torch.tensor([[float(expected)]]), "viridis")[0, 0].numpy().astype(int)
+        assert np.abs(image[16, 4] - color).max() < 6, depth
+    assert rendered(plane(4.0), show="rgb").depths is None
+    for depths in ((0.0, 1.0), (2.0, 2.0), (3.0, 1.0), (math.nan, 1.0)):
+        with pytest.raises(ArgumentError, match="depths: expected 0 < nearest < farthest"):
+            Settings(depths=depths)
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_transparent_is_not_far(inverted):
+    """What is transparent shows a checkerboard, in part where it is transparent in part."""
+    image = rendered(plane(4.0), show="expected depth", inverted=inverted).image[:, 24:]
+    assert {tuple(color) for color in image.reshape(-1, 3)} == {(56,) * 3, (82,) * 3}
+    assert (image[0, 0] != image[8, 0]).all()
+    assert (image[0, 0] == image[16, 0]).all()
+    faint = (
+        rendered(plane(4.0, 0.02), show="expected depth", depths=(2.0, 8.0), colormap="gray").image[:, 4].astype(int)
+    )
+    assert len(np.unique(faint)) > 1
+
+
+def test_normals_are_those_of_the_shortest_axes():
+    frame = rendered(plane(4.0), show="normals")
+    assert np.abs(frame.image[16, 4].astype(int) - (128, 128, 0)).max() <= 2  # (0, 0, -1), toward the camera
+    gaussians = plane(4.0)
+    turn = torch.tensor([math.cos(0.5), 0.0, math.sin(0.5), 0.0]).expand(len(gaussians), 4)  # 1 rad around y
+    image = rendered(dataclasses.replace(gaussians, quats=3 * turn), show="normals").image[16, 4]
+    normal = -np.array([math.sin(1), 0, math.cos(1)])
+    assert np.abs(image - 255 * (0.5 + 0.5 * normal)).max() < 3
+
+
+def test_centers_and_ellipses():
+    gaussians = plane(4.0, 0.05)
+    alphas = {}
+    for show in ("rgb", "centers", "ellipses"):
+        image = rendered(gaussians, show=show, background=(0.0, 0.0, 0.0)).image[4:28, 2:12, 0]
+        alphas[show] = image / 127.5
+    assert alphas["centers"].max() > 0.6 > alphas["rgb"].max()
+    assert alphas["centers"].mean() < alphas["ellipses"].mean() < 1
+    assert alphas["ellipses"].max() > 0.9 > alphas["rgb"].max()

@@ -69,6 +69,57 @@ def test_errors_of_every_control_are_told(client, models, label):
 
 
 @pytest.mark.usefixtures("session")
+def test_depths_have_a_scale(client):
+    def legends():
+        return [c.content for name, c in client.gui.controls.items() if name.startswith("html") and c.visible]
+
+    assert legends() == []
+    assert not control(client, "Inverted").visible
+    with settled(client):
+        control(client, "Show").use("expected depth")
+    (bar,) = legends()
+    assert "scene units" in bar
+    assert control(client, "Inverted").visible
+    assert not control(client, "Nearest").visible
+    with settled(client):
+        control(client, "Fixed range").use(True)
+    nearest, farthest = control(client, "Nearest"), control(client, "Farthest")
+    assert nearest.visible
+    assert f">{nearest.value:.3g}<" in legends()[0]
+    assert 0 < nearest.value < farthest.value
+    assert nearest.step == control(client, "near_plane").step == control(client, "Lower corner").step
+    nearest.use(100.0)
+    assert client.status.startswith("**depths: expected 0 < nearest < farthest, found 100 and ")
+    with settled(client):
+        nearest.use(2.5)
+    assert ">2.5<" in legends()[0]
+    n = client.images[-1][0]
+    with settled(client):
+        control(client, "Inverted").use(True)
+    assert (client.images[-1][0] != n).any()
+    with settled(client):
+        control(client, "Show").use("alpha")
+    assert "alpha" in legends()[0]
+    with settled(client):
+        control(client, "Show").use("rgb")
+    assert legends() == []
+
+
+@pytest.mark.usefixtures("session")
+def test_errors_stay_until_a_control_is_used(client):
+    control(client, "Model file").use("cropped.xyz")
+    control(client, "Export").use()
+    error = client.message
+    assert error.startswith("**")
+    with settled(client):
+        client.camera.move((1, 0, -3))
+    assert client.message == error
+    with settled(client):
+        control(client, "SH degree").use(0)
+    assert client.message == ""
+
+
+@pytest.mark.usefixtures("session")
 def test_another_model(client, models):
     with settled(client):
         control(client, "Model").use("without views")
@@ -126,7 +177,8 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
         control(client, "Seconds").use(0.1)
 
     def change(client):
-        label = draws.choice(["Show", "Colormap", "SH degree", "Background", "Resolution", "Camera model",
+        label = draws.choice(["Show", "Colormap", "Inverted", "Fixed range", "Nearest", "Farthest", "SH degree",
+                              "Background", "Resolution", "Camera model",
                               "Antialiased", "near_plane", "far_plane", "radius_clip", "eps2d", "Crop", "Lower corner",
                               "Model", "Show cameras", "Go to view", "Compare", "Difference ×", "Step",
                               "View", "command Next view", "Field of view", "Model file",
@@ -172,7 +224,8 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
         if i % 10 == 0:
             time.sleep(0.01)
     control(clients[0], "near_plane").use(0.01)
-    control(clients[0], "Crop").use(False)  # the box may be inverted
+    for label in ("Crop", "Fixed range"):  # they may be inverted
+        control(clients[0], label).use(False)
     with settled(clients[0]):
         control(clients[0], "far_plane").use(1e10)
     sessions[0].close()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError
-from ...scene.cropping import Box, Corner, crop_option, raise_if_empty
+from ...scene.cropping import Box, crop_option, raise_if_empty
 from ...scene.formats import write_model
 from ..scene_pages import is_page, write_page
 from ..start_views import StartView
@@ -83,7 +83,7 @@ class CropTab:
 
     def _reset(self) -> None:
         """Sets the box to that of all centers, rounded to the steps of the controls."""
-        low, high, digits = _bounds(self._page.model())
+        low, high, digits = self._page.model().bounds()
         for handle, corner in ((self._low, low), (self._high, high)):
             handle.step, handle.precision = 10.0**-digits, max(digits, 0) + 2
             handle.value = corner
@@ -113,21 +113,3 @@ class CropTab:
         slope = math.tan(camera.fov / 2)
         slopes = (slope * max(camera.image_width, 1) / max(camera.image_height, 1), slope)
         return StartView(camera.position, camera.look_at, self._page.model().up, slopes)
-
-
-def _bounds(model: ViewedModel) -> tuple[Corner, Corner, int]:
-    """Returns the box of all centers, rounded outward, and the decimals of its steps, below a hundredth of the model.
-
-    Most of a model counts for the steps, as Gaussians may lie far outside.
-    """
-    means = model.gaussians.means.cpu().double().numpy()
-    if len(means) == 0:
-        return (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 2
-    low, high = np.quantile(means, (0.02, 0.98), axis=0)
-    extent = float((high - low).max())
-    digits = 2 - math.floor(math.log10(extent)) if extent > 0 else 2
-    # Digits of fp32, beyond which it has no decimals.
-    digits = min(digits, 5 - math.floor(math.log10(max(float(abs(means).max()), 1e-30))))
-    x0, y0, z0 = (round(math.floor(value * 10**digits) / 10**digits, 12) + 0.0 for value in means.min(0))
-    x1, y1, z1 = (round(math.ceil(value * 10**digits) / 10**digits, 12) + 0.0 for value in means.max(0))
-    return (x0, y0, z0), (x1, y1, z1), digits

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ...config import MAGNITUDE_MAX
+from ..colormaps import color_bar
 from .callbacks import ON_SERVER, Action, Callbacks, escape_markdown, name_in
-from .renderer import CAMERA_MODELS, COLORMAPS, MODES, Settings
+from .renderer import CAMERA_MODELS, COLORMAPS, DEPTHS, MODES, Settings
 from .viewed_models import ViewedModel
 
 RESOLUTIONS = {"full": 1, "half": 2, "quarter": 4}
@@ -62,6 +63,7 @@ class Panel:
         self._message = gui.add_markdown("", visible=False)
         self._confirm = gui.add_button("Replace", color="red", visible=False)
         self._confirmed: Action = _nothing
+        self._range: tuple[float, float] | None = None
         callbacks.on_long_click(self._confirm, lambda: self._confirmed())
         self.model_name = gui.add_dropdown("Model", [model.name for model in models], visible=len(models) > 1)
         callbacks.on_update(self.model_name, actions.choose_model)
@@ -99,6 +101,8 @@ class Panel:
         return Settings(
             show=self._show.value,
             colormap=self._colormap.value,
+            depths=(self._nearest.value, self._farthest.value) if self._fixed.value else None,
+            inverted=self._inverted.value,
             sh_degree=int(self._sh_degree.value),
             background=(red, green, blue),
             antialiased=self._antialiased.value,
@@ -126,11 +130,29 @@ class Panel:
         self._sh_degree.value = gaussians.sh_degree
         self._sh_degree.visible = gaussians.sh_degree > 0
         self._antialiased.value = gaussians.antialiased
+        self._fixed.value = False
+        digits = model.bounds()[2]
+        for handle in (self._near, self._nearest, self._farthest):
+            handle.step, handle.precision = 10.0**-digits, max(digits, 0) + 2
         self._fov.value = min(max(model.fov, FOV_RANGE[0]), FOV_RANGE[1])
 
     def show_status(self, text: str) -> None:
         """Shows a line about the image."""
         self._status.content = escape_markdown(text)
+
+    def show_depths(self, depths: tuple[float, float] | None) -> None:
+        """Shows the scale of an image: nearest and farthest depth of the colormap; that of alpha where it is None."""
+        alpha = self._show.value == "alpha"
+        self._legend.visible = alpha or depths is not None
+        if depths is not None:
+            self._range = depths
+            middle = 2 / (1 / depths[0] + 1 / depths[1])
+            labels = [f"{depth:.3g}" for depth in (depths[0], middle, depths[1])]
+            labels[2] += " scene units"
+            ends = (0.0, 1.0) if self._inverted.value else (1.0, 0.0)
+            self._legend.content = str(color_bar(self._colormap.value, labels, ends=ends))
+        elif alpha:
+            self._legend.content = str(color_bar(self._colormap.value, ["0", "alpha", "1"]))
 
     def show_message(self, text: str) -> None:
         """Shows a line below, in bold between double asterisks; hides it if it is empty."""
@@ -157,7 +179,16 @@ class Panel:
             self._actions.reset_view,
         )
         self._show = self._control(gui.add_dropdown("Show", list(MODES)))
-        self._colormap = self._control(gui.add_dropdown("Colormap", list(COLORMAPS), hint="Of depth and alpha"))
+        self._colormap = self._control(gui.add_dropdown("Colormap", list(COLORMAPS), visible=False))
+        self._legend = gui.add_html("", visible=False)
+        self._inverted = self._control(gui.add_checkbox("Inverted", False, visible=False))
+        self._fixed = gui.add_checkbox("Fixed range", False, visible=False, hint="Otherwise that of each image")
+        self._callbacks.on_update(self._fixed, self._fix_range)
+        self._nearest, self._farthest = (
+            self._control(gui.add_number(label, value, min=0.0, max=MAGNITUDE_MAX, visible=False))
+            for label, value in (("Nearest", 1.0), ("Farthest", 10.0))
+        )
+        self._callbacks.on_update(self._show, self._show_range)
         self._sh_degree = self._control(gui.add_slider("SH degree", 0, 1, 1, 0))
         self._background = self._control(gui.add_rgb("Background", (0, 0, 0)))
         self._resolution = self._control(gui.add_dropdown("Resolution", list(RESOLUTIONS)))
@@ -173,6 +204,20 @@ class Panel:
                 gui.add_number("radius_clip", defaults.radius_clip, min=0.0, max=1e4, step=0.5)
             )
             self._eps2d = self._control(gui.add_number("eps2d", defaults.eps2d, min=0.0, max=100.0, step=0.05))
+
+    def _show_range(self) -> None:
+        """Shows the controls of what is shown."""
+        is_depth = self._show.value in DEPTHS
+        self._colormap.visible = is_depth or self._show.value == "alpha"
+        self._inverted.visible = self._fixed.visible = is_depth
+        self._nearest.visible = self._farthest.visible = is_depth and self._fixed.value
+
+    def _fix_range(self) -> None:
+        """Starts with the range of the newest image."""
+        if self._fixed.value and self._range is not None:
+            self._nearest.value, self._farthest.value = (float(f"{depth:.3g}") for depth in self._range)
+        self._show_range()
+        self._actions.change()
 
     def _control(self, handle: Any) -> Any:
         """Returns a control after connecting it, so that a change of its value renders again."""

@@ -23,10 +23,15 @@ from ...scene.capture.views import Color
 from ...scene.cropping import Box, crop_gaussians
 from ...scene.gaussians import Gaussians
 from ...scene.images import to_bytes
-from ..colormaps import apply_colormap, color_depths, depth_limits
+from ..appearances import as_centers, as_ellipsoids, as_normals
+from ..colormaps import apply_colormap, color_depths_over_checks, depth_limits
 
-Show = Literal["rgb", "expected depth", "accumulated depth", "alpha"]
-MODES: dict[Show, RenderMode] = {"rgb": "RGB", "expected depth": "ED", "accumulated depth": "D", "alpha": "RGB"}
+Show = Literal["rgb", "expected depth", "accumulated depth", "alpha", "normals", "centers", "ellipses"]
+MODES: dict[Show, RenderMode] = {
+    "rgb": "RGB", "expected depth": "ED", "accumulated depth": "D", "alpha": "RGB", "normals": "RGB", "centers": "RGB",
+    "ellipses": "RGB",
+}  # fmt: skip
+DEPTHS = ("expected depth", "accumulated depth")
 COLORMAPS = ("turbo", "viridis", "magma", "gray")
 CAMERA_MODELS = ("pinhole", "ortho", "fisheye")
 
@@ -48,8 +53,10 @@ class Settings:
     """How to render.
 
     Attributes:
-        show: Color, depth divided by alpha, depth, or alpha.
+        show: Color, depth divided by alpha, depth, alpha, or the normals, centers or ellipses of the Gaussians.
         colormap: Colormap of Matplotlib for depth and alpha.
+        depths: Nearest and farthest depth of the colormap, world units; those of the image where None.
+        inverted: Whether the end of the colormap is far.
         sh_degree: Highest degree of spherical harmonics to use; all of the model's where None.
         background: RGB in [0, 1].
         antialiased: Whether to compensate the opacity for the 2D low-pass filter; as the model says where None.
@@ -63,6 +70,8 @@ class Settings:
 
     show: Show = "rgb"
     colormap: str = "turbo"
+    depths: tuple[float, float] | None = None
+    inverted: bool = False
     sh_degree: int | None = None
     background: Color = (0.0, 0.0, 0.0)
     antialiased: bool | None = None
@@ -80,6 +89,10 @@ class Settings:
         check_choice("sh_degree", self.sh_degree, (None, *range(SH_DEGREE_MAX + 1)))
         if not 0 <= self.near < self.far:
             raise ArgumentError(f"near, far: expected 0 <= near < far, found {self.near} and {self.far}")
+        if self.depths is not None and not 0 < self.depths[0] < self.depths[1]:
+            raise ArgumentError(
+                f"depths: expected 0 < nearest < farthest, found {self.depths[0]:g} and {self.depths[1]:g}"
+            )
         for name in ("radius_clip", "eps2d"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name}: expected a number of at least 0, found {getattr(self, name)}")
@@ -127,6 +140,7 @@ class Frame:
         seconds: Time it took.
         visible: Number of Gaussians in the image.
         note: What it shows, where it is not only the model.
+        depths: Nearest and farthest depth of the colormap; None where there is none.
     """
 
     image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -135,6 +149,7 @@ class Frame:
     seconds: float
     visible: int
     note: str = ""
+    depths: tuple[float, float] | None = None
 
 
 class Renderer:
@@ -178,10 +193,10 @@ class Renderer:
             divisor = divisor_min if seconds is None else max(divisor_min, self._divisor(pose, seconds))
             width, height = (max(1, round(size / divisor)) for size in (pose.width, pose.height))
             start = time.perf_counter()
-            image, visible = self._rasterize(pose, settings, width, height)
+            image, visible, depths = self._rasterize(pose, settings, width, height)
             taken = time.perf_counter() - start
             self._samples.append((width * height, taken))
-        return Frame(image, divisor, divisor == divisor_min, taken, visible)
+        return Frame(image, divisor, divisor == divisor_min, taken, visible, depths=depths)
 
     def warm_up(self, pose: Pose, settings: Settings) -> None:
         """Renders small images, so that the next one finds kernels loaded and times to predict its own from.
@@ -206,13 +221,19 @@ class Renderer:
     @torch.no_grad()
     def _rasterize(
         self, pose: Pose, settings: Settings, width: int, height: int
-    ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int]:
+    ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], int, tuple[float, float] | None]:
+        camera = pose.camera(width, height, settings.model)
         gaussians = self.cropped(settings.crop)
+        if settings.show == "normals":
+            gaussians = as_normals(gaussians, camera.position)
         degree = gaussians.sh_degree if settings.sh_degree is None else min(settings.sh_degree, gaussians.sh_degree)
         antialiased = gaussians.antialiased if settings.antialiased is None else settings.antialiased
+        gaussians = dataclasses.replace(gaussians, antialiased=antialiased)
+        if settings.show in ("centers", "ellipses"):
+            gaussians = (as_centers if settings.show == "centers" else as_ellipsoids)(gaussians)
         images, alphas, meta = render_views(
-            dataclasses.replace(gaussians, antialiased=antialiased),
-            [pose.camera(width, height, settings.model)],
+            gaussians,
+            [camera],
             background=settings.background,
             sh_degree=degree,
             render_mode=MODES[settings.show],
@@ -225,10 +246,17 @@ class Renderer:
         visible = int((meta["radii"] > 0).all(-1).sum())
         image, alpha = images[0], alphas[0, ..., 0]
         if settings.show == "alpha":
-            return apply_colormap(alpha, settings.colormap).numpy(), visible
-        if settings.show != "rgb":
-            image = color_depths(image[..., 0], alpha, depth_limits(image[..., 0], alpha), settings.colormap)
-        return to_bytes(image).cpu().numpy(), visible
+            return apply_colormap(alpha, settings.colormap).numpy(), visible, None
+        depths = settings.depths if settings.show in DEPTHS else None
+        if settings.show in DEPTHS:
+            depth = image[..., 0]
+            limits = depth_limits(depth, alpha)
+            if depths is not None:
+                limits = (depth.new_tensor(1 / depths[1]), depth.new_tensor(1 / depths[0]))
+            elif limits is not None:
+                depths = (1 / float(limits[1]), 1 / float(limits[0]))
+            image = color_depths_over_checks(depth, alpha, limits, settings.colormap, settings.inverted)
+        return to_bytes(image).cpu().numpy(), visible, depths
 
     def _divisor(self, pose: Pose, seconds: float) -> int:
         """The smallest factor whose predicted time is within a budget, or little more than that of the largest one."""

@@ -158,6 +158,7 @@ class Session:
         total = len(self._panel.model.gaussians)
         what = frame.note or f"{total:,} Gaussians, {frame.visible:,} drawn · {width}×{height}"
         if not self._closed.is_set():
+            self._panel.show_depths(frame.depths)
             self._panel.show_status(f"{what} · {1e3 * frame.seconds:.0f} ms" if frame.seconds else what)
 
     def tell(self, message: str) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ...config import Backend
@@ -18,6 +19,7 @@ from ...scene.cameras import Camera, look_at
 from ...scene.capture import read_capture
 from ...scene.capture.captures import is_capture
 from ...scene.capture.views import Color, View
+from ...scene.cropping import Corner
 from ...scene.formats import open_model
 from ...scene.gaussians import Gaussians, drop_invalid
 from ..run_cameras import find_background, find_cameras
@@ -84,6 +86,23 @@ class ViewedModel:
                 self.views.update(self.read_views())
                 self.read_views = None
         return self.views.get(name)
+
+    def bounds(self) -> tuple[Corner, Corner, int]:
+        """Returns the box of all centers, rounded outward, and the decimals of steps below a hundredth of the model.
+
+        Most of a model counts for the steps, as Gaussians may lie far outside.
+        """
+        means = self.gaussians.means.cpu().double().numpy()
+        if len(means) == 0:
+            return (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 2
+        low, high = np.quantile(means, (0.02, 0.98), axis=0)
+        extent = float((high - low).max())
+        digits = 2 - math.floor(math.log10(extent)) if extent > 0 else 2
+        # Digits of fp32, beyond which it has no decimals.
+        digits = min(digits, 5 - math.floor(math.log10(max(float(abs(means).max()), 1e-30))))
+        x0, y0, z0 = (round(math.floor(value * 10**digits) / 10**digits, 12) + 0.0 for value in means.min(0))
+        x1, y1, z1 = (round(math.ceil(value * 10**digits) / 10**digits, 12) + 0.0 for value in means.max(0))
+        return (x0, y0, z0), (x1, y1, z1), digits
 
     def warm_up(self) -> None:
         """Prepares the renderer for the first image. Errors are left to that image."""

@@ -1,0 +1,51 @@
+"""Gaussians drawn to look at the model itself: their centers, their ellipsoids, or the directions they face."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from ..scene.gaussians import Gaussians
+
+SH_C0 = 0.5 / math.sqrt(math.pi)
+"""The spherical harmonic of degree 0."""
+
+OPAQUE = 10.0
+"""Logit of an opacity of almost 1."""
+
+ELLIPSE_SCALE = 0.5
+"""Size of ellipsoids relative to that of their Gaussians."""
+
+
+def as_centers(gaussians: Gaussians) -> Gaussians:
+    """Returns opaque Gaussians without extent at the same places, which the 2D filter makes dots of a few pixels."""
+    log_scales = torch.full_like(gaussians.log_scales, math.log(1e-12))
+    return dataclasses.replace(_opaque(gaussians), log_scales=log_scales, antialiased=False)
+
+
+def as_ellipsoids(gaussians: Gaussians) -> Gaussians:
+    """Returns opaque Gaussians of half the size, so that each can be told from its neighbors."""
+    return dataclasses.replace(_opaque(gaussians), log_scales=gaussians.log_scales + math.log(ELLIPSE_SCALE))
+
+
+def as_normals(gaussians: Gaussians, position: Tensor) -> Gaussians:
+    """Returns the Gaussians with the color (n + 1) / 2 for their normal n, the shortest axis, in the world frame.
+
+    Args:
+        position: [3] camera center; normals face it.
+    """
+    quats = torch.nn.functional.normalize(gaussians.quats, dim=-1)
+    w, xyz = quats[:, :1], quats[:, 1:]
+    axes = torch.nn.functional.one_hot(gaussians.log_scales.argmin(-1), 3).to(quats)
+    # The rotation of a vector v by a unit quaternion (w, q) is v + 2 q × (q × v + w v).
+    normals = axes + 2 * xyz.cross(xyz.cross(axes, dim=-1) + w * axes, dim=-1)
+    is_behind = (normals * (position.to(normals) - gaussians.means)).sum(-1, keepdim=True) < 0
+    colors = 0.5 * torch.where(is_behind, -normals, normals) + 0.5
+    return dataclasses.replace(gaussians, sh0=((colors - 0.5) / SH_C0)[:, None], shN=gaussians.shN[:, :0])
+
+
+def _opaque(gaussians: Gaussians) -> Gaussians:
+    return dataclasses.replace(gaussians, opacity_logits=torch.full_like(gaussians.opacity_logits, OPAQUE))
