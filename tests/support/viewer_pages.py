@@ -14,7 +14,17 @@ def click(page, text, selector="button"):
 
 
 def open_tab(page, name):
-    click(page, name, "[role=tab]")
+    """Opens a tab; panels of phones may move under the first click."""
+    tabs = "[...document.querySelectorAll('[role=tab]')]"
+    script = f"{tabs}.some(e => e.ariaSelected === 'true' && e.innerText.trim() === {json.dumps(name)})"
+
+    def is_open():
+        if not page.evaluate(script):
+            click(page, name, "[role=tab]")
+            time.sleep(0.5)
+        return page.evaluate(script)
+
+    until(is_open, f"no tab {name}")
 
 
 def choose(page, label, option):

@@ -53,6 +53,26 @@ def test_path_along_a_circle_is_closed():
     assert (centers.norm(dim=-1) > 0.8).all()
 
 
+@pytest.mark.parametrize("n", [2, 3, 12])
+def test_closed_path_returns_to_its_first_camera(n):
+    pytest.importorskip("scipy")
+    azimuths = torch.arange(n) * 2 * torch.pi / n
+    eyes = torch.stack([azimuths.cos(), torch.zeros(n), azimuths.sin()], -1).tolist()
+    cameras = [Camera(look_at(eye, (0, 0, 0), UP), intrinsics(40, 30, 50), 40, 30) for eye in eyes]
+    path = interpolate(cameras, 8 * n, closed=True)
+    assert len(path) == 8 * n
+    for camera, other in zip(cameras, path[::8], strict=True):
+        assert torch.allclose(camera.viewmat, other.viewmat, atol=1e-5)
+        assert torch.allclose(camera.K, other.K, rtol=1e-5)
+    centers = torch.stack([camera.position for camera in path])
+    steps = centers - centers.roll(1, 0)
+    # The step from the last frame to the first is as smooth as the others.
+    turns = (steps - steps.roll(1, 0)).norm(dim=-1)
+    assert turns[:2].max() < 1.01 * turns[2:].max()
+    if n == 12:
+        assert torch.allclose(steps.norm(dim=-1), steps.norm(dim=-1).mean().expand(96), rtol=0.02)
+
+
 def test_path_needs_cameras():
     with pytest.raises(ArgumentError, match="cameras: expected at least one"):
         path_along([], 3)

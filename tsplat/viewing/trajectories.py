@@ -197,7 +197,11 @@ def describe_camera(camera: Camera, index: int) -> dict[str, Any]:
     }
 
 
-def interpolate(cameras: Sequence[Camera], frames: int) -> list[Camera]:
+WRAPPED = 12
+"""Number of cameras before the first and behind the last one by which a closed path is continued."""
+
+
+def interpolate(cameras: Sequence[Camera], frames: int, *, closed: bool = False) -> list[Camera]:
     """Returns cameras on a smooth path through others, at equal times between them.
 
     Positions and focal lengths follow cubic splines, rotations a spline with continuous angular acceleration. The size
@@ -206,6 +210,7 @@ def interpolate(cameras: Sequence[Camera], frames: int) -> list[Camera]:
     Args:
         cameras: At least two.
         frames: Number of cameras of the path, including the first and the last.
+        closed: Whether the path returns to the first camera, which then follows the last frame.
 
     Raises:
         ArgumentError: Fewer than two cameras, or `frames` is not positive.
@@ -218,8 +223,13 @@ def interpolate(cameras: Sequence[Camera], frames: int) -> list[Camera]:
     from scipy.interpolate import CubicSpline
     from scipy.spatial.transform import Rotation, RotationSpline
 
-    first, keys = cameras[0], np.arange(len(cameras))
-    times = np.linspace(0, len(cameras) - 1, frames)
+    first, n = cameras[0], len(cameras)
+    times = np.linspace(0, n, frames, endpoint=False) if closed else np.linspace(0, n - 1, frames)
+    if closed:
+        # Splines over enough keys before and behind are those of a circle.
+        cameras = [cameras[i % n] for i in range(-WRAPPED, n + WRAPPED)]
+        times = times + WRAPPED
+    keys = np.arange(len(cameras))
     relative = torch.stack(
         [camera.K.double() / torch.tensor([[camera.width], [camera.height], [1]]) for camera in cameras]
     )

@@ -177,14 +177,15 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
         control(client, "Seconds").use(0.1)
 
     def change(client):
-        label = draws.choice(["Show", "Colormap", "Inverted", "Fixed range", "Nearest", "Farthest", "SH degree",
-                              "Background", "Resolution", "Camera model",
-                              "Antialiased", "near_plane", "far_plane", "radius_clip", "eps2d", "Crop", "Lower corner",
-                              "Model", "Show cameras", "Go to view", "Compare", "Difference ×", "Step",
-                              "View", "command Next view", "Field of view", "Model file",
-                              "Export", "Add keyframe", "Preview", "Video file", "Save video", "Keyframe file",
-                              "Save keyframes", "Load keyframes", "Reset view", "Whole model", "move",
-                              "canvas"])  # fmt: skip
+        label = draws.choice([
+            "Show", "Colormap", "Inverted", "Fixed range", "Nearest", "Farthest", "SH degree", "Background",
+            "Resolution", "Camera model", "Antialiased", "near_plane", "far_plane", "radius_clip", "eps2d",
+            "Crop", "Lower corner", "Model", "Show cameras", "Go to view", "Compare", "Difference ×", "Step",
+            "View", "command Next view", "Field of view", "Model file", "Export", "Add keyframe", "Preview",
+            "Keyframe", "", "Move", "Remove all", "Replace", "Loop", "Show path", "Frames per second",
+            "Video file", "Save video", "Keyframe file", "Save keyframes", "Load keyframes", "Reset view",
+            "Whole model", "move", "canvas",
+        ])  # fmt: skip
         if label == "move":
             client.camera.move([draws.uniform(-3, 3) for _ in range(3)])
             return

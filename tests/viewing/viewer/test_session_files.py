@@ -179,6 +179,7 @@ def test_video(client, tmp_path):
     control(client, "Preview").use()
     assert np.allclose(client.camera.position, (1, 1, -3), atol=1e-5)
     control(client, "Remove all").use()
+    control(client, "Replace").use()
     control(client, "Video file").use("other.gif")
     control(client, "Save video").use()
     assert "expected at least two keyframes, found 0" in client.status
@@ -198,6 +199,7 @@ def test_keyframes_are_saved_and_loaded(client, tmp_path):
     assert f"Wrote 3 keyframes to {path}" in client.statuses
     (count,) = [c for c in client.gui.controls.values() if getattr(c, "content", "") == "3 keyframes"]
     control(client, "Remove all").use()
+    control(client, "Replace").use()
     assert count.content == "No keyframes"
     control(client, "Load keyframes").use()
     assert f"Read 3 keyframes from {path}" in client.statuses

@@ -42,7 +42,7 @@ class CamerasTab:
     """Cameras of one client.
 
     Args:
-        page: The client.
+        page: What the controls know of their client.
     """
 
     def __init__(self, page: Page) -> None:

@@ -29,7 +29,7 @@ class CropTab:
     """The crop box of one client.
 
     Args:
-        page: The client.
+        page: What the controls know of their client.
     """
 
     def __init__(self, page: Page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,11 +17,27 @@ from .comparison import Image
 from .poses import pose_of
 from .renderer import Pose
 
-FPS = 30
 SECONDS_MAX, N_MAX = 600, 1000
 """Length of a video, and number of keyframes."""
 
 GIF_PIXELS_MAX = 1 << 28
+
+
+@dataclasses.dataclass(frozen=True)
+class VideoOptions:
+    """How a path along keyframes becomes a video.
+
+    Attributes:
+        seconds: Its length.
+        fps: Frames per second.
+        closed: Whether the path returns to the first keyframe.
+        size: Width and height; those of the first keyframe where None. The vertical field of view stays.
+    """
+
+    seconds: float
+    fps: int = 30
+    closed: bool = False
+    size: tuple[int, int] | None = None
 
 
 class Keyframes:
@@ -33,15 +50,15 @@ class Keyframes:
     def __init__(self) -> None:
         self.cameras: list[Camera] = []
 
-    def add(self, pose: Pose) -> None:
-        """Adds a keyframe.
+    def insert(self, index: int, pose: Pose) -> None:
+        """Inserts a keyframe before that of an index.
 
         Raises:
             ArgumentError: There are too many.
         """
         if len(self.cameras) >= N_MAX:
             raise ArgumentError(f"keyframes: expected at most {N_MAX}; remove some first")
-        self.cameras.append(pose.camera(pose.width, pose.height))
+        self.cameras.insert(index, pose.camera(pose.width, pose.height))
 
     def load(self, path: Path) -> None:
         """Replaces the keyframes by the cameras of a file.
@@ -68,17 +85,20 @@ class Keyframes:
             raise ArgumentError("keyframes: expected at least one, found none; add one first")
         write_cameras(path, self.cameras)
 
-    def path(self, seconds: float, fps: int) -> list[Camera]:
+    def path(self, options: VideoOptions) -> list[Camera]:
         """Returns cameras along the keyframes.
 
         Raises:
             ArgumentError: There are fewer than two keyframes, or the video would be too long.
         """
-        if not 0 < seconds <= SECONDS_MAX:
-            raise ArgumentError(f"Seconds: expected a number of at most {SECONDS_MAX}, found {seconds}")
-        return interpolate(list(self.cameras), max(2, round(seconds * fps)))
+        if not 0 < options.seconds <= SECONDS_MAX:
+            raise ArgumentError(f"Seconds: expected a number of at most {SECONDS_MAX}, found {options.seconds}")
+        cameras = list(self.cameras)
+        if options.size is not None:
+            cameras = [pose_of(camera, *options.size).camera(*options.size) for camera in cameras]
+        return interpolate(cameras, max(2, round(options.seconds * options.fps)), closed=options.closed)
 
-    def write(self, path: Path, seconds: float, render: Callable[[int, int, Camera], Image]) -> str:
+    def write(self, path: Path, options: VideoOptions, render: Callable[[int, int, Camera], Image]) -> str:
         """Writes a video along the keyframes, or its cameras as ``.json``.
 
         Args:
@@ -91,7 +111,7 @@ class Keyframes:
             ArgumentError: There are fewer than two keyframes; or as :func:`tsplat.viewing.write_frames`.
             MissingExtraError, OSError: As :func:`tsplat.viewing.write_frames`.
         """
-        cameras = self.path(seconds, FPS)
+        cameras = self.path(options)
         if path.suffix == ".json":
             write_cameras(path, cameras)
             return f"{len(cameras)} cameras"
@@ -103,7 +123,7 @@ class Keyframes:
                 "write .mp4, or fewer seconds"
             )
         images = (render(i, len(cameras), camera) for i, camera in enumerate(cameras))
-        write_frames(path, (torch.from_numpy(image) / 255 for image in images), FPS)
+        write_frames(path, (torch.from_numpy(image) / 255 for image in images), options.fps)
         return f"{len(cameras)} frames"
 
 
