@@ -38,6 +38,7 @@ from tsplat.training import (
 from tsplat.training.runs import live_view
 from tsplat.training.runs import train as runs
 from tsplat.viewing.viewer import training_tab
+from tsplat.viewing.viewer.callbacks import escape_markdown
 from tsplat.viewing.viewer.session import Session
 
 pytest.importorskip("viser", reason="needs the extra viewer")
@@ -72,8 +73,8 @@ class Viewer:
     def click(self, label, value=None):
         self.client.gui.controls[label].use(value)
 
-    def close(self):
-        self.closed = True
+    def close(self, message=""):
+        self.closed, self.message = True, message
         self.client.connected = False
         self.session.close()
 
@@ -176,7 +177,8 @@ def test_results_are_identical_with_a_viewer(kind, tmp_path, show, capsys):
     assert len(names) == 5  # 10, 20 and 24 by themselves
     printed = capsys.readouterr().out
     assert "viewing the training at http://localhost:8080, paused\n" in printed
-    assert f"the viewer is closed; to see the run: tsplat view {tmp_path / 'with'}\n" in printed
+    assert printed.endswith(f"finished: tsplat view {tmp_path / 'with'}\n")
+    assert viewer.message == f"finished: tsplat view {tmp_path / 'with'}"
     (session,) = json.loads((tmp_path / "with" / "run.json").read_text())["sessions"]
     assert session["seconds"]["viewing"] > 0
 
@@ -231,6 +233,7 @@ def test_viewer_stays_after_training_until_a_signal(tmp_path, show, capsys):
         viewer.client.camera.move((0.5, 0, -3))
         wait_for(lambda: len(viewer.client.images) > n)
         wait_for(lambda: "**Step 2 of 24**, ended" in described(viewer.client))
+        assert described(viewer.client).endswith("  \nstopped: tsplat view " + escape_markdown(str(tmp_path / "run")))
         seen.extend(viewer.client.gui.controls[name].visible for name in ("Pause", "One step", "Save checkpoint"))
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -238,8 +241,9 @@ def test_viewer_stays_after_training_until_a_signal(tmp_path, show, capsys):
     metrics = train(configuration(), tmp_path / "run", view=ViewOptions(stay=True), stop_after=2)
     viewer.join()
     assert (metrics["steps"], seen) == (2, [False] * 3)
-    message = "training has ended; the viewer stays open at http://localhost:8080 until Ctrl-C\nthe viewer is closed"
+    message = "training has ended; the viewer stays open at http://localhost:8080 until Ctrl-C\nstopped: tsplat view"
     assert message in capsys.readouterr().out
+    assert viewer.message == f"stopped: tsplat view {tmp_path / 'run'}"
 
 
 def test_trainer_with_a_view(show):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import sys
 
 import pytest
 
@@ -77,6 +78,24 @@ def test_options_of_the_view():
             view_options(parse([*command, "--view-port", "9000"]))
         with pytest.raises(ArgumentError, match="--view-port: expected an integer from 1 to 65535, found 65536"):
             view_options(parse([*command, "--view", "--view-port", "65536"]))
+
+
+@pytest.mark.parametrize("command", [["scene", "--out", "run"], ["--resume", "run"]])
+def test_page_stays_where_a_terminal_started_the_training(command, monkeypatch):
+    def stays(*words):
+        return view_options(parse([*command, *words])).stay
+
+    assert not stays("--view")
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    assert stays("--view")
+    assert not stays("--view", "--view-close")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    assert not stays("--view")
+    assert stays("--view", "--view-stay")
+    for words in (["--view-close"], ["--view", "--view-stay", "--view-close"]):
+        with pytest.raises(ArgumentError, match="--view-close: only with --view, and not with --view-stay"):
+            view_options(parse([*command, *words]))
 
 
 def test_resume_does_not_take_settings():

@@ -1,12 +1,15 @@
 """The web server of the viewer: its address, the names of models, and models that clients open."""
 
+import contextlib
 import re
 import socket
 import urllib.request
 
 import pytest
 
+from tests.support.viewer_client import ViewerClient
 from tests.support.viewer_sessions import viewed
+from tests.support.waiting import wait_for
 from tsplat import ArgumentError
 from tsplat.viewing.viewer import Viewer
 from tsplat.viewing.viewer.server import print_address
@@ -52,3 +55,14 @@ def test_models_that_are_opened_have_names_of_their_own(serve):
     opened = viewer._open(viewer._read_model, "a", print)
     assert opened.name == "a (3)"
     assert [model.name for model in viewer._models] == ["a", "a (2)", "a (3)"]
+
+
+def test_last_message_reaches_the_page():
+    viewer = Viewer([viewed()], port=18880)
+    client = ViewerClient(viewer.url, 32, 24)
+    client.wait_for_rest(client.move((0, 0, -3), (0, 0, 0), (0, -1, 0), 0.8))
+    wait_for(lambda: viewer._sessions)
+    viewer.close("finished: tsplat view run")
+    with contextlib.suppress(Exception):  # the connection ends
+        client.receive(5.0)
+    assert client.status == "finished: tsplat view run"

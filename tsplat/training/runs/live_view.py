@@ -143,24 +143,26 @@ class LiveView(Observer):
         """Renders what pages ask for."""
         self.training.serve(gaussians)
 
-    def finish(self, gaussians: Gaussians) -> None:
+    def finish(self, gaussians: Gaussians, result: str = "") -> None:
         """Closes the viewer after the last step; with ``options.stay``, after Ctrl-C.
 
         Args:
             gaussians: The final Gaussians.
+            result: How to see the result later, for the pages.
         """
+        self.training.result = result
         if self._options.stay:
             print(f"training has ended; the viewer stays open at {self.url} until Ctrl-C", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 self.training.stay(gaussians, self.check)
-        self.close()
+        self.close(result)
 
-    def close(self) -> None:
-        """Closes the viewer. The page says that the connection is lost."""
+    def close(self, message: str = "") -> None:
+        """Closes the viewer, after a message to the pages if there is one. They say that the connection is lost."""
         if not self._closed:
             self._closed = True
             self.training.close()
-            self._viewer.close()
+            self._viewer.close(message)
 
 
 @contextlib.contextmanager
@@ -194,8 +196,9 @@ def shown(
     try:
         view.print_address()
         yield
-        view.finish(trainer.gaussians)
-        print(f"the viewer is closed; to see the run: tsplat view {folder}")
+        result = f"{'finished' if trainer.step >= trainer.config.steps else 'stopped'}: tsplat view {folder}"
+        view.finish(trainer.gaussians, result)
+        print(result)
     finally:
         view.close()
         trainer.observers.remove(view)

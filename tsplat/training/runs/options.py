@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
@@ -40,7 +41,8 @@ class Options(RunConfig):
         view_port: Port of the page, or the next free one.
         view_open: Open the page in a web browser.
         view_paused: Wait for the page before the first step.
-        view_stay: After the last step, keep the page open until Ctrl-C.
+        view_stay: After the last step, keep the page open until Ctrl-C, as it is where a terminal started the command.
+        view_close: Close the page after the last step, also in a terminal.
     """
 
     out: str = ""
@@ -55,6 +57,7 @@ class Options(RunConfig):
     view_open: bool = False
     view_paused: bool = False
     view_stay: bool = False
+    view_close: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +71,8 @@ class Resume:
         checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
         scene: Where the scene is, if it has moved relative to the run.
         accept_changes: Accept photographs, cameras and points that have changed.
-        ranks, gpus, view, view_address, view_port, view_open, view_paused, view_stay: As in :class:`Options`.
+        ranks, gpus, view, view_address, view_port, view_open, view_paused, view_stay, view_close: As in
+            :class:`Options`.
     """
 
     run: Path
@@ -85,6 +89,7 @@ class Resume:
     view_open: bool = False
     view_paused: bool = False
     view_stay: bool = False
+    view_close: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -195,6 +200,8 @@ def view_options(options: Options | Resume) -> ViewOptions | None:
     view = ViewOptions(
         options.view_address, options.view_port, options.view_open, options.view_paused, options.view_stay
     )
+    if options.view_close and (options.view_stay or not options.view):
+        raise ArgumentError(f"--view-close: only with --view, and not with --view-stay; {HELP}")
     if not options.view:
         for field in dataclasses.fields(ViewOptions):
             if getattr(view, field.name) != field.default:
@@ -202,7 +209,8 @@ def view_options(options: Options | Resume) -> ViewOptions | None:
         return None
     if not 1 <= view.port <= 65535:
         raise ArgumentError(f"--view-port: expected an integer from 1 to 65535, found {view.port}")
-    return view
+    in_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    return dataclasses.replace(view, stay=view.stay or (in_terminal and not options.view_close))
 
 
 def _resume(arguments: Sequence[str]) -> Resume:
@@ -227,6 +235,9 @@ def _resume(arguments: Sequence[str]) -> Resume:
     parser.add_argument("--view-open", action="store_true", help="open the page in a web browser")
     parser.add_argument("--view-paused", action="store_true", help="wait for the page before the first step")
     parser.add_argument("--view-stay", action="store_true", help="after the last step, keep the page open until Ctrl-C")
+    parser.add_argument(
+        "--view-close", action="store_true", help="close the page after the last step, in a terminal too"
+    )
     found, rest = parser.parse_known_args(arguments)
     if rest:
         option = rest[0].partition("=")[0]

@@ -113,6 +113,7 @@ class LiveTraining:
     Attributes:
         renderer: Renders the newest Gaussians.
         save: Saves a checkpoint in the training thread, and returns a message; None if there is nothing to save to.
+        result: How to see the result later; empty before the end.
         measure: Context in which the training thread renders and waits.
     """
 
@@ -121,6 +122,7 @@ class LiveTraining:
     ) -> None:
         self.renderer = LiveRenderer(gaussians, backend, self)
         self.save: Callable[[], str] | None = None
+        self.result = ""
         self.measure: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.steps, self.step, self.share = steps, step, SHARE
         self._values: tuple[float, float, int] | None = None
@@ -312,6 +314,7 @@ class LiveTraining:
             finished=self._finished,
             can_save=self.save is not None and not self._finished,
             share=self.share,
+            result=self.result,
         )
 
     def curves(self) -> tuple[Points, Points]:

@@ -12,6 +12,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 import warnings
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ MODULES = ("viser", "PIL", "matplotlib", "scipy")
 """Optional modules that the viewer needs."""
 
 PORT = 8080
+FAREWELL_SECONDS = 0.3
+"""Time for a last message to reach the pages."""
+
 ADDRESS = "127.0.0.1"
 
 
@@ -113,11 +117,20 @@ class Viewer:
         name = "localhost" if address in (ADDRESS, "0.0.0.0", "localhost") else address
         self.url = f"http://{name}:{self.port}/{guard.token}/"
 
-    def close(self) -> None:
-        """Ends the connections to all clients, and stops listening."""
+    def close(self, message: str = "") -> None:
+        """Ends the connections to all clients, and stops listening.
+
+        Args:
+            message: What the pages show from then on.
+        """
         with self._lock:
             sessions = list(self._sessions.values())
             self._sessions.clear()
+        for session in sessions:
+            session.tell(message)
+        if message and sessions:
+            self._server.flush()
+            time.sleep(FAREWELL_SECONDS)
         for session in sessions:
             session.close()
         with contextlib.redirect_stdout(io.StringIO()):

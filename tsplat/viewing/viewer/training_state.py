@@ -27,6 +27,7 @@ class TrainingState:
         finished: Whether there are no more steps to take.
         can_save: Whether a checkpoint can be saved.
         share: Share of the time for images while training runs.
+        result: How to see the result later; empty before the end.
     """
 
     step: int
@@ -39,6 +40,7 @@ class TrainingState:
     finished: bool
     can_save: bool
     share: float
+    result: str
 
 
 class Curve:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .callbacks import Callbacks
+from .callbacks import Callbacks, escape_markdown
 from .live_training import SHARE_MAX, LiveTraining
 from .training_state import TrainingState
 
@@ -141,4 +141,6 @@ def describe(state: TrainingState) -> str:
     if state.loss is not None:
         lines.append(f"PSNR {state.psnr:.2f} dB, loss {state.loss:.4f}")
         lines.append(f"{state.n_gaussians:,} Gaussians")
+    if state.result:
+        lines.append(escape_markdown(state.result))
     return "  \n".join(lines)
