@@ -99,7 +99,7 @@ def test_controls_of_a_training(connect, trainer):
     wait_for(lambda: len(control(client, "PSNR").data[0]) == trainer.steps)
     steps, psnr = control(client, "PSNR").data
     assert np.array_equal(psnr, 10 + steps)
-    assert np.array_equal(control(client, "Gaussians").data[1], 100 * steps)
+    assert np.allclose(control(client, "Gaussians in thousands").data[1], steps / 10)
 
 
 def test_failed_save_is_told(connect, trainer):

@@ -15,6 +15,9 @@ from .training_state import TrainingState
 PLOT_HEIGHT = 150
 """Height of a plot in pixels."""
 
+PLOT_PADDING = (12, 24, 0, 0)
+"""Pixels above, right, below and left of a plot: room for half a label at the ends of its axes."""
+
 INTERVAL = 0.5
 """Seconds between updates of a page."""
 
@@ -51,7 +54,10 @@ class TrainingTab:
             hint="Share of the time for images while training runs",
         )
         callbacks.on_update(self._share, lambda: training.set_share(self._share.value / 100), by_client=True)
-        self._plots = (self._add_plot("PSNR", "dB", BLUE), self._add_plot("Gaussians", "number", ORANGE))
+        self._plots = (
+            self._add_plot("PSNR", "dB", BLUE),
+            self._add_plot("Gaussians in thousands", "thousands", ORANGE),
+        )
         self._shown: TrainingState | None = None
         self.update()
 
@@ -68,8 +74,8 @@ class TrainingTab:
         # Another client may have moved it.
         if self._share.value != round(100 * state.share):
             self._share.value = round(100 * state.share)
-        for plot, (steps, values) in zip(self._plots, self._training.curves(), strict=True):
-            plot.data = (steps, values)
+        for plot, (steps, values), scale in zip(self._plots, self._training.curves(), (1, 1000), strict=True):
+            plot.data = (steps, values / scale)
 
     def _toggle(self) -> None:
         if self._training.state().paused:
@@ -87,8 +93,9 @@ class TrainingTab:
             (np.zeros(0), np.zeros(0)),
             ({"label": "step"}, {"label": label, "stroke": color, "width": 2}),
             title=title,
-            scales={"x": {"time": False}},
+            scales={"x": {"time": False, "range": (0, max(self._training.steps, 1))}},
             height=PLOT_HEIGHT,
+            padding=PLOT_PADDING,
         )
 
 
