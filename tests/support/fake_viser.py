@@ -137,6 +137,7 @@ class Client:
         self.client_id = client_id
         self.gui, self.camera, self.images = Gui(), Camera(width, height), []
         self.frusta, self.lines, self.knobs = [], [], []
+        self.downloads = []
         self.visible, self.connected = threading.Event(), True
         self.visible.set()
         self.scene = types.SimpleNamespace(
@@ -151,6 +152,9 @@ class Client:
             if self.visible.wait(0.01):
                 return np.zeros((height, width, 3), np.uint8)
         raise RuntimeError("the client disconnected")
+
+    def send_file_download(self, name, content, save_immediately):
+        self.downloads.append((name, content))
 
     def atomic(self):
         return contextlib.nullcontext()

@@ -1,7 +1,9 @@
 """Requests to the viewer: the token, the host and the origin."""
 
 import contextlib
+import gzip
 import http.client
+import re
 import urllib.parse
 
 import pytest
@@ -105,6 +107,21 @@ def test_answers_of_the_server(viewer):
         assert get(viewer, path + hidden)[0] == 404
     with pytest.raises(http.client.RemoteDisconnected):
         get(viewer, path, "HEAD")
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_title_of_the_page(encoding):
+    viewer = Viewer([viewed("<b>a & b.ply")], port=18580)
+    try:
+        for _ in range(2):
+            _, headers, body = get(viewer, urllib.parse.urlsplit(viewer.url).path, **{"Accept-Encoding": encoding})
+            assert headers["Content-Length"] == str(len(body))
+            page = gzip.decompress(body) if encoding == "gzip" else body
+            assert re.findall(b"<title>.*?</title>", page) == [
+                "<title>&lt;b&gt;a &amp; b.ply · tsplat</title>".encode()
+            ]
+    finally:
+        viewer.close()
 
 
 def connect(viewer, path, **headers):

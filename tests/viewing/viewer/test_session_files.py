@@ -1,5 +1,6 @@
 """One client of the viewer: what it reads and writes."""
 
+import io
 import threading
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.support.viewer_sessions import control, settled, viewed
 from tests.support.waiting import wait_for
@@ -158,6 +160,36 @@ def test_page_is_exported_with_the_current_camera(client, tmp_path):
     assert scene["settings"]["cameras"][0]["initial"]["target"] == pytest.approx([0, 0, 0])
     assert scene["slopes"] == pytest.approx([np.tan(0.4) * 64 / 48, np.tan(0.4)])
     assert scene["settings"]["background"]["color"] == pytest.approx([0.2, 0.4, 0.6], abs=1 / 255)
+
+
+@pytest.mark.usefixtures("session")
+def test_screenshot_is_downloaded(client):
+    control(client, "Screenshot").use()
+    assert client.status == "Downloaded model.png, 64×48"
+    ((name, content),) = client.downloads
+    assert name == "model.png"
+    assert np.array_equal(np.array(Image.open(io.BytesIO(content))), client.images[-1][0])
+
+
+@pytest.mark.usefixtures("session")
+def test_written_file_is_offered_for_download(client, tmp_path):
+    button = control(client, "Download")
+    assert not button.visible
+    control(client, "Export").use()
+    assert (button.visible, button.label) == (True, "Download cropped.ply")
+    button.use()
+    assert client.downloads == [("cropped.ply", (tmp_path / "cropped.ply").read_bytes())]
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (tmp_path / "cropped.ply").unlink()
+    (tmp_path / "cropped.ply").symlink_to(secret)
+    button.use()
+    assert "cropped.ply: it is no longer there; write it again" in client.status
+    assert len(client.downloads) == 1
+    # What is not written is not offered.
+    control(client, "Model file").use("../other.ply")
+    control(client, "Export").use()
+    assert not button.visible
 
 
 @pytest.mark.usefixtures("session")

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import dataclasses
+import gzip
 import ipaddress
 import re
 import secrets
@@ -19,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from ...errors import UnsupportedError
+from ..markup import escape
 
 MESSAGE_BYTES_MAX = 1 << 16
 CLIENTS_MAX = 15
@@ -36,6 +38,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+VISER_TITLE = re.compile(rb"<title>[^<]*</title>")
+
 _CONNECTION: contextvars.ContextVar[Any] = contextvars.ContextVar("connection")
 _PATCHING = threading.Lock()
 
@@ -48,12 +52,15 @@ class Guard:
     Args:
         address: Address that the server listens at.
         allows: Whether a message may pass, from the client of viser that sent it (None before its first camera).
+        title: Title of the page.
 
     Attributes:
         token: Follows the slash of the address of the page.
     """
 
-    def __init__(self, address: str, allows: Callable[[Any, Any], bool]) -> None:
+    def __init__(self, address: str, allows: Callable[[Any, Any], bool], title: str = "tsplat") -> None:
+        self._title = f"<title>{escape(title)}</title>".encode()
+        self._bodies: dict[bool, bytes] = {}
         self.token = secrets.token_urlsafe(16)
         self._allows = allows
         self._any_address = address in ("0.0.0.0", "::")
@@ -122,11 +129,25 @@ class Guard:
                 response = connection.respond(503, f"The viewer has {CLIENTS_MAX} clients, and takes no more.\n")
             else:
                 response = serve_page(connection, dataclasses.replace(request, path=_split_path(request.path)[1]))
+                self._set_title(response)
             for name, value in HEADERS.items() if response is not None else ():
                 response.headers[name] = value
             return response
 
         return process
+
+    def _set_title(self, response: Any) -> None:
+        """Replaces the title of viser's page; None and other files are left as they are."""
+        if response is None or not response.headers.get("Content-Type", "").startswith("text/html"):
+            return
+        zipped = response.headers["Content-Encoding"] == "gzip"
+        if zipped not in self._bodies:
+            body = gzip.decompress(response.body) if zipped else response.body
+            body = VISER_TITLE.sub(lambda _: self._title, body, count=1)
+            self._bodies[zipped] = gzip.compress(body) if zipped else body
+        response.body = self._bodies[zipped]
+        del response.headers["Content-Length"]
+        response.headers["Content-Length"] = str(len(response.body))
 
     def _handle(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         """Counts the connections, and lets :meth:`note_client` find the one whose messages viser handles."""

@@ -17,6 +17,14 @@ RESOLUTIONS = {"full": 1, "half": 2, "quarter": 4}
 FOV_RANGE = (5, 150)
 """Vertical field of view in degrees."""
 
+FULL_SCREEN = (
+    '<div style="padding: 0 0.6em 0.5em"><button type="button" style="width: 100%; height: 1.9em; border: 0; '
+    'border-radius: 2px; background: #1971c2; color: white; font: inherit; font-size: 0.875em; cursor: pointer" onclick="'
+    "document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen()"
+    '">Full screen</button></div>'
+)
+"""A button of the page alone, as browsers show a page in full screen only while it is clicked."""
+
 MOVING = "Drag to turn, with the right button to move, wheel to zoom; or W A S D, Q E and the arrow keys."
 
 
@@ -29,6 +37,7 @@ class Actions:
         choose_model: Another model was chosen.
         open_model: Reads a file and adds its model, and returns a message; None where this is not possible.
         reset_view: Shows the model as at first.
+        screenshot: Downloads the image.
         set_fov: Sets the vertical field of view, in degrees.
     """
 
@@ -36,6 +45,7 @@ class Actions:
     choose_model: Callable[[], None]
     open_model: Callable[[str], str] | None
     reset_view: Callable[[], None]
+    screenshot: Callable[[], str]
     set_fov: Callable[[float], None]
 
 
@@ -63,6 +73,9 @@ class Panel:
         self._message = gui.add_markdown("", visible=False)
         self._confirm = gui.add_button("Replace", color="red", visible=False)
         self._confirmed: Action = _nothing
+        self._offer = gui.add_button("Download", visible=False)
+        self._offered: Action = _nothing
+        callbacks.on_long_click(self._offer, lambda: self._offered())
         self._range: tuple[float, float] | None = None
         callbacks.on_long_click(self._confirm, lambda: self._confirmed())
         self.model_name = gui.add_dropdown("Model", [model.name for model in models], visible=len(models) > 1)
@@ -165,6 +178,11 @@ class Panel:
         self._confirmed = action
         self._confirm.label, self._confirm.visible = label or "", label is not None
 
+    def offer(self, name: str | None, action: Action) -> None:
+        """Shows a button that downloads a file by an action; hides it without a name."""
+        self._offered = action
+        self._offer.label, self._offer.visible = f"Download {name}", name is not None
+
     def _add_opening(self, open_model: Callable[[str], str]) -> None:
         gui = self._gui
         with gui.add_folder("Another model", expand_by_default=False):
@@ -178,6 +196,11 @@ class Panel:
             gui.add_button("Reset view", hint="Camera, field of view and up direction as at first"),
             self._actions.reset_view,
         )
+        self._callbacks.on_long_click(
+            gui.add_button("Screenshot", hint="Downloads the image as PNG, without the controls"),
+            self._actions.screenshot,
+        )
+        gui.add_html(FULL_SCREEN)
         self._show = self._control(gui.add_dropdown("Show", list(MODES)))
         self._colormap = self._control(gui.add_dropdown("Colormap", list(COLORMAPS), visible=False))
         self._legend = gui.add_html("", visible=False)

@@ -93,7 +93,7 @@ class Viewer:
         self._lock = threading.Lock()
         for model in models:
             self._add(model)
-        guard = Guard(address, self._allows)
+        guard = Guard(address, self._allows, f"{self._models[0].name} · tsplat")
         with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):  # its addresses
             with guard.guard_server():
                 self._server = viser.ViserServer(address, port, "tsplat", verbose=False)

@@ -6,11 +6,13 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...errors import ArgumentError
 from ...scene.cameras import Camera
 from .callbacks import Callbacks, Page
 from .cameras_tab import CamerasTab
@@ -28,6 +30,9 @@ from .worker import Worker
 
 JPEG_QUALITY = 75
 """Quality of images while the camera moves; at rest they are PNG."""
+
+DOWNLOAD_MAX = 1 << 30
+"""Size in bytes of a file that is offered for download."""
 
 OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
 """Reads a model from a path, and adds it to those of the viewer; calls its second argument with notes."""
@@ -77,6 +82,7 @@ class Session:
                 choose_model=self._choose_model,
                 open_model=None if open_model is None else lambda name: self._open_model(open_model, name),
                 reset_view=self._reset_view,
+                screenshot=self._screenshot,
                 set_fov=self._set_fov,
             ),
             self._callbacks,
@@ -130,11 +136,14 @@ class Session:
         """Renders again, as the camera or a setting has changed or, with the camera at rest, the model."""
         if not self._ready:
             return
-        settings, pose = self._settings(), client_pose(self._client.camera)
-        self._crop.draw(settings.crop)
-        comparison = self._cameras.comparison(pose)
-        request = Request(self._panel.model, pose, settings, self._panel.divisor, comparison)
+        request = self._request()
+        self._crop.draw(request.settings.crop)
         self._worker.submit(request, at_rest=at_rest)
+
+    def _request(self) -> Request:
+        pose = client_pose(self._client.camera)
+        comparison = self._cameras.comparison(pose)
+        return Request(self._panel.model, pose, self._settings(), self._panel.divisor, comparison)
 
     def _settings(self) -> Settings:
         return dataclasses.replace(self._panel.settings(), crop=self._crop.box())
@@ -165,6 +174,19 @@ class Session:
         """Shows a message above the controls until one of them is used; hides it if it is empty."""
         if not self._closed.is_set():
             self._panel.show_message(message)
+
+    def _screenshot(self) -> str:
+        """Downloads what is shown now, at full size."""
+        from PIL import Image
+
+        image, name, file = (
+            self._render(self._request(), None).image,
+            f"{Path(self._panel.model.name).stem}.png",
+            BytesIO(),
+        )
+        Image.fromarray(image).save(file, "PNG")
+        self._client.send_file_download(name, file.getvalue(), save_immediately=True)
+        return f"Downloaded {name}, {image.shape[1]}×{image.shape[0]}"
 
     # Models and cameras
 
@@ -211,9 +233,20 @@ class Session:
     def _write(self, name: str, write: Callable[[Path], str], replace: bool = False) -> str:
         """Writes a file, or asks whether to replace the one that exists."""
         self._panel.ask(None, lambda: None)
+        self._panel.offer(None, lambda: None)
         try:
             with self._folder.writing(name, replace=replace) as path:
-                return f"{write(path)} to {path}"
+                message = f"{write(path)} to {path}"
+            if path.is_file() and path.stat().st_size <= DOWNLOAD_MAX:
+                self._panel.offer(name, lambda: self._download(path))
+            return message
         except NameTakenError as problem:
             self._panel.ask(f"Replace {name}", lambda: self._write(name, write, replace=True))
             return f"**{problem}; to replace it, click Replace {name}**"
+
+    def _download(self, path: Path) -> str:
+        """Sends a file that this client has written, unless it has become a link since."""
+        if path.is_symlink() or not path.is_file():
+            raise ArgumentError(f"{path.name}: it is no longer there; write it again")
+        self._client.send_file_download(path.name, path.read_bytes(), save_immediately=True)
+        return f"Downloaded {path.name}"

@@ -1,4 +1,4 @@
-"""Keyframes in a web browser, on a desktop and on a phone."""
+"""Title, full screen and keyframes in a web browser, on a desktop and on a phone."""
 
 import pytest
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="nee
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_keyframes_are_edited(size):
+def test_buttons(size):
     viewer = Viewer([viewed()], port=18790)
     try:
         with open_page(viewer.url + "?fixedDpr=1", **SIZES[size]) as page:
@@ -21,6 +21,10 @@ def test_keyframes_are_edited(size):
             assert page.wait_for(lambda image: image[:300, :300].std() > 10)
             (session,) = viewer._sessions.values()
             keyframes, camera = session._video._keyframes, session._client.camera
+            assert page.evaluate("document.title") == "model · tsplat"
+            for full in (True, False):
+                click(page, "Full screen")
+                wait_for(lambda full=full: page.evaluate("Boolean(document.fullscreenElement)") == full)
             open_tab(page, "Video")
             for x in (-1.0, 0.0, 1.0):
                 n = len(keyframes.cameras)
