@@ -136,7 +136,7 @@ class Client:
     def __init__(self, client_id=0, width=64, height=48):
         self.client_id = client_id
         self.gui, self.camera, self.images = Gui(), Camera(width, height), []
-        self.frusta, self.lines, self.knobs = [], [], []
+        self.frusta, self.lines, self.knobs, self.arrows = [], [], [], []
         self.downloads = []
         self.visible, self.connected = threading.Event(), True
         self.visible.set()
@@ -145,6 +145,7 @@ class Client:
             add_camera_frustum=self._add_camera_frustum,
             add_line_segments=self._add_line_segments,
             add_icosphere=self._add_icosphere,
+            add_transform_controls=self._add_transform_controls,
         )
 
     def get_render(self, height, width):
@@ -188,3 +189,7 @@ class Client:
     def _add_line_segments(self, name, points, colors, **_):
         self.lines.append(Control(name, points, removed=False))
         return self.lines[-1]
+
+    def _add_transform_controls(self, name, *, position, **options):
+        self.arrows.append(Control(name, position=position, removed=False))
+        return self.arrows[-1]

@@ -78,6 +78,11 @@ def test_other_messages():
     assert passes(drag)
     for name, value in (("phase", "middle"), ("end_screen_pos", [NAN, 0]), ("end_position", [0, 0]), ("button", 1)):
         assert not passes(drag | {name: value})
+    arrows = {"name": "/crop_lower", "wxyz": [1, 0, 0, 0], "position": [0, 1, 2], "owner": "0"}
+    assert passes({"type": "TransformControlsUpdateMessage", **arrows})
+    assert not passes({"type": "TransformControlsUpdateMessage", **arrows, "position": [0, INF, 2]})
+    assert not passes({"type": "TransformControlsUpdateMessage", **arrows, "wxyz": [0, 0, 0, 0]})
+    assert passes({"type": "TransformControlsDragStartMessage", "name": "/crop_lower", "owner": "0"})
     assert passes({"type": "CommandTriggerMessage", "uuid": "a"})
     assert not passes({"type": "CommandTriggerMessage", "uuid": 5})
     # A tunnel to a public server, uploads to any control, and messages to all clients.

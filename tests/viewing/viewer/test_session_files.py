@@ -106,6 +106,31 @@ def test_box_is_drawn_while_it_crops(client):
 
 
 @pytest.mark.usefixtures("session")
+def test_corners_of_the_box_are_dragged(client):
+    control(client, "Crop").use(True)
+    low, high = control(client, "Lower corner"), control(client, "Upper corner")
+    lower, upper = client.arrows
+    assert (tuple(lower.position), tuple(upper.position)) == (low.value, high.value)
+
+    def drag(arrows, position):
+        arrows.position = np.array(position)
+        arrows.use()
+
+    drag(lower, (-0.512345678, 0.1, -9.0))
+    assert low.value == pytest.approx((-0.5123, 0.1, -9.0), abs=low.step)
+    assert np.array_equal(np.round(np.array(low.value) / low.step), np.round(low.value / np.array(low.step), 6))
+    drag(upper, (0.6, -9.0, 9.0))  # not below the lower corner
+    assert high.value == (0.6, 0.1, 9.0)
+    assert client.message == ""
+    # Numbers move the arrows.
+    low.use((-3.0, -3.0, -3.0))
+    assert tuple(lower.position) == (-3.0, -3.0, -3.0)
+    assert len(client.arrows) == 2
+    control(client, "Crop").use(False)
+    assert all(arrows.removed for arrows in client.arrows)
+
+
+@pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("name", ["empty.ply", "empty.html"])
 def test_crop_that_leaves_nothing_is_not_exported(client, tmp_path, name):
     control(client, "Crop").use(True)

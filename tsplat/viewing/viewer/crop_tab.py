@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...config import MAGNITUDE_MAX
 from ...errors import ArgumentError
 from ...scene.cropping import Box, crop_option, raise_if_empty
 from ...scene.formats import write_model
@@ -18,6 +20,9 @@ from .callbacks import ON_SERVER, Page, name_in
 from .viewed_models import ViewedModel
 
 BOX_COLOR = (255, 200, 40)
+ARROW_SCALE = 0.2
+"""Size of the arrows at the corners relative to the distance of the first camera from the point it looks at."""
+
 EDGES = np.array([
     (ends, np.where(np.arange(3) == axis, 1, ends))
     for axis in range(3) for ends in itertools.product((0, 1), repeat=3) if ends[axis] == 0
@@ -34,7 +39,9 @@ class CropTab:
 
     def __init__(self, page: Page) -> None:
         self._page = page
-        self._drawn: tuple[Box | None, Any] = (None, None)
+        self._drawn: Box | None = None
+        self._lines: Any = None
+        self._arrows: tuple[Any, ...] = ()
         gui, callbacks = page.client.gui, page.callbacks
         self._crop = gui.add_checkbox("Crop", False, hint="Show only Gaussians with centers in the box")
         self._low = gui.add_vector3("Lower corner", (0.0, 0.0, 0.0), step=0.01)
@@ -69,17 +76,48 @@ class CropTab:
         return tuple(low), tuple(high)
 
     def draw(self, box: Box | None) -> None:
-        """Draws the edges of the box into the scene; none where it is None."""
-        drawn, handle = self._drawn
-        if box == drawn:
+        """Draws the edges of the box into the scene, and arrows that move its corners; none where it is None."""
+        if box == self._drawn:
             return
-        if handle is not None:
-            handle.remove()
-        self._drawn = box, None
-        if box is not None:
-            corners = np.array(box)[EDGES, range(3)]  # [12, 2, 3]
-            lines = self._page.client.scene.add_line_segments
-            self._drawn = box, lines("/crop", corners, BOX_COLOR, thickness=2, thickness_units="screen")
+        self._drawn = box
+        if self._lines is not None:
+            self._lines.remove()
+            self._lines = None
+        scene = self._page.client.scene
+        if box is None:
+            for arrows in self._arrows:
+                arrows.remove()
+            self._arrows = ()
+            return
+        corners = np.array(box)[EDGES, range(3)]  # [12, 2, 3]
+        self._lines = scene.add_line_segments("/crop", corners, BOX_COLOR, thickness=2, thickness_units="screen")
+        if not self._arrows:
+            model = self._page.model()
+            self._arrows = tuple(
+                scene.add_transform_controls(
+                    f"/crop_{name}",
+                    scale=ARROW_SCALE * math.dist(model.eye, model.target),
+                    disable_rotations=True,
+                    translation_limits=((-MAGNITUDE_MAX, MAGNITUDE_MAX),) * 3,
+                    position=corner,
+                )
+                for name, corner in zip(("lower", "upper"), box, strict=True)
+            )
+            for arrows, handle in zip(self._arrows, (self._low, self._high), strict=True):
+                arrows.on_update(partial(self._drag, handle))
+            return
+        for arrows, corner in zip(self._arrows, box, strict=True):
+            # Not under the pointer that drags them.
+            if not np.allclose(arrows.position, corner, atol=self._low.step):
+                arrows.position = corner
+
+    def _drag(self, handle: Any, event: Any) -> None:
+        """Moves a corner to its arrows, in steps of the control, and not beyond the other corner."""
+        digits = round(-math.log10(handle.step))
+        low, high = np.array(self._low.value), np.array(self._high.value)
+        position = np.round(event.target.position, digits)
+        corner = np.minimum(position, high) if handle is self._low else np.maximum(position, low)
+        handle.value = tuple(float(value) for value in corner)
 
     def _reset(self) -> None:
         """Sets the box to that of all centers, rounded to the steps of the controls."""

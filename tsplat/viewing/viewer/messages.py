@@ -172,6 +172,14 @@ MESSAGES: dict[str, dict[str, Callable[[Any], bool]]] = {
         "modifier": _is_modifier,
         "owner": _is_text,
     },
+    "TransformControlsUpdateMessage": {
+        "name": _is_text,
+        "wxyz": _is_rotation,
+        "position": _is_point,
+        "owner": _is_text,
+    },
+    "TransformControlsDragStartMessage": {"name": _is_text, "owner": _is_text},
+    "TransformControlsDragEndMessage": {"name": _is_text, "owner": _is_text},
     "CommandTriggerMessage": {"uuid": _is_text},
     "GetRenderResponseMessage": {"payload": _is_image, "render_uuid": _is_text},
 }

@@ -19,9 +19,9 @@ FOV_RANGE = (5, 150)
 
 FULL_SCREEN = (
     '<div style="padding: 0 0.6em 0.5em"><button type="button" style="width: 100%; height: 1.9em; border: 0; '
-    'border-radius: 2px; background: #1971c2; color: white; font: inherit; font-size: 0.875em; cursor: pointer" onclick="'
-    "document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen()"
-    '">Full screen</button></div>'
+    'border-radius: 2px; background: #1971c2; color: white; font: inherit; font-size: 0.875em; cursor: pointer" '
+    'onclick="document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen()"'
+    ">Full screen</button></div>"
 )
 """A button of the page alone, as browsers show a page in full screen only while it is clicked."""
 
