@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from PIL import Image
 
 import tsplat
 from tests.support.markdown import python_blocks
@@ -19,10 +20,14 @@ CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile does so
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_python_blocks_run(page):
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     namespace: dict = {}
     for block in python_blocks(page):
         exec(compile(block, str(page), "exec"), namespace)
+    if page.name in ("README.md", "quickstart.md") and page.parent in (ROOT, ROOT / "docs"):
+        with Image.open("image.png") as image:
+            assert (image.size, len(image.getcolors(1 << 20)) > 1000) == ((160, 120), True)
 
 
 def anchors(page):
@@ -78,8 +83,8 @@ def test_readme_has_a_python_block():
 
 
 def test_quickstart_needs_only_the_core():
-    """Its code is meant to be copied into an environment without extras."""
+    """Its code is meant to be copied into an environment without extras; the page says how to install Pillow."""
     blocks = "\n".join(python_blocks(ROOT / "docs" / "quickstart.md"))
     modules = re.findall(r"^(?:import|from) (\S+)", blocks, re.MULTILINE)
-    assert modules
-    assert set(modules) <= {"torch", "tsplat"}
+    assert set(modules) == {"torch", "tsplat", "PIL"}
+    assert "pip install pillow" in (ROOT / "docs" / "quickstart.md").read_text()
