@@ -19,9 +19,9 @@ from tsplat.strategies.operations import (
     rotate,
     sample_add,
     split,
-    update_state,
 )
 from tsplat.strategies.relocation import binomial_table, compute_relocation
+from tsplat.strategies.rows import update_state
 
 
 @given(st.integers(1, 30), st.integers(0, 2**31))

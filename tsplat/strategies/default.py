@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data import sum_by_id
 from ..errors import ArgumentError, ShapeError
 from .base import Strategy
-from .gaussian_parameters import Optimizers, Parameters, State, check_opacity, check_parameters, opacities_of
+from .gaussian_parameters import Follower, Optimizers, Parameters, State, check_opacity, check_parameters, opacities_of
 from .operations import LOG_SPLIT, duplicate, remove, reset_opa, revise_opacities, split
 
 STATISTICS = ("grad2d", "count", "radii")
@@ -111,6 +111,7 @@ class DefaultStrategy(Strategy):
         step: int,
         info: dict[str, Any],
         packed: bool = False,
+        scene: Follower | None = None,
     ) -> None:
         """Refines the Gaussians if this step is due. To be called after the backward pass.
 
@@ -122,6 +123,7 @@ class DefaultStrategy(Strategy):
             step: Number of the step.
             info: `meta` of :func:`tsplat.rasterization`.
             packed: Whether `info` is that of a call with `packed=True`.
+            scene: What follows the Gaussians; its hooks are called after each change.
 
         Raises:
             ArgumentError: An argument is invalid, or all Gaussians would be pruned. Nothing has been changed, unless a
@@ -144,11 +146,15 @@ class DefaultStrategy(Strategy):
                 state.clear()
                 state.update(before)
                 raise
-            n_duplicated, n_split = self._grow_gs(params, optimizers, state, step)
-            n_pruned = self._prune_gs(params, optimizers, state, step)
+            # Subclasses written for gsplat 1.5 take no scene.
+            followed = {} if scene is None else {"scene": scene}
+            n_duplicated, n_split = self._grow_gs(params, optimizers, state, step, **followed)
+            n_grown = len(params["means"])
+            n_pruned = self._prune_gs(params, optimizers, state, step, **followed)
             if self.verbose:
-                n = len(params["means"])
-                print(f"step {step}: {n_duplicated} cloned, {n_split} split, {n_pruned} pruned, {n} Gaussians")
+                # gsplat's words, which programs look for.
+                print(f"Step {step}: {n_duplicated} GSs duplicated, {n_split} GSs split. Now having {n_grown} GSs.")
+                print(f"Step {step}: {n_pruned} GSs pruned. Now having {len(params['means'])} GSs.")
             state.update({name: torch.zeros_like(state[name]) for name in STATISTICS if state.get(name) is not None})
         if resets:
             reset_opa(params, optimizers, state, 2 * self.prune_opa)
@@ -249,11 +255,13 @@ class DefaultStrategy(Strategy):
         return to_clone, to_split
 
     @torch.no_grad()
-    def _grow_gs(self, params: Parameters, optimizers: Optimizers, state: State, step: int) -> tuple[int, int]:
+    def _grow_gs(
+        self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None = None
+    ) -> tuple[int, int]:
         """Clones and splits Gaussians.
 
         Args:
-            params, optimizers, state: As in :meth:`step_post_backward`; modified in place.
+            params, optimizers, state, scene: As in :meth:`step_post_backward`; modified in place.
             step: Number of the step.
 
         Returns:
@@ -261,10 +269,10 @@ class DefaultStrategy(Strategy):
         """
         to_clone, to_split = self._growing(params, state, step)
         n_cloned, n_split = int(to_clone.sum()), int(to_split.sum())
-        duplicate(params, optimizers, state, to_clone)
+        duplicate(params, optimizers, state, to_clone, scene)
         # New clones are not split.
         to_split = torch.cat([to_split, to_split.new_zeros(n_cloned)])
-        split(params, optimizers, state, to_split, self.revised_opacity, generator=self.generator)
+        split(params, optimizers, state, to_split, self.revised_opacity, scene, generator=self.generator)
         return n_cloned, n_split
 
     def _pruned(self, opacities: Tensor, log_scales: Tensor, state: State, step: int) -> Tensor:
@@ -285,11 +293,13 @@ class DefaultStrategy(Strategy):
             )
 
     @torch.no_grad()
-    def _prune_gs(self, params: Parameters, optimizers: Optimizers, state: State, step: int) -> int:
+    def _prune_gs(
+        self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None = None
+    ) -> int:
         """Removes Gaussians that are transparent or too large.
 
         Args:
-            params, optimizers, state: As in :meth:`step_post_backward`; modified in place.
+            params, optimizers, state, scene: As in :meth:`step_post_backward`; modified in place.
             step: Number of the step.
 
         Returns:
@@ -300,5 +310,5 @@ class DefaultStrategy(Strategy):
         """
         pruned = self._pruned(opacities_of(params), params["scales"].detach(), state, step)
         self._check_survivors(pruned, step)
-        remove(params, optimizers, state, pruned)
+        remove(params, optimizers, state, pruned, scene)
         return int(pruned.sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,29 @@ from ..errors import ArgumentError, DeviceError, ShapeError
 Parameters = MutableMapping[str, Any]
 Optimizers = MutableMapping[str, torch.optim.Optimizer]
 State = dict[str, Any]
+
+
+class Follower(Protocol):
+    """What follows the Gaussians: operations call its hooks after each change. As `Scene` of gsplat 1.6.
+
+    Indices are [k] int64, on the device of the Gaussians, and of the Gaussians before the change.
+    """
+
+    def on_duplicate(self, sel: Tensor) -> None:
+        """Copies of the Gaussians `sel` were appended."""
+
+    def on_split(self, sel: Tensor, rest: Tensor) -> None:
+        """The Gaussians are now those of `rest`, then those of `sel`, and those of `sel` again."""
+
+    def on_remove(self, remove_mask: Tensor) -> None:
+        """The Gaussians of a mask [N] bool were removed."""
+
+    def on_relocate(self, dead_indices: Tensor, sampled_indices: Tensor) -> None:
+        """The Gaussians `dead_indices` are now copies of `sampled_indices`, in this order."""
+
+    def on_sample_add(self, sampled_indices: Tensor) -> None:
+        """Copies of the Gaussians `sampled_indices` were appended."""
+
 
 SHAPES: dict[str, list[tuple[int, ...]]] = {"means": [(3,)], "scales": [(3,)], "quats": [(4,)], "opacities": [(), (1,)]}
 """Parameters of every Gaussian, and the accepted shapes of their rows."""

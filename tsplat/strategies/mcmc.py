@@ -13,6 +13,7 @@ from ..config import Backend
 from ..errors import ArgumentError
 from .base import Strategy
 from .gaussian_parameters import (
+    Follower,
     Optimizers,
     Parameters,
     State,
@@ -77,6 +78,7 @@ class MCMCStrategy(Strategy):
         step: int,
         info: dict[str, Any],
         lr: float,
+        scene: Follower | None = None,
         shard: tuple[int, int] | None = None,
         backend: Backend = "auto",
     ) -> None:
@@ -88,6 +90,7 @@ class MCMCStrategy(Strategy):
             step: Number of the step.
             info: Not used, and exists so that strategies are interchangeable.
             lr: Learning rate of the means, in world units.
+            scene: What follows the Gaussians; its hooks are called after each change.
             shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all
                 Gaussians, so that the noise does not depend on the sharding. Shards cannot be refined.
             backend: As in :func:`tsplat.rasterization`.
@@ -103,10 +106,14 @@ class MCMCStrategy(Strategy):
         if self.refines(step):
             self._check(params, optimizers, state, shard)
             state["binoms"] = binoms = state["binoms"].to(params["means"].device)
-            n_moved = self._relocate_gs(params, optimizers, binoms)
-            n_added = self._add_new_gs(params, optimizers, binoms)
+            # Subclasses written for gsplat 1.5 take no scene.
+            followed = {} if scene is None else {"scene": scene}
+            n_moved = self._relocate_gs(params, optimizers, binoms, **followed)
+            n_added = self._add_new_gs(params, optimizers, binoms, **followed)
             if self.verbose:
-                print(f"step {step}: {n_moved} relocated, {n_added} added, {len(params['means'])} Gaussians")
+                # gsplat's words, which programs look for.
+                print(f"Step {step}: Relocated {n_moved} GSs.")
+                print(f"Step {step}: Added {n_added} GSs. Now having {len(params['means'])} GSs.")
         if self.noise_injection_stop_iter < 0 or step < self.noise_injection_stop_iter:
             inject_noise_to_position(
                 params, optimizers, state, lr * self.noise_lr, self.noise_opacity_t, self.noise_opacity_k,
@@ -129,12 +136,15 @@ class MCMCStrategy(Strategy):
             )
 
     @torch.no_grad()
-    def _relocate_gs(self, params: Parameters, optimizers: Optimizers, binoms: Tensor) -> int:
+    def _relocate_gs(
+        self, params: Parameters, optimizers: Optimizers, binoms: Tensor, scene: Follower | None = None
+    ) -> int:
         """Moves dead Gaussians to live ones, sampled by opacity; does nothing if all are dead.
 
         Args:
             params, optimizers: See :meth:`check_sanity`; modified in place.
             binoms: [n_max, n_max] binomial coefficients.
+            scene: As in :meth:`step_post_backward`.
 
         Returns:
             The number of Gaussians moved.
@@ -143,16 +153,19 @@ class MCMCStrategy(Strategy):
         n = int(dead.sum())
         if n == len(dead):
             return 0
-        relocate(params, optimizers, {}, dead, binoms, self.min_opacity, generator=self.generator)
+        relocate(params, optimizers, {}, dead, binoms, self.min_opacity, scene, generator=self.generator)
         return n
 
     @torch.no_grad()
-    def _add_new_gs(self, params: Parameters, optimizers: Optimizers, binoms: Tensor) -> int:
+    def _add_new_gs(
+        self, params: Parameters, optimizers: Optimizers, binoms: Tensor, scene: Follower | None = None
+    ) -> int:
         """Adds copies of Gaussians, sampled by opacity, up to 5 % and `cap_max`.
 
         Args:
             params, optimizers: See :meth:`check_sanity`; modified in place.
             binoms: [n_max, n_max] binomial coefficients.
+            scene: As in :meth:`step_post_backward`.
 
         Returns:
             The number of Gaussians added.
@@ -160,5 +173,5 @@ class MCMCStrategy(Strategy):
         n = len(params["means"])
         n_added = max(0, min(self.cap_max, int(1.05 * n)) - n)
         if n_added:
-            sample_add(params, optimizers, {}, n_added, binoms, self.min_opacity, generator=self.generator)
+            sample_add(params, optimizers, {}, n_added, binoms, self.min_opacity, scene, generator=self.generator)
         return n_added

@@ -1,12 +1,13 @@
 """Operations on Gaussians and their optimizers: duplicate, split, remove, relocate, add, reset, add noise.
 
-Names and positional arguments are those of `gsplat.strategy.ops` 1.5.3. All operations work in place:
+Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All operations work in place:
 
 - `params` maps names to leaf tensors with a row per Gaussian: means [N, 3], scales [N, 3] before exp, quats [N, 4]
   (wxyz, any norm), opacities [N] or [N, 1] before sigmoid, and any others. Operations replace its entries.
 - `optimizers` maps the same names to optimizers, each with only this parameter. The rows of their states follow the
   Gaussians. Parameters that do not require a gradient need no optimizer. Other names are ignored.
 - `state` holds the statistics of a strategy. Tensors with a row per Gaussian follow the Gaussians.
+- `scene`, if there is one, is told of the change, after it.
 
 An operation that raises changes nothing. Random numbers come from `generator`, or PyTorch's global one if it is None.
 """
@@ -14,7 +15,7 @@ An operation that raises changes nothing. Random numbers come from `generator`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from ..config import Backend
 from ..errors import ArgumentError
 from ..stages.backend import launchers
 from .gaussian_parameters import (
+    Follower,
     Optimizers,
     Parameters,
     State,
@@ -33,100 +35,24 @@ from .gaussian_parameters import (
     check_opacity,
     check_optimizers,
     check_shapes,
-    has_rows,
     opacities_of,
 )
 from .random_numbers import _multinomial_sample, standard_normal
 from .relocation import check_binoms, compute_relocation
+from .rows import _update_param_with_optimizer, append_zeros, replace_rows
 
 LOG_SPLIT = math.log(1.6)
 """Logarithm of the factor by which the scales of split Gaussians are divided."""
 
 
 @torch.no_grad()
-def _update_param_with_optimizer(
-    param_fn: Callable[[str, Tensor], Tensor],
-    optimizer_fn: Callable[[str, Tensor], Tensor],
-    params: Parameters,
-    optimizers: Optimizers,
-    names: Iterable[str] | None = None,
+def duplicate(
+    params: Parameters, optimizers: Optimizers, state: State, mask: Tensor, scene: Follower | None = None
 ) -> None:
-    """Replaces parameters and the states of their optimizers.
-
-    Args:
-        param_fn: Maps the name and the old value of a parameter to its new value. Tensors that are not parameters
-            become parameters, which require a gradient if the old one does.
-        optimizer_fn: Maps the name and the old value of an optimizer's tensor to its new value. It is called for all
-            tensors but "step" and scalars.
-        params: Parameters by name, modified in place.
-        optimizers: Their optimizers, modified in place.
-        names: The parameters to replace; all if None.
-
-    Raises:
-        ArgumentError: See :func:`check_optimizers`.
-    """
-    names = tuple(params) if names is None else tuple(names)
-    check_optimizers(params, optimizers, names)
-    # Successors exist before anything is replaced, so that an error changes nothing.
-    successors = {}
-    for name in names:
-        old = params[name]
-        new = param_fn(name, old)
-        if not isinstance(new, torch.nn.Parameter):
-            new = torch.nn.Parameter(new.contiguous(), requires_grad=old.requires_grad)
-        entries = optimizers[name].state.get(old, {}) if name in optimizers else {}
-        successors[name] = (
-            new,
-            {key: optimizer_fn(key, value) if has_rows(key, value) else value for key, value in entries.items()},
-        )
-    for name, (new, entries) in successors.items():
-        if name in optimizers:
-            optimizers[name].state.pop(params[name], None)
-            if entries:
-                optimizers[name].state[new] = entries
-            optimizers[name].param_groups[0]["params"] = [new]
-        params[name] = new
-
-
-def update_state(state: State, n: int, change: Callable[[Tensor], Tensor]) -> None:
-    """Applies a function to the tensors of a strategy's state that have a row for each of n Gaussians."""
-    state.update(_changed_rows(state, n, change))
-
-
-def _changed_rows(state: State, n: int, change: Callable[[Tensor], Tensor]) -> State:
-    # The table of binomial coefficients may have as many rows by chance.
-    return {
-        key: change(value)
-        for key, value in state.items()
-        if key != "binoms" and isinstance(value, Tensor) and value.dim() and len(value) == n
-    }
-
-
-def _replace_rows(
-    params: Parameters,
-    optimizers: Optimizers,
-    state: State,
-    n: int,
-    param_fn: Callable[[str, Tensor], Tensor],
-    moment_fn: Callable[[Tensor], Tensor],
-    state_fn: Callable[[Tensor], Tensor],
-) -> None:
-    """Replaces parameters, moments and statistics of n Gaussians. Nothing is replaced if a function raises."""
-    rows = _changed_rows(state, n, state_fn)
-    _update_param_with_optimizer(param_fn, lambda _, moment: moment_fn(moment), params, optimizers)
-    state.update(rows)
-
-
-def _append_zeros(n: int) -> Callable[[Tensor], Tensor]:
-    return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])])
-
-
-@torch.no_grad()
-def duplicate(params: Parameters, optimizers: Optimizers, state: State, mask: Tensor) -> None:
     """Appends a copy of each Gaussian of a mask. Moments of copies are zero; statistics are copied.
 
     Args:
-        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
+        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool.
 
     Raises:
@@ -137,16 +63,20 @@ def duplicate(params: Parameters, optimizers: Optimizers, state: State, mask: Te
     def copied(rows: Tensor) -> Tensor:
         return torch.cat([rows, rows[mask]])
 
-    append = _append_zeros(int(mask.sum()))
-    _replace_rows(params, optimizers, state, n, lambda _, p: copied(p), append, copied)
+    append = append_zeros(int(mask.sum()))
+    replace_rows(params, optimizers, state, n, lambda _, p: copied(p), append, copied)
+    if scene is not None:
+        scene.on_duplicate(mask.nonzero().squeeze(1))
 
 
 @torch.no_grad()
-def remove(params: Parameters, optimizers: Optimizers, state: State, mask: Tensor) -> None:
+def remove(
+    params: Parameters, optimizers: Optimizers, state: State, mask: Tensor, scene: Follower | None = None
+) -> None:
     """Removes the Gaussians of a mask.
 
     Args:
-        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
+        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool.
 
     Raises:
@@ -157,7 +87,9 @@ def remove(params: Parameters, optimizers: Optimizers, state: State, mask: Tenso
     def kept(rows: Tensor) -> Tensor:
         return rows[~mask]
 
-    _replace_rows(params, optimizers, state, n, lambda _, p: kept(p), kept, kept)
+    replace_rows(params, optimizers, state, n, lambda _, p: kept(p), kept, kept)
+    if scene is not None:
+        scene.on_remove(mask)
 
 
 @torch.no_grad()
@@ -167,6 +99,7 @@ def split(
     state: State,
     mask: Tensor,
     revised_opacity: bool = False,
+    scene: Follower | None = None,
     *,
     generator: torch.Generator | None = None,
 ) -> None:
@@ -176,7 +109,7 @@ def split(
     copied.
 
     Args:
-        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
+        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool.
         revised_opacity: Set their opacity to 1 - sqrt(1 - o), so that two of them cover as much as one did ("Revising
             densification in Gaussian splatting", arXiv 2404.06109).
@@ -207,11 +140,13 @@ def split(
             both = revise_opacities(both)
         return torch.cat([p[~mask], both])
 
-    append = _append_zeros(2 * k)
-    _replace_rows(
+    append = append_zeros(2 * k)
+    replace_rows(
         params, optimizers, state, n, halves, lambda moment: append(moment[~mask]),
         lambda rows: torch.cat([rows[~mask], repeated(rows)]),
     )  # fmt: skip
+    if scene is not None:
+        scene.on_split(mask.nonzero().squeeze(1), (~mask).nonzero().squeeze(1))
 
 
 def revise_opacities(logits: Tensor) -> Tensor:
@@ -279,6 +214,7 @@ def relocate(
     mask: Tensor,
     binoms: Tensor,
     min_opacity: float = 0.005,
+    scene: Follower | None = None,
     *,
     generator: torch.Generator | None = None,
 ) -> None:
@@ -287,7 +223,7 @@ def relocate(
     Moments and statistics of both are set to zero, as both have changed.
 
     Args:
-        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
+        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool, the dead Gaussians.
         binoms: [n_max, n_max] binomial coefficients; see :func:`.relocation.compute_relocation`.
         min_opacity: Lower limit of the new opacities, after sigmoid.
@@ -316,7 +252,9 @@ def relocate(
         rows[chosen] = rows[mask] = 0
         return rows
 
-    _replace_rows(params, optimizers, state, total, relocated, cleared, cleared)
+    replace_rows(params, optimizers, state, total, relocated, cleared, cleared)
+    if scene is not None:
+        scene.on_relocate(mask.nonzero().squeeze(1), chosen)
 
 
 @torch.no_grad()
@@ -327,13 +265,14 @@ def sample_add(
     n: int,
     binoms: Tensor,
     min_opacity: float = 0.005,
+    scene: Follower | None = None,
     *,
     generator: torch.Generator | None = None,
 ) -> None:
     """Appends copies of Gaussians, sampled by opacity with replacement. Their moments and statistics are zero.
 
     Args:
-        params, optimizers, state: See :mod:`tsplat.strategies.operations`.
+        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
         n: Number of copies.
         binoms, min_opacity, generator: As in :func:`relocate`.
 
@@ -348,8 +287,10 @@ def sample_add(
         p = share(name, p)
         return torch.cat([p, p[chosen]])
 
-    append = _append_zeros(n)
-    _replace_rows(params, optimizers, state, total, grown, append, append)
+    append = append_zeros(n)
+    replace_rows(params, optimizers, state, total, grown, append, append)
+    if scene is not None:
+        scene.on_sample_add(chosen)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from ..scene.capture.views import View
 from ..stages.memory import FREE_SHARE, free_memory
 from ..stages.process_group import RankGroup
 from ..strategies import MCMCStrategy
-from ..strategies.operations import _update_param_with_optimizer, update_state
+from ..strategies.rows import _update_param_with_optimizer, update_state
 from .configuration import Config
 from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state

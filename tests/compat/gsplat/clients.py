@@ -12,7 +12,10 @@ from torch.nn import functional
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
 from tsplat.compat.gsplat import SelectiveAdam
 from tsplat.compat.gsplat.cuda._torch_impl import _eval_sh_bases_fast
+from tsplat.compat.gsplat.losses import l1_loss, ssim_loss
 from tsplat.compat.gsplat.rendering import rasterization
+from tsplat.compat.gsplat.scene import GaussianScene
+from tsplat.compat.gsplat.stage import Stage
 from tsplat.compat.gsplat.strategy import DefaultStrategy, MCMCStrategy
 from tsplat.training.losses import psnr
 
@@ -36,7 +39,7 @@ def initial_points():
 
 @dataclasses.dataclass
 class SimpleTrainer:
-    """The options of simple_trainer that change its calls of gsplat."""
+    """The options of simple_trainer that change its calls of gsplat; ``with_stage`` for those of 1.6."""
 
     strategy: DefaultStrategy | MCMCStrategy = dataclasses.field(default_factory=DefaultStrategy)
     batch_size: int = 1
@@ -50,6 +53,8 @@ class SimpleTrainer:
     depth_loss: bool = False
     random_bkgd: bool = False
     with_ut: bool = False
+    with_stage: bool = False
+    sh_fp16: bool = False
 
     def __post_init__(self):
         points, rgbs = initial_points()
@@ -79,6 +84,12 @@ class SimpleTrainer:
             )
             for name, (_, lr) in values.items()
         }
+        self.scene, self.render = None, self.rasterize
+        if self.with_stage:
+            self.scene = GaussianScene.from_splats(self.splats, id="scene", signal={"ids": torch.arange(N)})
+            self.splats, stage = self.scene.splats, Stage()
+            stage.add_scene(self.scene, self.rasterize)
+            self.render = functools.partial(stage.render, self.scene.id)
         self.pose_deltas = torch.nn.Parameter(torch.zeros(N_VIEWS, 3))
         self.others = []
         if self.pose_opt:
@@ -89,8 +100,11 @@ class SimpleTrainer:
         is_default = isinstance(self.strategy, DefaultStrategy)
         self.state = self.strategy.initialize_state(**(dict(scene_scale=1.5) if is_default else {}))
 
-    def rasterize(self, camtoworlds, Ks, width, height, *, sh_degree, image_ids=None, rasterize_mode=None, **options):
-        means = self.splats["means"]
+    def rasterize(
+        self, camtoworlds, Ks, width, height, *, sh_degree, image_ids=None, rasterize_mode=None, splats=None, **options
+    ):
+        splats = self.splats if splats is None else splats
+        means = splats["means"]
         if self.app_opt:
             directions = functional.normalize(means[None] - camtoworlds[:, None, :3, 3], dim=-1)
             bases = torch.zeros(*directions.shape[:2], (self.sh_degree + 1) ** 2)
@@ -98,15 +112,17 @@ class SimpleTrainer:
             bases[..., :n_bases] = _eval_sh_bases_fast(n_bases, directions)
             c, n = directions.shape[:2]
             embeddings = torch.zeros(c, 4) if image_ids is None else self.embeddings(image_ids)
-            columns = (embeddings[:, None].expand(-1, n, -1), self.splats["features"][None].expand(c, -1, -1), bases)
-            colors = torch.sigmoid(self.head(torch.cat(columns, -1)) + self.splats["colors"])  # [C, N, 3]
+            columns = (embeddings[:, None].expand(-1, n, -1), splats["features"][None].expand(c, -1, -1), bases)
+            colors = torch.sigmoid(self.head(torch.cat(columns, -1)) + splats["colors"])  # [C, N, 3]
         else:
-            colors, options = torch.cat([self.splats["sh0"], self.splats["shN"]], 1), options | {"sh_degree": sh_degree}
+            dtype = torch.float16 if self.sh_fp16 else torch.float32
+            colors = torch.cat([splats[name].to(dtype) for name in ("sh0", "shN")], 1)
+            options["sh_degree"] = sh_degree
         return rasterization(
             means=means,
-            quats=self.splats["quats"],
-            scales=torch.exp(self.splats["scales"]),
-            opacities=torch.sigmoid(self.splats["opacities"]),
+            quats=splats["quats"],
+            scales=torch.exp(splats["scales"]),
+            opacities=torch.sigmoid(splats["opacities"]),
             colors=colors,
             viewmats=torch.linalg.inv(camtoworlds),
             Ks=Ks,
@@ -133,7 +149,7 @@ class SimpleTrainer:
                 transforms = torch.eye(4).repeat(self.batch_size, 1, 1)
                 transforms[:, :3, 3] = self.pose_deltas[ids]
                 camtoworlds = camtoworlds @ transforms
-            renders, alphas, info = self.rasterize(
+            renders, alphas, info = self.render(
                 camtoworlds=camtoworlds,
                 Ks=Ks,
                 width=WIDTH,
@@ -150,7 +166,9 @@ class SimpleTrainer:
             self.strategy.step_pre_backward(
                 params=self.splats, optimizers=self.optimizers, state=self.state, step=step, info=info
             )
-            loss = functional.l1_loss(colors, pixels)
+            loss = l1_loss(colors, pixels).mean()
+            if self.with_stage:
+                loss = loss.lerp(ssim_loss(colors.permute(0, 3, 1, 2), pixels.permute(0, 3, 1, 2)), 0.2)
             if self.depth_loss:
                 depths = renders[..., 3]
                 # The gradient of 1 / depth is NaN where nothing is rendered.
@@ -163,6 +181,8 @@ class SimpleTrainer:
             options = dict(packed=self.packed)
             if isinstance(self.strategy, MCMCStrategy):
                 options = dict(lr=schedulers[0].get_last_lr()[0])
+            if self.with_stage:
+                options["scene"] = self.scene
             self.strategy.step_post_backward(
                 params=self.splats, optimizers=self.optimizers, state=self.state, step=step, info=info, **options
             )
@@ -197,7 +217,7 @@ class SimpleTrainer:
         camtoworlds, Ks, images = make_data()
         values = []
         for i in range(N_VIEWS):
-            colors, _, _ = self.rasterize(
+            colors, _, _ = self.render(
                 camtoworlds=camtoworlds[i : i + 1], Ks=Ks[i : i + 1], width=WIDTH, height=HEIGHT,
                 sh_degree=self.sh_degree, near_plane=0.01, far_plane=1e10,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Programs written for gsplat 1.5.3: the calls of simple_trainer and splatfacto, through several refinements."""
+"""Programs written for gsplat 1.5.3 and 1.6: the calls of simple_trainer and splatfacto, through refinements."""
 
 import copy
 import dataclasses
@@ -38,6 +38,9 @@ TRAINER = {
     "batch_of_2": dict(batch_size=2),
     "batch_of_2_packed": dict(batch_size=2, packed=True, pose_opt=True, app_opt=True, random_bkgd=True),
     "sparse_grad": dict(packed=True, sparse_grad=True),
+    "with_stage": dict(with_stage=True),
+    "with_stage_mcmc": dict(with_stage=True, strategy=mcmc),
+    "with_stage_packed_sh_fp16": dict(with_stage=True, packed=True, sh_fp16=True),
     "sparse_grad_mcmc_batch_of_2": dict(packed=True, sparse_grad=True, batch_size=2, strategy=mcmc),
 }
 
@@ -56,7 +59,8 @@ def sparse_invariants_chosen():
 
 def assert_improved(client, params, before, output):
     assert client.evaluate() > before + 1
-    assert output.count("step 5:") == output.count("step 10:") == 1
+    assert output.count("Step 5:") == output.count("Step 10:") == 2
+    assert f"Now having {len(params['means'])} GSs." in output
     assert len(params["means"]) != N
     for name, parameter in params.items():
         assert parameter.isfinite().all(), name
@@ -72,6 +76,10 @@ def test_simple_trainer(name, capsys):
     before = trainer.evaluate()
     trainer.train()
     assert_improved(trainer, trainer.splats, before, capsys.readouterr().out)
+    if trainer.with_stage:
+        assert len(trainer.scene.signal["ids"]) == trainer.scene.num_gaussians() == len(trainer.splats["means"])
+        assert trainer.scene.signal["ids"].unique().numel() > N // 2
+        trainer.scene.validate()
     assert all(optimizer.param_groups[0]["name"] == name for name, optimizer in trainer.optimizers.items())
     assert trainer.optimizers["means"].param_groups[0]["lr"] < trainer.optimizers["means"].param_groups[0]["initial_lr"]
 

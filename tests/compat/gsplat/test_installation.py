@@ -96,6 +96,35 @@ except ModuleNotFoundError:
     assert result.stdout == "no gsplat.nothing\n"
 
 
+@pytest.mark.parametrize("installed", [False, True])
+def test_fused_ssim_is_there_where_it_is_not_installed(tmp_path, forks, installed):
+    if installed:
+        (tmp_path / "fused_ssim.py").write_text("fused_ssim = 'their own'")
+    result = forks.run(
+        """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tsplat.compat.gsplat import install
+install()
+install()
+from fused_ssim import fused_ssim
+if fused_ssim != "their own":
+    import torch
+    from gsplat.losses import ssim_loss
+    one, two = torch.rand(1, 3, 16, 17, requires_grad=True), torch.rand(1, 3, 16, 17)
+    value = fused_ssim(one, two, padding="valid")
+    value.backward()
+    assert one.grad.any()
+    assert abs(float(value + ssim_loss(one, two)) - 1) < 1e-6
+    fused_ssim = "tsplat's"
+print(fused_ssim)
+""",
+        tmp_path,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.strip() == ("their own" if installed else "tsplat's")
+
+
 def test_importing_the_package_installs_nothing(forks):
     result = forks.run("import sys, tsplat.compat.gsplat; assert 'gsplat' not in sys.modules")
     assert result.returncode == 0, result.stderr[-3000:]

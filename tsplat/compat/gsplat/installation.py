@@ -1,8 +1,12 @@
-"""``import gsplat`` without gsplat: puts this package in the place of the package ``gsplat``."""
+"""``import gsplat`` without gsplat: puts this package in the place of the package ``gsplat``.
+
+gsplat's trainers also import ``fused_ssim``. Where it is not installed, tsplat's stands in for it.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import sys
 
@@ -12,6 +16,7 @@ __all__ = ["AlreadyImportedError", "install"]
 
 NAME = "gsplat"
 PACKAGE = __package__
+SSIM = "fused_ssim"
 NOT_MIRRORED = ("__main__", "installation")
 """Modules that gsplat does not have."""
 
@@ -19,6 +24,7 @@ NOT_MIRRORED = ("__main__", "installation")
 def install() -> None:
     """Makes ``import gsplat`` and the import of its modules give this package, in this process.
 
+    If ``fused_ssim`` is not installed, importing it gives :mod:`tsplat.compat.inria.fused_ssim`.
     Installing again changes nothing.
 
     Raises:
@@ -32,3 +38,5 @@ def install() -> None:
         f"{NAME}.{name}": importlib.import_module(f"{PACKAGE}.{name}") for name in names if name not in NOT_MIRRORED
     }
     install_modules({NAME: package, **modules}, PACKAGE)
+    if SSIM not in sys.modules and importlib.util.find_spec(SSIM) is None:
+        install_modules({SSIM: importlib.import_module(f"tsplat.compat.inria.{SSIM}")}, PACKAGE)

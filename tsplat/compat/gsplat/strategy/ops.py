@@ -1,7 +1,6 @@
 """The names of ``gsplat.strategy.ops``: operations on Gaussians and their optimizers, all in place."""
 
 from ....strategies.operations import (
-    _update_param_with_optimizer,
     duplicate,
     inject_noise_to_position,
     relocate,
@@ -11,6 +10,7 @@ from ....strategies.operations import (
     split,
 )
 from ....strategies.random_numbers import _multinomial_sample
+from ....strategies.rows import _update_param_with_optimizer
 from .._rotations import normalized_quat_to_rotmat
 
 __all__ = [

@@ -1,0 +1,54 @@
+"""The name of ``gsplat.stage`` of gsplat 1.6: scenes, each with the function that renders it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ... import ArgumentError
+from .scene import GaussianScene
+
+__all__ = ["Stage"]
+
+
+class Stage:
+    """Scenes by their ids, each with a function that renders it."""
+
+    def __init__(self) -> None:
+        self._scenes: dict[str, tuple[GaussianScene, Callable[..., Any]]] = {}
+
+    def add_scene(self, scene: GaussianScene, render_fn: Callable[..., Any]) -> None:
+        """Adds a scene and the function that :meth:`render` calls for it.
+
+        Raises:
+            ArgumentError: There is a scene with its id.
+        """
+        if scene.id in self._scenes:
+            raise ArgumentError(f"scene: expected a new id, found {scene.id!r} beside {self.scene_ids()}")
+        self._scenes[scene.id] = (scene, render_fn)
+
+    def scene_ids(self) -> list[str]:
+        """Returns the ids of the scenes, in the order they were added."""
+        return list(self._scenes)
+
+    def get_scene(self, scene_id: str) -> GaussianScene:
+        """Returns a scene.
+
+        Raises:
+            KeyError: There is none with this id.
+        """
+        return self._entry(scene_id)[0]
+
+    def render(self, scene_id: str, **kwargs: Any) -> Any:
+        """Returns what the function of a scene returns for ``splats=scene.splats`` and the other arguments.
+
+        Raises:
+            KeyError: There is no scene with this id.
+        """
+        scene, render_fn = self._entry(scene_id)
+        return render_fn(splats=scene.splats, **kwargs)
+
+    def _entry(self, scene_id: str) -> tuple[GaussianScene, Callable[..., Any]]:
+        if scene_id not in self._scenes:
+            raise KeyError(f"scene_id: expected one of {self.scene_ids()}, found {scene_id!r}")
+        return self._scenes[scene_id]

@@ -1,0 +1,92 @@
+"""Replaces the rows of parameters, of the states of their optimizers, and of a strategy's statistics.
+
+`params`, `optimizers` and `state` are those of :mod:`tsplat.strategies.operations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from .gaussian_parameters import Optimizers, Parameters, State, check_optimizers, has_rows
+
+
+@torch.no_grad()
+def _update_param_with_optimizer(
+    param_fn: Callable[[str, Tensor], Tensor],
+    optimizer_fn: Callable[[str, Tensor], Tensor],
+    params: Parameters,
+    optimizers: Optimizers,
+    names: Iterable[str] | None = None,
+) -> None:
+    """Replaces parameters and the states of their optimizers.
+
+    Args:
+        param_fn: Maps the name and the old value of a parameter to its new value. Tensors that are not parameters
+            become parameters, which require a gradient if the old one does.
+        optimizer_fn: Maps the name and the old value of an optimizer's tensor to its new value. It is called for all
+            tensors but "step" and scalars.
+        params: Parameters by name, modified in place.
+        optimizers: Their optimizers, modified in place.
+        names: The parameters to replace; all if None.
+
+    Raises:
+        ArgumentError: See :func:`check_optimizers`.
+    """
+    names = tuple(params) if names is None else tuple(names)
+    check_optimizers(params, optimizers, names)
+    # Successors exist before anything is replaced, so that an error changes nothing.
+    successors = {}
+    for name in names:
+        old = params[name]
+        new = param_fn(name, old)
+        if not isinstance(new, torch.nn.Parameter):
+            new = torch.nn.Parameter(new.contiguous(), requires_grad=old.requires_grad)
+        entries = optimizers[name].state.get(old, {}) if name in optimizers else {}
+        successors[name] = (
+            new,
+            {key: optimizer_fn(key, value) if has_rows(key, value) else value for key, value in entries.items()},
+        )
+    for name, (new, entries) in successors.items():
+        if name in optimizers:
+            optimizers[name].state.pop(params[name], None)
+            if entries:
+                optimizers[name].state[new] = entries
+            optimizers[name].param_groups[0]["params"] = [new]
+        params[name] = new
+
+
+def update_state(state: State, n: int, change: Callable[[Tensor], Tensor]) -> None:
+    """Applies a function to the tensors of a strategy's state that have a row for each of n Gaussians."""
+    state.update(_changed_rows(state, n, change))
+
+
+def _changed_rows(state: State, n: int, change: Callable[[Tensor], Tensor]) -> State:
+    # The table of binomial coefficients may have as many rows by chance.
+    return {
+        key: change(value)
+        for key, value in state.items()
+        if key != "binoms" and isinstance(value, Tensor) and value.dim() and len(value) == n
+    }
+
+
+def replace_rows(
+    params: Parameters,
+    optimizers: Optimizers,
+    state: State,
+    n: int,
+    param_fn: Callable[[str, Tensor], Tensor],
+    moment_fn: Callable[[Tensor], Tensor],
+    state_fn: Callable[[Tensor], Tensor],
+) -> None:
+    """Replaces parameters, moments and statistics of n Gaussians. Nothing is replaced if a function raises."""
+    rows = _changed_rows(state, n, state_fn)
+    _update_param_with_optimizer(param_fn, lambda _, moment: moment_fn(moment), params, optimizers)
+    state.update(rows)
+
+
+def append_zeros(n: int) -> Callable[[Tensor], Tensor]:
+    """Returns a function that appends n rows of zeros."""
+    return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])])
