@@ -21,7 +21,7 @@ from tsplat.strategies.operations import (
     split,
 )
 from tsplat.strategies.relocation import binomial_table, compute_relocation
-from tsplat.strategies.rows import update_state
+from tsplat.strategies.rows import follow_replaced, update_state
 
 
 @given(st.integers(1, 30), st.integers(0, 2**31))
@@ -155,3 +155,21 @@ def test_noise_of_a_shard_must_lie_within_the_scene():
     for shard in ((0, 4), (1, 5), (-1, 9)):
         with pytest.raises(ArgumentError, match="shard: 5 Gaussians from"):
             inject_noise_to_position(params, optimizers, {}, 1.0, shard=shard)
+
+
+def test_optimizers_follow_replaced_parameters():
+    params, optimizers = make_model(6)
+    moments = optimizers["means"].state[params["means"]]
+    params["means"] = torch.nn.Parameter(torch.ones(6, 3))
+    params["quats"] = torch.nn.Parameter(torch.ones(9, 4))
+    with pytest.warns(UserWarning, match=r"those of means \(its moments kept\), quats \(without moments\) had other"):
+        follow_replaced(params, optimizers)
+    assert optimizers["means"].state == {params["means"]: moments}
+    assert not optimizers["quats"].state
+    for name in ("means", "quats"):
+        assert optimizers[name].param_groups[0]["params"][0] is params[name]
+    follow_replaced(params, optimizers)
+    # An optimizer of another entry is a mistake of the caller, which check_optimizers names.
+    optimizers["means"], optimizers["quats"] = optimizers["quats"], optimizers["means"]
+    follow_replaced(params, optimizers)
+    assert optimizers["means"].param_groups[0]["params"][0] is params["quats"]

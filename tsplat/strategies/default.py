@@ -13,6 +13,7 @@ from ..errors import ArgumentError, ShapeError
 from .base import Strategy
 from .gaussian_parameters import Follower, Optimizers, Parameters, State, check_opacity, check_parameters, opacities_of
 from .operations import LOG_SPLIT, duplicate, remove, reset_opa, revise_opacities, split
+from .rows import follow_replaced
 
 STATISTICS = ("grad2d", "count", "radii")
 
@@ -92,7 +93,9 @@ class DefaultStrategy(Strategy):
         """Retains the gradient of the projected means. To be called before the backward pass.
 
         Args:
-            params, optimizers, state, step: Not used.
+            params, optimizers: See :meth:`check_sanity`. Optimizers whose parameters were replaced get the current
+                ones, with a warning; see :func:`.rows.follow_replaced`.
+            state, step: Not used.
             info: `meta` of :func:`tsplat.rasterization`.
 
         Raises:
@@ -100,6 +103,7 @@ class DefaultStrategy(Strategy):
         """
         if self.key_for_gradient not in info:
             raise ArgumentError(f"info: expected {self.key_for_gradient}, found {sorted(info)}")
+        follow_replaced(params, optimizers)
         info[self.key_for_gradient].retain_grad()
 
     @torch.no_grad()

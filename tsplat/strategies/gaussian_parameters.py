@@ -102,7 +102,10 @@ def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable
             continue
         groups, states = optimizers[name].param_groups, optimizers[name].state
         if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0]["params"][0] is not parameter:
-            raise ArgumentError(f"optimizers: the one for {name} must have exactly this parameter, in one group")
+            raise ArgumentError(
+                f"optimizers: the one for {name} must have exactly this parameter, in one group; if it was made before "
+                "the parameter was replaced, as by loading a model of another size, step_pre_backward mends that"
+            )
         if states and parameter not in states:
             raise ArgumentError(
                 f"optimizers: the state of the one for {name} belongs to another tensor; replace parameters only by "

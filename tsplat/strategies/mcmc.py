@@ -24,6 +24,7 @@ from .gaussian_parameters import (
 )
 from .operations import inject_noise_to_position, relocate, sample_add
 from .relocation import binomial_table, check_binoms
+from .rows import follow_replaced
 
 
 @dataclasses.dataclass
@@ -68,6 +69,19 @@ class MCMCStrategy(Strategy):
     def refines(self, step: int) -> bool:
         """Whether Gaussians are relocated or added in this step."""
         return self.refine_start_iter < step < self.refine_stop_iter and step % self.refine_every == 0
+
+    def step_pre_backward(
+        self, params: Parameters, optimizers: Optimizers, state: State, step: int, info: dict[str, Any]
+    ) -> None:
+        """Gives optimizers whose parameters were replaced the current ones, with a warning.
+
+        To be called before the backward pass.
+
+        Args:
+            params, optimizers: See :meth:`check_sanity` and :func:`.rows.follow_replaced`.
+            state, step, info: Not used.
+        """
+        follow_replaced(params, optimizers)
 
     @torch.no_grad()
     def step_post_backward(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 
 import torch
@@ -90,3 +91,30 @@ def replace_rows(
 def append_zeros(n: int) -> Callable[[Tensor], Tensor]:
     """Returns a function that appends n rows of zeros."""
     return lambda rows: torch.cat([rows, rows.new_zeros(n, *rows.shape[1:])])
+
+
+def follow_replaced(params: Parameters, optimizers: Optimizers) -> None:
+    """Gives optimizers the parameters that took the place of theirs, and warns of it.
+
+    Programs that load a model of another size, as nerfstudio does, replace parameters after they made optimizers, which
+    then train nothing. Moments are kept if they have the shape of the new parameter, as those of a checkpoint do.
+    Optimizers that have another entry of `params`, or several parameters, are left for :func:`check_optimizers`.
+    """
+    current = {id(parameter) for parameter in params.values()}
+    replaced = []
+    for name, parameter in params.items():
+        groups = optimizers[name].param_groups if name in optimizers else []
+        if len(groups) != 1 or len(groups[0]["params"]) != 1 or id(groups[0]["params"][0]) in current:
+            continue
+        states = optimizers[name].state
+        entries = states.pop(groups[0]["params"][0], {})
+        if all(value.shape == parameter.shape for key, value in entries.items() if has_rows(key, value)):
+            states.update({parameter: entries} if entries else {})
+        groups[0]["params"] = [parameter]
+        replaced.append(f"{name} ({'its moments kept' if states else 'without moments'})")
+    if replaced:
+        warnings.warn(
+            f"optimizers: those of {', '.join(replaced)} had other parameters, as after loading a model of another "
+            "size; they train the current ones from now on",
+            stacklevel=3,
+        )

@@ -126,6 +126,42 @@ def test_splatfacto_resumes():
         assert torch.equal(parameter, other.gauss_params[name]), name
 
 
+@pytest.mark.parametrize("strategy", [default, mcmc])
+@pytest.mark.parametrize("before_refinement", [True, False])
+def test_splatfacto_loads_checkpoints_as_ns_train(strategy, before_refinement, tmp_path):
+    """``ns-train --load-dir``: optimizers are made, then parameters are replaced, then states are loaded."""
+    torch.manual_seed(0)
+    model, other = (Splatfacto(strategy()) for _ in range(2))
+    model.fit(4 if before_refinement else 7)
+    checkpoint = {"model": model.state_dict(), "optimizers": {k: v.state_dict() for k, v in model.optimizers.items()}}
+    torch.save(checkpoint, tmp_path / "step-000000006.ckpt")
+    loaded = torch.load(tmp_path / "step-000000006.ckpt", map_location="cpu")
+    for name, parameter in other.gauss_params.items():
+        shape = loaded["model"][f"gauss_params.{name}"].shape
+        assert (shape == parameter.shape) == before_refinement
+        other.gauss_params[name] = torch.nn.Parameter(torch.zeros(shape))
+    other.load_state_dict(loaded["model"])
+    for name, state in loaded["optimizers"].items():
+        other.optimizers[name].load_state_dict(state)
+    other.schedulers["means"].load_state_dict(model.schedulers["means"].state_dict())
+    other.strategy_state, other.step = copy.deepcopy(model.strategy_state), model.step
+    for one in (model, other):
+        torch.manual_seed(1)
+        one.step += 1
+        if one is other:
+            with pytest.warns(UserWarning, match=r"means \(its moments kept\), .* had other parameters"):
+                one.fit(1)
+            one.step += 1
+            one.fit(6)
+        else:
+            one.fit(7)
+    for name, parameter in model.gauss_params.items():
+        assert torch.equal(parameter, other.gauss_params[name]), name
+        saved = other.optimizers[name].state_dict()
+        assert saved["state"].keys() == {0}
+        assert saved["state"][0]["exp_avg"].shape == parameter.shape
+
+
 @torch.no_grad()
 def test_splatfacto_renders_crops():
     model = Splatfacto(default()).eval()
