@@ -78,7 +78,7 @@ INVALID = [
     (dict(distributed="yes"), ArgumentError, "distributed: expected True or False, found 'yes'"),
     (dict(render_mode="rgb"), ArgumentError, "render_mode: expected one of 'RGB', .*found 'rgb'"),
     (dict(rasterize_mode="fast"), ArgumentError, "rasterize_mode: expected one of 'classic', 'antialiased'"),
-    (dict(camera_model="lidar"), ArgumentError, "camera_model: expected one of 'pinhole'"),
+    (dict(camera_model="equirectangular"), ArgumentError, "camera_model: expected one of 'pinhole'"),
     (dict(numerics="gsplat"), ArgumentError, "numerics: expected one of 'gsplat-1.5', 'gsplat-1.6', 'inria'"),
     (dict(backend="cuda"), ArgumentError, "backend: expected one of 'auto', 'triton', 'torch', 'reference'"),
     (dict(distributed=True), ArgumentError, "distributed: there is no process group; .* call torch.distributed.init"),
@@ -88,6 +88,8 @@ INVALID = [
 
 UNSUPPORTED = [
     (dict(camera_model="ftheta"), "camera_model"),
+    (dict(camera_model="lidar"), "camera_model"),
+    (dict(render_mode="RGB-Ed"), "render_mode"),
     (dict(ftheta_coeffs=object()), "ftheta_coeffs"),
     (dict(tile_size=32), "tile_size"),
     (dict(Ks=torch.eye(3).expand(2, 3, 3).clone().requires_grad_()), "Ks"),
@@ -146,6 +148,14 @@ def test_unsupported_option_raises(scene, change, name):
         (
             dict(absgrad=True, backend="reference"),
             "absgrad: not implemented with backend='reference'; use another backend",
+        ),
+        (
+            dict(camera_model="lidar"),
+            r"camera_model: 'lidar' is not implemented; spinning lidars \(lidar_coeffs\) cannot be rendered; use cameras",
+        ),
+        (
+            dict(render_mode="RGB-Ed"),
+            "render_mode: 'RGB-Ed' is not implemented; distances along rays cannot be rendered; use 'D', 'ED', .*",
         ),
         (dict(ftheta_coeffs=object()), "ftheta_coeffs: the f-theta camera is not implemented; pass None"),
     ],

@@ -1,12 +1,17 @@
 """Launches by a key: what is compiled once more, what is not, and what is still checked."""
 
+import re
+import threading
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 import triton.language as tl
 
+from tsplat import triton_cpu
 from tsplat.kernels.launch import Int, kernel, launch
+from tsplat.kernels.prepared import Notice
 
 pytestmark = pytest.mark.triton
 
@@ -73,3 +78,56 @@ def test_strides_are_checked_in_every_launch(prepared, n_before):
 def test_other_devices_are_refused():
     with pytest.raises(TypeError, match="on the CPU"):
         total(torch.ones(2), out=torch.zeros(1, device="meta"))
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_long_compilation_is_said_once(long, prepared, monkeypatch, caplog):
+    """While it lasts: the body of a compilation waits for the line."""
+    monkeypatch.setattr("tsplat.kernels.prepared.PATIENCE", 0.0 if long else 60.0)
+    notice, said = Notice(), threading.Event()
+    monkeypatch.setattr("tsplat.kernels.prepared._notice", notice)
+    caplog.handler.addFilter(lambda record: said.set() or True)
+    prepare = triton_cpu.prepare
+
+    def slowly(*arguments):
+        assert said.wait(30 if long else 0) == long
+        return prepare(*arguments)
+
+    monkeypatch.setattr("tsplat.triton_cpu.prepare", slowly)
+    a = torch.tensor([1.0, 2.0])
+    assert total(a) == 3
+    assert total(a, n=1) == 4
+    assert total(a) == 3
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == long
+    assert all(re.match("tsplat: compiling kernels for a new kind of call; .* find them in /", line) for line in lines)
+
+
+def test_launches_that_were_prepared_cost_no_timer(prepared, monkeypatch):
+    a = torch.tensor([1.0, 2.0])
+    total(a)
+    monkeypatch.setattr("tsplat.kernels.prepared._notice", None)
+    assert total(a) == 3
+
+
+def test_time_of_a_call_adds_up(monkeypatch):
+    """Kernels that are compiled one after another count together; after a pause, the next call counts from 0."""
+    clock, delays = [0.0], []
+
+    class Timer:
+        def __init__(self, delay, function):
+            delays.append(delay)
+
+        def start(self):
+            pass
+
+        cancel = start
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("threading.Timer", Timer)
+    notice = Notice()
+    for took, waited in ((0.5, 1.0), (1.0, 1.0), (1.0, 60.0), (1.0, 0.0)):
+        with notice.compiling():
+            clock[0] += took
+        clock[0] += waited
+    assert delays == [2.0, 1.5, 0.5, 2.0]

@@ -60,7 +60,7 @@ def test_absgrad_and_packed_info():
     strategy.step_post_backward(params, optimizers, state, 600, rows, packed=True)
     assert params["ids"].tolist() == [1, 2, 3, 4, 4]
     del means2d.absgrad
-    with pytest.raises(ArgumentError, match=r"info: means2d has no absgrad; .* absgrad=True"):
+    with pytest.raises(ArgumentError, match=r"means2d has no absgrad; .* absgrad=True; .*3DGUT.* use MCMCStrategy"):
         strategy.step_post_backward(params, optimizers, state, 601, rows, packed=True)
     with pytest.raises(ArgumentError, match="info: expected means2d, found"):
         strategy.step_pre_backward(params, optimizers, state, 0, {})

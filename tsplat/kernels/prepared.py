@@ -6,7 +6,11 @@ the key up and call the compiled code, without the work of ``kernel[grid](...)``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import triton
@@ -23,6 +27,12 @@ Run = Callable[[int, Values], None]
 
 OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None, "enable_fp_fusion": True}
 """Compiler options of launches, and their defaults."""
+
+PATIENCE = 2.0
+"""Seconds of compilation after which a line says what takes long."""
+
+PAUSE = 5.0
+"""Seconds without compilation after which what is compiled belongs to another call."""
 
 SMALL_STORAGE = 2**31 - 1
 """Bytes up to which Triton's AMD backend specializes on the size of a tensor's storage."""
@@ -50,14 +60,50 @@ class Prepared:
             TritonCPUError: The kernel cannot be compiled for the CPU.
         """
         check_contiguous(self.kernel, arguments)
-        if not self._on_cpu:
-            self._runs[key] = _launch_by_triton(self.kernel, n_programs, arguments)
-            return
-        try:
-            self._runs[key] = triton_cpu.prepare(self.kernel, arguments)
-        except triton_cpu.TritonCPUError as error:
-            raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
+        with _notice.compiling():
+            if not self._on_cpu:
+                self._runs[key] = _launch_by_triton(self.kernel, n_programs, arguments)
+                return
+            try:
+                self._runs[key] = triton_cpu.prepare(self.kernel, arguments)
+            except triton_cpu.TritonCPUError as error:
+                raise triton_cpu.TritonCPUError(f"{error}; use backend='torch'") from error
         self.launch_again(n_programs, **arguments)
+
+
+class Notice:
+    """Tells the logger `tsplat`, once a call, that kernels of a new kind of call are being compiled."""
+
+    def __init__(self) -> None:
+        self._seconds, self._ended, self._said = 0.0, 0.0, False
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Counts the time of its body, and speaks when all bodies of a call have taken `PATIENCE`."""
+        began = time.monotonic()
+        if began - self._ended > PAUSE:
+            self._seconds, self._said = 0.0, False
+        timer = threading.Timer(max(PATIENCE - self._seconds, 0.0), self._say)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._ended = time.monotonic()
+            self._seconds += self._ended - began
+
+    def _say(self) -> None:
+        if not self._said:
+            self._said = True
+            logging.getLogger("tsplat").warning(
+                "tsplat: compiling kernels for a new kind of call; this takes up to a minute, and later runs find them "
+                "in %s",
+                triton.knobs.cache.dir,
+            )
+
+
+_notice = Notice()
 
 
 def check_contiguous(kernel: Any, arguments: dict[str, Any]) -> None:

@@ -54,10 +54,6 @@ def name_of(rolling_shutter: Any) -> Any:
 def check_camera_model(camera_model: object) -> None:
     """Raises unless a camera model is implemented."""
     check_choice("camera_model", camera_model, CAMERA_MODELS)
-    if camera_model == "ftheta":
-        raise UnsupportedError(
-            "camera_model: 'ftheta' is not implemented; undistort the images and use 'pinhole' or 'fisheye'"
-        )
 
 
 def check_unscented(with_ut: bool, ut_params: object, numerics: Numerics) -> Unscented | None:

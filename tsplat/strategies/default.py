@@ -210,7 +210,9 @@ class DefaultStrategy(Strategy):
         if found is None:
             raise ArgumentError(
                 f"info: {key} has no {'absgrad' if self.absgrad else 'gradient'}; call step_pre_backward before the "
-                "backward pass" + (", and rasterization with absgrad=True" if self.absgrad else "")
+                "backward pass"
+                + (", and rasterization with absgrad=True" if self.absgrad else "")
+                + "; with with_eval3d=True (3DGUT) there is none, so use MCMCStrategy (simple_trainer.py mcmc)"
             )
         rows = len(info["gaussian_ids"]) if packed else n
         for name, tensor in ((key, found), ("radii", info["radii"])):
