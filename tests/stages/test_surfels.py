@@ -521,8 +521,7 @@ def test_kernels_for_gpus_do_not_spill(target):
         kernels.surfels_bwd(gaussians, cameras, projected.row_of, projected.radii, *v, needs_poses=True)
         for cut in (lists.CUT, 0):
             patch.setattr(lists, "CUT", cut)
-            starts = torch.arange(2 * n, dtype=torch.int32)
-            patch.setattr(lists, "count_chunks", lambda offsets, _: (starts[: len(offsets)], starts[-2:]))
+            patch.setattr(lists, "count_chunks", lambda offsets, _: (ids[: len(offsets)], ids[-2:]))
             intersections = Intersections(0, offsets, ones(n, dtype=torch.int32), order, ones(n, dtype=torch.int16))
             buffers = RenderBuffers(ones(1, *size[::-1], 8), image, last_ids, last_ids)
             parts = kernels.composite_fwd(splats, None, None, intersections, buffers, settings)
