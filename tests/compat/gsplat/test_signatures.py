@@ -96,3 +96,9 @@ print("RESULT", json.dumps([gsplat.__file__, gsplat.all, found]))
     assert found == SIGNATURES
     assert len(names) == 27
     assert set(names) <= set(tsplat.compat.gsplat.__all__)
+
+
+def test_capabilities_are_those_that_work():
+    package = tsplat.compat.gsplat
+    names = [name for name in package.__all__ if name.startswith("has_")]
+    assert {name for name in names if not getattr(package, name)()} == {"has_camera_wrappers"}

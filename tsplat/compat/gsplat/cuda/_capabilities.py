@@ -20,7 +20,7 @@ def has_3dgs() -> bool:
 
 def has_3dgut() -> bool:
     """Returns whether the unscented transform and evaluation in 3D are implemented."""
-    return False
+    return True
 
 
 def has_adam() -> bool:
@@ -29,7 +29,7 @@ def has_adam() -> bool:
 
 
 def has_camera_wrappers() -> bool:
-    """Returns whether distorted cameras are implemented."""
+    """Returns whether gsplat's classes of cameras, which wrap its C++ code, are implemented."""
     return False
 
 
