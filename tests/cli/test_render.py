@@ -14,7 +14,8 @@ from tsplat import cli
 from tsplat.scene import Camera, View, intrinsics, look_at, read_ply, write_ply
 from tsplat.support.files import write_json
 from tsplat.training import Checkpoint, RunConfig, write_checkpoint
-from tsplat.viewing.trajectories import describe_cameras
+from tsplat.viewing import framing
+from tsplat.viewing.trajectories import describe_cameras, spiral_at
 
 
 def read_pixels(path):
@@ -152,6 +153,33 @@ def test_videos_of_a_run_follow_its_cameras(run, model, tmp_path, capsys):
     command = ["render", str(run), "--trajectory", "path", "--out", str(tmp_path / "a.gif")]
     assert cli.main([*command, "--eye", "0", "-2", "4"]) == 2
     assert "--eye: not with a path along cameras" in capsys.readouterr().err
+
+
+def test_spirals_of_a_run_stay_inside_its_training_cameras(run, model, tmp_path, monkeypatch):
+    found = []
+
+    def spiral(*arguments, inside):
+        found.append([camera.is_test for camera in inside])
+        return spiral_at(*arguments, inside=inside)
+
+    monkeypatch.setattr(framing, "spiral_at", spiral)
+    spirals = [
+        "--trajectory",
+        "spiral",
+        "--width",
+        "32",
+        "--height",
+        "24",
+        "--frames",
+        "2",
+        "--out",
+        str(tmp_path / "a"),
+    ]
+    for words in ([str(run)], [str(run), "--eye", "0", "-2", "4"], [str(model)]):
+        assert cli.main(["render", *words, *spirals]) == 0
+    assert len(found[0]) > 1
+    assert not any(found[0])
+    assert found[1:] == [[], []]
 
 
 def test_view_renders_a_view_of_a_run_at_its_own_size(run, model, tmp_path, capsys):

@@ -101,6 +101,21 @@ def test_spiral_at_stays_near_the_eye_and_looks_at_the_target():
     assert torch.allclose(viewmats[:, :2, 3], torch.zeros(60, 2), atol=1e-5)
 
 
+def test_spiral_stays_inside_the_positions_of_cameras():
+    """A row of cameras that starts at the eye: no other height, and only to one side."""
+    K = intrinsics(40, 30, 50)
+    inside = [Camera(look_at((0.3 * i, 0.0, -4.0), (0, 0, 0)), K, 40, 30) for i in range(6)]
+    viewmats = spiral_at((0.0, 0.0, -4.0), (0.0, 0.0, 0.0), UP, 60, inside=inside)
+    found = torch.stack([center(viewmat) for viewmat in viewmats])
+    assert found[:, 0].amin() == pytest.approx(0, abs=1e-5)
+    assert 0.5 < found[:, 0].amax() < 1.5 + 1e-5
+    assert found[:, 1:].sub(torch.tensor([0.0, -4.0])).abs().max() < 1e-5
+    # Of a large extent, the spiral needs only a part.
+    free = spiral_at((0.0, 0.0, -4.0), (0.0, 0.0, 0.0), UP, 60)
+    corners = [Camera(look_at((x, x, x - 4.0), (0, 0, 0)), K, 40, 30) for x in (-9.0, 9.0)]
+    assert torch.equal(spiral_at((0.0, 0.0, -4.0), (0.0, 0.0, 0.0), UP, 60, inside=corners), free)
+
+
 @pytest.mark.parametrize("trajectory", [orbit_around, spiral_at])
 def test_trajectories_need_at_least_one_frame(trajectory):
     with pytest.raises(ArgumentError, match="frames"):

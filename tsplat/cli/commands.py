@@ -197,8 +197,8 @@ def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
         gaussians, cameras, fov=arguments.fov, eye=arguments.eye, target=arguments.look_at, up=arguments.up
     )
     width, height = arguments.width or 800, arguments.height or 600
+    training = [camera for camera in cameras if not camera.is_test]
     if trajectory == "path":
-        training = [camera for camera in cameras if not camera.is_test]
         if not training:
             raise ArgumentError(f"--trajectory: {arguments.model} has no cameras.json of a run; use orbit")
         for name in ("eye", "look_at", "up"):
@@ -215,6 +215,7 @@ def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
         **framing,
         trajectory=trajectory,
         frames=arguments.frames,
+        inside=[] if arguments.eye else training,  # a place that is given may be anywhere
     )
 
 

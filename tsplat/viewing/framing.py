@@ -39,6 +39,7 @@ def place_cameras(
     up: Sequence[float] | None = None,
     trajectory: Literal["orbit", "spiral"] | None = None,
     frames: int = 120,
+    inside: Sequence[Camera] = (),
 ) -> list[Camera]:
     """Places one camera, or the cameras of a trajectory, to view a model.
 
@@ -49,6 +50,7 @@ def place_cameras(
         up: [3] world direction that points up in the image; guessed where None, see :func:`guess_up`.
         trajectory: An orbit around the target or a spiral at the eye; None for a single camera.
         frames: Number of cameras of a trajectory.
+        inside: Cameras whose extent a spiral does not leave, see :func:`tsplat.viewing.spiral_at`.
 
     Raises:
         ArgumentError: No Gaussian is visible; or as :func:`tsplat.scene.look_at` and :func:`tsplat.scene.intrinsics`.
@@ -62,9 +64,10 @@ def place_cameras(
             eye = (torch.tensor(target) - center - framed[:3, :3].T @ framed[:3, 3]).tolist()
     if trajectory is None:
         poses = look_at(eye, target, up)[None]
+    elif trajectory == "orbit":
+        poses = orbit_around(eye, target, up, frames)
     else:
-        follow = orbit_around if trajectory == "orbit" else spiral_at
-        poses = follow(eye, target, up, frames)
+        poses = spiral_at(eye, target, up, frames, inside=inside)
     K = intrinsics(width, height, fov)
     return [Camera(viewmat, K, width, height) for viewmat in poses]
 

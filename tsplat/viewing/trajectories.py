@@ -56,7 +56,14 @@ def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[flo
     )
 
 
-def spiral_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int) -> Tensor:
+def spiral_at(
+    eye: Sequence[float],
+    target: Sequence[float],
+    up: Sequence[float],
+    frames: int,
+    *,
+    inside: Sequence[Camera] = (),
+) -> Tensor:
     """Returns the cameras of a closed spiral around `eye` that looks at `target`.
 
     The usual trajectory for forward-facing scenes (Mildenhall et al., 2019, "Local light field fusion").
@@ -64,6 +71,8 @@ def spiral_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float]
     Args:
         eye: [3] center of the spiral, world frame.
         target, up, frames: As for :func:`orbit_around`.
+        inside: Cameras whose extent, along the axes of a camera at `eye`, limits the spiral, which is moved into it;
+            none for no limit.
 
     Returns:
         World-to-camera matrices [frames, 4, 4].
@@ -75,11 +84,17 @@ def spiral_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float]
     viewmat = look_at(eye, target, up).double()
     start = torch.tensor(eye, dtype=torch.float64)
     distance = float((start - torch.tensor(target, dtype=torch.float64)).norm())
+    radii, middle = distance * torch.tensor([SWING, SWING, DIVE]).double(), torch.zeros(3, dtype=torch.float64)
+    if inside:
+        offsets = (torch.stack([camera.position for camera in inside]) - start) @ viewmat[:3, :3].T
+        low, high = offsets.amin(0), offsets.amax(0)
+        radii = torch.minimum(radii, (high - low) / 2)
+        middle = torch.minimum(torch.maximum(middle, low + radii), high - radii)
     matrices = []
     for i in range(frames):
         a = 2 * math.pi * i / frames
-        swing = (SWING * math.cos(TURNS * a), SWING * math.sin(TURNS * a), DIVE * math.sin(a))
-        offset = distance * torch.tensor(swing, dtype=torch.float64) @ viewmat[:3, :3]
+        swing = torch.tensor([math.cos(TURNS * a), math.sin(TURNS * a), math.sin(a)], dtype=torch.float64)
+        offset = (middle + radii * swing) @ viewmat[:3, :3]
         matrices.append(look_at((start + offset).tolist(), target, up))
     return torch.stack(matrices)
 
