@@ -16,6 +16,7 @@ from tsplat.scene import Camera, intrinsics, look_at, write_ply
 from tsplat.scene.images import to_bytes
 from tsplat.viewing import render
 from tsplat.viewing.viewer import Viewer, open_viewed, server
+from tsplat.viewing.viewer.keyframes import VideoOptions
 from tsplat.viewing.viewer.session import Session
 
 pytest.importorskip("viser", reason="needs the extra viewer")
@@ -145,9 +146,11 @@ def test_client_that_vanishes_during_a_preview_or_a_video(
     for x in (0.0, 1.0):
         look_from(client, (x, 0.0, -3.0))
         session = next(iter(viewer._sessions.values()))
-        session._add_keyframe()
+        session._video._add()
     n_files = len(list(tmp_path.iterdir()))
-    action = partial(session._preview, 600.0) if label == "Preview" else partial(session._video, 600.0, Path("a.gif"))
+    session._video._seconds.value = 600.0
+    tab = session._video
+    action = tab._preview if label == "Preview" else partial(tab._video, VideoOptions(600.0), Path("a.gif"))
     thread = threading.Thread(target=session._callbacks.run, args=(action,))
     thread.start()
     client.receive(0.5)
