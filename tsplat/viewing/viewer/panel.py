@@ -169,6 +169,8 @@ class Panel:
 
     def show_message(self, text: str) -> None:
         """Shows a line below, in bold between double asterisks; hides it if it is empty."""
+        if not text and not self._message.visible:
+            return
         bold = "**" if text.startswith("**") and text.endswith("**") and len(text) > 4 else ""
         self._message.content = f"{bold}{escape_markdown(text.removeprefix(bold).removesuffix(bold))}{bold}"
         self._message.visible = bool(text)

@@ -126,9 +126,9 @@ class Viewer:
         with self._lock:
             sessions = list(self._sessions.values())
             self._sessions.clear()
-        for session in sessions:
-            session.tell(message)
         if message and sessions:
+            for session in sessions:
+                session.tell(message)
             self._server.flush()
             time.sleep(FAREWELL_SECONDS)
         for session in sessions:
