@@ -1,0 +1,226 @@
+"""Compares training recipes at equal steps and an equal budget of Gaussians, on photographs and on rendered captures.
+
+    python -m benchmarks.trainers [--captures NAME ...] [--recipes RECIPE ...] [--steps N ...] [--seeds N ...]
+        [--budget FACTOR] [--json FILE] [--figure FILE] [--table]
+
+A recipe is `gsplat`, `mcmc` or `standard`, or one of these with other settings: `standard:antialiased=false`,
+`standard:means_rate*=2,strategy.refine_every=5`. The budget is the number of Gaussians that a recipe may use, as a
+factor of the number of initial points; 0 leaves it to the recipe. Captures whose photographs do not exist are skipped.
+
+`--json` appends a line per run; `--table` and `--figure` show the means over seeds of all lines of that file, the
+figure as PSNR over time. Times are those of the steps, without evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from benchmarks.room import room_capture
+from tests.support.paths import SCENES
+from tsplat.rendering import render, render_views
+from tsplat.scene import Capture, Gaussians, read_capture
+from tsplat.scene.capture.views import Color, View
+from tsplat.strategies import MCMCStrategy
+from tsplat.training import RunConfig, Trainer, evaluate, preset
+from tsplat.training.configuration import SCHEDULE_STEPS, from_json, to_json
+
+CAPTURES: dict[str, Callable[[], Capture]] = {
+    "banana": lambda: read_capture(SCENES / "banana", downscale=4),
+    "lego": lambda: read_capture(SCENES / "lego_400", downscale=4),
+    "lego-2": lambda: read_capture(SCENES / "lego_400", downscale=2),
+    "room": room_capture,
+    "exposure": lambda: room_capture(exposure=0.25),
+    "tiny": lambda: room_capture(32, 24, n_train=4, n_test=2, n_points=200),
+}
+DEFAULT_CAPTURES = ("banana", "lego", "room", "exposure")
+FOLDERS = {"banana": "banana", "lego": "lego_400", "lego-2": "lego_400"}
+"""Folders of the captures that are read."""
+
+EVALUATIONS = 10
+"""Number of evaluations of the held-out views during a run."""
+
+FLOATING = 0.8
+"""A Gaussian floats in a view if its depth is less than this part of the expected depth at its center."""
+
+
+def gsplat(steps: int) -> RunConfig:
+    """MCMC as the trainer of gsplat 1.5.3 runs it if its `steps_scaler` shortens a run from 30,000 steps."""
+    factor = steps / SCHEDULE_STEPS
+
+    def scaled(n: int) -> int:
+        return max(1, int(n * factor))
+
+    strategy = MCMCStrategy(
+        refine_start_iter=scaled(500), refine_stop_iter=scaled(25_000), refine_every=scaled(100)
+    )  # fmt: skip
+    return dataclasses.replace(preset("mcmc", steps), strategy=strategy, sh_interval=scaled(1000))
+
+
+RECIPES: dict[str, Callable[[int], RunConfig]] = {
+    "gsplat": gsplat,
+    "mcmc": lambda steps: preset("mcmc", steps),
+    "standard": lambda steps: preset("standard", steps),
+}
+
+
+def configure(recipe: str, steps: int) -> RunConfig:
+    """Returns the configuration of a recipe with its settings."""
+    name, _, settings = recipe.partition(":")
+    values = to_json(RECIPES[name](steps))
+    for setting in filter(None, settings.split(",")):
+        match = re.fullmatch(r"(strategy\.)?(\w+)(\*?)=(.+)", setting)
+        if match is None:
+            raise SystemExit(f"{recipe}: expected NAME=VALUE or NAME*=FACTOR, found {setting}")
+        of_strategy, key, factor, text = match.groups()
+        target = values["strategy"] if of_strategy else values
+        target[key] = target[key] * float(text) if factor else json.loads(text)
+    return from_json(values, recipe)
+
+
+def run(name: str, capture: Capture, recipe: str, steps: int, seed: int, budget: float) -> dict[str, Any]:
+    """Trains once and returns the figures of the run."""
+    config = dataclasses.replace(configure(recipe, steps), seed=seed, background=capture.background)
+    if budget:
+        config = dataclasses.replace(config, max_gaussians=int(budget * len(capture.points)))
+    initial = Gaussians.from_points(
+        capture.points, capture.colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
+    )
+    trainer = Trainer(initial, capture.train, config)
+    seconds, curve = 0.0, []
+    for step in range(1, steps + 1):
+        start = time.perf_counter()
+        trainer.advance()
+        seconds += time.perf_counter() - start
+        if step % max(1, steps // EVALUATIONS) == 0 and step < steps:
+            psnr = evaluate(trainer.gaussians, capture.test, background=config.backdrop).psnr
+            curve.append((round(seconds, 2), step, round(psnr, 3)))
+    found, fitted = (
+        evaluate(trainer.gaussians, views, background=config.backdrop) for views in (capture.test, capture.train)
+    )
+    curve.append((round(seconds, 2), steps, round(found.psnr, 3)))
+    return {
+        "capture": name,
+        "recipe": recipe,
+        "steps": steps,
+        "seed": seed,
+        "psnr": round(found.psnr, 3),
+        "ssim": round(found.ssim, 4),
+        "gaussians": trainer.n_gaussians,
+        "seconds": round(seconds, 1),
+        "train_psnr": round(fitted.psnr, 3),
+        "floaters": round(floaters(trainer.gaussians, capture.test, config.backdrop), 4),
+        "curve": curve,
+    }
+
+
+@torch.no_grad()
+def floaters(gaussians: Gaussians, views: Iterable[View], background: Color) -> float:
+    """The part of the pixels' weight that belongs to Gaussians far in front of the surface, as a mean over views."""
+    found = []
+    for view in views:
+        depth, _, meta = render_views(gaussians, [view.camera], render_mode="ED")
+        x, y = meta["means2d"][0].long().unbind(-1)
+        surface = depth[0, y.clamp(0, view.height - 1), x.clamp(0, view.width - 1), 0]
+        in_front = (meta["depths"][0] < FLOATING * surface).float()
+        # Black Gaussians but for those in front, which are white.
+        marked = dataclasses.replace(
+            gaussians, sh0=((in_front - 0.5) / 0.28209479)[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
+        )
+        found.append(float(render(marked, view.camera).mean()))
+    return mean(found)
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Returns means over seeds, with half the range of PSNR, in Markdown."""
+    rows = defaultdict(list)
+    for line in lines:
+        rows[line["capture"], line["steps"], line["recipe"]].append(line)
+    text = "| capture | steps | recipe | seeds | Gaussians | PSNR (dB) | SSIM | training PSNR | floaters | seconds |\n"
+    text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+    for (capture, steps, recipe), runs in sorted(rows.items()):
+        psnr = [line["psnr"] for line in runs]
+        n, ssim, fitted, front, seconds = (
+            mean(line[key] for line in runs) for key in ("gaussians", "ssim", "train_psnr", "floaters", "seconds")
+        )
+        text += (
+            f"| {capture} | {steps:,} | {recipe} | {len(runs)} | {n:,.0f} | {mean(psnr):.2f} ± "
+            f"{(max(psnr) - min(psnr)) / 2:.2f} | {ssim:.3f} | {fitted:.2f} | {100 * front:.1f} % | {seconds:.0f} |\n"
+        )
+    return text
+
+
+def draw(lines: list[dict[str, Any]], path: Path) -> None:
+    """Draws PSNR over seconds: a panel for each capture and number of steps, a curve for each recipe."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = sorted({(line["capture"], line["steps"]) for line in lines})
+    recipes = list(dict.fromkeys(line["recipe"] for line in lines))
+    columns = min(len(panels), 2)
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(5 * columns, 3.6 * rows), squeeze=False)
+    for panel, ax in zip(panels, axes.flat):
+        for i, recipe in enumerate(recipes):
+            curves = [x["curve"] for x in lines if (x["capture"], x["steps"], x["recipe"]) == (*panel, recipe)]
+            if curves:
+                means = [[mean(values) for values in zip(*points)] for points in zip(*curves)]
+                seconds, _, psnr = zip(*means)
+                ax.plot(seconds, psnr, marker=".", color=f"C{i}", label=recipe)
+        ax.set(title=f"{panel[0]}, {panel[1]:,} steps", xlabel="seconds", ylabel="held-out PSNR (dB)")
+        ax.grid(alpha=0.3)
+        ax.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--captures", nargs="+", choices=CAPTURES, default=DEFAULT_CAPTURES)
+    parser.add_argument("--recipes", nargs="*", default=("gsplat", "standard"))
+    parser.add_argument("--steps", nargs="+", type=int, default=(1500,))
+    parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+    parser.add_argument("--budget", type=float, default=3.2, help="Gaussians per initial point; 0 for no limit")
+    parser.add_argument("--json", type=Path, help="file to append a line per run to")
+    parser.add_argument("--table", action="store_true", help="print a table of all runs in that file")
+    parser.add_argument("--figure", type=Path, help="file for a picture of PSNR over time")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = []
+    for name in options.captures if options.recipes else ():
+        folder = FOLDERS.get(name)
+        if folder and not (SCENES / folder).is_dir():
+            print(f"{name}: skipped, as {SCENES / folder} does not exist")
+            continue
+        capture = CAPTURES[name]()
+        for steps in options.steps:
+            for seed in options.seeds:
+                for recipe in options.recipes:
+                    lines.append(run(name, capture, recipe, steps, seed, options.budget))
+                    print(json.dumps({key: value for key, value in lines[-1].items() if key != "curve"}), flush=True)
+                    if options.json:
+                        with options.json.open("a") as file:
+                            file.write(json.dumps(lines[-1]) + "\n")
+    if options.json and options.json.exists():
+        lines = [json.loads(line) for line in options.json.read_text().splitlines()]
+    if options.table:
+        print(table(lines))
+    if options.figure and lines:
+        draw(lines, options.figure)
+
+
+if __name__ == "__main__":
+    main()
