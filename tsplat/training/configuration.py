@@ -70,7 +70,7 @@ class Config:
             sparse points, in units of the scene's extent.
         pose_refinement: Learn a small rotation and translation of each training camera.
         pose_rate: Learning rate of the rotations, in radians, and of the translations, in units of the scene's extent.
-        exposure: Learn an affine map of the colors of each training view.
+        exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
         exposure_rate: Learning rate of the maps' entries.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
         parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.

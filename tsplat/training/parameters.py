@@ -92,6 +92,13 @@ class Parameters:
         motion = self.params["motions"][view]
         return torch.cat([motion[:3], self._extent * motion[3:]])
 
+    @torch.no_grad()
+    def center_exposures(self) -> None:
+        """Shifts exposures so that their mean is the identity: held-out views are rendered without one."""
+        if "exposures" in self.params:
+            exposures = self.params["exposures"]
+            exposures -= exposures.mean(0) - torch.eye(3, 4).to(exposures)
+
     def set_rates(self, step: int) -> float:
         """Sets all learning rates for a step and returns that of the means, in world units."""
         config = self._config

@@ -135,6 +135,7 @@ class Trainer:
         loss_scale = self._gradient_step.scaler.get_scale()
         self._regularize(loss_scale)
         warning = self._gradient_step.take(self.step)
+        self._parameters.center_exposures()
         if self._densification.strategy is not None and warning is None:
             gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
             info = merge_info(metas, self._views[views[0]], loss_scale, config.views_per_step, gather)
