@@ -22,7 +22,7 @@ from torch import Tensor
 from tsplat.scene import Gaussians, procedural_capture
 from tsplat.stages import capacity
 from tsplat.stages.process_group import RankGroup
-from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest
 from tsplat.training import write_checkpoint as write
 from tsplat.training.parameters import scene_tensors
@@ -44,16 +44,18 @@ def configuration(kind, parallel, steps=STEPS):
         "default": DefaultStrategy(grow_grad2d=1.2e-3, prune_opa=0.02, reset_every=steps // 2, **schedule),
         "absgrad": DefaultStrategy(grow_grad2d=5e-3, absgrad=True, **schedule),
         "mcmc": MCMCStrategy(cap_max=250, **schedule),
+        "long-axis": LongAxisStrategy(growth=1.3, **schedule),
     }
     return RunConfig(
         steps=steps,
         # Not multiples of two or four ranks, so that some ranks have no view in the last turn.
-        views_per_step={"default": 3, "absgrad": 5, "mcmc": 4}[kind],
+        views_per_step={"default": 3, "absgrad": 5, "mcmc": 4, "long-axis": 3}[kind],
         seed=5,
         strategy=strategies[kind],
         parallel=parallel,
         means_rate=1e-3,
         sh0_rate=1e-2,
+        rates_decay=0.1,
         opacity_weight=0.01,
         scale_weight=0.01,
         pose_refinement=kind == "mcmc",
@@ -78,7 +80,7 @@ def train(ranks, folder):
     """Trains with every strategy, sharded and replicated."""
     scene = capture()
     results = {}
-    for kind in ("default", "absgrad", "mcmc"):
+    for kind in ("default", "absgrad", "mcmc", "long-axis"):
         for parallel in ("shard", "replicate") if ranks.world_size > 1 else ("shard",):
             config = configuration(kind, parallel)
             trainer = Trainer(start(scene), scene.train, config, ranks)
@@ -135,7 +137,7 @@ def save(ranks, folder):
     """Writes sharded checkpoints, and checkpoints of both kinds with each of `UMASKS`."""
     scene = capture()
     results = {}
-    for kind in ("default", "mcmc"):
+    for kind in ("default", "mcmc", "long-axis"):
         config = configuration(kind, "shard", 24)
         trainer = Trainer(start(scene).map(Tensor.float), scene.train, config, ranks)
         for _ in range(SAVED_AT):
@@ -167,7 +169,7 @@ def load(ranks, folder):
     """Restores the checkpoints of :func:`save`, compares the state bit by bit, and evaluates it."""
     scene = capture()
     results = {}
-    for kind in ("default", "mcmc"):
+    for kind in ("default", "mcmc", "long-axis"):
         checkpoint = read_newest(folder / kind)[1]
         config = configuration(kind, "shard", 24)
         trainer = Trainer(checkpoint.gaussians, scene.train, config, ranks)

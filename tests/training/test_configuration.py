@@ -8,7 +8,7 @@ import pytest
 
 from tsplat import ArgumentError
 from tsplat.scene import FileError
-from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.training import RunConfig, preset, read_config
 from tsplat.training.configuration import PRESETS, from_json, scale_schedule, to_json
 
@@ -40,7 +40,7 @@ def test_integers_of_any_type_are_saved():
         ({"precision": "fp8"}, "precision"),
         ({"test_every": 1}, "test_every: 1 holds out every view"),
         ({"test_every": -1}, "test_every"),
-        ({"strategy": {"kind": "best"}}, "strategy.kind: expected one of 'default', 'mcmc', found 'best'"),
+        ({"strategy": {"kind": "best"}}, "strategy.kind: expected one of 'default', 'mcmc', 'long-axis', found 'best'"),
         ({"strategy": {"kind": "mcmc", "cap": 3}}, "MCMCStrategy has no field 'cap'"),
         ({"strategy": {"kind": "mcmc", "noise_lr": float("inf")}}, "strategy.noise_lr: expected a value like"),
         ({"strategy": 3}, "strategy"),
@@ -87,6 +87,8 @@ def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others):
     expected = {
         "start_scale": 0.3,
         "antialiased": True,
+        "rates_decay": 0.05,
+        "strategy": scale_schedule(LongAxisStrategy(growth=config.strategy.growth), steps, 96),
         "means_rate": pytest.approx(means * mcmc.means_rate),
         **{name: pytest.approx(others * getattr(mcmc, name)) for name in ("scales_rate", "sh0_rate", "shN_rate")},
     }
@@ -94,6 +96,13 @@ def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others):
     assert {name: getattr(config, name) for name in expected} == expected
     assert all(getattr(config, name) == getattr(mcmc, name) for name in fields - set(expected))
     assert preset(steps=steps) == config
+
+
+@pytest.mark.parametrize(("steps", "growth"), [(300, 1.05**24), (7000, 1.05 ** (245 * 7 / 30)), (30_000, 1.05**245)])
+def test_standard_preset_grows_as_mcmc_does(steps, growth):
+    strategy = preset("standard", steps).strategy
+    assert strategy.growth == pytest.approx(growth)
+    assert sum(strategy.refines(step) for step in range(steps)) in (*range(81, 97), 244)
 
 
 def test_unknown_preset_is_rejected():

@@ -153,6 +153,13 @@ def test_learning_rate_of_means_decays(noisy, adam_steps):
     assert set(rates[1::2]) == {Config.scales_rate}
 
 
+def test_other_learning_rates_decay_in_the_last_fifth(noisy, adam_steps):
+    start, views = noisy
+    fit(start, views, Config(steps=10, background=SKY, rates_decay=0.01))
+    scales = [group["lr"] for parameter, _, group in adam_steps if parameter.shape[1:] == (3,)][1::2]
+    assert scales == pytest.approx([Config.scales_rate] * 9 + [Config.scales_rate * 0.1])
+
+
 def test_sh_degree_increases_during_training(noisy, renders):
     start, views = noisy
     fit(start, views, Config(steps=7, background=SKY))

@@ -119,11 +119,8 @@ class MCMCStrategy(Strategy):
             check_finite(name, getattr(self, name))
         if self.refines(step):
             self._check(params, optimizers, state, shard)
-            state["binoms"] = binoms = state["binoms"].to(params["means"].device)
-            # Subclasses written for gsplat 1.5 take no scene.
-            followed = {} if scene is None else {"scene": scene}
-            n_moved = self._relocate_gs(params, optimizers, binoms, **followed)
-            n_added = self._add_new_gs(params, optimizers, binoms, **followed)
+            state["binoms"] = state["binoms"].to(params["means"].device)
+            n_moved, n_added = self._refine(params, optimizers, state, step, scene)
             if self.verbose:
                 # gsplat's words, which programs look for.
                 print(f"Step {step}: Relocated {n_moved} GSs.")
@@ -148,6 +145,15 @@ class MCMCStrategy(Strategy):
             raise ArgumentError(
                 f"params: {n_invalid} opacities are NaN, so they cannot be sampled; the run has diverged"
             )
+
+    def _refine(
+        self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None
+    ) -> tuple[int, int]:
+        """Replaces dead Gaussians and adds others. Returns the numbers of both."""
+        # Subclasses written for gsplat 1.5 take no scene.
+        followed = {} if scene is None else {"scene": scene}
+        n_moved = self._relocate_gs(params, optimizers, state["binoms"], **followed)
+        return n_moved, self._add_new_gs(params, optimizers, state["binoms"], **followed)
 
     @torch.no_grad()
     def _relocate_gs(

@@ -13,7 +13,7 @@ from ..config import Backend
 from ..errors import ArgumentError, FileError
 from ..scene.capture.photographs import CameraKind, check_test_every
 from ..scene.capture.views import Color
-from ..strategies import DefaultStrategy, MCMCStrategy
+from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from ..support.reading import read_json
 
 Preset = Literal["standard", "mcmc", "adaptive", "fixed"]
@@ -24,7 +24,11 @@ Precision = Literal["fp32", "bf16", "fp16", "auto"]
 DeviceType = Literal["auto", "cpu", "cuda"]
 Parallel = Literal["shard", "replicate"]
 CapacityChoice = Literal["auto", "on", "off"]
-STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {"default": DefaultStrategy, "mcmc": MCMCStrategy}
+STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {
+    "default": DefaultStrategy,
+    "mcmc": MCMCStrategy,
+    "long-axis": LongAxisStrategy,
+}
 SCHEDULE_STEPS = 30_000
 """Length of the runs that the strategies' schedules and the default learning rates are made for."""
 
@@ -53,6 +57,8 @@ class Config:
         quats_rate: Learning rate of the quaternions.
         sh0_rate: Learning rate of the spherical harmonics of degree 0.
         shN_rate: Learning rate of the higher degrees.
+        rates_decay: Final learning rates of the other parameters of Gaussians over the initial ones; they decay
+            exponentially in the last fifth of the run.
         sh_interval: Number of steps after which the next degree of spherical harmonics is added. If the run is too
             short for all degrees, the steps are divided evenly among them.
         background: Background color, RGB from 0 to 1; None for the capture's own, or black.
@@ -89,6 +95,7 @@ class Config:
     quats_rate: float = 1e-3
     sh0_rate: float = 2.5e-3
     shN_rate: float = 1.25e-4  # noqa: N815 - the field's name
+    rates_decay: float = 1.0
     sh_interval: int = 1000
     background: Color | None = None
     random_background: bool = False
@@ -122,7 +129,7 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise ArgumentError(f"seed: expected an integer from 0 to 2^63 - 1, found {describe(self.seed)}")
         rates = [field.name for field in dataclasses.fields(self) if field.name.endswith(("_rate", "_weight"))]
-        for name in (*rates, "means_decay", "clip_gradients"):
+        for name in (*rates, "means_decay", "rates_decay", "clip_gradients"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name}: expected a number of at least 0, found {getattr(self, name)}")
         for name, value in vars(self.strategy).items() if self.strategy is not None else ():
@@ -199,9 +206,10 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
     multiplied by (30,000 / s)^(1/3), those of the scales and of the spherical harmonics by (30,000 / s)^(1/2).
 
     Args:
-        name: "standard" for :class:`MCMCStrategy` with opaque, small initial Gaussians, antialiasing and learning rates
-            for the number of steps; "mcmc" for :class:`MCMCStrategy` and "adaptive" for :class:`DefaultStrategy` as
-            gsplat's trainer runs them; "fixed" for a constant number of Gaussians, one per sparse point.
+        name: "standard" for :class:`LongAxisStrategy` with opaque, small initial Gaussians, antialiasing and learning
+            rates for the number of steps, which fall at the end; "mcmc" for :class:`MCMCStrategy` and "adaptive" for
+            :class:`DefaultStrategy` as gsplat's trainer runs them; "fixed" for a constant number of Gaussians, one per
+            sparse point.
         steps: Number of steps. The strategies' schedules are meant for 30,000; see :func:`scale_schedule`.
 
     Raises:
@@ -224,6 +232,7 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         return RunConfig(steps=steps, strategy=scale_schedule(DefaultStrategy(), steps))
     if name == "fixed":
         return RunConfig(steps=steps)
+    shortness = max(1.0, SCHEDULE_STEPS / steps)
     mcmc = RunConfig(
         steps=steps,
         strategy=scale_schedule(MCMCStrategy(), steps),
@@ -234,26 +243,29 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
     )
     if name == "mcmc":
         return mcmc
-    shortness = max(1.0, SCHEDULE_STEPS / steps)
+    # As many Gaussians as 5 % more in each refinement of the preset "mcmc".
+    growth = 1.05 ** max(REFINEMENTS_MIN, 245 / shortness)
     return dataclasses.replace(
         mcmc,
+        strategy=scale_schedule(LongAxisStrategy(growth=growth), steps, 4 * REFINEMENTS_MIN),
         start_scale=0.3,
         antialiased=True,
         means_rate=mcmc.means_rate * shortness ** (1 / 3),
         scales_rate=mcmc.scales_rate * shortness**0.5,
         sh0_rate=mcmc.sh0_rate * shortness**0.5,
         shN_rate=mcmc.shN_rate * shortness**0.5,
+        rates_decay=0.05,
     )
 
 
 S = TypeVar("S", DefaultStrategy, MCMCStrategy)
 
 
-def scale_schedule(strategy: S, steps: int) -> S:
+def scale_schedule(strategy: S, steps: int, refinements: int = REFINEMENTS_MIN) -> S:
     """Returns a strategy whose schedule, made for 30,000 steps, is compressed to a shorter run.
 
     Start, end and resets are scaled in proportion, except that resets stay at least 100 steps apart. Refinements keep
-    their interval if there are then at least 24 of them, and otherwise come more often.
+    their interval if there are then at least as many as given, and otherwise come more often.
     """
     factor = min(1.0, steps / SCHEDULE_STEPS)
     names = (
@@ -265,7 +277,7 @@ def scale_schedule(strategy: S, steps: int) -> S:
     if "reset_every" in given:
         scaled["reset_every"] = min(given["reset_every"], max(scaled["reset_every"], RESET_INTERVAL_MIN))
     duration = scaled["refine_stop_iter"] - scaled["refine_start_iter"]
-    every = min(strategy.refine_every, max(1, math.ceil(duration / REFINEMENTS_MIN)))
+    every = min(strategy.refine_every, max(1, math.ceil(duration / refinements)))
     return dataclasses.replace(strategy, **scaled, refine_every=every)
 
 

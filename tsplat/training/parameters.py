@@ -19,6 +19,9 @@ STRATEGY_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+DECAY_START = 0.8
+"""Fraction of the run after which `rates_decay` lowers learning rates."""
+
 
 class Parameters:
     """Gaussian parameters and per-view corrections with an Adam optimizer each, under the names that strategies use.
@@ -102,14 +105,16 @@ class Parameters:
     def set_rates(self, step: int) -> float:
         """Sets all learning rates for a step and returns that of the means, in world units."""
         config = self._config
-        decay: float = config.means_decay ** (step / config.steps)
+        progress = step / config.steps
+        decay: float = config.means_decay**progress
+        late: float = config.rates_decay ** (max(0.0, progress - DECAY_START) / (1 - DECAY_START))
         rates = {
             "means": config.means_rate * self._extent * decay,
-            "scales": config.scales_rate,
-            "quats": config.quats_rate,
-            "opacities": config.opacities_rate,
-            "sh0": config.sh0_rate,
-            "shN": config.shN_rate,
+            "scales": config.scales_rate * late,
+            "quats": config.quats_rate * late,
+            "opacities": config.opacities_rate * late,
+            "sh0": config.sh0_rate * late,
+            "shN": config.shN_rate * late,
             "motions": config.pose_rate * decay,
             "exposures": config.exposure_rate * decay,
         }

@@ -18,7 +18,7 @@ from tests.support.training_scenes import image_sizes
 from tsplat import ArgumentError
 from tsplat.scene import FileError, procedural_capture
 from tsplat.scene.formats.checkpoints import find_checkpoints
-from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.support import files
 from tsplat.training import CheckpointError, RunConfig, evaluate_run, read_newest, resume, train
 from tsplat.training.runs import train as runs
@@ -48,6 +48,7 @@ def configuration(kind):
     strategies = {
         "default": DefaultStrategy(grow_grad2d=1e-6, reset_every=9, **schedule),
         "mcmc": MCMCStrategy(cap_max=240, **schedule),
+        "long-axis": LongAxisStrategy(growth=1.2, **schedule),
         "fixed": None,
     }
     return RunConfig(
@@ -63,6 +64,7 @@ def configuration(kind):
         exposure=True,
         views_per_step=2 if kind == "default" else 1,
         precision="bf16" if kind == "mcmc" else "fp32",
+        rates_decay=0.1,
         opacity_weight=0.01,
         scale_weight=0.01,
         keep=10,
@@ -82,7 +84,7 @@ def results(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fixed", "default", "mcmc"])
+@pytest.mark.parametrize("kind", ["fixed", "default", "mcmc", "long-axis"])
 def test_resume_is_bit_exact(kind, tmp_path):
     config = configuration(kind)
     torch.manual_seed(1)

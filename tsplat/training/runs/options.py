@@ -29,8 +29,8 @@ class Options(RunConfig):
 
     Attributes:
         out: Folder to write the run to.
-        preset: Settings to start from. standard relocates Gaussians and adds some, up to --max-gaussians, with learning
-            rates for the number of steps; mcmc does so with gsplat's settings; adaptive clones, splits and prunes
+        preset: Settings to start from. standard splits Gaussians, up to --max-gaussians, with learning rates for the
+            number of steps; mcmc relocates and adds Gaussians as gsplat does; adaptive clones, splits and prunes
             Gaussians by their gradients; fixed keeps their number.
         config: Settings to start from, as the config.json of another run; replaces the preset.
         stop_after: Stop after this number of steps, with the schedules of the full run.

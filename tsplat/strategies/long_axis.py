@@ -1,0 +1,134 @@
+"""The strategy of the preset `standard`: splits Gaussians along their longest axis, within a budget that grows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ..errors import ArgumentError
+from .gaussian_parameters import (
+    Follower,
+    Optimizers,
+    Parameters,
+    State,
+    check_optimizers,
+    check_shapes,
+    opacities_of,
+)
+from .mcmc import MCMCStrategy
+from .operations import rotate
+from .random_numbers import _multinomial_sample
+from .rows import append_zeros, replace_rows
+
+OFFSET, LONGEST, OTHERS, OPACITY = 1.35, 0.55, 0.893, 0.6
+"""Of each half: distance from the center, in standard deviations along the longest axis; and factors of the scale along
+this axis, of the other scales, and of the opacity."""
+
+
+@dataclasses.dataclass
+class LongAxisStrategy(MCMCStrategy):
+    """Splits Gaussians in two along their longest axis, on a budget, and replaces those that became transparent.
+
+    Each refinement removes what is transparent, and splits as many others as the budget allows, sampled by opacity
+    without replacement. The budget grows with the root of the time that Gaussians are refined, from their number before
+    the first refinement to `growth` times this number, or to `cap_max` if it is less. Noise is that of
+    :class:`MCMCStrategy`. The split is that of Deng et al.,
+    "Improving densification in 3D Gaussian Splatting for high-fidelity rendering", 2025, the curve that of Mallick et
+    al., "Taming 3DGS", 2024.
+
+    Attributes:
+        growth: Number of Gaussians after the last refinement, in units of that before the first; at least 1.
+    """
+
+    growth: float = 3.2
+
+    def initialize_state(self, scene_scale: float = 1.0) -> State:
+        """Returns the initial state: that of :class:`MCMCStrategy`, and `n_initial`, 0 until the first refinement."""
+        return {**super().initialize_state(scene_scale), "n_initial": 0}
+
+    def _check(self, params: Parameters, optimizers: Optimizers, state: State, shard: tuple[int, int] | None) -> None:
+        super()._check(params, optimizers, state, shard)
+        if not 1 <= self.growth < math.inf:
+            raise ArgumentError(f"growth: expected a number of at least 1, found {self.growth}")
+
+    def _refine(
+        self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None
+    ) -> tuple[int, int]:
+        n = len(params["means"])
+        state["n_initial"] = n_initial = state.get("n_initial") or n
+        progress = (step + self.refine_every - self.refine_start_iter) / (
+            self.refine_stop_iter - self.refine_start_iter
+        )
+        end = max(n_initial, min(self.cap_max, self.growth * n_initial))
+        budget = int(n_initial + (end - n_initial) * math.sqrt(min(progress, 1.0)))
+        opacities = opacities_of(params)
+        dead = opacities <= self.min_opacity
+        n_dead = int(dead.sum())
+        n_split = min(max(n, budget) - (n - n_dead), n - n_dead)
+        weights = opacities.masked_fill(dead, 0.0)
+        chosen = _multinomial_sample(weights, n_split, replacement=False, generator=self.generator)
+        split_long_axis(params, optimizers, {}, chosen, dead.nonzero().squeeze(1)[:n_split], scene)
+        return min(n_dead, n_split), max(0, n_split - n_dead)
+
+
+@torch.no_grad()
+def split_long_axis(
+    params: Parameters,
+    optimizers: Optimizers,
+    state: State,
+    chosen: Tensor,
+    replaced: Tensor,
+    scene: Follower | None = None,
+) -> None:
+    """Splits Gaussians in two along their longest axis. Moments and statistics of both halves are zero.
+
+    One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end.
+
+    Args:
+        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
+        chosen: [K] distinct indices of the Gaussians to split.
+        replaced: [R] distinct indices of the Gaussians to replace, none of them chosen, R <= K.
+
+    Raises:
+        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
+    """
+    total = check_shapes(params)
+    check_optimizers(params, optimizers, params)
+    n_appended = len(chosen) - len(replaced)
+    rows = torch.cat([replaced, torch.arange(total, total + n_appended, device=replaced.device)])
+    log_scales = params["scales"].detach()[chosen]
+    longest = one_hot(log_scales.argmax(-1), 3).to(log_scales)
+    offsets = rotate(params["quats"].detach()[chosen], OFFSET * longest * log_scales.exp())
+    opacities = OPACITY * opacities_of(params)[chosen]
+    halved = {
+        "scales": log_scales + longest * math.log(LONGEST) + (1 - longest) * math.log(OTHERS),
+        "opacities": opacities.clamp_min(torch.finfo(opacities.dtype).tiny).logit(),
+    }
+
+    appended = append_zeros(n_appended)
+
+    def halves(name: str, p: Tensor) -> Tensor:
+        p = appended(p.detach())
+        if name in halved:
+            p[chosen] = halved[name].view(-1, *p.shape[1:])
+        p[rows] = p[chosen]
+        if name == "means":
+            p[chosen] += offsets
+            p[rows] -= offsets
+        return p
+
+    def cleared(values: Tensor) -> Tensor:
+        values = appended(values)
+        values[chosen] = values[rows] = 0
+        return values
+
+    replace_rows(params, optimizers, state, total, halves, cleared, cleared)
+    if scene is not None:
+        if len(replaced):
+            scene.on_relocate(replaced, chosen[: len(replaced)])
+        if n_appended:
+            scene.on_sample_add(chosen[len(replaced) :])
