@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from tests.support.training_scenes import gray
-from tsplat.strategies import DefaultStrategy, MCMCStrategy
+from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.training import Config, Trainer, fit
 from tsplat.training import densification as densification_module
+
+LIMITED = dict(refine_start_iter=1, refine_every=2, refine_stop_iter=12)
 
 
 @pytest.mark.parametrize("name", ["default", "mcmc"])
@@ -29,12 +31,14 @@ def test_densification_is_deterministic(scene, name):
         assert one.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["default", "mcmc"])
-def test_number_of_gaussians_is_limited_by_configuration_and_memory(scene, name, monkeypatch):
+@pytest.mark.parametrize(
+    "strategy",
+    [DefaultStrategy(grow_grad2d=1e-9, **LIMITED), MCMCStrategy(**LIMITED), LongAxisStrategy(growth=2.0, **LIMITED)],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_number_of_gaussians_is_limited_by_configuration_and_memory(scene, strategy, monkeypatch):
     gaussians, views = scene
     start = gray(gaussians)
-    schedule = dict(refine_start_iter=1, refine_every=2, refine_stop_iter=100)
-    strategy = MCMCStrategy(**schedule) if name == "mcmc" else DefaultStrategy(grow_grad2d=1e-9, **schedule)
     assert len(fit(start, views, Config(steps=12, strategy=strategy, max_gaussians=66))) == 66
     # Memory for four more Gaussians, which have 14 numbers of 4 bytes at degree 0.
     free = densification_module.COPIES * 4 * 14 * 4 / densification_module.FREE_SHARE
