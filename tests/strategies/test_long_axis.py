@@ -58,20 +58,19 @@ def test_halves_lie_on_both_sides_along_the_longest_axis():
 def test_budget_grows_with_the_root_of_the_progress():
     params, optimizers = make_model(100)
     params["opacities"].data.fill_(1.0)
-    strategy = LongAxisStrategy(growth=3.0, min_opacity=0.0, **SCHEDULE)
+    strategy = LongAxisStrategy(growth=1.75, min_opacity=0.0, **SCHEDULE)
     steps = list(range(10, 101, 10))
     counts, _ = refined(params, optimizers, strategy, steps)
-    expected = [int(100 + 200 * math.sqrt(min(1.0, (step + 10) / 101))) for step in steps]
-    # One refinement at most doubles the number.
+    expected = [int(100 + 75 * math.sqrt(min(1.0, (step + 10) / 50.5))) for step in steps]
     assert counts == expected
-    assert counts[-1] == 300
+    assert counts[4] == counts[-1] == 175
 
 
 def test_cap_limits_the_budget_and_never_removes_gaussians():
     params, optimizers = make_model(40)
     params["opacities"].data.fill_(1.0)
     counts, _ = refined(params, optimizers, LongAxisStrategy(cap_max=50, **SCHEDULE), [10, 100])
-    assert counts == [40 + int(10 * math.sqrt(20 / 101)), 50]
+    assert counts == [40 + int(10 * math.sqrt(20 / 50.5)), 50]
     assert refined(params, optimizers, LongAxisStrategy(cap_max=30, **SCHEDULE), [90])[0] == [50]
 
 
@@ -88,7 +87,7 @@ def test_transparent_gaussians_are_replaced_and_runs_are_deterministic(n, seed, 
         alive = set(params["ids"].detach()[~dead].tolist())
         counts, _ = refined(params, optimizers, strategy, [50])
         check_moments(params, optimizers)
-        budget = int(n + (growth * n - n) * math.sqrt(60 / 101))
+        budget = int(growth * n)
         assert counts == [n if dead.all() else min(budget, n + max(0, len(alive) - int(dead.sum())))]
         if 2 * len(alive) >= n and alive:
             assert set(params["ids"].detach().tolist()) == alive
@@ -103,8 +102,8 @@ def test_budget_continues_after_a_resume():
     assert state["n_initial"] == 50
     resumed = LongAxisStrategy(generator=torch.Generator().manual_seed(1), **SCHEDULE)
     saved = {name: value for name, value in state.items() if name != "binoms"}
-    counts, _ = refined(params, optimizers, resumed, [60], {**resumed.initialize_state(), **saved})
-    assert counts == [int(50 + 110 * math.sqrt(70 / 101))]
+    counts, _ = refined(params, optimizers, resumed, [30], {**resumed.initialize_state(), **saved})
+    assert counts == [int(50 + 110 * math.sqrt(40 / 50.5))]
 
 
 def test_invalid_growth_changes_nothing():
@@ -114,3 +113,10 @@ def test_invalid_growth_changes_nothing():
         with pytest.raises(ArgumentError, match="growth: expected a number of at least 1"):
             refined(params, optimizers, LongAxisStrategy(growth=growth, **SCHEDULE), [10])
     assert all(torch.equal(params[name].detach(), before[name]) for name in before)
+
+
+def test_one_refinement_at_most_doubles_the_number():
+    params, optimizers = make_model(10)
+    params["opacities"].data.fill_(1.0)
+    counts, _ = refined(params, optimizers, LongAxisStrategy(growth=3.5, **SCHEDULE), [60, 70, 80])
+    assert counts == [20, 35, 35]

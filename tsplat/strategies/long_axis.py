@@ -28,15 +28,18 @@ OFFSET, LONGEST, OTHERS, OPACITY = 1.35, 0.55, 0.893, 0.6
 """Of each half: distance from the center, in standard deviations along the longest axis; and factors of the scale along
 this axis, of the other scales, and of the opacity."""
 
+GROWTH_TIME = 0.5
+"""Part of the time from the first to the last refinement after which the whole budget is used."""
+
 
 @dataclasses.dataclass
 class LongAxisStrategy(MCMCStrategy):
     """Splits Gaussians in two along their longest axis, on a budget, and replaces those that became transparent.
 
     Each refinement removes what is transparent, and splits as many others as the budget allows, sampled by opacity
-    without replacement. The budget grows with the root of the time that Gaussians are refined, from their number before
-    the first refinement to `growth` times this number, or to `cap_max` if it is less. Noise is that of
-    :class:`MCMCStrategy`. The split is that of Deng et al.,
+    without replacement. The budget grows with the root of the time, from the number of Gaussians before the first
+    refinement to `growth` times this number, or to `cap_max` if it is less, and is complete half-way to the last
+    refinement. Noise is that of :class:`MCMCStrategy`. The split is that of Deng et al.,
     "Improving densification in 3D Gaussian Splatting for high-fidelity rendering", 2025, the curve that of Mallick et
     al., "Taming 3DGS", 2024.
 
@@ -60,9 +63,8 @@ class LongAxisStrategy(MCMCStrategy):
     ) -> tuple[int, int]:
         n = len(params["means"])
         state["n_initial"] = n_initial = state.get("n_initial") or n
-        progress = (step + self.refine_every - self.refine_start_iter) / (
-            self.refine_stop_iter - self.refine_start_iter
-        )
+        duration = GROWTH_TIME * (self.refine_stop_iter - self.refine_start_iter)
+        progress = (step + self.refine_every - self.refine_start_iter) / duration
         end = max(n_initial, min(self.cap_max, self.growth * n_initial))
         budget = int(n_initial + (end - n_initial) * math.sqrt(min(progress, 1.0)))
         opacities = opacities_of(params)
