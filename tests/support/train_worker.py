@@ -56,6 +56,7 @@ def configuration(kind, parallel, steps=STEPS):
         means_rate=1e-3,
         sh0_rate=1e-2,
         rates_decay=0.1,
+        gains=kind == "long-axis",
         opacity_weight=0.01,
         scale_weight=0.01,
         pose_refinement=kind == "mcmc",

@@ -88,6 +88,7 @@ def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others):
         "start_scale": 0.3,
         "antialiased": True,
         "rates_decay": 0.05,
+        "gains": True,
         "strategy": scale_schedule(LongAxisStrategy(growth=config.strategy.growth), steps, 96),
         "means_rate": pytest.approx(means * mcmc.means_rate),
         **{name: pytest.approx(others * getattr(mcmc, name)) for name in ("scales_rate", "sh0_rate", "shN_rate")},

@@ -287,6 +287,19 @@ def test_exposures_of_views_are_learned_around_the_identity(scene):
     torch.testing.assert_close(exposures.mean(0), torch.eye(3, 4), rtol=0, atol=1e-6)
 
 
+def test_gains_of_views_are_estimated_after_the_first_steps(scene):
+    gaussians, views = scene
+    dark = dataclasses.replace(views[0], image=(0.6 * views[0].image.float()).round().to(torch.uint8))
+    trainer = Trainer(gaussians, [dark, *views[1:]], Config(steps=100, gains=True, **FROZEN))
+    for _ in range(10):
+        trainer.advance()
+    assert not trainer.state()[0]["gains/logs"].any()
+    for _ in range(90):
+        trainer.advance()
+    ratios = trainer.state()[0]["gains/logs"].exp()
+    torch.testing.assert_close(ratios[0] / ratios[1], torch.full((3,), 0.6), rtol=0.05, atol=0)
+
+
 def test_masked_pixels_do_not_count(scene):
     gaussians, views = scene
     mask = torch.ones(30, 40, dtype=torch.bool)

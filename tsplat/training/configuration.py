@@ -78,6 +78,7 @@ class Config:
         pose_rate: Learning rate of the rotations, in radians, and of the translations, in units of the scene's extent.
         exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
         exposure_rate: Learning rate of the maps' entries.
+        gains: Estimate a gain for each color channel of each training view, for photographs with varying exposure.
         clip_gradients: Maximum norm of each parameter's gradient; 0 for no limit.
         parallel: With several ranks, shard the Gaussians over them, or replicate all Gaussians on each.
         max_gaussians: Maximum number of Gaussians; the strategy's `cap_max`, if it is smaller, and scarce memory
@@ -110,6 +111,7 @@ class Config:
     pose_rate: float = 1e-5
     exposure: bool = False
     exposure_rate: float = 1e-3
+    gains: bool = False
     clip_gradients: float = 0.0
     parallel: Parallel = "shard"
     max_gaussians: int = 1_000_000
@@ -255,6 +257,7 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         sh0_rate=mcmc.sh0_rate * shortness**0.5,
         shN_rate=mcmc.shN_rate * shortness**0.5,
         rates_decay=0.05,
+        gains=True,
     )
 
 

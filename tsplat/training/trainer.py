@@ -25,7 +25,10 @@ from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
-from .view_corrections import apply_exposure, move_camera
+from .view_corrections import ViewGains, apply_exposure, move_camera
+
+GAINS_START = 0.1
+"""Fraction of the run after which gains of views are estimated; before, holes of the model would count as darkness."""
 
 
 class Trainer:
@@ -104,6 +107,7 @@ class Trainer:
             autocast=self._autocast,
             device=self.device,
         )
+        self._gains = ViewGains(len(views), self._parameters.params["means"].detach()) if config.gains else None
         self._sampler = ViewSampler(len(views), config.seed)
         self._background_generator = torch.Generator().manual_seed(config.seed)
 
@@ -136,6 +140,8 @@ class Trainer:
         self._regularize(loss_scale)
         warning = self._gradient_step.take(self.step)
         self._parameters.center_exposures()
+        if self._gains is not None:
+            self._gains.update(self.ranks)
         if self._densification.strategy is not None and warning is None:
             gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
             info = merge_info(metas, self._views[views[0]], loss_scale, config.views_per_step, gather)
@@ -197,6 +203,10 @@ class Trainer:
             images, meta = self._render(index, background, capacity)
             image, depth = images[0, ..., :3], images[0, ..., 3] if images.shape[-1] > 3 else None
             target = view.pixels
+            if self._gains is not None:
+                if self.step >= GAINS_START * config.steps:
+                    self._gains.observe(index, image.detach(), target, view.mask)
+                image = self._gains.apply(index, image)
             if config.exposure:
                 image = apply_exposure(image, self._parameters.params["exposures"][index])
             if view.mask is not None:
@@ -285,6 +295,8 @@ class Trainer:
         """
         tensors, adam_steps = self._parameters.state()
         strategy_tensors, strategy_figures = self._densification.state()
+        if self._gains is not None:
+            tensors["gains/logs"] = self._gains.logs
         figures = {
             "step": self.step,
             "adam_steps": adam_steps,
@@ -327,6 +339,8 @@ class Trainer:
         self._parameters.restore(tensors, figures["adam_steps"])
         self._densification.restore(tensors, figures)
         self._gradient_step.restore(figures)
+        if self._gains is not None:
+            self._gains.logs = tensors["gains/logs"]
         set_generator_state(self._background_generator, figures["backgrounds"])
         self.step = figures["step"]
 

@@ -1,9 +1,20 @@
-"""Learned corrections of training views: a small motion of the camera, and an affine map of the colors (exposure)."""
+"""Learned corrections of training views: a small motion of the camera, and of its colors (exposure, gains)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from ..stages.process_group import RankGroup
+
+GAIN_RATE = 0.5
+"""Weight of the newest estimate in the gains of a view."""
+
+GAIN_SPREAD = 0.07
+"""Gains that vary by much less are not applied: held-out views look like their neighbors, also in exposure."""
+
+GAIN_MAX = 4.0
+"""Estimates of gains are limited to this and its inverse."""
 
 
 def move_camera(viewmat: Tensor, motion: Tensor) -> Tensor:
@@ -40,3 +51,47 @@ def apply_exposure(image: Tensor, exposure: Tensor) -> Tensor:
 def identity_exposures(n_views: int, like: Tensor) -> Tensor:
     """Exposures that leave the colors of n views unchanged, with the dtype and device of `like`. [n, 3, 4]"""
     return torch.eye(3, 4, dtype=like.dtype, device=like.device).repeat(n_views, 1, 1)
+
+
+class ViewGains:
+    """The gain of each color channel of each training view, for photographs with varying exposure and white balance.
+
+    Whenever a view is rendered, the gains that fit its photograph best, by least squares, are averaged with the earlier
+    ones. Their mean over all views is 1, as a geometric mean, because held-out views are rendered without a gain. Their
+    logarithms are multiplied by s^4 / (s^4 + GAIN_SPREAD^4), with the root s of their mean square.
+
+    Args:
+        n_views: Number of training views.
+        like: Tensor with the dtype and device of the gains.
+
+    Attributes:
+        logs: [n_views, 3] logarithms of the gains.
+    """
+
+    def __init__(self, n_views: int, like: Tensor) -> None:
+        self.logs = like.new_zeros(n_views, 3)
+        self._changes = torch.zeros_like(self.logs)
+
+    def apply(self, index: int, image: Tensor) -> Tensor:
+        """Multiplies the rendered image [H, W, 3] of a view by its gains."""
+        squared = self.logs.square().mean() ** 2
+        return image * (squared / (squared + GAIN_SPREAD**4) * self.logs[index]).exp()
+
+    @torch.no_grad()
+    def observe(self, index: int, image: Tensor, target: Tensor, mask: Tensor | None) -> None:
+        """Estimates the gains of a view from its rendered image without gains and its photograph, [H, W, 3].
+
+        Args:
+            mask: [H, W] bool, the pixels to use; None for all.
+        """
+        if mask is not None:
+            image, target = image[mask], target[mask]
+        image, target = image.reshape(-1, 3).to(self.logs), target.reshape(-1, 3).to(self.logs)
+        gains = ((image * target).sum(0) / image.square().sum(0)).nan_to_num(1.0).clamp(1 / GAIN_MAX, GAIN_MAX)
+        self._changes[index] += GAIN_RATE * (gains.log() - self.logs[index])
+
+    def update(self, ranks: RankGroup) -> None:
+        """Adds the estimates of all ranks since the last update. A collective call."""
+        self.logs = self.logs + ranks.all_reduce(self._changes)
+        self.logs -= self.logs.mean(0)
+        self._changes = torch.zeros_like(self.logs)

@@ -65,6 +65,7 @@ def configuration(kind):
         views_per_step=2 if kind == "default" else 1,
         precision="bf16" if kind == "mcmc" else "fp32",
         rates_decay=0.1,
+        gains=True,
         opacity_weight=0.01,
         scale_weight=0.01,
         keep=10,
