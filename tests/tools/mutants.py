@@ -1013,6 +1013,7 @@ MUTANTS = [
         ("tests/training/test_trainer.py",),
         ('factor * weights["scales"] / 3', 'factor * weights["scales"]', "mean scale weighted three times"),
         ("        self._parameters.clear_gradients()\n", "", "gradients of images that overflowed kept"),
+        ("            self._gains.discard()\n", "            pass\n", "gains of images that overflowed kept"),
         ("any(self.ranks.any([any_overflow(calls)], self.device))", "any([])", "overflow in a step ignored"),
     ),
     *_in(

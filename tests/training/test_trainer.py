@@ -78,7 +78,7 @@ def test_training_with_a_capacity_gives_the_same_bits(noisy, renders, monkeypatc
     monkeypatch.setattr(capacity, "UNKNOWN", math.ceil(headroom))
     schedule = dict(refine_start_iter=2, refine_every=3, refine_stop_iter=14)
     strategy = DefaultStrategy(grow_grad2d=1e-5, **schedule)
-    config = Config(steps=16, views_per_step=2, strategy=strategy, backend=backend, scales_rate=0.1)
+    config = Config(steps=16, views_per_step=2, strategy=strategy, backend=backend, scales_rate=0.1, gains=True)
     trainers = [Trainer(gaussians, views, dataclasses.replace(config, capacity=choice)) for choice in ("off", "on")]
     for trainer in trainers:
         while trainer.step < config.steps:

@@ -179,6 +179,8 @@ class Trainer:
         if not any(self.ranks.any([any_overflow(calls)], self.device)):
             return found
         self._parameters.clear_gradients()
+        if self._gains is not None:
+            self._gains.discard()
         return self._accumulate_gradients(views, backgrounds, None)
 
     def _accumulate_gradients(

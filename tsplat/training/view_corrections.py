@@ -90,8 +90,12 @@ class ViewGains:
         gains = ((image * target).sum(0) / image.square().sum(0)).nan_to_num(1.0).clamp(1 / GAIN_MAX, GAIN_MAX)
         self._changes[index] += GAIN_RATE * (gains.log() - self.logs[index])
 
+    def discard(self) -> None:
+        """Forgets the estimates since the last update."""
+        self._changes = torch.zeros_like(self.logs)
+
     def update(self, ranks: RankGroup) -> None:
         """Adds the estimates of all ranks since the last update. A collective call."""
         self.logs = self.logs + ranks.all_reduce(self._changes)
         self.logs -= self.logs.mean(0)
-        self._changes = torch.zeros_like(self.logs)
+        self.discard()
