@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -34,23 +34,12 @@ FEATURES = {"ftheta_coeffs": "the f-theta camera"}
 """What options of gsplat are known by, where their names do not tell."""
 
 
-NOT_IMPLEMENTED = {
-    "camera_model": {
-        "ftheta": "undistort the images and use 'pinhole' or 'fisheye'",
-        "lidar": "spinning lidars (lidar_coeffs) cannot be rendered; use cameras",
-    },
-    "render_mode": dict.fromkeys(
-        ("d", "Ed", "RGB-d", "RGB-Ed"),
-        "distances along rays cannot be rendered; use 'D', 'ED', 'RGB+D' or 'RGB+ED', depths along the optical axis",
-    ),
-}
-"""Values that gsplat 1.6 takes for options, and what to do instead."""
-
-
-def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raises if a value is not one of the choices, or not implemented."""
-    if isinstance(value, str) and value in NOT_IMPLEMENTED.get(name, ()):
-        raise UnsupportedError(f"{name}: {value!r} is not implemented; {NOT_IMPLEMENTED[name][value]}")
+def check_choice(
+    name: str, value: object, choices: Sequence[object], not_implemented: Mapping[str, str] | None = None
+) -> None:
+    """Raises if a value is not one of the choices, or not implemented: value -> what to do instead."""
+    if not_implemented and isinstance(value, str) and value in not_implemented:
+        raise UnsupportedError(f"{name}: {value!r} is not implemented; {not_implemented[value]}")
     if not any([_equals(value, choice) for choice in choices]):
         known = ", ".join(repr(choice) for choice in choices)
         raise ArgumentError(f"{name}: expected one of {known}, found {describe(value)}")

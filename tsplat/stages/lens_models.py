@@ -32,6 +32,12 @@ COEFFICIENTS = {
 }
 """Numbers of coefficients of each camera model."""
 
+NOT_IMPLEMENTED = {
+    "ftheta": "undistort the images and use 'pinhole' or 'fisheye'",
+    "lidar": "spinning lidars (lidar_coeffs) cannot be rendered; use cameras",
+}
+"""Camera models of gsplat 1.6, and what to do instead."""
+
 
 class Lens(NamedTuple):
     """The tensors of lenses and shutters as the caller passed them; see :func:`tsplat.rasterization`."""
@@ -53,7 +59,7 @@ def name_of(rolling_shutter: Any) -> Any:
 
 def check_camera_model(camera_model: object) -> None:
     """Raises unless a camera model is implemented."""
-    check_choice("camera_model", camera_model, CAMERA_MODELS)
+    check_choice("camera_model", camera_model, CAMERA_MODELS, NOT_IMPLEMENTED)
 
 
 def check_unscented(with_ut: bool, ut_params: object, numerics: Numerics) -> Unscented | None:

@@ -137,6 +137,12 @@ class Settings(NamedTuple):
         return cls(numerics, projection, intersection, compositing)
 
 
+NOT_IMPLEMENTED = dict.fromkeys(
+    ("d", "Ed", "RGB-d", "RGB-Ed"),
+    "distances along rays cannot be rendered; use 'D', 'ED', 'RGB+D' or 'RGB+ED', depths along the optical axis",
+)
+"""Render modes of gsplat 1.6, and what to do instead."""
+
 PLAIN = {bool, int, float, str, type(None)}
 """Types whose values cannot change, so that what follows from them is kept."""
 
@@ -155,7 +161,7 @@ def _check_once(options: Options, _types: tuple[type, ...]) -> tuple[Options, Se
 
 def _check(options: Options) -> tuple[Options, Settings]:
     check_camera_model(options.camera_model)
-    check_choice("render_mode", options.render_mode, RENDER_MODES)
+    check_choice("render_mode", options.render_mode, RENDER_MODES, NOT_IMPLEMENTED)
     check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
     check_choice("backend", options.backend, BACKENDS)
     check_choice("validate", options.validate, VALIDATE)
