@@ -89,8 +89,11 @@ def test_the_wrapper_renders_all_cameras():
     assert torch.equal(alphas, expected_alphas) and torch.equal(meta["normals_rend"], normals)
     assert torch.equal(meta["render_distloss"], distort) and torch.equal(meta["radii"], native["radii"])
     assert meta["normals_surf"].shape == normals.shape and meta["gaussian_ids"] is None and meta["n_cameras"] == 2
-    with pytest.raises(tsplat.ArgumentError, match=r"kwargs: expected none, found \['absgrad'\]"):
-        rasterization_2dgs_inria_wrapper(**scene, absgrad=True)
+    given = dict(packed=False, absgrad=False, sparse_grad=False, render_mode="RGB+D", distloss=True)
+    assert torch.equal(rasterization_2dgs_inria_wrapper(**scene, **given, depth_ratio=0.25)[0][0], images)
+    for refused in (dict(absgrad=True), dict(packed=True), dict(render_mode="RGB"), dict(segmented=False)):
+        with pytest.raises(tsplat.ArgumentError, match=f"kwargs: found {next(iter(refused))}; pass them to"):
+            rasterization_2dgs_inria_wrapper(**scene, **given | refused)
 
 
 def test_private_projection_is_the_public_one():

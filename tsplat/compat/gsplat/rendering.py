@@ -102,6 +102,13 @@ def rasterization_inria_wrapper(
     return render_colors, None, {}
 
 
+RENDERED_2DGS: dict[str, tuple[object, ...]] = {
+    "packed": (False,), "absgrad": (False,), "sparse_grad": (False,), "render_mode": ("RGB+D", "RGB+ED"),
+    "distloss": (False, True),
+}  # fmt: skip
+"""Options of :func:`rasterization_2dgs`, with the values that describe what the wrapper renders."""
+
+
 def rasterization_2dgs_inria_wrapper(
     means: Tensor,
     quats: Tensor,
@@ -129,7 +136,8 @@ def rasterization_2dgs_inria_wrapper(
             :func:`tsplat.rasterization_2dgs`.
         near_plane, far_plane: As for :func:`tsplat.rasterization`; nothing closer than 0.2 is rendered.
         depth_ratio: Weight of the median in depth, from 0 to 1; the rest is that of expected depth.
-        kwargs: None is implemented.
+        kwargs: What gsplat's trainer passes, with the values that describe what is rendered: ``packed``, ``absgrad``
+            and ``sparse_grad`` False, ``render_mode`` ``"RGB+D"`` or ``"RGB+ED"``, and any ``distloss``.
 
     Returns:
         Colors with depth as the last channel, and alphas, as a tuple; and a dictionary of ``normals_rend``,
@@ -139,8 +147,9 @@ def rasterization_2dgs_inria_wrapper(
     Raises:
         ArgumentError: An argument is invalid, or there are others.
     """
-    if kwargs:
-        raise ArgumentError(f"kwargs: expected none, found {sorted(kwargs)}; pass them to rasterization_2dgs")
+    others = sorted(name for name, value in kwargs.items() if value not in RENDERED_2DGS.get(name, ()))
+    if others:
+        raise ArgumentError(f"kwargs: found {', '.join(others)}; pass them to rasterization_2dgs")
     check_number("depth_ratio", depth_ratio, 0.0, finite=True)
     images, alphas, normals, _, distortions, medians, meta = rasterization_2dgs(
         means, quats, scales, opacities, colors, viewmats, Ks, width, height, near_plane, far_plane, eps2d=eps2d,
