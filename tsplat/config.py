@@ -56,6 +56,9 @@ SHUTTER_STEPS: Final = 10
 RADIUS_MAX: Final = 2**30
 """Upper bound of screen radii in pixels: they fit into int32, and squared offsets into fp32."""
 
+BOX_VARIANCE_MIN: Final = 1e-4
+"""Least squared half extent of the box around the unit circle of a 2D Gaussian, pixels^2."""
+
 DEPTH_ALPHA_MIN: Final = 1e-10
 """Expected depth divides by max(alpha, this)."""
 

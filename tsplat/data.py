@@ -28,7 +28,7 @@ class ProjectionSettings:
         antialiased: Whether to compute compensations (Mip-Splatting, arXiv 2311.16493).
         packed: Whether to output visible rows only.
         numerics, backend: As in :func:`tsplat.rasterization`.
-        unscented: Parameters of the unscented transform; None for EWA splatting.
+        unscented, surfels: Parameters of the unscented transform, None for EWA splatting; whether Gaussians are 2D.
     """
 
     camera: CameraSettings
@@ -39,6 +39,7 @@ class ProjectionSettings:
     numerics: Numerics = DEFAULT_NUMERICS
     backend: Backend = "auto"
     unscented: Unscented | None = None
+    surfels: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +152,7 @@ class ProjectedGaussians(NamedTuple):
         conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2; or shapes of another footprint.
         compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.
         row_of: [B, C, N] int32, inverse of ``dense_ids``: the row of each entry, -1 where it has none; or None.
+        normals: [nnz, 3] of surfels, in the camera frame, towards the camera; or None.
     """
 
     n_cameras: int
@@ -163,6 +165,7 @@ class ProjectedGaussians(NamedTuple):
     compensations: Tensor | None
     opacities: Tensor | None
     row_of: Tensor | None = None
+    normals: Tensor | None = None
 
     def image_ids(self) -> Tensor | None:
         """Image of each packed row, [nnz] int64; None if rows are [I, N]."""
@@ -194,6 +197,7 @@ class ProjectedGradients(NamedTuple):
     v_conics: Tensor | None
     v_compensations: Tensor | None
     v_opacities: Tensor | None
+    v_normals: Tensor | None = None
 
 
 class Features(NamedTuple):

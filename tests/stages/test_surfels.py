@@ -515,10 +515,11 @@ def test_kernels_for_gpus_do_not_spill(target):
     settings = CompositingSettings(camera, 16, 32, True, PRESETS["gsplat-1.5"], "triton", "surfel", True)
     sums = ones(n, kernels.sum_columns(7, settings))
     with recorded(vendor) as launches, pytest.MonkeyPatch.context() as patch:
-        projected, normals = kernels.surfels_fwd(gaussians, cameras, projection)
-        v_projected = ProjectedGradients(projected.means2d, projected.depths, projected.conics, None, projected.depths)
-        v = (v_projected, normals)
-        kernels.surfels_bwd(gaussians, cameras, projected.row_of, projected.radii, *v, needs_poses=True)
+        projected = kernels.surfels_fwd(gaussians, cameras, projection)
+        found = (projected.means2d, projected.depths, projected.conics, None, projected.depths, projected.normals)
+        v = ProjectedGradients(*found)
+        needs = Cameras(True, False, False, False)
+        kernels.surfels_bwd(gaussians, cameras, projected.row_of, projected.radii, v, projection, needs)
         for cut in (lists.CUT, 0):
             patch.setattr(lists, "CUT", cut)
             patch.setattr(lists, "count_chunks", lambda offsets, _: (ids[: len(offsets)], ids[-2:]))

@@ -29,6 +29,13 @@ def packed_ids(row_of: Tensor | None) -> Tensor | None:
     return None if row_of is None else (row_of >= 0).nonzero().squeeze(1)
 
 
+def keep_visible(values: Tensor, visible: Tensor, *, packed: bool) -> Tensor:
+    """Values of rows that are visible [n_dense] if packed; otherwise of all rows, zero where culled."""
+    if packed:
+        return values[visible]
+    return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, values.new_zeros(()))
+
+
 def gaussians_and_images(dense_ids: Tensor, n_gaussians: int, n_cameras: int) -> tuple[Tensor, Tensor]:
     """Flat indices into [B, N] and [B, C] from flat indices into [B, C, N]."""
     images = dense_ids // max(n_gaussians, 1)

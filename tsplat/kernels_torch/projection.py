@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ..data import (
     sum_by_id,
 )
 from .camera_models import Row, Triple, project_points, rotation_rows
-from .indices import gaussians_and_images, packed_ids, packed_rows, visible_rows
+from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
 from .unscented import unscented
 
 Bundle = TypeVar("Bundle", Gaussians3D, Cameras)
@@ -135,11 +135,7 @@ def projection_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: Projectio
     visible &= (x + radii[:, 0] > 0) & (x - radii[:, 0] < settings.camera.width)
     visible &= (y + radii[:, 1] > 0) & (y - radii[:, 1] < settings.camera.height)
 
-    def emit(values: Tensor) -> Tensor:
-        if settings.packed:
-            return values[visible]
-        return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, values.new_zeros(()))
-
+    emit = functools.partial(keep_visible, visible=visible, packed=settings.packed)
     kept = visible.nonzero().squeeze(1) if settings.packed else None
     return ProjectedGaussians(
         n_cameras=n_cameras,
@@ -224,8 +220,13 @@ def projection_bwd(
         ids = images if name == "viewmats" else gaussian_ids
         gradients[name] = sum_by_id(v, ids, tensor.shape[0] * tensor.shape[1]).view(tensor.shape)
     v_gaussians = {name: gradients.get(name) for name in gaussians._fields}
-    v_cameras = {name: gradients.get(name) for name in cameras._fields}
-    return Gaussians3D(**v_gaussians), type(cameras)(**v_cameras)  # type: ignore[arg-type]
+    return Gaussians3D(**v_gaussians), pose_gradients(cameras, gradients.get("viewmats"))  # type: ignore[arg-type]
+
+
+def pose_gradients(cameras: Cameras, v_viewmats: Tensor | None) -> Cameras:
+    """Gradients of cameras, of which only view matrices have one."""
+    gradients: dict[str, Any] = dict.fromkeys(cameras._fields) | {"viewmats": v_viewmats}
+    return type(cameras)(**gradients)
 
 
 def _flat(bundle: Bundle, ids: Tensor | slice = EACH) -> Bundle:

@@ -3,19 +3,17 @@ differentiates a second run."""
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..config import RADIUS_MAX
+from ..config import BOX_VARIANCE_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
 from .camera_models import rotation_rows
-from .indices import gaussians_and_images, packed_ids, packed_rows, visible_rows
-from .projection import all_finite
-
-BOX_VARIANCE_MIN = 1e-4
-"""Least squared half extent of the box around a unit circle, pixels^2."""
+from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
+from .projection import all_finite, pose_gradients
 
 
 class SurfelRows(NamedTuple):
@@ -60,9 +58,7 @@ def _rows(gaussians: Gaussians3D, cameras: Cameras, ids: Tensor, images: Tensor)
     return *own, *(t.flatten(0, 1)[images] for t in cameras.pinhole())
 
 
-def surfels_fwd(
-    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings
-) -> tuple[ProjectedGaussians, Tensor]:
+def surfels_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
     n_batches, n_gaussians, _ = gaussians.means.shape
     n_cameras = cameras.pinhole()[0].shape[1]
     dense_ids = torch.arange(n_batches * n_cameras * n_gaussians, device=gaussians.means.device)
@@ -78,14 +74,10 @@ def surfels_fwd(
     if gaussians.valid is not None:
         visible &= gaussians.valid.flatten()[ids]
 
-    def emit(values: Tensor) -> Tensor:
-        if settings.packed:
-            return values[visible]
-        return torch.where(visible.view(-1, *[1] * (values.dim() - 1)), values, values.new_zeros(()))
-
+    emit = functools.partial(keep_visible, visible=visible, packed=settings.packed)
     kept = visible.nonzero().squeeze(1) if settings.packed else None
     opacities = None if gaussians.opacities is None else emit(gaussians.opacities.flatten()[ids])
-    projected = ProjectedGaussians(
+    return ProjectedGaussians(
         n_cameras=n_cameras,
         n_gaussians=n_gaussians,
         dense_ids=kept,
@@ -96,8 +88,8 @@ def surfels_fwd(
         compensations=None,
         opacities=opacities,
         row_of=None if kept is None else packed_rows(kept, visible.numel()),
+        normals=emit(found.normals),
     )
-    return projected, emit(found.normals)
 
 
 def surfels_bwd(
@@ -106,10 +98,9 @@ def surfels_bwd(
     row_of: Tensor | None,
     radii: Tensor,
     v_projected: ProjectedGradients,
-    v_normals: Tensor | None,
-    *,
-    needs_poses: bool,
-) -> tuple[Gaussians3D, Tensor | None]:
+    _settings: ProjectionSettings,
+    needs: Cameras,
+) -> tuple[Gaussians3D, Cameras]:
     all_poses, _ = cameras.pinhole()
     n_cameras, n_gaussians = all_poses.shape[1], gaussians.means.shape[1]
     n_images = all_poses.shape[0] * n_cameras
@@ -119,7 +110,8 @@ def surfels_bwd(
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (means, quats, scales, poses)]
         found, _ = _project(leaves[0], leaves[1], leaves[2], leaves[3], matrices)
-    v = (v_projected.v_means2d, v_projected.v_depths, v_projected.v_conics, v_normals, v_projected.v_opacities)
+    v_means2d, v_depths, v_conics, _, v_opacities, v_normals = v_projected
+    v = (v_means2d, v_depths, v_conics, v_normals, v_opacities)
     *incoming, v_opacities = (None if t is None else t[rows] for t in v)
     given = [torch.zeros_like(output) if t is None else t for output, t in zip(found, incoming)]
     gradients = [*torch.autograd.grad(found, leaves, given)]
@@ -134,5 +126,5 @@ def surfels_bwd(
         for t in (*gradients[:3], *gradients[4:])
     ]
     v_gaussians = Gaussians3D(totals[0], totals[1], totals[2], None, totals[3] if len(totals) > 3 else None)
-    v_poses = sum_by_id(gradients[3], images, n_images).view(all_poses.shape) if needs_poses else None
-    return v_gaussians, v_poses
+    v_poses = sum_by_id(gradients[3], images, n_images).view(all_poses.shape) if needs.pinhole()[0] else None
+    return v_gaussians, pose_gradients(cameras, v_poses)

@@ -26,7 +26,6 @@ from ..config import (
 )
 from ..data import (
     Cameras,
-    CompositingSettings,
     Gaussians3D,
     ProjectedGaussians,
     ProjectionSettings,
@@ -39,7 +38,7 @@ from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
 from .inputs import check_scene, flatten_batch, flatten_batches
 from .lens_models import Lens, add_lens, check_camera_model, check_unscented, name_of
-from .pixels import CHANNEL_CHUNK, TileLists
+from .pixels import TileLists
 
 
 def with_world_shapes(projected: ProjectedGaussians, gaussians: Gaussians3D) -> ProjectedGaussians:
@@ -218,15 +217,7 @@ def rasterize_to_pixels_eval3d(
     backgrounds = lists.check_rows(rows, colors, opacities, backgrounds)
     dtype = compute_dtype(means, quats, scales, colors, opacities, backgrounds, *cameras, rays)
     shapes = torch.cat([t.to(dtype) for t in (means, quats, scales)], -1)
-    settings = CompositingSettings(
-        camera=camera,
-        tile_size=lists.tile_size,
-        channel_chunk=CHANNEL_CHUNK,
-        absgrad=False,
-        numerics=preset,
-        backend=backend,
-        footprint=preset.ray_footprint,
-    )
+    settings = lists.settings(preset, backend, camera=camera, footprint=preset.ray_footprint)
     if rays is None:
         found = camera_rays(flatten_batches(cameras, len(batch), dtype), camera)
     else:

@@ -21,11 +21,7 @@ from ..arguments import (
     check_tile_size,
     compute_dtype,
 )
-from ..config import (
-    Backend,
-    CameraSettings,
-    NumericsName,
-)
+from ..config import Backend, CameraSettings, Numerics, NumericsName
 from ..data import CompositingSettings, Intersections, Rays, Splats
 from ..errors import ArgumentError, ShapeError
 from .compilation import eager, with_plain_tensors
@@ -113,6 +109,22 @@ class TileLists(NamedTuple):
         offsets = torch.cat([self.isect_offsets.reshape(-1).to(torch.int32), n_intersections])
         masks = None if self.masks is None else self.masks.reshape(n_images, -1)
         return masks, n_images, [Intersections(0, offsets, self.flatten_ids.to(torch.int32).contiguous(), None)]
+
+    def settings(
+        self,
+        numerics: Numerics,
+        backend: Backend,
+        *,
+        camera: CameraSettings | None = None,
+        absgrad: bool = False,
+        footprint: str = "ellipse",
+        distortion: bool = False,
+    ) -> CompositingSettings:
+        """Settings of compositing for these images. The camera matters to footprints along rays only."""
+        camera = camera or CameraSettings(self.width, self.height)
+        return CompositingSettings(
+            camera, self.tile_size, CHANNEL_CHUNK, absgrad, numerics, backend, footprint, distortion
+        )
 
     def composite(
         self,
@@ -225,14 +237,7 @@ def rasterize_to_pixels(
     backgrounds = lists.check_rows(means2d.shape[:-1], colors, opacities, backgrounds)
     check_devices(dict(means2d=means2d, conics=conics))
     dtype = compute_dtype(means2d, conics, colors, opacities, backgrounds)
-    settings = CompositingSettings(
-        camera=CameraSettings(lists.width, lists.height),
-        tile_size=lists.tile_size,
-        channel_chunk=CHANNEL_CHUNK,
-        absgrad=absgrad,
-        numerics=check_numerics(numerics),
-        backend=backend,
-    )
+    settings = lists.settings(check_numerics(numerics), backend, absgrad=absgrad)
     return lists.composite(
         means2d.to(dtype), conics.to(dtype).reshape(-1, 3), colors, opacities, backgrounds, settings
     )  # fmt: skip

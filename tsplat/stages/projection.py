@@ -48,7 +48,8 @@ class _Project(torch.autograd.Function):
         gaussians, cameras = restore(inputs, tensors)
         with full_precision(gaussians.means.device):
             launch = launchers(gaussians.means.device, settings.backend)
-            projected: ProjectedGaussians = launch.projection_fwd(gaussians, cameras, settings)
+            forward = launch.surfels_fwd if settings.surfels else launch.projection_fwd
+            projected: ProjectedGaussians = forward(gaussians, cameras, settings)
         integers = (projected.dense_ids, projected.row_of, projected.radii)
         ctx.save_for_backward(*tensors, projected.row_of, projected.radii)
         ctx.settings, ctx.inputs = settings, inputs
@@ -66,19 +67,19 @@ class _Project(torch.autograd.Function):
         v_projected = ProjectedGradients(*[v_outputs[name] for name in ProjectedGradients._fields])
         _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
         with full_precision(radii.device):
-            gradients = launchers(radii.device, settings.backend).projection_bwd(
-                gaussians, cameras, row_of, radii, v_projected, settings, needs
-            )
+            launch = launchers(radii.device, settings.backend)
+            backward = launch.surfels_bwd if settings.surfels else launch.projection_bwd
+            gradients = backward(gaussians, cameras, row_of, radii, v_projected, settings, needs)
         return None, None, *flatten(gradients)
 
 
 def project(
     gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, batch: torch.Size
 ) -> ProjectedGaussians:
-    """Projects B scenes of N Gaussians with C cameras each.
+    """Projects B scenes of N Gaussians, or surfels, with C cameras each.
 
     Args:
-        gaussians, cameras: Inputs with flattened batch dimensions.
+        gaussians, cameras: Inputs with flattened batch dimensions. The last scale of surfels is not read.
         settings: See :class:`ProjectionSettings`.
         batch: The caller's batch dimensions; ``means2d`` is [*batch, C, N, 2] unless packed.
     """

@@ -120,6 +120,7 @@ class Settings(NamedTuple):
             numerics=numerics,
             backend=o.backend,
             unscented=check_unscented(o.with_ut, o.ut_params, numerics),
+            surfels=o.surfels,
         )
         compositing = CompositingSettings(
             camera=camera,

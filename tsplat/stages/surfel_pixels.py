@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_bool, check_numerics, check_tensor, compute_dtype
-from ..config import Backend, CameraSettings, NumericsName
+from ..config import Backend, NumericsName
 from ..data import CompositingSettings, Intersections, Splats
 from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
 from .compositing import composite
-from .pixels import CHANNEL_CHUNK, TileLists
+from .pixels import TileLists
 
 TOGETHER = 15
 """Most features that are composited in one pass with distortion; more are composited by matrix products, without it."""
@@ -170,16 +170,8 @@ def rasterize_to_pixels_2dgs(
     )  # fmt: skip
     arranged = lists.arrange(given, n_colors + 5)
     transforms = with_screen_gradient(ray_transforms.to(dtype).reshape(-1, 9), densify.to(dtype).reshape(-1, 2))
-    settings = CompositingSettings(
-        camera=CameraSettings(lists.width, lists.height),
-        tile_size=lists.tile_size,
-        channel_chunk=CHANNEL_CHUNK,
-        absgrad=absgrad,
-        numerics=check_numerics(numerics),
-        backend=backend,
-        footprint="surfel",
-        distortion=True,
-    )
+    preset = check_numerics(numerics)
+    settings = lists.settings(preset, backend, absgrad=absgrad, footprint="surfel", distortion=True)
     flat = Splats(
         means2d.to(dtype), transforms, opacities.to(dtype).reshape(-1), colors.reshape(-1, n_colors), None
     )  # fmt: skip

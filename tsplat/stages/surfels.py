@@ -17,87 +17,21 @@ from ..arguments import (
     compute_dtype,
 )
 from ..config import DEPTH_ALPHA_MIN, Backend, CameraSettings, NumericsName, RenderMode, Validate
-from ..data import (
-    Cameras,
-    Features,
-    Gaussians3D,
-    ProjectedGaussians,
-    ProjectedGradients,
-    ProjectionSettings,
-    Splats,
-)
+from ..data import Cameras, Features, Gaussians3D, ProjectionSettings, Splats
 from ..errors import ArgumentError
-from .autograd import once_differentiable, take_rows
-from .backend import full_precision, launchers
-from .bundles import flatten, restore, structure
+from .autograd import take_rows
+from .backend import full_precision
 from .compilation import eager, with_plain_tensors
 from .depth_maps import depth_to_normals
 from .inputs import check_scene, flatten_batch, flatten_batches
 from .intersection import intersect
 from .meta import describe_render
+from .projection import project
 from .request import Request, Scene, check_request
 from .settings import Options
 from .shading import shade
 from .sparse_gradients import SparseGradients
 from .surfel_pixels import SurfelImages, composite_surfels, with_screen_gradient
-
-INTEGERS = ("dense_ids", "row_of", "radii")
-OUTPUTS = (*INTEGERS, "means2d", "depths", "conics", "opacities")
-"""What a projection returns as tensors, with normals behind them."""
-
-
-class _ProjectSurfels(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, settings: ProjectionSettings, inputs: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
-        gaussians, cameras = restore(inputs, tensors)
-        with full_precision(gaussians.means.device):
-            projected, normals = launchers(gaussians.means.device, settings.backend).surfels_fwd(
-                gaussians, cameras, settings
-            )
-        ctx.save_for_backward(*tensors, projected.row_of, projected.radii)
-        ctx.settings, ctx.inputs = settings, inputs
-        integers = (getattr(projected, name) for name in INTEGERS)
-        ctx.mark_non_differentiable(*(t for t in integers if t is not None))
-        ctx.set_materialize_grads(False)
-        return *(getattr(projected, name) for name in OUTPUTS), normals
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, saved: tuple[Any, ...], *v: Tensor | None) -> tuple[Tensor | None, ...]:
-        *tensors, row_of, radii = saved
-        gaussians, cameras = restore(ctx.inputs, tensors)
-        v_means2d, v_depths, v_conics, v_opacities, v_normals = (
-            None if t is None else t.contiguous() for t in v[len(INTEGERS) :]
-        )
-        v_projected = ProjectedGradients(v_means2d, v_depths, v_conics, None, v_opacities)
-        _, needs = restore(ctx.inputs, ctx.needs_input_grad[2:])
-        with full_precision(radii.device):
-            v_gaussians, v_viewmats = launchers(radii.device, ctx.settings.backend).surfels_bwd(
-                gaussians, cameras, row_of, radii, v_projected, v_normals, needs_poses=needs.viewmats
-            )
-        nothing = type(cameras)(**dict.fromkeys(cameras._fields))
-        return None, None, *flatten((v_gaussians, nothing._replace(viewmats=v_viewmats)))
-
-
-def project_surfels(
-    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings, batch: torch.Size
-) -> tuple[ProjectedGaussians, Tensor]:
-    """Projects B scenes of N surfels with C cameras each.
-
-    Args:
-        gaussians, cameras, settings, batch: As for ``project``.
-
-    Returns:
-        Surfels with ray transforms [nnz, 9] as ``conics``, and normals [nnz, 3] in the camera frame.
-    """
-    inputs = (gaussians, cameras)
-    tensors = (None if t is None else t.contiguous() for t in flatten(inputs))
-    n_cameras, n_gaussians = cameras.viewmats.shape[1], gaussians.means.shape[1]
-    *outputs, normals = _ProjectSurfels.apply(settings, structure(inputs), *tensors)  # type: ignore[no-untyped-call]
-    projected = ProjectedGaussians(n_cameras, n_gaussians, **dict(zip(OUTPUTS, outputs)), compensations=None)
-    if not settings.packed:
-        projected = projected._replace(means2d=projected.means2d.view(*batch, n_cameras, n_gaussians, 2))
-    return projected, normals
 
 
 @eager
@@ -171,15 +105,16 @@ def fully_fused_projection_2dgs(
         means, quats, scales = map(sparse_gradients.attach, (means, quats, scales))  # type: ignore[assignment]
     dtype = compute_dtype(means, quats, scales, *cameras)
     camera = CameraSettings.of(width, height, "pinhole", near, far, preset)
-    settings = ProjectionSettings(camera, radius_clip=radius_clip, packed=packed, numerics=preset, backend=backend)
+    settings = ProjectionSettings(
+        camera, radius_clip=radius_clip, packed=packed, numerics=preset, backend=backend, surfels=True
+    )
     gaussians = flatten_batches(Gaussians3D(means, quats, scales, None, None), len(batch), dtype)
-    projected, normals = project_surfels(
-        gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch
-    )  # fmt: skip
+    projected = project(gaussians, flatten_batches(cameras, len(batch), dtype), settings, batch)
     if sparse_gradients is not None:
         sparse_gradients.set_visible(projected)
     transforms = projected.conics.view(-1, 3, 3)
-    outputs = (projected.radii, projected.means2d, projected.depths, transforms, normals)
+    assert projected.normals is not None
+    outputs = (projected.radii, projected.means2d, projected.depths, transforms, projected.normals)
     if packed:
         return *projected.ids(), *outputs
     shape, own_shapes = (*batch, n_cameras, n_gaussians), ((2,), (2,), (), (3, 3), (3,))
@@ -286,7 +221,9 @@ def _render(request: Request) -> tuple[SurfelImages, Cameras, dict[str, Any]]:
     """Renders colors with depth as the last channel. Returns also the cameras, with invalid ones replaced."""
     options = request.options
     gaussians, cameras, centers = request.prepare(request.cameras)
-    projected, normals = project_surfels(gaussians, cameras, request.settings.projection, request.batch)
+    projected = project(gaussians, cameras, request.settings.projection, request.batch)
+    normals = projected.normals
+    assert normals is not None
     if request.sparse_gradients is not None:
         request.sparse_gradients.set_visible(projected)
     values, backgrounds = projected.depths[:, None], request.backgrounds

@@ -42,6 +42,7 @@ from ..device_math import (
 from ..launch import Int, block_size, kernel, launch, launch_elementwise, programs
 from .camera_models import (
     add_entry_times,
+    find_rows,
     load_camera,
     project_point_vjp,
     row_times_vjp,
@@ -268,12 +269,7 @@ def _projection_bwd_kernel(
     clean = mask
     for camera in range(n_cameras):
         image = batch * n_cameras + camera
-        row = image * n_gaussians + n
-        if row_of is not None:
-            row = tl.load(row_of + row, mask=mask, other=-1).to(tl.int64)
-            visible = row >= 0
-        else:
-            visible = tl.load(radii + row * 2, mask=mask, other=0) > 0
+        row, visible = find_rows(row_of, radii, image * n_gaussians + n, mask)
         seen = seen | visible
         w, t, intrinsics = load_camera(viewmats, Ks, image)
         p, _, jacobian, t0, t1, sharp, blurred = to_screen(
@@ -491,8 +487,13 @@ def projection_bwd(
         FLOOR=settings.numerics.compensation_floor,
         BLOCK=block,
     )
+    return v_gaussians, pose_gradients(cameras, block_sums)
+
+
+def pose_gradients(cameras: Cameras, block_sums: Tensor | None) -> Cameras:
+    """Gradients of view matrices from the sums of blocks of Gaussians [blocks, I, 12], if there are any."""
     v_cameras: dict[str, Tensor | None] = dict.fromkeys(cameras._fields)
     if block_sums is not None:
-        sums = block_sums.sum(0).view(n_batches, n_cameras, 3, 4)
+        sums = block_sums.sum(0).view(*cameras.viewmats.shape[:2], 3, 4)
         v_cameras["viewmats"] = torch.nn.functional.pad(sums, (0, 0, 0, 1))
-    return v_gaussians, type(cameras)(**v_cameras)
+    return type(cameras)(**v_cameras)

@@ -230,6 +230,16 @@ def screen_covariance_vjp(t0, t1, s, v):
 
 
 @triton.jit
+def find_rows(row_of, radii, dense_id, mask):
+    """Rows of indices into [B, C, N], and whether they are visible."""
+    if row_of is not None:
+        row = tl.load(row_of + dense_id, mask=mask, other=-1).to(tl.int64)
+        return row, row >= 0
+    else:
+        return dense_id, tl.load(radii + dense_id * 2, mask=mask, other=0) > 0
+
+
+@triton.jit
 def load_camera(poses, intrinsics, image):
     """Rotation (nine entries), translation, and intrinsics fx, fy, cx, cy of an image's camera."""
     v = poses + image * 16

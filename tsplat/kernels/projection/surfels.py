@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...config import RADIUS_MAX
+from ...config import BOX_VARIANCE_MIN, RADIUS_MAX
 from ...data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings
 from ..device_math import (
     constant,
@@ -32,11 +32,10 @@ from ..device_math import (
     store_tuple,
 )
 from ..launch import Int, block_size, kernel, launch, launch_elementwise, programs
-from .camera_models import load_camera
+from . import pose_gradients
+from .camera_models import find_rows, load_camera
 
 BLOCK = 128
-BOX_VARIANCE_MIN = 1e-4
-"""Least squared half extent of the box around a unit circle, pixels^2."""
 
 
 @triton.jit
@@ -203,12 +202,7 @@ def _surfels_bwd_kernel(
     clean = mask
     for camera in range(n_cameras):
         image = batch * n_cameras + camera
-        row = image * n_gaussians + n
-        if row_of is not None:
-            row = tl.load(row_of + row, mask=mask, other=-1).to(tl.int64)
-            visible = row >= 0
-        else:
-            visible = tl.load(radii + row * 2, mask=mask, other=0) > 0
+        row, visible = find_rows(row_of, radii, image * n_gaussians + n, mask)
         seen = seen | visible
         w, t, intrinsics = load_camera(poses, matrices, image)
         p, c0, c1, c2, a0, a1 = _to_camera(mean, r, scale, w, t)
@@ -295,16 +289,14 @@ def _inputs(gaussians: Gaussians3D, cameras: Cameras) -> dict[str, Any]:
     }
 
 
-def surfels_fwd(
-    gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings
-) -> tuple[ProjectedGaussians, Tensor]:
+def surfels_fwd(gaussians: Gaussians3D, cameras: Cameras, settings: ProjectionSettings) -> ProjectedGaussians:
     """Projects B scenes of N surfels with C cameras each.
 
     Args:
         gaussians, cameras: With quats and scales, of which the last is not read; pinhole cameras.
 
     Returns:
-        Surfels with ray transforms [nnz, 9] as ``conics``, and their normals [nnz, 3]; zero where culled.
+        Surfels with ray transforms [nnz, 9] as ``conics``, and normals; zero where culled.
     """
     means, dense_ids, row_of = gaussians.means, None, None
     arguments = _inputs(gaussians, cameras) | dict(
@@ -320,11 +312,11 @@ def surfels_fwd(
         BOX_VARIANCE_MIN=BOX_VARIANCE_MIN,
     )
     n_rows = means.shape[0] * means.shape[1] * arguments["n_cameras"]
-    names = ("dense_ids", "row_of", "radii", "means2d", "depths", "conics")
+    names = ("dense_ids", "row_of", "radii", "means2d", "depths", "conics", "normals")
     if settings.packed:
         visible = torch.empty(n_rows, dtype=torch.int8, device=means.device)
         row_of = torch.empty(n_rows, dtype=torch.int32, device=means.device)
-        outputs: dict[str, Any] = dict.fromkeys((*names, "normals", "opacities_out")) | {
+        outputs: dict[str, Any] = dict.fromkeys((*names, "opacities_out")) | {
             "visible_out": visible,
             "row_of": row_of,
         }
@@ -342,11 +334,12 @@ def surfels_fwd(
         compensations=None,
         opacities=None if gaussians.opacities is None else means.new_empty(n_rows),
         row_of=row_of,
+        normals=means.new_empty(n_rows, 3),
     )
     outputs = {name: getattr(projected, name) for name in names}
-    outputs |= {"normals": means.new_empty(n_rows, 3), "opacities_out": projected.opacities, "visible_out": None}
+    outputs |= {"opacities_out": projected.opacities, "visible_out": None}
     launch_elementwise(_surfels_fwd_kernel, n_rows, BLOCK, n_rows=n_rows, **outputs, **arguments)
-    return projected, outputs["normals"]
+    return projected
 
 
 def surfels_bwd(
@@ -355,25 +348,17 @@ def surfels_bwd(
     row_of: Tensor | None,
     radii: Tensor,
     v_projected: ProjectedGradients,
-    v_normals: Tensor | None,
-    *,
-    needs_poses: bool,
-) -> tuple[Gaussians3D, Tensor | None]:
-    """Computes the gradients of Gaussians, None where not given, and of view matrices [B, C, 4, 4].
-
-    Args:
-        gaussians, cameras: As for :func:`surfels_fwd`.
-        row_of, radii: Of its result.
-        v_projected, v_normals: Gradients of its result.
-        needs_poses: Whether view matrices need a gradient; otherwise it is None.
-    """
+    _settings: ProjectionSettings,
+    needs: Cameras,
+) -> tuple[Gaussians3D, Cameras]:
+    """Computes gradients as :func:`projection_bwd` does, from those of the result of :func:`surfels_fwd`."""
     n_batches, n_gaussians, _ = gaussians.means.shape
     arguments = _inputs(gaussians, cameras)
     n_images = n_batches * arguments["n_cameras"]
     v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in gaussians._replace(valid=None)))
     block = block_size(gaussians.means, BLOCK)
     blocks = programs(n_gaussians, block)
-    block_sums = gaussians.means.new_empty(blocks, n_images, 12) if needs_poses else None
+    block_sums = gaussians.means.new_empty(blocks, n_images, 12) if needs.pinhole()[0] else None
     launch(
         _surfels_bwd_kernel,
         programs(n_batches * blocks, 1),
@@ -383,7 +368,7 @@ def surfels_bwd(
         v_means2d=v_projected.v_means2d,
         v_depths=v_projected.v_depths,
         v_conics=v_projected.v_conics,
-        v_normals=v_normals,
+        v_normals=v_projected.v_normals,
         v_opacities_out=v_projected.v_opacities,
         v_means=v_gaussians.means,
         v_quats=v_gaussians.quats,
@@ -393,7 +378,4 @@ def surfels_bwd(
         n_images=n_images,
         BLOCK=block,
     )
-    if block_sums is None:
-        return v_gaussians, None
-    sums = block_sums.sum(0).view(*arguments["poses"].shape[:2], 3, 4)
-    return v_gaussians, torch.nn.functional.pad(sums, (0, 0, 0, 1))
+    return v_gaussians, pose_gradients(cameras, block_sums)

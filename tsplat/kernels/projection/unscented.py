@@ -37,7 +37,7 @@ from ..device_math import (
     store_tuple,
 )
 from ..launch import Int, kernel
-from .camera_models import load_camera
+from .camera_models import find_rows, load_camera
 from .lens_models import exposed_pixel, exposed_pixel_vjp, lens_pixel, lens_pixel_vjp, pose_at, to_camera
 
 
@@ -244,12 +244,7 @@ def _projection_unscented_bwd_kernel(
     clean = mask
     for camera in range(n_cameras):
         image = batch * n_cameras + camera
-        row = image * n_gaussians + n
-        if row_of is not None:
-            row = tl.load(row_of + row, mask=mask, other=-1).to(tl.int64)
-            visible = row >= 0
-        else:
-            visible = tl.load(radii + row * 2, mask=mask, other=0) > 0
+        row, visible = find_rows(row_of, radii, image * n_gaussians + n, mask)
         seen = seen | visible
         w, t, intrinsics = load_camera(viewmats, Ks, image)
         coefficients, path = load_lens(lens, shutter, image)
