@@ -9,8 +9,13 @@ SIZES = {"desktop": dict(width=1280, height=800), "phone": dict(width=390, heigh
 
 def click(page, text, selector="button"):
     """Clicks what is called by a text, as soon as it is there."""
+    click_element(page, _named(text, selector), text)
+
+
+def _named(text, selector):
+    """Expression of the visible element that is called by a text."""
     test = f"e.offsetWidth && e.innerText.trim() === {json.dumps(text)}"
-    click_element(page, f"[...document.querySelectorAll({json.dumps(selector)})].find(e => {test})", text)
+    return f"[...document.querySelectorAll({json.dumps(selector)})].find(e => {test})"
 
 
 def open_tab(page, name):
@@ -28,11 +33,22 @@ def open_tab(page, name):
 
 
 def choose(page, label, option):
-    """Chooses an option of a list."""
+    """Chooses an option of a list; lists of busy pages may close under the first click."""
     labels = f"[...document.querySelectorAll('label')].filter(e => e.innerText.trim() === {json.dumps(label)})"
-    page.evaluate("document.activeElement.blur()")
-    click_element(page, f"{labels}.map(label => document.getElementById(label.htmlFor)).find(Boolean)", label)
-    click(page, option, "[role=option]")
+    field = f"{labels}.map(label => document.getElementById(label.htmlFor)).find(Boolean)"
+    listed = _named(option, "[role=option]")
+
+    def is_chosen():
+        if page.evaluate(f"{field}?.value") != option:
+            if page.evaluate(f"Boolean({listed})"):
+                click_element(page, listed, option)
+            else:
+                page.evaluate("document.activeElement.blur()")
+                click_element(page, field, label)
+            time.sleep(0.5)
+        return page.evaluate(f"{field}?.value") == option
+
+    until(is_chosen, f"{label} is not {option}")
 
 
 def click_element(page, expression, name):
