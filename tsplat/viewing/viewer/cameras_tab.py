@@ -15,7 +15,7 @@ from ...scene.images import downscale
 from ..colormaps import color_bar
 from .callbacks import Page, escape_markdown
 from .comparison import DIFFERENCE_COLORMAP, MODES, Comparison, fit
-from .poses import vertical_fov, wxyz_of
+from .poses import add_frustum
 from .renderer import Pose
 from .viewed_models import ViewedModel
 
@@ -192,17 +192,9 @@ class CamerasTab:
                 width = min(THUMBNAIL_WIDTH, camera.width)
                 height = max(1, round(camera.height * width / camera.width))
                 image = None if view is None else downscale(view.image.cpu(), width, height).numpy()
-            handle = self._page.client.scene.add_camera_frustum(
-                f"/cameras/{i}",
-                vertical_fov(camera),
-                camera.width / camera.height,
-                scale=scale,
-                thickness=0.02 * scale,
-                color=(230, 120, 20) if camera.is_test else (30, 110, 230),
-                image=image,
-                wxyz=wxyz_of(camera.viewmat),
-                position=camera.position.numpy(),
-            )
+            color = (230, 120, 20) if camera.is_test else (30, 110, 230)
+            options = dict(scale=scale, thickness=0.02 * scale, color=color, image=image)
+            handle = add_frustum(self._page.client.scene, f"/cameras/{i}", camera, **options)
             self._page.callbacks.on_click(handle, partial(self._choose, i))
             self._frusta.append(handle)
 

@@ -52,3 +52,15 @@ def client_pose(camera: Any) -> Pose:
     """Returns the pose of a client's camera. Canvases have no size while a page loads."""
     width, height = max(int(camera.image_width), 1), max(int(camera.image_height), 1)
     return Pose(viewmat_of(camera.wxyz, camera.position), min(camera.fov, FOV_MAX), width, height)
+
+
+def add_frustum(scene: Any, name: str, camera: Camera, **options: Any) -> Any:
+    """Draws a camera into the scene of a client, and returns its handle. Options are those of viser's frusta."""
+    return scene.add_camera_frustum(
+        name,
+        vertical_fov(camera),
+        camera.width / camera.height,
+        wxyz=wxyz_of(camera.viewmat),
+        position=camera.position.numpy(),
+        **options,
+    )

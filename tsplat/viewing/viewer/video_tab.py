@@ -14,7 +14,7 @@ from ...scene.cameras import Camera
 from .callbacks import ON_SERVER, Page, name_in
 from .comparison import Image
 from .keyframes import SECONDS_MAX, Keyframes, VideoOptions
-from .poses import client_pose, pose_of, vertical_fov, wxyz_of
+from .poses import add_frustum, client_pose, pose_of
 from .viewed_models import ViewedModel
 
 PREVIEW_FPS = 15
@@ -153,16 +153,8 @@ class VideoTab:
         model, chosen = self._page.model(), self._index()
         scale = FRUSTUM_SCALE * math.dist(model.eye, model.target)
         for i, camera in enumerate(cameras[:MAX_FRUSTA]):
-            handle = scene.add_camera_frustum(
-                f"/keyframes/{i}",
-                vertical_fov(camera),
-                camera.width / camera.height,
-                scale=scale,
-                thickness=0.03 * scale,
-                color=CHOSEN_COLOR if i == chosen else COLOR,
-                wxyz=wxyz_of(camera.viewmat),
-                position=camera.position.numpy(),
-            )
+            color = CHOSEN_COLOR if i == chosen else COLOR
+            handle = add_frustum(scene, f"/keyframes/{i}", camera, scale=scale, thickness=0.03 * scale, color=color)
             self._page.callbacks.on_click(handle, partial(self._choose, i))
             self._drawn.append(handle)
         if len(cameras) > 1:
