@@ -1,6 +1,7 @@
 """Selects the tests that can run on this machine, and fills uninitialized memory to reveal unwritten outputs."""
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -109,3 +110,26 @@ def _threads_of_kernels_are_those_of_pytorch():
     if "tsplat.triton_cpu" in sys.modules:
         sys.modules["tsplat.triton_cpu"].set_num_threads(None)
     torch.set_num_threads(n_threads)
+
+
+@pytest.fixture
+def cut_lists(monkeypatch):
+    """Cuts lists into chunks of the length that the fixture is called with; returns the numbers of chunks."""
+    from tsplat.kernels import compositing, launch
+
+    original, counts = compositing.list_parts, []
+
+    def recorded(*arguments, **options):
+        lists = original(*arguments, **options)
+        counts.append(lists.n_chunks)
+        return lists
+
+    def cut(chunk):
+        monkeypatch.setattr(launch, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(launch, "CHUNKS", {math.inf: chunk})
+        monkeypatch.setattr(launch, "AMD_CHUNKS", {math.inf: chunk})
+        counts.clear()
+        return counts
+
+    monkeypatch.setattr(compositing, "list_parts", recorded)
+    return cut

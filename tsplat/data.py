@@ -23,11 +23,8 @@ class ProjectionSettings:
 
     Attributes:
         camera: What the cameras share.
-        eps2d: Added to the diagonal of the screen covariance, pixels^2.
-        radius_clip: Gaussians whose radii are both at most this are culled.
+        eps2d, radius_clip, packed, numerics, backend: As in :func:`tsplat.rasterization`.
         antialiased: Whether to compute compensations (Mip-Splatting, arXiv 2311.16493).
-        packed: Whether to output visible rows only.
-        numerics, backend: As in :func:`tsplat.rasterization`.
         unscented, surfels: Parameters of the unscented transform, None for EWA splatting; whether Gaussians are 2D.
     """
 
@@ -58,11 +55,9 @@ class CompositingSettings:
     """Settings of compositing.
 
     Attributes:
-        camera: What the cameras share.
-        tile_size: Edge of a tile in pixels.
+        camera, tile_size: What the cameras share, and the edge of a tile in pixels.
         channel_chunk: Upper bound of the channels accumulated in one pass.
-        absgrad: Whether the backward pass sums absolute gradients of means2d.
-        numerics, backend: As in :func:`tsplat.rasterization`.
+        absgrad, numerics, backend: As in :func:`tsplat.rasterization`.
         footprint: The kind of splat, see ``kernels/compositing/footprints``.
         distortion: Whether to render the distortion of the last feature, behind it, and to find its median.
     """
@@ -108,10 +103,9 @@ class Gaussians3D(NamedTuple):
     """3D Gaussians in the world frame, after activation; either quats and scales or covars.
 
     Attributes:
-        means: [B, N, 3].
+        means, opacities: [B, N, 3], and [B, N] or None.
         quats, scales: [B, N, 4] wxyz, any norm, and [B, N, 3] standard deviations; or None.
         covars: [B, N, 6] upper triangles of the covariances (00 01 02 11 12 22), or None.
-        opacities: [B, N], or None.
         valid: [B, N] bool, false for Gaussians to cull; None to keep all.
     """
 
@@ -146,9 +140,8 @@ class ProjectedGaussians(NamedTuple):
     Attributes:
         n_cameras, n_gaussians: C and N.
         dense_ids: [nnz] int64, index of each row in [B, C, N], ascending; None if not packed.
-        radii: [nnz, 2] int32, half extents in pixels; zero where culled.
+        radii, depths: [nnz, 2] int32, half extents in pixels, and [nnz], camera-space z.
         means2d: [nnz, 2] pixels; leading dimensions may be those of the caller. ``.absgrad`` is set on this tensor.
-        depths: [nnz] camera-space z.
         conics: [nnz, 3] upper triangle of the inverse screen covariance, 1/pixels^2; or shapes of another footprint.
         compensations, opacities: [nnz] antialiasing factors, and opacities times them; or None.
         row_of: [B, C, N] int32, inverse of ``dense_ids``: the row of each entry, -1 where it has none; or None.
@@ -214,7 +207,7 @@ class ScreenGaussians(NamedTuple):
     Attributes:
         means2d, radii: [nnz, 2] pixels, [nnz, 2] int32.
         conics, opacities: To test the ellipse where alpha is 1/255; None to test mean +- radii.
-        order: [nnz] int32, rows in the order in which their intersections are emitted.
+        order: [nnz] int64, rows in the order in which their intersections are emitted.
         image_ids: [nnz] int64, or None if rows are [I, N].
     """
 
@@ -230,13 +223,13 @@ class Spans(NamedTuple):
     """Runs of tiles: a *span* is what a projected Gaussian intersects of one row of tiles.
 
     Attributes:
-        first_tile_rows: [nnz] int32, first row of tiles of each Gaussian, in emission order.
+        rows, first_tile_rows: [nnz] int32, row of each Gaussian, and its first row of tiles, in emission order.
         span_starts: [nnz + 1] int32, first span of each Gaussian, and their number S.
-        positions: [S] int32, position of each span's Gaussian in emission order.
-        first_columns: [S] int32, first tile of each span.
+        positions, first_columns: [S] int32, position of each span's Gaussian in emission order, and first tile.
         place_starts, n_intersections: [S + 1] int32, first intersection of each span, and M; M.
     """
 
+    rows: Tensor
     first_tile_rows: Tensor
     span_starts: Tensor
     positions: Tensor
@@ -325,20 +318,27 @@ class Splats(NamedTuple):
         means2d, opacities: [nnz, 2] pixels, [nnz].
         conics: [nnz, 3], or the shapes of another footprint.
         colors, depths: [nnz, D] of any float dtype, and [nnz], blended as one more channel; or None.
+        color_ids: [nnz] int64, row of each Gaussian in colors, which are [G, D] then; or None.
     """
 
     means2d: Tensor
     conics: Tensor
     opacities: Tensor
     colors: Tensor | None
-    depths: Tensor | None
+    depths: Tensor | None = None
+    color_ids: Tensor | None = None
 
     @classmethod
     def of(cls, projected: ProjectedGaussians, features: Features, *, with_depths: bool) -> Splats:
-        """Projected Gaussians with their features, not yet gathered, and depths if they are rendered."""
+        """Projected Gaussians with their features, and depths if they are rendered."""
         assert projected.opacities is not None
         depths = projected.depths if with_depths else None
-        return cls(projected.means2d, projected.conics, projected.opacities, features.values, depths)
+        return cls(projected.means2d, projected.conics, projected.opacities, features.values, depths, features.ids)
+
+    def with_own_colors(self) -> Splats:
+        """The same with ``colors`` [nnz, D]."""
+        colors, ids = self.colors, self.color_ids
+        return self if colors is None or ids is None else self._replace(colors=colors[ids], color_ids=None)
 
     @property
     def n_colors(self) -> int:
@@ -367,13 +367,14 @@ class RenderBuffers(NamedTuple):
         transmittances: [I, H, W], remaining behind the last Gaussian.
         last_ids: [I, H, W] int32, number of entries that a pixel passed before it stopped, of the list that the backend
             composites it from; None if no gradient is needed.
-        median_rows: [I, H, W] int32, last row added in front of which T > 1/2, or -1; None without distortion.
+        median_rows, alphas: [I, H, W], int32 last row added in front of which T > 1/2, or -1; 1 - T; or None.
     """
 
     colors: Tensor
     transmittances: Tensor
     last_ids: Tensor | None
     median_rows: Tensor | None = None
+    alphas: Tensor | None = None
 
 
 class SplatGradients(NamedTuple):
@@ -387,10 +388,7 @@ class SplatGradients(NamedTuple):
 
 
 def sum_by_id(values: Tensor, ids: Tensor, n: int, *, unique: bool = False) -> Tensor:
-    """Sums the rows of values [R, ...] that share an id; none do if ids are unique. [n, ...]
-
-    The order of summation is fixed, so results are bit-reproducible, unlike those of ``index_add_`` with threads.
-    """
+    """Sums the rows of values [R, ...] that share an id, in a fixed order; none do if ids are unique. [n, ...]"""
     if unique:
         return values.new_zeros(n, *values.shape[1:]).index_copy_(0, ids, values)
     ids, order = ids.sort(stable=True)

@@ -274,7 +274,6 @@ def rasterization(
         )
         render_colors, render_alphas, _ = composite(
             splats,
-            features.ids,
             request.backgrounds,
             None,
             request.grid.n_images,

@@ -213,7 +213,7 @@ def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, 
         UnavailableError: The kernels cannot be compiled.
         EmulationError: The emulator found an access out of bounds or the like.
     """
-    splats, (_, height, width, channels) = composited.splats, composited.colors.shape
+    splats, (_, height, width, channels) = composited.splats.with_own_colors(), composited.colors.shape
     assert splats.colors is not None and splats.depths is None and len(composited.colors) == 1
     forward, backward = (load_kernel(direction, channels, wheel) for direction in ("fwd", "bwd"))
     starts, ids = tile_lists(splats.means2d, composited.radii, composited.depths, width, height)

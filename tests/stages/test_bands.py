@@ -49,7 +49,7 @@ def test_numbers_of_intersections_around_32_bits_split_bands_or_raise(n_intersec
         budget.admit(1, count)
         found.append(band)
         empty = torch.zeros(0, dtype=torch.int32)
-        return Spans(empty, empty, empty, empty, empty, count)
+        return Spans(*[empty] * 6, count)
 
     monkeypatch.setattr(intersection, "find_spans", find_spans)
     monkeypatch.setattr(intersection, "list_intersections", lambda *arguments: None)
@@ -80,7 +80,7 @@ def test_calls_without_a_budget_raise_if_32_bits_do_not_hold_counts(counted, cou
 
     class Launchers:
         def tile_rows(*arguments):
-            return ids, behind_zero(counts if counted == "spans" else torch.ones_like(counts))
+            return ids, ids, behind_zero(counts if counted == "spans" else torch.ones_like(counts))
 
         def tile_columns(*arguments):
             return ids, ids, behind_zero(torch.ones_like(counts) if counted == "spans" else counts)

@@ -372,6 +372,7 @@ MUTANTS = [
         ("    transmittance = transmittance * reciprocal(1.0 - alpha, APPROX)\n    weight = alpha * transmittance\n",
          "    weight = alpha * transmittance\n    transmittance = transmittance * reciprocal(1.0 - alpha, APPROX)\n",
          "weight of the transmittance behind a Gaussian"),
+        ("tl.store(alphas + pixel, 1.0 - transmittance", "tl.store(alphas + pixel, transmittance", "T stored as alpha"),
         ("tl.maximum(transmittance, 1e-6)", "tl.maximum(transmittance, 1e-3)",
          "transmittance of a chunk's end too high"),
         (" + part // PARTS_ACROSS * HEIGHT", "", "every part of a tile is in its first rows"),
@@ -445,10 +446,6 @@ MUTANTS = [
         PARTS,
         ("    store_margins(listed, index, n_entries)", "    pass", "margins of lists not stored"),
         ("n_entries + index)", "n_entries + index - MARGIN)", "the margin behind lists overwrites their last entries"),
-        ("pad(entries, (MARGIN.value, MARGIN.value))[MARGIN.value : -MARGIN.value]",
-         "pad(entries, (0, MARGIN.value))[: -MARGIN.value]", "no margin before the lists of tiles"),
-        ("ids = _with_margins(flatten_ids)", "ids = flatten_ids",
-         "lists of tiles without margins"),
         ("listed + MARGIN + place", "listed + place", "lists begin in the margin"),
     ),
     *_in(
@@ -539,7 +536,7 @@ MUTANTS = [
          "chunks behind a pixel's last not zeroed"),
         ("start = tl.load(offsets + index)\n", "start = tl.load(offsets + index) - 1\n",
          "last entry of a cut list ignored"),
-        ("inside & is_first, is_first", "inside & (channel > 0), is_first", "transmittance of cut lists not stored"),
+        ("inside & is_first,", "inside & (channel > 0),", "transmittance of cut lists not stored"),
     ),
     *_in(
         "kernels/compositing/walks.py",
@@ -620,7 +617,12 @@ MUTANTS = [
         ("ahead = ids + begin + 2", "ahead = ids + begin + 1", "off by one in the entry two ahead on NVIDIA GPUs"),
     ),
     *_in(
-        "kernels/compositing/lists.py",
+        "kernels/compositing/records.py",
+        PARTS,
+        ("color_row = tl.load(color_ids + row, mask=mask, other=0)", "color_row = row", "colors of other Gaussians"),
+    ),
+    *_in(
+        "kernels/compositing/records.py",
         FOLD,
         ("tl.join(values[k], values[k + 2])", "tl.join(values[k], values[k + 1])", "values of wide records swapped"),
     ),
@@ -667,6 +669,8 @@ MUTANTS = [
         ("low = tl.maximum(begin - image * tile_height, first)", "low = first", "beginning of a band ignored"),
         ("(key < lane + first_key)", "(key <= lane + first_key)", "lists begin at the end of their tile"),
         ("tl.store(places + lane, index.to", "tl.store(places + lane, lane.to", "places in the order of tiles"),
+        ("tl.store(rows + position, row.to(tl.int32)", "tl.store(rows + position, position.to(tl.int32)",
+         "Gaussians not in the order of depth"),
         ("max(n, n_tiles + 1),", "n,", "offsets of more tiles than intersections not written"),
     ),
     *_in(
@@ -794,7 +798,7 @@ MUTANTS = [
     *_in(
         "stages/compositing.py",
         _torch("tests/stages/test_compositing.py"),
-        ("torch.rsub(buffers.transmittances, 1)", "buffers.transmittances",
+        ("buffers.colors, buffers.alphas,", "buffers.colors, buffers.transmittances,",
          "transmittance returned as alpha"),
         ("v_depths = v_splats.v_features[:, -1]", "v_depths = v_splats.v_features[:, 0]",
          "gradient of another channel taken for depth"),
@@ -919,11 +923,13 @@ MUTANTS = [
          "an attribute set inside of a graph"),
     ),
     *_in(
-        "kernels/compositing/sizes.py",
+        "kernels/compositing/lists.py",
         PARTS,
-        ("tl.load(offsets + n) + index, mask=index == 0", "index, mask=index == 0", "number of entries lost"),
-        ("longest = int(CUT * chunk)", "longest = chunk", "lists cut that are a little longer than a chunk"),
+        ("tl.where(index < n_lists, count, first)", "tl.where(index < n_lists, count, 0)", "number of entries lost"),
+        ("LONGEST=int(CUT * chunk)", "LONGEST=chunk", "lists cut that are a little longer than a chunk"),
         ("(length + (CHUNK - 1)) // CHUNK", "length // CHUNK", "end of a list in no chunk"),
+        ("tl.minimum(index, n_lists - 1) // tiles", "index // tiles", "no end of the last list"),
+        ("max(values.numel(), n_chunks)", "values.numel()", "chunks without a list where they are many"),
     ),
     *_in(
         "kernels/compositing/sizes.py",

@@ -84,8 +84,9 @@ def _tile_rows_kernel(
     radii,  # [nnz, 2] int32
     conics,  # [nnz, 3] or None
     opacities,  # [nnz] or None
-    order,  # [nnz] int32
+    order,  # [nnz] int64
     image_ids,  # [nnz] int64 or None
+    rows,  # [nnz] int32, order, output
     first_tile_rows,  # [nnz] int32, output
     n_tile_rows,  # [1 + nnz] int32, output
     n: "Int", n_per_image: "Int", tile_height: "Int", begin: "Int", end: "Int",
@@ -93,7 +94,7 @@ def _tile_rows_kernel(
 ):  # fmt: skip
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = position < n
-    row = tl.load(order + position, mask=mask, other=0).to(tl.int64)
+    row = tl.load(order + position, mask=mask, other=0)
     mean, _, extent_y, seen, _, _, _ = _load_ellipse(means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND)
     first, count = _tile_range(mean[1] - extent_y, mean[1] + extent_y, tile_height, TILE, conics is not None)
     if image_ids is not None:
@@ -102,6 +103,7 @@ def _tile_rows_kernel(
         image = row // n_per_image
     low = tl.maximum(begin - image * tile_height, first)
     high = tl.minimum(end - image * tile_height, first + count)
+    tl.store(rows + position, row.to(tl.int32), mask=mask)
     tl.store(first_tile_rows + position, low.to(tl.int32), mask=mask)
     count = tl.where(seen, tl.maximum(high - low, 0), 0)
     tl.store(n_tile_rows + 1 + position, count.to(tl.int32), mask=mask)
@@ -114,7 +116,7 @@ def _tile_columns_kernel(
     radii,  # [nnz, 2] int32
     conics,  # [nnz, 3] or None
     opacities,  # [nnz] or None
-    order,  # [nnz] int32
+    rows,  # [nnz] int32
     first_tile_rows,  # [nnz] int32
     span_starts,  # [nnz + 1] int32
     positions,  # [S] int32, output
@@ -129,7 +131,7 @@ def _tile_columns_kernel(
     mask = has_room & (span < tl.load(span_starts + n))
     child = tl.where(mask, span, 0)
     position = search_starts(span_starts, n, child, steps)
-    row = tl.load(order + position, mask=mask, other=0).to(tl.int64)
+    row = tl.load(rows + position, mask=mask, other=0).to(tl.int64)
     mean, extent_x, extent_y, _, c, det, level = _load_ellipse(
         means2d, radii, conics, opacities, row, mask, ALPHA_MIN, EXTEND
     )
@@ -157,8 +159,8 @@ def _tile_columns_kernel(
 
 @kernel
 def _tile_intersections_kernel(
-    order,  # [nnz] int32
     image_ids,  # [nnz] int64 or None
+    rows,  # [nnz] int32
     first_tile_rows,  # [nnz] int32
     span_starts,  # [nnz + 1] int32
     positions,  # [S] int32
@@ -175,7 +177,7 @@ def _tile_intersections_kernel(
     child = tl.where(mask, place, 0)
     span = search_starts(place_starts, n_spans, child, steps)
     position = tl.load(positions + span).to(tl.int64)
-    row = tl.load(order + position).to(tl.int64)
+    row = tl.load(rows + position).to(tl.int64)
     if image_ids is not None:
         image = tl.load(image_ids + row)
     else:
@@ -217,23 +219,25 @@ def _tile_lists_kernel(
 
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
-) -> tuple[Tensor, Tensor]:
-    """Finds the first tile row of each Gaussian, and how many tile rows it meets, in emission order.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Finds the row of each Gaussian, its first tile row, and how many tile rows it meets, in emission order.
 
     Args:
         band: The first flat tile row and the one after the last; others are left out.
 
     Returns:
-        First tile rows [nnz] int32; a zero, followed by the numbers of tile rows, [1 + nnz] int32.
+        Rows and first tile rows, [nnz] int32 each; a zero, followed by the numbers of tile rows, [1 + nnz] int32.
     """
     n = screen.order.numel()
-    first_tile_rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
+    rows = torch.empty(n, dtype=torch.int32, device=screen.order.device)
+    first_tile_rows = torch.empty_like(rows)
     n_tile_rows = torch.empty(n + 1, dtype=torch.int32, device=screen.order.device)
     launch_elementwise(
         _tile_rows_kernel,
         max(n, 1),
         BLOCK,
         **screen._asdict(),
+        rows=rows,
         first_tile_rows=first_tile_rows,
         n_tile_rows=n_tile_rows,
         n=n,
@@ -245,12 +249,13 @@ def tile_rows(
         ALPHA_MIN=ALPHA_MIN,
         EXTEND=settings.numerics.extend,
     )
-    return first_tile_rows, n_tile_rows
+    return rows, first_tile_rows, n_tile_rows
 
 
 def tile_columns(
     screen: ScreenGaussians,
     grid: TileGrid,
+    rows: Tensor,
     first_tile_rows: Tensor,
     span_starts: Tensor,
     n_spans: int,
@@ -259,7 +264,7 @@ def tile_columns(
     """Finds each span's Gaussian (its position in emission order), first tile, and number of tiles.
 
     Args:
-        first_tile_rows, span_starts: See :class:`Spans`.
+        rows, first_tile_rows, span_starts: See :class:`Spans`.
         n_spans: S, or more; spans behind the last one have no tiles.
 
     Returns:
@@ -277,7 +282,7 @@ def tile_columns(
         radii=screen.radii,
         conics=screen.conics,
         opacities=screen.opacities,
-        order=screen.order,
+        rows=rows,
         first_tile_rows=first_tile_rows,
         span_starts=span_starts,
         positions=positions,
@@ -310,7 +315,6 @@ def tile_intersections(
         _tile_intersections_kernel,
         spans.n_intersections,
         BLOCK,
-        order=screen.order,
         image_ids=screen.image_ids,
         **spans._asdict(),
         keys=keys,

@@ -89,6 +89,7 @@ class _Features:
 
     def __init__(self, splats: Splats) -> None:
         self._parts = []
+        splats = splats.with_own_colors()
         if splats.colors is not None:
             self._parts.append(splats.colors.T.contiguous())
         if splats.depths is not None:
@@ -211,6 +212,8 @@ def composite_fwd(
             buffers.median_rows[here] = in_front.median_rows.view(shape)
         buffers.colors[here] = color.T.view(*shape, -1)
         buffers.transmittances[here] = left.view(shape)
+        if buffers.alphas is not None:
+            buffers.alphas[here] = 1 - left.view(shape)
         if buffers.last_ids is not None:
             buffers.last_ids[here] = last.view(shape)
     return None
@@ -221,9 +224,8 @@ def count_passed(
 ) -> Tensor:
     """Counts the intersections of its tile that each pixel passed, where ``last_ids`` count entries of other lists."""
     size = last_ids.shape
-    buffers = RenderBuffers(
-        splats.means2d.new_empty(*size, splats.n_features), splats.means2d.new_empty(size), torch.zeros_like(last_ids)
-    )
+    colors, transmittances = splats.means2d.new_empty(*size, splats.n_features), splats.means2d.new_empty(size)
+    buffers = RenderBuffers(colors, transmittances, torch.zeros_like(last_ids))
     composite_fwd(splats, None, None, intersections, buffers, settings)
     assert buffers.last_ids is not None
     return torch.where(last_ids > 0, buffers.last_ids, 0)

@@ -47,7 +47,7 @@ def _tile_range(low: Tensor, high: Tensor, n_tiles: int, tile_size: int, centers
 
 def tile_rows(
     screen: ScreenGaussians, grid: TileGrid, band: tuple[int, int], settings: IntersectionSettings
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     means2d, radii, conics, opacities, order, _ = screen
     _, extent_y, seen, _, _ = _extents(means2d, radii, conics, opacities, settings.numerics.extend)
     y = means2d[:, 1]
@@ -56,21 +56,22 @@ def tile_rows(
     low = torch.maximum(band[0] - image_ids * grid.tile_height, first)
     high = torch.minimum(band[1] - image_ids * grid.tile_height, first + count)
     n_tile_rows = torch.where(seen, (high - low).clamp_min(0), 0)
-    return low.to(torch.int32)[order], _behind_zero(n_tile_rows.to(torch.int32)[order])
+    return order.to(torch.int32), low.to(torch.int32)[order], _behind_zero(n_tile_rows.to(torch.int32)[order])
 
 
 def tile_columns(
     screen: ScreenGaussians,
     grid: TileGrid,
+    rows: Tensor,
     first_tile_rows: Tensor,
     span_starts: Tensor,
     n_spans: int,
     settings: IntersectionSettings,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    order, size = screen.order, grid.tile_size
-    spans = torch.arange(n_spans, device=order.device)
+    size = grid.tile_size
+    spans = torch.arange(n_spans, device=rows.device)
     positions = _parents(span_starts, spans)
-    rows = order[positions]
+    rows = rows[positions]
     mean, radii = screen.means2d[rows], screen.radii[rows]
     conics, opacities = (None if t is None else t[rows] for t in (screen.conics, screen.opacities))
     extent_x, extent_y, _, det, level = _extents(mean, radii, conics, opacities, settings.numerics.extend)
@@ -102,7 +103,7 @@ def tile_intersections(
     places = torch.arange(spans.n_intersections, device=device)
     span_ids = _parents(spans.place_starts, places)
     positions = spans.positions[span_ids]
-    rows = screen.order[positions].long()
+    rows = spans.rows[positions].long()
     y = spans.first_tile_rows[positions] + span_ids - spans.span_starts[positions]
     x = spans.first_columns[span_ids] + places - spans.place_starts[span_ids]
     keys = _image_ids(screen, grid)[rows] * grid.tiles_per_image + y * grid.tile_width + x - key_bias

@@ -25,23 +25,16 @@ from .bundles import flatten, restore, structure
 
 
 class _Inputs(NamedTuple):
-    """Tensors that are composited, see :func:`composite`; ``color_ids`` [nnz] int64 are the rows of ``colors``."""
+    """Tensors that are composited, see :func:`composite`."""
 
-    means2d: Tensor
-    conics: Tensor
-    opacities: Tensor
-    colors: Tensor | None
-    color_ids: Tensor | None
-    depths: Tensor | None
+    splats: Splats
     backgrounds: Tensor | None
     masks: Tensor | None
     rays: Rays | None
 
-    def splats(self) -> Splats:
-        colors = self.colors
-        if colors is not None and self.color_ids is not None:
-            colors = colors[self.color_ids]
-        return Splats(self.means2d.reshape(-1, 2).contiguous(), self.conics, self.opacities, colors, self.depths)
+    def flat_splats(self) -> Splats:
+        """With means2d [nnz, 2]."""
+        return self.splats._replace(means2d=self.splats.means2d.reshape(-1, 2).contiguous())
 
 
 class _Composite(torch.autograd.Function):
@@ -55,13 +48,14 @@ class _Composite(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         inputs: _Inputs = restore(like, tensors)
-        splats, means2d = inputs.splats(), inputs.means2d
+        splats, means2d = inputs.flat_splats(), inputs.splats.means2d
         size = (n_images, settings.camera.height, settings.camera.width)
         buffers = RenderBuffers(
             means2d.new_empty(*size, splats.n_features + settings.distortion),
             means2d.new_empty(size),
             torch.empty(size, dtype=torch.int32, device=means2d.device) if any(ctx.needs_input_grad) else None,
             torch.empty(size, dtype=torch.int32, device=means2d.device) if settings.distortion else None,
+            means2d.new_empty(size),
         )
         n_bands = 0
         whole: Intersections | None = None
@@ -87,7 +81,8 @@ class _Composite(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if buffers.median_rows is not None:
             ctx.mark_non_differentiable(buffers.median_rows)
-        return buffers.colors, torch.rsub(buffers.transmittances, 1), buffers.median_rows
+        assert buffers.alphas is not None
+        return buffers.colors, buffers.alphas, buffers.median_rows
 
     @staticmethod
     @once_differentiable
@@ -100,9 +95,9 @@ class _Composite(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         inputs: _Inputs
         inputs, transmittances, last_ids, totals, whole, parts = restore(ctx.saved, saved)
-        means2d, conics, opacities, colors, color_ids, depths, backgrounds, _, rays = inputs
+        splats, backgrounds, rays = inputs.flat_splats(), inputs.backgrounds, inputs.rays
+        means2d, conics, opacities, colors, depths, color_ids = inputs.splats
         settings: CompositingSettings = ctx.settings
-        splats = inputs.splats()
         n_features = splats.n_features
         if v_render_colors is None:
             v_render_colors = transmittances.new_zeros(*transmittances.shape, n_features + settings.distortion)
@@ -152,8 +147,12 @@ class _Composite(torch.autograd.Function):
             assert v_splats.absgrad is not None
             ctx.absgrad_target.absgrad = v_splats.absgrad.view(means2d.shape)
         v_means2d = v_splats.v_means2d.view(means2d.shape)
-        v_inputs = (v_means2d, v_splats.v_conics, v_splats.v_opacities, v_colors, None, v_depths, v_backgrounds, None)
+        v_inputs = (v_means2d, v_splats.v_conics, v_splats.v_opacities, v_colors, v_depths, None, v_backgrounds, None)
         return None, None, None, None, *v_inputs, *_ray_gradients(rays)
+
+
+def _contiguous(splats: Splats) -> Splats:
+    return Splats._make(None if t is None else t.contiguous() for t in splats)
 
 
 def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
@@ -193,7 +192,6 @@ def _gaussian_major(flatten_ids: Tensor, n_rows: int) -> GaussianMajor:
 
 def composite(
     splats: Splats,
-    feature_ids: Tensor | None,
     backgrounds: Tensor | None,
     masks: Tensor | None,
     n_images: int,
@@ -204,9 +202,7 @@ def composite(
     """Composites projected Gaussians into images.
 
     Args:
-        splats: ``means2d`` may have more leading dimensions, and is the tensor that gets ``.absgrad``. ``colors`` are
-            features [G, D]: with ``feature_ids``, not yet gathered.
-        feature_ids: [nnz] int64, index of each row's features; None for the identity.
+        splats: ``means2d`` may have more leading dimensions, and is the tensor that gets ``.absgrad``.
         backgrounds: [I, D] or None; depth has background 0.
         masks: [I, tiles] bool or None; tiles that are false show the background.
         n_images: I.
@@ -219,12 +215,7 @@ def composite(
         medians [I, H, W] int32, see :class:`RenderBuffers`, or None.
     """
     inputs = _Inputs(
-        splats.means2d,
-        splats.conics.contiguous(),
-        splats.opacities.contiguous(),
-        None if splats.colors is None else splats.colors.contiguous(),
-        None if feature_ids is None else feature_ids.contiguous(),
-        None if splats.depths is None else splats.depths.contiguous(),
+        _contiguous(splats)._replace(means2d=splats.means2d),
         None if backgrounds is None else backgrounds.contiguous(),
         None if masks is None else masks.contiguous(),
         None if rays is None else rays._replace(values=rays.values.contiguous()),

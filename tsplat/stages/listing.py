@@ -37,19 +37,17 @@ def depth_order(depths: Tensor, image_ids: Tensor | None = None, n_segments: int
         n_segments: The number of images, to sort the rows of each on their own; or 1.
 
     Returns:
-        [nnz] int32.
+        [nnz] int64.
     """
     if n_segments <= 1:
-        order = stable_argsort(depths)
-    elif image_ids is None:
+        return stable_argsort(depths)
+    if image_ids is None:
         images = depths.view(n_segments, -1)
         starts = torch.arange(n_segments, device=depths.device)[:, None] * images.shape[1]
-        order = (images.argsort(dim=1, stable=True) + starts).flatten()
-    else:
-        counts = image_ids.bincount(minlength=n_segments)
-        rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
-        order = torch.cat([row[stable_argsort(depths[row])] for row in rows])
-    return order.to(torch.int32)
+        return (images.argsort(dim=1, stable=True) + starts).flatten()
+    counts = image_ids.bincount(minlength=n_segments)
+    rows = image_ids.argsort(stable=True).tensor_split(counts.cumsum(0)[:-1].cpu())
+    return torch.cat([row[stable_argsort(depths[row])] for row in rows])
 
 
 class Room(NamedTuple):
@@ -92,15 +90,15 @@ def find_spans(
             return sums.to(torch.int32), int(sums[-1])
         return launch.limit_starts(sums, room.capacity, room.needed, kind), room.capacity
 
-    first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
+    rows, first_tile_rows, n_tile_rows = launch.tile_rows(screen, grid, band, settings)
     span_starts, n_spans = starts(n_tile_rows, n_rows * min(grid.tile_height, band[1] - band[0]), 0)
     _admit(n_spans, 0, budget)
     positions, first_columns, n_columns = launch.tile_columns(
-        screen, grid, first_tile_rows, span_starts, n_spans, settings
+        screen, grid, rows, first_tile_rows, span_starts, n_spans, settings
     )
     place_starts, n_intersections = starts(n_columns, n_spans * grid.tile_width, 1)
     _admit(n_spans, n_intersections, budget)
-    return Spans(first_tile_rows, span_starts, positions, first_columns, place_starts, n_intersections)
+    return Spans(rows, first_tile_rows, span_starts, positions, first_columns, place_starts, n_intersections)
 
 
 def list_within(
@@ -161,7 +159,7 @@ def list_intersections(
     else:
         places = torch.arange(spans.n_intersections, dtype=torch.int32, device=keys.device)
         isect_offsets = places[:0]
-    gaussian_major = GaussianMajor(places, spans.place_starts, spans.span_starts, screen.order, spans.positions)
+    gaussian_major = GaussianMajor(places, spans.place_starts, spans.span_starts, spans.rows, spans.positions)
     return Intersections(first_tile, isect_offsets, flatten_ids, gaussian_major, keys, key_bias)
 
 

@@ -149,8 +149,7 @@ class TileLists(NamedTuple):
         given = dict(means2d=means2d, shapes=shapes, colors=colors, opacities=opacities, backgrounds=backgrounds)
         lists = self.arrange(given, channels)
         render_colors, render_alphas, _ = composite(
-            Splats(means2d, shapes, opacities.to(dtype).reshape(-1), colors.reshape(-1, channels), None),
-            None,
+            Splats(means2d, shapes, opacities.to(dtype).reshape(-1), colors.reshape(-1, channels)),
             None if backgrounds is None else backgrounds.to(dtype).reshape(-1, channels),
             *lists,
             settings,

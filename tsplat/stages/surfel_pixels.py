@@ -54,14 +54,14 @@ def composite_surfels(
     values = colors.to(normals.dtype)
     own = torch.cat([normals, values if n_colors + 3 <= TOGETHER else values[:, -1:]], -1)
     rest = (masks, n_images, bands)
-    images, alphas, rows = composite(splats._replace(colors=own), None, None, *rest, settings)
+    images, alphas, rows = composite(splats._replace(colors=own), None, *rest, settings)
     assert rows is not None
     alphas = alphas[..., None]
     if n_colors + 3 <= TOGETHER:
         render_colors = images[..., 3:-1]
     else:
         plain = CompositingSettings(**vars(settings) | {"distortion": False})
-        render_colors, _, _ = composite(splats, None, None, *rest, plain)
+        render_colors, _, _ = composite(splats, None, *rest, plain)
     if backgrounds is not None:
         render_colors = render_colors + (1 - alphas) * backgrounds[:, None, None]
     # The row behind the last has z = 0.
@@ -173,7 +173,7 @@ def rasterize_to_pixels_2dgs(
     preset = check_numerics(numerics)
     settings = lists.settings(preset, backend, absgrad=absgrad, footprint="surfel", distortion=True)
     flat = Splats(
-        means2d.to(dtype), transforms, opacities.to(dtype).reshape(-1), colors.reshape(-1, n_colors), None
+        means2d.to(dtype), transforms, opacities.to(dtype).reshape(-1), colors.reshape(-1, n_colors)
     )  # fmt: skip
     images = composite_surfels(
         flat,

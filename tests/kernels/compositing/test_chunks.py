@@ -22,29 +22,6 @@ EXACT = 1e-12
 UNCUT = 2**30
 
 
-@pytest.fixture
-def cut_lists(monkeypatch):
-    """Cuts lists into chunks of the length that the fixture is called with; returns the numbers of chunks."""
-    from tsplat.kernels import compositing, launch
-
-    original, counts = compositing.list_parts, []
-
-    def recorded(*arguments, **options):
-        lists = original(*arguments, **options)
-        counts.append(lists.n_chunks)
-        return lists
-
-    def cut(chunk):
-        monkeypatch.setattr(launch, "CPU_CHUNK", chunk)
-        monkeypatch.setattr(launch, "CHUNKS", {math.inf: chunk})
-        monkeypatch.setattr(launch, "AMD_CHUNKS", {math.inf: chunk})
-        counts.clear()
-        return counts
-
-    monkeypatch.setattr(compositing, "list_parts", recorded)
-    return cut
-
-
 DENSE = scenes.Structure(n=40, cameras=2, width=14, height=11, size=5.0, seed=4)
 OPTIONS = {
     "tile of 4": dict(tile_size=4),

@@ -172,7 +172,7 @@ def _assert_discs_match_reference(channels, chunk, monkeypatch):
 def test_keys_of_caches_depend_on_the_source_of_a_footprint():
     from triton.compiler import ASTSource
 
-    from tsplat.kernels.compositing.lists import _pack_kernel
+    from tsplat.kernels.compositing.records import _pack_kernel
     from tsplat.triton_cpu.launcher import _constant_key
 
     footprints = (DISC, dataclasses.replace(DISC, pack=_bound), dataclasses.replace(DISC, SUMS=5))

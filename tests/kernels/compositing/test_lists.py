@@ -59,7 +59,8 @@ def _intersections(splats, first_tile, lengths, seed, key_bias=None):
 
 
 def _list_parts(splats, intersections, grid, width, height, chunk=UNCUT):
-    from tsplat.kernels.compositing.lists import list_parts, pack_records
+    from tsplat.kernels.compositing.lists import list_parts
+    from tsplat.kernels.compositing.records import pack_records
     from tsplat.kernels.compositing.walk_steps import Band
     from tsplat.kernels.launch import PartShape
 

@@ -17,7 +17,7 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
 
 **The data**, of one tile with two parts and the intersections A, B and C, front to back:
 
-    rows           A B C           projected Gaussians; a record for each           lists
+    rows           A B C           projected Gaussians; a record for each           records
     intersections  A B C           of the tile, sorted by depth                     (made by the stage before)
                    |\ \|
     lists      A B | A C |         of part 0 and part 1; their entries are rows     lists
@@ -45,11 +45,11 @@ g = alpha dL/d alpha times functions of the pixel. A program writes these sums t
     slot        where the backward pass writes the sums of an entry over the part's pixels
     moment      one of the ellipse's sums over pixels of g
 
-**The files**, in the order of a call: the launchers below call `lists`, `chunks` if a list is cut, and the forward walk
-in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on, `matrices_forward` and
-`matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks share, `pixel_sums`
-the sums over the pixels of a part, `rays` those of pixels and their gradients, and `distortion` that of a feature.
-`footprints` has the math of a splat. `sizes` counts chunks, and keeps lists within memory that was allocated before
+**The files**, in the order of a call: the launchers below call `records` and `lists`, `chunks` if a list is cut, and
+the forward walk in `walks`; then `slots`, the backward walk in `walks`, and `slots` again. From 16 channels on,
+`matrices_forward` and `matrices_backward`, with `matrices`, take the place of `walks`. `walk_steps` has what all walks
+share, `pixel_sums` the sums over the pixels of a part, `rays` those of pixels and their gradients, and `distortion`
+that of a feature. `footprints` has the math of a splat. `sizes` keeps lists within memory that was allocated before
 they were counted.
 """
 
@@ -64,9 +64,10 @@ from ...data import CompositingSettings, Intersections, PartLists, Rays, RenderB
 from ..launch import FEATURES_MIN, is_compiled_for_cpu, part_order, part_shape
 from .chunks import chunk_products, combine_chunks, combine_rays
 from .footprints import FOOTPRINTS
-from .lists import list_parts, pack_records
+from .lists import list_parts
 from .matrices_backward import features_bwd
 from .matrices_forward import features_fwd
+from .records import pack_records
 from .sizes import limit_starts
 from .slots import assign_slots, composite_gradients, sum_columns, sum_slots
 from .walk_steps import Band, list_arguments
@@ -106,7 +107,6 @@ def composite_fwd(
     """Writes the pixels of a band of tiles.
 
     Args:
-        splats: With gathered colors [nnz, D].
         backgrounds: [I, D] or None; depth has background 0.
         masks: [I, tiles] bool or None; a tile that is false shows the background.
         intersections: Of the band.
@@ -119,6 +119,8 @@ def composite_fwd(
     """
     band = _band(splats, intersections, len(buffers.colors), settings, rays)
     by_matrices = min(splats.n_features, settings.channel_chunk) >= FEATURES_MIN
+    if by_matrices:
+        splats = splats.with_own_colors()
     passed = _without_features(splats) if by_matrices else pass_channels(splats, 0, settings)
     records = pack_records(passed, settings)
     lists = list_parts(records, band, buffers.colors.shape[3], has_ends=buffers.last_ids is not None)
@@ -132,6 +134,7 @@ def composite_fwd(
         "ids": lists.ids,
         "order": part_order(lists.offsets, intersections.isect_offsets),
         "transmittances": buffers.transmittances,
+        "alphas": buffers.alphas,
         "last_ids": buffers.last_ids,
         "ends": lists.ends,
         "products": products,
@@ -187,6 +190,8 @@ def composite_bwd(
     if lists is None:
         lists = _list_again(splats, band, v_render_colors)
     by_matrices = splats.n_features >= FEATURES_MIN
+    if by_matrices:
+        splats = splats.with_own_colors()
     large = torch.empty_like(splats.opacities, dtype=torch.bool)
     records = pack_records(_without_features(splats) if by_matrices else splats, settings, large)
     columns = band.footprint.slot_columns(splats.n_features, settings.absgrad)

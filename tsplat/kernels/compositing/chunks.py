@@ -12,7 +12,7 @@ from ...config import TRANSMITTANCE_MIN
 from ...data import PartLists, RenderBuffers
 from ..device_math import constant
 from ..launch import Int, kernel, launch, programs
-from .lists import load_record
+from .records import load_record
 from .walk_steps import OPACITY, Band, alpha_at, load_range, part_pixels, store_list
 
 CHANNELS = 8
@@ -83,6 +83,7 @@ def _combine_kernel(
     offsets,  # [lists + 1] int32
     render_colors,  # [I, height, width, n_features], output
     transmittances,  # [I, height, width], output
+    alphas,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
     median_rows,  # [I, height, width] int32, output, if DISTORTION
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
@@ -176,8 +177,9 @@ def _combine_kernel(
             tl.store(median_rows + pixel, median, mask=inside & is_first)
         start = tl.load(offsets + index)
         store_list(
-            transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside & is_first, is_first
-        )
+            transmittances, alphas, last_ids, ends, pixel, index, start, transmittance, last, inside & is_first,
+            is_first,
+        )  # fmt: skip
 
 
 @kernel
@@ -258,6 +260,7 @@ def combine_chunks(
         backgrounds=backgrounds,
         render_colors=buffers.colors,
         transmittances=buffers.transmittances,
+        alphas=buffers.alphas,
         last_ids=buffers.last_ids,
         ends=lists.ends,
         median_rows=buffers.median_rows,

@@ -1,15 +1,13 @@
-"""Records and lists: what walks read of a projected Gaussian, and which Gaussians a part of a tile has to composite.
-
-A record holds what compositing reads of a row, side by side in memory.
+"""Lists: which Gaussians a part of a tile has to composite.
 
 Each part of a tile has a list of its own: the tile's Gaussians whose alpha may reach 1/255 at one of the part's
 pixels, front to back as in the tile, so nothing is sorted again. A Gaussian that a part's list leaves out is below
 1/255 on all of its pixels, so images keep their bits.
 
 Three kernels make the lists. The first tests parts and writes one bit per (intersection, part), in words of 32
-intersections. With the running total of set bits at each word, the place of an intersection in a list is known, and the
-second and the third write where lists begin and what they hold. Indices are int32, as a band has at most 2^28
-intersections.
+intersections. With the running total of set bits at each word, the place of an intersection in a list is known. The
+second writes where lists begin and into how many chunks long ones are cut, and the third what they hold. Indices are
+int32, as a band has at most 2^28 intersections.
 """
 
 import math
@@ -20,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import ALPHA_MIN
-from ...data import CompositingSettings, Intersections, PartLists, Splats
-from ..device_math import constant, element, load4, load_tuple, popcount, store_tuple
+from ...data import Intersections, PartLists
+from ..device_math import popcount, search_starts
 from ..launch import Int, approximate, has_ptx, kernel, launch_elementwise
-from .footprints import FOOTPRINTS
-from .sizes import CUT, count_chunks, cut_lists, limit_starts, most_chunks
+from .records import load_record
+from .sizes import CUT, limit_starts, most_chunks
 from .walk_steps import OPACITY, Band
 
 BLOCK = 128
@@ -36,68 +34,6 @@ LOG2_WORD = tl.constexpr(WORD.value.bit_length() - 1)
 MARGIN = tl.constexpr(4)
 """Entries of row 0 before and behind all lists. Walks load up to two of them ahead and do not composite them; four of
 int32 take 16 bytes, so lists stay aligned."""
-
-
-@triton.jit
-def _store_record(out, values, mask, WIDE: tl.constexpr):
-    """Stores the values of records, with 16-byte stores if WIDE."""
-    if WIDE:
-        for k in tl.static_range(0, len(values), 4):
-            even = tl.join(values[k], values[k + 2])
-            odd = tl.join(values[k + 1], values[k + 3])
-            four = tl.reshape(tl.join(even, odd), [out.shape[0], 4])
-            tl.store(out[:, None] + k + tl.arange(0, 4)[None, :], four, mask=mask[:, None])
-    else:
-        store_tuple(out, 1, values, mask)
-
-
-@kernel(strided=("colors",))
-def _pack_kernel(
-    means2d,  # [nnz, 2]
-    shapes,  # [nnz, FOOTPRINT.SHAPE]
-    opacities,  # [nnz]
-    colors,  # [nnz, COLORS] with rows of any stride, any float dtype; or None
-    depths,  # [nnz] or None
-    records,  # [nnz, WIDTH], output
-    large,  # [nnz] bool, output, or None
-    n_rows: "Int", color_stride: "Int",
-    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-    ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = row < n_rows
-    mean = load_tuple(means2d + row * 2, 1, 2, mask)
-    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
-    shape = load_tuple(shapes + row * SHAPE, 1, SHAPE, mask)
-    opacity = tl.load(opacities + row, mask=mask, other=0.0)
-    values, valid = FOOTPRINT.pack(mean, shape, opacity >= constant(ALPHA_MIN, opacity))
-    values = values + (
-        tl.where(valid, tl.log2(tl.where(valid, opacity, 1.0)), -1e4),
-        tl.where(valid, tl.minimum(opacity, constant(ALPHA_MAX, opacity)), 0.0),
-    )
-    for k in tl.static_range(COLORS):
-        color = tl.load(colors + row * color_stride + k, mask=mask, other=0.0)
-        values = values + (color.to(mean[0].dtype),)
-    if depths is not None:
-        values = values + (tl.load(depths + row, mask=mask, other=0.0),)
-    for _ in tl.static_range(FOOTPRINT.VALUES + OPACITY + COLORS + (depths is not None), WIDTH):
-        values = values + (tl.zeros_like(opacity),)
-    _store_record(records + row * WIDTH, values, mask, WIDE)
-    if large is not None:
-        tl.store(large + row, FOOTPRINT.is_large(shape, opacity, TILE, ALPHA_MIN), mask=mask)
-
-
-@triton.jit
-def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr):
-    """The first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
-    at = element(records, row, WIDTH, WIDE)
-    if WIDE:
-        values = ()
-        for k in tl.static_range(0, VALUES, 4):
-            values = values + load4(at + k)
-        return values
-    else:
-        return load_tuple(at, 1, VALUES)
 
 
 @kernel
@@ -142,21 +78,41 @@ def place_in_list(words, totals, part, n_words, index, PTX: tl.constexpr):
     return tl.load(totals + at) - popcount(following, PTX), following & 1
 
 
+@triton.jit
+def _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX: tl.constexpr):
+    """First entry of a list; behind the last list, the number of entries."""
+    index = tl.minimum(index, n_lists)
+    part = tl.minimum(index, n_lists - 1) // tiles
+    first = tl.load(isect_offsets + index - part * tiles)
+    if words is not None:
+        first, _ = place_in_list(words, totals, part, n_words, first, PTX)
+    return first
+
+
 @kernel
-def _part_offsets_kernel(
+def _list_sizes_kernel(
     isect_offsets,  # [tiles + 1] int32
-    words,  # [parts, n_words] int32
-    totals,  # [parts, n_words] int32
-    offsets,  # [parts * tiles + 1] int32, output
-    n: "Int", n_words: "Int", tiles: "Int",
-    BLOCK: tl.constexpr, PTX: tl.constexpr,
+    words,  # [parts, n_words] int32, or None if a tile is one part
+    totals,  # [parts, n_words] int32, or None
+    offsets,  # [lists + 1] int32, output, or None if they are isect_offsets
+    counts,  # [1 + lists + 1] int32, output, or None if no list can be cut
+    n_lists: "Int", n_words: "Int", tiles: "Int",
+    CHUNK: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """One lane per list, and one for the end of the last."""
+    """Finds where lists begin, and counts the chunks of each, of which lists of up to LONGEST entries have none.
+
+    A zero precedes the counts, and the number of entries follows them. One lane per list, and one for the end of the
+    last.
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.minimum(index, n - 2) // tiles
-    first = tl.load(isect_offsets + tl.minimum(index, n - 1) - part * tiles)
-    place, _ = place_in_list(words, totals, part, n_words, first, PTX)
-    tl.store(offsets + index, place, mask=index < n)
+    first = _first_entry(isect_offsets, words, totals, index, n_lists, n_words, tiles, PTX)
+    if offsets is not None:
+        tl.store(offsets + index, first, mask=index <= n_lists)
+    if counts is not None:
+        length = _first_entry(isect_offsets, words, totals, index + 1, n_lists, n_words, tiles, PTX) - first
+        count = tl.where(length > LONGEST, (length + (CHUNK - 1)) // CHUNK, 0)
+        tl.store(counts + 1 + index, tl.where(index < n_lists, count, first), mask=index <= n_lists)
+        tl.store(counts + index, index * 0, mask=index == 0)
 
 
 @triton.jit
@@ -189,13 +145,18 @@ def store_margins(entries, index, n_entries):
 def _part_lists_kernel(
     values,  # [M] int32
     places_by_gaussian,  # [M] int32, see ``GaussianMajor``, or None
-    words,  # [parts, n_words] int32
-    totals,  # [parts, n_words] int32
+    words,  # [parts, n_words] int32, or None if a tile is one part
+    totals,  # [parts, n_words] int32, or None
     listed,  # [MARGIN + K + MARGIN] int32, or with places int64, output
-    n: "Int", n_words: "Int", n_entries: "Int",
+    chunk_starts,  # [lists + 1] int32, or None if no list is cut
+    chunk_lists,  # [n_chunks] int32, output, or None
+    n: "Int", n_words: "Int", n_entries: "Int", n_lists: "Int", n_chunks: "Int", steps: "Int",
     PARTS: tl.constexpr, BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Lists a value of each intersection, below its place, for each part that it reaches. One lane per intersection."""
+    """Lists a value of each intersection, below its place, for each part that it reaches. One lane per intersection.
+
+    The lanes of the first programs also find the list of a chunk each; behind the last chunk, the last list.
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = tl.minimum(index, n - 1)  # loads need no mask
     value = tl.load(values + inside)
@@ -205,43 +166,10 @@ def _part_lists_kernel(
     for part in tl.static_range(PARTS):
         tl.store(listed + MARGIN + places[part], value, mask=(index < n) & (reached[part] != 0))
     store_margins(listed, index, n_entries)
-
-
-def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | None = None) -> Tensor:
-    """Packs projected Gaussians with their colors and depths.
-
-    Args:
-        large: [nnz] bool, output: whether a Gaussian may touch more than ``LARGE`` tiles. It does not depend on bands.
-
-    Returns:
-        [nnz, width], see ``Footprint``; ``width`` is a multiple of 4, so that rows are aligned.
-    """
-    footprint = FOOTPRINTS[settings.footprint]
-    n_rows, n_colors = splats.opacities.numel(), splats.n_colors
-    width = -(-(footprint.VALUES + OPACITY.value + splats.n_features) // 4) * 4
-    records = splats.means2d.new_empty(n_rows, width)
-    launch_elementwise(
-        _pack_kernel,
-        n_rows,
-        BLOCK,
-        means2d=splats.means2d,
-        shapes=splats.conics,
-        opacities=splats.opacities,
-        colors=splats.colors,
-        depths=splats.depths,
-        records=records,
-        large=large,
-        n_rows=n_rows,
-        color_stride=0 if splats.colors is None else splats.colors.stride(0),
-        FOOTPRINT=footprint,
-        COLORS=n_colors,
-        WIDTH=width,
-        TILE=settings.tile_size,
-        ALPHA_MAX=settings.numerics.alpha_max,
-        ALPHA_MIN=ALPHA_MIN,
-        WIDE=approximate(records),
-    )
-    return records
+    if chunk_lists is not None:
+        if tl.program_id(0) * BLOCK < n_chunks:
+            found = search_starts(chunk_starts, n_lists, tl.minimum(index, n_chunks - 1), steps)
+            tl.store(chunk_lists + index, found, mask=index < n_chunks)
 
 
 def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> PartLists:
@@ -262,31 +190,31 @@ def list_parts(records: Tensor, band: Band, n_features: int, has_ends: bool) -> 
     if n == 0:
         offsets = offsets.new_zeros(band.parts * band.n_tiles + 1)
         return PartLists(0, flatten_ids, offsets, ends=torch.zeros_like(offsets[1:]) if has_ends else None)
-    words, totals = None, None
-    if band.parts > 1:
-        words, totals = _part_bits(records, band)
-        offsets = _part_offsets(offsets, words, totals, band)
-    chunk_starts, totals_of_chunks = count_chunks(offsets, chunk) if n > CUT * chunk else (None, None)
+    words, totals = _part_bits(records, band) if band.parts > 1 else (None, None)
+    offsets, counts = _list_sizes(offsets, words, totals, band, are_cut=n > CUT * chunk)
+    sums = None if counts is None else counts.cumsum(0, dtype=torch.int32)
     n_entries, n_chunks = n, 0
     if needed is not None:
         n_entries = n * entries_per_intersection(band.parts)
-        n_chunks = most_chunks(n_entries, chunk)
-    elif totals_of_chunks is not None:
-        n_chunks, together = totals_of_chunks.tolist()
+        n_chunks = 0 if sums is None else most_chunks(n_entries, chunk)
+    elif sums is not None:
+        n_chunks, together = sums[-2:].tolist()
         n_entries = (together - n_chunks) % 2**32  # the sum may exceed int32
-    elif band.parts > 1:
+    elif words is not None:
         n_entries = int(offsets[-1])
-    if words is None or totals is None:
-        ids = _with_margins(flatten_ids)
-    else:
-        ids = list_values(flatten_ids, None, words, totals, n_entries, padded=needed is not None)
-    ends = None
+    chunks: dict[str, Tensor] = {}
+    if sums is not None and n_chunks > 0:
+        pixels = band.shape.width * band.shape.height
+        chunks["chunk_starts"] = sums[:-1]
+        chunks["chunk_lists"] = sums.new_empty(n_chunks)
+        chunks["chunk_transmittances"] = records.new_empty(n_chunks, pixels)
+        chunks["chunk_colors"] = records.new_empty(n_chunks, n_features, pixels)
+    lists = PartLists(n_entries, None, offsets, words, totals, None, **chunks)
     if has_ends:
         # What is behind the last intersection has a tile behind the last one, whose end is read and not used.
         allocate = torch.empty_like if needed is None else torch.zeros_like
-        ends = allocate(offsets)[:-1]
-    lists = PartLists(n_entries, ids, offsets, words, totals, ends)
-    return lists if chunk_starts is None else cut_lists(lists, chunk_starts, n_chunks, records, n_features, band.shape)
+        lists = lists._replace(ends=allocate(offsets)[:-1])
+    return lists._replace(ids=list_values(flatten_ids, None, lists, padded=needed is not None))
 
 
 def entries_per_intersection(parts: int) -> int:
@@ -294,40 +222,43 @@ def entries_per_intersection(parts: int) -> int:
     return max(parts // 2, 1)
 
 
-def list_values(
-    values: Tensor, places: Tensor | None, words: Tensor, totals: Tensor, n_entries: int, *, padded: bool
-) -> Tensor:
+def list_values(values: Tensor, places: Tensor | None, lists: PartLists, *, padded: bool) -> Tensor:
     """Lists a value [M] of each intersection for each part that it reaches. [K] int32
+
+    Also writes ``chunk_lists``, unless there are places.
 
     Args:
         values: [M] int32, not negative.
         places: [M] int32, or None. With places, results are int64, with the place in the high 32 bits.
-        n_entries: K, or more if padded: then zeros follow.
+        lists: The lists, without ``ids``.
+        padded: Whether there may be fewer than K entries: then zeros follow.
     """
     allocate = torch.zeros if padded else torch.empty
-    dtype = torch.int32 if places is None else torch.int64
-    listed = allocate(n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
+    dtype, n_lists = torch.int32 if places is None else torch.int64, lists.offsets.numel() - 1
+    listed = allocate(lists.n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
+    n_parts, n_words = (1, 0) if lists.words is None else lists.words.shape
+    n_chunks = lists.n_chunks if places is None else 0
     launch_elementwise(
         _part_lists_kernel,
-        values.numel(),
+        max(values.numel(), n_chunks),
         BLOCK,
         values=values,
         places_by_gaussian=places,
-        words=words,
-        totals=totals,
+        words=lists.words,
+        totals=lists.totals,
         listed=listed,
+        chunk_starts=lists.chunk_starts if n_chunks else None,
+        chunk_lists=lists.chunk_lists if n_chunks else None,
         n=values.numel(),
-        n_words=words.shape[1],
-        n_entries=n_entries,
-        PARTS=words.shape[0],
+        n_words=n_words,
+        n_entries=lists.n_entries,
+        n_lists=n_lists,
+        n_chunks=n_chunks,
+        steps=n_lists.bit_length(),
+        PARTS=n_parts,
         PTX=has_ptx(values),
     )
     return listed[MARGIN.value : -MARGIN.value]
-
-
-def _with_margins(entries: Tensor) -> Tensor:
-    """A copy of entries, with ``MARGIN`` entries of row 0 before and after it in memory."""
-    return torch.nn.functional.pad(entries, (MARGIN.value, MARGIN.value))[MARGIN.value : -MARGIN.value]
 
 
 def tile_keys(intersections: Intersections) -> Tensor:
@@ -380,20 +311,31 @@ def _part_bits(records: Tensor, band: Band) -> tuple[Tensor, Tensor]:
     return words, totals.view_as(counts)
 
 
-def _part_offsets(isect_offsets: Tensor, words: Tensor, totals: Tensor, band: Band) -> Tensor:
-    """``offsets`` of :class:`PartLists`."""
-    offsets = isect_offsets.new_empty(band.parts * band.n_tiles + 1)
-    launch_elementwise(
-        _part_offsets_kernel,
-        offsets.numel(),
-        BLOCK,
-        isect_offsets=isect_offsets,
-        words=words,
-        totals=totals,
-        offsets=offsets,
-        n=offsets.numel(),
-        n_words=words.shape[1],
-        tiles=band.n_tiles,
-        PTX=has_ptx(words),
-    )
-    return offsets
+def _list_sizes(
+    isect_offsets: Tensor, words: Tensor | None, totals: Tensor | None, band: Band, *, are_cut: bool
+) -> tuple[Tensor, Tensor | None]:
+    """``offsets`` of :class:`PartLists`; and a zero, the number of chunks of each list, and that of entries.
+
+    Lists of up to ``CUT`` chunks are not cut and have none. The second result is None if no list may be cut.
+    """
+    n_lists, chunk = band.parts * band.n_tiles, band.shape.chunk
+    offsets = isect_offsets if words is None else isect_offsets.new_empty(n_lists + 1)
+    counts = isect_offsets.new_empty(n_lists + 2) if are_cut else None
+    if words is not None or counts is not None:
+        launch_elementwise(
+            _list_sizes_kernel,
+            n_lists + 1,
+            BLOCK,
+            isect_offsets=isect_offsets,
+            words=words,
+            totals=totals,
+            offsets=None if words is None else offsets,
+            counts=counts,
+            n_lists=n_lists,
+            n_words=0 if words is None else words.shape[1],
+            tiles=band.n_tiles,
+            CHUNK=chunk,
+            LONGEST=int(CUT * chunk),
+            PTX=has_ptx(isect_offsets),
+        )
+    return offsets, counts

@@ -38,6 +38,7 @@ def _features_fwd_kernel(
     order,  # [lists] int64 or None
     render_colors,  # [I, height, width, n_colors + depth], output
     transmittances,  # [I, height, width], output
+    alphas,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
     rays,  # [I, 6 or 3, height, width], see ``Rays``, or None
@@ -131,7 +132,7 @@ def _features_fwd_kernel(
         tl.store(render_colors + pixel_in_images * n_features + channel, value, mask=stored)
     inside = inside & first_stored
     is_whole = is_whole & first_stored
-    store_list(transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole)
+    store_list(transmittances, alphas, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole)
 
 
 def features_fwd(

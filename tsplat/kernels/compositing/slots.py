@@ -270,9 +270,7 @@ def assign_slots(lists: PartLists, intersections: Intersections, records: Tensor
 
 def _shared_entries(lists: PartLists, intersections: Intersections, order: GaussianMajor) -> Tensor:
     """Rows and slots of the entries [K], see ``PartSlots``, with one slot for each intersection."""
-    ids, padded = intersections.flatten_ids, intersections.needed is not None
-    assert lists.words is not None and lists.totals is not None
-    return list_values(ids, order.places, lists.words, lists.totals, lists.n_entries, padded=padded)
+    return list_values(intersections.flatten_ids, order.places, lists, padded=intersections.needed is not None)
 
 
 def _entries(

@@ -155,10 +155,12 @@ def store_chunk(chunk_transmittances, chunk_last_ids, chunk, own, transmittance,
 
 
 @triton.jit
-def store_list(transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole):
-    """Stores where the walk of a whole list ended: T and the last entry of pixels, and the end of the list."""
+def store_list(transmittances, alphas, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole):
+    """Stores where the walk of a whole list ended: T, alpha and the last entry of pixels, and the end of the list."""
     if transmittances is not None:
         tl.store(transmittances + pixel, transmittance, mask=inside)
+    if alphas is not None:
+        tl.store(alphas + pixel, 1.0 - transmittance, mask=inside)
     if last_ids is not None:
         tl.store(last_ids + pixel, last, mask=inside)
         tl.store(ends + index, (start + tl.max(last)).to(tl.int32), mask=is_whole)

@@ -14,9 +14,9 @@ from ..device_math import element, load_tuple, prefetch
 from ..launch import Int, approximate, kernel, launch, programs, walk_ahead
 from .chunks import STEP
 from .distortion import add_distortion, begin_distortion, distortion_of_chunks, store_medians
-from .lists import load_record, pack_records
 from .pixel_sums import add_features, column_of_lane, fold, sum_block
 from .rays import add_pixel_gradients, no_gradients, store_ray_gradients
+from .records import load_record, pack_records
 from .walk_steps import (
     OPACITY,
     Band,
@@ -46,6 +46,7 @@ def _composite_fwd_kernel(
     order,  # [lists] int64 or None
     render_colors,  # [I, height, width, stride], from the first channel of this pass on, output
     transmittances,  # [I, height, width], output, or None
+    alphas,  # [I, height, width], output, or None
     last_ids,  # [I, height, width] int32, output, or None
     median_rows,  # [I, height, width] int32, output, if DISTORTION
     ends,  # [lists] int32, see ``PartLists``, output, if there are last_ids
@@ -140,7 +141,7 @@ def _composite_fwd_kernel(
         if (backgrounds is not None) and (k < COLORS):
             value = tl.fma(transmittance, tl.load(backgrounds + image * background_stride + k), value)
         tl.store(render_colors + pixel * stride + k, value, mask=inside)
-    store_list(transmittances, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole)
+    store_list(transmittances, alphas, last_ids, ends, pixel, index, start, transmittance, last, inside, is_whole)
 
 
 @kernel(strided=("v_render_colors",))
@@ -335,8 +336,7 @@ def walk_fwd(
 
     Args:
         splats, backgrounds, buffers: As for ``composite_fwd``.
-        records: Of the first pass.
-        lists: Of the band; gets what chunks add.
+        records, lists: Of the first pass, and of the band; lists get what chunks add.
         arguments: Arguments of the kernel that do not depend on how channels are walked.
     """
     n_features, n_colors, stride = splats.n_features, splats.n_colors, buffers.colors.shape[3]
@@ -344,7 +344,7 @@ def walk_fwd(
         passed = pass_channels(splats, first, band.settings)
         if first > 0:
             records = pack_records(passed, band.settings)
-            arguments = arguments | dict.fromkeys(("transmittances", "last_ids", "ends", "chunk_last_ids"))
+            arguments = arguments | dict.fromkeys(("transmittances", "alphas", "last_ids", "ends", "chunk_last_ids"))
             if lists.chunk_colors is not None:
                 arguments["chunk_colors"] = lists.chunk_colors[:, first:]
         launch(

@@ -1,0 +1,121 @@
+"""Records: what walks read of a projected Gaussian, side by side in memory.
+
+A record holds the mean, what the footprint makes of the shape, the opacity, and the features that a pass blends.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...config import ALPHA_MIN
+from ...data import CompositingSettings, Splats
+from ..device_math import constant, element, load4, load_tuple, store_tuple
+from ..launch import Int, approximate, kernel, launch_elementwise
+from .footprints import FOOTPRINTS
+from .walk_steps import OPACITY
+
+BLOCK = 128
+
+
+@triton.jit
+def _store_record(out, values, mask, WIDE: tl.constexpr):
+    """Stores the values of records, with 16-byte stores if WIDE."""
+    if WIDE:
+        for k in tl.static_range(0, len(values), 4):
+            even = tl.join(values[k], values[k + 2])
+            odd = tl.join(values[k + 1], values[k + 3])
+            four = tl.reshape(tl.join(even, odd), [out.shape[0], 4])
+            tl.store(out[:, None] + k + tl.arange(0, 4)[None, :], four, mask=mask[:, None])
+    else:
+        store_tuple(out, 1, values, mask)
+
+
+@kernel(strided=("colors",))
+def _pack_kernel(
+    means2d,  # [nnz, 2]
+    shapes,  # [nnz, FOOTPRINT.SHAPE]
+    opacities,  # [nnz]
+    colors,  # [G, COLORS] with rows of any stride, any float dtype; or None
+    color_ids,  # [nnz] int64, or None if G is nnz
+    depths,  # [nnz] or None
+    records,  # [nnz, WIDTH], output
+    large,  # [nnz] bool, output, or None
+    n_rows: "Int", color_stride: "Int",
+    FOOTPRINT: tl.constexpr, COLORS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    ALPHA_MAX: tl.constexpr, ALPHA_MIN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < n_rows
+    mean = load_tuple(means2d + row * 2, 1, 2, mask)
+    SHAPE: tl.constexpr = FOOTPRINT.SHAPE
+    shape = load_tuple(shapes + row * SHAPE, 1, SHAPE, mask)
+    opacity = tl.load(opacities + row, mask=mask, other=0.0)
+    values, valid = FOOTPRINT.pack(mean, shape, opacity >= constant(ALPHA_MIN, opacity))
+    values = values + (
+        tl.where(valid, tl.log2(tl.where(valid, opacity, 1.0)), -1e4),
+        tl.where(valid, tl.minimum(opacity, constant(ALPHA_MAX, opacity)), 0.0),
+    )
+    color_row = row
+    if color_ids is not None:
+        color_row = tl.load(color_ids + row, mask=mask, other=0)
+    for k in tl.static_range(COLORS):
+        color = tl.load(colors + color_row * color_stride + k, mask=mask, other=0.0)
+        values = values + (color.to(mean[0].dtype),)
+    if depths is not None:
+        values = values + (tl.load(depths + row, mask=mask, other=0.0),)
+    for _ in tl.static_range(FOOTPRINT.VALUES + OPACITY + COLORS + (depths is not None), WIDTH):
+        values = values + (tl.zeros_like(opacity),)
+    _store_record(records + row * WIDTH, values, mask, WIDE)
+    if large is not None:
+        tl.store(large + row, FOOTPRINT.is_large(shape, opacity, TILE, ALPHA_MIN), mask=mask)
+
+
+@triton.jit
+def load_record(records, row, WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr):
+    """The first VALUES values of a row's record. If WIDE, by 16-byte loads, which may load up to three more."""
+    at = element(records, row, WIDTH, WIDE)
+    if WIDE:
+        values = ()
+        for k in tl.static_range(0, VALUES, 4):
+            values = values + load4(at + k)
+        return values
+    else:
+        return load_tuple(at, 1, VALUES)
+
+
+def pack_records(splats: Splats, settings: CompositingSettings, large: Tensor | None = None) -> Tensor:
+    """Packs projected Gaussians with their colors and depths.
+
+    Args:
+        large: [nnz] bool, output: whether a Gaussian may touch more than ``LARGE`` tiles. It does not depend on bands.
+
+    Returns:
+        [nnz, width], see ``Footprint``; ``width`` is a multiple of 4, so that rows are aligned.
+    """
+    footprint = FOOTPRINTS[settings.footprint]
+    n_rows, n_colors = splats.opacities.numel(), splats.n_colors
+    width = -(-(footprint.VALUES + OPACITY.value + splats.n_features) // 4) * 4
+    records = splats.means2d.new_empty(n_rows, width)
+    launch_elementwise(
+        _pack_kernel,
+        n_rows,
+        BLOCK,
+        means2d=splats.means2d,
+        shapes=splats.conics,
+        opacities=splats.opacities,
+        colors=splats.colors,
+        color_ids=None if splats.colors is None else splats.color_ids,
+        depths=splats.depths,
+        records=records,
+        large=large,
+        n_rows=n_rows,
+        color_stride=0 if splats.colors is None else splats.colors.stride(0),
+        FOOTPRINT=footprint,
+        COLORS=n_colors,
+        WIDTH=width,
+        TILE=settings.tile_size,
+        ALPHA_MAX=settings.numerics.alpha_max,
+        ALPHA_MIN=ALPHA_MIN,
+        WIDE=approximate(records),
+    )
+    return records
