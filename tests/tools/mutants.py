@@ -776,7 +776,7 @@ MUTANTS = [
         "stages/listing.py",
         _torch("tests/stages/test_intersection.py"),
         ("(2**15 if short else 0)", "(2**14 if short else 0)", "bias of the short key does not match"),
-        ("order = stable_argsort(depths)", "order = depths.argsort(descending=True)", "back to front"),
+        ("return stable_argsort(depths)", "return depths.argsort(descending=True)", "back to front"),
         ("[:, None] * images.shape[1]", "[:, None]", "rows of the first image taken for those of others"),
         ("stable_sort(keys[begin:end])[1] + begin", "stable_sort(keys[begin:end])[1]",
          "intersections of the first image taken for others"),
