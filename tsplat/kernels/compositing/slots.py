@@ -323,7 +323,8 @@ def sum_slots(
     parallel. As spans lie within a tile row, bits do not depend on the split into bands. Overwrites slots.
     """
     n_spans, n_rows, width = slot_starts.numel() - 1, order.rows.numel(), v_slots.shape[1]
-    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large}
+    unroll = 1 if is_compiled_for_cpu(sums) else UNROLL  # a Gaussian has few slots there, as parts share them
+    arguments = {"v_slots": v_slots, "slot_starts": slot_starts, "rows": order.rows, "large": large, "UNROLL": unroll}
     columns = min(triton.next_power_of_2(width), 16)
     blocks = -(-width // columns)
     launch(
@@ -335,7 +336,6 @@ def sum_slots(
         width=width,
         blocks=blocks,
         GROUP=GROUP,
-        UNROLL=UNROLL,
         COLUMNS=columns,
         num_warps=2,
     )
@@ -352,7 +352,6 @@ def sum_slots(
         WIDTH=width,
         SUMS_WIDTH=sums.shape[1],
         COLUMNS=columns,
-        UNROLL=UNROLL,
         LANES=LANES,
         ADD=add,
         num_warps=1,
