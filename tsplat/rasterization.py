@@ -1,15 +1,13 @@
-"""The rasterization pipeline: project, shade, (exchange between ranks,) intersect, composite."""
+"""Rasterization of 3D Gaussians: the arguments of a call, for the pipeline or the reference."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from .config import (
-    DEPTH_ALPHA_MIN,
     Backend,
     CameraModel,
     NumericsName,
@@ -19,20 +17,15 @@ from .config import (
     UnscentedTransformParameters,
     Validate,
 )
-from .data import Cameras, Features, Splats
+from .data import Cameras
 from .stages.backend import full_precision
-from .stages.capacity import Capacity, note_need
+from .stages.capacity import Capacity
 from .stages.compilation import traceable
-from .stages.compositing import composite
-from .stages.eval3d import with_world_shapes
-from .stages.exchange import exchange, gather_cameras
-from .stages.intersection import intersect
 from .stages.lens_models import Lens, name_of
-from .stages.meta import IN_GRAPHS, describe_render
-from .stages.projection import project
+from .stages.meta import IN_GRAPHS
+from .stages.pipeline import render
 from .stages.request import Request, Scene, check_request
 from .stages.settings import Options
-from .stages.shading import concatenate, shade
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -243,54 +236,14 @@ def rasterization(
     cameras, lens = Cameras(viewmats, Ks), Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
     scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens, rays)
     request = check_request(scene, options, not_implemented, group, distributed)
-    options = request.options
     if backend == "reference":
         return _render_reference(request)
 
-    with full_precision(request.device):
-        cameras = gather_cameras(request.ranks, request.cameras, request.device)
-        gaussians, cameras, centers = request.prepare(cameras)
-        projected = project(gaussians, cameras, request.settings.projection, request.batch)
-        if request.sparse_gradients is not None:
-            request.sparse_gradients.set_visible(projected)
-        features = Features(None, None)
-        if options.renders_color:
-            features = shade(gaussians.means, request.colors, centers, projected, options.sh_degree, backend)
-        if request.extra_signals is not None:
-            extra = shade(
-                gaussians.means, request.extra_signals, centers, projected, options.extra_signals_sh_degree, backend,
-                clamp=False,
-            )  # fmt: skip
-            features = concatenate(features, extra)
-        shaped = with_world_shapes(projected, gaussians) if options.with_eval3d else projected
-        received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
-        splats = Splats.of(received, features, with_depths=options.renders_depth)
-        intersections = intersect(
-            received,
-            request.grid,
-            request.settings.intersection,
-            request.memory_budget(splats.n_features),
-            request.explain_memory,
-        )
-        render_colors, render_alphas, _ = composite(
-            splats,
-            request.backgrounds,
-            None,
-            request.grid.n_images,
-            intersections,
-            request.settings.compositing,
-            request.find_rays(cameras),
-        )
-        note_need(intersections.whole, options.capacity, request.grid)
-        render_colors = render_colors.view(*request.image_shape, splats.n_features)
-        render_alphas = render_alphas.view(*request.image_shape, 1)
-        if options.expects_depth:
-            expected_depth = render_colors[..., -1:] / render_alphas.clamp_min(DEPTH_ALPHA_MIN)
-            render_colors = torch.cat([render_colors[..., :-1], expected_depth], -1)
-        meta = describe_render(request, gaussians.valid, projected, received, intersections)
-        if request.extra_signals is not None:
-            render_colors, meta["render_extra_signals"] = request.split(render_colors)
-    return render_colors, render_alphas, meta
+    rendering = render(request)
+    colors = rendering.colors
+    if request.extra_signals is not None:
+        colors, rendering.meta["render_extra_signals"] = request.split(colors)
+    return colors, rendering.alphas, rendering.meta
 
 
 def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]:

@@ -220,7 +220,7 @@ LAYERS = (
 PURPOSES = {
     "cli": "commands", "compat": "gsplat's and Inria's names", "training": "trainer, checkpoints",
     "viewing": "images, videos, viewer", "scene": "Gaussians, cameras, files", "strategies": "densification",
-    "ops": "losses, Adam", "rendering": "models with cameras", "rasterization": "the pipeline",
+    "ops": "losses, Adam", "rendering": "models with cameras", "rasterization": "a call",
     "reference": "dense oracle",
     "stages": "autograd, checks, memory", "kernels": "Triton", "kernels_torch": "PyTorch",
     "triton_cpu": "Triton on CPUs", "data": "tensors, settings", "arguments": "checks", "support": "files, progress",

@@ -434,6 +434,17 @@ def test_bands_and_sparse_gradients_give_the_same_bits():
             assert one is other or torch.equal(one, other)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_capacity_changes_no_bit_and_raises_if_it_is_too_small(backend):
+    scene, options = make(10, dtype=torch.float32), dict(backend=backend, render_mode="RGB+ED")
+    expected = images_and_gradients(tsplat.rasterization_2dgs, scene, NAMES, **options)
+    found = images_and_gradients(tsplat.rasterization_2dgs, scene, NAMES, capacity=1000, **options)
+    for one, other in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+        assert (one is other is None) or torch.equal(one, other)
+    with pytest.raises(tsplat.CapacityError, match="capacity: at least"):
+        tsplat.rasterization_2dgs(**scene, capacity=1, **options)
+
+
 def test_the_reference_is_differentiable():
     """Weights, distortion and depths by autograd against finite differences."""
     scene = make(11, n=4, width=5, height=4, cameras=1)
@@ -456,7 +467,7 @@ def test_what_does_not_fit_is_refused():
         tsplat.rasterization_2dgs(**scene, backend="reference")
     with pytest.raises(tsplat.ArgumentError, match="sparse_grad: requires packed=True"):
         tsplat.rasterization_2dgs(**scene, sparse_grad=True)
-    with pytest.raises(tsplat.ShapeError, match=r"backgrounds: expected .* as only depth is rendered"):
+    with pytest.raises(tsplat.ShapeError, match=r"backgrounds: expected .* as one channel is rendered"):
         tsplat.rasterization_2dgs(**scene, render_mode="D")
     given = [scene[name] for name in ("means", "quats", "scales", "viewmats", "Ks")]
     with pytest.raises(tsplat.ArgumentError, match="sparse_grad: requires packed=True"):

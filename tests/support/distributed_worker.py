@@ -227,6 +227,34 @@ def equality(groups: dict[int, dist.ProcessGroup], cases: int, first: int) -> di
     return {"tried": tried, "worst": worst, "same": same, "compared": compared}
 
 
+def surfels(_groups: dict[int, dist.ProcessGroup]) -> dict[str, float]:
+    """2D Gaussians of four ranks: images, gradients and densification's gradients have the bits of one process."""
+    own, worst = shards([5, 4, 0, 11], [1, 2, 0, 1])[dist.get_rank()], 0.0
+    for packed in (True, False):
+        scene = scenes.make(scenes.Structure(n=20, cameras=4, sh_degree=1), torch.float64)
+        del scene["covars"], scene["camera_model"]
+        found = {}
+        for name, part, options in (("whole", scene, {}), ("own", own.select(scene), dict(distributed=True))):
+            leaves = scenes.leaves(part)
+            *images, meta = tsplat.rasterization_2dgs(**leaves, render_mode="RGB+ED", packed=packed, **options)
+            images.pop(3)  # normals of depth maps, [H, W, 3] of one camera
+            v = scenes.random_like(tuple(image.new_empty(4, *image.shape[1:]) for image in images), 0)
+            cameras = own.cameras if options else slice(None)
+            torch.autograd.backward(images, [v_image[cameras] for v_image in v])
+            found[name] = images, leaves, meta["gradient_2dgs"].grad, meta
+        (images, leaves, v_centers, meta), (expected, whole, v_all, truth) = found["own"], found["whole"]
+        for one, other in zip(images, expected, strict=True):
+            assert torch.equal(one, other[own.cameras])
+        for name in ("means", "quats", "scales", "opacities", "colors"):
+            assert torch.equal(leaves[name].grad, whole[name].grad[own.gaussians]), name
+        worst = max(worst, assert_exact("viewmats", leaves["viewmats"].grad, whole["viewmats"].grad[own.cameras]))
+        chosen: Any = _is_mine(truth, own) if packed else (slice(None), own.gaussians)
+        assert torch.equal(v_centers, v_all[chosen])
+        assert torch.equal(meta["ray_transforms"], truth["ray_transforms"][chosen])
+        assert meta["received"]["ray_transforms"].shape[1:] == (3, 3)
+    return {"worst": worst}
+
+
 def call(change: dict[str, Any], **tensors: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
     structure = scenes.Structure(n=20, cameras=4, sh_degree=1, spare_bases=5, backgrounds=False)
     own = shards([5, 4, 0, 11], [1, 2, 0, 1])[dist.get_rank()]
@@ -420,7 +448,7 @@ def run_jobs(rank: int, size: int, folder: Path, cases: int, seed: int) -> None:
         "equality": lambda: equality(groups, cases, seed),
         **{
             job.__name__: lambda job=job: job(groups)
-            for job in (disagreements, rejections, release, destruction, volume, timeout)
+            for job in (surfels, disagreements, rejections, release, destruction, volume, timeout)
         },
         "death": lambda: death(groups),
     }

@@ -323,7 +323,9 @@ MUTANTS = [
         SURFELS,
         ("(densify - densify.detach()) * transforms.detach()[:, 8:]", "densify - densify.detach()",
          "densification without depth"),
-        ("torch.where(rows >= 0, rows, len(values))", "rows.clamp_min(0)", "median of what shows nothing"),
+        ("torch.where(rows >= 0, rows, len(depths))", "rows.clamp_min(0)", "median of what shows nothing"),
+        ("unique=projected.n_cameras == 1", "unique=True", "gradients of all cameras but one lost"),
+        ("splats._replace(colors=features[:, 3:])", "splats._replace(colors=features[:, :-3])", "normals for colors"),
     ),
     *_in(
         "scene/capture/lenses.py",
@@ -967,9 +969,15 @@ MUTANTS = [
         ('antialiased=o.rasterize_mode == "antialiased"', "antialiased=False", "antialiasing ignored"),
     ),
     *_in(
-        "rasterization.py",
+        "stages/pipeline.py",
         _torch("tests/test_rasterization.py"),
-        ("render_alphas.clamp_min(DEPTH_ALPHA_MIN)", "render_alphas.clamp_min(0.5)", "expected depth of thin pixels"),
+        ("alphas.clamp_min(DEPTH_ALPHA_MIN)", "alphas.clamp_min(0.5)", "expected depth of thin pixels"),
+    ),
+    *_in(
+        "stages/pipeline.py",
+        SURFELS,
+        ("note_need(intersections.whole, options.capacity, request.grid)", "pass", "lists that do not fit not noticed"),
+        ("conics=with_screen_gradient(projected.conics, densify.view(-1, 2))", "", "no gradient for densification"),
     ),
     *_in(
         "kernels/image_loss.py",

@@ -105,7 +105,10 @@ def describe_render(
         if request.options.with_eval3d:
             del values["received"]["conics"]  # they were replaced by shapes in 3D
     if request.options.surfels:
-        values["ray_transforms"] = values.pop("conics").unflatten(-1, (3, 3))
+        for rows in (values, *([values["received"]] if request.distributed else [])):
+            rows["ray_transforms"] = rows.pop("conics").unflatten(-1, (3, 3))
+        assert projected.normals is not None
+        values["normals"] = projected.normals.view(*projected.means2d.shape[:-1], 3)
     found: list[Tensor | None] = []
 
     def ids(which: int) -> Tensor | None:

@@ -112,11 +112,16 @@ class Request(NamedTuple):
             return None
         if self.rays is not None:
             return given_rays(self.rays)
-        if self.ranks is not None:
-            first = sum(self.ranks.n_cameras[: self.ranks.rank])
-            own = slice(first, first + self.n_cameras)
-            cameras = restore(structure(cameras), [None if t is None else t[:, own] for t in flatten(cameras)])
-        return camera_rays(cameras, self.settings.compositing.camera)
+        return camera_rays(self.own(cameras), self.settings.compositing.camera)
+
+    def own(self, cameras: Cameras) -> Cameras:
+        """This rank's cameras among those of all ranks."""
+        if self.ranks is None:
+            return cameras
+        first = sum(self.ranks.n_cameras[: self.ranks.rank])
+        rows = slice(first, first + self.n_cameras)
+        mine: Cameras = restore(structure(cameras), [None if t is None else t[:, rows] for t in flatten(cameras)])
+        return mine
 
     def memory_budget(self, n_features: int) -> MemoryBudget:
         """The budget for the intersections of rows with so many features, depth included."""
@@ -184,10 +189,11 @@ def check_request(
         channels = check_colors(colors, options.sh_degree, *sizes)
         n_extra = _check_extra_signals(scene, options, *sizes)
         if scene.backgrounds is not None:
-            meaning, images = "[..., C, D] as cameras and colors", (*batch, n_cameras)
-            backgrounds = check_backgrounds(
-                scene.backgrounds, images, channels + n_extra if options.renders_color else None, meaning
+            n_channels = channels + n_extra if options.renders_color else 1 if options.surfels else None
+            meaning = (
+                "[..., C, D] as cameras and colors" if n_channels != 1 else "[..., C, 1], as one channel is rendered"
             )
+            backgrounds = check_backgrounds(scene.backgrounds, (*batch, n_cameras), n_channels, meaning)
             scene = scene._replace(backgrounds=backgrounds)
         if options.sparse_grad and batch:
             raise ArgumentError(f"sparse_grad: expected no batch dimensions, found {list(batch)}")
@@ -213,7 +219,8 @@ def check_request(
             given = {"colors": colors, "extra_signals": scene.extra_signals}
             describe(record, ranks, gaussians, given, scene.cameras, n_cameras, dtype)
     n = len(batch)
-    extra, rendered = scene.extra_signals, scene.backgrounds if options.renders_color else None
+    extra = scene.extra_signals
+    rendered = scene.backgrounds if options.renders_color or options.surfels else None
     return Request(
         scene=scene,
         options=options,

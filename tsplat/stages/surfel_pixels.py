@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ..arguments import check_bool, check_numerics, check_tensor, compute_dtype
 from ..config import Backend, NumericsName
-from ..data import CompositingSettings, Intersections, Splats
+from ..data import CompositingSettings, Features, Intersections, ProjectedGaussians, Splats
 from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
 from .compositing import composite
@@ -29,44 +30,58 @@ class SurfelImages(NamedTuple):
     distortions: Tensor
     medians: Tensor
 
+    def view(self, shape: Sequence[int]) -> SurfelImages:
+        """The images with other dimensions in place of I, H, W."""
+        return SurfelImages(*(image.reshape(*shape, image.shape[-1]) for image in self))
+
+
+def with_normals(features: Features, projected: ProjectedGaussians) -> Features:
+    """Puts the normals of surfels in front of the features of each row."""
+    normals = projected.normals
+    assert normals is not None
+    if features.values is None:
+        return Features(normals, None)
+    values = features.values.to(normals.dtype)
+    if features.ids is not None:
+        values = take_rows(values, features.ids, unique=projected.n_cameras == 1)
+    return Features(torch.cat([normals, values], -1), None)
+
 
 def composite_surfels(
     splats: Splats,
-    normals: Tensor,
     backgrounds: Tensor | None,
     masks: Tensor | None,
     n_images: int,
     bands: Iterable[Intersections],
     settings: CompositingSettings,
 ) -> SurfelImages:
-    """Composites projected surfels, and the distortion and the median of their last color channel.
+    """Composites projected surfels, and the distortion and the median of their depths.
 
     Args:
-        splats: With ray transforms as ``conics``, a color for each row, and no depths.
-        normals: [nnz, 3].
-        backgrounds: [I, D] or None.
+        splats: With ray transforms as ``conics``, normals in front of the colors of each row, and depths.
+        backgrounds: Of the colors, [I, D], or also of the depths, [I, D + 1]; or None.
         masks, n_images, bands: As for ``composite``.
         settings: With distortion, and the footprint of surfels.
     """
-    colors = splats.colors
-    assert colors is not None
-    n_colors = colors.shape[-1]
-    values = colors.to(normals.dtype)
-    own = torch.cat([normals, values if n_colors + 3 <= TOGETHER else values[:, -1:]], -1)
+    features, depths = splats.colors, splats.depths
+    assert features is not None and depths is not None
+    together = splats.n_features <= TOGETHER
     rest = (masks, n_images, bands)
-    images, alphas, rows = composite(splats._replace(colors=own), None, *rest, settings)
+    own = splats if together else splats._replace(colors=features[:, :3])
+    images, alphas, rows = composite(own, None, *rest, settings)
     assert rows is not None
     alphas = alphas[..., None]
-    if n_colors + 3 <= TOGETHER:
+    if together:
         render_colors = images[..., 3:-1]
     else:
-        plain = CompositingSettings(**vars(settings) | {"distortion": False})
-        render_colors, _, _ = composite(splats, None, *rest, plain)
+        plain = dataclasses.replace(settings, distortion=False)
+        render_colors, _, _ = composite(splats._replace(colors=features[:, 3:]), None, *rest, plain)
     if backgrounds is not None:
+        backgrounds = torch.nn.functional.pad(backgrounds, (0, render_colors.shape[-1] - backgrounds.shape[-1]))
         render_colors = render_colors + (1 - alphas) * backgrounds[:, None, None]
     # The row behind the last has z = 0.
-    z = torch.nn.functional.pad(values[:, -1], (0, 1))
-    medians = take_rows(z, torch.where(rows >= 0, rows, len(values)).flatten().to(torch.int64), unique=False)
+    z = torch.nn.functional.pad(depths, (0, 1))
+    medians = take_rows(z, torch.where(rows >= 0, rows, len(depths)).flatten().to(torch.int64), unique=False)
     return SurfelImages(render_colors, alphas, images[..., :3], images[..., -1:], medians.view(alphas.shape))
 
 
@@ -102,7 +117,7 @@ def rasterize_to_pixels_2dgs(
     *,
     backend: Backend = "auto",
     numerics: NumericsName = "gsplat-1.5",
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Composites projected 2D Gaussians (Huang et al., arXiv 2403.17888). Same as gsplat 1.5.3, for any channels.
 
     Args:
@@ -172,16 +187,10 @@ def rasterize_to_pixels_2dgs(
     transforms = with_screen_gradient(ray_transforms.to(dtype).reshape(-1, 9), densify.to(dtype).reshape(-1, 2))
     preset = check_numerics(numerics)
     settings = lists.settings(preset, backend, absgrad=absgrad, footprint="surfel", distortion=True)
+    features = torch.cat([normals.to(dtype), colors.to(dtype)], -1).reshape(-1, n_colors + 3)
     flat = Splats(
-        means2d.to(dtype), transforms, opacities.to(dtype).reshape(-1), colors.reshape(-1, n_colors)
+        means2d.to(dtype), transforms, opacities.to(dtype).reshape(-1), features[:, :-1], features[:, -1]
     )  # fmt: skip
-    images = composite_surfels(
-        flat,
-        normals.to(dtype).reshape(-1, 3),
-        None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors),
-        *arranged,
-        settings,
-    )
-    size = (*lists.images, lists.height, lists.width)
-    colors, alphas, normals, distortions, medians = (image.reshape(*size, image.shape[-1]) for image in images)
-    return colors, alphas, normals, distortions, medians
+    backgrounds = None if backgrounds is None else backgrounds.to(dtype).reshape(-1, n_colors)
+    images = composite_surfels(flat, backgrounds, *arranged, settings)
+    return tuple(images.view((*lists.images, lists.height, lists.width)))

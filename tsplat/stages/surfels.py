@@ -1,14 +1,13 @@
-"""2D Gaussians: their projection, and the pipeline that renders them, from the stages of 3D Gaussians."""
+"""2D Gaussians: their projection, and the arguments and images of a call that renders them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..arguments import (
-    check_backgrounds,
     check_bool,
     check_choice,
     check_culling,
@@ -16,22 +15,22 @@ from ..arguments import (
     check_size,
     compute_dtype,
 )
-from ..config import DEPTH_ALPHA_MIN, Backend, CameraSettings, NumericsName, RenderMode, Validate
-from ..data import Cameras, Features, Gaussians3D, ProjectionSettings, Splats
+from ..config import Backend, CameraSettings, NumericsName, RenderMode, Validate
+from ..data import Cameras, Gaussians3D, ProjectionSettings
 from ..errors import ArgumentError
-from .autograd import take_rows
 from .backend import full_precision
+from .capacity import Capacity
 from .compilation import eager, with_plain_tensors
 from .depth_maps import depth_to_normals
-from .inputs import check_scene, flatten_batch, flatten_batches
-from .intersection import intersect
-from .meta import describe_render
+from .inputs import check_scene, flatten_batches
+from .pipeline import Rendering, render
 from .projection import project
 from .request import Request, Scene, check_request
 from .settings import Options
-from .shading import shade
 from .sparse_gradients import SparseGradients
-from .surfel_pixels import SurfelImages, composite_surfels, with_screen_gradient
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @eager
@@ -150,6 +149,9 @@ def rasterization_2dgs(
     numerics: NumericsName = "gsplat-1.5",
     validate: Validate = "cull",
     memory_budget: int | None = None,
+    capacity: Capacity = None,
+    distributed: bool = False,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, dict[str, Any]]:
     """Renders 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888). Drop-in for gsplat 1.5.3.
 
@@ -166,7 +168,8 @@ def rasterization_2dgs(
             where the low-pass filter applies.
         distloss: If true, ``render_mode`` must render depth, as in gsplat. Distortion is rendered in any case.
         depth_mode: The depth of which ``surf_normals`` are: ``"expected"``, that of ``render_mode``, or ``"median"``.
-        backend, numerics, validate, memory_budget: As in :func:`tsplat.rasterization`, without ``"reference"``.
+        backend, numerics, validate, memory_budget, capacity, distributed, group: As in :func:`tsplat.rasterization`,
+            without ``backend="reference"``.
 
     Returns:
         ``render_colors`` [..., C, H, W, X]; ``render_alphas`` [..., C, H, W, 1]; ``render_normals`` [..., C, H, W, 3],
@@ -183,7 +186,8 @@ def rasterization_2dgs(
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid.
         NotImplementedError: ``backend="reference"``, or ``Ks`` that require a gradient.
-        BackendError, InvalidValueError, MemoryBudgetError: As :func:`tsplat.rasterization`.
+        BackendError, CapacityError, DisagreementError, InvalidValueError, MemoryBudgetError, PeerError: As
+            :func:`tsplat.rasterization`.
 
     Example::
 
@@ -206,73 +210,29 @@ def rasterization_2dgs(
         sh_degree=sh_degree, extra_signals_sh_degree=None, packed=packed, tile_size=tile_size, render_mode=render_mode,
         absgrad=absgrad, rasterize_mode="classic", backend=backend, numerics=numerics, camera_model="pinhole",
         validate=validate, channel_chunk=32, memory_budget=memory_budget, sparse_grad=sparse_grad, segmented=False,
-        capacity=None, surfels=True,
+        capacity=capacity, surfels=True,
     )  # fmt: skip
     scene = Scene(means, quats, scales, opacities, colors, Cameras(viewmats, Ks), backgrounds, None)
-    request = check_request(scene, options, {}, None, False)
+    request = check_request(scene, options, {}, group, distributed)
     if check_bool("distloss", distloss) and not request.options.renders_depth:
         raise ArgumentError(f"render_mode: expected one with depth, as distloss is True, found {render_mode!r}")
     with full_precision(request.device):
-        images, cameras, meta = _render(request)
-        return *_arrange(request, cameras, images, median_depth=depth_mode == "median"), meta
-
-
-def _render(request: Request) -> tuple[SurfelImages, Cameras, dict[str, Any]]:
-    """Renders colors with depth as the last channel. Returns also the cameras, with invalid ones replaced."""
-    options = request.options
-    gaussians, cameras, centers = request.prepare(request.cameras)
-    projected = project(gaussians, cameras, request.settings.projection, request.batch)
-    normals = projected.normals
-    assert normals is not None
-    if request.sparse_gradients is not None:
-        request.sparse_gradients.set_visible(projected)
-    values, backgrounds = projected.depths[:, None], request.backgrounds
-    if options.renders_color:
-        features = shade(gaussians.means, request.colors, centers, projected, options.sh_degree, options.backend)
-        assert features.values is not None
-        colors = features.values.to(values.dtype)
-        if features.ids is not None:
-            colors = take_rows(colors, features.ids, unique=request.n_cameras == 1)
-        values = torch.cat([colors, values], -1)
-        backgrounds = None if backgrounds is None else torch.nn.functional.pad(backgrounds, (0, 1))
-    elif request.scene.backgrounds is not None:
-        of_depths = [*request.batch, request.n_cameras, 1]
-        given = check_backgrounds(
-            request.scene.backgrounds, of_depths[:-1], 1, "[..., C, 1], as only depth is rendered"
-        )
-        backgrounds = flatten_batch(given, len(request.batch), values.dtype).flatten(0, 1)
-    budget = request.memory_budget(values.shape[-1] + normals.shape[-1])
-    intersections = intersect(
-        projected, request.grid, request.settings.intersection, budget, request.explain_memory
-    )  # fmt: skip
-    densify = torch.zeros_like(projected.means2d, requires_grad=True)
-    splats = Splats.of(projected, Features(values, None), with_depths=False)
-    splats = splats._replace(conics=with_screen_gradient(splats.conics, densify.view(-1, 2)))
-    images = composite_surfels(
-        splats, normals, backgrounds, None, request.grid.n_images, intersections, request.settings.compositing
-    )
-    meta = describe_render(request, gaussians.valid, projected, projected, intersections)
-    meta["normals"] = normals.view(*projected.means2d.shape[:-1], 3)
-    meta["gradient_2dgs"] = densify
-    meta["render_distort"] = images.distortions.view(*request.image_shape, 1)
-    return images, cameras, meta
+        rendering = render(request)
+        return *_arrange(request, rendering, median_depth=depth_mode == "median"), rendering.meta
 
 
 def _arrange(
-    request: Request, cameras: Cameras, images: SurfelImages, *, median_depth: bool
+    request: Request, rendering: Rendering, *, median_depth: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """The images as ``rasterization_2dgs`` returns them."""
-    options, shape = request.options, request.image_shape
-    colors, alphas, normals, distortions, medians = (image.view(*shape, image.shape[-1]) for image in images)
-    if options.expects_depth:
-        depths = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)
-        colors = torch.cat([colors[..., :-1], depths], -1)
-    to_world = torch.linalg.inv(cameras.viewmats).view(*shape[:-2], 4, 4)
-    rotations = to_world[..., None, :3, :3].transpose(-1, -2)
-    normals = normals @ rotations
+    options, images, colors, leading = request.options, rendering.surfels, rendering.colors, request.image_shape[:-2]
+    assert images is not None
+    cameras = request.own(rendering.cameras)
+    to_world = torch.linalg.inv(cameras.viewmats).view(*leading, 4, 4)
+    normals = images.normals @ to_world[..., None, :3, :3].transpose(-1, -2)
     surface = None
     if options.renders_depth and options.renders_color:
-        matrices = cameras.Ks.view(*shape[:-2], 3, 3)
-        surface = depth_to_normals(medians if median_depth else colors[..., -1:], to_world, matrices).squeeze(0)
+        depths = images.medians if median_depth else colors[..., -1:]
+        surface = depth_to_normals(depths, to_world, cameras.Ks.view(*leading, 3, 3)).squeeze(0)
     colors = colors if options.renders_depth else colors[..., :-1]
-    return colors, alphas, normals, surface, distortions, medians
+    return colors, images.alphas, normals, surface, images.distortions, images.medians
