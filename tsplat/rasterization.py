@@ -1,4 +1,4 @@
-"""Rasterization of 3D Gaussians: the arguments of a call, for the pipeline or the reference."""
+"""Rasterization: of 3D Gaussians, the arguments of a call, for the pipeline or the reference; of 2D ones, by name."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ from .stages.meta import IN_GRAPHS
 from .stages.pipeline import render
 from .stages.request import Request, Scene, check_request
 from .stages.settings import Options
+from .stages.surfels import rasterization_2dgs
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+__all__ = ["rasterization", "rasterization_2dgs"]
 
 
 @traceable(IN_GRAPHS)

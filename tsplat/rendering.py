@@ -1,4 +1,4 @@
-"""Rendering of a model with cameras: `rasterization` applied to :class:`Gaussians` and :class:`Camera`."""
+"""Rendering of a model with cameras: functions of `rasterization` applied to :class:`Gaussians` and :class:`Camera`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .rasterization import rasterization
+from .rasterization import rasterization, rasterization_2dgs
 from .scene.cameras import Camera, rasterization_arguments
 from .scene.capture.views import Color
 from .scene.gaussians import Gaussians
@@ -29,7 +29,7 @@ def render_views(
     """Renders views of a model, without clamping.
 
     Differentiable with respect to the raw parameters of the Gaussians and the tensors of the cameras. Rendering is
-    antialiased if `gaussians.antialiased` is set.
+    antialiased if `gaussians.antialiased` is set, and that of 2D Gaussians if `gaussians.surfels` is.
 
     Args:
         gaussians: On the device to render on.
@@ -38,37 +38,46 @@ def render_views(
         background: RGB in [0, 1]; used if `render_mode` has RGB.
         sh_degree: Highest degree of spherical harmonics to use; all of the Gaussians' where None.
         group: Process group over which Gaussians and cameras are distributed; None for a single process.
-        options: Other arguments of :func:`tsplat.rasterization`, such as `render_mode` and `backend`.
+        options: Other arguments of :func:`tsplat.rasterization`, or of :func:`tsplat.rasterization_2dgs`, such as
+            `render_mode` and `backend`.
 
     Returns:
         Images [C, height, width, D] with the channels of the render mode, alphas [C, height, width, 1], and the `meta`
-        of :func:`tsplat.rasterization` with `packed=False`.
+        of :func:`tsplat.rasterization` with `packed=False`. The `meta` of 2D Gaussians has the other images as well, as
+        `render_normals`, `surf_normals`, `render_distort` and `render_median`.
 
     Raises:
         ArgumentError: The cameras differ in size or model; or as :func:`tsplat.rasterization`.
+        UnsupportedError: 2D Gaussians, and cameras that are no pinhole cameras, or have distortion.
         BackendError: As :func:`tsplat.rasterization`.
     """
     device = gaussians.means.device
-    views = rasterization_arguments([camera.to(device) for camera in cameras], n_cameras)
+    views = rasterization_arguments([camera.to(device) for camera in cameras], n_cameras, surfels=gaussians.surfels)
     degree = gaussians.sh_degree if sh_degree is None else sh_degree
     backgrounds = None
     if "RGB" in options.get("render_mode", "RGB"):
         backgrounds = gaussians.means.new_tensor(background).expand(len(cameras[:n_cameras]), 3)
-    return rasterization(
-        gaussians.means,
-        gaussians.quats,
-        gaussians.scales,
-        gaussians.opacities,
-        gaussians.sh_coeffs(degree),
+    call: dict[str, Any] = {
+        "means": gaussians.means,
+        "quats": gaussians.quats,
+        "scales": gaussians.scales,
+        "opacities": gaussians.opacities,
+        "colors": gaussians.sh_coeffs(degree),
         **views,
-        sh_degree=degree,
-        backgrounds=backgrounds,
-        packed=False,
-        rasterize_mode="antialiased" if gaussians.antialiased else "classic",
-        distributed=group is not None,
-        group=group,
+        "sh_degree": degree,
+        "backgrounds": backgrounds,
+        "packed": False,
+        "distributed": group is not None,
+        "group": group,
         **options,
-    )
+    }
+    if not gaussians.surfels:
+        return rasterization(**call, rasterize_mode="antialiased" if gaussians.antialiased else "classic")
+    colors, alphas, normals, surface, distortion, median, meta = rasterization_2dgs(**call)
+    named = {"render_normals": normals, "surf_normals": surface, "render_distort": distortion, "render_median": median}
+    for name, image in named.items():
+        meta[name] = image
+    return colors, alphas, meta
 
 
 def render(gaussians: Gaussians, camera: Camera, **options: Any) -> Tensor:

@@ -45,11 +45,12 @@ def configuration(kind, parallel, steps=STEPS):
         "absgrad": DefaultStrategy(grow_grad2d=5e-3, absgrad=True, **schedule),
         "mcmc": MCMCStrategy(cap_max=250, **schedule),
         "long-axis": LongAxisStrategy(growth=1.3, **schedule),
+        "surfels": DefaultStrategy(grow_grad2d=1.2e-3, key_for_gradient="gradient_2dgs", **schedule),
     }
     return RunConfig(
         steps=steps,
         # Not multiples of two or four ranks, so that some ranks have no view in the last turn.
-        views_per_step={"default": 3, "absgrad": 5, "mcmc": 4, "long-axis": 3}[kind],
+        views_per_step={"default": 3, "absgrad": 5, "mcmc": 4, "long-axis": 3, "surfels": 3}[kind],
         seed=5,
         strategy=strategies[kind],
         parallel=parallel,
@@ -64,6 +65,8 @@ def configuration(kind, parallel, steps=STEPS):
         clip_gradients=0.5,
         random_background=kind == "absgrad",
         background=(0.2, 0.3, 0.4),
+        normal_weight=0.05 * (kind == "surfels"),
+        distortion_weight=0.1 * (kind == "surfels"),
     )
 
 
@@ -81,10 +84,11 @@ def train(ranks, folder):
     """Trains with every strategy, sharded and replicated."""
     scene = capture()
     results = {}
-    for kind in ("default", "absgrad", "mcmc", "long-axis"):
+    for kind in ("default", "absgrad", "mcmc", "long-axis", "surfels"):
         for parallel in ("shard", "replicate") if ranks.world_size > 1 else ("shard",):
             config = configuration(kind, parallel)
-            trainer = Trainer(start(scene), scene.train, config, ranks)
+            initial = start(scene).as_surfels() if kind == "surfels" else start(scene)
+            trainer = Trainer(initial, scene.train, config, ranks)
             counts = [trainer.advance().n_gaussians for _ in range(STEPS)]
             gaussians = trainer.gather_gaussians()
             psnr = evaluate(gaussians, scene.test, background=config.background).psnr

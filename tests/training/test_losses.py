@@ -10,7 +10,7 @@ import torch
 from tsplat import ArgumentError, ShapeError
 from tsplat.rendering import render_views
 from tsplat.training import Config, fit, loss, psnr, ssim
-from tsplat.training.losses import depth_error
+from tsplat.training.losses import SurfaceLoss, depth_error
 
 
 def ssim_by_windows(x, y, pad=0):
@@ -142,3 +142,21 @@ def test_depth_weight_moves_gaussians_to_sparse_depths(scene):
     result = fit(start, [dataclasses.replace(view, sparse=sparse), *views[1:]], config)
     before, after = (float(depth_error(render_depth(g, view)[0], sparse)) for g in (start, result))
     assert after < 0.3 * before
+
+
+def test_losses_of_2d_gaussians_are_those_of_the_paper():
+    generator = torch.Generator().manual_seed(2)
+    shapes = dict(render_normals=(1, 5, 4, 3), surf_normals=(5, 4, 3), render_distort=(1, 5, 4, 1), alphas=(1, 5, 4, 1))
+    meta = {name: torch.rand(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    alphas, normals, surface = meta.pop("alphas"), meta["render_normals"][0], meta["surf_normals"]
+    cosines = [[alphas[0, i, j, 0] * (normals[i, j] @ surface[i, j]) for j in range(4)] for i in range(5)]
+    by_normals, by_distortion = 0.05 * (1 - torch.tensor(cosines)), 0.2 * meta["render_distort"][0, ..., 0]
+    surfaces = SurfaceLoss(0.05, 0.2)
+    assert surfaces(0.05, alphas, meta, None) == 0 and not surfaces.needs_depth(0.05)
+    torch.testing.assert_close(surfaces(0.2, alphas, meta, None), by_distortion.mean())
+    assert not surfaces.needs_depth(0.2) and surfaces.needs_depth(0.24)
+    torch.testing.assert_close(surfaces(0.24, alphas, meta, None), (by_normals + by_distortion).mean())
+    mask = normals[..., 0] > 0.3
+    found = surfaces(1.0, alphas.requires_grad_(), meta, mask)
+    torch.testing.assert_close(found, ((by_normals + by_distortion) * mask).mean())
+    assert not found.requires_grad and SurfaceLoss(0.0, 0.0)(1.0, alphas, meta, mask) == 0

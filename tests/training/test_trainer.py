@@ -9,10 +9,11 @@ import torch
 from tests.support.backends import BACKENDS
 from tests.support.captures import changed
 from tests.support.training_scenes import gray, make_gaussians, make_views
-from tsplat import ArgumentError, MemoryBudgetError
+from tsplat import ArgumentError, MemoryBudgetError, UnsupportedError
 from tsplat.ops.adam import step_all
 from tsplat.rendering import render, render_views
 from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
+from tsplat.scene.gaussians import FLAT
 from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy
 from tsplat.training import (
@@ -22,9 +23,11 @@ from tsplat.training import (
     evaluate,
     fit,
     gradient_step,
+    preset,
     scene_extent,
 )
 from tsplat.training import trainer as trainer_module
+from tsplat.training.configuration import PRESETS, for_surfels
 from tsplat.training.view_corrections import apply_exposure, move_camera
 
 SKY = (0.2, 0.4, 0.7)
@@ -355,6 +358,55 @@ def test_mixed_precision_matches_fp32(scene, precision):
         results.append((evaluate(trainer.gaussians, views[:1]).psnr, len(trainer.gaussians)))
     assert results[0][0] == pytest.approx(results[1][0], abs=0.1)
     assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_2d_gaussians_are_trained_with_every_preset(noisy, name):
+    gaussians, views = noisy
+    initial = dataclasses.replace(gaussians, quats=make_gaussians().quats + 0.1).as_surfels()
+    config = dataclasses.replace(for_surfels(preset(name, 40)), backend="torch", distortion_weight=0.1, background=SKY)
+    trainer = Trainer(initial, views, config)
+    for _ in range(40):
+        trainer.advance()
+    found = trainer.gaussians
+    assert found.surfels and (found.log_scales[:, 2] == FLAT).all()
+    before, after = (evaluate(each, views, background=SKY, backend="torch").psnr for each in (initial, found))
+    assert after > before + 0.3
+    if name in ("mcmc", "standard"):
+        assert trainer.n_gaussians > len(initial)
+
+
+def test_surface_losses_are_added_from_their_step_on(noisy, renders):
+    gaussians, views = noisy
+    config = Config(steps=30, normal_weight=0.05, distortion_weight=0.1, backend="torch")
+    trainer = Trainer(gaussians.as_surfels(), views, config)
+    for _ in range(9):
+        trainer.advance()
+    assert [call["render_mode"] for call in renders] == ["RGB"] * 7 + ["RGB+ED"] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(antialiased=True), "antialiased: 2D Gaussians"),
+        (dict(strategy=DefaultStrategy()), "use key_for_gradient='gradient_2dgs'"),
+        (dict(strategy=DefaultStrategy(key_for_gradient="gradient_2dgs", absgrad=True)), "and absgrad=False"),
+    ],
+)
+def test_settings_that_do_not_fit_2d_gaussians(noisy, changes, message):
+    gaussians, views = noisy
+    with pytest.raises(ArgumentError, match=message):
+        Trainer(gaussians.as_surfels(), views, Config(**changes))
+    with pytest.raises(
+        ArgumentError, match=r"distortion_weight: only for 2D Gaussians, found 1\.0; use primitive 2dgs"
+    ):
+        Trainer(gaussians, views, Config(distortion_weight=1.0))
+
+
+def test_2d_gaussians_are_refused_with_other_cameras(noisy):
+    fisheye = make_views(make_gaussians(), model="fisheye")
+    with pytest.raises(UnsupportedError, match=r"cameras: 2D Gaussians are rendered with pinhole .* found a fisheye"):
+        Trainer(noisy[0].as_surfels(), fisheye, Config()).advance()
 
 
 def test_restore_rejects_other_views_and_configurations(scene):

@@ -16,7 +16,7 @@ if not dist.is_available() or not dist.is_gloo_available():
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("parallel", ["shard", "replicate"])
-@pytest.mark.parametrize("kind", ["default", "absgrad", "mcmc", "long-axis"])
+@pytest.mark.parametrize("kind", ["default", "absgrad", "mcmc", "long-axis", "surfels"])
 def test_ranks_train_as_a_single_process(rank_results, kind, parallel, world_size):
     (single,) = rank_results.of("train", 1)
     expected = single[f"{kind} shard"]

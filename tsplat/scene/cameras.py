@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import CameraModel
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 
 UP = (0.0, -1.0, 0.0)
 """Default up direction in the world frame: structure-from-motion usually produces scenes with y down."""
@@ -57,12 +57,15 @@ class Camera:
         return dataclasses.replace(self, **tensors)
 
 
-def rasterization_arguments(cameras: Sequence[Camera], n: int | None = None) -> dict[str, Any]:
+def rasterization_arguments(
+    cameras: Sequence[Camera], n: int | None = None, *, surfels: bool = False
+) -> dict[str, Any]:
     """Returns the arguments of :func:`tsplat.rasterization` that say what its cameras are.
 
     Args:
         cameras: At least one. All have the size and the model of the first.
         n: Number of cameras to pass, by default all. With 0, a rank joins a collective call without a camera.
+        surfels: Whether to return those of :func:`tsplat.rasterization_2dgs`, which has no ``camera_model``.
 
     Returns:
         ``viewmats`` [n, 4, 4] and ``Ks`` [n, 3, 3], differentiable with respect to those of the cameras; ``width``,
@@ -70,6 +73,7 @@ def rasterization_arguments(cameras: Sequence[Camera], n: int | None = None) -> 
 
     Raises:
         ArgumentError: The sizes or the models differ.
+        UnsupportedError: 2D Gaussians, and cameras that are no pinhole cameras, or have distortion.
     """
     first = cameras[0]
     for camera in cameras[1:]:
@@ -79,13 +83,20 @@ def rasterization_arguments(cameras: Sequence[Camera], n: int | None = None) -> 
                 f"{camera.width}×{camera.height} {camera.model} camera; render them one at a time"
             )
     viewmats, Ks = [camera.viewmat for camera in cameras], [camera.K for camera in cameras]
+    lens = {"camera_model": first.model, **_coefficients(cameras, n)}
+    if surfels:
+        model = lens.pop("camera_model")
+        if model != "pinhole" or lens:
+            raise UnsupportedError(
+                f"cameras: 2D Gaussians are rendered with pinhole cameras without distortion, found a {model} camera"
+                f"{' with distortion' if lens else ''}; undistort photographs, or use 3D Gaussians"
+            )
     return {
         "viewmats": _stack(viewmats)[:n],
         "Ks": _stack(Ks)[:n],
         "width": first.width,
         "height": first.height,
-        "camera_model": first.model,
-        **_coefficients(cameras, n),
+        **lens,
     }
 
 

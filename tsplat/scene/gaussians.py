@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ PARAMETERS = ("means", "log_scales", "quats", "opacity_logits", "sh0", "shN")
 
 INITIAL_OPACITY = 0.1
 NEIGHBORS = 3
+
+FLAT = math.log(1e-6)
+"""The third log scale of surfels, which is not read but by programs that draw them as 3D Gaussians."""
 
 ACTIVATED_SCALE_MAX = 0.5
 """Values in (0, this] in nearly all of ``log_scales`` suggest that they are scales and not their logarithms."""
@@ -45,6 +49,8 @@ class Gaussians:
         shN: [N, K - 1, 3] coefficients of the higher degrees, K = (degree + 1)^2. K = 1 means no view dependence.
         antialiased: Whether the model was trained with ``rasterize_mode="antialiased"``, and should be rendered with
             it.
+        surfels: Whether they are 2D Gaussians, which :func:`tsplat.rasterization_2dgs` renders: discs in the plane of
+            the first two rotated axes. Their third log scale is not read; it is :data:`FLAT`.
 
     Raises:
         ArgumentError: The shapes do not match, a tensor has an integer dtype, or the tensors are on several devices.
@@ -66,6 +72,7 @@ class Gaussians:
     sh0: Tensor
     shN: Tensor  # noqa: N815 - the usual name
     antialiased: bool = False
+    surfels: bool = False
 
     def __post_init__(self) -> None:
         check_tensor("means", self.means, [None, 3], "[N, 3]")
@@ -89,12 +96,29 @@ class Gaussians:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Gaussians:
         """Returns a copy with `function` applied to every tensor, for example to select Gaussians by a mask."""
-        mapped = {name: function(tensor) for name, tensor in self.tensors().items()}
-        return Gaussians(**mapped, antialiased=self.antialiased)
+        mapped: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return dataclasses.replace(self, **mapped)
 
     def to(self, device: torch.device | str) -> Gaussians:
         """Returns a copy on another device."""
         return self.map(lambda tensor: tensor.to(device))
+
+    def as_surfels(self) -> Gaussians:
+        """Returns them as 2D Gaussians, without their extent along the third axis."""
+        flat = torch.full_like(self.log_scales[:, :1], FLAT)
+        log_scales = torch.cat([self.log_scales[:, :2], flat], 1)
+        return dataclasses.replace(self, log_scales=log_scales, antialiased=False, surfels=True)
+
+    def recognized(self, least: float) -> Gaussians:
+        """Returns them as 2D Gaussians if all third log scales, but not all others, are what :data:`FLAT` is in a file
+        without a mark, `least`."""
+        flat = (self.log_scales - least).abs() < 1e-4
+        return self.as_surfels() if bool(flat[:, 2].all()) and not bool(flat.all()) else self
+
+    @property
+    def n_scales(self) -> int:
+        """Number of scales that are read: 3, or 2 of 2D Gaussians."""
+        return 2 if self.surfels else 3
 
     @property
     def scales(self) -> Tensor:

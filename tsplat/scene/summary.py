@@ -24,15 +24,17 @@ class Summary:
         count: Number of Gaussians.
         sh_degree: Degree of the spherical harmonics.
         antialiased: Whether the model is marked as antialiased.
+        surfels: Whether they are 2D Gaussians.
         n_invalid: Number of Gaussians with invalid values; the statistics below exclude them.
         lowest, highest: [3] bounds of the means, world units. These and those below are None without valid Gaussians.
         opacities: Opacities (after the sigmoid) at :data:`QUANTILES`.
-        scales: Scales of all axes (after exp) at :data:`QUANTILES`, world units.
+        scales: Scales of all axes, two of 2D Gaussians, (after exp) at :data:`QUANTILES`, world units.
     """
 
     count: int
     sh_degree: int
     antialiased: bool
+    surfels: bool
     n_invalid: int
     lowest: Numbers | None
     highest: Numbers | None
@@ -58,7 +60,7 @@ class Summary:
 
         quantiles = ", ".join(f"{100 * q:g}%" for q in QUANTILES)
         return [
-            f"Gaussians    {self.count}",
+            f"Gaussians    {self.count}{' (2D)' if self.surfels else ''}",
             f"SH degree    {self.sh_degree}",
             f"antialiased  {'yes' if self.antialiased else 'no'}",
             f"invalid      {self.n_invalid}",
@@ -78,11 +80,12 @@ def summarize(gaussians: Gaussians) -> Summary:
         count=len(gaussians),
         sh_degree=gaussians.sh_degree,
         antialiased=gaussians.antialiased,
+        surfels=gaussians.surfels,
         n_invalid=len(gaussians) - len(valid),
         lowest=valid.means.amin(0).tolist() if has_valid else None,
         highest=valid.means.amax(0).tolist() if has_valid else None,
         opacities=_quantiles(valid.opacities) if has_valid else None,
-        scales=_quantiles(valid.scales) if has_valid else None,
+        scales=_quantiles(valid.scales[:, : valid.n_scales]) if has_valid else None,
     )
 
 

@@ -23,6 +23,7 @@ DEFAULT_PRESET: Preset = "standard"
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 DeviceType = Literal["auto", "cpu", "cuda"]
 Parallel = Literal["shard", "replicate"]
+Primitive = Literal["3dgs", "2dgs"]
 CapacityChoice = Literal["auto", "on", "off"]
 STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {
     "default": DefaultStrategy,
@@ -74,6 +75,10 @@ class Config:
         scale_weight: Weight of the mean scale in the loss.
         depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
             sparse points, in units of the scene's extent.
+        normal_weight: Weight, in the loss of 2D Gaussians, of the mean difference between normals and those of the
+            depth map, after the first 7/30 of the run.
+        distortion_weight: Weight, in the loss of 2D Gaussians, of the mean distortion, which gathers what a pixel shows
+            at one depth, in units of the scene's extent, after the first tenth of the run.
         pose_refinement: Learn a small rotation and translation of each training camera.
         pose_rate: Learning rate of the rotations, in radians, and of the translations, in units of the scene's extent.
         exposure: Learn an affine map of the colors of each training view; the mean of all maps is the identity.
@@ -107,6 +112,8 @@ class Config:
     opacity_weight: float = 0.0
     scale_weight: float = 0.0
     depth_weight: float = 0.0
+    normal_weight: float = 0.0
+    distortion_weight: float = 0.0
     pose_refinement: bool = False
     pose_rate: float = 1e-5
     exposure: bool = False
@@ -149,6 +156,7 @@ class RunConfig(Config):
 
     Attributes:
         scene: Folder of photographs with cameras.
+        primitive: 3D Gaussians, or 2D Gaussians, discs that lie on surfaces and have normals.
         downscale: Factor by which the photographs are made smaller.
         camera: Undistort photographs first, or train on them as they were taken, with the distortion of their lenses
             ("native"); the latter takes longer.
@@ -169,6 +177,7 @@ class RunConfig(Config):
     """
 
     scene: str = ""
+    primitive: Primitive = "3dgs"
     downscale: int = 1
     test_every: int = 8
     camera: CameraKind = "undistorted"
@@ -198,7 +207,18 @@ class RunConfig(Config):
             raise ArgumentError(f"start_scale: expected a positive number, found {self.start_scale}")
         check_choice("device", self.device, get_args(DeviceType))
         check_choice("camera", self.camera, get_args(CameraKind))
+        check_choice("primitive", self.primitive, get_args(Primitive))
         check_choice("sh_degree", self.sh_degree, (0, 1, 2, 3, 4))
+
+
+def for_surfels(config: RunConfig) -> RunConfig:
+    """Returns a configuration for 2D Gaussians, with the constants of 2DGS: losses, and what is cloned and pruned."""
+    strategy = config.strategy
+    if isinstance(strategy, DefaultStrategy):
+        strategy = dataclasses.replace(strategy, key_for_gradient="gradient_2dgs", absgrad=False, prune_opa=0.05)
+    return dataclasses.replace(
+        config, primitive="2dgs", strategy=strategy, antialiased=False, normal_weight=config.normal_weight or 0.05
+    )
 
 
 def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfig:

@@ -43,6 +43,7 @@ class Densification:
         self._config = config
         self._ranks = ranks
         self._sharded = sharded
+        self.key: str = getattr(config.strategy, "key_for_gradient", "means2d")
         self._generator = torch.Generator().manual_seed(config.seed)
         if config.strategy is not None:
             self._generator = config.strategy.generator or self._generator
@@ -108,12 +109,12 @@ class Densification:
         def gather(tensor: Tensor) -> Tensor:
             return self._ranks.all_gather(tensor.detach().transpose(0, 1).contiguous()).transpose(0, 1)
 
-        means2d = gather(info["means2d"])
+        centers = gather(info[self.key])
         for name in ("grad", "absgrad"):
-            gradient = getattr(info["means2d"], name, None)
+            gradient = getattr(info[self.key], name, None)
             if gradient is not None:
-                setattr(means2d, name, gather(gradient))
-        return {**info, "means2d": means2d, "radii": gather(info["radii"])}
+                setattr(centers, name, gather(gradient))
+        return {**info, self.key: centers, "radii": gather(info["radii"])}
 
     def _limit_by_memory(self, n_gaussians: int) -> None:
         """Limits the strategy to the number of Gaussians for which every rank has memory."""
@@ -150,29 +151,31 @@ def merge_info(
     loss_scale: float,
     n_cameras: int,
     gather: Callable[[Tensor], Tensor] | None,
+    key: str = "means2d",
 ) -> dict[str, Any]:
     """Merges the ``meta`` of several rasterization calls into that of one call with all their cameras.
 
     This is the ``info`` that strategies receive for a step whose views were rendered one at a time.
 
     Args:
-        metas: ``meta`` of unpacked calls, with the gradients of their ``means2d``.
+        metas: ``meta`` of unpacked calls, with the gradients of the entry `key`.
         view: The view whose pixels are the unit of the merged gradients.
         loss_scale: Factor by which the loss was multiplied, which is divided out.
         n_cameras: Number of cameras of all calls on all ranks.
         gather: Concatenates [C, N, ...] over ranks; None if this rank has all cameras.
+        key: The strategy's ``key_for_gradient``.
     """
     first = metas[0]
     if gather is None and n_cameras == 1 and loss_scale == 1:
         return first if first["n_cameras"] == 1 else {**first, "n_cameras": 1}
-    size = first["means2d"].new_tensor([view.width, view.height])
+    size = first[key].new_tensor([view.width, view.height])
 
     def concatenate(tensors: list[Tensor]) -> Tensor:
         tensor = torch.cat(tensors)
         return tensor if gather is None else gather(tensor)
 
     def gradients(name: str) -> Tensor | None:
-        found = [getattr(meta["means2d"], name, None) for meta in metas]
+        found = [getattr(meta[key], name, None) for meta in metas]
         if any(gradient is None for gradient in found):
             return None
         if loss_scale != 1:
@@ -181,14 +184,14 @@ def merge_info(
         sizes = [size.new_tensor([meta["width"], meta["height"]]) for meta in metas]
         return concatenate([g * (s / size) / loss_scale for g, s in zip(found, sizes, strict=True)])
 
-    means2d = concatenate([meta["means2d"].detach() for meta in metas])
-    if first["means2d"].retains_grad:
-        means2d.grad = gradients("grad")
-    if getattr(first["means2d"], "absgrad", None) is not None:
-        setattr(means2d, "absgrad", gradients("absgrad"))  # noqa: B010 - not an attribute of Tensor's type
+    centers = concatenate([meta[key].detach() for meta in metas])
+    if first[key].retains_grad or first[key].is_leaf:
+        centers.grad = gradients("grad")
+    if getattr(first[key], "absgrad", None) is not None:
+        setattr(centers, "absgrad", gradients("absgrad"))  # noqa: B010 - not an attribute of Tensor's type
     return {
         **first,
-        "means2d": means2d,
+        key: centers,
         "radii": concatenate([meta["radii"] for meta in metas]),
         "n_cameras": n_cameras,
         "width": view.width,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..ops.adam import Adam
-from ..scene.gaussians import PARAMETERS, Gaussians
+from ..scene.gaussians import FLAT, PARAMETERS, Gaussians
 from .configuration import Config
 from .view_corrections import identity_exposures, identity_motions
 
@@ -21,6 +21,21 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 DECAY_START = 0.8
 """Fraction of the run after which `rates_decay` lowers learning rates."""
+
+
+def check_primitive(gaussians: Gaussians, config: Config) -> None:
+    """Raises ArgumentError if settings do not fit 2D or 3D Gaussians."""
+    if not gaussians.surfels:
+        for name in ("normal_weight", "distortion_weight"):
+            if getattr(config, name):
+                raise ArgumentError(f"{name}: only for 2D Gaussians, found {getattr(config, name)}; use primitive 2dgs")
+    elif config.antialiased:
+        raise ArgumentError("antialiased: 2D Gaussians have no blur to compensate for; use antialiased=False")
+    elif getattr(config.strategy, "key_for_gradient", "") == "means2d" or getattr(config.strategy, "absgrad", False):
+        raise ArgumentError(
+            "strategy: 2D Gaussians are densified by gradients of their centers; use key_for_gradient='gradient_2dgs' "
+            "and absgrad=False"
+        )
 
 
 class Parameters:
@@ -34,6 +49,9 @@ class Parameters:
         extent: Extent of the scene, in world units: the unit of some learning rates.
         config: Learning rates, and which corrections to learn.
 
+    Raises:
+        ArgumentError: The settings do not fit 2D or 3D Gaussians.
+
     Attributes:
         params: The parameters by name.
         optimizers: Their optimizers, under the same names.
@@ -43,9 +61,13 @@ class Parameters:
     def __init__(self, gaussians: Gaussians, n_views: int, extent: float, config: Config) -> None:
         self.params: dict[str, Tensor] = {}
         self.optimizers: dict[str, Adam] = {}
+        check_primitive(gaussians, config)
         self._config = config
         self._extent = extent
-        self._antialiased = config.antialiased or gaussians.antialiased
+        self._flags: dict[str, Any] = {
+            "antialiased": config.antialiased or gaussians.antialiased,
+            "surfels": gaussians.surfels,
+        }
         for name, tensor in gaussians.tensors().items():
             self._add(STRATEGY_NAMES.get(name, name), tensor)
         self.gaussian_names = tuple(self.params)
@@ -69,9 +91,13 @@ class Parameters:
 
     def gaussians(self) -> Gaussians:
         """The Gaussians, with gradients."""
-        return Gaussians(
-            **{name: self.params[STRATEGY_NAMES.get(name, name)] for name in PARAMETERS}, antialiased=self._antialiased
-        )
+        tensors: dict[str, Any] = {name: self.params[STRATEGY_NAMES.get(name, name)] for name in PARAMETERS}
+        return Gaussians(**tensors, **self._flags)
+
+    def keep_flat(self) -> None:
+        """Undoes what Adam and the strategy do to the third scales of 2D Gaussians, which nothing reads."""
+        if self._flags["surfels"]:
+            self.params["scales"].detach()[:, 2] = FLAT
 
     def for_strategy(self) -> tuple[dict[str, Any], dict[str, torch.optim.Optimizer]]:
         """The Gaussians' parameters and their optimizers, as new dictionaries."""

@@ -20,7 +20,7 @@ from ..stages.process_group import RankGroup
 from .configuration import Config
 from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype
-from .losses import depth_error, loss, psnr
+from .losses import SurfaceLoss, depth_error, loss, psnr
 from .observers import DivergedError, Observer, Progress
 from .parameters import Parameters
 from .rng_state import generator_state, set_generator_state
@@ -58,7 +58,7 @@ class Trainer:
         observers: As given; others can be appended.
 
     Raises:
-        ArgumentError: There are no Gaussians or no views.
+        ArgumentError: There are no Gaussians or no views, or the settings do not fit 2D or 3D Gaussians.
         UnsupportedError: fp16 with a sharded scene, or an observer that cannot observe several ranks.
     """
 
@@ -108,6 +108,7 @@ class Trainer:
             device=self.device,
         )
         self._gains = ViewGains(len(views), self._parameters.params["means"].detach()) if config.gains else None
+        self._surface_loss = SurfaceLoss(config.normal_weight, config.distortion_weight / self._extent)
         self._sampler = ViewSampler(len(views), config.seed)
         self._background_generator = torch.Generator().manual_seed(config.seed)
 
@@ -144,8 +145,10 @@ class Trainer:
             self._gains.update(self.ranks)
         if self._densification.strategy is not None and warning is None:
             gather = None if self.sharded or self.ranks.world_size == 1 else self.ranks.all_gather
-            info = merge_info(metas, self._views[views[0]], loss_scale, config.views_per_step, gather)
+            key = self._densification.key
+            info = merge_info(metas, self._views[views[0]], loss_scale, config.views_per_step, gather, key)
             self.n_gaussians = self._densification.after_update(self.step, info, means_lr, self.n_gaussians)
+        self._parameters.keep_flat()
         gaussians = self.gaussians
         mean_loss, mean_psnr = (self.ranks.all_reduce(figures) / config.views_per_step).unbind()
         if self.step % CHECK_INTERVAL == 0:
@@ -155,6 +158,11 @@ class Trainer:
         for observer in self.observers:
             observer.after_step(progress)
         return progress
+
+    @property
+    def _progress(self) -> float:
+        """Fraction of the run that is done."""
+        return self.step / self.config.steps
 
     def _draw_background(self) -> Color:
         if not self.config.random_background:
@@ -202,11 +210,11 @@ class Trainer:
         """Renders a view and adds the gradients of its loss. Returns loss and PSNR, [2], and ``meta``."""
         config, view = self.config, self._views[index]
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            images, meta = self._render(index, background, capacity)
+            images, alphas, meta = self._render(index, background, capacity)
             image, depth = images[0, ..., :3], images[0, ..., 3] if images.shape[-1] > 3 else None
             target = view.pixels
             if self._gains is not None:
-                if self.step >= GAINS_START * config.steps:
+                if self._progress >= GAINS_START:
                     self._gains.observe(index, image.detach(), target, view.mask)
                 image = self._gains.apply(index, image)
             if config.exposure:
@@ -217,6 +225,7 @@ class Trainer:
             total = image_loss
             if depth is not None and view.sparse is not None and len(view.sparse):
                 total = total + config.depth_weight * self._extent * depth_error(depth, view.sparse)
+            total = total + self._surface_loss(self._progress, alphas, meta, view.mask)
         self._densification.before_backward(self.step, meta)
         self._gradient_step.backward(total / config.views_per_step)
         return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)]), meta
@@ -231,27 +240,32 @@ class Trainer:
             ``meta``, with the other ranks' cameras if the scene is sharded, and without any otherwise.
         """
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            images, meta = self._render(index, self.config.backdrop, capacity, n_cameras=0)
+            images, _, meta = self._render(index, self.config.backdrop, capacity, n_cameras=0)
         self._densification.before_backward(self.step, meta)
         self._gradient_step.backward(images.sum())
         return meta
 
     def _render(
         self, index: int, background: Color, capacity: Capacity, *, n_cameras: int | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D]; and ``meta``."""
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Renders a view, [1, H, W, D], or joins a collective render without a camera, [0, H, W, D].
+
+        Returns:
+            As :func:`render_views`.
+        """
         config, camera = self.config, self._views[index].camera
         if config.pose_refinement:
             with full_precision(self.device):
                 moved = move_camera(camera.viewmat, self._parameters.camera_motion(index))
             camera = dataclasses.replace(camera, viewmat=moved)
-        images, _, meta = render_views(
+        needs_depth = config.depth_weight > 0 or self._surface_loss.needs_depth(self._progress)
+        images, alphas, meta = render_views(
             self._parameters.gaussians(),
             [camera],
             n_cameras=n_cameras,
             background=background,
             sh_degree=min(self._sh_degree, self.step // self._sh_interval),
-            render_mode="RGB+ED" if config.depth_weight else "RGB",
+            render_mode="RGB+ED" if needs_depth else "RGB",
             absgrad=getattr(self._densification.strategy, "absgrad", False),
             group=self.ranks.group if self.sharded else None,
             backend=config.backend,
@@ -259,7 +273,7 @@ class Trainer:
         )
         if self.sharded:
             self.received_rows += len(meta["received"]["camera_ids"])
-        return images, meta
+        return images, alphas, meta
 
     def _regularize(self, loss_scale: float) -> None:
         """Adds the gradients of the mean opacity and the mean scale, over the Gaussians of all ranks."""

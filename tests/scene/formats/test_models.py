@@ -7,14 +7,24 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from tests.support.model_files import assert_same_rotations, random_gaussians, sog_files, spz_bytes, write_zip
+from tests.support.model_files import (
+    assert_same_rotations,
+    ply_bytes,
+    ply_names,
+    random_gaussians,
+    sog_files,
+    spz_bytes,
+    write_zip,
+)
 from tests.support.paths import MODELS
 from tsplat import ArgumentError, UnsupportedError, quat_scale_to_covar_preci, spherical_harmonics
 from tsplat.scene import FileError, MissingExtraError, read_model, read_ply, write_model, write_ply
 from tsplat.scene.formats.models import WRITERS
+from tsplat.scene.gaussians import FLAT
 
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason="needs the test models")
 
@@ -116,6 +126,38 @@ def test_write_accepts_a_format_for_any_name(tmp_path):
     with pytest.raises(ArgumentError, match=r"format: expected ply, .*, found 'obj'"):
         write_model(tmp_path / "a", gaussians, format="obj")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_2d_gaussians_are_recognized(tmp_path, format):
+    """Also by what reads three scales, and when the file is written again."""
+    if format == "spz4":
+        pytest.importorskip("zstandard")
+    given = random_gaussians(40)
+    name = f"a.{format}" if format in ("splat", "sog") else "a"
+    for gaussians in (given.as_surfels(), given):
+        write_model(tmp_path / name, gaussians, format=format)
+        found = read_model(tmp_path / name)
+        assert found.surfels == gaussians.surfels
+        sizes = [one.log_scales.sort(0).values for one in (found, gaussians)]  # the order may change
+        torch.testing.assert_close(*sizes, atol=0.0 if format == "ply" else 0.1, rtol=0)
+        content = (tmp_path / name).read_bytes()
+        write_model(tmp_path / name, found, format=format)
+        assert (tmp_path / name).read_bytes() == content
+    assert given.map(lambda t: 0 * t - 10).recognized(-10.0).surfels is False
+
+
+def test_ply_files_of_2dgs_are_read(tmp_path):
+    """They have two scales and no comment; others say it in a comment."""
+    for names, comments in (
+        ([n for n in ply_names(0) if n != "scale_2"], []),
+        (ply_names(0), ["SplatRenderMode: 2dgs"]),
+    ):
+        values = np.arange(6.0 * len(names)).reshape(6, -1)
+        (tmp_path / "a.ply").write_bytes(ply_bytes(names, values, comments=comments))
+        found = read_model(tmp_path / "a.ply")
+        assert found.surfels and not found.antialiased and set(found.log_scales[:, 2].tolist()) == {np.float32(FLAT)}
+        assert found.log_scales[:, 0].tolist() == values[:, names.index("scale_0")].tolist()
 
 
 def test_what_is_lost(tmp_path):

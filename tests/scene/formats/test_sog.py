@@ -43,7 +43,6 @@ def test_read_decodes_every_value(tmp_path):
     [
         (dict(version=None), UnsupportedError, "before version 2"),
         (dict(version=3), UnsupportedError, "found 3"),
-        (dict(model="2dgs"), UnsupportedError, "2DGS"),
         (dict(count=41), FileError, "expected 41 pixels.*found 40"),
         (dict(count="41"), FileError, "count to be a nonnegative integer"),
         (dict(means=None), FileError, "files to be a list of 2 file names"),

@@ -64,11 +64,11 @@ def test_read_gsplat_checkpoint(tmp_path, zipped):
         assert not any(tensor.requires_grad for tensor in found.tensors().values())
 
 
-def test_2dgs_is_refused(tmp_path):
+def test_2dgs_is_read(tmp_path):
     (degree, means, sh0, shN, scales, *rest), step = inria()
     torch.save(((degree, means, sh0, shN, scales[:, :2], *rest), step), tmp_path / "a.pth")
-    with pytest.raises(UnsupportedError, match=r"a\.pth: its Gaussians have two scales: .*2DGS.*train 3D"):
-        read_model(tmp_path / "a.pth")
+    found = read_model(tmp_path / "a.pth")
+    assert found.surfels and torch.equal(found.log_scales[:, :2], scales[:, :2])
 
 
 @pytest.mark.parametrize("checksums", [True, False])

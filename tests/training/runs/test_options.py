@@ -44,6 +44,19 @@ def test_preset_without_a_choice_is_standard():
     assert run_config(options) == dataclasses.replace(preset("standard", 400), scene="scene", max_gaussians=5000)
 
 
+def test_2d_gaussians_have_the_constants_of_2dgs(tmp_path):
+    words = ["scene", "--out", "run", "--primitive", "2dgs"]
+    options = parse([*words, "--preset", "adaptive", "--normal-weight", "0.1"])
+    assert isinstance(options, Options) and options.normal_weight == 0.1
+    assert (options.strategy.key_for_gradient, options.strategy.prune_opa) == ("gradient_2dgs", 0.05)
+    (tmp_path / "config.json").write_text(json.dumps(to_json(dataclasses.replace(preset(), scene="scene"))))
+    for start in ([], ["--config", str(tmp_path / "config.json")]):
+        found = run_config(parse([*words, *start]))
+        expected = dict(primitive="2dgs", antialiased=False, normal_weight=0.05, distortion_weight=0.0)
+        assert found == dataclasses.replace(preset(), scene="scene", **expected)
+    assert parse(["--config", str(tmp_path / "config.json"), "--out", "run"]).primitive == "3dgs"
+
+
 def test_help_names_arguments_and_what_is_required(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse(["--help"])

@@ -50,9 +50,13 @@ def configuration(kind):
         "mcmc": MCMCStrategy(cap_max=240, **schedule),
         "long-axis": LongAxisStrategy(growth=1.2, **schedule),
         "fixed": None,
+        "surfels": DefaultStrategy(grow_grad2d=1e-6, key_for_gradient="gradient_2dgs", reset_every=9, **schedule),
     }
     return RunConfig(
         strategy=strategies[kind],
+        primitive="2dgs" if kind == "surfels" else "3dgs",
+        normal_weight=0.05 * (kind == "surfels"),
+        distortion_weight=0.1 * (kind == "surfels"),
         steps=STEPS,
         seed=5,
         sh_degree=1,
@@ -85,7 +89,7 @@ def results(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fixed", "default", "mcmc", "long-axis"])
+@pytest.mark.parametrize("kind", ["fixed", "default", "mcmc", "long-axis", "surfels"])
 def test_resume_is_bit_exact(kind, tmp_path):
     config = configuration(kind)
     torch.manual_seed(1)

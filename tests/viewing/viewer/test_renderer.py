@@ -55,6 +55,17 @@ def test_size_that_the_divisor_does_not_divide(renderer):
 
 
 @pytest.mark.parametrize("show", MODES)
+def test_modes_of_2d_gaussians(gaussians, show):
+    surfels = gaussians.as_surfels()
+    image = Renderer(surfels).render(POSE, Settings(show=show)).image
+    assert image.std() > 5
+    if show == "rgb":
+        expected = to_bytes(render(surfels, Camera(VIEWMAT, intrinsics(64, 48, FOV), 64, 48)))
+        assert torch.equal(torch.from_numpy(image), expected)
+        assert (image != Renderer(gaussians).render(POSE, Settings()).image).any()
+
+
+@pytest.mark.parametrize("show", MODES)
 @pytest.mark.parametrize("colormap", COLORMAPS)
 def test_modes_and_colormaps(renderer, show, colormap):
     image = renderer.render(POSE, Settings(show=show, colormap=colormap)).image

@@ -12,7 +12,7 @@ import torch
 from tests.support.fake_viser import Client
 from tests.support.viewer_sessions import control, settled, viewed
 from tests.support.waiting import wait_for
-from tsplat.viewing.viewer.renderer import Pose, Settings
+from tsplat.viewing.viewer.renderer import Pose, Renderer, Settings
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 
@@ -129,6 +129,24 @@ def test_another_model(client, models):
     assert not control(client, "SH degree").visible
     control(client, "Model").use("model")
     assert control(client, "View").visible
+
+
+def test_2d_gaussians_have_no_other_cameras(client, models):
+    from tsplat.viewing.viewer.session import Session
+
+    names = ("Camera model", "Antialiased", "eps2d")
+    discs = dataclasses.replace(models[0], name="discs", renderer=Renderer(models[0].gaussians.as_surfels()))
+    with settled(client):
+        session = Session(client, [models[0], discs])
+    with settled(client):
+        control(client, "Camera model").use("fisheye")
+    with settled(client):
+        control(client, "Model").use("discs")
+    assert not any(control(client, name).visible for name in names) and "drawn" in client.status
+    with settled(client):
+        control(client, "Model").use(models[0].name)
+    assert all(control(client, name).visible for name in names)
+    session.close()
 
 
 def test_reset_view(session, client, models):

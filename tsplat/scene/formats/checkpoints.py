@@ -49,7 +49,7 @@ NAME = re.compile(r"step_(\d{8,})(?:_(\d+))?")
 LATEST_BYTES_MAX = 4096
 
 
-MANIFEST_TYPES = dict(step=int, n_gaussians=int, antialiased=bool, files=dict, figures=dict, config=dict)
+MANIFEST_TYPES = dict(step=int, n_gaussians=int, antialiased=bool, surfels=bool, files=dict, figures=dict, config=dict)
 KINDS = {int: "integer", bool: "boolean", dict: "object"}
 
 
@@ -232,7 +232,7 @@ def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) ->
         for name, tensor in scene.items():
             if tensor.dtype not in DTYPES:
                 raise CheckpointError(f"{path}: {name}: expected floats of 16 to 64 bits, found {tensor.dtype}")
-        gaussians = Gaussians(**scene, antialiased=manifest["antialiased"])
+        gaussians = Gaussians(**scene, antialiased=manifest["antialiased"], surfels=manifest["surfels"])
         if len(gaussians) != manifest["n_gaussians"]:
             raise CheckpointError(
                 f"{path}: the manifest says {manifest['n_gaussians']} Gaussians, the file holds {len(gaussians)}"
@@ -288,6 +288,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         )
     if manifest.pop("sha256", None) != manifest_digest(manifest):
         raise CheckpointError(f"{path / MANIFEST}: modified or truncated since it was written (hash mismatch)")
+    manifest.setdefault("surfels", False)  # not in checkpoints of earlier versions
     for name, kind in MANIFEST_TYPES.items():
         if type(manifest.get(name)) is not kind:
             raise CheckpointError(f"{path / MANIFEST}: expected {name!r} to be a JSON {KINDS[kind]}")

@@ -7,6 +7,8 @@ Models trained with ``rasterize_mode="antialiased"`` are marked with the header 
 as Brush and splat-transform do. Postshot's ``comment postshot.anti_aliasing=1`` and ``comment antialiased 1`` are read
 as well.
 
+2D Gaussians have no scale_2, as in the files of 2DGS, and the comment ``SplatRenderMode: 2dgs``; either marks them.
+
 Mip-Splatting's property filter_3D is applied; see :mod:`~tsplat.scene.formats.filter_3d`. Properties of methods that 3D
 Gaussians cannot represent are refused, and others are ignored with a note; see
 :mod:`~tsplat.scene.formats.foreign`.
@@ -46,6 +48,9 @@ GROUPS = {
 """Parameter -> its PLY properties."""
 
 ANTIALIASED_COMMENT = "SplatRenderMode: mip"
+SURFELS = "2dgs"
+"""The word for 2D Gaussians in the same comment."""
+
 FLAG_COMMENT = re.compile(r"(?:antialiased|postshot\.anti_aliasing)(?:\s*=\s*|\s+)([01])")
 """Other comments that tell whether a model was trained with antialiasing, in lower case."""
 
@@ -66,7 +71,7 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     Raises:
         FileError: The file is not a PLY of Gaussians, or it is cut short.
         UnsupportedError: A variant of the format that is not implemented, or the parameters of another method, such as
-            2D or 4D Gaussians.
+            4D Gaussians.
         OSError: The file cannot be read.
     """
     with open_file(path) as file:
@@ -78,10 +83,15 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
         if "packed_position" in vertex.names:
             gaussians = decode_compressed_ply(ply, mode == "mip", warn)
             ply.note_rest(warn)
-            return gaussians
+            return gaussians.as_surfels() if mode == SURFELS else gaussians
         n_rest = _check_names(ply.path, vertex.names)
         groups = {**GROUPS, "shN": tuple(f"f_rest_{i}" for i in range(n_rest))}
         filter_name = next((name for name in FILTER_NAMES if name in vertex.names), None)
+        is_flat = "scale_2" not in vertex.names
+        if is_flat:
+            groups["log_scales"] = GROUPS["log_scales"][:2]
+        if filter_name is not None and (is_flat or mode == SURFELS):
+            raise UnsupportedError(f"{path}: {filter_name}: the 3D filter of 2D Gaussians is not implemented")
         known = {filter_name, *(name for names in groups.values() for name in names)}
         unknown = [name for name in vertex.names if name not in known and not HARMLESS.fullmatch(name)]
         blocks = ply.blocks("vertex")
@@ -89,6 +99,7 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
         note_ignored(path, "the properties", unknown, warn)
         note_ignored(path, "the elements", (name for name in ply.elements if name not in ("vertex", "face")), warn)
         values = {group: np.empty((vertex.count, len(names)), np.float32) for group, names in groups.items()}
+        values["log_scales"] = np.zeros((vertex.count, 3), np.float32)
         first = 0
         # A double beyond the range of float32 becomes infinite, which makes the Gaussian invalid.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -106,11 +117,15 @@ def read_ply(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     tensors["opacity_logits"] = tensors["opacity_logits"][:, 0]
     tensors["sh0"] = tensors["sh0"][:, None]
     tensors["shN"] = tensors["shN"].view(vertex.count, n_rest // 3, 3)
-    return Gaussians(**tensors, antialiased=mode == "mip" or (mode is None and filter_name is not None))
+    is_antialiased = mode == "mip" or (mode is None and filter_name is not None)
+    gaussians = Gaussians(**tensors, antialiased=is_antialiased, surfels=False)
+    return gaussians.as_surfels() if is_flat or mode == SURFELS else gaussians
 
 
 def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     """Writes a little-endian PLY file atomically: 62 floats per Gaussian, with zeros for normals and unused degrees.
+
+    2D Gaussians have 61: two scales, as in the files of 2DGS.
 
     Returns:
         What is lost, as :func:`write_model` does: nothing.
@@ -131,7 +146,7 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
             tensors["sh0"][:, 0],
             rearrange(rest, "n k c -> n (c k)"),
             tensors["opacity_logits"][:, None],
-            tensors["log_scales"],
+            tensors["log_scales"][:, : gaussians.n_scales],
             tensors["quats"],
         ],
         axis=1,
@@ -141,7 +156,7 @@ def write_ply(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     f_rest = tuple(f"f_rest_{i}" for i in range(REST_SIZES[-1]))
     names = (
         *(*GROUPS["means"], "nx", "ny", "nz", *GROUPS["sh0"], *f_rest),
-        *(*GROUPS["opacity_logits"], *GROUPS["log_scales"], *GROUPS["quats"]),
+        *(*GROUPS["opacity_logits"], *GROUPS["log_scales"][: gaussians.n_scales], *GROUPS["quats"]),
     )
     lines = ["ply", "format binary_little_endian 1.0"]
     lines += [f"comment {comment}" for comment in _comments(gaussians)]
@@ -187,16 +202,13 @@ def _check_degree(gaussians: Gaussians) -> None:
 
 
 def _comments(gaussians: Gaussians) -> list[str]:
-    return [ANTIALIASED_COMMENT] if gaussians.antialiased else []
+    return [f"SplatRenderMode: {SURFELS}"] if gaussians.surfels else [ANTIALIASED_COMMENT] * gaussians.antialiased
 
 
 def render_mode(ply: PlyFile) -> str | None:
     """Returns how the header's comments say that the model is rendered: "mip" (antialiased), another word, or None.
 
     The last such comment decides.
-
-    Raises:
-        UnsupportedError: The model is marked as 2DGS.
     """
     mode = None
     for comment in ply.comments:
@@ -205,11 +217,6 @@ def render_mode(ply: PlyFile) -> str | None:
             mode = words[1]
         elif match := FLAG_COMMENT.fullmatch(" ".join(words)):
             mode = "mip" if match[1] == "1" else "default"
-    if mode == "2dgs":
-        raise UnsupportedError(
-            f"{ply.path}: the header says SplatRenderMode: 2dgs; models of 2D Gaussians (2DGS) are not implemented; "
-            "train 3D Gaussians"
-        )
     return mode
 
 
@@ -222,12 +229,7 @@ def _check_names(path: str, names: list[str]) -> int:
     """Checks the property names of the vertices and returns the number of f_rest properties."""
     check_method(path, names)
     missing = [name for group in GROUPS.values() for name in group if name not in names]
-    if missing == ["scale_2"]:
-        raise UnsupportedError(
-            f"{path}: its vertices have scale_0 and scale_1 but no scale_2: models of 2D Gaussians (2DGS) are "
-            "not implemented; train 3D Gaussians"
-        )
-    if missing:
+    if missing not in ([], ["scale_2"]):
         raise FileError(f"{path}: not a PLY of Gaussians; its vertices lack {', '.join(missing)}")
     rest = {name for name in names if name.startswith("f_rest_")}
     complete = rest == {f"f_rest_{i}" for i in range(len(rest))}

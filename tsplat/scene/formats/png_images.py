@@ -160,7 +160,7 @@ def read_png_model(folder: str | os.PathLike[str], *, warn: Warn = warnings.warn
     fields = {field: tensors[name].float() for name, field in PARAMETERS.items()}
     fields["opacity_logits"] = fields["opacity_logits"].flatten()
     try:
-        return Gaussians(**fields, antialiased=False)
+        return Gaussians(**fields, antialiased=False, surfels=False)
     except ArgumentError as error:
         raise FileError(f"{folder}: {error}") from error
 

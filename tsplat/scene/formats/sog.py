@@ -62,8 +62,6 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
     if version != 2:
         found = "none (a file from before version 2)" if version is None else repr(version)
         raise UnsupportedError(f"{path}: expected SOG version 2, found {found}; convert it with splat-transform")
-    if meta.values.get("model") == "2dgs":
-        raise UnsupportedError(f"{path}: models of 2D Gaussians (2DGS) are not implemented")
     count = meta.count("count")
     note_ignored(path, "the parts", (name for name in meta.values if name not in KNOWN), warn)
 
@@ -91,7 +89,7 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
         part = meta.part("shN")
         centroids, labels = part.files(2)[:2]
         shN = _decode_sh(part, decode_image(path, centroids, load(centroids), count), pixels(labels))
-    return Gaussians(
+    gaussians = Gaussians(
         means=torch.from_numpy(means),
         log_scales=torch.from_numpy(log_scales),
         quats=torch.from_numpy(quats),
@@ -100,6 +98,7 @@ def _read(path: str, load: Load, warn: Warn) -> Gaussians:
         shN=torch.from_numpy(shN),
         antialiased=meta.values.get("model") == "antialiased" or meta.values.get("antialias") is True,
     )
+    return gaussians.as_surfels() if meta.values.get("model") == "2dgs" else gaussians
 
 
 def decode_means(words: NDArray[Any], bounds: NDArray[np.float64]) -> Floats:

@@ -103,8 +103,8 @@ def _encode(gaussians: Gaussians) -> tuple[dict[str, bytes], list[str]]:
     count = len(gaussians)
     files: dict[str, bytes] = {}
     meta: dict[str, Any] = {"version": 2, "count": count}
-    if gaussians.antialiased:
-        meta["model"] = "antialiased"
+    if gaussians.antialiased or gaussians.surfels:
+        meta["model"] = "2dgs" if gaussians.surfels else "antialiased"
 
     files["means_l.webp"] = _webp(_image(words & 255))
     files["means_u.webp"] = _webp(_image(words >> 8))

@@ -15,7 +15,7 @@ from ...config import SH_NORMS
 from ...errors import FileError
 from ...support.files import atomic_write
 from ...support.reading import open_file
-from ..gaussians import Gaussians
+from ..gaussians import FLAT, Gaussians
 from .quantization import check_valid, levels, logits_from_opacities, sh0_from_colors
 
 NORM_TOLERANCE = 1 / 64
@@ -42,7 +42,7 @@ def read_splat(path: str | os.PathLike[str]) -> Gaussians:
     with np.errstate(divide="ignore", invalid="ignore"):
         log_scales = np.log(records["scales"].astype(np.float64))
     rgba = records["rgba"] / 255
-    return Gaussians(
+    gaussians = Gaussians(
         means=torch.from_numpy(records["means"].astype(np.float32)),
         log_scales=torch.from_numpy(log_scales.astype(np.float32)),
         quats=torch.from_numpy((records["quats"].astype(np.float32) - 128) / 128),
@@ -50,6 +50,7 @@ def read_splat(path: str | os.PathLike[str]) -> Gaussians:
         sh0=torch.from_numpy(sh0_from_colors(rgba[:, :3]))[:, None],
         shN=torch.zeros(len(records), 0, 3),
     )
+    return gaussians.recognized(FLAT)
 
 
 def write_splat(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:

@@ -223,7 +223,7 @@ def _decode(
     quats[:, 1:] *= signs * signs.prod()
     coefficients = (rest.reshape(count, (degree + 1) ** 2 - 1, 3).astype(np.float32) - 128) / 128
     coefficients *= sh_signs(degree, axes)[:, None]
-    return Gaussians(
+    gaussians = Gaussians(
         means=torch.from_numpy(means.astype(np.float32) * signs),
         log_scales=torch.from_numpy(scales.reshape(count, 3).astype(np.float32) / 16 - 10),
         quats=torch.from_numpy(quats),
@@ -232,6 +232,7 @@ def _decode(
         shN=torch.from_numpy(coefficients),
         antialiased=bool(flags & ANTIALIASED),
     )
+    return gaussians.recognized(-10.0)
 
 
 def _decode_quats_2(rotations: Bytes) -> Floats:

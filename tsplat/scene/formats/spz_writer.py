@@ -84,8 +84,9 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: in
 
 def _clamped(gaussians: Gaussians) -> list[str]:
     """Describes the values of Gaussians that SPZ clamps, such as "SH coefficients outside [-1, 1]"."""
+    read_scales = gaussians.log_scales[:, : gaussians.n_scales]
     ranges = {
-        "log scales outside [-10, 5.94]": (gaussians.log_scales, -10 - 1 / 32, 5.9375 + 1 / 32),
+        "log scales outside [-10, 5.94]": (read_scales, -10 - 1 / 32, 5.9375 + 1 / 32),
         "colors outside [-0.44, 1.44]": (gaussians.sh0, -0.5 / COLOR_SCALE, 0.5 / COLOR_SCALE),
         "SH coefficients outside [-1, 1]": (gaussians.shN, -1.0, 1.0),
     }

@@ -80,7 +80,7 @@ def read_torch_checkpoint(
         FileError: The file is not a checkpoint, is damaged, contains pickled objects other than tensors and numbers,
             or belongs to a set of ranks that is incomplete.
         AlreadyActivatedError: The values look as if exp and sigmoid had already been applied.
-        UnsupportedError: The colors are not spherical harmonics, or the Gaussians are 2D (2DGS).
+        UnsupportedError: The colors are not spherical harmonics.
         OSError: A file cannot be read.
     """
     shards = _find_shards(paths)
@@ -89,13 +89,17 @@ def read_torch_checkpoint(
     tensors = {
         name: torch.cat([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in PARAMETERS
     }
+    scales = tensors["log_scales"]
+    is_flat = scales.dim() == 2 and scales.shape[1] == 2  # of 2DGS
+    if is_flat:
+        tensors["log_scales"] = torch.nn.functional.pad(scales, (0, 1))
     try:
-        gaussians = Gaussians(**tensors, antialiased=False)
+        gaussians = Gaussians(**tensors, antialiased=False, surfels=False)
     except ArgumentError as error:
         raise FileError(f"{shards[0]}: inconsistent tensors: {error}") from error
     if not force:
         gaussians.check_not_activated(str(shards[0]))
-    return gaussians
+    return gaussians.as_surfels() if is_flat else gaussians
 
 
 def _find_shards(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -177,11 +181,6 @@ def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
                 f"{path}: {name}: expected a value for each entry, found {list(tensor.shape)} expanded from "
                 f"{tensor.untyped_storage().nbytes():,} bytes; save tensors that are contiguous"
             )
-    if tensors["log_scales"].dim() == 2 and tensors["log_scales"].shape[1] == 2:
-        raise UnsupportedError(
-            f"{path}: its Gaussians have two scales: models of 2D Gaussians (2DGS) are not implemented; train 3D "
-            "Gaussians"
-        )
     # Copied, because the tensors read may be memory-mapped to the file.
     plain_tensors = {name: tensor.detach().float().clone().contiguous() for name, tensor in tensors.items()}
     return step if isinstance(step, int) else None, plain_tensors

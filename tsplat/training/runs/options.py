@@ -15,7 +15,7 @@ from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.suggestions import suggest_option
 from ...viewing.viewer.server import ADDRESS, PORT
-from ..configuration import DEFAULT_PRESET, PRESETS, STRATEGIES, Preset, RunConfig, preset, read_config
+from ..configuration import DEFAULT_PRESET, PRESETS, STRATEGIES, Preset, RunConfig, for_surfels, preset, read_config
 from .context import MODULES
 from .live_view import ViewOptions
 
@@ -108,6 +108,7 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     first = _Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
     first.add_argument("--preset", choices=(*PRESETS, "default"), default=DEFAULT_PRESET)
     first.add_argument("--config", type=Path)
+    first.add_argument("--primitive")
     first.add_argument("--steps", default=str(RunConfig.steps))
     first.add_argument("--resume", type=Path)
     known, rest = first.parse_known_args(arguments)
@@ -126,6 +127,8 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     is_count = known.steps.isdecimal() and len(known.steps) < 10  # tyro rejects others below
     steps = max(1, int(known.steps)) if is_count else 1
     base = read_config(known.config) if known.config else preset(known.preset, steps)
+    if known.primitive == "2dgs" and base.primitive != "2dgs":
+        base = for_surfels(base)
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     values |= dict(preset=known.preset, config=str(known.config or ""))
     if values["strategy"] is None:

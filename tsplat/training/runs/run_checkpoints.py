@@ -285,6 +285,7 @@ def _write_files(
         "step": checkpoint.step,
         "n_gaussians": n_gaussians,
         "antialiased": checkpoint.gaussians.antialiased,
+        "surfels": checkpoint.gaussians.surfels,
         "files": files,
         "config": to_json(checkpoint.config),
         "figures": checkpoint.figures,

@@ -376,6 +376,10 @@ def _initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
         generator = torch.Generator().manual_seed(config.seed)
         chosen = torch.randperm(len(points), generator=generator)[:n_max].sort().values.to(points.device)
         points, colors = points[chosen], colors[chosen]
-    return Gaussians.from_points(
+    gaussians = Gaussians.from_points(
         points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
     )
+    if config.primitive == "3dgs":
+        return gaussians
+    quats = torch.randn(len(points), 4, generator=torch.Generator().manual_seed(config.seed)).to(points.device)
+    return dataclasses.replace(gaussians, quats=torch.nn.functional.normalize(quats, dim=-1)).as_surfels()

@@ -143,6 +143,10 @@ class Panel:
         self._sh_degree.value = gaussians.sh_degree
         self._sh_degree.visible = gaussians.sh_degree > 0
         self._antialiased.value = gaussians.antialiased
+        for handle in (self._antialiased, self._camera_model, self._eps2d):
+            handle.visible = not gaussians.surfels
+        if gaussians.surfels:
+            self._camera_model.value = "pinhole"
         self._fixed.value = False
         digits = model.bounds()[2]
         for handle in (self._near, self._nearest, self._farthest):
