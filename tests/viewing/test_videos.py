@@ -13,7 +13,7 @@ from PIL import Image
 from tsplat import ArgumentError
 from tsplat.scene import Camera, Gaussians, MissingExtraError, intrinsics, look_at
 from tsplat.viewing import render_frames, write_frames
-from tsplat.viewing.videos import write_gif
+from tsplat.viewing.videos import map_writer, write_gif
 
 
 def balls():
@@ -41,7 +41,7 @@ def test_render_frames_shows_color_depth_or_alpha():
 
 def test_render_frames_of_an_empty_view_is_finite():
     away = Camera(look_at((0, 0, 40.0), (0, 0, 80.0)), intrinsics(48, 36, 50), 48, 36)
-    for show in ("rgb", "depth", "alpha"):
+    for show in ("rgb", "depth", "normals", "alpha"):
         frame = next(render_frames(balls(), [away], show=show))
         assert frame.isfinite().all()
         assert frame.max() < 0.05
@@ -55,7 +55,34 @@ def test_render_frames_uses_the_same_depth_limits_for_all_frames():
 
 def test_render_frames_rejects_an_unknown_show():
     with pytest.raises(ArgumentError, match="show"):
-        next(render_frames(balls(), [camera()], show="normals"))
+        next(render_frames(balls(), [camera()], show="curvature"))
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_maps_of_a_wall_are_its_depth_and_normals(is_flat, tmp_path):
+    """A wall of discs that is turned by 30 degrees about y, at depth 4 in the center."""
+    angle = math.radians(30)
+    x, y = (grid.flatten() for grid in torch.meshgrid(*[torch.linspace(-2, 2, 60)] * 2, indexing="xy"))
+    points = torch.stack([math.cos(angle) * x, y, math.sin(angle) * x], -1)
+    gaussians = Gaussians.from_points(points, torch.rand(len(points), 3), 0, opacity=0.95)
+    log_scales = gaussians.log_scales + torch.tensor([0.0, 0.0, -4.0])
+    quats = torch.tensor([math.cos(angle / 2), 0.0, -math.sin(angle / 2), 0.0]).expand(len(points), 4)
+    gaussians = Gaussians(**gaussians.tensors() | dict(log_scales=log_scales, quats=quats))
+    gaussians = gaussians.as_surfels() if is_flat else gaussians
+    found = {}
+    for show in ("rgb", "depth", "normals", "alpha"):
+        (frame,) = render_frames(gaussians, [camera()], show=show, on_map=map_writer(tmp_path / f"{show}.png"))
+        found[show] = torch.from_numpy(np.load(tmp_path / f"{show}.npy"))
+        assert found[show].dtype == torch.float32 and found[show].shape[:2] == frame.shape[:2]
+    covered = found["alpha"][..., 0] > 0.9
+    slope = (torch.arange(48) + 0.5 - 24) / camera().K[0, 0]
+    expected = (4 / (1 - math.tan(angle) * slope)).expand(36, 48)
+    assert covered.sum() > 500
+    torch.testing.assert_close(found["depth"][..., 0][covered], expected[covered], rtol=0.03, atol=0)
+    normal = torch.tensor([math.sin(angle), 0.0, -math.cos(angle)])
+    torch.testing.assert_close(found["normals"][covered], normal.expand(int(covered.sum()), 3), rtol=0, atol=1e-4)
+    with pytest.raises(ArgumentError, match="--maps: a video has no files of frames; write .* such as a"):
+        map_writer("a.mp4")
 
 
 def test_write_frames_writes_pngs_or_a_gif(tmp_path):

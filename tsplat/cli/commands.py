@@ -73,7 +73,7 @@ def render(arguments: Namespace) -> int:
     from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.outputs import check_output
     from ..viewing.run_cameras import find_background
-    from ..viewing.videos import VIDEO_SUFFIXES, check_video_path
+    from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, map_writer
 
     out = arguments.out
     if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
@@ -88,6 +88,7 @@ def render(arguments: Namespace) -> int:
     elif out.suffix.lower() != ".png":
         raise ArgumentError(f"--out: expected a file name ending in .png, found {str(out)!r}; videos end in .mp4")
     check_output(out, arguments.model)
+    on_map = map_writer(out) if arguments.maps else None
     start = time.perf_counter()
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
@@ -100,6 +101,7 @@ def render(arguments: Namespace) -> int:
             show=arguments.show,
             background=tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0)),
             backend=arguments.backend,
+            on_map=on_map,
         )
         if trajectory is None:
             write_png(out, next(frames))

@@ -124,7 +124,14 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
         metavar="IMAGE.png",
         help="output file: .png, or a video .mp4, .webm or .gif; with --trajectory also a folder for PNGs",
     )
-    parser.add_argument("--show", choices=("rgb", "depth", "alpha"), default="rgb", help="what to render (rgb)")
+    parser.add_argument(
+        "--show", choices=("rgb", "depth", "normals", "alpha"), default="rgb", help="what to render (rgb)"
+    )
+    parser.add_argument(
+        "--maps",
+        action="store_true",
+        help="also write the values shown as NumPy files beside the images",
+    )
     parser.add_argument(
         "--trajectory",
         metavar="path|orbit|spiral|CAMERAS.json",

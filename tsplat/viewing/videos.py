@@ -1,4 +1,4 @@
-"""Frames and videos of a model: color, depth or alpha along a list of cameras."""
+"""Frames and videos of a model: color, depth, normals or alpha along a list of cameras; maps of their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,9 +24,11 @@ from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
 from ..support.extras import require
 from ..support.files import atomic_write, output_folder
+from .appearances import as_normals
 from .colormaps import Limits, color_depths, depth_limits
 
-Show = Literal["rgb", "depth", "alpha"]
+Show = Literal["rgb", "depth", "normals", "alpha"]
+OnMap = Callable[[int, Tensor], object]
 CODECS = {".mp4": ("-c:v", "libx264", "-crf", "10"), ".webm": ("-c:v", "libvpx-vp9", "-b:v", "0", "-crf", "24")}
 """Suffix -> codec and quality, as options of ffmpeg: H.264 and VP9."""
 
@@ -41,36 +43,64 @@ def render_frames(
     show: Show = "rgb",
     background: Color = (0.0, 0.0, 0.0),
     backend: Backend = "auto",
+    on_map: OnMap | None = None,
 ) -> Iterator[Tensor]:
     """Renders one frame per camera, [H, W, 3] in [0, 1], lazily.
 
     Args:
         gaussians: On the device to render on.
         show: `"rgb"`; `"depth"`, inverse expected depth through a colormap, bright is near, with the limits of the
-            first frame that shows anything; or `"alpha"`.
+            first frame that shows anything; `"normals"`, (n + 1) / 2 for the shortest axis n of each Gaussian, in the
+            world frame and towards the camera; or `"alpha"`.
         background: RGB in [0, 1]; used by `"rgb"`.
+        on_map: Called with the index and the values of each frame: expected depth [H, W, 1] along z, in world units;
+            unit normals [H, W, 3]; alpha [H, W, 1]; or color [H, W, 3]. Depths and normals are 0 where alpha is.
 
     Raises:
         ArgumentError: Unknown `show`; or as :func:`tsplat.rasterization`.
     """
     check_choice("show", show, get_args(Show))
     limits: Limits | None = None
-    for camera in cameras:
+    for i, camera in enumerate(cameras):
         images, alphas, _ = render_views(
-            gaussians,
+            as_normals(gaussians, camera.position) if show == "normals" else gaussians,
             [camera],
-            background=background,
+            background=background if show == "rgb" else (0.0, 0.0, 0.0),
             render_mode="ED" if show == "depth" else "RGB",
             backend=backend,
         )
-        image, alphas = images[0], alphas[0]
+        values = image = images[0]
         if show == "alpha":
-            image = alphas.expand(-1, -1, 3)
+            values, image = alphas[0], alphas[0].expand(-1, -1, 3)
+        elif show == "normals":
+            values = torch.nn.functional.normalize(2 * image - alphas[0], dim=-1)  # colors are (n + 1) / 2
         elif show == "depth":
-            depths, coverage = image[..., 0], alphas[..., 0]
+            depths, coverage = image[..., 0], alphas[0, ..., 0]
             limits = limits or depth_limits(depths, coverage)
             image = color_depths(depths, coverage, limits)
+        if on_map is not None:
+            on_map(i, values)
         yield image.clamp(0, 1)
+
+
+def map_writer(path: str | os.PathLike[str]) -> OnMap:
+    """Returns a function for `on_map` that writes float32 NumPy files beside the frames of a path, atomically.
+
+    Args:
+        path: An image, beside which a file of the same name is written, or a folder of frames.
+
+    Raises:
+        ArgumentError: The path is that of a video.
+    """
+    path = Path(path)
+    if path.suffix in VIDEO_SUFFIXES:
+        raise ArgumentError(f"--maps: a video has no files of frames; write frames to a folder, such as {path.stem}")
+
+    def write(i: int, values: Tensor) -> None:
+        with atomic_write(path.with_suffix(".npy") if path.suffix else path / f"{i:05d}.npy") as file:
+            np.save(file, values.float().cpu().numpy())
+
+    return write
 
 
 def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: int = 30) -> None:
