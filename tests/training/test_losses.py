@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tsplat import ArgumentError, ShapeError
+from tsplat import ArgumentError, ShapeError, depth_to_normals
 from tsplat.rendering import render_views
+from tsplat.scene import Camera, View, intrinsics, look_at
 from tsplat.training import Config, fit, loss, psnr, ssim
-from tsplat.training.losses import SurfaceLoss, depth_error
+from tsplat.training.losses import GeometryLoss, depth_error, prior_depth_error
 
 
 def ssim_by_windows(x, y, pad=0):
@@ -144,19 +145,78 @@ def test_depth_weight_moves_gaussians_to_sparse_depths(scene):
     assert after < 0.3 * before
 
 
-def test_losses_of_2d_gaussians_are_those_of_the_paper():
+@pytest.fixture
+def rendered():
+    """A view, and random images of it as `render_views` returns them, in fp64."""
     generator = torch.Generator().manual_seed(2)
-    shapes = dict(render_normals=(1, 5, 4, 3), surf_normals=(5, 4, 3), render_distort=(1, 5, 4, 1), alphas=(1, 5, 4, 1))
+    shapes = dict(images=(1, 5, 4, 4), alphas=(1, 5, 4, 1), render_normals=(1, 5, 4, 3), surf_normals=(5, 4, 3))
+    shapes["render_distort"] = (1, 5, 4, 1)
     meta = {name: torch.rand(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
-    alphas, normals, surface = meta.pop("alphas"), meta["render_normals"][0], meta["surf_normals"]
+    viewmat = look_at((1.0, -2.0, -3.0), (0.0, 0.0, 0.0)).double()
+    camera = Camera(viewmat, intrinsics(4, 5, 50).double(), 4, 5)
+    return View(torch.zeros(5, 4, 3, dtype=torch.uint8), camera), meta.pop("images"), meta.pop("alphas"), meta
+
+
+def test_losses_of_2d_gaussians_are_those_of_the_paper(rendered):
+    view, images, alphas, meta = rendered
+    normals, surface = meta["render_normals"][0], meta["surf_normals"]
     cosines = [[alphas[0, i, j, 0] * (normals[i, j] @ surface[i, j]) for j in range(4)] for i in range(5)]
     by_normals, by_distortion = 0.05 * (1 - torch.tensor(cosines)), 0.2 * meta["render_distort"][0, ..., 0]
-    surfaces = SurfaceLoss(0.05, 0.2)
-    assert surfaces(0.05, alphas, meta, None) == 0 and not surfaces.needs_depth(0.05)
-    torch.testing.assert_close(surfaces(0.2, alphas, meta, None), by_distortion.mean())
-    assert not surfaces.needs_depth(0.2) and surfaces.needs_depth(0.24)
-    torch.testing.assert_close(surfaces(0.24, alphas, meta, None), (by_normals + by_distortion).mean())
-    mask = normals[..., 0] > 0.3
-    found = surfaces(1.0, alphas.requires_grad_(), meta, mask)
-    torch.testing.assert_close(found, ((by_normals + by_distortion) * mask).mean())
-    assert not found.requires_grad and SurfaceLoss(0.0, 0.0)(1.0, alphas, meta, mask) == 0
+    geometry = GeometryLoss(0.0, 0.05, 0.2, surfels=True)
+    assert geometry(0.05, images, alphas, meta, view) == 0 and not geometry.needs_depth(0.05, view)
+    torch.testing.assert_close(geometry(0.2, images, alphas, meta, view), by_distortion.mean())
+    assert not geometry.needs_depth(0.2, view) and geometry.needs_depth(0.24, view)
+    torch.testing.assert_close(geometry(0.24, images, alphas, meta, view), (by_normals + by_distortion).mean())
+    masked = dataclasses.replace(view, mask=normals[..., 0] > 0.3)
+    found = geometry(1.0, images, alphas.requires_grad_(), meta, masked)
+    torch.testing.assert_close(found, ((by_normals + by_distortion) * masked.mask).mean())
+    assert not found.requires_grad and GeometryLoss(0.0, 0.0, 0.0, True)(1.0, images, alphas, meta, masked) == 0
+
+
+def test_a_depth_prior_is_fitted_by_least_squares(rendered):
+    view, images, alphas, meta = rendered
+    images[0, ..., 3] += 1
+    depth = images[0, ..., 3].clone()
+    prior = (1 / depth - 0.3) / 0.7
+    covered = alphas[0, ..., 0] > 0.5
+    assert 3 < covered.sum() < 17
+    torch.testing.assert_close(prior_depth_error(depth, prior, covered).item(), 0.0, atol=1e-15, rtol=0)
+    noisy = prior + 0.1 * meta["surf_normals"][..., 0]
+    noisy[0, 0], noisy[~covered] = torch.nan, 5.0
+    known = covered & noisy.isfinite()
+    columns = torch.stack([noisy[known], torch.ones_like(noisy[known])], 1)
+    fitted = columns @ torch.linalg.lstsq(columns, 1 / depth[known][:, None]).solution
+    expected = (1 / depth[known] - fitted[:, 0]).abs().mean()
+    torch.testing.assert_close(prior_depth_error(depth, noisy, covered), expected)
+    with_prior = dataclasses.replace(view, depth_prior=noisy)
+    geometry = GeometryLoss(0.4, 0.0, 0.0, surfels=False)
+    torch.testing.assert_close(geometry(0.0, images, alphas, meta, with_prior), 0.4 * expected)
+    assert geometry.needs_depth(0.0, view) and geometry(0.0, images, alphas, meta, view) == 0
+    mask = torch.rand(5, 4, generator=torch.Generator().manual_seed(0)) > 0.4
+    masked = dataclasses.replace(with_prior, mask=mask)
+    expected = 0.4 * prior_depth_error(depth, noisy, covered & mask)
+    torch.testing.assert_close(geometry(0.0, images, alphas, meta, masked), expected)
+    depth.requires_grad_()
+    gradient = torch.autograd.grad(prior_depth_error(depth, noisy, covered), depth)[0]
+    assert gradient.isfinite().all() and not gradient[~known].any() and gradient[known].any()
+    nothing = prior_depth_error(depth, noisy, torch.zeros_like(covered))
+    assert nothing == 0 and torch.autograd.grad(nothing, depth)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("surfels", [False, True])
+def test_a_normal_prior_is_in_the_camera_frame(rendered, surfels):
+    view, images, alphas, meta = rendered
+    images[0, ..., 3] += 1
+    R = view.camera.viewmat[:3, :3]
+    generator = torch.Generator().manual_seed(3)
+    prior = torch.nn.functional.normalize(torch.randn(5, 4, 3, generator=generator, dtype=torch.float64), dim=-1)
+    prior[2] = 0
+    with_prior = dataclasses.replace(view, normal_prior=prior)
+    to_world = torch.linalg.inv(view.camera.viewmat)
+    by_depth = depth_to_normals(images[0, ..., 3:], to_world, view.camera.K) * alphas[0]
+    normals = meta["render_normals"][0] if surfels else by_depth
+    expected = sum(1 - (R @ normals[i, j]) @ prior[i, j] for i in range(5) for j in range(4) if i != 2) / 20
+    geometry = GeometryLoss(0.0, 0.5, 0.0, surfels)
+    torch.testing.assert_close(geometry(0.1, images, alphas, meta, with_prior), 0.5 * expected)
+    assert geometry(0.1, images, alphas, meta, view) == 0 and not geometry.needs_depth(0.1, view)
+    assert geometry.needs_depth(0.1, with_prior) == (not surfels)

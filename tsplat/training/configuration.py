@@ -74,9 +74,9 @@ class Config:
         opacity_weight: Weight of the mean opacity in the loss.
         scale_weight: Weight of the mean scale in the loss.
         depth_weight: Weight, in the loss, of the mean difference between the inverse expected depth and that of the
-            sparse points, in units of the scene's extent.
-        normal_weight: Weight, in the loss of 2D Gaussians, of the mean difference between normals and those of the
-            depth map, after the first 7/30 of the run.
+            sparse points, and that of `depth_prior`, in units of the scene's extent.
+        normal_weight: Weight, in the loss, of the mean difference between normals and those of `normal_prior`; of 2D
+            Gaussians also between normals and those of the depth map, after the first 7/30 of the run.
         distortion_weight: Weight, in the loss of 2D Gaussians, of the mean distortion, which gathers what a pixel shows
             at one depth, in units of the scene's extent, after the first tenth of the run.
         pose_refinement: Learn a small rotation and translation of each training camera.
@@ -161,6 +161,8 @@ class RunConfig(Config):
         camera: Undistort photographs first, or train on them as they were taken, with the distortion of their lenses
             ("native"); the latter takes longer.
         strict: Refuse a scene that names photographs whose files are missing; otherwise they are skipped.
+        depth_prior: Folder of maps of inverse depth, of any scale and shift, NumPy or PNG files named as the images.
+        normal_prior: Folder of maps of normals, in the camera frame (x right, y down).
         normalize: Move and scale the scene so that the cameras are centered at the origin and the farthest is at
             distance 1. The transform from the files' frame is saved as `world.json`.
         test_every: Hold out every n-th view for evaluation, in the order of their names, starting with the first; 0 for
@@ -182,6 +184,8 @@ class RunConfig(Config):
     test_every: int = 8
     camera: CameraKind = "undistorted"
     strict: bool = False
+    depth_prior: str = ""
+    normal_prior: str = ""
     normalize: bool = False
     device: DeviceType = "auto"
     sh_degree: int = 3

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..errors import ShapeError
 from ..ops.image_loss import l1_and_ssim, l1_ssim_loss
+from ..scene.capture.views import View
+from ..stages.depth_maps import depth_to_normals
 
 NORMAL_START, DISTORTION_START = 7 / 30, 1 / 10
 """Fractions of the run after which 2DGS adds its losses: 7,000 and 3,000 of 30,000 steps."""
@@ -44,38 +46,86 @@ def loss(image: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class SurfaceLoss:
-    """The losses of 2D Gaussians (Huang et al., "2D Gaussian Splatting", 2024, section 5.2), as means over pixels.
+class GeometryLoss:
+    """Losses of depths and normals, as means over pixels, where those that a view masks out count as zero.
+
+    Normal consistency and distortion are those of 2D Gaussians (Huang et al., "2D Gaussian Splatting", 2024, section
+    5.2).
 
     Attributes:
-        normal_weight: Weight of 1 - n . N alpha, for rendered normals n and those of the depth map N; not before
-            :data:`NORMAL_START`.
+        depth_weight: Weight of :func:`depth_error` and :func:`prior_depth_error`, in world units.
+        normal_weight: Weight of 1 - n . N alpha, for rendered normals n and those of the depth map N, of 2D Gaussians
+            and not before :data:`NORMAL_START`; and of 1 - n . N for the normals N of a prior.
         distortion_weight: Weight of the distortion, in 1 / world units; not before :data:`DISTORTION_START`.
+        surfels: Whether Gaussians are 2D. The normals of 3D Gaussians are those of the depth map.
     """
 
+    depth_weight: float
     normal_weight: float
     distortion_weight: float
+    surfels: bool
 
-    def needs_depth(self, progress: float) -> bool:
-        """Whether depth must be rendered, after a fraction of the run."""
-        return self.normal_weight > 0 and progress >= NORMAL_START
+    def needs_depth(self, progress: float, view: View) -> bool:
+        """Whether a view's expected depth must be rendered, after a fraction of the run."""
+        by_normals = progress >= NORMAL_START if self.surfels else view.normal_prior is not None
+        return self.depth_weight > 0 or (self.normal_weight > 0 and by_normals)
 
-    def __call__(self, progress: float, alphas: Tensor, meta: dict[str, Any], mask: Tensor | None) -> Tensor | float:
+    def __call__(self, progress: float, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
         """The loss of a view, [], after a fraction of the run; 0.0 if there is none.
 
         Args:
             progress: From 0 to 1.
-            alphas, meta: Of :func:`tsplat.rendering.render_views`, for one view. There is no gradient of alphas.
-            mask: [H, W] bool, false for pixels that count as zero; or None.
+            images, alphas, meta: Of :func:`tsplat.rendering.render_views`, for the view alone, with depth behind colors
+                if it is needed. There is no gradient of alphas.
         """
+        total: Any = 0.0
         terms = []
-        if self.needs_depth(progress):
-            cosines = (meta["render_normals"][0] * meta["surf_normals"]).sum(-1) * alphas[0, ..., 0].detach()
-            terms.append(self.normal_weight * (1 - cosines))
+        alpha = alphas[0].detach()
+        if self.depth_weight > 0:
+            depth = images[0, ..., 3]
+            if view.sparse is not None and len(view.sparse):
+                total = total + self.depth_weight * depth_error(depth, view.sparse)
+            if view.depth_prior is not None:
+                covered = alpha[..., 0] > 0.5 if view.mask is None else (alpha[..., 0] > 0.5) & view.mask
+                total = total + self.depth_weight * prior_depth_error(depth, view.depth_prior, covered)
+        if self.normal_weight > 0 and self.surfels and progress >= NORMAL_START:
+            terms.append(self.normal_weight * (1 - (meta["render_normals"][0] * meta["surf_normals"] * alpha).sum(-1)))
+        if self.normal_weight > 0 and view.normal_prior is not None:
+            prior = view.normal_prior @ view.camera.viewmat[:3, :3]  # to the world frame
+            normals = meta["render_normals"][0] if self.surfels else _normals_of(images[0, ..., 3:], view) * alpha
+            known = prior.square().sum(-1) > 0
+            terms.append(self.normal_weight * torch.where(known, 1 - (normals * prior).sum(-1), 0.0))
         if self.distortion_weight > 0 and progress >= DISTORTION_START:
             terms.append(self.distortion_weight * meta["render_distort"][0, ..., 0])
-        masked = [term if mask is None else torch.where(mask, term, 0.0) for term in terms]
-        return sum((term.mean() for term in masked), 0.0)
+        for term in terms:
+            total = total + (term if view.mask is None else torch.where(view.mask, term, 0.0)).mean()
+        return total
+
+
+def _normals_of(depths: Tensor, view: View) -> Tensor:
+    """Normals of expected depths [H, W, 1], world frame."""
+    return depth_to_normals(depths, torch.linalg.inv(view.camera.viewmat), view.camera.K)
+
+
+def prior_depth_error(depth: Tensor, prior: Tensor, covered: Tensor) -> Tensor:
+    """Mean absolute difference between inverse expected depths and a prior, in 1 / world units. []
+
+    The scale and the shift of the prior are those of least squares, and have no gradient.
+
+    Args:
+        depth: [H, W] expected depth along z. Differentiable.
+        prior: [H, W] inverse depth, up to scale and shift; NaN where it is unknown.
+        covered: [H, W] bool, true for pixels to compare.
+    """
+    known = covered & prior.isfinite() & (depth > 0)
+    inverse = 1 / torch.where(known, depth, 1.0)
+    with torch.no_grad():
+        n = known.sum().clamp_min(1)
+        x, y = (torch.where(known, values, 0.0).double() for values in (prior, inverse))
+        dx, dy = (torch.where(known, values - values.sum() / n, 0.0) for values in (x, y))
+        scale = (dx * dy).sum() / (dx * dx).sum().clamp_min(1e-30)
+        fitted = (y.sum() / n + scale * dx).to(depth.dtype)
+    return torch.where(known, inverse - fitted, 0.0).abs().sum() / n
 
 
 def depth_error(depth: Tensor, sparse: Tensor) -> Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from ..ops.adam import Adam
+from ..scene.capture.views import View
 from ..scene.gaussians import FLAT, PARAMETERS, Gaussians
 from .configuration import Config
 from .view_corrections import identity_exposures, identity_motions
@@ -23,12 +25,20 @@ DECAY_START = 0.8
 """Fraction of the run after which `rates_decay` lowers learning rates."""
 
 
-def check_primitive(gaussians: Gaussians, config: Config) -> None:
-    """Raises ArgumentError if settings do not fit 2D or 3D Gaussians."""
+def check_geometry(gaussians: Gaussians, views: Sequence[View], config: Config) -> None:
+    """Checks that settings and priors fit 2D or 3D Gaussians.
+
+    Raises:
+        ArgumentError: A setting does not.
+        UnsupportedError: Normals of 3D Gaussians, which are those of depth maps, with other than pinhole cameras.
+    """
+    with_normals = [view.camera for view in views if view.normal_prior is not None]
     if not gaussians.surfels:
-        for name in ("normal_weight", "distortion_weight"):
-            if getattr(config, name):
-                raise ArgumentError(f"{name}: only for 2D Gaussians, found {getattr(config, name)}; use primitive 2dgs")
+        names = ["distortion_weight", *([] if with_normals else ["normal_weight"])]
+        for name in (name for name in names if getattr(config, name)):
+            raise ArgumentError(f"{name}: only for 2D Gaussians, found {getattr(config, name)}; use primitive 2dgs")
+        if any(camera.model != "pinhole" or camera.distortion is not None for camera in with_normals):
+            raise UnsupportedError("normal_prior: expected pinhole cameras without distortion; undistort photographs")
     elif config.antialiased:
         raise ArgumentError("antialiased: 2D Gaussians have no blur to compensate for; use antialiased=False")
     elif getattr(config.strategy, "key_for_gradient", "") == "means2d" or getattr(config.strategy, "absgrad", False):
@@ -49,9 +59,6 @@ class Parameters:
         extent: Extent of the scene, in world units: the unit of some learning rates.
         config: Learning rates, and which corrections to learn.
 
-    Raises:
-        ArgumentError: The settings do not fit 2D or 3D Gaussians.
-
     Attributes:
         params: The parameters by name.
         optimizers: Their optimizers, under the same names.
@@ -61,7 +68,6 @@ class Parameters:
     def __init__(self, gaussians: Gaussians, n_views: int, extent: float, config: Config) -> None:
         self.params: dict[str, Tensor] = {}
         self.optimizers: dict[str, Adam] = {}
-        check_primitive(gaussians, config)
         self._config = config
         self._extent = extent
         self._flags: dict[str, Any] = {

@@ -20,9 +20,9 @@ from ..stages.process_group import RankGroup
 from .configuration import Config
 from .densification import Densification, merge_info
 from .gradient_step import CHECK_INTERVAL, GradientStep, autocast_dtype
-from .losses import SurfaceLoss, depth_error, loss, psnr
+from .losses import GeometryLoss, loss, psnr
 from .observers import DivergedError, Observer, Progress
-from .parameters import Parameters
+from .parameters import Parameters, check_geometry
 from .rng_state import generator_state, set_generator_state
 from .sampling import ViewSampler
 from .view_corrections import ViewGains, apply_exposure, move_camera
@@ -75,6 +75,7 @@ class Trainer:
                 f"training: expected at least one Gaussian and one view, found {len(gaussians)} Gaussians and "
                 f"{len(views)} views"
             )
+        check_geometry(gaussians, views, config)
         self.ranks = ranks = ranks or RankGroup()
         self.observers = list(observers)
         for observer in observers:
@@ -108,7 +109,8 @@ class Trainer:
             device=self.device,
         )
         self._gains = ViewGains(len(views), self._parameters.params["means"].detach()) if config.gains else None
-        self._surface_loss = SurfaceLoss(config.normal_weight, config.distortion_weight / self._extent)
+        weights = (config.depth_weight * self._extent, config.normal_weight, config.distortion_weight / self._extent)
+        self._geometry_loss = GeometryLoss(*weights, gaussians.surfels)
         self._sampler = ViewSampler(len(views), config.seed)
         self._background_generator = torch.Generator().manual_seed(config.seed)
 
@@ -211,7 +213,7 @@ class Trainer:
         config, view = self.config, self._views[index]
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
             images, alphas, meta = self._render(index, background, capacity)
-            image, depth = images[0, ..., :3], images[0, ..., 3] if images.shape[-1] > 3 else None
+            image = images[0, ..., :3]
             target = view.pixels
             if self._gains is not None:
                 if self._progress >= GAINS_START:
@@ -222,10 +224,7 @@ class Trainer:
             if view.mask is not None:
                 image = torch.where(view.mask[..., None], image, target)
             image_loss = loss(image, target)
-            total = image_loss
-            if depth is not None and view.sparse is not None and len(view.sparse):
-                total = total + config.depth_weight * self._extent * depth_error(depth, view.sparse)
-            total = total + self._surface_loss(self._progress, alphas, meta, view.mask)
+            total = image_loss + self._geometry_loss(self._progress, images, alphas, meta, view)
         self._densification.before_backward(self.step, meta)
         self._gradient_step.backward(total / config.views_per_step)
         return torch.stack([image_loss.detach(), psnr(image.detach().clamp(0, 1), target)]), meta
@@ -258,7 +257,7 @@ class Trainer:
             with full_precision(self.device):
                 moved = move_camera(camera.viewmat, self._parameters.camera_motion(index))
             camera = dataclasses.replace(camera, viewmat=moved)
-        needs_depth = config.depth_weight > 0 or self._surface_loss.needs_depth(self._progress)
+        needs_depth = self._geometry_loss.needs_depth(self._progress, self._views[index])
         images, alphas, meta = render_views(
             self._parameters.gaussians(),
             [camera],

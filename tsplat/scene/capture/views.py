@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ class View:
         camera: Its camera, of the size of ``image``, and with its name; ``"pinhole"`` or ``"fisheye"``.
         mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
         sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
+        depth_prior: [H, W] inverse depth of each pixel, up to scale and shift; NaN where it is unknown.
+        normal_prior: [H, W, 3] unit normals in the camera frame, towards the camera; 0 where they are unknown.
         camera_id: Index of the physical camera. Images of one camera share lens and exposure.
         files: What the view was read from: the image and, if there is one, the mask.
 
@@ -35,6 +38,8 @@ class View:
     camera: Camera
     mask: Tensor | None = None
     sparse: Tensor | None = None
+    depth_prior: Tensor | None = None
+    normal_prior: Tensor | None = None
     camera_id: int = 0
     files: tuple[Path, ...] = ()
 
@@ -65,6 +70,10 @@ class View:
             )
         if self.sparse is not None and (self.sparse.dim() != 2 or self.sparse.shape[1] != 3):
             raise ShapeError(f"sparse: expected [P, 3], found {list(self.sparse.shape)} in view {self.name!r}")
+        for name, shape in (("depth_prior", [self.height, self.width]), ("normal_prior", [self.height, self.width, 3])):
+            tensor = getattr(self, name)
+            if tensor is not None and list(tensor.shape) != shape:
+                raise ShapeError(f"{name}: expected {shape}, found {list(tensor.shape)} in view {self.name!r}")
         if self.camera.model not in ("pinhole", "fisheye"):
             found = f"{self.camera.model!r} in view {self.name!r}"
             raise ArgumentError(f"camera: expected the model 'pinhole' or 'fisheye', found {found}")
@@ -90,13 +99,10 @@ class View:
 
     def to(self, device: torch.device | str) -> View:
         """Returns a copy on another device."""
-        return dataclasses.replace(
-            self,
-            image=self.image.to(device),
-            camera=self.camera.to(device),
-            mask=None if self.mask is None else self.mask.to(device),
-            sparse=None if self.sparse is None else self.sparse.to(device),
-        )
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Camera)
+        }
+        return dataclasses.replace(self, **moved)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ from .context import deterministic, has_checkpoints, lock_run, on_main, rank_con
 from .display import ProgressDisplay
 from .live_view import ViewOptions, check_view, shown
 from .loop import RunLoop, print_setup, score_views
+from .priors import read_priors, with_absolute_priors
 from .record import RunRecord
 from .results import write_held_out, write_report
 from .run_checkpoints import Checkpoint, delete_incomplete, read_newest
@@ -83,7 +84,7 @@ def train(
         UnsupportedError: A view of several ranks.
     """
     require_extras(config, view=view is not None)
-    return _run(with_absolute_scene(config), Path(out), stop_after, view)
+    return _run(with_absolute_priors(with_absolute_scene(config)), Path(out), stop_after, view)
 
 
 def resume(
@@ -361,6 +362,7 @@ def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest 
 
         capture = read_scene(config, on_progress)
     check_sizes((*capture.train, *capture.test), config.downscale)
+    capture = read_priors(capture, config)
     for note in capture.notes:
         print(f"note: {note}")
     return capture.to(device)

@@ -1,0 +1,131 @@
+"""Maps of depth and normals as losses of a run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.captures import write_scene
+from tests.support.training_scenes import make_gaussians, make_views
+from tsplat import ArgumentError, UnsupportedError, cli
+from tsplat.errors import FileError
+from tsplat.rendering import render_views
+from tsplat.scene import Capture
+from tsplat.training import Config, RunConfig, Trainer
+from tsplat.training.runs.priors import read_priors
+
+
+@pytest.fixture
+def capture():
+    """Views of 40×30 pixels, named 0.png to 3.png."""
+    gaussians, views = make_gaussians(), []
+    for view in make_views(gaussians, 4):
+        camera = dataclasses.replace(view.camera, name=f"{view.name}.png")
+        views.append(dataclasses.replace(view, camera=camera))
+    return Capture(tuple(views[:3]), tuple(views[3:]), gaussians.means, torch.rand(60, 3))
+
+
+def config(folder, **options):
+    return RunConfig(**dict(depth_prior=str(folder), depth_weight=0.1) | options)
+
+
+def test_maps_are_read_resized_and_normalized(capture, tmp_path):
+    depth = np.linspace(0, 1, 60 * 80, dtype=np.float64).reshape(60, 80)
+    np.save(tmp_path / "0.npy", depth)
+    Image.fromarray(np.full((30, 40), 32768, np.uint16)).save(tmp_path / "1.png")
+    found = read_priors(capture, config(tmp_path))
+    first, second, third = (view.depth_prior for view in found.train)
+    assert float(first[10:20, 10:30].mean()) == pytest.approx(depth[20:40, 20:60].mean(), abs=1e-4)
+    assert first.shape == (30, 40) and third is None and (second - 0.5).abs().max() < 1e-4
+    assert found.notes == ("1 of 3 training views have no depth_prior",) and found.test == capture.test
+    assert found.train[0].files == (tmp_path / "0.npy",)
+    normals = np.zeros((30, 40, 3), np.uint8)
+    normals[..., 0] = 255
+    Image.fromarray(normals).save(tmp_path / "2.png")
+    (tmp_path / "0.npy").unlink(), (tmp_path / "1.png").unlink()
+    options = dict(depth_prior="", normal_prior=str(tmp_path), normal_weight=0.1)
+    prior = read_priors(capture, config(tmp_path, **options)).train[2].normal_prior
+    torch.testing.assert_close(prior[3, 4], torch.tensor([3**-0.5, -(3**-0.5), -(3**-0.5)]))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((30, 30)), "expected the aspect ratio of the image, 40×30, found 30×30"),
+        (np.zeros((30, 40, 3)), r"expected numbers \[H, W\], found float64 \[30, 40, 3\]"),
+        (np.zeros((30, 40), bool), r"expected numbers .* found bool"),
+        (np.zeros((0, 40)), "expected numbers"),
+        (b"", "cannot be read as a map"),
+        (b"damaged", "cannot be read as a map"),
+        (None, r"has no file for any training view, such as '0\.png' with \.npy"),
+    ],
+)
+def test_files_that_do_not_fit_are_errors(capture, tmp_path, values, message):
+    if isinstance(values, bytes):
+        (tmp_path / "1.npy").write_bytes(values)
+    elif values is not None:
+        np.save(tmp_path / "1.npy", values)
+    with pytest.raises(FileError, match=message):
+        read_priors(capture, config(tmp_path))
+
+
+def test_priors_without_a_weight_are_refused(capture, tmp_path):
+    for name, weight in (("depth_prior", "depth_weight"), ("normal_prior", "normal_weight")):
+        with pytest.raises(ArgumentError, match=f"{name}: has no effect, as {weight} is 0"):
+            read_priors(capture, RunConfig(**{name: str(tmp_path)}))
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize("kind", ["depth_prior", "normal_prior"])
+def test_training_follows_a_prior(capture, kind, is_flat):
+    """Gaussians that were moved approach the depths of before, up to scale and shift; or a normal."""
+    gaussians = make_gaussians()
+    gaussians = gaussians.as_surfels() if is_flat else gaussians
+    options = dict(render_mode="RGB+ED", backend="torch")
+    views = []
+    for view in capture.train:
+        with torch.no_grad():
+            images, _, _ = render_views(gaussians, [view.camera], **options)
+        normal = torch.nn.functional.normalize(torch.tensor([0.2, 0.1, -1.0]), dim=0)
+        depths = 3 / images[0, ..., 3].clamp_min(0.1) + 1
+        views.append(dataclasses.replace(view, **{kind: depths if kind == "depth_prior" else normal.expand(30, 40, 3)}))
+    generator = torch.Generator().manual_seed(1)
+    start = dataclasses.replace(gaussians, means=gaussians.means + 0.1 * torch.randn(60, 3, generator=generator))
+    weights = {"depth_weight" if kind == "depth_prior" else "normal_weight": 3.0}
+    trainer = Trainer(start, views, Config(steps=200, means_rate=2e-3, quats_rate=1e-2, backend="torch", **weights))
+
+    @torch.no_grad()
+    def measure():
+        each = [trainer._geometry_loss(0.1, *render_views(trainer.gaussians, [v.camera], **options), v) for v in views]
+        return sum(map(float, each))
+
+    before = measure()
+    for _ in range(40):
+        trainer.advance()
+    assert measure() < 0.9 * before
+
+
+def test_normals_of_depth_maps_need_pinhole_cameras(capture):
+    fisheye = dataclasses.replace(capture.train[0].camera, model="fisheye")
+    view = dataclasses.replace(capture.train[0], camera=fisheye, normal_prior=torch.zeros(30, 40, 3))
+    with pytest.raises(UnsupportedError, match="normal_prior: expected pinhole cameras"):
+        Trainer(make_gaussians(), [view], Config(normal_weight=0.1))
+
+
+def test_command_reads_priors(tmp_path, capsys):
+    scene = write_scene(tmp_path / "scene")
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    command = ["train", str(scene), "--out", str(tmp_path / "run"), "--steps", "2", "--backend", "torch"]
+    command += ["--depth-prior", str(maps), "--depth-weight", "0.1"]
+    assert cli.main(command) == 2
+    assert "has no file for any training view" in capsys.readouterr().err
+    for path in (scene / "images").iterdir():
+        with Image.open(path) as image:
+            np.save(maps / f"{path.stem}.npy", np.random.default_rng(0).random((image.height, image.width)))
+    assert cli.main(command) == 0
+    (maps / "02.npy").write_bytes((maps / "02.npy").read_bytes()[:-8] + bytes(8))
+    assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 2
+    assert "02.png" in capsys.readouterr().err
