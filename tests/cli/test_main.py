@@ -287,6 +287,7 @@ def test_commands_on_models_import_nothing_of_training(model, tmp_path, forks):
         ["info", str(model)],
         ["convert", str(model), "a.splat"],
         ["export", str(model), "--out", "a.ply"],
+        ["edit", str(model), "b.ply", "--decimate", "3", "--scale", "2"],
         ["info", "missing.ply"],
     ]
     found = forks.run(WITHOUT_TRAINING, json.dumps(commands), cwd=tmp_path)

@@ -26,6 +26,7 @@ FILES = {
     "convert .spz": ["convert", "{model}", "{out}.spz"],
     "convert .sog": ["convert", "{model}", "{out}.sog"],
     "convert .html": ["convert", "{model}", "{out}.html"],
+    "edit": ["edit", "{model}", "{out}.ply", "--scale", "2"],
     "export": ["export", "{run}", "--out", "{out}.compressed.ply"],
     "render": ["render", "{model}", "--out", "{out}.png", *SIZE],
     "render .gif": ["render", "{model}", "--out", "{out}.gif", *VIDEO],

@@ -9,7 +9,7 @@ import torch
 from tests.support.captures import project
 from tsplat import ArgumentError
 from tsplat.scene import Camera, intrinsics, look_at, orbit
-from tsplat.scene.cameras import centers, rasterization_arguments
+from tsplat.scene.cameras import centers, rasterization_arguments, resize_camera
 
 
 @pytest.mark.parametrize("up", [(0, -1, 0), (0, 0, 1), (0.3, 2.0, -0.4)])
@@ -103,3 +103,14 @@ def test_cameras_of_one_call_are_alike(change):
 def test_camera_on_another_device():
     camera = Camera(torch.eye(4), intrinsics(8, 6, 50), 8, 6, name="a", is_test=True).to("meta")
     assert camera.viewmat.is_meta and camera.K.is_meta and camera.name == "a" and camera.is_test
+
+
+def test_resized_cameras_see_the_same():
+    K = torch.tensor([[500.0, 0, 310], [0, 520, 190], [0, 0, 1]])
+    camera = Camera(look_at((1, -2, -5), (0, 0, 0)), K, 640, 400)
+    small = resize_camera(camera, 160)
+    assert (small.width, small.height) == (160, 100)
+    points = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    pixels, resized = (project(points, one.viewmat, one.K)[0] for one in (camera, small))
+    torch.testing.assert_close(resized, pixels / 4)
+    assert resize_camera(camera, 640) is camera

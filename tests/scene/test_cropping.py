@@ -1,4 +1,4 @@
-"""Cropping a model to a box, and the box as an option of the command line."""
+"""Cropping a model to a box or a sphere, and the box as an option of the command line."""
 
 import math
 import shlex
@@ -9,7 +9,8 @@ import torch
 from tests.support.training_scenes import make_gaussians
 from tsplat import ArgumentError
 from tsplat.cli.parser import build_parser
-from tsplat.scene.cropping import crop_gaussians, crop_option, raise_if_empty
+from tsplat.scene import crop_gaussians, crop_sphere
+from tsplat.scene.cropping import crop_option, raise_if_empty
 
 
 def test_corners_are_inside_and_come_in_any_order():
@@ -32,6 +33,30 @@ def test_nothing_inside():
     assert len(cropped) == 0
     with pytest.raises(ArgumentError, match=r"crop: no Gaussian has its center between \(-1000000\.0, "):
         raise_if_empty(cropped, box)
+
+
+def test_sphere():
+    gaussians = make_gaussians()
+    gaussians.means[3] = torch.nan
+    center = torch.tensor([0.2, 0.1, -0.1])
+    distances = (gaussians.means - center).norm(dim=-1)
+    kept = crop_sphere(gaussians, center.tolist(), float(distances[5]) + 1e-6)
+    assert torch.equal(kept.means, gaussians.means[distances <= distances[5]])
+    assert 0 < len(kept) < len(gaussians)
+
+
+@pytest.mark.parametrize(
+    ("center", "radius", "problem"),
+    [
+        ((0, 0), 1, "center: expected three finite numbers, found"),
+        ((0, 0, math.inf), 1, "center: "),
+        ((0, 0, 0), 0, "radius: expected a positive number, found 0"),
+        ((0, 0, 0), math.nan, "radius: .* found nan"),
+    ],
+)
+def test_invalid_spheres(center, radius, problem):
+    with pytest.raises(ArgumentError, match=problem):
+        crop_sphere(make_gaussians(), center, radius)
 
 
 def test_corner_that_is_not_finite():

@@ -1,4 +1,4 @@
-"""Rotated models: against images of rotated cameras, there and back, up directions."""
+"""Moved models: against images of moved cameras, there and back, up directions."""
 
 import dataclasses
 
@@ -7,10 +7,13 @@ import torch
 
 from tests.support.closeness import assert_exact
 from tests.support.model_files import random_gaussians
-from tests.support.training_scenes import make_gaussians
+from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import ArgumentError
 from tsplat.reference import covariances, quaternion_to_rotation, spherical_harmonics
-from tsplat.scene.rotation import rotate_gaussians, rotate_upright
+from tsplat.rendering import render
+from tsplat.scene import rotate_gaussians, transform_gaussians
+from tsplat.scene.cameras import move_camera
+from tsplat.scene.rotation import axis_rotations, quaternions, rotate_upright, rotation_matrix, similarity
 
 QUAT = (0.4, -1.1, 0.3, 0.7)
 
@@ -35,6 +38,82 @@ def test_rotations_there_and_back():
     back = rotate_gaussians(rotate_gaussians(gaussians, QUAT), (w, *(-value for value in xyz)))
     for name, tensor in gaussians.tensors().items():
         assert (getattr(back, name) - tensor).abs().max() < 1e-5, name
+
+
+def random_similarity(seed, mirrored=False, scale=None):
+    generator = torch.Generator().manual_seed(seed)
+    angles = (360 * torch.rand(3, generator=generator)).tolist()
+    rotation = axis_rotations(angles) * (-1 if mirrored else 1)
+    shift = torch.randn(3, generator=generator, dtype=torch.float64).tolist()
+    return similarity(rotation, shift, 0.2 + 3 * float(torch.rand((), generator=generator)))
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("antialiased", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_moved_camera_sees_the_same_image(seed, antialiased, mirrored):
+    gaussians = dataclasses.replace(make_gaussians(sh_degree=3), antialiased=antialiased)
+    gaussians.shN[:] = 0.3 * torch.randn(gaussians.shN.shape, generator=torch.Generator().manual_seed(seed))
+    matrix = random_similarity(seed, mirrored)
+    moved = transform_gaussians(gaussians, matrix)
+    for view in make_views(gaussians, n=3):
+        one, other = (
+            render(model, camera, backend="torch")
+            for model, camera in ((gaussians, view.camera), (moved, move_camera(view.camera, matrix)))
+        )
+        assert one.std() > 0.05
+        assert (one - other).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_transform_and_its_inverse_cancel(seed, mirrored):
+    gaussians, matrix = random_gaussians(n=200, degree=3), random_similarity(seed, mirrored)
+    back = transform_gaussians(transform_gaussians(gaussians, matrix[:3]), torch.linalg.inv(matrix).float())
+    assert (covariances(back.quats, back.scales) - covariances(gaussians.quats, gaussians.scales)).abs().max() < 1e-5
+    for name in ("means", "log_scales", "opacity_logits", "sh0", "shN"):
+        assert (getattr(back, name) - getattr(gaussians, name)).abs().max() < 1e-5, name
+
+
+def test_a_translation_keeps_rotations_and_colors():
+    gaussians = random_gaussians(n=20, degree=2)
+    moved = transform_gaussians(gaussians, similarity(translation=(1, 2, 3), scale=2))
+    assert torch.equal(moved.quats, gaussians.quats)
+    assert torch.equal(moved.shN, gaussians.shN)
+    assert torch.allclose(moved.means, 2 * gaussians.means + torch.tensor([1.0, 2, 3]), atol=1e-6)
+
+
+def test_rotations_are_about_x_then_y_then_z():
+    assert torch.allclose(
+        axis_rotations((90, 0, 90)) @ torch.tensor([0.0, 1, 0]).double(), torch.tensor([0.0, 0, 1]).double()
+    )
+    assert torch.allclose(
+        axis_rotations((0, 90, 90)) @ torch.tensor([0.0, 0, 1]).double(), torch.tensor([0.0, 1, 0]).double()
+    )
+
+
+def test_quaternions_of_rotations():
+    quats = torch.nn.functional.normalize(torch.randn(500, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
+    quats[:10] = torch.eye(4)[torch.arange(10) % 4]
+    quats[10:20, 0] = 1e-9
+    quats = torch.nn.functional.normalize(quats.double(), dim=-1)
+    found = quaternions(torch.stack([rotation_matrix(quat) for quat in quats.tolist()]))
+    assert torch.minimum((found - quats).norm(dim=-1), (found + quats).norm(dim=-1)).max() < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("matrix", "problem"),
+    [
+        (torch.eye(3), r"found \[3, 3\]"),
+        (torch.zeros(4, 4), "found"),
+        (torch.diag(torch.tensor([1.0, 1, 2, 1])), "which stretches by 2, 1, 1"),
+        (torch.full((4, 4), torch.nan), "found"),
+        (torch.eye(4) + torch.eye(4)[[3, 0, 1, 2]], "found"),
+    ],
+)
+def test_invalid_matrices(matrix, problem):
+    with pytest.raises(ArgumentError, match=f"matrix: expected a rotation or reflection .*{problem}"):
+        transform_gaussians(random_gaussians(), matrix)
 
 
 @pytest.mark.parametrize(

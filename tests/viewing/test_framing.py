@@ -8,7 +8,7 @@ import torch
 from tsplat import ArgumentError
 from tsplat.scene import Gaussians, intrinsics, look_at
 from tsplat.viewing import guess_up, look_at_all, orbit_around, spiral_at
-from tsplat.viewing.framing import place_cameras, weighted_quantile
+from tsplat.viewing.framing import cameras_around, place_cameras, weighted_quantile
 
 
 def project(points, viewmat, K):
@@ -116,3 +116,16 @@ def test_place_cameras_follows_a_trajectory(name, trajectory):
     options = dict(eye=eye, target=target, up=up, trajectory=name, frames=5)
     cameras = place_cameras(ball(), 80, 60, 50, **options)
     assert torch.equal(torch.stack([camera.viewmat for camera in cameras]), trajectory(eye, target, up, 5))
+
+
+def test_cameras_around_a_model_see_it_from_everywhere():
+    points = torch.randn(400, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([5.0, 0, 0])
+    cameras = cameras_around(cloud(points), n=30, size=100)
+    assert len(cameras) == 30
+    eyes = torch.stack([camera.position for camera in cameras]).float() - points.mean(0)
+    assert eyes.norm(dim=-1).max() < 2.8 * eyes.norm(dim=-1).min()
+    assert ((torch.nn.functional.normalize(eyes, dim=-1) @ torch.eye(3)).abs().amax(0) > 0.9).all()
+    for i, camera in enumerate(cameras):
+        pixels, depths = project(points, camera.viewmat, camera.K)
+        inside = ((pixels > 0) & (pixels < 100)).all(-1) & (depths > 0)
+        assert inside.float().mean() > (0.95 if i % 3 == 0 else 0.5)

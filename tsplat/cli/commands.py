@@ -19,7 +19,6 @@ from .. import ArgumentError
 if TYPE_CHECKING:
     from ..scene import Camera, Gaussians
     from ..scene.capture.views import View
-    from ..scene.cropping import Box
     from ..viewing.viewer import ViewedModel
 
 
@@ -92,7 +91,7 @@ def render(arguments: Namespace) -> int:
     start = time.perf_counter()
     device, _ = pick_device(arguments.backend)
     reserve_threads(device, arguments.backend)
-    gaussians = drop_invalid(_open(arguments), print)
+    gaussians = drop_invalid(open_model_of(arguments), print)
     cameras = _cameras(arguments, gaussians)
     with output_folder(out.parent):
         frames = render_frames(
@@ -145,7 +144,7 @@ def view(arguments: Namespace) -> int:
     models = [
         read(
             path,
-            _warn,
+            warn_user,
             arguments.scene,
             force=arguments.force,
             checkpoint=arguments.checkpoint if path in runs else None,
@@ -288,75 +287,16 @@ def report(arguments: Namespace) -> int:
     return 0
 
 
-def convert(arguments: Namespace) -> int:
-    """``tsplat convert`` and ``tsplat export``."""
-    from ..scene import write_model
-    from ..scene.cropping import crop_gaussians, raise_if_empty
-    from ..scene.rotation import rotate_upright
-    from ..viewing.outputs import check_output
-    from ..viewing.scene_pages import is_page
-
-    if is_page(arguments.out):
-        return _export_page(arguments)
-    for name in ("title", "view", "background"):
-        if getattr(arguments, name) is not None:
-            raise ArgumentError(f"--{name}: only for an output that ends in .html, found {str(arguments.out)!r}")
-    check_output(arguments.out, arguments.model)
-    gaussians, box = _open(arguments), _box(arguments)
-    if box is not None:
-        gaussians = raise_if_empty(crop_gaussians(gaussians, box), box)
-    if arguments.up is not None:
-        gaussians = rotate_upright(gaussians, arguments.up)
-    lost = write_model(arguments.out, gaussians, format=arguments.format)
-    n_invalid = int((~gaussians.valid).sum())
-    invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
-    losses = f"; losses: {'; '.join(lost)}" if lost else ""
-    print(f"wrote {len(gaussians)} Gaussians{invalid} to {arguments.out}{losses}")
-    return 0
-
-
-def _export_page(arguments: Namespace) -> int:
-    """``tsplat convert`` and ``tsplat export`` to an HTML file."""
-    from ..viewing import export_page
-
-    page = export_page(
-        arguments.model,
-        arguments.out,
-        format=arguments.format or "sog",
-        view=arguments.view,
-        up=arguments.up,
-        background=arguments.background,
-        title=arguments.title,
-        crop=_box(arguments),
-        force=arguments.force,
-        checkpoint=arguments.checkpoint,
-        warn=_warn,
-    )
-    print(
-        f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, {page.model_size / 1e6:.1f} "
-        f"MB of it for the model, the rest for the viewer; losses: {'; '.join(page.lost)}"
-    )
-    return 0
-
-
-def _box(arguments: Namespace) -> Box | None:
-    """The two corners of ``--crop``."""
-    if arguments.crop is None:
-        return None
-    x0, y0, z0, x1, y1, z1 = arguments.crop
-    return (x0, y0, z0), (x1, y1, z1)
-
-
 def info(arguments: Namespace) -> int:
     """``tsplat info``."""
     from ..scene import summarize
 
-    summary = summarize(_open(arguments))
+    summary = summarize(open_model_of(arguments))
     print(summary.json() if arguments.json else "\n".join(summary.lines()))
     return 0
 
 
-def _open(arguments: Namespace) -> Gaussians:
+def open_model_of(arguments: Namespace) -> Gaussians:
     """Reads the model of a command, and prints a line on stderr for each damaged checkpoint that is skipped."""
     from ..scene import open_model
 
@@ -364,11 +304,11 @@ def _open(arguments: Namespace) -> Gaussians:
         arguments.model,
         force=arguments.force,
         checkpoint=arguments.checkpoint,
-        warn=_warn,
+        warn=warn_user,
     )
 
 
-def _warn(message: str) -> None:
+def warn_user(message: str) -> None:
     print(f"tsplat: {message}", file=sys.stderr)
 
 

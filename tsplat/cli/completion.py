@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..support.extras import require
-from .paths import model_path, path
+from .argument_types import model_path, path
 
 SHELLS = ("bash", "zsh", "tcsh")
 

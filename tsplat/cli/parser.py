@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import math
+import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -12,12 +12,11 @@ from typing import Any, NoReturn
 
 from .. import ArgumentError, __version__
 from ..support.suggestions import suggest, suggest_option
-from . import commands
+from . import commands, model_commands
+from .argument_types import amount, channel, count, model_path, number, path, port, seed, size, small_seed
 from .completion import PrintCompletion
 from .doctor import doctor
-from .paths import model_path, path
 
-SIZE_MAX = 16384
 BACKENDS = ("auto", "triton", "torch")
 MODEL = (
     "run folder, folder with point_cloud.ply, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, "
@@ -29,6 +28,7 @@ OUTPUT = (
     "page that shows the model in a web browser"
 )
 VECTOR = ("X", "Y", "Z")
+BOX = ("X0", "Y0", "Z0", "X1", "Y1", "Z1")
 CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
 
 
@@ -71,6 +71,7 @@ def build_parser() -> Parser:
     _add_eval(subparsers.add_parser("eval", help="metrics and images of a run", allow_abbrev=False))
     _add_report(subparsers.add_parser("report", help="write an HTML page about a run", allow_abbrev=False))
     _add_convert(subparsers.add_parser("convert", help="convert a model to another format", allow_abbrev=False))
+    _add_edit(subparsers.add_parser("edit", help="crop, move, prune, merge or decimate models", allow_abbrev=False))
     _add_export(subparsers.add_parser("export", help="write the model of a run to a file", allow_abbrev=False))
     _add_info(subparsers.add_parser("info", help="print a summary of a model", allow_abbrev=False))
     check = subparsers.add_parser("doctor", help="check the installation and the devices", allow_abbrev=False)
@@ -90,8 +91,8 @@ def build_parser() -> Parser:
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.demo)
     parser.add_argument("--out", type=path, default=Path("demo"), metavar="DIR", help="output folder (demo)")
-    parser.add_argument("--steps", type=_count, metavar="N", help="optimizer steps (depends on the device)")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="random seed (0)")
+    parser.add_argument("--steps", type=count, metavar="N", help="optimizer steps (depends on the device)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="S", help="random seed (0)")
     _add_backend(parser)
 
 
@@ -100,7 +101,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("photos", type=path, metavar="PHOTOS", help="folder of overlapping photographs")
     parser.add_argument("--out", type=path, required=True, metavar="SCENE", help="scene folder to create")
     parser.add_argument(
-        "--max-size", type=_size, default=1600, metavar="N", help="longest image side for feature detection (1600)"
+        "--max-size", type=size, default=1600, metavar="N", help="longest image side for feature detection (1600)"
     )
     parser.add_argument(
         "--single-camera",
@@ -111,7 +112,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--camera-model", choices=CAMERA_MODELS, default="SIMPLE_RADIAL", help="lens model to fit (SIMPLE_RADIAL)"
     )
-    parser.add_argument("--seed", type=_small_seed, default=0, metavar="S", help="random seed (0)")
+    parser.add_argument("--seed", type=small_seed, default=0, metavar="S", help="random seed (0)")
 
 
 def _add_render(parser: argparse.ArgumentParser) -> None:
@@ -139,30 +140,30 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
         "video: path for a run, else orbit)",
     )
     parser.add_argument(
-        "--frames", type=_count, default=120, metavar="N", help="frames of a path, orbit or spiral (120)"
+        "--frames", type=count, default=120, metavar="N", help="frames of a path, orbit or spiral (120)"
     )
-    parser.add_argument("--fps", type=_count, default=30, metavar="N", help="frames per second (30)")
+    parser.add_argument("--fps", type=count, default=30, metavar="N", help="frames per second (30)")
     parser.add_argument(
         "--view", metavar="N|NAME", help="render a training or test view of a run at its own size, by index or name"
     )
-    parser.add_argument("--width", type=_size, metavar="N", help="image width in pixels (800)")
-    parser.add_argument("--height", type=_size, metavar="N", help="image height in pixels (600)")
+    parser.add_argument("--width", type=size, metavar="N", help="image width in pixels (800)")
+    parser.add_argument("--height", type=size, metavar="N", help="image height in pixels (600)")
     parser.add_argument(
         "--fov",
-        type=_number,
+        type=number,
         metavar="DEG",
         help="vertical field of view in degrees (the run's, or 50)",
     )
     parser.add_argument(
         "--eye",
-        type=_number,
+        type=number,
         nargs=3,
         metavar=VECTOR,
         help="camera position (a run: like its cameras; else to show the whole model)",
     )
     parser.add_argument(
         "--look-at",
-        type=_number,
+        type=number,
         nargs=3,
         metavar=VECTOR,
         help="point at the image center (a run: what its cameras look at)",
@@ -185,7 +186,7 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scene", metavar="SCENE", help="scene folder of a run, if it has moved since training")
     parser.add_argument("--force", action="store_true", help="accept checkpoint values that look already activated")
     parser.add_argument("--address", default="127.0.0.1", metavar="IP", help="address to listen at (127.0.0.1)")
-    parser.add_argument("--port", type=_port, default=8080, metavar="N", help="port, or the next free one (8080)")
+    parser.add_argument("--port", type=port, default=8080, metavar="N", help="port, or the next free one (8080)")
     parser.add_argument("--open", action="store_true", help="open the page in a web browser")
     _add_backend(parser)
 
@@ -196,7 +197,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, metavar="DIR", help="output folder (RUN/eval)")
     parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
     parser.add_argument("--lpips", choices=("alex", "vgg", "squeeze"), help="also compute LPIPS with this network")
-    parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="number of processes (1)")
+    parser.add_argument("--ranks", type=count, default=1, metavar="N", help="number of processes (1)")
     _add_checkpoint(parser)
     parser.add_argument("--force", action="store_true", help="accept parameters that look already activated")
 
@@ -205,22 +206,79 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.report)
     parser.add_argument("run_folder", type=path, metavar="RUN", help="folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=path, metavar="FILE.html", help="output file (RUN/report.html)")
-    parser.add_argument("--views", type=_count, default=12, metavar="N", help="maximum number of views to show (12)")
+    parser.add_argument("--views", type=count, default=12, metavar="N", help="maximum number of views to show (12)")
     parser.add_argument("--scene", metavar="SCENE", help="scene folder, if it has moved since training")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=commands.convert)
+    parser.set_defaults(run=model_commands.convert)
     _add_model(parser)
     parser.add_argument("out", type=path, metavar="OUT", help=OUTPUT)
     _add_output(parser)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=commands.convert)
+    parser.set_defaults(run=model_commands.convert)
     _add_model(parser)
     parser.add_argument("--out", type=path, required=True, metavar="OUT", help=OUTPUT)
     _add_output(parser)
+
+
+def _add_edit(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=model_commands.edit, operations=[])
+    _add_model(parser)
+    parser.add_argument(
+        "out",
+        type=path,
+        metavar="OUT",
+        help="output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files",
+    )
+    parser.add_argument("--format", choices=FORMATS, help="format of the output (that of its name)")
+    group = parser.add_argument_group(
+        "operations", "applied one after another, in the order in which they are given; each may be given several times"
+    )
+    add = functools.partial(group.add_argument, action=model_commands.Operation, default=argparse.SUPPRESS)
+    add("--crop", type=number, nargs=6, metavar=BOX, help="keep the Gaussians whose centers lie in the box")
+    add(
+        "--crop-sphere", type=number, nargs=4, metavar=(*VECTOR, "R"), help="keep those whose centers lie in the sphere"
+    )
+    add("--translate", type=number, nargs=3, metavar=VECTOR, help="move by a vector, in world units")
+    add("--rotate", type=number, nargs=3, metavar=VECTOR, help="rotate by degrees about the x, then y, then z axis")
+    add("--scale", type=number, metavar="F", help="scale by a factor about the origin")
+    add("--transform", type=path, metavar="FILE", help="move by a 4×4 matrix: a text file of its numbers, row by row")
+    add("--up", type=number, nargs=3, metavar=VECTOR, help="rotate so that this direction becomes 0 -1 0")
+    add("--min-opacity", type=channel, metavar="O", help="remove Gaussians that are less opaque, 0 to 1")
+    add("--max-scale", type=number, metavar="S", help="remove Gaussians whose longest axis is longer, in world units")
+    add(
+        "--max-isolation",
+        type=number,
+        metavar="R",
+        help="remove Gaussians whose mean distance to 3 neighbors is more than R times the median; 5 finds floaters",
+    )
+    add("--drop-invalid", nargs=0, help="remove Gaussians with values such as NaN")
+    add("--sh-degree", type=int, choices=range(5), help="degree of the spherical harmonics; 0 removes view dependence")
+    add("--merge", type=model_path, metavar="MODEL", help="add the Gaussians of another model")
+    add(
+        "--decimate",
+        type=amount,
+        metavar="N|P%",
+        help="merge Gaussians until this many, or this percentage, are left, with the least change of images",
+    )
+    decimation = parser.add_argument_group("options for --decimate")
+    decimation.add_argument(
+        "--finetune",
+        type=count,
+        default=0,
+        metavar="STEPS",
+        help="optimize what is left for this many steps on images of the model before (0)",
+    )
+    decimation.add_argument(
+        "--cameras",
+        type=path,
+        metavar="CAMERAS.json",
+        help="cameras whose images are to change least, in the frame of MODEL (a run: its own; else around the model)",
+    )
+    _add_backend(decimation)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -232,9 +290,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--crop",
-        type=_number,
+        type=number,
         nargs=6,
-        metavar=("X0", "Y0", "Z0", "X1", "Y1", "Z1"),
+        metavar=BOX,
         help="write only the Gaussians whose centers lie in the box with these two corners, in world units",
     )
     _add_up(
@@ -249,13 +307,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_up(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--up", type=_number, nargs=3, metavar=VECTOR, help=text)
+    parser.add_argument("--up", type=number, nargs=3, metavar=VECTOR, help=text)
 
 
 def _add_background(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--background",
-        type=_channel,
+        type=channel,
         nargs=3,
         metavar=("R", "G", "B"),
         help="background color, each from 0 to 1 (a run: that of its training; else 0 0 0)",
@@ -285,48 +343,5 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_backend(parser: argparse.ArgumentParser) -> None:
+def _add_backend(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="rasterizer backend (auto: the fastest)")
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a finite number, found {text!r}")
-    return value
-
-
-def _channel(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
-    return value
-
-
-def _integer(text: str, least: int, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
-        raise argparse.ArgumentTypeError(f"expected an integer from {least} to {most}, found {text!r}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    return _integer(text, 1, SIZE_MAX)
-
-
-def _count(text: str) -> int:
-    return _integer(text, 1, 10**9)
-
-
-def _port(text: str) -> int:
-    return _integer(text, 1, 65535)
-
-
-def _seed(text: str) -> int:
-    return _integer(text, 0, 2**63 - 1)
-
-
-def _small_seed(text: str) -> int:
-    return _integer(text, 0, 2**31 - 1)

@@ -3,6 +3,8 @@
 - :mod:`~tsplat.scene.gaussians`, :mod:`~tsplat.scene.cameras`, :mod:`~tsplat.scene.images`: the data itself.
 - :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, SPZ, SOG, checkpoints).
 - :mod:`~tsplat.scene.capture`: posed photographs on disk (COLMAP, ``transforms.json``) and how to make them.
+- :mod:`~tsplat.scene.editing`: pruning, merging and decimating models; :mod:`~tsplat.scene.cropping` and
+  :mod:`~tsplat.scene.rotation` crop and move them.
 - :mod:`~tsplat.scene.summary`: counts, bounds and quantiles of a model.
 - :mod:`~tsplat.scene.morton`: Morton order of points.
 """
@@ -21,6 +23,8 @@ from .capture import (
     read_colmap,
     read_transforms,
 )
+from .cropping import crop_gaussians, crop_sphere
+from .editing import decimate_gaussians, merge_models, prune_gaussians, set_sh_degree
 from .formats import (
     CheckpointError,
     open_model,
@@ -39,6 +43,7 @@ from .formats import (
 )
 from .gaussians import AlreadyActivatedError, Gaussians
 from .morton import morton_order
+from .rotation import rotate_gaussians, transform_gaussians
 from .summary import Summary, summarize
 
 __all__ = [
@@ -53,14 +58,19 @@ __all__ = [
     "Prepared",
     "Summary",
     "View",
+    "crop_gaussians",
+    "crop_sphere",
+    "decimate_gaussians",
     "intrinsics",
     "look_at",
+    "merge_models",
     "morton_order",
     "normalize_capture",
     "open_model",
     "orbit",
     "prepare",
     "procedural_capture",
+    "prune_gaussians",
     "rasterization_arguments",
     "read_capture",
     "read_colmap",
@@ -71,7 +81,10 @@ __all__ = [
     "read_spz",
     "read_torch_checkpoint",
     "read_transforms",
+    "rotate_gaussians",
+    "set_sh_degree",
     "summarize",
+    "transform_gaussians",
     "write_compressed_ply",
     "write_model",
     "write_ply",

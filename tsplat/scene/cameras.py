@@ -190,6 +190,30 @@ def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
     return viewmat
 
 
+def move_camera(camera: Camera, matrix: Tensor) -> Camera:
+    """Returns the camera that sees of a moved model what a camera saw before, at the same size.
+
+    Args:
+        matrix: [4, 4], as :func:`tsplat.scene.transform_gaussians` takes it.
+    """
+    matrix = matrix.double()
+    viewmat = camera.viewmat.double() @ torch.linalg.inv(matrix)
+    viewmat[:3] *= torch.linalg.det(matrix[:3, :3]).abs() ** (1 / 3)
+    return dataclasses.replace(camera, viewmat=viewmat.to(camera.viewmat))
+
+
+def resize_camera(camera: Camera, longest: int) -> Camera:
+    """Returns a camera whose image is no longer than a number of pixels, with the same field of view."""
+    factor = longest / max(camera.width, camera.height)
+    if factor >= 1:
+        return camera
+    width, height = max(1, round(camera.width * factor)), max(1, round(camera.height * factor))
+    K = camera.K.clone()
+    K[0] *= width / camera.width
+    K[1] *= height / camera.height
+    return dataclasses.replace(camera, K=K, width=width, height=height)
+
+
 def centers(poses: Tensor) -> Tensor:
     """Returns the camera centers [C, 3] in the world frame, given world-to-camera matrices [C, 4, 4]."""
     return -(poses[:, :3, :3].mT @ poses[:, :3, 3:]).squeeze(-1)

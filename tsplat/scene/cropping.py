@@ -1,8 +1,9 @@
-"""Cropping a model to a box."""
+"""Cropping a model to a box or a sphere."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,10 +19,31 @@ def crop_gaussians(gaussians: Gaussians, box: Box) -> Gaussians:
     """Returns the Gaussians whose centers lie in a box, possibly none. A center that is NaN lies in no box.
 
     Args:
-        box: Two opposite corners in any order.
+        box: Two opposite corners in any order, world frame.
+
+    Raises:
+        ArgumentError: A corner is not finite.
     """
     low, high = (gaussians.means.new_tensor(corner) for corner in _sorted(box))
     inside = ((gaussians.means >= low) & (gaussians.means <= high)).all(-1)
+    return gaussians.map(lambda tensor: tensor[inside])
+
+
+def crop_sphere(gaussians: Gaussians, center: Sequence[float], radius: float) -> Gaussians:
+    """Returns the Gaussians whose centers lie in a sphere, possibly none. A center that is NaN lies in no sphere.
+
+    Args:
+        center: [3] world frame.
+        radius: World units, positive.
+
+    Raises:
+        ArgumentError: A number is not finite, or the radius is not positive.
+    """
+    if len(center) != 3 or not all(map(math.isfinite, center)):
+        raise ArgumentError(f"center: expected three finite numbers, found {list(center)}")
+    if not 0 < radius < math.inf:
+        raise ArgumentError(f"radius: expected a positive number, found {radius}")
+    inside = (gaussians.means - gaussians.means.new_tensor(center)).norm(dim=-1) <= radius
     return gaussians.map(lambda tensor: tensor[inside])
 
 

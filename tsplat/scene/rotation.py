@@ -1,4 +1,4 @@
-"""Rotating a model: centers, rotations and spherical harmonics of its Gaussians."""
+"""Moving a model: centers, rotations, scales and spherical harmonics of its Gaussians."""
 
 from __future__ import annotations
 
@@ -13,17 +13,28 @@ from .. import spherical_harmonics
 from ..errors import ArgumentError
 from .gaussians import Gaussians
 
+SIMILARITY_TOLERANCE = 1e-3
+"""Largest deviation of a matrix from a rotation; files have few digits."""
+
 N_DIRECTIONS = 200
 """Directions at which the rotated spherical harmonics are fitted; a degree has at most 9 coefficients."""
 
 
 def rotate_upright(gaussians: Gaussians, up: Sequence[float]) -> Gaussians:
-    """Returns a model rotated so that what points up points to -y, as in models of structure-from-motion.
+    """Returns a model rotated by :func:`upright`."""
+    return transform_gaussians(gaussians, upright(up))
+
+
+def upright(up: Sequence[float]) -> Tensor:
+    """Returns the rotation after which what points up points to -y, as in models of structure-from-motion.
 
     If +y points up, this is half a turn about x; if z does, a quarter.
 
     Args:
         up: [3] direction that points up in the model, of any length.
+
+    Returns:
+        [4, 4] fp64, as :func:`transform_gaussians` takes it.
 
     Raises:
         ArgumentError: `up` is not finite, or zero.
@@ -31,9 +42,17 @@ def rotate_upright(gaussians: Gaussians, up: Sequence[float]) -> Gaussians:
     length = math.hypot(*up)
     if not 0 < length < math.inf:
         raise ArgumentError(f"up: expected a finite direction that is not zero, found {list(up)}")
-    w, *axis = rotation_to_y([-value for value in up])
-    # Of both signs, the one with w >= 0, so that a rotation there and back leaves the quaternions.
-    return rotate_gaussians(gaussians, (abs(w), *(math.copysign(1.0, w) * value for value in axis)))
+    return similarity(rotation_matrix(rotation_to_y([-value for value in up])))
+
+
+def similarity(
+    rotation: Tensor | None = None, translation: Sequence[float] = (0.0, 0.0, 0.0), scale: float = 1.0
+) -> Tensor:
+    """Returns the matrix [4, 4] fp64 that rotates by [3, 3], scales, and then translates."""
+    matrix = torch.eye(4, dtype=torch.float64)
+    matrix[:3, :3] = scale * (matrix[:3, :3] if rotation is None else rotation)
+    matrix[:3, 3] = torch.tensor(translation, dtype=torch.float64)
+    return matrix
 
 
 def rotation_to_y(direction: Sequence[float]) -> list[float]:
@@ -53,19 +72,92 @@ def rotate_gaussians(gaussians: Gaussians, quat: Sequence[float]) -> Gaussians:
         quat: [4] rotation wxyz, of any nonzero norm.
     """
     unit = torch.nn.functional.normalize(torch.tensor(quat, dtype=torch.float64), dim=0)
-    matrix = rotation_matrix(unit.tolist())
-    means, quats, shN = gaussians.means, gaussians.quats, gaussians.shN
-    parts, start = [], 0
-    for degree, block in enumerate(_sh_blocks(gaussians.sh_degree, matrix), 1):
-        coefficients = shN[:, start : start + 2 * degree + 1]
-        parts.append(torch.einsum("ij,njc->nic", block.to(shN), coefficients))
-        start += 2 * degree + 1
-    return dataclasses.replace(
+    return transform_gaussians(gaussians, similarity(rotation_matrix(unit.tolist())))
+
+
+def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
+    """Returns a model that is rotated, scaled, mirrored and translated, with its view-dependent colors.
+
+    A camera that moves along sees the same image. Not differentiable with respect to `matrix`.
+
+    Args:
+        matrix: [4, 4] or [3, 4], from the world frame before to that after: a rotation or reflection times a positive
+            factor, and a translation.
+
+    Raises:
+        ArgumentError: The matrix has another shape, is not finite, or shears or stretches.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Gaussians, transform_gaussians
+
+        gaussians = Gaussians.from_points(torch.rand(100, 3), torch.rand(100, 3))
+        half = torch.diag(torch.tensor([0.5, 0.5, 0.5, 1.0]))
+        assert torch.allclose(transform_gaussians(gaussians, half).means, gaussians.means / 2)
+    """
+    scale, rotation, translation = _similarity(matrix)
+    means = (scale * gaussians.means.double() @ rotation.T.to(gaussians.means.device)).to(gaussians.means)
+    moved = dataclasses.replace(
         gaussians,
-        means=means @ matrix.T.to(means),
-        quats=quats @ _left_product(unit).T.to(quats),
-        shN=torch.cat(parts, 1) if parts else shN,
+        means=means + translation.to(means),
+        log_scales=gaussians.log_scales + math.log(scale),
     )
+    if torch.equal(rotation, torch.eye(3, dtype=torch.float64)):
+        return moved
+    # A mirrored ellipsoid is a rotated one, as its center is a point of symmetry.
+    unit = quaternions(rotation * torch.linalg.det(rotation).sign())
+    blocks = _sh_blocks(gaussians.sh_degree, rotation)
+    bands = torch.split(gaussians.shN, [len(block) for block in blocks], 1)
+    parts = [torch.einsum("ij,njc->nic", block.to(band), band) for block, band in zip(blocks, bands)]
+    return dataclasses.replace(
+        moved,
+        quats=gaussians.quats @ _left_product(unit).T.to(gaussians.quats),
+        shN=torch.cat(parts, 1) if parts else gaussians.shN,
+    )
+
+
+def _similarity(matrix: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Factor, rotation or reflection [3, 3] and translation [3] of a matrix, fp64."""
+    expected = "matrix: expected a rotation or reflection times a positive factor, and a translation, [4, 4] or [3, 4]"
+    matrix = matrix.detach().double().cpu()
+    if matrix.shape not in ((4, 4), (3, 4)):
+        raise ArgumentError(f"{expected}; found {list(matrix.shape)}")
+    last = matrix.new_tensor([0, 0, 0, 1])
+    if not matrix.isfinite().all() or (len(matrix) == 4 and not torch.allclose(matrix[3], last)):
+        raise ArgumentError(f"{expected}; found {matrix.tolist()}")
+    u, stretch, v = torch.linalg.svd(matrix[:3, :3])
+    scale = float(stretch.prod() ** (1 / 3))
+    if not scale > 0 or not (stretch / scale - 1).abs().max() < SIMILARITY_TOLERANCE:
+        raise ArgumentError(
+            f"{expected}; found {matrix.tolist()}, which stretches by {', '.join(f'{s:.4g}' for s in stretch.tolist())}"
+        )
+    return scale, u @ v, matrix[:3, 3]
+
+
+def quaternions(rotations: Tensor) -> Tensor:
+    """Returns unit quaternions wxyz [..., 4] of rotation matrices [..., 3, 3]."""
+    (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in rotations.unbind(-2))
+    rows = (
+        (1 + a + e + i, h - f, c - g, d - b),
+        (h - f, 1 + a - e - i, d + b, c + g),
+        (c - g, d + b, 1 - a + e - i, h + f),
+        (d - b, c + g, h + f, 1 - a - e + i),
+    )
+    # Each row is the quaternion times four times one of its entries; the row of the largest entry is the most precise.
+    outer = torch.stack([torch.stack(row, -1) for row in rows], -2)
+    largest = outer.diagonal(dim1=-2, dim2=-1).argmax(-1, keepdim=True)[..., None]
+    chosen = outer.take_along_dim(largest, -2).squeeze(-2)
+    return torch.nn.functional.normalize(chosen * chosen[..., :1].sign().where(chosen[..., :1] != 0, 1), dim=-1)
+
+
+def axis_rotations(degrees: Sequence[float]) -> Tensor:
+    """Returns the rotation [3, 3] fp64 about the x, then the y, then the z axis of the world."""
+    x, y, z = (
+        rotation_matrix([math.cos(half), *(math.sin(half) * (axis == i) for i in range(3))])
+        for axis, half in enumerate(math.radians(angle) / 2 for angle in degrees)
+    )
+    return z @ y @ x
 
 
 def rotation_matrix(quat: Sequence[float]) -> Tensor:

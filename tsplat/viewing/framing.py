@@ -23,6 +23,9 @@ TRIMMED = 0.0025
 MARGIN = 1.12
 """Size of the image over the size of the mass that is not trimmed."""
 
+NEARER = (1.0, 0.75, 0.5)
+"""Distances of cameras around a model, relative to that at which it fills the image."""
+
 GROUND_MASS, GROUND_THICKNESS, GROUND_SPREAD = 0.1, 0.1, 1.5
 """Ground holds a tenth of the mass at one end of the height, is thinner than a tenth of the height, and is wider than
 the other end by this factor."""
@@ -117,6 +120,31 @@ def look_at_all(
         distance = max(distance * MARGIN * filled, 1e-3 * size, 1e-6)
     target = center + shift @ rotation
     return look_at((target + distance * direction).tolist(), target.tolist(), up), target.float()
+
+
+def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400, fov: float = 50.0) -> list[Camera]:
+    """Places cameras on spheres around a model, from where it fills the image to half of that distance, looking at it.
+
+    Args:
+        n: Number of cameras.
+        size: Width and height in pixels.
+        fov: Field of view in degrees.
+
+    Raises:
+        ArgumentError: No Gaussian is visible.
+    """
+    viewmat, center = look_at_all(gaussians, size, size, fov)
+    radius = float((viewmat[:3, :3] @ center + viewmat[:3, 3]).norm())
+    K = intrinsics(size, size, fov)
+    cameras = []
+    for i in range(n):
+        # A Fibonacci sphere, whose points are evenly spaced; none is at a pole.
+        height, azimuth = 1 - (2 * i + 1) / n, i * math.pi * (3 - math.sqrt(5))
+        side = math.sqrt(1 - height**2)
+        offset = torch.tensor([side * math.cos(azimuth), height, side * math.sin(azimuth)])
+        eye = center + NEARER[i % len(NEARER)] * radius * offset
+        cameras.append(Camera(look_at(eye.tolist(), center.tolist()), K, size, size))
+    return cameras
 
 
 def guess_up(gaussians: Gaussians) -> tuple[float, float, float]:

@@ -1,0 +1,39 @@
+"""The importance of Gaussians against images without them."""
+
+import pytest
+import torch
+
+from tests.support.training_scenes import make_gaussians, make_views
+from tsplat.rendering import render_views
+from tsplat.scene.editing.importance import importance
+
+
+def test_errors_are_those_of_images_without_each_gaussian():
+    gaussians = make_gaussians(n=12, sh_degree=1)
+    cameras = [view.camera for view in make_views(gaussians, n=2)]
+    generator = torch.Generator().manual_seed(0)
+    n_probes = 300
+    errors, weights = importance(gaussians, cameras * n_probes, backend="torch", generator=generator)
+
+    def images(model, color):
+        return torch.cat([render_views(model, [camera], background=color, backend="torch")[0] for camera in cameras])
+
+    expected = []
+    for i in range(12):
+        rest = gaussians.map(lambda tensor, i=i: torch.cat([tensor[:i], tensor[i + 1 :]]))
+        # The mean over colors of the background, uniform between 0 and 1: their mean, and their variance of 1/12.
+        gray, black = (images(gaussians, color) - images(rest, color) for color in ((0.5,) * 3, (0.0,) * 3))
+        expected.append((gray.square() + (2 * (gray - black)).square() / 12).sum())
+    assert ((errors / n_probes / torch.stack(expected)).log().abs() < 0.35).all()
+    ones = make_gaussians(n=12)
+    ones.sh0[:] = 0.5 / 0.28209479177387814
+    assert float(weights.sum()) / n_probes == pytest.approx(float(images(ones, (0.0,) * 3)[..., 0].sum()), rel=1e-4)
+
+
+def test_hidden_gaussians_have_no_importance():
+    gaussians = make_gaussians(n=12)
+    gaussians.means[3] = torch.tensor([0.0, 500, 0])
+    cameras = [view.camera for view in make_views(gaussians, n=3)]
+    errors, weights = importance(gaussians, cameras, backend="torch", generator=torch.Generator().manual_seed(0))
+    assert errors[3] == weights[3] == 0
+    assert errors.count_nonzero() == weights.count_nonzero() == 11

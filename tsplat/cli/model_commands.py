@@ -1,0 +1,230 @@
+"""``tsplat convert``, ``tsplat export`` and ``tsplat edit``: commands that read models and write one."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from .. import ArgumentError
+from .commands import open_model_of, warn_user
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..scene import Camera, Gaussians
+    from ..scene.cropping import Box
+
+MATRIX_BYTES_MAX = 1 << 16
+
+
+def convert(arguments: Namespace) -> int:
+    """``tsplat convert`` and ``tsplat export``."""
+    from ..scene.cropping import crop_gaussians, raise_if_empty
+    from ..scene.rotation import rotate_upright
+    from ..viewing.outputs import check_output
+    from ..viewing.scene_pages import is_page
+
+    if is_page(arguments.out):
+        return _export_page(arguments)
+    for name in ("title", "view", "background"):
+        if getattr(arguments, name) is not None:
+            raise ArgumentError(f"--{name}: only for an output that ends in .html, found {str(arguments.out)!r}")
+    check_output(arguments.out, arguments.model)
+    gaussians, box = open_model_of(arguments), _box(arguments)
+    if box is not None:
+        gaussians = raise_if_empty(crop_gaussians(gaussians, box), box)
+    if arguments.up is not None:
+        gaussians = rotate_upright(gaussians, arguments.up)
+    _write(arguments, gaussians)
+    return 0
+
+
+def _write(arguments: Namespace, gaussians: Gaussians, start: float | None = None) -> None:
+    """Writes a model, and prints what was written and lost, with its size and the seconds since `start` if given."""
+    from ..scene import write_model
+    from ..scene.formats.image_sets import META
+
+    out = arguments.out
+    lost = write_model(out, gaussians, format=arguments.format)
+    n_invalid = int((~gaussians.valid).sum())
+    invalid = f", {n_invalid} of them with invalid values, such as NaN," if n_invalid else ""
+    losses = f"; losses: {'; '.join(lost)}" if lost else ""
+    details = ""
+    if start is not None:
+        folder = out if out.is_dir() else out.parent if out.name == META else None
+        files = [out] if folder is None else [folder / META, *folder.glob("*.webp")]
+        size = sum(path.stat().st_size for path in files)
+        details = f": {size / 1e6:.2f} MB, in {time.perf_counter() - start:.1f} s"
+    print(f"wrote {len(gaussians)} Gaussians{invalid} to {out}{details}{losses}")
+
+
+def _export_page(arguments: Namespace) -> int:
+    """``tsplat convert`` and ``tsplat export`` to an HTML file."""
+    from ..viewing import export_page
+
+    page = export_page(
+        arguments.model,
+        arguments.out,
+        format=arguments.format or "sog",
+        view=arguments.view,
+        up=arguments.up,
+        background=arguments.background,
+        title=arguments.title,
+        crop=_box(arguments),
+        force=arguments.force,
+        checkpoint=arguments.checkpoint,
+        warn=warn_user,
+    )
+    print(
+        f"wrote {page.n_gaussians} Gaussians to {arguments.out}: {page.size / 1e6:.1f} MB, {page.model_size / 1e6:.1f} "
+        f"MB of it for the model, the rest for the viewer; losses: {'; '.join(page.lost)}"
+    )
+    return 0
+
+
+def _box(arguments: Namespace) -> Box | None:
+    """The two corners of ``--crop``."""
+    if arguments.crop is None:
+        return None
+    x0, y0, z0, x1, y1, z1 = arguments.crop
+    return (x0, y0, z0), (x1, y1, z1)
+
+
+class Operation(argparse.Action):
+    """Appends the operation of an option to `operations`, so that they are applied in their order."""
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        namespace.operations = [*namespace.operations, (option, values)]
+
+
+def edit(arguments: Namespace) -> int:
+    """``tsplat edit``."""
+    from ..viewing.outputs import check_output
+
+    start = time.perf_counter()
+    operations = arguments.operations
+    if not operations:
+        raise ArgumentError("expected at least one operation, such as --crop; see tsplat edit --help")
+    for name in ("finetune", "cameras"):
+        if getattr(arguments, name) and not any(option == "--decimate" for option, _ in operations):
+            raise ArgumentError(f"--{name}: only with --decimate")
+    for path in (arguments.model, *(values for option, values in operations if option == "--merge")):
+        check_output(arguments.out, path)
+    edited = _Edited(arguments)
+    for option, values in operations:
+        before = len(edited.gaussians)
+        edited.apply(option, values)
+        if (after := len(edited.gaussians)) == 0:
+            raise ArgumentError(f"{option}: leaves none of {before} Gaussians; choose other values")
+        if after != before:
+            print(f"{option}: {before} -> {after} Gaussians", flush=True)
+    _write(arguments, edited.gaussians, start)
+    return 0
+
+
+class _Edited:
+    """A model while it is edited."""
+
+    def __init__(self, arguments: Namespace) -> None:
+        from ..scene.rotation import similarity
+
+        self.arguments = arguments
+        self.gaussians = open_model_of(arguments)
+        self.moved = similarity()
+        """[4, 4] fp64, from the frame of the file to that of the model now."""
+
+    def apply(self, option: str, values: Any) -> None:
+        from .. import scene
+        from ..scene.cropping import crop_gaussians, crop_sphere
+
+        gaussians = self.gaussians
+        match option, values:
+            case "--crop", _:
+                self.gaussians = crop_gaussians(gaussians, (tuple(values[:3]), tuple(values[3:])))
+            case "--crop-sphere", (*center, radius):
+                self.gaussians = crop_sphere(gaussians, center, radius)
+            case "--min-opacity" | "--max-scale" | "--max-isolation", _:
+                self.gaussians = scene.prune_gaussians(gaussians, **{option[2:].replace("-", "_"): values})
+            case "--drop-invalid", _:
+                self.gaussians = scene.prune_gaussians(gaussians, drop_invalid=True)
+            case "--sh-degree", _:
+                self.gaussians = scene.set_sh_degree(gaussians, values)
+            case "--merge", _:
+                other = scene.open_model(values, force=self.arguments.force, warn=warn_user)
+                self.gaussians = scene.merge_models([gaussians, other], warn=warn_user)
+            case "--decimate", _:
+                self._decimate(values)
+            case _:
+                matrix = _matrix(option, values)
+                self.gaussians, self.moved = scene.transform_gaussians(gaussians, matrix), matrix @ self.moved
+
+    def _decimate(self, amount: int | float) -> None:
+        """Decimates to a count, or to a share if `amount` is a float."""
+        from ..scene import decimate_gaussians
+        from ..support.progress import stage_display
+        from ..viewing.devices import pick_device, reserve_threads
+        from ..viewing.framing import cameras_around
+
+        arguments, gaussians = self.arguments, self.gaussians
+        cameras = self._cameras() or cameras_around(gaussians)
+        device, _ = pick_device(arguments.backend)
+        reserve_threads(device, arguments.backend)
+        with stage_display() as show:
+            self.gaussians = decimate_gaussians(
+                gaussians.to(device),
+                amount if isinstance(amount, int) else max(1, round(amount * len(gaussians))),
+                cameras,
+                finetune=arguments.finetune,
+                backend=arguments.backend,
+                on_progress=show,
+            ).to("cpu")
+
+    def _cameras(self) -> list[Camera]:
+        """The cameras of a file or of the run, moved as the model was; none for other models."""
+        from ..scene.cameras import move_camera
+        from ..viewing import read_cameras
+        from ..viewing.run_cameras import find_cameras
+
+        arguments = self.arguments
+        cameras = read_cameras(arguments.cameras) if arguments.cameras else find_cameras(arguments.model)
+        return [move_camera(camera, self.moved) for camera in cameras if not camera.is_test]
+
+
+def _matrix(option: str, values: Any) -> Tensor:
+    """The matrix [4, 4] fp64 of an option that moves the model."""
+    import torch
+
+    from ..scene.rotation import axis_rotations, similarity, upright
+
+    match option:
+        case "--translate":
+            return similarity(translation=values)
+        case "--rotate":
+            return similarity(axis_rotations(values))
+        case "--scale":
+            if not values > 0:
+                raise ArgumentError(f"--scale: expected a positive number, found {values}")
+            return similarity(scale=values)
+        case "--up":
+            return upright(values)
+    numbers = _read_numbers(values)
+    return torch.cat([torch.tensor(numbers, dtype=torch.float64).view(-1, 4), similarity()[len(numbers) // 4 :]])
+
+
+def _read_numbers(path: Any) -> list[float]:
+    """The 16 or 12 numbers of a text file, which may have commas and brackets, as those of JSON."""
+    from ..scene import FileError
+    from ..support.reading import read_file
+
+    text = read_file(path, MATRIX_BYTES_MAX).decode("utf-8", "replace")
+    try:
+        numbers = [float(word) for word in text.translate(dict.fromkeys(map(ord, ",;[]"), " ")).split()]
+    except ValueError as error:
+        raise FileError(f"{path}: expected the 16 numbers of a 4×4 matrix, row by row ({error})") from error
+    if len(numbers) not in (12, 16):
+        raise FileError(f"{path}: expected the 16 or 12 numbers of a 4×4 or 3×4 matrix, found {len(numbers)}")
+    return numbers

@@ -1,0 +1,155 @@
+"""Decimation: fewer Gaussians that look as similar as possible.
+
+The number shrinks by equal factors in several rounds. Each round computes how much images change without each Gaussian
+(:mod:`.importance`), and merges the least important ones into their neighbors (:mod:`.moments`). What is left may
+then be optimized on images of the original. docs/decisions/0029 has measurements.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...arguments import check_size
+from ...config import Backend
+from ...errors import ArgumentError
+from ..cameras import Camera, resize_camera
+from ..gaussians import PARAMETERS, Gaussians, drop_invalid
+from .importance import importance, render_view
+from .moments import merge_into_neighbors
+
+N_ROUNDS = 8
+N_VIEWS, N_ROUND_VIEWS = 60, 30
+"""Views that are used at most, evenly chosen, and the number of a round, which uses each again if there are fewer."""
+
+SIZE_MAX = 400
+"""Longest side of their images in pixels."""
+
+RATES = {"log_scales": 1.5e-3, "quats": 6e-4, "opacity_logits": 1e-2, "sh0": 1e-3, "shN": 1e-4}
+MEANS_RATE = 0.03
+"""Learning rates of Adam; that of the means is relative to the median scale. All fall to zero in the last half."""
+
+Progress = Callable[[str, int, int], object]
+
+
+def decimate_gaussians(
+    gaussians: Gaussians,
+    n: int,
+    cameras: Sequence[Camera],
+    *,
+    finetune: int = 0,
+    backend: Backend = "auto",
+    seed: int = 0,
+    on_progress: Progress = lambda stage, done, total: None,
+) -> Gaussians:
+    """Returns a model of fewer Gaussians, chosen and merged so that its images change little.
+
+    What no camera sees is removed first. The result depends on `seed`, and not differentiably on the model.
+
+    Args:
+        gaussians: On the device to render on. Invalid Gaussians are removed.
+        n: Number of Gaussians that are left, if there are as many.
+        cameras: Cameras whose images are to change little, from all around and at the distances of later views. At most
+            60 are used, at up to 400 pixels.
+        finetune: Number of steps for which all parameters are then optimized on images of `gaussians`.
+        backend: As for :func:`tsplat.rasterization`.
+        seed: Seed of the random numbers that the importance is estimated with.
+        on_progress: Called with a stage, what is done, and the total.
+
+    Raises:
+        ArgumentError: `n` is not positive, `finetune` is negative, or there is no camera.
+        MissingExtraError: SciPy, which finds neighbors, is not installed.
+        BackendError: As :func:`tsplat.rasterization`.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Camera, Gaussians, decimate_gaussians, intrinsics, orbit
+
+        gaussians = Gaussians.from_points(torch.rand(200, 3) - 0.5, torch.rand(200, 3))
+        K = intrinsics(64, 48, fov=50)
+        poses = orbit((0, 0, 0), radius=2, azimuths=range(0, 360, 60), elevations=[20] * 6)
+        small = decimate_gaussians(gaussians, 100, [Camera(pose, K, 64, 48) for pose in poses])
+        assert len(small) == 100
+    """
+    check_size("n", n)
+    if not isinstance(finetune, int) or finetune < 0:
+        raise ArgumentError(f"finetune: expected a number of steps, 0 or more, found {finetune!r}")
+    if not cameras:
+        raise ArgumentError("cameras: expected at least one, found none")
+    original = drop_invalid(gaussians, lambda _: None).map(lambda tensor: tensor.detach().float())
+    if len(original) <= n:
+        return original
+    step = max(1.0, len(cameras) / N_VIEWS)
+    chosen = [resize_camera(cameras[int(i * step)], SIZE_MAX) for i in range(int(len(cameras) / step))]
+    generator = torch.Generator().manual_seed(seed)
+    decimated = _merge(original, n, chosen, backend, generator, on_progress)
+    return _finetune(decimated, original, chosen, finetune, backend, generator, on_progress) if finetune else decimated
+
+
+def _merge(
+    gaussians: Gaussians,
+    n: int,
+    cameras: Sequence[Camera],
+    backend: Backend,
+    generator: torch.Generator,
+    on_progress: Progress,
+) -> Gaussians:
+    """The rounds of merging."""
+    first, done = len(gaussians), 0
+    views = itertools.cycle([*cameras[::2], *cameras[1::2]])
+    total = N_ROUNDS * N_ROUND_VIEWS
+
+    def tell() -> None:
+        nonlocal done
+        done += 1
+        on_progress("merging", done, total)
+
+    for i in range(N_ROUNDS):
+        left = round(first * (n / first) ** ((i + 1) / N_ROUNDS))
+        chosen = list(itertools.islice(views, N_ROUND_VIEWS))
+        errors, weights = importance(gaussians, chosen, backend=backend, generator=generator, tell=tell)
+        kept = torch.zeros_like(errors, dtype=torch.bool)
+        kept[errors.argsort(descending=True, stable=True)[:left]] = True
+        gaussians = merge_into_neighbors(gaussians, kept, weights)
+    return gaussians
+
+
+def _finetune(
+    gaussians: Gaussians,
+    original: Gaussians,
+    cameras: Sequence[Camera],
+    steps: int,
+    backend: Backend,
+    generator: torch.Generator,
+    on_progress: Progress,
+) -> Gaussians:
+    """Minimizes the squared difference from images of the original, on backgrounds of random colors."""
+
+    def on_background(image: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
+        return image + (1 - alpha) * background
+
+    with torch.no_grad():
+        targets = [render_view(original, camera, backend=backend)[:2] for camera in cameras]
+    tensors = {name: tensor.clone().requires_grad_() for name, tensor in gaussians.tensors().items()}
+    rates = {**RATES, "means": MEANS_RATE * float(gaussians.scales.median())}
+    groups = [{"params": [tensors[name]], "lr": rates[name]} for name in PARAMETERS if tensors[name].numel()]
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-15)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2 - 2 * step / steps))
+    order: list[int] = []
+    for step in range(steps):
+        order = order or torch.randperm(len(cameras), generator=generator).tolist()
+        i = order.pop()
+        background = torch.rand(3, generator=generator).to(gaussians.means)
+        optimized = Gaussians(**tensors, antialiased=gaussians.antialiased)
+        image, alpha, _ = render_view(optimized, cameras[i], backend=backend)
+        difference = on_background(image, alpha, background) - on_background(*targets[i], background)
+        optimizer.zero_grad()
+        torch.autograd.backward(difference.square().mean())
+        optimizer.step()
+        schedule.step()
+        on_progress("finetune", step + 1, steps)
+    return Gaussians(**{name: tensor.detach() for name, tensor in tensors.items()}, antialiased=gaussians.antialiased)

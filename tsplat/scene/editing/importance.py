@@ -1,0 +1,77 @@
+"""Importance of Gaussians: by how much images change without them, and how much of the images they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import rasterization
+from ...config import Backend
+from ..cameras import Camera, rasterization_arguments
+from ..gaussians import Gaussians
+
+WEIGHT_PROBE = 1e-6
+"""Factor of the image of ones whose gradient is the weight; too small to change the gradient of the opacities."""
+
+
+def render_view(
+    gaussians: Gaussians, camera: Camera, *, backend: Backend, opacities: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Renders a view on black: image [height, width, 3], alpha [height, width, 1] and the meta of the rasterizer."""
+    degree = gaussians.sh_degree
+    images, alphas, meta = rasterization(
+        gaussians.means,
+        gaussians.quats,
+        gaussians.scales,
+        gaussians.opacities if opacities is None else opacities,
+        gaussians.sh_coeffs(degree),
+        **rasterization_arguments([camera.to(gaussians.means.device)]),
+        sh_degree=degree,
+        packed=False,
+        rasterize_mode="antialiased" if gaussians.antialiased else "classic",
+        backend=backend,
+        **options,
+    )
+    return images[0], alphas[0], meta
+
+
+def importance(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    *,
+    backend: Backend,
+    generator: torch.Generator,
+    tell: Callable[[], object] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """Computes the error of the images without each Gaussian, and its weight in the images.
+
+    A pixel is affine in each opacity o, so that leaving a Gaussian out changes it by exactly o dC/do. The error is the
+    sum of its squares over pixels and channels. It is estimated by one backward pass of the pixels with random signs,
+    whose squared derivative has this expectation (Hutchinson, 1989). The weight is the sum of alpha times transmittance
+    over pixels. Every view has a background of random color, as no color is that of what is behind a model.
+
+    Args:
+        generator: On the CPU.
+        tell: Called after each view.
+
+    Returns:
+        Errors and weights, sums over the cameras. [N] each
+    """
+    device = gaussians.means.device
+    opacities = gaussians.opacities.detach().requires_grad_()
+    ones = torch.ones_like(opacities)[:, None].requires_grad_()
+    errors, weights = torch.zeros_like(opacities), torch.zeros_like(opacities)
+    for camera in cameras:
+        background = torch.rand(3, generator=generator).to(device)
+        image, alpha, meta = render_view(gaussians, camera, backend=backend, opacities=opacities, extra_signals=ones)
+        signs = torch.randint(0, 2, image.shape, generator=generator).to(image) * 2 - 1
+        probe = (signs * (image + (1 - alpha) * background)).sum()
+        probe = probe + WEIGHT_PROBE * meta["render_extra_signals"].sum()
+        v_opacities, v_ones = torch.autograd.grad(probe, (opacities, ones))
+        errors += (opacities.detach() * v_opacities).square()
+        weights += v_ones[:, 0] / WEIGHT_PROBE
+        tell()
+    return errors.detach(), weights

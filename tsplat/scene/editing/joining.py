@@ -1,0 +1,56 @@
+"""Joining models, and changing the degree of their spherical harmonics."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from ...config import SH_DEGREE_MAX
+from ...errors import ArgumentError
+from ..formats.foreign import Warn
+from ..gaussians import PARAMETERS, Gaussians
+
+
+def merge_models(models: Sequence[Gaussians], *, warn: Warn = warnings.warn) -> Gaussians:
+    """Returns the Gaussians of several models as one, in the order of the models.
+
+    The spherical harmonics have the highest degree of the models; the coefficients that a model lacks are zero. Device,
+    dtypes, and whether the model is antialiased are those of the first.
+
+    Args:
+        models: At least one.
+        warn: Called with a note if only some models were trained for antialiased rendering.
+
+    Raises:
+        ArgumentError: There is no model.
+    """
+    if not models:
+        raise ArgumentError("models: expected at least one, found none")
+    first = models[0]
+    if any(model.antialiased != first.antialiased for model in models):
+        kind = "antialiased" if first.antialiased else "classic"
+        warn(f"some models were trained for antialiased rendering and some were not; all are marked as {kind}")
+    degree = max(model.sh_degree for model in models)
+    padded = [set_sh_degree(model, degree) for model in models]
+    joined = {
+        name: torch.cat([getattr(model, name).to(getattr(first, name)) for model in padded]) for name in PARAMETERS
+    }
+    return Gaussians(**joined, antialiased=first.antialiased)
+
+
+def set_sh_degree(gaussians: Gaussians, degree: int) -> Gaussians:
+    """Returns a model whose spherical harmonics have a degree: without higher ones, or with zeros for missing ones.
+
+    Args:
+        degree: 0 to 4. 0 removes the view dependence.
+
+    Raises:
+        ArgumentError: The degree is out of range.
+    """
+    if degree not in range(SH_DEGREE_MAX + 1):
+        raise ArgumentError(f"degree: expected an int from 0 to {SH_DEGREE_MAX}, found {degree!r}")
+    missing = (degree + 1) ** 2 - 1 - gaussians.shN.shape[1]
+    return dataclasses.replace(gaussians, shN=torch.nn.functional.pad(gaussians.shN, (0, 0, 0, missing)))

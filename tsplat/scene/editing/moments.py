@@ -1,0 +1,126 @@
+"""Merging Gaussians into their neighbors, so that weights, means and covariances of both together are kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import quat_scale_to_covar_preci
+from ...config import SH_NORMS
+from ...support.extras import require
+from ..gaussians import Gaussians
+from ..rotation import quaternions
+
+N_CANDIDATES = 8
+"""Nearest neighbors from which the one to merge into is chosen."""
+
+DISTANCE_MAX = 3.0
+"""Largest Mahalanobis distance at which Gaussians are merged; beyond it, one is left out instead."""
+
+COLOR_SCALE = 0.1
+"""Difference of colors that counts as much as a Mahalanobis distance of 1."""
+
+OPACITY_MIN, OPACITY_MAX = 1e-6, 0.999
+"""Range of the opacities of merged Gaussians."""
+
+BLOCK = 1 << 16
+"""Gaussians whose neighbors are compared at a time, which bounds memory."""
+
+
+@torch.no_grad()
+def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) -> Gaussians:
+    """Returns the kept Gaussians, into which the others are merged.
+
+    Each of the others goes to the closest of the nearest kept ones, by Mahalanobis distance in the sum of both
+    covariances and by color. Mean, covariance and spherical harmonics of a merged Gaussian are those of its parts
+    together, weighted by how much of the images each is. Its opacity is such that opacity times area grows as the
+    weight does. Takes O(N log N).
+
+    Args:
+        gaussians: All valid.
+        kept: [N] bool, at least one.
+        weights: [N] sums of alpha times transmittance over pixels.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+    """
+    keepers, others = kept.nonzero().squeeze(1), (~kept).nonzero().squeeze(1)
+    covariances = _covariances(gaussians)
+    targets, is_close = _find_targets(gaussians, covariances, keepers, others)
+    is_merged = is_close & (weights[others] > 0) & (weights[keepers[targets]] > 0)
+    others, targets = others[is_merged], targets[is_merged]
+    # The groups of the merged Gaussians, each with its keeper first.
+    touched, groups = torch.unique(targets, return_inverse=True)
+    owners = keepers[touched]
+    members = torch.cat([owners, others])
+    groups = torch.cat([torch.arange(len(owners), device=groups.device), groups])
+    totals = _sum(weights[members], groups, len(owners))
+    shares = weights[members] / totals[groups]
+
+    def mean(values: Tensor) -> Tensor:
+        shaped = shares.to(values).view(-1, *[1] * (values.dim() - 1))
+        return _sum(shaped * values[members], groups, len(owners))
+
+    means = mean(gaussians.means)
+    offsets = gaussians.means[members] - means[groups]
+    spreads = shares[:, None, None] * (covariances[members] + offsets[:, :, None] * offsets[:, None, :])
+    variances, axes = torch.linalg.eigh(_sum(spreads, groups, len(owners)))
+    scales = variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt()
+    old_mass = gaussians.opacities[owners] * _area(gaussians.scales[owners])
+    opacities = old_mass * totals / weights[owners] / _area(scales)
+    changed = {
+        "means": means,
+        "log_scales": scales.log(),
+        "quats": quaternions(axes * torch.linalg.det(axes).sign()[:, None, None]),
+        "opacity_logits": opacities.nan_to_num(OPACITY_MIN).clamp(OPACITY_MIN, OPACITY_MAX).logit(),
+        "sh0": mean(gaussians.sh0),
+        "shN": mean(gaussians.shN),
+    }
+    tensors = {name: tensor[keepers] for name, tensor in gaussians.tensors().items()}
+    for name, values in changed.items():
+        tensors[name][touched] = values.to(tensors[name])
+    return Gaussians(**tensors, antialiased=gaussians.antialiased)
+
+
+def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Index among the keepers of the one that each of the others is merged into, and whether it is close. [M] each"""
+    require("scipy")
+    from scipy.spatial import cKDTree
+
+    means, colors = gaussians.means, gaussians.sh0[:, 0] * SH_NORMS[0][0]
+    points = means.double().cpu().numpy()
+    n_candidates = min(N_CANDIDATES, len(keepers))
+    tree = cKDTree(points[keepers.cpu().numpy()])
+    found = tree.query(points[others.cpu().numpy()], k=range(1, n_candidates + 1))[1]
+    candidates = torch.from_numpy(found).to(keepers.device)
+    targets, is_close = [others.new_zeros(0)], [others.new_zeros(0, dtype=torch.bool)]
+    for own, near in zip(torch.split(others, BLOCK), torch.split(candidates, BLOCK)):
+        rows = keepers[near]
+        sums = covariances[own][:, None] + covariances[rows]
+        # Flat Gaussians have singular covariances.
+        trace = sums.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+        sums = sums + (1e-6 * trace + torch.finfo(sums.dtype).tiny) * torch.eye(3).to(sums)
+        offsets = means[rows] - means[own][:, None]
+        distances = (offsets * torch.linalg.solve_ex(sums, offsets)[0]).sum(-1)
+        differences = (colors[rows] - colors[own][:, None]).square().sum(-1) / COLOR_SCALE**2
+        best = (distances + differences).nan_to_num(torch.inf).argmin(1, keepdim=True)
+        targets.append(near.gather(1, best).squeeze(1))
+        is_close.append(distances.gather(1, best).squeeze(1) < DISTANCE_MAX**2)
+    return torch.cat(targets), torch.cat(is_close)
+
+
+def _covariances(gaussians: Gaussians) -> Tensor:
+    """[N, 3, 3]"""
+    covariances = quat_scale_to_covar_preci(gaussians.quats, gaussians.scales, compute_preci=False)[0]
+    assert covariances is not None
+    return covariances
+
+
+def _area(scales: Tensor) -> Tensor:
+    """Product of the two longest axes, without the constant. [N, 3] -> [N]"""
+    return scales.sort(-1).values[:, 1:].prod(-1)
+
+
+def _sum(values: Tensor, groups: Tensor, n: int) -> Tensor:
+    """Sums of the rows of each of n groups."""
+    return values.new_zeros(n, *values.shape[1:]).index_add(0, groups, values)

@@ -1,0 +1,65 @@
+"""Pruning: removing Gaussians that are faint, large, isolated or invalid."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...errors import ArgumentError
+from ..gaussians import Gaussians, neighbor_distances
+
+
+def prune_gaussians(
+    gaussians: Gaussians,
+    *,
+    min_opacity: float | None = None,
+    max_scale: float | None = None,
+    max_isolation: float | None = None,
+    drop_invalid: bool = False,
+) -> Gaussians:
+    """Returns the Gaussians that meet all given conditions, possibly none. NaN meets no condition.
+
+    Args:
+        min_opacity: Smallest opacity after the sigmoid, 0 to 1.
+        max_scale: Largest standard deviation along the longest axis, world units.
+        max_isolation: Largest mean distance to the three nearest neighbors, relative to the median of the model, above
+            1. Floaters have 5 and more.
+        drop_invalid: Remove Gaussians that cannot be rendered, as :attr:`Gaussians.valid` says.
+
+    Raises:
+        ArgumentError: A number is out of its range.
+        MissingExtraError: SciPy, which finds neighbors, is not installed.
+
+    Example::
+
+        import torch
+        from tsplat.scene import Gaussians, prune_gaussians
+
+        gaussians = Gaussians.from_points(torch.rand(1000, 3), torch.rand(1000, 3))
+        small = prune_gaussians(gaussians, min_opacity=0.05, max_scale=0.04)
+        assert 0 < len(small) < 1000 and small.scales.max() <= 0.04
+    """
+    for name, value, low, high in (
+        ("min_opacity", min_opacity, 0.0, 1.0),
+        ("max_scale", max_scale, math.ulp(0.0), math.inf),
+        ("max_isolation", max_isolation, 1.0, math.inf),
+    ):
+        if value is not None and not (low <= value <= high and math.isfinite(value)):
+            limits = {"min_opacity": "from 0 to 1", "max_scale": "above 0", "max_isolation": "of at least 1"}[name]
+            raise ArgumentError(f"{name}: expected a number {limits}, found {value}")
+    kept = torch.ones(len(gaussians), dtype=torch.bool, device=gaussians.means.device)
+    if min_opacity is not None:
+        kept &= gaussians.opacities >= min_opacity
+    if max_scale is not None:
+        kept &= (gaussians.scales <= max_scale).all(-1)
+    if drop_invalid:
+        kept &= gaussians.valid
+    if max_isolation is not None:
+        kept &= gaussians.means.isfinite().all(-1)
+        gaussians = gaussians.map(lambda tensor: tensor[kept])
+        kept = torch.ones(len(gaussians), dtype=torch.bool, device=gaussians.means.device)
+        if len(gaussians) > 1:
+            distances = neighbor_distances(gaussians.means).mean(-1)
+            kept = (distances <= max_isolation * distances.median()).to(kept.device)
+    return gaussians.map(lambda tensor: tensor[kept])
