@@ -19,8 +19,8 @@ from .doctor import doctor
 
 BACKENDS = ("auto", "triton", "torch")
 MODEL = (
-    "run folder, folder with point_cloud.ply, .ply, .splat, .spz, .sog or its folder, gsplat or Inria checkpoint, "
-    "gsplat's PNG folder"
+    "run folder, .ply, .splat, .spz, .sog or its folder; checkpoint or output folder of gsplat's, nerfstudio's or "
+    "Inria's trainer; gsplat's PNG folder"
 )
 FORMATS = ("ply", "compressed-ply", "splat", "spz", "spz4", "sog")
 OUTPUT = (

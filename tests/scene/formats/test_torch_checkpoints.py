@@ -232,3 +232,53 @@ def test_half_precision_becomes_float32(tmp_path):
     found = read_torch_checkpoint(save(tmp_path / "a.pt", means=means))
     assert found.means.dtype == torch.float32
     assert found.valid.tolist() == [True, True, False, True, True, True]
+
+
+def nerfstudio(degree=3, prefix="_model.gauss_params.", step=29999):
+    """The content of a checkpoint of nerfstudio's splatfacto."""
+    s = splats(degree=degree)
+    tensors = dict(features_dc=s["sh0"][:, 0], features_rest=s["shN"], opacities=s["opacities"][:, None])
+    state = {prefix + name: tensor for name, tensor in ({**s, **tensors}).items() if name not in ("sh0", "shN")}
+    state["_model.lpips.net.scaling_layer.shift"] = torch.zeros(1, 3, 1, 1)
+    schedulers = {"means": {"base_lrs": [1.6e-4], "_last_lr": [np.float64(1.6e-6)]}}
+    return {"step": step, "pipeline": state, "optimizers": {"means": {"state": {}}}, "schedulers": schedulers}
+
+
+@pytest.mark.parametrize("prefix", ["_model.gauss_params.", "_model.", "module._model.gauss_params."])
+def test_read_nerfstudio_output(tmp_path, prefix):
+    folder = tmp_path / "nerfstudio_models"
+    folder.mkdir()
+    torch.save({**nerfstudio(prefix=prefix), "pipeline": {}}, folder / "step-000009999.ckpt")
+    torch.save(nerfstudio(prefix=prefix), folder / "step-000029999.ckpt")
+    config = tmp_path / "config.yml"
+    for mode in ("classic", "antialiased"):
+        config.write_text(f"!!python/object:nerfstudio.Config\nmodel:\n    rasterize_mode: {mode}\n")
+        for path in (tmp_path, folder, folder / "step-000029999.ckpt", config):
+            found = read_model(path)
+            assert_equals(found, splats())
+            assert found.antialiased == (mode == "antialiased")
+
+
+def test_colors_of_nerfstudio_without_view_dependence_are_sigmoids(tmp_path):
+    torch.save(nerfstudio(degree=0), tmp_path / "step-000000100.ckpt")
+    found = read_model(tmp_path)
+    torch.testing.assert_close(0.5 + 0.28209479177387814 * found.sh0, splats(degree=0)["sh0"].sigmoid())
+
+
+def test_other_methods_of_nerfstudio_are_refused(tmp_path):
+    torch.save({"step": 1, "pipeline": {"_model.field.mlp": torch.zeros(3)}}, tmp_path / "step-1.ckpt")
+    with pytest.raises(
+        FileError, match=r"'pipeline' lacks means, scales, .* of splatfacto; other methods are not read"
+    ):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize("antialiased", [True, False])
+def test_read_gsplat_output(tmp_path, antialiased):
+    (tmp_path / "ckpts").mkdir()
+    (tmp_path / "cfg.yml").write_text(f"antialiased: {str(antialiased).lower()}\nsh_degree: 3\n")
+    save(tmp_path / "ckpts" / "ckpt_99_rank0.pt", step=99, means=torch.zeros(6, 3))
+    save(tmp_path / "ckpts" / "ckpt_6999_rank0.pt")
+    found = read_model(tmp_path)
+    assert_equals(found, splats())
+    assert found.antialiased == antialiased

@@ -27,8 +27,8 @@ from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 POINT_CLOUD = "point_cloud.ply"
 """Name of the model in the folders that training programs write, ours and Inria's."""
 
-KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, Inria's .pth"
-READ_ONLY = (".ksplat", ".pt", ".pth", ".json")
+KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, nerfstudio's .ckpt, Inria's .pth"
+READ_ONLY = (".ksplat", ".pt", ".pth", ".ckpt", ".json")
 Format = Literal["ply", "compressed-ply", "splat", "spz", "spz4", "sog"]
 WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], list[str]]] = {
     "ply": write_ply,
@@ -59,11 +59,12 @@ LOD_META = "lod-meta.json"
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat or Inria's program saved.
+    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat, nerfstudio or Inria's program saved.
 
     Args:
-        path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), with the checkpoints of gsplat's ranks,
-            or with ``point_cloud.ply``; or the output folder of Inria's program, whose last iteration is read.
+        path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), with ``point_cloud.ply``, or with the
+            checkpoints of gsplat's ranks or of nerfstudio's splatfacto; or the output folder of gsplat's, nerfstudio's
+            (also its ``config.yml``) or Inria's trainer, whose last step is read.
         force: See :func:`read_torch_checkpoint`. Ignored for other formats.
         warn: Called with a note of one line that names what the file holds beyond 3D Gaussians and is ignored.
 
@@ -77,18 +78,22 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
         OSError: The file cannot be read.
     """
     path = Path(path)
+    if path.name == "config.yml" and (path.parent / "nerfstudio_models").is_dir():
+        path = path.parent
     if path.is_dir():
         if (path / META).exists():
             return read_png_model(path, warn=warn) if (path / PNG_MEANS).exists() else read_sog(path, warn=warn)
-        if any(path.glob("*.pt")):
-            return read_torch_checkpoint(path, force=force, warn=warn)
+        for folder in (path, path / "ckpts", path / "nerfstudio_models"):
+            if any(folder.glob("*.pt")) or any(folder.glob("*.ckpt")):
+                return read_torch_checkpoint(folder, force=force, warn=warn)
         if (found := _find_point_cloud(path)) is not None:
             return read_ply(found, warn=warn)
     if path.name == LOD_META or (path / LOD_META).is_file():
         raise UnsupportedError(f"{path}: Streamed SOG is not implemented; convert it to .ply with splat-transform")
     if path.is_dir():
         raise FileError(
-            f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat) nor {POINT_CLOUD}; "
+            f"{path}: the folder has neither {META} (SOG, PNG images) nor .pt files (gsplat) nor .ckpt files "
+            f"(nerfstudio) nor {POINT_CLOUD}; "
             f"expected {KNOWN}"
         )
     with open_file(path) as file:

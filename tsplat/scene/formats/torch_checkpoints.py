@@ -1,13 +1,15 @@
-"""Training checkpoints of gsplat and Inria's 3D Gaussian Splatting.
+"""Training checkpoints of gsplat, nerfstudio's splatfacto and Inria's 3D Gaussian Splatting.
 
 gsplat saves ``{"step": int, "splats": {means, scales, quats, opacities, sh0, shN}}`` as ``ckpt_<step>_rank<rank>.pt``,
-one file per rank with the Gaussians of that rank. Inria saves ``(model_params, iteration)`` as
-``chkpnt<iteration>.pth``. Both store values before activation. Files are read with ``torch.load(weights_only=True)``,
-so they cannot execute code.
+one file per rank with the Gaussians of that rank. Nerfstudio saves ``{"step": int, "pipeline":
+{"_model.gauss_params.means": ...}}`` as ``nerfstudio_models/step-<step>.ckpt``. Inria saves ``(model_params,
+iteration)`` as ``chkpnt<iteration>.pth``. All store values before activation. Files are read with
+``torch.load(weights_only=True)``, so they cannot execute code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -21,14 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...config import SH_NORMS
 from ...errors import ArgumentError, FileError, UnsupportedError
 from ...support.files import ZIP
-from ...support.reading import open_file
+from ...support.reading import open_file, read_file
 from ..gaussians import PARAMETERS, Gaussians
 from .foreign import Warn, note_ignored
 from .image_sets import ZIP_ERRORS
 
-CHECKPOINTS = (".pt", ".pth")
+CHECKPOINTS = (".pt", ".pth", ".ckpt")
 """File name suffixes."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -42,6 +45,17 @@ GSPLAT_NAMES = {"log_scales": "scales", "opacity_logits": "opacities"}
 
 GSPLAT_SPLATS = {GSPLAT_NAMES.get(name, name) for name in PARAMETERS}
 """Names of gsplat's tensors."""
+
+NERFSTUDIO_NAMES = {**GSPLAT_NAMES, "sh0": "features_dc", "shN": "features_rest"}
+NERFSTUDIO_NAME = re.compile(r"(?:module\.)?_model\.(?:gauss_params\.)?(\w+)")
+"""The state of nerfstudio's pipeline, also of several GPUs and of versions before 1.1."""
+
+NERFSTUDIO_CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
+
+ANTIALIASED = {"config.yml": r"rasterize_mode: antialiased", "cfg.yml": r"antialiased: true"}
+"""Settings of nerfstudio and of gsplat, above the folder of the checkpoints -> line that says how they are rendered."""
+
+SETTINGS_BYTES_MAX = 1 << 20
 
 INRIA_SIZE = 12
 """Length of Inria's model_params."""
@@ -65,10 +79,12 @@ def read_torch_checkpoint(
     force: bool = False,
     warn: Warn = warnings.warn,
 ) -> Gaussians:
-    """Reads a checkpoint of gsplat, with its ranks concatenated in order, or of Inria.
+    """Reads a checkpoint of gsplat, with its ranks concatenated in order, of nerfstudio's splatfacto, or of Inria.
+
+    Whether the model is antialiased is read from the settings of gsplat and nerfstudio, in the folder above.
 
     Args:
-        paths: One file; the files of all ranks; or a folder, of which the last step is read.
+        paths: One file; the files of all ranks of gsplat; or a folder, of which the last step is read.
         force: Read values that look already activated instead of raising an error.
         warn: Called with a note that names the parts of a checkpoint of gsplat that are ignored, such as the poses of
             training cameras.
@@ -94,7 +110,7 @@ def read_torch_checkpoint(
     if is_flat:
         tensors["log_scales"] = torch.nn.functional.pad(scales, (0, 1))
     try:
-        gaussians = Gaussians(**tensors, antialiased=False, surfels=False)
+        gaussians = Gaussians(**tensors, antialiased=_is_antialiased(shards[0]), surfels=False)
     except ArgumentError as error:
         raise FileError(f"{shards[0]}: inconsistent tensors: {error}") from error
     if not force:
@@ -114,13 +130,26 @@ def _find_shards(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
 def _last_step(folder: Path) -> list[Path]:
     """Returns the files of the last step in a folder, ordered by rank."""
+    steps = {path: match for path in folder.glob("*.ckpt") if (match := NERFSTUDIO_CHECKPOINT.fullmatch(path.name))}
+    if steps:
+        return [max(steps, key=lambda path: int(steps[path][1]))]
     ranked = [(path, match) for path in sorted(folder.glob("*.pt")) if (match := RANK.fullmatch(path.name))]
     if not ranked:
         raise FileError(
-            f"{folder}: expected files ckpt_<step>_rank<rank>.pt, found none; pass the path of the file instead"
+            f"{folder}: expected files ckpt_<step>_rank<rank>.pt or step-<step>.ckpt, found none; pass the path of the "
+            "file instead"
         )
     last = max((int(match["step"] or 0), match["stem"], match["step"]) for _, match in ranked)[1:]
     return _sorted_by_rank([path for path, match in ranked if (match["stem"], match["step"]) == last])
+
+
+def _is_antialiased(checkpoint: Path) -> bool:
+    """Whether the settings beside the folder of a checkpoint say so. They are YAML with tags that could run code."""
+    for name, line in ANTIALIASED.items():
+        with contextlib.suppress(OSError):
+            text = read_file(checkpoint.absolute().parent.parent / name, SETTINGS_BYTES_MAX).decode("utf-8", "replace")
+            return re.search(rf"^\s*{line}\s*$", text, re.MULTILINE) is not None
+    return False
 
 
 def _sorted_by_rank(paths: list[Path]) -> list[Path]:
@@ -161,16 +190,19 @@ def _read(path: Path, warn: Warn) -> tuple[int | None, dict[str, Tensor]]:
             others = [str(name) for name in splats if name not in GSPLAT_SPLATS]
             others += [str(name) for name in content if name not in ("splats", "step")]
             note_ignored(path, "the parts", others, warn)
+        case {"pipeline": dict(state)}:
+            step = content.get("step")
+            tensors = _select_nerfstudio(path, state)
         case (tuple() | list() as values, step) if len(values) == INRIA_SIZE:
             tensors = {name: values[index] for name, index in INRIA_INDICES.items()}
-            opacities = tensors["opacity_logits"]
-            if isinstance(opacities, Tensor) and opacities.dim() == 2:
-                tensors["opacity_logits"] = opacities.flatten() if opacities.shape[1] == 1 else opacities
         case _:
             raise FileError(
-                f"{path}: expected a checkpoint of gsplat (a dict with 'splats') or Inria (a tuple of model_params and "
-                f"iteration), found another {type(content).__name__}"
+                f"{path}: expected a checkpoint of gsplat (a dict with 'splats'), nerfstudio (a dict with 'pipeline') "
+                f"or Inria (a tuple of model_params and iteration), found another {type(content).__name__}"
             )
+    opacities = tensors["opacity_logits"]
+    if isinstance(opacities, Tensor) and opacities.dim() == 2:
+        tensors["opacity_logits"] = opacities.flatten() if opacities.shape[1] == 1 else opacities
     for name, tensor in tensors.items():
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not plain or tensor.dtype not in DTYPES:
@@ -240,6 +272,21 @@ def _select_gsplat(path: Path, splats: dict[Any, Any]) -> dict[str, Tensor]:
     if missing:
         raise FileError(f"{path}: 'splats' lacks {', '.join(missing)}")
     return {name: splats[theirs] for name, theirs in wanted.items()}
+
+
+def _select_nerfstudio(path: Path, state: dict[Any, Any]) -> dict[str, Any]:
+    """Returns splatfacto's tensors by their names in :class:`Gaussians`."""
+    found = {match[1]: tensor for name, tensor in state.items() if (match := NERFSTUDIO_NAME.fullmatch(str(name)))}
+    wanted = {name: NERFSTUDIO_NAMES.get(name, name) for name in PARAMETERS}
+    if missing := [theirs for theirs in wanted.values() if not isinstance(found.get(theirs), Tensor)]:
+        raise FileError(f"{path}: 'pipeline' lacks {', '.join(missing)} of splatfacto; other methods are not read")
+    tensors = {name: found[theirs] for name, theirs in wanted.items()}
+    if tensors["shN"].dim() == 3 and tensors["shN"].shape[1] == 0:
+        # With SH degree 0, colors are the sigmoid.
+        tensors["sh0"] = (tensors["sh0"].sigmoid() - 0.5) / SH_NORMS[0][0]
+    if tensors["sh0"].dim() == 2:
+        tensors["sh0"] = tensors["sh0"][:, None]
+    return tensors
 
 
 def _check_consistent(paths: Sequence[Path], steps: Sequence[int | None], parts: Sequence[dict[str, Tensor]]) -> None:
