@@ -91,7 +91,7 @@ def test_decimation_and_its_options(source, capsys):
     pytest.importorskip("scipy")
     assert len(edit(source, "--decimate", "50%", "--backend", "torch", "--finetune", 2)) == 30
     assert "--decimate: 60 -> 30 Gaussians\n" in capsys.readouterr().out
-    assert len(edit(source, "--decimate", 1000, "--decimate", "25", "--backend", "torch")) == 25
+    assert len(edit(source, "--decimate", 1000, "--decimate", "25", "--backend", "torch", "--finetune", 0)) == 25
 
 
 def test_cameras_of_a_file_move_with_the_model(source, tmp_path, monkeypatch):
@@ -120,6 +120,7 @@ def test_cameras_of_a_file_move_with_the_model(source, tmp_path, monkeypatch):
         ("", "expected at least one operation, such as --crop"),
         ("--crop 9 9 9 8 8 8", "--crop: leaves none of 60 Gaussians"),
         ("--finetune 5 --scale 2", "--finetune: only with --decimate"),
+        ("--finetune 0 --scale 2", "--finetune: only with --decimate"),
         ("--cameras c.json --scale 2", "--cameras: only with --decimate"),
         ("--decimate 0", "--decimate: expected an integer from 1"),
         ("--decimate 120%", "expected a percentage above 0 and up to 100%"),

@@ -71,6 +71,11 @@ def count(text: str) -> int:
     return integer(text, 1, 10**9)
 
 
+def steps(text: str) -> int:
+    """A number of steps, 0 or more."""
+    return integer(text, 0, 10**9)
+
+
 def port(text: str) -> int:
     """A port to listen at."""
     return integer(text, 1, 65535)

@@ -110,7 +110,7 @@ def edit(arguments: Namespace) -> int:
     if not operations:
         raise ArgumentError("expected at least one operation, such as --crop; see tsplat edit --help")
     for name in ("finetune", "cameras"):
-        if getattr(arguments, name) and not any(option == "--decimate" for option, _ in operations):
+        if getattr(arguments, name) is not None and not any(option == "--decimate" for option, _ in operations):
             raise ArgumentError(f"--{name}: only with --decimate")
     for path in (arguments.model, *(values for option, values in operations if option == "--merge")):
         check_output(arguments.out, path)
@@ -178,9 +178,9 @@ class _Edited:
                 gaussians.to(device),
                 amount if isinstance(amount, int) else max(1, round(amount * len(gaussians))),
                 cameras,
-                finetune=arguments.finetune,
                 backend=arguments.backend,
                 on_progress=show,
+                **({} if arguments.finetune is None else {"finetune": arguments.finetune}),
             ).to("cpu")
 
     def _cameras(self) -> list[Camera]:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from .. import ArgumentError, __version__
 from ..support.suggestions import suggest, suggest_option
 from . import commands, model_commands
-from .argument_types import amount, channel, count, model_path, number, path, port, seed, size, small_seed
+from .argument_types import amount, channel, count, model_path, number, path, port, seed, size, small_seed, steps
 from .completion import PrintCompletion
 from .doctor import doctor
 
@@ -267,10 +267,9 @@ def _add_edit(parser: argparse.ArgumentParser) -> None:
     decimation = parser.add_argument_group("options for --decimate")
     decimation.add_argument(
         "--finetune",
-        type=count,
-        default=0,
+        type=steps,
         metavar="STEPS",
-        help="optimize what is left for this many steps on images of the model before (0)",
+        help="optimize what is left for this many steps on images of the model before; 0 for none (200)",
     )
     decimation.add_argument(
         "--cameras",

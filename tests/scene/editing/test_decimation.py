@@ -1,6 +1,7 @@
 """Decimated models: against images of the original, and against removal without merging."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -27,6 +28,9 @@ def scene():
     return gaussians, [view.camera for view in make_views(gaussians, n=6)]
 
 
+decimate = functools.partial(decimate_gaussians, finetune=0, backend="torch")
+
+
 def error(model, original, cameras):
     with torch.no_grad():
         return sum(
@@ -40,9 +44,7 @@ def test_merging_is_closer_than_removing_and_optimizing_is_closer_still():
     errors, _ = importance(gaussians, cameras, backend="torch", generator=torch.Generator().manual_seed(0))
     rest = errors.argsort(descending=True)[:40]
     removed = gaussians.map(lambda tensor: tensor[rest])
-    merged, optimized = (
-        decimate_gaussians(gaussians, 40, cameras, finetune=steps, backend="torch") for steps in (0, 60)
-    )
+    merged, optimized = (decimate(gaussians, 40, cameras, finetune=steps) for steps in (0, 60))
     assert len(merged) == len(optimized) == 40
     assert error(merged, gaussians, cameras) < 0.5 * error(removed, gaussians, cameras)
     assert error(optimized, gaussians, cameras) < 0.7 * error(merged, gaussians, cameras)
@@ -50,9 +52,7 @@ def test_merging_is_closer_than_removing_and_optimizing_is_closer_still():
 
 def test_the_same_seed_gives_the_same_model():
     gaussians, cameras = scene()
-    one, other, different = (
-        decimate_gaussians(gaussians, 40, cameras, finetune=2, backend="torch", seed=seed) for seed in (3, 3, 4)
-    )
+    one, other, different = (decimate(gaussians, 40, cameras, finetune=2, seed=seed) for seed in (3, 3, 4))
     assert_same_tensors(one, other)
     assert not torch.equal(one.means, different.means)
 
@@ -60,20 +60,20 @@ def test_the_same_seed_gives_the_same_model():
 def test_what_no_camera_sees_is_removed_first():
     gaussians, cameras = scene()
     gaussians.means[:30] += torch.tensor([0.0, 0, 500])
-    assert decimate_gaussians(gaussians, 120, cameras, backend="torch").means.abs().max() < 10
+    assert decimate(gaussians, 120, cameras).means.abs().max() < 10
 
 
 def test_models_that_are_small_enough_keep_their_valid_gaussians():
     gaussians, cameras = scene()
     gaussians.means[4] = torch.nan
-    kept = decimate_gaussians(gaussians, 149, cameras, backend="torch")
+    kept = decimate(gaussians, 149, cameras)
     assert torch.equal(kept.means, torch.cat([gaussians.means[:4], gaussians.means[5:]]))
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_very_few_gaussians(n):
     gaussians, cameras = scene()
-    found = decimate_gaussians(dataclasses.replace(gaussians, antialiased=True), n, cameras[:1], backend="torch")
+    found = decimate(dataclasses.replace(gaussians, antialiased=True), n, cameras[:1])
     assert len(found) == n
     assert found.valid.all()
     assert found.antialiased
@@ -82,9 +82,7 @@ def test_very_few_gaussians(n):
 def test_progress_is_told():
     gaussians, cameras = scene()
     seen = []
-    decimate_gaussians(
-        gaussians, 40, cameras, finetune=3, backend="torch", on_progress=lambda *progress: seen.append(progress)
-    )
+    decimate(gaussians, 40, cameras, finetune=3, on_progress=lambda *progress: seen.append(progress))
     assert seen[0] == ("merging", 1, 24)
     assert seen[-4:] == [("merging", 24, 24), *(("finetune", i, 3) for i in (1, 2, 3))]
 
@@ -100,4 +98,4 @@ def test_progress_is_told():
 def test_invalid_arguments(arguments, problem):
     cameras = [view.camera for view in make_views(random_gaussians(), n=1)]
     with pytest.raises(ArgumentError, match=problem):
-        decimate_gaussians(random_gaussians(), **{"n": 5, "cameras": cameras, **arguments})
+        decimate(random_gaussians(), **{"n": 5, "cameras": cameras, **arguments})

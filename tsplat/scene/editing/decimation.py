@@ -40,7 +40,7 @@ def decimate_gaussians(
     n: int,
     cameras: Sequence[Camera],
     *,
-    finetune: int = 0,
+    finetune: int = 200,
     backend: Backend = "auto",
     seed: int = 0,
     on_progress: Progress = lambda stage, done, total: None,
@@ -54,7 +54,7 @@ def decimate_gaussians(
         n: Number of Gaussians that are left, if there are as many.
         cameras: Cameras whose images are to change little, from all around and at the distances of later views. At most
             60 are used, at up to 400 pixels.
-        finetune: Number of steps for which all parameters are then optimized on images of `gaussians`.
+        finetune: Number of steps for which all parameters are then optimized on images of `gaussians`; 0 for none.
         backend: As for :func:`tsplat.rasterization`.
         seed: Seed of the random numbers that the importance is estimated with.
         on_progress: Called with a stage, what is done, and the total.
@@ -72,7 +72,7 @@ def decimate_gaussians(
         gaussians = Gaussians.from_points(torch.rand(200, 3) - 0.5, torch.rand(200, 3))
         K = intrinsics(64, 48, fov=50)
         poses = orbit((0, 0, 0), radius=2, azimuths=range(0, 360, 60), elevations=[20] * 6)
-        small = decimate_gaussians(gaussians, 100, [Camera(pose, K, 64, 48) for pose in poses])
+        small = decimate_gaussians(gaussians, 100, [Camera(pose, K, 64, 48) for pose in poses], finetune=20)
         assert len(small) == 100
     """
     check_size("n", n)

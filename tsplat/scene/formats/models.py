@@ -59,7 +59,7 @@ LOD_META = "lod-meta.json"
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat, nerfstudio or Inria's program saved.
+    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat, nerfstudio or Inria saved.
 
     Args:
         path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), with ``point_cloud.ply``, or with the
