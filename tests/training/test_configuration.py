@@ -65,7 +65,7 @@ def test_invalid_files_are_rejected(tmp_path):
 
 
 def test_fixed_preset_has_the_defaults():
-    assert preset("fixed") == RunConfig()
+    assert preset("fixed") == RunConfig(max_size=1600)
 
 
 def test_presets_of_gsplats_strategies_have_the_constants_of_its_trainer():

@@ -247,6 +247,7 @@ def train(arguments: Namespace) -> int:
     if isinstance(options, Resume):
         resume(
             options.run,
+            steps=options.steps,
             stop_after=options.stop_after,
             force=options.force,
             checkpoint=options.checkpoint,
@@ -255,7 +256,8 @@ def train(arguments: Namespace) -> int:
             view=view,
         )
     else:
-        run_train(run_config(options), options.out, stop_after=options.stop_after, view=view)
+        config = run_config(options) if options.minutes is None else lambda n: run_config(parse(arguments.rest, n))
+        run_train(config, options.out, minutes=options.minutes, stop_after=options.stop_after, view=view)
     return 0
 
 

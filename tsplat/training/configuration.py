@@ -33,6 +33,9 @@ STRATEGIES: dict[str, type[DefaultStrategy] | type[MCMCStrategy]] = {
 SCHEDULE_STEPS = 30_000
 """Length of the runs that the strategies' schedules and the default learning rates are made for."""
 
+MAX_SIZE = 1600
+"""Longer side of the photographs of presets, as in other trainers."""
+
 REFINEMENTS_MIN = 24
 """Minimum number of refinements in a shorter run."""
 
@@ -158,6 +161,8 @@ class RunConfig(Config):
         scene: Folder of photographs with cameras.
         primitive: 3D Gaussians, or 2D Gaussians, discs that lie on surfaces and have normals.
         downscale: Factor by which the photographs are made smaller.
+        max_size: Without `downscale`, photographs are made smaller so that their longer side has at most this number of
+            pixels; 0 for their own size.
         camera: Undistort photographs first, or train on them as they were taken, with the distortion of their lenses
             ("native"); the latter takes longer.
         strict: Refuse a scene that names photographs whose files are missing; otherwise they are skipped.
@@ -181,6 +186,7 @@ class RunConfig(Config):
     scene: str = ""
     primitive: Primitive = "3dgs"
     downscale: int = 1
+    max_size: int = 0
     test_every: int = 8
     camera: CameraKind = "undistorted"
     strict: bool = False
@@ -199,7 +205,7 @@ class RunConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("downscale", "keep", *(["test_every"] if self.test_every else [])):
+        for name in ("downscale", "keep", *(key for key in ("test_every", "max_size") if getattr(self, key))):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         check_test_every(self.test_every)
         for name in ("eval_every", "save_every"):
@@ -254,13 +260,14 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         )
     check_choice("preset", name, PRESETS)
     check_size("steps", steps)
+    fixed = RunConfig(steps=steps, max_size=MAX_SIZE)
     if name == "adaptive":
-        return RunConfig(steps=steps, strategy=scale_schedule(DefaultStrategy(), steps))
+        return dataclasses.replace(fixed, strategy=scale_schedule(DefaultStrategy(), steps))
     if name == "fixed":
-        return RunConfig(steps=steps)
+        return fixed
     shortness = max(1.0, SCHEDULE_STEPS / steps)
-    mcmc = RunConfig(
-        steps=steps,
+    mcmc = dataclasses.replace(
+        fixed,
         strategy=scale_schedule(MCMCStrategy(), steps),
         start_opacity=0.5,
         start_scale=0.1,

@@ -4,8 +4,17 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.captures import POINTS, project, sample_views, write_colmap, write_image, write_scene
-from tsplat.scene import FileError, read_colmap
+from tests.support.captures import (
+    POINTS,
+    project,
+    sample_views,
+    write_colmap,
+    write_image,
+    write_scene,
+    write_transforms,
+)
+from tsplat import ArgumentError
+from tsplat.scene import FileError, read_capture, read_colmap
 from tsplat.support import reading
 
 pytest.importorskip("pycolmap")
@@ -111,3 +120,22 @@ def test_images_larger_than_the_memory_are_an_error_before_they_are_read(tmp_pat
     ):
         read_colmap(folder)
     assert len(read_colmap(folder, downscale=2).train) == 3
+
+
+@pytest.mark.parametrize("write", [write_colmap, write_transforms])
+def test_large_images_are_limited_unless_a_factor_is_given(tmp_path, views, write):
+    folder = write(tmp_path / "scene", views, *([POINTS] if write is write_colmap else []))
+    limited = read_capture(folder, max_size=20)
+    halved, full = read_capture(folder, downscale=2), read_capture(folder)
+    for view, half in zip(limited.train, halved.train, strict=True):
+        assert torch.equal(view.image, half.image)
+        torch.testing.assert_close(view.camera.K, half.camera.K)
+    (note,) = set(limited.notes) - set(full.notes)
+    assert "scaled 9 of 9 images down to a longer side of 20 pixels (first: 40×30 to 20×15)" in note
+    odd = read_capture(folder, max_size=27).train[0]
+    assert (odd.width, odd.height) == (27, 20)
+    for options in (dict(max_size=40), dict(max_size=20, downscale=2), dict(max_size=0)):
+        found = read_capture(folder, **options)
+        assert (found.train[0].width, found.notes) == (40 // options.get("downscale", 1), full.notes)
+    with pytest.raises(ArgumentError, match="max_size"):
+        read_capture(folder, max_size=-1)

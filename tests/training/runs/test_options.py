@@ -57,6 +57,17 @@ def test_2d_gaussians_have_the_constants_of_2dgs(tmp_path):
     assert parse(["--config", str(tmp_path / "config.json"), "--out", "run"]).primitive == "3dgs"
 
 
+def test_minutes_replace_steps(tmp_path):
+    words = ["scene", "--out", "run", "--max-gaussians", "5000"]
+    assert parse([*words, "--minutes", "2.5"]).minutes == 2.5
+    timed = parse([*words, "--minutes", "2.5"], 400)
+    assert run_config(timed) == run_config(parse([*words, "--steps", "400"]))
+    (tmp_path / "config.json").write_text(json.dumps(to_json(preset(steps=9))))
+    for other in (["--steps", "9"], ["--config", str(tmp_path / "config.json")]):
+        with pytest.raises(ArgumentError, match=f"--minutes: .* cannot be combined with {other[0]}"):
+            parse([*words, "--minutes", "1", *other])
+
+
 def test_help_names_arguments_and_what_is_required(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse(["--help"])
@@ -114,11 +125,10 @@ def test_page_stays_where_a_terminal_started_the_training(command, monkeypatch):
 def test_resume_does_not_take_settings():
     options = parse(["--resume", "run", "--stop-after", "5"])
     assert isinstance(options, Resume)
-    assert (str(options.run), options.stop_after, options.force) == ("run", 5, False)
-    message = (
-        r"--steps: a run is resumed with the settings .* --stop-after N; .* --config run/config.json --out NEW_RUN"
-    )
-    for words in (["--steps", "3"], ["--steps=3"]):
+    assert (str(options.run), options.steps, options.stop_after, options.force) == ("run", None, 5, False)
+    assert parse(["--resume", "run", "--steps", "9"]).steps == 9
+    message = r"--seed: a run is resumed with the settings .* --stop-after N; .* --config run/config.json --out NEW_RUN"
+    for words in (["--seed", "3"], ["--seed=3"]):
         with pytest.raises(ArgumentError, match=message):
             parse(["--resume", "run", *words])
     with pytest.raises(ArgumentError, match=r"--strategy\.cap-max: a run is resumed with"):

@@ -25,13 +25,14 @@ def read_capture(
     strict: bool = False,
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
+    max_size: int = 0,
 ) -> Capture:
     """Reads a capture: a COLMAP model with :func:`read_colmap`, else with :func:`read_transforms`.
 
     Args:
         folder: A folder with a COLMAP model or ``transforms.json`` (COLMAP's ``sparse/0/`` and ``sparse/``
             are preferred), or the path of a ``transforms.json``.
-        downscale, test_every, background, strict, on_progress, cameras: See :func:`read_colmap` and
+        downscale, test_every, background, strict, on_progress, cameras, max_size: See :func:`read_colmap` and
             :func:`read_transforms`.
         normalize: Whether to apply :func:`normalize_capture`.
         seed: Random seed of the initial points that :func:`read_transforms` draws if the file has none.
@@ -41,7 +42,7 @@ def read_capture(
         UnsupportedError, ArgumentError, MissingExtraError: See the two functions.
     """
     folder = Path(folder)
-    options: dict[str, Any] = dict(strict=strict, on_progress=on_progress, cameras=cameras)
+    options: dict[str, Any] = dict(strict=strict, on_progress=on_progress, cameras=cameras, max_size=max_size)
     if _is_colmap(folder):
         capture = read_colmap(folder, downscale, test_every, background=background, **options)
     elif _is_json(folder) or has_transforms(folder):

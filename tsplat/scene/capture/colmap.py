@@ -23,6 +23,7 @@ from .photographs import (
     check_test_every,
     find_usable,
     is_held_out,
+    limit_sizes,
     read_views,
     split_views,
 )
@@ -64,6 +65,7 @@ def read_colmap(
     strict: bool = False,
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
+    max_size: int = 0,
 ) -> Capture:
     """Reads the registered images of a COLMAP scene with their cameras and the sparse points, in COLMAP's world frame.
 
@@ -89,6 +91,8 @@ def read_colmap(
             ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
         cameras: ``"native"`` to keep images as they were taken, with distorted cameras, instead of undistorting them.
+        max_size: Longer side in pixels to which larger images are downscaled, if `downscale` is 1; 0 for no limit. A
+            note in ``Capture.notes`` tells how many are.
 
     Raises:
         FileError: A file or folder is missing, damaged or cannot be read, fewer than two images are left, or no
@@ -131,6 +135,9 @@ def read_colmap(
         )
         for i in kept
     ]
+    if downscale == 1:
+        photographs, limited = limit_sizes(photographs, max_size)
+        notes += limited
     if (folder / "masks").is_dir() and None in masks:
         n_masks = len(masks) - masks.count(None)
         notes.append(

@@ -57,7 +57,7 @@ class Photograph:
         lens: Intrinsics and distortion.
         viewmat: [4, 4] fp64 world to camera.
         camera_id: Index of the physical camera.
-        downscale: Factor to downscale the image by after reading.
+        downscale: Factor to downscale the image by while reading.
         mask: An image of the same aspect ratio, white for valid pixels.
         points: [P, 3] sparse points observed in the image, world frame.
     """
@@ -67,7 +67,7 @@ class Photograph:
     lens: Lens
     viewmat: Tensor
     camera_id: int = 0
-    downscale: int = 1
+    downscale: float = 1
     mask: Path | None = None
     points: Tensor | None = None
 
@@ -131,6 +131,38 @@ def _is_unreadable(path: Path) -> bool:
     return False
 
 
+def limit_sizes(photographs: Sequence[Photograph], max_size: int) -> tuple[list[Photograph], list[str]]:
+    """Limits the longer side of images by their factors of downscaling.
+
+    Args:
+        photographs: Images that are not downscaled yet.
+        max_size: Longer side in pixels; 0 for no limit.
+
+    Returns:
+        The photographs, and a note if any is downscaled.
+
+    Raises:
+        FileError: An image is missing or cannot be read.
+        MissingExtraError: Pillow is not installed.
+    """
+    if max_size == 0:
+        return list(photographs), []
+    check_size("max_size", max_size)
+    infos = [read_image_info(photograph.path) for photograph in photographs]
+    factors = [max(1.0, max(info.width, info.height) / max_size) for info in infos]
+    limited = [dataclasses.replace(photograph, downscale=f) for photograph, f in zip(photographs, factors)]
+    found = [i for i, factor in enumerate(factors) if factor > 1]
+    if not found:
+        return limited, []
+    first, factor = infos[found[0]], factors[found[0]]
+    note = (
+        f"scaled {len(found)} of {len(photographs)} images down to a longer side of {max_size} pixels (first: "
+        f"{first.width}×{first.height} to {round(first.width / factor)}×{round(first.height / factor)}); max_size 0 "
+        "keeps their size"
+    )
+    return limited, [note]
+
+
 def read_views(
     photographs: Sequence[Photograph],
     background: Color | None,
@@ -191,7 +223,7 @@ def read_views(
 def _check_memory(photographs: Sequence[Photograph], sources: Sequence[_Source]) -> None:
     """Raises before any image is read if all images together, 3 bytes per pixel, do not fit into the free memory."""
     needed = sum(
-        3 * source.width * source.height // photograph.downscale**2
+        int(3 * source.width * source.height / photograph.downscale**2)
         for photograph, source in zip(photographs, sources, strict=True)
     )
     what = f"{photographs[0].path.parent}: the set of its {len(photographs)} images"

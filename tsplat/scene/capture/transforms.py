@@ -33,6 +33,7 @@ from .photographs import (
     check_test_every,
     find_usable,
     is_held_out,
+    limit_sizes,
     read_views,
     split_views,
 )
@@ -60,6 +61,7 @@ def read_transforms(
     strict: bool = False,
     on_progress: OnProgress | None = None,
     cameras: CameraKind = "undistorted",
+    max_size: int = 0,
 ) -> Capture:
     """Reads images, cameras and points, in the world frame of the file.
 
@@ -87,7 +89,7 @@ def read_transforms(
         strict: Whether to raise if any image is missing. Otherwise missing ones are skipped, as by instant-ngp and
             nerfstudio, and counted in ``Capture.notes``.
         on_progress: Called with the number of images read and their total.
-        cameras: See :func:`read_colmap`.
+        cameras, max_size: See :func:`read_colmap`.
 
     Raises:
         FileError: A file is missing or cannot be read, a value in it is missing or invalid, fewer than two images are
@@ -119,6 +121,9 @@ def read_transforms(
     if background is None:
         transparent = any(read_image_info(photograph.path).transparent for photograph in photographs)
         background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
+    if downscale == 1:
+        photographs, limited = limit_sizes(photographs, max_size)
+        notes += limited
     train, test, skipped = split_views(read_views(photographs, background, on_progress, cameras), held_out)
     notes += skipped
 

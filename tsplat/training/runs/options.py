@@ -33,6 +33,7 @@ class Options(RunConfig):
             number of steps; mcmc relocates and adds Gaussians as gsplat does; adaptive clones, splits and prunes
             Gaussians by their gradients; fixed keeps their number.
         config: Settings to start from, as the config.json of another run; replaces the preset.
+        minutes: Instead of --steps: time for the steps, of which as many are taken as fit by the time that a few take.
         stop_after: Stop after this number of steps, with the schedules of the full run.
         ranks: Number of processes on this machine that train together.
         gpus: GPUs to use, one rank each, such as 0,1.
@@ -48,6 +49,7 @@ class Options(RunConfig):
     out: str = ""
     preset: Preset = DEFAULT_PRESET
     config: str = ""
+    minutes: float | None = None
     stop_after: int | None = None
     ranks: int = 1
     gpus: str = ""
@@ -66,6 +68,7 @@ class Resume:
 
     Attributes:
         run: The run's folder, or one of its checkpoints.
+        steps: Number of steps in total to extend the run to.
         stop_after: Stop after this number of steps in total.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to continue from; None for the newest.
@@ -76,6 +79,7 @@ class Resume:
     """
 
     run: Path
+    steps: int | None = None
     stop_after: int | None = None
     force: bool = False
     checkpoint: str | None = None
@@ -97,8 +101,8 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(f"{message}; {HELP}")
 
 
-def parse(arguments: Sequence[str]) -> Options | Resume:
-    """Parses the arguments of `tsplat train`.
+def parse(arguments: Sequence[str], default_steps: int = RunConfig.steps) -> Options | Resume:
+    """Parses the arguments of `tsplat train`; without `--steps` and `--config`, a run has the default number of steps.
 
     Raises:
         ArgumentError: An unknown option or an invalid value.
@@ -109,7 +113,7 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
     first.add_argument("--preset", choices=(*PRESETS, "default"), default=DEFAULT_PRESET)
     first.add_argument("--config", type=Path)
     first.add_argument("--primitive")
-    first.add_argument("--steps", default=str(RunConfig.steps))
+    first.add_argument("--steps")
     first.add_argument("--resume", type=Path)
     known, rest = first.parse_known_args(arguments)
     if known.resume is not None:
@@ -124,8 +128,9 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
         raise ArgumentError(
             f"--preset: default was renamed to adaptive; without --preset it is {DEFAULT_PRESET}; {HELP}"
         )
-    is_count = known.steps.isdecimal() and len(known.steps) < 10  # tyro rejects others below
-    steps = max(1, int(known.steps)) if is_count else 1
+    given = str(default_steps) if known.steps is None else known.steps
+    is_count = given.isdecimal() and len(given) < 10  # tyro rejects others below
+    steps = max(1, int(given)) if is_count else 1
     base = read_config(known.config) if known.config else preset(known.preset, steps)
     if known.primitive == "2dgs" and base.primitive != "2dgs":
         base = for_surfels(base)
@@ -171,6 +176,9 @@ def parse(arguments: Sequence[str]) -> Options | Resume:
         raise ArgumentError(f"SCENE: expected a folder of photographs; {HELP}")
     if not options.out:
         raise ArgumentError(f"--out: expected a folder to write to; {HELP}")
+    if options.minutes is not None and (known.steps or known.config):
+        other = "--steps" if known.steps else "--config, whose schedules are those of its number of steps"
+        raise ArgumentError(f"--minutes: chooses the number of steps, and cannot be combined with {other}; {HELP}")
     return options
 
 
@@ -189,8 +197,9 @@ def list_options() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def run_config(options: Options) -> RunConfig:
-    """The configuration of a run with these options."""
+def run_config(options: Options | Resume) -> RunConfig:
+    """The configuration of a run with these options, which are not those of a run that is resumed."""
+    assert isinstance(options, Options)
     return RunConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(RunConfig)})
 
 
@@ -221,6 +230,7 @@ def _resume(arguments: Sequence[str]) -> Resume:
     parser.add_argument(
         "--resume", type=Path, required=True, metavar="RUN", help="the run's folder or one of its checkpoints"
     )
+    parser.add_argument("--steps", type=int, metavar="N", help="extend the run to N steps in total")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after N steps in total")
     parser.add_argument(
         "--checkpoint", metavar="STEP", help="step or folder name of the checkpoint to continue from (the newest)"

@@ -85,6 +85,7 @@ def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capt
         strict=config.strict,
         on_progress=on_progress,
         cameras=config.camera,
+        max_size=config.max_size,
     )
 
 

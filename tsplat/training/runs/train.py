@@ -45,15 +45,17 @@ from .scene_record import (
     record_scene,
     with_absolute_scene,
 )
+from .start import Configure, check_minutes, extend, initial_gaussians, plan
 from .tensorboard import TensorBoardLog
 
 WORLD = "world.json"
 
 
 def train(
-    config: RunConfig,
+    config: RunConfig | Configure,
     out: str | os.PathLike[str],
     *,
+    minutes: float | None = None,
     stop_after: int | None = None,
     view: ViewOptions | None = None,
 ) -> dict[str, Any]:
@@ -64,8 +66,10 @@ def train(
     ``report.html``.
 
     Args:
-        config: Settings of the run; ``config.scene`` is a folder as for :func:`tsplat.scene.read_capture`.
+        config: Settings of the run, or with `minutes` what returns them for a number of steps; ``config.scene`` is a
+            folder as for :func:`tsplat.scene.read_capture`.
         out: The run's folder; created if it does not exist.
+        minutes: Time for the steps. A few are measured first, and the run has as many as fit, with their schedules.
         stop_after: Stop after this number of steps, with the schedules of the full run.
         view: How to show the training in web browsers; None for not at all.
 
@@ -83,13 +87,24 @@ def train(
         MissingExtraError: A package of the extra ``train`` or, for `view`, ``viewer`` is not installed.
         UnsupportedError: A view of several ranks.
     """
-    require_extras(config, view=view is not None)
-    return _run(with_absolute_priors(with_absolute_scene(config)), Path(out), stop_after, view)
+    given = config if isinstance(config, RunConfig) else config(RunConfig.steps)
+    require_extras(given, view=view is not None)
+    if minutes is None and given is config:
+        return _run(_absolute(given), Path(out), stop_after, view)
+    if minutes is None or isinstance(config, RunConfig):
+        raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
+    check_minutes(minutes, given)
+    return _run(_absolute(given), Path(out), stop_after, view, timed=(config, minutes))
+
+
+def _absolute(config: RunConfig) -> RunConfig:
+    return with_absolute_priors(with_absolute_scene(config))
 
 
 def resume(
     run: str | os.PathLike[str],
     *,
+    steps: int | None = None,
     stop_after: int | None = None,
     force: bool = False,
     checkpoint: str | None = None,
@@ -103,6 +118,8 @@ def resume(
 
     Args:
         run: The run's folder, or one of its checkpoints.
+        steps: Extend the run to this number of steps in total, more than it has, finished or not. Its schedules become
+            those of the longer run; see `docs/training.md`.
         stop_after: Stop after this number of steps in total, with the schedules of the full run.
         force: Accept parameters that look activated already.
         checkpoint: Step or folder name of the checkpoint to read; None for the newest.
@@ -121,12 +138,14 @@ def resume(
     require_extras(view=view is not None)
     if checkpoint is None and (Path(run) / CONFIG).is_file() and not has_checkpoints(Path(run)):
         started = locate_scene(read_config(Path(run) / CONFIG), {}, Path(run), scene)
+        started = started if steps is None else extend(started, steps)
         if os.environ.get("RANK", "0") == "0":
             print(f"{run}: stopped before its first checkpoint; starting again with its {CONFIG}", flush=True)
         return train(started, run, stop_after=stop_after, view=view)
     path, found, errors = read_newest(run, force=force, checkpoint=checkpoint)
     require_extras(found.config)
     config = locate_scene(found.config, found.figures.get("scene", {}), path.parent.parent, scene)
+    config = config if steps is None else extend(config, steps)
     return _run(config, path.parent.parent, stop_after, view, (path, found, errors), accept_changes=accept_changes)
 
 
@@ -138,8 +157,9 @@ def _run(
     saved: tuple[Path, Checkpoint, list[str]] | None = None,
     *,
     accept_changes: bool = False,
+    timed: tuple[Configure, float] | None = None,
 ) -> dict[str, Any]:
-    """Starts a run, or continues from what :func:`read_newest` has returned."""
+    """Starts a run, for as many steps as fit if it is `timed`, or continues what :func:`read_newest` has returned."""
     device, description = pick_device(config.backend, config.device)
     ranks = join_group(device)
     check_view(view, ranks.world_size)
@@ -160,7 +180,9 @@ def _run(
         if ranks.is_main:
             delete_incomplete(folder / "checkpoints")
         record = RunRecord()
-        with record.measure("reading"), saved_config(config, folder, ranks) if found is None else nullcontext():
+        # A run that is killed starts again with its configuration, in which steps are missing if it is timed.
+        is_known = found is None and timed is None
+        with record.measure("reading"), saved_config(config, folder, ranks) if is_known else nullcontext():
             capture = read_run_capture(config, device, stop)
         described = on_main(ranks, lambda: describe_capture(capture))
         change = "" if found is None else difference(found.figures.get("scene", {}), described, config.scene)
@@ -169,9 +191,11 @@ def _run(
                 raise FileError(f"{change}; restore them, or use them as they are: --accept-changes")
             print(f"warning: {change}")
         reserve_threads(device, config.backend)
+        if timed is not None:
+            config = _absolute(plan(*timed, capture, ranks))
         if found is None:
             config = dataclasses.replace(config, background=capture.background)
-        initial = _initial_gaussians(config, capture)
+        initial = initial_gaussians(config, capture)
         trainer = Trainer(initial, capture.train, config, ranks)
         print(description)
         if found is None:
@@ -366,22 +390,3 @@ def read_run_capture(config: RunConfig, device: torch.device, stop: StopRequest 
     for note in capture.notes:
         print(f"note: {note}")
     return capture.to(device)
-
-
-def _initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
-    """A Gaussian for each point, or for a random subset if there are more than the maximum number of Gaussians."""
-    points, colors = capture.points, capture.colors
-    cap = None if config.strategy is None else config.strategy.cap_max
-    n_max = min(config.max_gaussians, cap or config.max_gaussians)
-    if len(points) > n_max:
-        print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
-        generator = torch.Generator().manual_seed(config.seed)
-        chosen = torch.randperm(len(points), generator=generator)[:n_max].sort().values.to(points.device)
-        points, colors = points[chosen], colors[chosen]
-    gaussians = Gaussians.from_points(
-        points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
-    )
-    if config.primitive == "3dgs":
-        return gaussians
-    quats = torch.randn(len(points), 4, generator=torch.Generator().manual_seed(config.seed)).to(points.device)
-    return dataclasses.replace(gaussians, quats=torch.nn.functional.normalize(quats, dim=-1)).as_surfels()

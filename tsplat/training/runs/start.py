@@ -1,0 +1,134 @@
+"""How a run starts: its first Gaussians, and its number of steps, by a time or an extension."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...arguments import check_size
+from ...errors import ArgumentError
+from ...scene.capture.views import Capture
+from ...scene.gaussians import Gaussians
+from ...stages.process_group import RankGroup
+from ...strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+from ..configuration import RunConfig
+from ..trainer import Trainer
+
+Configure = Callable[[int], RunConfig]
+"""Returns the configuration of a run with a number of steps, such as :func:`tsplat.training.preset` does."""
+
+REHEARSAL, WARM_UP = 40, 8
+"""Number of steps whose time is measured, in a run of this length, and of those at its start that are left out."""
+
+GROWN = 0.85
+"""Mean number of Gaussians over a run, from 0, the number at its start, to 1, that at its end."""
+
+ROUNDS = 4
+"""Number of times that steps and Gaussians, which depend on each other, are estimated."""
+
+
+def initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
+    """A Gaussian for each point, or for a random subset if there are more than the maximum number of Gaussians."""
+    points, colors = capture.points, capture.colors
+    cap = None if config.strategy is None else config.strategy.cap_max
+    n_max = min(config.max_gaussians, cap or config.max_gaussians)
+    if len(points) > n_max:
+        print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
+        generator = torch.Generator().manual_seed(config.seed)
+        chosen = torch.randperm(len(points), generator=generator)[:n_max].sort().values.to(points.device)
+        points, colors = points[chosen], colors[chosen]
+    gaussians = Gaussians.from_points(
+        points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
+    )
+    if config.primitive == "3dgs":
+        return gaussians
+    quats = torch.randn(len(points), 4, generator=torch.Generator().manual_seed(config.seed)).to(points.device)
+    return dataclasses.replace(gaussians, quats=torch.nn.functional.normalize(quats, dim=-1)).as_surfels()
+
+
+def extend(config: RunConfig, steps: int) -> RunConfig:
+    """Returns the configuration of a run that is extended to more steps.
+
+    Learning rates decay, and Gaussians are added, until the same fractions of the longer run. All else stays: initial
+    learning rates, growth, and the intervals of refinements and of degrees of spherical harmonics.
+
+    Raises:
+        ArgumentError: The run has as many steps already.
+    """
+    if check_size("steps", steps) <= config.steps:
+        raise ArgumentError(
+            f"steps: expected more than the {config.steps} steps of the run, to extend it, found {steps}; to stop "
+            "earlier: stop_after"
+        )
+    strategy = config.strategy
+    if strategy is not None:
+        stops = {name: getattr(strategy, name, -1) for name in ("refine_stop_iter", "noise_injection_stop_iter")}
+        later: dict[str, Any] = {
+            name: math.ceil(stop * steps / config.steps) for name, stop in stops.items() if stop >= 0
+        }
+        strategy = dataclasses.replace(strategy, **later)
+    interval = min(config.sh_interval, math.ceil(config.steps / (config.sh_degree + 1)))
+    return dataclasses.replace(config, steps=steps, strategy=strategy, sh_interval=interval)
+
+
+def check_minutes(minutes: float, config: RunConfig) -> None:
+    """Raises ArgumentError unless the time is positive and the strategy says how many Gaussians it adds."""
+    if not 0 < minutes < math.inf:
+        raise ArgumentError(f"minutes: expected a positive number, found {minutes}")
+    if isinstance(config.strategy, DefaultStrategy):
+        raise ArgumentError(
+            "minutes: how many Gaussians adaptive adds, and thus how much time a step takes, is not known before; give "
+            "steps, or use another preset"
+        )
+
+
+def plan(configure: Configure, minutes: float, capture: Capture, ranks: RankGroup) -> RunConfig:
+    """Returns the configuration with the number of steps that fit into a time. A collective call.
+
+    Trains for a few steps, with a number of Gaussians that grows as that of a run, and measures their time, as a line
+    over the number of Gaussians. What was trained is dropped. Evaluations and checkpoints are not counted.
+
+    Args:
+        configure: Returns the configuration for a number of steps.
+        minutes: Time for the steps.
+        capture: Training views and points.
+        ranks: The ranks that train together.
+    """
+    config = configure(REHEARSAL)
+    initial = initial_gaussians(config, capture)
+    trainer = Trainer(initial, capture.train, config, ranks)
+    counts, seconds = [], []
+    for _ in range(REHEARSAL):
+        start, n = time.perf_counter(), trainer.n_gaussians
+        float(trainer.advance().loss)  # waits for a GPU
+        counts.append(n)
+        seconds.append(time.perf_counter() - start)
+    counts, seconds = counts[WARM_UP:], seconds[WARM_UP:]
+    slope = float(np.polyfit(counts, seconds, 1)[0]) if counts[0] != counts[-1] else 0.0
+    slope = max(slope, 0.0)
+    base = float(np.mean(seconds)) - slope * float(np.mean(counts))
+    steps, step_time = REHEARSAL, 0.0
+    for _ in range(ROUNDS):
+        last = _final_count(configure(steps), len(initial))
+        step_time = base + slope * (len(initial) + GROWN * (last - len(initial)))
+        steps = min(ranks.all_gather_object(max(1, int(60 * minutes / step_time))))
+    print(f"{steps} steps of about {1000 * step_time:.0f} ms fit into {minutes:g} minutes", flush=True)
+    return configure(steps)
+
+
+def _final_count(config: RunConfig, n: int) -> float:
+    """The number of Gaussians after the last refinement of n initial ones."""
+    strategy = config.strategy
+    growth = 1.0
+    if isinstance(strategy, LongAxisStrategy):
+        growth = strategy.growth
+    elif isinstance(strategy, MCMCStrategy):
+        growth = 1.05 ** ((strategy.refine_stop_iter - strategy.refine_start_iter) / strategy.refine_every)
+    cap = config.max_gaussians if strategy is None or strategy.cap_max is None else strategy.cap_max
+    return max(n, min(config.max_gaussians, cap, growth * n))
