@@ -8,7 +8,7 @@ A recipe is `gsplat`, `mcmc` or `standard`, or one of these with other settings:
 factor of the number of initial points; 0 leaves it to the recipe. Captures whose photographs do not exist are skipped.
 
 `--json` appends a line per run; `--table` and `--figure` show the means over seeds of all lines of that file, the
-figure as PSNR over time. Times are those of the steps, without evaluations.
+figure as PSNR over time. Times are those of this process on the CPU, of the steps without evaluations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,12 +29,11 @@ import torch
 
 from benchmarks.room import room_capture
 from tests.support.paths import SCENES
-from tsplat.rendering import render, render_views
 from tsplat.scene import Capture, Gaussians, read_capture
-from tsplat.scene.capture.views import Color, View
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import RunConfig, Trainer, evaluate, preset
 from tsplat.training.configuration import SCHEDULE_STEPS, from_json, to_json
+from tsplat.training.report.quality import floaters
 
 CAPTURES: dict[str, Callable[[], Capture]] = {
     "banana": lambda: read_capture(SCENES / "banana", downscale=4),
@@ -50,9 +49,6 @@ FOLDERS = {"banana": "banana", "lego": "lego_400", "lego-2": "lego_400"}
 
 EVALUATIONS = 10
 """Number of evaluations of the held-out views during a run."""
-
-FLOATING = 0.8
-"""A Gaussian floats in a view if its depth is less than this part of the expected depth at its center."""
 
 
 def gsplat(steps: int) -> RunConfig:
@@ -100,9 +96,9 @@ def run(name: str, capture: Capture, recipe: str, steps: int, seed: int, budget:
     trainer = Trainer(initial, capture.train, config)
     seconds, curve = 0.0, []
     for step in range(1, steps + 1):
-        start = time.perf_counter()
+        start = time.process_time()
         trainer.advance()
-        seconds += time.perf_counter() - start
+        seconds += time.process_time() - start
         if step % max(1, steps // EVALUATIONS) == 0 and step < steps:
             psnr = evaluate(trainer.gaussians, capture.test, background=config.backdrop).psnr
             curve.append((round(seconds, 2), step, round(psnr, 3)))
@@ -120,26 +116,9 @@ def run(name: str, capture: Capture, recipe: str, steps: int, seed: int, budget:
         "gaussians": trainer.n_gaussians,
         "seconds": round(seconds, 1),
         "train_psnr": round(fitted.psnr, 3),
-        "floaters": round(floaters(trainer.gaussians, capture.test, config.backdrop), 4),
+        "floaters": round(mean(floaters(trainer.gaussians, [view.camera for view in capture.test])), 4),
         "curve": curve,
     }
-
-
-@torch.no_grad()
-def floaters(gaussians: Gaussians, views: Iterable[View], background: Color) -> float:
-    """The part of the pixels' weight that belongs to Gaussians far in front of the surface, as a mean over views."""
-    found = []
-    for view in views:
-        depth, _, meta = render_views(gaussians, [view.camera], render_mode="ED")
-        x, y = meta["means2d"][0].long().unbind(-1)
-        surface = depth[0, y.clamp(0, view.height - 1), x.clamp(0, view.width - 1), 0]
-        in_front = (meta["depths"][0] < FLOATING * surface).float()
-        # Black Gaussians but for those in front, which are white.
-        marked = dataclasses.replace(
-            gaussians, sh0=((in_front - 0.5) / 0.28209479)[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
-        )
-        found.append(float(render(marked, view.camera).mean()))
-    return mean(found)
 
 
 def table(lines: list[dict[str, Any]]) -> str:

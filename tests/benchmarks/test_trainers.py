@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from benchmarks import room, trainers
-from tsplat.scene import Camera, Gaussians, intrinsics
-from tsplat.scene.capture.views import View
 
 
 def test_recipes_are_compared_at_an_equal_budget(tmp_path, monkeypatch, capsys):
@@ -46,17 +44,6 @@ def test_settings_replace_or_multiply():
     assert (config.means_rate, config.antialiased, config.strategy.noise_lr) == (3.2e-4, True, 0)
     with pytest.raises(SystemExit, match="NAME=VALUE"):
         trainers.configure("mcmc:antialiased", 100)
-
-
-def test_floaters_are_gaussians_in_front_of_the_surface():
-    gaussians = Gaussians.from_points(torch.tensor([[0.0, 0, 4], [0, 0, 1]]), torch.ones(2, 3), opacity=0.9)
-    shape = dict(log_scales=torch.tensor([[2.0, 2, -3], [-2, -2, -2]]))
-    wall = Gaussians(**{**gaussians.tensors(), **shape})
-    camera = Camera(torch.eye(4), intrinsics(16, 16, 60), 16, 16)
-    view = View(torch.zeros(16, 16, 3, dtype=torch.uint8), camera)
-    assert 0.01 < trainers.floaters(wall, [view], (0.0, 0, 0)) < 0.5
-    alone = wall.map(lambda tensor: tensor[:1])
-    assert trainers.floaters(alone, [view], (0.0, 0, 0)) < 1e-3
 
 
 def test_room_has_consistent_points_and_gains_around_one():

@@ -45,10 +45,10 @@ class Page(HTMLParser):
         wanted = {name.rstrip("_"): value for name, value in attributes.items()}
         return [element for element in found if all(element[1].get(name) == value for name, value in wanted.items())]
 
-    def images(self):
-        """The decoded images, by their descriptions."""
+    def images(self, class_=None):
+        """The decoded images of a class, by their descriptions."""
         found = {}
-        for _, attributes, _ in self.of("img"):
+        for _, attributes, _ in self.of("img", class_=class_):
             head, _, data = attributes["src"].partition(",")
             assert head == "data:image/jpeg;base64"
             with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:

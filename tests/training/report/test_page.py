@@ -16,6 +16,7 @@ from tsplat.strategies import MCMCStrategy
 from tsplat.training import History, RunConfig, preset
 from tsplat.training.configuration import PRESETS, Config
 from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_page
+from tsplat.training.report.quality import floaters, score_regions
 
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'{{body}}"
 URLS = {"src", "href", "action", "data", "poster", "srcset", "xlink:href", "background", "formaction"}
@@ -76,7 +77,8 @@ def figures(parsed):
 def test_sections_are_in_order(page):
     parsed = Page(render_page(page))
     assert [text for _, _, text in parsed.of("h2")] == [
-        "Curves", "Test views", "Images", "Distributions", "Configuration", "Machine", "Time", "Command line",
+        "Curves", "Test views", "Images", "Quality", "Distributions", "Configuration", "Machine", "Time",
+        "Command line",
     ]  # fmt: skip
     assert len(parsed.of("svg")) == 6
     assert not [e for e in parsed.elements if "missing" in e[1].get("class", "")]
@@ -137,6 +139,24 @@ def test_images_decode_to_the_sizes_of_the_views(page):
     assert {"b: error \N{MULTIPLICATION SIGN} 4", "b: depth"} <= images.keys()
 
 
+def test_quality_is_that_of_the_shown_views(page):
+    parsed = Page(render_page(page))
+    text = parsed.of("section")[3][2]
+    assert "Training views have 25.50 dB, +4.51 dB against test views." in text
+    scores = [score_regions(view.target, view.rendered) for view in page.shown]
+    (first, *_), parts = scores, floaters(page.gaussians, [view.camera for view in page.shown])
+    expected = [first["sharp"].psnr, first["flat"].psnr, first["border"].psnr, first["sharp"].ssim, first["flat"].ssim]
+    shown = figures(parsed)[18:]
+    assert shown[:7] == [*expected, first["border"].ssim, 100 * parts[0]]
+    assert shown[21] == pytest.approx(sum(score["sharp"].psnr for score in scores) / 3)
+    patches = parsed.images(class_="cut")
+    assert len(patches) == 12 and {image.size for image in patches.values()} == {(16, 16)}
+    alone = dataclasses.replace(page, metrics={}, gaussians=None, shown=page.shown[:1])
+    parsed = Page(render_page(alone))
+    assert "Training views have" not in parsed.of("section")[3][2]
+    assert parsed.of("section")[3][2].count("\N{EN DASH}") == 2  # SSIM of a narrow border, floaters without a model
+
+
 def test_images_without_a_scene_folder_are_not_called_photographs(page):
     text = render_page(dataclasses.replace(page, config=Config(steps=7)))
     assert "a: target" in Page(text).images()
@@ -152,7 +172,7 @@ def test_views_of_the_table_link_to_their_images(page):
 
 def test_configuration_shows_what_differs_from_the_preset(page):
     parsed = Page(render_page(page))
-    text = parsed.of("section")[4][2]
+    text = parsed.of("section")[5][2]
     shown, everything = text.split("settings", 1)
     for name in ("steps", "scene", "strategy.cap_max"):
         assert name in shown
@@ -161,7 +181,7 @@ def test_configuration_shows_what_differs_from_the_preset(page):
         assert name in everything
     for name in PRESETS:
         same = dataclasses.replace(page, config=preset(name))
-        text = Page(render_page(same)).of("section")[4][2]
+        text = Page(render_page(same)).of("section")[5][2]
         assert f"All settings are those of the preset {name}." in text
 
 
@@ -188,7 +208,7 @@ def test_pages_of_large_noisy_photographs_stay_below_five_megabytes(page):
 
 def test_an_empty_page_says_what_is_missing():
     parsed = Page(render_page(RunPage("run", notes=["No <b>metrics</b>."])))
-    assert len(parsed.of("p", class_="missing")) == 8
+    assert len(parsed.of("p", class_="missing")) == 9
     assert "No <b>metrics</b>." in parsed.of("div", class_="notes")[0][2]
     assert figures(parsed) == [None] * 6
     assert {data[2] for data in parsed.of("data")} == {"\N{EN DASH}"}
@@ -209,11 +229,11 @@ def test_gaussians_with_invalid_values_are_left_out_of_the_histograms(page):
     means = page.gaussians.means.clone()
     means[:2] = math.nan
     gaussians = dataclasses.replace(page.gaussians, means=means)
-    text = Page(render_page(dataclasses.replace(page, gaussians=gaussians))).of("section")[3][2]
+    text = Page(render_page(dataclasses.replace(page, gaussians=gaussians))).of("section")[4][2]
     assert "2 Gaussians with invalid values are left out" in text
     none = page.gaussians.map(lambda tensor: tensor[:0])
     parsed = Page(render_page(dataclasses.replace(page, gaussians=none, shown=page.shown[:1])))
-    assert "no valid Gaussians" in parsed.of("section")[3][2]
+    assert "no valid Gaussians" in parsed.of("section")[4][2]
 
 
 @pytest.mark.parametrize(

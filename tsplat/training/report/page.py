@@ -26,6 +26,7 @@ from ..evaluation import Evaluation
 from ..history import History
 from . import sections
 from .data_urls import ERROR_GAIN, depth_image, encode_images, error_image, image_of
+from .quality import floaters, score_regions, worst_patches
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,6 +39,9 @@ VIEWS = 12
 
 IMAGES_MAX = 4_000_000
 """Maximum size of all images in bytes; the page without them is smaller than a megabyte."""
+
+PATCHES, PATCH_SIDE, PATCHES_MAX = 8, 160, 400_000
+"""Number of the worst patches, their side in pixels, and the maximum size of their images, which come on top."""
 
 LARGE, SMALL = 960, 640
 """Longer side in pixels of the images of the first three views, and of others. Error and depth have half of it."""
@@ -157,7 +161,12 @@ def render_page(page: RunPage) -> Html:
     template = TEMPLATE.read_text(encoding="utf-8")
     script = template.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    kind, views = "test" if page.is_test else "training", _views(page)
+    if page.gaussians is not None:
+        valid = page.gaussians.valid
+        gaussians = page.gaussians if bool(valid.all()) else page.gaussians.map(lambda tensor: tensor[valid])
+    else:
+        gaussians = None
+    kind, views = "test" if page.is_test else "training", _views(page, gaussians)
     # Drawings, such as those of the demo, have no folder that a configuration names.
     original = "photograph" if isinstance(page.config, RunConfig) else "target"
     values = {
@@ -174,6 +183,7 @@ def render_page(page: RunPage) -> Html:
         "curves": sections.curves(page.history),
         "table": sections.table(page.rows, page.metrics, [view.row for view in page.shown], is_test=page.is_test),
         "images": {"views": views, "n_shown": len(views), "error_gain": ERROR_GAIN} if views else None,
+        "quality": _quality(page, gaussians),
         "distributions": sections.distributions(page.gaussians),
         "configuration": sections.configuration(page.config),
         "machine": sections.machine(page.sessions, page.metrics),
@@ -185,11 +195,24 @@ def render_page(page: RunPage) -> Html:
     return fill(template, {**values, "size": f"{size / 1e6:.2f}"})
 
 
-def _views(page: RunPage) -> list[dict[str, Any]]:
+def _quality(page: RunPage, gaussians: Gaussians | None) -> dict[str, Any] | None:
+    """Metrics of regions, floaters and the worst patches of the shown views, as values of the template."""
+    if not page.shown:
+        return None
+    images = [(view.target, view.rendered) for view in page.shown]
+    patches = worst_patches(images, PATCHES)
+    crops = [(image_of(patch.crop(image)), PATCH_SIDE) for patch in patches for image in images[patch.view]]
+    cameras = [view.camera for view in page.shown if view.camera is not None]
+    in_front: list[float] = []
+    if gaussians is not None and len(gaussians) and len(cameras) == len(images):
+        in_front = floaters(gaussians, cameras, "auto" if page.config is None else page.config.backend)
+    scores = [score_regions(*of_view) for of_view in images]
+    rows = [view.row for view in page.shown]
+    return sections.quality(rows, page.metrics, scores, in_front, patches, encode_images(crops, PATCHES_MAX))
+
+
+def _views(page: RunPage, gaussians: Gaussians | None) -> list[dict[str, Any]]:
     """Encodes the images of all shown views, within :data:`IMAGES_MAX`, as values of the template."""
-    gaussians = page.gaussians
-    if gaussians is not None and not bool((valid := gaussians.valid).all()):
-        gaussians = gaussians.map(lambda tensor: tensor[valid])
     backend = "auto" if page.config is None else page.config.backend
     images: list[dict[str, tuple[Image, int]]] = []
     for i, view in enumerate(page.shown):

@@ -15,7 +15,9 @@ from ...scene.gaussians import Gaussians
 from ..configuration import PRESETS, Config, Preset, RunConfig, preset, to_json
 from ..history import History
 from .charts import Series, histogram, line_chart
+from .data_urls import EncodedImage
 from .numbers import MISSING, decibels, duration, fixed, number, size
+from .quality import REGIONS, Patch, RegionScore
 
 Values = dict[str, Any]
 
@@ -118,6 +120,58 @@ def table(rows: Sequence[Values], metrics: Values, shown: Sequence[Values], *, i
         "columns": [{"label": label} for _, label in columns],
         "rows": [{"row_name": row.get("name"), "place": places.get(id(row)), "cells": cells(row)} for row in rows],
         "means": {"n_views": len(rows), "cells": cells(means)} if is_test and len(rows) > 1 else None,
+    }
+
+
+def quality(
+    rows: Sequence[Values],
+    metrics: Values,
+    scores: Sequence[dict[str, RegionScore]],
+    in_front: Sequence[float],
+    patches: Sequence[Patch],
+    images: Sequence[EncodedImage],
+) -> Values:
+    """Metrics of regions, floaters, the gap between training and test views, and the worst patches.
+
+    Args:
+        rows: The views.
+        metrics: The contents of ``metrics.json``.
+        scores: Those of the regions of each view.
+        in_front: The part of the weight of each view that floats; none if it is not known.
+        patches: Patches of the views.
+        images: Of each patch, the original and the rendering.
+    """
+
+    def cells(scores: Sequence[dict[str, RegionScore]], in_front: Sequence[float]) -> list[Values]:
+        """Means over views."""
+        columns = [[getattr(score[name], key) for score in scores] for key in ("psnr", "ssim") for name in REGIONS]
+        columns += [[100 * part for part in in_front]]
+        formats = [".2f"] * len(REGIONS) + [".4f"] * len(REGIONS) + [".1f"]
+        means = [float(np.mean(known)) if (known := [v for v in c if v is not None]) else np.nan for c in columns]
+        return [_datum("\N{INFINITY}" if v == np.inf else fixed(v, text), v) for v, text in zip(means, formats)]
+
+    trained, found = number(metrics.get("psnr_train")), number(metrics.get("psnr"))
+    return {
+        "gap": None
+        if trained is None or found is None
+        else {"trained": f"{trained:.2f}", "gap": f"{trained - found:+.2f}"},
+        "region_columns": [{"label": f"{metric}, {name}"} for metric in ("PSNR", "SSIM") for name in REGIONS]
+        + [{"label": "Floaters, %"}],
+        "region_rows": [
+            {"row_name": row.get("name"), "cells": cells([scores[i]], in_front[i : i + 1])}
+            for i, row in enumerate(rows)
+        ],
+        "region_means": {"n_views": len(rows), "cells": cells(scores, in_front)} if len(rows) > 1 else None,
+        "patches": [
+            {
+                "view_name": rows[patch.view].get("name"),
+                "psnr": decibels(patch.psnr),
+                "at": f"{patch.left}, {patch.top}",
+                "target": target,
+                "rendered": rendered,
+            }
+            for patch, target, rendered in zip(patches, images[::2], images[1::2])
+        ],
     }
 
 

@@ -1,0 +1,131 @@
+"""Where a model is good and where it is not: metrics of regions of images, the worst patches, and floaters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, conv2d
+
+from ...config import SH_NORMS, SSIM_K1, SSIM_K2, SSIM_TAPS, Backend
+from ...rendering import render, render_views
+from ...scene.cameras import Camera
+from ...scene.gaussians import Gaussians
+
+REGIONS = ("sharp", "flat", "border")
+"""The third of the pixels with the largest gradients of brightness; the others; and, apart from both, the border."""
+
+SHARP, BORDER = 1 / 3, 16
+"""Part of the pixels that is sharp; the border is the shorter side over this wide."""
+
+PATCH, PATCH_MIN, PER_VIEW = 4, 16, 2
+"""A patch is the shorter side over this wide, at least so many pixels; number of patches of a view that are shown."""
+
+FLOATING = 0.8
+"""A Gaussian floats in a view if its depth is less than this part of the expected depth at its center."""
+
+
+class RegionScore(NamedTuple):
+    """PSNR in dB and SSIM of a region, None if it has no pixels; the PSNR of equal images is infinite."""
+
+    psnr: float | None
+    ssim: float | None
+
+
+class Patch(NamedTuple):
+    """A square of an image: the index of the view, the first row and column, the side, and the PSNR in dB."""
+
+    view: int
+    top: int
+    left: int
+    side: int
+    psnr: float
+
+    def crop(self, image: Tensor) -> Tensor:
+        """The patch of an image [H, W, 3]."""
+        return image[self.top : self.top + self.side, self.left : self.left + self.side]
+
+
+def regions(target: Tensor) -> dict[str, Tensor]:
+    """Which pixels of a photograph [H, W, 3] uint8 belong to each of :data:`REGIONS`, [H, W] bool."""
+    brightness = target.float().mean(-1)
+    strength = torch.stack(torch.gradient(brightness)).square().sum(0)
+    margin = max(1, min(brightness.shape) // BORDER)
+    inside = torch.zeros_like(brightness, dtype=torch.bool)
+    inside[margin:-margin, margin:-margin] = True
+    limit = float(np.quantile(strength[inside].cpu().numpy(), 1 - SHARP)) if inside.any() else 0.0
+    sharp = inside & (strength > limit)
+    return dict(zip(REGIONS, (sharp, inside & ~sharp, ~inside)))
+
+
+def score_regions(target: Tensor, rendered: Tensor) -> dict[str, RegionScore]:
+    """Compares a rendering with its photograph, both [H, W, 3] uint8, region by region.
+
+    SSIM is the mean over the windows inside the image whose center is in the region, so that the border has few.
+    """
+    x, y = rendered.float() / 255, target.float() / 255
+    squares, similarity, radius = (x - y).square().mean(-1), ssim_map(x, y), len(SSIM_TAPS) // 2
+    scores = {}
+    for name, region in regions(target).items():
+        centers = region[radius:-radius, radius:-radius]
+        scores[name] = RegionScore(
+            float(-10 * squares[region].mean().log10()) if region.any() else None,
+            float(similarity[centers].mean()) if centers.any() else None,
+        )
+    return scores
+
+
+def ssim_map(image: Tensor, target: Tensor) -> Tensor:
+    """SSIM of the windows inside of images [H, W, C] in [0, 1], as a mean over channels. [H - 10, W - 10]"""
+    x, y = image.movedim(-1, 0), target.movedim(-1, 0)
+    taps = torch.tensor(SSIM_TAPS, dtype=x.dtype, device=x.device)
+    maps = torch.cat([x, y, x * x, y * y, x * y])[:, None]
+    means = conv2d(conv2d(maps, taps.view(1, 1, 1, -1)), taps.view(1, 1, -1, 1))[:, 0]
+    mean_x, mean_y, mean_xx, mean_yy, mean_xy = means.chunk(5)
+    product = mean_x * mean_y
+    luminance = (2 * product + SSIM_K1**2) / (mean_x**2 + mean_y**2 + SSIM_K1**2)
+    structure = (2 * (mean_xy - product) + SSIM_K2**2) / (mean_xx - mean_x**2 + mean_yy - mean_y**2 + SSIM_K2**2)
+    return (luminance * structure).mean(0)
+
+
+def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch]:
+    """The patches with the largest squared error, the worst first; they do not overlap.
+
+    Args:
+        images: Photograph and rendering of each view, [H, W, 3] uint8.
+        n: Number of patches.
+    """
+    found = []
+    for view, (target, rendered) in enumerate(images):
+        side = min(*target.shape[:2], max(PATCH_MIN, min(target.shape[:2]) // PATCH))
+        squares = (target.float() - rendered.float()).div(255).square().mean(-1)
+        errors = avg_pool2d(squares[None, None], side)[0, 0].cpu()
+        values, places = errors.flatten().topk(min(PER_VIEW, errors.numel()))
+        for error, place in zip(values.tolist(), places.tolist()):
+            row, column = divmod(place, errors.shape[1])
+            found.append(Patch(view, row * side, column * side, side, -10 * float(np.log10(max(error, 1e-12)))))
+    return sorted(found, key=lambda patch: (patch.psnr, patch.view))[:n]
+
+
+@torch.no_grad()
+def floaters(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend = "auto") -> list[float]:
+    """Part of the pixels' weight that belongs to Gaussians far in front of the surface, from 0 to 1, of each camera.
+
+    The surface is the expected depth at the center of a Gaussian.
+    """
+    found = []
+    for camera in cameras:
+        depth, _, meta = render_views(gaussians, [camera], render_mode="ED", backend=backend)
+        x, y = meta["means2d"][0].nan_to_num(0.0).clamp(-1e6, 1e6).long().unbind(-1)
+        surface = depth[0, y.clamp(0, camera.height - 1), x.clamp(0, camera.width - 1), 0]
+        in_front = (meta["depths"][0] < FLOATING * surface).float()
+        # Black Gaussians but for those in front, which are white.
+        marked = dataclasses.replace(
+            gaussians, sh0=((in_front - 0.5) / SH_NORMS[0][0])[:, None, None].expand(-1, 1, 3), shN=gaussians.shN[:, :0]
+        )
+        found.append(float(render(marked, camera, backend=backend).mean()))
+    return found
