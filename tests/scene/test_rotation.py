@@ -138,3 +138,11 @@ def test_right_stays_right_where_y_or_z_is_up():
 def test_invalid_up(up):
     with pytest.raises(ArgumentError, match="up: expected a finite direction that is not zero"):
         rotate_upright(random_gaussians(n=1), up)
+
+
+def test_moved_2d_gaussians_stay_flat():
+    flat = random_gaussians(n=9).as_surfels()
+    moved = transform_gaussians(flat, similarity(rotation_matrix(QUAT), scale=3.0))
+    assert moved.surfels
+    assert torch.equal(moved.log_scales[:, 2], flat.log_scales[:, 2])
+    assert torch.allclose(moved.scales[:, :2], 3 * flat.scales[:, :2])

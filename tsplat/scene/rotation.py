@@ -103,6 +103,8 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
         means=means + translation.to(means),
         log_scales=gaussians.log_scales + math.log(scale),
     )
+    if gaussians.surfels:
+        moved = moved.as_surfels()  # the third scale stays the constant that marks them
     if torch.equal(rotation, torch.eye(3, dtype=torch.float64)):
         return moved
     # A mirrored ellipsoid is a rotated one, as its center is a point of symmetry.

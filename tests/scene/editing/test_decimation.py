@@ -9,6 +9,7 @@ import torch
 from tests.support.model_files import assert_same_tensors, random_gaussians
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat import ArgumentError
+from tsplat.errors import UnsupportedError
 from tsplat.rendering import render
 from tsplat.scene import decimate_gaussians
 from tsplat.scene.editing.importance import importance
@@ -99,3 +100,8 @@ def test_invalid_arguments(arguments, problem):
     cameras = [view.camera for view in make_views(random_gaussians(), n=1)]
     with pytest.raises(ArgumentError, match=problem):
         decimate(random_gaussians(), **{"n": 5, "cameras": cameras, **arguments})
+
+
+def test_2d_gaussians_are_refused():
+    with pytest.raises(UnsupportedError, match="gaussians: 2D Gaussians cannot be decimated"):
+        decimate(random_gaussians().as_surfels(), 5, [view.camera for view in make_views(random_gaussians(), n=1)])

@@ -58,3 +58,10 @@ def test_degrees(degree):
 def test_invalid_degree(degree):
     with pytest.raises(ArgumentError, match="degree: expected an int from 0 to 4"):
         set_sh_degree(random_gaussians(), degree)
+
+
+def test_2d_gaussians_stay_2d_and_are_not_mixed_with_3d_ones():
+    flat = random_gaussians(n=4).as_surfels()
+    assert merge_models([flat, flat]).surfels
+    with pytest.raises(ArgumentError, match="models: expected only 2D or only 3D Gaussians, found both"):
+        merge_models([flat, random_gaussians(n=4)])

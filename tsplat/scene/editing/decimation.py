@@ -7,15 +7,17 @@ then be optimized on images of the original. docs/decisions/0029 has measurement
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...arguments import check_size
 from ...config import Backend
-from ...errors import ArgumentError
+from ...errors import ArgumentError, UnsupportedError
 from ..cameras import Camera, resize_camera
 from ..gaussians import PARAMETERS, Gaussians, drop_invalid
 from .importance import importance, render_view
@@ -61,6 +63,7 @@ def decimate_gaussians(
 
     Raises:
         ArgumentError: `n` is not positive, `finetune` is negative, or there is no camera.
+        UnsupportedError: The Gaussians are 2D.
         MissingExtraError: SciPy, which finds neighbors, is not installed.
         BackendError: As :func:`tsplat.rasterization`.
 
@@ -76,6 +79,8 @@ def decimate_gaussians(
         assert len(small) == 100
     """
     check_size("n", n)
+    if gaussians.surfels:
+        raise UnsupportedError("gaussians: 2D Gaussians cannot be decimated; prune those of low opacity instead")
     if not isinstance(finetune, int) or finetune < 0:
         raise ArgumentError(f"finetune: expected a number of steps, 0 or more, found {finetune!r}")
     if not cameras:
@@ -134,7 +139,7 @@ def _finetune(
 
     with torch.no_grad():
         targets = [render_view(original, camera, backend=backend)[:2] for camera in cameras]
-    tensors = {name: tensor.clone().requires_grad_() for name, tensor in gaussians.tensors().items()}
+    tensors: dict[str, Any] = {name: tensor.clone().requires_grad_() for name, tensor in gaussians.tensors().items()}
     rates = {**RATES, "means": MEANS_RATE * float(gaussians.scales.median())}
     groups = [{"params": [tensors[name]], "lr": rates[name]} for name in PARAMETERS if tensors[name].numel()]
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-15)
@@ -144,7 +149,7 @@ def _finetune(
         order = order or torch.randperm(len(cameras), generator=generator).tolist()
         i = order.pop()
         background = torch.rand(3, generator=generator).to(gaussians.means)
-        optimized = Gaussians(**tensors, antialiased=gaussians.antialiased)
+        optimized = dataclasses.replace(gaussians, **tensors)
         image, alpha, _ = render_view(optimized, cameras[i], backend=backend)
         difference = on_background(image, alpha, background) - on_background(*targets[i], background)
         optimizer.zero_grad()
@@ -152,4 +157,4 @@ def _finetune(
         optimizer.step()
         schedule.step()
         on_progress("finetune", step + 1, steps)
-    return Gaussians(**{name: tensor.detach() for name, tensor in tensors.items()}, antialiased=gaussians.antialiased)
+    return optimized.map(Tensor.detach)

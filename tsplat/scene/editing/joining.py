@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ def merge_models(models: Sequence[Gaussians], *, warn: Warn = warnings.warn) -> 
         warn: Called with a note if only some models were trained for antialiased rendering.
 
     Raises:
-        ArgumentError: There is no model.
+        ArgumentError: There is no model, or some are of 2D and some of 3D Gaussians.
     """
     if not models:
         raise ArgumentError("models: expected at least one, found none")
@@ -35,10 +36,12 @@ def merge_models(models: Sequence[Gaussians], *, warn: Warn = warnings.warn) -> 
         warn(f"some models were trained for antialiased rendering and some were not; all are marked as {kind}")
     degree = max(model.sh_degree for model in models)
     padded = [set_sh_degree(model, degree) for model in models]
-    joined = {
+    if any(model.surfels != first.surfels for model in models):
+        raise ArgumentError("models: expected only 2D or only 3D Gaussians, found both")
+    joined: dict[str, Any] = {
         name: torch.cat([getattr(model, name).to(getattr(first, name)) for model in padded]) for name in PARAMETERS
     }
-    return Gaussians(**joined, antialiased=first.antialiased)
+    return dataclasses.replace(first, **joined)
 
 
 def set_sh_degree(gaussians: Gaussians, degree: int) -> Gaussians:

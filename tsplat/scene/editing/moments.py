@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -76,10 +79,10 @@ def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) ->
         "sh0": mean(gaussians.sh0),
         "shN": mean(gaussians.shN),
     }
-    tensors = {name: tensor[keepers] for name, tensor in gaussians.tensors().items()}
+    tensors: dict[str, Any] = {name: tensor[keepers] for name, tensor in gaussians.tensors().items()}
     for name, values in changed.items():
         tensors[name][touched] = values.to(tensors[name])
-    return Gaussians(**tensors, antialiased=gaussians.antialiased)
+    return dataclasses.replace(gaussians, **tensors)
 
 
 def _find_targets(gaussians: Gaussians, covariances: Tensor, keepers: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
