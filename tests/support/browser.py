@@ -103,31 +103,29 @@ def open_page(url, width=800, height=600, phone=False):
     """Opens a page in a browser of its own, as on a phone if asked for."""
     import websockets
 
-    loop = asyncio.new_event_loop()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        loop = asyncio.new_event_loop()
+        stack.callback(loop.close)
         command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        try:
-            for line in process.stderr:
-                if "DevTools listening on" in line:
-                    port = line.split("127.0.0.1:")[1].split("/")[0]
-                    break
-            pages = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json"))
-            address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
-            socket = loop.run_until_complete(websockets.connect(address, max_size=None, ping_interval=None))
-            page = Page(socket, loop)
-            page.call("Runtime.enable")
-            page.call("Network.enable", maxTotalBufferSize=0, maxResourceBufferSize=0)
-            page.call(
-                "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-            )
-            if phone:
-                page.call("Emulation.setTouchEmulationEnabled", enabled=True)
-                page.call("Emulation.setUserAgentOverride", userAgent=PHONE)
-            page.call("Page.navigate", url=url)
-            yield page
-            loop.run_until_complete(socket.close())
-        finally:
-            process.kill()
-            process.communicate()
-            loop.close()
+        stack.callback(process.communicate)
+        stack.callback(process.kill)
+        for line in process.stderr:
+            if "DevTools listening on" in line:
+                port = line.split("127.0.0.1:")[1].split("/")[0]
+                break
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as response:
+            pages = json.load(response)
+        address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
+        socket = loop.run_until_complete(websockets.connect(address, max_size=None, ping_interval=None))
+        stack.callback(lambda: loop.run_until_complete(socket.close()))
+        page = Page(socket, loop)
+        page.call("Runtime.enable")
+        page.call("Network.enable", maxTotalBufferSize=0, maxResourceBufferSize=0)
+        page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        if phone:
+            page.call("Emulation.setTouchEmulationEnabled", enabled=True)
+            page.call("Emulation.setUserAgentOverride", userAgent=PHONE)
+        page.call("Page.navigate", url=url)
+        yield page
