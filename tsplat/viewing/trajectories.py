@@ -216,41 +216,45 @@ WRAPPED = 12
 """Number of cameras before the first and behind the last one by which a closed path is continued."""
 
 
-def interpolate(cameras: Sequence[Camera], frames: int, *, closed: bool = False) -> list[Camera]:
-    """Returns cameras on a smooth path through others, at equal times between them.
+def interpolate(
+    cameras: Sequence[Camera], frames: int, *, closed: bool = False, seconds: Sequence[float] | None = None
+) -> list[Camera]:
+    """Returns cameras on a smooth path through others.
 
     Positions and focal lengths follow cubic splines, rotations a spline with continuous angular acceleration. The size
     and the camera model are those of the first camera.
 
     Args:
         cameras: At least two.
-        frames: Number of cameras of the path, including the first and the last.
+        frames: Number of cameras of the path, at equal times from each other, including the first and the last.
         closed: Whether the path returns to the first camera, which then follows the last frame.
+        seconds: Time to each camera from the one before it, to the first one from the last; only their ratios count.
+            All are equal where None.
 
     Raises:
-        ArgumentError: Fewer than two cameras, or `frames` is not positive.
+        ArgumentError: Fewer than two cameras, `frames` is not positive, or `seconds` are not a positive number for each
+            camera.
         MissingExtraError: SciPy is not installed.
     """
     check_size("frames", frames)
-    if len(cameras) < 2:
-        raise ArgumentError(f"cameras: expected at least two keyframes, found {len(cameras)}")
+    n = len(cameras)
+    if n < 2:
+        raise ArgumentError(f"cameras: expected at least two keyframes, found {n}")
+    steps = np.ones(n) if seconds is None else np.array(seconds, np.float64)
+    if steps.shape != (n,) or not ((steps > 0) & (steps < math.inf)).all():
+        raise ArgumentError(f"seconds: expected {n} positive numbers, found {seconds}")
     require("scipy")
     from scipy.interpolate import CubicSpline
     from scipy.spatial.transform import Rotation, RotationSpline
 
-    first, n = cameras[0], len(cameras)
-    times = np.linspace(0, n, frames, endpoint=False) if closed else np.linspace(0, n - 1, frames)
-    if closed:
-        # Splines over enough keys before and behind are those of a circle.
-        cameras = [cameras[i % n] for i in range(-WRAPPED, n + WRAPPED)]
-        times = times + WRAPPED
-    keys = np.arange(len(cameras))
-    relative = torch.stack(
-        [camera.K.double() / torch.tensor([[camera.width], [camera.height], [1]]) for camera in cameras]
-    )
-    intrinsics = torch.from_numpy(CubicSpline(keys, relative)(times)) * torch.tensor(
-        [[first.width], [first.height], [1]]
-    )
+    # Splines over enough keys before and behind are those of a circle.
+    places = np.arange(-WRAPPED, n + WRAPPED) if closed else np.arange(n)
+    keys = steps[places % n].cumsum()
+    keys -= keys[places == 0]
+    times = np.linspace(0, steps.sum() if closed else keys[-1], frames, endpoint=not closed)
+    first, cameras = cameras[0], [cameras[int(place) % n] for place in places]
+    relative = torch.stack([camera.K.double() / _size(camera) for camera in cameras])
+    intrinsics = torch.from_numpy(CubicSpline(keys, relative)(times)) * _size(first)
     positions = torch.from_numpy(CubicSpline(keys, torch.stack([camera.position for camera in cameras]))(times))
     matrices = torch.stack([camera.viewmat[:3, :3].double() for camera in cameras]).numpy()
     rotations = torch.from_numpy(RotationSpline(keys, Rotation.from_matrix(matrices))(times).as_matrix())

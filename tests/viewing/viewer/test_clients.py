@@ -148,9 +148,9 @@ def test_client_that_vanishes_during_a_preview_or_a_video(
         session = next(iter(viewer._sessions.values()))
         session._video._add()
     n_files = len(list(tmp_path.iterdir()))
-    session._video._seconds.value = 600.0
     tab = session._video
-    action = tab._preview if label == "Preview" else partial(tab._video, VideoOptions(600.0), Path("a.gif"))
+    tab._keyframes.scale(600.0, closed=False)
+    action = tab._preview if label == "Preview" else partial(tab._video, VideoOptions(), Path("a.gif"))
     thread = threading.Thread(target=session._callbacks.run, args=(action,))
     thread.start()
     client.receive(0.5)

@@ -1,15 +1,14 @@
 """Keyframes of one client: edited, drawn, and made into videos."""
 
 import contextlib
+import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.support.viewer_sessions import control
-from tsplat import ArgumentError
 from tsplat.viewing import read_cameras
-from tsplat.viewing.viewer.keyframes import VideoOptions
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 pytestmark = pytest.mark.usefixtures("session")
@@ -110,10 +109,10 @@ def test_each_model_keeps_its_keyframes(keyframes, client, tmp_path):
 
 
 def test_video_has_a_size_a_rate_and_returns(keyframes, client, tmp_path):
-    control(client, "Seconds").use(2.0)
+    control(client, "Loop").use(True)
+    control(client, "Seconds in all").use(2.0)
     control(client, "Frames per second").use("10")
     control(client, "Size").use("1280×720")
-    control(client, "Loop").use(True)
     control(client, "Video file").use("path.json")
     control(client, "Save video").use()
     cameras = read_cameras(tmp_path / "path.json")
@@ -133,7 +132,7 @@ def test_video_has_a_size_a_rate_and_returns(keyframes, client, tmp_path):
 
 def test_replaced_video_is_asked_for(keyframes, client, tmp_path):
     (tmp_path / "video.gif").write_text("mine")
-    control(client, "Seconds").use(0.1)
+    control(client, "Seconds in all").use(0.1)
     control(client, "Save video").use()
     assert (tmp_path / "video.gif").read_text() == "mine"
     assert client.status == "**video.gif exists; to replace it, click Replace video.gif**"
@@ -145,14 +144,75 @@ def test_replaced_video_is_asked_for(keyframes, client, tmp_path):
 def test_path_is_hidden_in_the_preview(keyframes, client):
     shown = []
     client.atomic = lambda: shown.append(sum(not line.removed for line in client.lines)) or contextlib.nullcontext()
-    control(client, "Seconds").use(0.3)
+    control(client, "Seconds in all").use(0.3)
     control(client, "Preview").use()
     assert len(shown) > 2
     assert not any(shown)
     assert sum(not line.removed for line in client.lines) == 1
 
 
-def test_length_of_videos_is_bounded(session):
-    for seconds in (0.0, 601.0):
-        with pytest.raises(ArgumentError, match="Seconds: expected a number of at most 600"):
-            session._video._keyframes.path(VideoOptions(seconds))
+def test_each_keyframe_has_a_time(keyframes, client, tmp_path):
+    step, total = control(client, "Seconds to it"), control(client, "Seconds in all")
+    assert (step.value, total.value) == (2, 4)
+    control(client, "Keyframe").use("2")
+    step.use(0.5)
+    assert total.value == 2.5
+    control(client, "Keyframe").use("1")
+    assert not step.visible
+    control(client, "Loop").use(True)
+    assert (step.visible, step.value, total.value) == (True, 2, 4.5)
+    control(client, "Loop").use(False)
+    total.use(5.0)  # all is half as fast
+    control(client, "Keyframe").use("2")
+    assert step.value == 1
+    control(client, "Frames per second").use("10")
+    control(client, "Video file").use("path.json")
+    control(client, "Save video").use()
+    path = np.array([camera.position.numpy() for camera in read_cameras(tmp_path / "path.json")])
+    assert len(path) == 50
+    # The second keyframe is passed after 1 of 5 seconds.
+    assert np.linalg.norm(path - POSITIONS[1], axis=1).argmin() == 10
+    # Times move with their keyframes, and are saved and loaded.
+    control(client, "Move").use("Later")
+    assert (control(client, "Keyframe").value, step.value) == ("3", 1)
+    control(client, "Save keyframes").use()
+    control(client, "Seconds in all").use(0.1)
+    control(client, "Load keyframes").use()
+    assert total.value == 5
+    control(client, "Keyframe").use("3")
+    assert step.value == 1
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 601, "1", None, True])
+def test_times_of_a_file_are_checked(keyframes, client, tmp_path, seconds):
+    control(client, "Save keyframes").use()
+    path = tmp_path / "keyframes.json"
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([*entries[:2], {**entries[2], "seconds": seconds}]))
+    control(client, "Load keyframes").use()
+    assert client.status == f"**{path}: seconds: expected a number up to 600, found {seconds!r}**"
+
+
+def test_each_keyframe_has_a_field_of_view(keyframes, client):
+    fov = control(client, "Its field of view")
+    control(client, "Keyframe").use("2")
+    assert fov.value == round(np.degrees(0.8))
+    fov.use(20)
+    assert client.camera.fov == pytest.approx(np.radians(20))
+    control(client, "Keyframe").use("1")
+    assert (client.camera.fov, fov.value) == (pytest.approx(0.8), 46)
+    control(client, "Keyframe").use("2")
+    assert (client.camera.fov, fov.value) == (pytest.approx(np.radians(20)), 20)
+
+
+def test_keyframe_at_the_camera_is_not_drawn(keyframes, client):
+    for index, frustum in enumerate(client.frusta[-3:]):
+        client.camera.move(POSITIONS[index])
+        assert [other.visible for other in client.frusta[-3:]] == [other is not frustum for other in client.frusta[-3:]]
+
+
+def test_length_of_videos_is_bounded(keyframes, client):
+    step = control(client, "Seconds to it")
+    step.use(600.0)
+    control(client, "Save video").use()
+    assert client.status == "**Seconds in all: expected at most 600, found 602**"

@@ -157,18 +157,31 @@ def test_reset_view(session, client, models):
         assert np.allclose(getattr(client.camera, name), expected), name
 
 
-@pytest.mark.parametrize(("with_views", "factor"), [(False, 2), (True, 1)])
-def test_whole_model_fits_into_an_upright_window(with_views, factor):
+@pytest.mark.parametrize("with_views", [False, True])
+def test_whole_model_fits_into_an_upright_window(with_views):
     from tsplat.viewing.viewer.session import Session
 
     client, model = Client(0, 40, 60), viewed(with_views=with_views)
+    client.camera.position = start = np.array(model.eye)
     session = Session(client, [model])
     wait_for(lambda: client.images)
-    start, offset = np.array(model.target), np.array(model.eye) - model.target
-    expected = start + factor * offset if not with_views else client.camera.position
-    assert np.allclose(client.camera.position, expected)
+
+    def has_distance(factor):
+        factor = 1 if with_views else factor  # cameras of a run stay where they are
+        return np.allclose(client.camera.position, model.target + factor * (start - model.target))
+
+    assert has_distance(2)
+    # As the canvas becomes smaller, when controls are docked beside it.
+    client.camera.image_width = 20
+    client.camera.move(client.camera.position)
+    assert has_distance(4)
+    # Not once the camera has moved.
+    client.camera.move((1.0, 2.0, 3.0))
+    client.camera.image_width = 10
+    client.camera.move((1.0, 2.0, 3.0))
+    assert np.array_equal(client.camera.position, (1, 2, 3))
     control(client, "Reset view").use()
-    assert np.allclose(client.camera.position, start + factor * offset)
+    assert has_distance(8)
     session.close()
 
 
@@ -192,8 +205,10 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
     draws = random.Random(0)
     clients = [Client(i, 32, 24) for i in range(2)]
     sessions = [Session(client, models) for client in clients]
-    for client in clients:
-        control(client, "Seconds").use(0.1)
+    for client in clients:  # for short videos
+        for _ in range(2):
+            control(client, "Add keyframe").use()
+        control(client, "Seconds in all").use(0.1)
 
     def change(client):
         label = draws.choice([
@@ -201,7 +216,8 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
             "Resolution", "Camera model", "Antialiased", "near_plane", "far_plane", "radius_clip", "eps2d",
             "Crop", "Lower corner", "Model", "Show cameras", "Go to view", "Compare", "Difference ×", "Step",
             "View", "command Next view", "Field of view", "Model file", "Export", "Add keyframe", "Preview",
-            "Keyframe", "", "Move", "Remove all", "Replace", "Loop", "Show path", "Frames per second",
+            "Keyframe", "", "Move", "Seconds to it", "Seconds in all", "Its field of view",
+            "Remove all", "Replace", "Loop", "Show path", "Frames per second",
             "Video file", "Save video", "Keyframe file", "Save keyframes", "Load keyframes", "Reset view",
             "Whole model", "move", "canvas",
         ])  # fmt: skip
@@ -229,8 +245,10 @@ def test_random_changes(models, capfd, tmp_path, monkeypatch):
             handle.use(tuple(draws.choice([0, 51, 255]) for _ in range(3)))
         elif label in ("SH degree", "Difference ×", "View"):
             handle.use(draws.randint(handle.min, handle.max))
-        elif label == "Field of view":
+        elif label.endswith("ield of view"):
             handle.use(draws.choice([5, 50, 150]))
+        elif label.startswith("Seconds"):
+            handle.use(draws.choice([0.1, 0.2]))
         elif handle.value is None:  # a button
             handle.use()
         else:

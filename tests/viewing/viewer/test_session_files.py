@@ -161,7 +161,7 @@ def test_each_kind_of_file_is_written(client, tmp_path, name):
     path = tmp_path / name
     for _ in range(2):
         control(client, "Add keyframe").use()
-    control(client, "Seconds").use(0.1)
+    control(client, "Seconds in all").use(0.1)
     label, button = ("Model file", "Export") if name in ("a.ply", "a.html") else ("Video file", "Save video")
     if name == "keys.json":
         label, button = "Keyframe file", "Save keyframes"
@@ -222,7 +222,7 @@ def test_video(client, tmp_path):
     for position in ((0, 0, -3), (1, 0, -3), (1, 1, -3)):
         client.camera.move(position)
         control(client, "Add keyframe").use()
-    control(client, "Seconds").use(0.5)
+    control(client, "Seconds in all").use(0.5)
     control(client, "Video file").use("cameras.json")
     control(client, "Save video").use()
     cameras = read_cameras(tmp_path / "cameras.json")
@@ -261,7 +261,7 @@ def test_keyframes_are_saved_and_loaded(client, tmp_path):
     control(client, "Load keyframes").use()
     assert f"Read 3 keyframes from {path}" in client.statuses
     assert count.content == "3 keyframes"
-    control(client, "Seconds").use(0.2)
+    control(client, "Seconds in all").use(0.2)
     control(client, "Video file").use("path.json")
     control(client, "Save video").use()
     path_cameras = read_cameras(tmp_path / "path.json")
@@ -280,7 +280,7 @@ def test_client_that_leaves_ends_its_preview_and_its_video(session, client, tmp_
     for x in (0, 1):
         client.camera.move((x, 0, -3))
         control(client, "Add keyframe").use()
-    control(client, "Seconds").use(600.0)
+    control(client, "Seconds in all").use(600.0)
     control(client, "Video file").use("video.gif")
     running = threading.Thread(target=control(client, button).use)
     running.start()

@@ -14,16 +14,13 @@ from ...scene.capture.views import View
 from ...scene.images import downscale
 from ..colormaps import color_bar
 from .callbacks import Page, escape_markdown
-from .comparison import DIFFERENCE_COLORMAP, MODES, Comparison, fit
-from .poses import add_frustum
+from .comparison import DIFFERENCE_COLORMAP, MODES, Comparison, Image, fit
+from .poses import Frusta
 from .renderer import Pose
 from .viewed_models import ViewedModel
 
 FRUSTA = ("none", "outlines", "photographs")
 MAX_FRUSTA = 500
-FRUSTUM_SCALE = 0.05
-"""Size of a camera relative to its distance from the first point looked at."""
-
 THUMBNAIL_WIDTH = 96
 """Width in pixels of photographs in frusta."""
 
@@ -48,7 +45,7 @@ class CamerasTab:
     def __init__(self, page: Page) -> None:
         self._page = page
         gui, callbacks = page.client.gui, page.callbacks
-        self._frusta: list[Any] = []
+        self._frusta = Frusta(page, "cameras")
         self._knob: tuple[Any, Any] = (None, None)
         self._camera: Camera | None = None
         self._split = 0.5
@@ -178,25 +175,20 @@ class CamerasTab:
             self._page.callbacks.run_soon(self._page.change)
 
     def _show_frusta(self) -> None:
-        for handle in self._frusta:
-            handle.remove()
-        self._frusta.clear()
-        if self._shown.value == FRUSTA[0]:
-            return
-        model = self._page.model()
-        scale = FRUSTUM_SCALE * math.dist(model.eye, model.target)
-        for i, camera in enumerate(model.cameras[:MAX_FRUSTA]):
-            image = None
-            if self._shown.value == FRUSTA[2]:
-                view = self._find_view(camera.name)
-                width = min(THUMBNAIL_WIDTH, camera.width)
-                height = max(1, round(camera.height * width / camera.width))
-                image = None if view is None else downscale(view.image.cpu(), width, height).numpy()
-            color = (230, 120, 20) if camera.is_test else (30, 110, 230)
-            options = dict(scale=scale, thickness=0.02 * scale, color=color, image=image)
-            handle = add_frustum(self._page.client.scene, f"/cameras/{i}", camera, **options)
-            self._page.callbacks.on_click(handle, partial(self._choose, i))
-            self._frusta.append(handle)
+        """Draws the first cameras, if any are to be shown."""
+        cameras = self._page.model().cameras[:MAX_FRUSTA] if self._shown.value != FRUSTA[0] else []
+
+        def color(index: int) -> tuple[int, int, int]:
+            return (230, 120, 20) if cameras[index].is_test else (30, 110, 230)
+
+        def photograph(index: int) -> Image | None:
+            camera = cameras[index]
+            view = self._find_view(camera.name) if self._shown.value == FRUSTA[2] else None
+            width = min(THUMBNAIL_WIDTH, camera.width)
+            height = max(1, round(camera.height * width / camera.width))
+            return None if view is None else downscale(view.image.cpu(), width, height).numpy()
+
+        self._frusta.draw(cameras, self._choose, color, photograph)
 
     def _find_view(self, name: str) -> View | None:
         view = self._page.model().find_view(name, self._page.tell)

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import torch
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, FileError
 from ...scene.cameras import Camera
 from ...support.files import output_folder, write_json
+from ...support.reading import read_json
 from ..trajectories import describe_camera, interpolate, read_cameras
 from ..videos import check_video_path, write_frames
 from .comparison import Image
 from .poses import pose_of
 from .renderer import Pose
 
-SECONDS_MAX, N_MAX = 600, 1000
-"""Length of a video, and number of keyframes."""
+SECONDS, SECONDS_MAX, N_MAX = 2.0, 600, 1000
+"""Time from a keyframe to the next at first, and largest length of a video and number of keyframes."""
 
 GIF_PIXELS_MAX = 1 << 28
 
@@ -28,27 +29,43 @@ class VideoOptions:
     """How a path along keyframes becomes a video.
 
     Attributes:
-        seconds: Its length.
         fps: Frames per second.
         closed: Whether the path returns to the first keyframe.
         size: Width and height; those of the first keyframe where None. The vertical field of view stays.
     """
 
-    seconds: float
     fps: int = 30
     closed: bool = False
     size: tuple[int, int] | None = None
+
+
+@dataclasses.dataclass
+class Keyframe:
+    """A camera of a path, and the time to it.
+
+    Attributes:
+        camera: The camera.
+        seconds: Time from the keyframe before it; to the first one of a closed path, from the last.
+    """
+
+    camera: Camera
+    seconds: float = SECONDS
 
 
 class Keyframes:
     """Keyframes of a video.
 
     Attributes:
-        cameras: The keyframes.
+        keys: The keyframes.
     """
 
     def __init__(self) -> None:
-        self.cameras: list[Camera] = []
+        self.keys: list[Keyframe] = []
+
+    @property
+    def cameras(self) -> list[Camera]:
+        """The cameras of the keyframes."""
+        return [key.camera for key in self.keys]
 
     def insert(self, index: int, pose: Pose) -> None:
         """Inserts a keyframe before that of an index.
@@ -56,47 +73,68 @@ class Keyframes:
         Raises:
             ArgumentError: There are too many.
         """
-        if len(self.cameras) >= N_MAX:
+        if len(self.keys) >= N_MAX:
             raise ArgumentError(f"keyframes: expected at most {N_MAX}; remove some first")
-        self.cameras.insert(index, pose.camera(pose.width, pose.height))
+        self.keys.insert(index, Keyframe(pose.camera(pose.width, pose.height)))
+
+    def length(self, closed: bool) -> float:
+        """Returns the time of the path in seconds."""
+        return sum(key.seconds for key in self.keys[0 if closed else 1 :])
+
+    def scale(self, seconds: float, closed: bool) -> None:
+        """Gives the path another time, all of it faster or slower."""
+        factor = seconds / max(self.length(closed), 1e-9)
+        for key in self.keys:
+            key.seconds *= factor
 
     def load(self, path: Path) -> None:
-        """Replaces the keyframes by the cameras of a file.
+        """Replaces the keyframes by the cameras of a file, with their times if it has any.
 
         Raises:
-            FileError: As :func:`tsplat.viewing.read_cameras`.
+            FileError: As :func:`tsplat.viewing.read_cameras`, or times are invalid.
             ArgumentError: There are too many, or the images are too large.
         """
         cameras = read_cameras(path)
         if len(cameras) > N_MAX:
             raise ArgumentError(f"{path}: expected at most {N_MAX} keyframes, found {len(cameras)}")
-        for camera in cameras:
-            pose_of(camera)
-        self.cameras = cameras
+        keys = [
+            Keyframe(camera, entry.get("seconds", SECONDS))
+            for camera, entry in zip(cameras, read_json(path), strict=True)
+        ]
+        for key in keys:
+            pose_of(key.camera)
+            if type(key.seconds) not in (int, float) or not 0 < key.seconds <= SECONDS_MAX:
+                raise FileError(f"{path}: seconds: expected a number up to {SECONDS_MAX}, found {key.seconds!r:.80}")
+        self.keys = keys
 
     def save(self, path: Path) -> None:
-        """Writes the keyframes as JSON, for :meth:`load`.
+        """Writes the keyframes as JSON, for :meth:`load` and :func:`tsplat.viewing.read_cameras`.
 
         Raises:
             ArgumentError: There are none, or the folder is not writable.
             OSError: The file cannot be written.
         """
-        if not self.cameras:
+        if not self.keys:
             raise ArgumentError("keyframes: expected at least one, found none; add one first")
-        write_cameras(path, self.cameras)
+        write_cameras(path, self.cameras, [key.seconds for key in self.keys])
 
-    def path(self, options: VideoOptions) -> list[Camera]:
+    def path(self, options: VideoOptions, frames: int | None = None) -> list[Camera]:
         """Returns cameras along the keyframes.
+
+        Args:
+            frames: Number of cameras; those of the video where None.
 
         Raises:
             ArgumentError: There are fewer than two keyframes, or the video would be too long.
         """
-        if not 0 < options.seconds <= SECONDS_MAX:
-            raise ArgumentError(f"Seconds: expected a number of at most {SECONDS_MAX}, found {options.seconds}")
-        cameras = list(self.cameras)
+        length, cameras = self.length(options.closed), self.cameras
+        if frames is None:
+            if length > SECONDS_MAX:
+                raise ArgumentError(f"Seconds in all: expected at most {SECONDS_MAX}, found {length:g}")
+            frames = max(2, round(length * options.fps))
         if options.size is not None:
             cameras = [pose_of(camera, *options.size).camera(*options.size) for camera in cameras]
-        return interpolate(cameras, max(2, round(options.seconds * options.fps)), closed=options.closed)
+        return interpolate(cameras, frames, closed=options.closed, seconds=[key.seconds for key in self.keys])
 
     def write(self, path: Path, options: VideoOptions, render: Callable[[int, int, Camera], Image]) -> str:
         """Writes a video along the keyframes, or its cameras as ``.json``.
@@ -127,12 +165,18 @@ class Keyframes:
         return f"{len(cameras)} frames"
 
 
-def write_cameras(path: Path, cameras: Sequence[Camera]) -> None:
+def write_cameras(path: Path, cameras: Sequence[Camera], seconds: Sequence[float] = ()) -> None:
     """Writes cameras as JSON for :func:`tsplat.viewing.read_cameras`.
+
+    Args:
+        seconds: Time to each camera from the one before it; none where they are at equal times.
 
     Raises:
         FileError: The folder is not writable.
         OSError: The file cannot be written.
     """
+    entries = [describe_camera(camera, i) for i, camera in enumerate(cameras)]
+    for entry, value in zip(entries, seconds):
+        entry["seconds"] = value
     with output_folder(path.parent):
-        write_json(path, [describe_camera(camera, i) for i, camera in enumerate(cameras)])
+        write_json(path, entries)

@@ -10,13 +10,11 @@ from typing import Any
 from ...config import MAGNITUDE_MAX
 from ..colormaps import color_bar
 from .callbacks import ON_SERVER, Action, Callbacks, escape_markdown, name_in
+from .poses import FOV_RANGE
 from .renderer import CAMERA_MODELS, COLORMAPS, DEPTHS, MODES, Settings
 from .viewed_models import ViewedModel
 
 RESOLUTIONS = {"full": 1, "half": 2, "quarter": 4}
-FOV_RANGE = (5, 150)
-"""Vertical field of view in degrees."""
-
 FULL_SCREEN = (
     '<div style="padding: 0 0.6em 0.5em"><button type="button" style="width: 100%; height: 1.9em; border: 0; '
     'border-radius: 2px; background: #1971c2; color: white; font: inherit; font-size: 0.875em; cursor: pointer" '

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,19 @@ import torch
 from torch import Tensor
 
 from ...scene.cameras import Camera, viewmat_from_pose
+from .callbacks import Page
 from .renderer import Pose
 
 FOV_MAX = math.radians(179)
+
+FOV_RANGE = (5, 150)
+"""Vertical fields of view to choose from, in degrees."""
+
+FRUSTUM_SCALE = 0.05
+"""Size of a drawn camera relative to the distance of the first camera of a model from the point it looks at."""
+
+HIDDEN = 1.5
+"""Distance from the client's camera, in sizes, up to which cameras are not drawn."""
 
 
 def viewmat_of(wxyz: np.ndarray[Any, Any], position: np.ndarray[Any, Any]) -> Tensor:
@@ -54,13 +66,58 @@ def client_pose(camera: Any) -> Pose:
     return Pose(viewmat_of(camera.wxyz, camera.position), min(camera.fov, FOV_MAX), width, height)
 
 
-def add_frustum(scene: Any, name: str, camera: Camera, **options: Any) -> Any:
-    """Draws a camera into the scene of a client, and returns its handle. Options are those of viser's frusta."""
-    return scene.add_camera_frustum(
-        name,
-        vertical_fov(camera),
-        camera.width / camera.height,
-        wxyz=wxyz_of(camera.viewmat),
-        position=camera.position.numpy(),
-        **options,
-    )
+class Frusta:
+    """Cameras drawn into the scene of a client. Those at the client's own camera are hidden, as they cover its image.
+
+    Args:
+        page: What the controls know of their client.
+        name: Of their node in the scene.
+    """
+
+    def __init__(self, page: Page, name: str) -> None:
+        self._page, self._name = page, name
+        self._drawn: list[tuple[Any, Camera]] = []
+        self._scale = 0.0
+        page.client.camera.on_update(lambda _: page.callbacks.run_soon(self._hide))
+
+    def draw(
+        self,
+        cameras: Sequence[Camera],
+        choose: Callable[[int], None],
+        color: Callable[[int], tuple[int, int, int]],
+        image: Callable[[int], np.ndarray[Any, Any] | None] = lambda _: None,
+    ) -> None:
+        """Draws cameras in place of those before.
+
+        Args:
+            cameras: Cameras to draw; none to remove all.
+            choose: Called with the index of a camera that is clicked.
+            color, image: RGB, and photograph [h, w, 3] uint8 or None, of the camera with an index.
+        """
+        for handle, _ in self._drawn:
+            handle.remove()
+        self._drawn.clear()
+        model = self._page.model()
+        self._scale = FRUSTUM_SCALE * math.dist(model.eye, model.target)
+        for i, camera in enumerate(cameras):
+            handle = self._page.client.scene.add_camera_frustum(
+                f"/{self._name}/{i}",
+                vertical_fov(camera),
+                camera.width / camera.height,
+                scale=self._scale,
+                thickness=0.02 * self._scale,
+                color=color(i),
+                image=image(i),
+                wxyz=wxyz_of(camera.viewmat),
+                position=camera.position.numpy(),
+            )
+            self._page.callbacks.on_click(handle, partial(choose, i))
+            self._drawn.append((handle, camera))
+        self._hide()
+
+    def _hide(self) -> None:
+        eye = self._page.client.camera.position
+        for handle, camera in self._drawn:
+            is_clear = math.dist(camera.position.tolist(), eye) > HIDDEN * self._scale
+            if handle.visible != is_clear:
+                handle.visible = is_clear

@@ -31,6 +31,9 @@ from .worker import Worker
 JPEG_QUALITY = 75
 """Quality of images while the camera moves; at rest they are PNG."""
 
+STILL = 1e-4
+"""How far a camera may be from where it was placed, relative to the point it looks at, to count as not moved."""
+
 DOWNLOAD_MAX = 1 << 30
 """Size in bytes of a file that is offered for download."""
 
@@ -74,6 +77,7 @@ class Session:
         self._callbacks = Callbacks(self.tell)
         self._live_page: LivePage | None = None
         self._ready = False
+        self._framed = models[0].eye
         self._panel = Panel(
             client.gui,
             models,
@@ -111,10 +115,8 @@ class Session:
         # Last, as its thread would outlive controls that cannot be made.
         self._worker: Worker[Request] = Worker(self._render, self._show, self.tell)
         self._ready = True
-        client.camera.on_update(lambda _: self._callbacks.run_soon(self._change))
-        model, camera = self._panel.model, client.camera
-        is_cut_off = model.eye_for(camera.image_width, camera.image_height) != model.eye
-        self._callbacks.run(self._reset_view if is_cut_off else self._change)
+        client.camera.on_update(lambda _: self._callbacks.run_soon(self._follow))
+        self._callbacks.run(self._follow)
 
     def close(self, seconds: float = 5.0) -> None:
         """Ends what runs for the client, which has gone; waits for its image for some time."""
@@ -139,6 +141,15 @@ class Session:
         request = self._request()
         self._crop.draw(request.settings.crop)
         self._worker.submit(request, at_rest=at_rest)
+
+    def _follow(self) -> None:
+        """Renders again, as the camera has moved or the canvas has another size, which may need another distance."""
+        model, camera = self._panel.model, self._client.camera
+        is_first = math.dist(camera.position, self._framed) < STILL * math.dist(self._framed, model.target)
+        if is_first and model.eye_for(camera.image_width, camera.image_height) != self._framed:
+            self._reset_view()
+        else:
+            self._change()
 
     def _request(self) -> Request:
         pose = client_pose(self._client.camera)
@@ -212,7 +223,8 @@ class Session:
         model, camera = self._panel.model, self._client.camera
         with self._client.atomic():
             camera.up_direction = np.array(model.up)
-            camera.position = np.array(model.eye_for(camera.image_width, camera.image_height))
+            self._framed = model.eye_for(camera.image_width, camera.image_height)
+            camera.position = np.array(self._framed)
             camera.look_at = np.array(model.target)
             camera.fov = math.radians(model.fov)
         self._change()

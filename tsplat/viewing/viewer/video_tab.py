@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,8 @@ from ...errors import ArgumentError
 from ...scene.cameras import Camera
 from .callbacks import ON_SERVER, Page, name_in
 from .comparison import Image
-from .keyframes import SECONDS_MAX, Keyframes, VideoOptions
-from .poses import add_frustum, client_pose, pose_of
+from .keyframes import SECONDS, SECONDS_MAX, Keyframes, VideoOptions
+from .poses import FOV_RANGE, Frusta, client_pose, pose_of, vertical_fov
 from .viewed_models import ViewedModel
 
 PREVIEW_FPS = 15
@@ -29,8 +30,6 @@ PATH_POINTS, PATH_POINTS_MAX = 16, 2000
 """Points of the drawn path between two keyframes, and of the whole path."""
 
 MAX_FRUSTA = 200
-FRUSTUM_SCALE = 0.04
-"""Size of a keyframe relative to the distance of the first camera from the point it looks at."""
 
 NONE = "none"
 
@@ -46,7 +45,8 @@ class VideoTab:
         self._page = page
         self._of_models: dict[str, Keyframes] = {}
         self._keyframes = Keyframes()
-        self._drawn: list[Any] = []
+        self._frusta = Frusta(page, "keyframes")
+        self._line: Any = None
         gui, callbacks = page.client.gui, page.callbacks
         callbacks.on_click(gui.add_button("Add keyframe", hint="The current camera, behind the chosen one"), self._add)
         self._count = gui.add_markdown("No keyframes")
@@ -58,13 +58,19 @@ class VideoTab:
         moves = {"Earlier": partial(self._move, -1), "Later": partial(self._move, 1)}
         callbacks.on_click(self._edits, lambda: edits[self._edits.value]())
         callbacks.on_click(self._moves, lambda: moves[self._moves.value]())
+        self._step = gui.add_number("Seconds to it", SECONDS, min=0.1, max=float(SECONDS_MAX), step=0.1, visible=False,
+                                    hint="From the keyframe before, or from the last one to the first")  # fmt: skip
+        callbacks.on_update(self._step, self._set_step, by_client=True)
+        self._fov = gui.add_slider("Its field of view", *FOV_RANGE, 1, 50, visible=False, hint="Vertical, in degrees")
+        callbacks.on_update(self._fov, self._set_fov, by_client=True)
         self._remove = gui.add_button("Remove all", visible=False)
         callbacks.on_click(self._remove, self._ask)
         self._path = gui.add_checkbox("Show path", True)
+        callbacks.on_update(self._path, self._draw, by_client=True)
         self._loop = gui.add_checkbox("Loop", False, hint="Return to the first keyframe")
-        for handle in (self._path, self._loop):
-            callbacks.on_update(handle, self._draw, by_client=True)
-        self._seconds = gui.add_number("Seconds", 4.0, min=0.1, max=float(SECONDS_MAX))
+        callbacks.on_update(self._loop, lambda: self._show(self._index()), by_client=True)
+        self._seconds = gui.add_number("Seconds in all", SECONDS, min=0.1, max=float(SECONDS_MAX), visible=False)
+        callbacks.on_update(self._seconds, self._scale, by_client=True)
         callbacks.on_long_click(gui.add_button("Preview"), self._preview)
         self._fps = gui.add_dropdown("Frames per second", [str(fps) for fps in FPS])
         self._size = gui.add_dropdown("Size", list(SIZES))
@@ -88,104 +94,124 @@ class VideoTab:
 
     def _show(self, chosen: int) -> None:
         """Shows the keyframes, and chooses one of them."""
-        n = len(self._keyframes.cameras)
+        n = len(self._keyframes.keys)
         self._count.content = f"{n or 'No'} keyframe{'' if n == 1 else 's'}"
         self._chosen.options = tuple(str(i + 1) for i in range(n)) or (NONE,)
         self._chosen.value = self._chosen.options[min(max(chosen, 0), max(n - 1, 0))]
-        for handle in (self._chosen, self._edits, self._moves, self._remove):
+        for handle in (self._chosen, self._edits, self._moves, self._fov, self._remove):
             handle.visible = n > 0
+        self._show_values()
         self._draw()
 
+    def _show_values(self) -> None:
+        """Shows the time and the field of view of the chosen keyframe, and the time of the path."""
+        keys, length = self._keyframes.keys, self._keyframes.length(self._loop.value)
+        self._seconds.visible = length > 0
+        self._step.visible = length > 0 and (self._loop.value or self._index() > 0)
+        if keys:
+            key = keys[self._index()]
+            degrees = round(math.degrees(vertical_fov(key.camera)))
+            self._step.value, self._fov.value = round(key.seconds, 3), min(max(degrees, FOV_RANGE[0]), FOV_RANGE[1])
+        if length:
+            self._seconds.value = round(length, 3)
+
     def _index(self) -> int:
-        n = len(self._keyframes.cameras)
+        n = len(self._keyframes.keys)
         if not n:
             raise ArgumentError("keyframes: expected at least one, found none; add one first")
         return min(int(self._chosen.value), n) - 1
 
     def _add(self) -> None:
-        index = self._index() + 1 if self._keyframes.cameras else 0
+        index = self._index() + 1 if self._keyframes.keys else 0
         self._keyframes.insert(index, client_pose(self._page.client.camera))
         self._show(index)
 
     def _go(self) -> None:
-        self._page.move_to(self._keyframes.cameras[self._index()])
+        self._page.move_to(self._keyframes.keys[self._index()].camera)
+        self._show_values()
         self._draw()
 
     def _set(self) -> None:
         """Replaces the chosen keyframe by the current camera."""
-        index = self._index()
-        del self._keyframes.cameras[index]
-        self._keyframes.insert(index, client_pose(self._page.client.camera))
+        pose = client_pose(self._page.client.camera)
+        self._keyframes.keys[self._index()].camera = pose.camera(pose.width, pose.height)
+        self._show_values()
         self._draw()
+
+    def _set_step(self) -> None:
+        self._keyframes.keys[self._index()].seconds = self._step.value
+        self._show_values()
+        self._draw()
+
+    def _set_fov(self) -> None:
+        """Gives the chosen keyframe another field of view, and goes to it."""
+        key = self._keyframes.keys[self._index()]
+        pose = dataclasses.replace(pose_of(key.camera), fov=math.radians(self._fov.value))
+        key.camera = pose.camera(pose.width, pose.height)
+        self._go()
+
+    def _scale(self) -> None:
+        self._keyframes.scale(self._seconds.value, self._loop.value)
+        self._show_values()
 
     def _delete(self) -> None:
         index = self._index()
-        del self._keyframes.cameras[index]
+        del self._keyframes.keys[index]
         self._show(index)
 
     def _move(self, steps: int) -> None:
-        cameras, index = self._keyframes.cameras, self._index()
-        other = min(max(index + steps, 0), len(cameras) - 1)
-        cameras[index], cameras[other] = cameras[other], cameras[index]
+        keys, index = self._keyframes.keys, self._index()
+        other = min(max(index + steps, 0), len(keys) - 1)
+        keys[index], keys[other] = keys[other], keys[index]
         self._show(other)
 
     def _ask(self) -> None:
-        n = len(self._keyframes.cameras)
+        n = len(self._keyframes.keys)
         self._page.ask(f"Remove {n} keyframe{'' if n == 1 else 's'}", self._clear)
 
     def _clear(self) -> None:
         self._page.ask(None, lambda: None)
-        self._keyframes.cameras.clear()
+        self._keyframes.keys.clear()
         self._show(0)
 
     def _choose(self, index: int) -> None:
         self._chosen.value = str(index + 1)
         self._go()
 
-    def _draw(self) -> None:
+    def _draw(self, *, hidden: bool = False) -> None:
         """Draws the keyframes and the path along them into the scene."""
-        for handle in self._drawn:
-            handle.remove()
-        self._drawn.clear()
-        cameras, scene = list(self._keyframes.cameras), self._page.client.scene
-        if not self._path.value or not cameras:
-            return
-        model, chosen = self._page.model(), self._index()
-        scale = FRUSTUM_SCALE * math.dist(model.eye, model.target)
-        for i, camera in enumerate(cameras[:MAX_FRUSTA]):
-            color = CHOSEN_COLOR if i == chosen else COLOR
-            handle = add_frustum(scene, f"/keyframes/{i}", camera, scale=scale, thickness=0.03 * scale, color=color)
-            self._page.callbacks.on_click(handle, partial(self._choose, i))
-            self._drawn.append(handle)
+        cameras = self._keyframes.cameras if self._path.value and not hidden else []
+        chosen = self._index() if cameras else 0
+        self._frusta.draw(cameras[:MAX_FRUSTA], self._choose, lambda i: CHOSEN_COLOR if i == chosen else COLOR)
+        if self._line is not None:
+            self._line.remove()
+            self._line = None
         if len(cameras) > 1:
-            n = min(PATH_POINTS * len(cameras), PATH_POINTS_MAX)
-            options = VideoOptions(1.0, n, self._loop.value)
-            points = np.array([camera.position.numpy() for camera in self._keyframes.path(options)])
+            frames = min(PATH_POINTS * len(cameras), PATH_POINTS_MAX)
+            path = self._keyframes.path(VideoOptions(closed=self._loop.value), frames)
+            points = np.array([camera.position.numpy() for camera in path])
             ends = np.roll(points, -1, 0) if self._loop.value else points[1:]
             lines = np.stack([points[: len(ends)], ends], 1)  # [n, 2, 3]
-            self._drawn.append(
-                scene.add_line_segments("/keyframes/path", lines, COLOR, thickness=2, thickness_units="screen")
+            self._line = self._page.client.scene.add_line_segments(
+                "/path", lines, COLOR, thickness=2, thickness_units="screen"
             )
 
     def _save(self, path: Path) -> str:
         self._keyframes.save(path)
-        return f"Wrote {len(self._keyframes.cameras)} keyframes"
+        return f"Wrote {len(self._keyframes.keys)} keyframes"
 
     def _load(self, name: str) -> str:
         path = self._page.folder.readable(name)
         self._keyframes.load(path)
         self._show(0)
-        return f"Read {len(self._keyframes.cameras)} keyframes from {path}"
+        return f"Read {len(self._keyframes.keys)} keyframes from {path}"
 
     def _options(self) -> VideoOptions:
-        return VideoOptions(self._seconds.value, int(self._fps.value), self._loop.value, SIZES[self._size.value])
+        return VideoOptions(int(self._fps.value), self._loop.value, SIZES[self._size.value])
 
     def _preview(self) -> None:
-        options = VideoOptions(self._seconds.value, PREVIEW_FPS, self._loop.value)
-        cameras = self._keyframes.path(options)
-        for handle in self._drawn:
-            handle.remove()
-        self._drawn.clear()
+        cameras = self._keyframes.path(VideoOptions(PREVIEW_FPS, self._loop.value))
+        self._draw(hidden=True)
         for camera in cameras:
             if self._page.closed.is_set():
                 return
