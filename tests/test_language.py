@@ -94,6 +94,7 @@ class Allowed(NamedTuple):
 EXCEPTIONS = [
     Allowed("tsplat/viewing/videos.py", r'"-s", f"\{width\}x\{height\}"', "option of ffmpeg"),
     Allowed("tests/conftest.py", r"\bitems?\b", "parameter of pytest's hook"),
+    Allowed("tests/viewing/viewer/test_opening_browser.py", r'"items"', "name in the protocol of Chromium"),
     Allowed("CHANGELOG.md", r"^\| `", "the old name of something that was renamed"),
     Allowed(
         "tsplat/scene/capture/structure_from_motion.py", r"image_pair|n_pairs|pairs of photographs", "two photographs"

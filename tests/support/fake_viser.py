@@ -28,7 +28,7 @@ class Control:
     def on_update(self, callback):
         self.callbacks.append(callback)
 
-    on_click = on_trigger = on_drag = on_update
+    on_click = on_trigger = on_drag = on_upload = on_update
 
     def _call(self, client):
         for callback in self.callbacks:
@@ -87,6 +87,9 @@ class Gui:
     add_checkbox = add_text = add_number = add_vector3 = add_rgb = _with_value
 
     def add_button(self, label, **options):
+        return self._add(label, **options)
+
+    def add_upload_button(self, label, **options):
         return self._add(label, **options)
 
     def add_button_group(self, label, options, **others):

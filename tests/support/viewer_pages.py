@@ -18,8 +18,19 @@ def _named(text, selector):
     return f"[...document.querySelectorAll({json.dumps(selector)})].find(e => {test})"
 
 
+def open_controls(page):
+    """Opens the controls, which are closed at first on a phone."""
+    script = """(() => {
+        const bar = document.querySelector('[style*="cursor: pointer"][style*="height: 3.5em"]');
+        if (bar && !bar.querySelector('button')) bar.click();
+        return [...document.querySelectorAll('[role=tab]')].some(e => e.getBoundingClientRect().width > 0);
+    })()"""
+    until(lambda: page.evaluate(script), "no controls")
+
+
 def open_tab(page, name):
     """Opens a tab; panels of phones may move under the first click."""
+    open_controls(page)
     tabs = "[...document.querySelectorAll('[role=tab]')]"
     script = f"{tabs}.some(e => e.ariaSelected === 'true' && e.innerText.trim() === {json.dumps(name)})"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.browser import CHROMIUM, open_page
-from tests.support.viewer_pages import SIZES, click, open_tab
+from tests.support.viewer_pages import SIZES, click, open_controls, open_tab
 from tests.support.viewer_sessions import viewed
 from tests.support.waiting import wait_for
 from tsplat.viewing.viewer import Viewer
@@ -22,6 +22,7 @@ def test_buttons(size):
             (session,) = viewer._sessions.values()
             keyframes, camera = session._video._keyframes, session._client.camera
             assert page.evaluate("document.title") == "model · tsplat"
+            open_controls(page)
             for full in (True, False):
                 click(page, "Full screen")
                 wait_for(lambda full=full: page.evaluate("Boolean(document.fullscreenElement)") == full)

@@ -156,6 +156,11 @@ def test_previous_and_next_view(client, models, way):
         assert any(f"**{names[index]}** · " in getattr(c, "content", "") for c in client.gui.controls.values())
     kind = "test" if models[0].cameras[3].is_test else "training"
     assert any(f"{kind} view · 40×30" in getattr(c, "content", "") for c in client.gui.controls.values())
+    # Cameras do not cover what is compared.
+    assert not any(frustum.visible for frustum in client.frusta)
+    with settled(client):
+        control(client, "Compare").use("off")
+    assert [frustum.visible for frustum in client.frusta] == [True, True, True, False]
 
 
 @pytest.mark.usefixtures("session")
@@ -208,7 +213,7 @@ def test_comparison_after_the_end_of_a_training_is_told(session, client, models,
     monkeypatch.setattr(models[0].renderer, "render", fail)
     n = len(client.statuses)
     control(client, "Compare").use("render")
-    wait_for(lambda: "training has ended" in client.statuses[n:])
+    wait_for(lambda: "**training has ended**" in client.statuses[n:])
     session._worker.close()
 
 

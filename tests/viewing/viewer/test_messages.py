@@ -18,7 +18,8 @@ from tsplat import ArgumentError
 from tsplat.scene import look_at
 from tsplat.viewing.viewer import Pose, Renderer, Settings, Viewer
 from tsplat.viewing.viewer.callbacks import Callbacks
-from tsplat.viewing.viewer.messages import allows
+from tsplat.viewing.viewer.folder import TRANSFER_MAX
+from tsplat.viewing.viewer.messages import MESSAGE_BYTES, PART_BYTES, allows
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 
@@ -88,8 +89,6 @@ def test_other_messages():
     # A tunnel to a public server, uploads to any control, and messages to all clients.
     for kind in ("ShareUrlRequest", "ShareUrlDisconnect", "RunJavascriptMessage", "Message", "GuiUpdateMessage", ""):
         assert not passes({"type": kind})
-    upload = {"source_component_uuid": "a", "transfer_uuid": "b", "filename": "c", "mime_type": "d"}
-    assert not passes({"type": "FileTransferStartUpload", **upload, "part_count": 1, "size_bytes": 10**12})
     assert not passes({"type": "GuiFormDirtyMessage", "uuid": "a"})
     for content in (b"", b"\xff", b"\x91" * 60_000, b"\xdf\xff\xff\xff\xff", "text", msgspec.msgpack.encode([1])):
         assert not allows(None, content, print)
@@ -126,6 +125,52 @@ def test_values_of_controls():
     assert not any(update(*case) for case in invalid)
     assert not update("slider", 5, update_cb=[])  # viser would set any attribute
     assert notes[0] == "**A: expected a number from 0 to 10**"
+
+
+def test_uploads():
+    uploads = {}
+    controls = {
+        "button": types.SimpleNamespace(value=None, visible=True, on_upload=print),
+        "text": types.SimpleNamespace(value="a", visible=True),
+    }
+    gui = types.SimpleNamespace(_gui_input_handle_from_uuid=controls, _current_file_upload_states=uploads)
+    client, notes = types.SimpleNamespace(gui=gui), []
+    start = {
+        "type": "FileTransferStartUpload", "source_component_uuid": "button", "transfer_uuid": "b", "filename": "c.ply",
+        "mime_type": "", "part_count": 2, "size_bytes": PART_BYTES + 1,
+    }  # fmt: skip
+    part = {
+        "type": "FileTransferPart", "source_component_uuid": "button", "transfer_uuid": "b", "part_index": 0,
+        "content": bytes(PART_BYTES),
+    }  # fmt: skip
+    assert passes(start, client)
+    assert passes(start | {"part_count": 0, "size_bytes": 0}, client)
+    assert not passes(start, None)
+    hostile = [
+        ("source_component_uuid", ["text", "none", None]), ("filename", [1, "x" * 5000]),
+        ("part_count", [0, 1, 3, 10**9, -1, 2.0, True]), ("size_bytes", [-1, 10**12, 2**63, NAN, "1", None]),
+    ]  # fmt: skip
+    for name, values in hostile:
+        for value in values:
+            assert not passes(start | {name: value}, client), (name, value)
+    size = TRANSFER_MAX + 1
+    assert not passes(start | {"size_bytes": size, "part_count": -(-size // PART_BYTES)}, client, notes)
+    assert notes == ["**c.ply: expected at most 1,073,741,824 bytes at the same time, found 1,073,741,825**"]
+    # Parts only of a file that is on its way, and not more of it than was said.
+    assert not passes(part, client)
+    uploads["b"] = {"transferred_bytes": 0, "total_bytes": PART_BYTES + 1}
+    assert passes(part, client)
+    assert not passes(part | {"content": bytes(PART_BYTES + 1)}, client)
+    assert not passes(part | {"transfer_uuid": "other"}, client)
+    assert not passes(start, client)
+    uploads["b"]["transferred_bytes"] = PART_BYTES
+    assert passes(part | {"content": b"1"}, client)
+    for content in (b"12", bytes(PART_BYTES), "1", None):
+        assert not passes(part | {"content": content}, client)
+    assert not passes(start | {"transfer_uuid": "c", "size_bytes": TRANSFER_MAX, "part_count": 2048}, client)
+    # Other messages stay small.
+    assert not passes(CAMERA | {"extra": bytes(MESSAGE_BYTES)})
+    assert not passes({"type": "CommandTriggerMessage", "uuid": "a" * MESSAGE_BYTES})
 
 
 def test_images_are_bounded():

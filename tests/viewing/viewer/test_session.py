@@ -107,16 +107,41 @@ def test_depths_have_a_scale(client):
 
 
 @pytest.mark.usefixtures("session")
-def test_errors_stay_until_a_control_is_used(client):
+def test_errors_stay_until_they_are_dismissed(client):
+    dismiss = control(client, "Dismiss")
     control(client, "Model file").use("cropped.xyz")
     control(client, "Export").use()
     error = client.message
     assert error.startswith("**")
     with settled(client):
         client.camera.move((1, 0, -3))
-    assert client.message == error
     with settled(client):
         control(client, "SH degree").use(0)
+    assert (client.message, dismiss.visible) == (error, True)
+    dismiss.use()
+    assert (client.message, dismiss.visible) == ("", False)
+    # Those of settings also until the settings fit together, and notes until a control is used.
+    control(client, "near_plane").use(1e11)
+    assert client.message.startswith("**near, far")
+    with settled(client):
+        control(client, "near_plane").use(0.01)
+    assert (client.message, dismiss.visible) == ("", False)
+    control(client, "Screenshot").use()
+    assert (client.message, dismiss.visible) == ("Downloaded model.png, 64×48", False)
+    control(client, "SH degree").use(1)
+    assert client.message == ""
+
+
+def test_errors_of_images_stay_until_the_next_image(session, client, models, monkeypatch):
+    def fail(*_):
+        raise MemoryError("no memory is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(models[0].renderer, "render", fail)
+        client.camera.move((1, 0, -3))
+        wait_for(lambda: client.message == "**no memory is left**")
+    with settled(client):
+        client.camera.move((1, 0, -3))
     assert client.message == ""
 
 

@@ -3,6 +3,7 @@
 import io
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from tests.support.viewer_sessions import control, settled, viewed
 from tests.support.waiting import wait_for
 from tests.viewing.test_scene_pages import read_page
+from tsplat.errors import FileError
 from tsplat.scene import read_ply
 from tsplat.viewing import read_cameras
 from tsplat.viewing.viewer.callbacks import escape_markdown
@@ -71,6 +73,8 @@ def test_inverted_box_is_refused(client, tmp_path):
     assert len(client.images) == n
     with settled(client):
         control(client, "Whole model").use()
+    assert client.status.startswith(expected)  # nothing was exported
+    control(client, "Dismiss").use()
     assert "60 Gaussians, 60 drawn" in client.status
 
 
@@ -295,16 +299,25 @@ def test_client_that_leaves_ends_its_preview_and_its_video(session, client, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_model_is_opened(client, models):
+@pytest.fixture
+def opening(client, models):
+    """A session that opens files: models, but `absent.ply` and `damaged.ply`."""
     from tsplat.viewing.viewer.session import Session
 
     def open_model(path, warn):
         if Path(path).name == "absent.ply":
             raise FileNotFoundError("absent.ply: no such file")
-        warn("a note")
+        if Path(path).name == "damaged.ply":
+            raise FileError(f"{path}: damaged, {Path(path).read_bytes()}")
+        warn(f"{path}: a note")
         return viewed(Path(path).name, with_views=False, sh_degree=0)
 
     session = Session(client, models[:1], open_model=open_model)
+    yield session
+    session.close()
+
+
+def test_model_is_opened(opening, client, models, tmp_path):
     assert not control(client, "Model").visible
     control(client, "Model to open").use("absent.ply")
     control(client, "Open").use()
@@ -312,9 +325,38 @@ def test_model_is_opened(client, models):
     control(client, "Model to open").use("other.ply")
     with settled(client):
         control(client, "Open").use()
-    assert "Opened other.ply; a note" in client.statuses
+    assert f"Opened other.ply; {tmp_path}/other.ply: a note" in client.statuses
     assert control(client, "Model").visible
     assert control(client, "Model").options == ["model", "other.ply"]
-    assert session._panel.model.name == "other.ply"
+    assert opening._panel.model.name == "other.ply"
     assert np.allclose(client.camera.position, models[0].eye)
-    session.close()
+
+
+def upload(client, name, content=b"content"):
+    """Uploads a file as viser does; returns what viser keeps of it."""
+    button = control(client, "Upload a file")
+    button._value = types.SimpleNamespace(name=name, content=content)
+    button.use()
+    return button.value
+
+
+@pytest.mark.usefixtures("opening")
+def test_file_is_uploaded(client, tmp_path):
+    with settled(client):
+        assert upload(client, "other.ply").content == b""
+    assert client.message == "Opened other.ply; other.ply: a note"
+    assert control(client, "Model").value == "other.ply"
+    upload(client, "damaged.ply")
+    assert client.message == "**damaged.ply: damaged, b'content'**"
+    assert not list(tmp_path.iterdir())
+    for name in ("../other.ply", ".ply", ""):
+        upload(client, name)
+        assert client.message.startswith("**expected the name of a file, without a folder or a leading dot, found ")
+    # What cannot be opened does not take the place of what is shown.
+    assert control(client, "Model").options == ["model", "other.ply"]
+    assert control(client, "Dismiss").visible
+
+
+@pytest.mark.usefixtures("session")
+def test_page_that_opens_no_models(client):
+    assert "Upload a file" not in client.gui.controls

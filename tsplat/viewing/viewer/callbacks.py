@@ -6,6 +6,7 @@ import dataclasses
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ class Callbacks:
     """Runs the actions of one client's controls.
 
     Args:
-        tell: Shows a message, which stays until a control is used; hides it if it is empty.
+        tell: Shows a message until a control is used; one about an error until it is dismissed, what failed succeeds or
+            another message takes its place. Hides it if it is empty.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._busy, self._lock = threading.Lock(), threading.Lock()
         self._waiting: dict[Action, None] | None = None
+        self._failed: object = None
         self._closed = False
 
     def close(self) -> None:
@@ -62,19 +65,52 @@ class Callbacks:
         """Connects a button whose action takes long: clicks are ignored while such an action runs."""
         handle.on_click(lambda _: self._run_alone(action))
 
+    def on_upload(self, handle: Any, action: Callable[[str, bytes], str]) -> None:
+        """Connects a button that uploads a file, with an action that gets its name and its content."""
+
+        def upload(event: Any) -> None:
+            file = event.target.value
+            content, file.content = file.content, b""  # which viser would keep
+            with self._busy:
+                self.run(partial(action, file.name, content))
+
+        handle.on_upload(upload)
+
     def run(self, action: Action) -> None:
         """Runs an action, and shows its message, or why it failed."""
         try:
             message = action()
         except (ArgumentError, OSError, RuntimeError, MemoryError) as error:
-            text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-            message = f"**{text or type(error).__name__}**"
+            self.fail(describe_error(error), action)
+            return
+        self.succeed(action)
         if message:
+            self._failed = None
             self._tell(message)
+
+    def fail(self, problem: str, cause: object) -> None:
+        """Shows a problem until it is dismissed, or until its cause succeeds."""
+        self._failed = cause
+        self._tell(f"**{problem}**")
+
+    def succeed(self, cause: object) -> None:
+        """Hides the problem that had this cause."""
+        if self._failed == cause:
+            self.dismiss()
+
+    def dismiss(self) -> None:
+        """Hides the message."""
+        self._failed = None
+        self._tell("")
+
+    def _clear(self) -> None:
+        """Hides a message that is not about an error."""
+        if self._failed is None:
+            self._tell("")
 
     def _use(self, action: Action) -> None:
         """Runs the action of a control that the client uses."""
-        self._tell("")
+        self._clear()
         self.run_soon(action)
 
     def run_soon(self, action: Action) -> None:
@@ -99,7 +135,7 @@ class Callbacks:
     def _run_alone(self, action: Action) -> None:
         if self._busy.acquire(blocking=False):
             try:
-                self._tell("")
+                self._clear()
                 self.run(action)
             finally:
                 self._busy.release()
@@ -145,6 +181,11 @@ def name_in(handle: Any) -> str:
     if not handle.value or "\0" in handle.value:
         raise ArgumentError(f"{handle.label}: expected the name of a file, found {handle.value!r}")
     return str(handle.value)
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns an error in the words of the command line."""
+    return (describe_os_error(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
 
 
 def escape_markdown(text: str) -> str:

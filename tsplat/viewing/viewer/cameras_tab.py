@@ -92,6 +92,8 @@ class CamerasTab:
         view = None
         if mode != "off" and camera is not None and _is_at(pose, camera, tolerance):
             view = model.views.get(camera.name)
+        self._frusta.allowed = view is None
+        self._frusta.hide()
         self._place_knob(pose if view is not None and mode == "split" else None)
         return None if view is None else Comparison(view, mode, self._split, self._gain.value)
 

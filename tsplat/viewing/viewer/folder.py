@@ -13,6 +13,9 @@ from ...errors import ArgumentError
 NAME_MAX = 200
 """Length of file names."""
 
+TRANSFER_MAX = 1 << 30
+"""Size in bytes of a file that is offered for download, and of what a page uploads at the same time."""
+
 
 class NameTakenError(ArgumentError):
     """A page would replace a file, and has not been asked for it."""
@@ -41,12 +44,9 @@ class Folder:
 
         Raises:
             NameTakenError: There is a file of this name.
-            ArgumentError: It is not the name of a file, or there is a folder or a link of this name.
+            ArgumentError: As :func:`check_name`, or there is a folder or a link of this name.
         """
-        if not name.isprintable() or set(name) & set("/\\:") or name.startswith(".") or not 0 < len(name) <= NAME_MAX:
-            raise ArgumentError(
-                f"expected the name of a file in {self.path}, without a folder or a leading dot, found {name[:80]!r}"
-            )
+        check_name(name)
         path = self.path / name
         with self._lock:
             if path in self._busy:
@@ -75,3 +75,9 @@ class Folder:
                 if any(path.resolve().is_relative_to(root.resolve()) for root in self._readable):
                     return path
         raise ArgumentError(f"expected a path in {self.path}, found {name[:80]!r}")
+
+
+def check_name(name: str) -> None:
+    """Raises ArgumentError if a page names something else than a file in a folder that it does not choose."""
+    if not name.isprintable() or set(name) & set("/\\:") or name.startswith(".") or not 0 < len(name) <= NAME_MAX:
+        raise ArgumentError(f"expected the name of a file, without a folder or a leading dot, found {name[:80]!r}")

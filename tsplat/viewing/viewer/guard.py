@@ -17,12 +17,14 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ...errors import UnsupportedError
-from ..markup import escape
+from ..markup import fill
+from .folder import TRANSFER_MAX
+from .messages import PART_MESSAGE_BYTES
 
-MESSAGE_BYTES_MAX = 1 << 16
 CLIENTS_MAX = 15
 """Each client occupies at most two of the 32 threads in which viser runs callbacks."""
 
@@ -39,6 +41,8 @@ HEADERS = {
 }
 
 VISER_TITLE = re.compile(rb"<title>[^<]*</title>")
+HEAD = Path(__file__).with_name("head.html")
+"""What takes its place: a title, and what else pages of tsplat do."""
 
 _CONNECTION: contextvars.ContextVar[Any] = contextvars.ContextVar("connection")
 _PATCHING = threading.Lock()
@@ -52,14 +56,14 @@ class Guard:
     Args:
         address: Address that the server listens at.
         allows: Whether a message may pass, from the client of viser that sent it (None before its first camera).
-        title: Title of the page.
+        title: Title of the page at first.
 
     Attributes:
         token: Follows the slash of the address of the page.
     """
 
     def __init__(self, address: str, allows: Callable[[Any, Any], bool], title: str = "tsplat") -> None:
-        self._title = f"<title>{escape(title)}</title>".encode()
+        self._head = fill(HEAD.read_text("utf-8"), {"title": title, "limit": TRANSFER_MAX}).encode()
         self._bodies: dict[bool, bytes] = {}
         self.token = secrets.token_urlsafe(16)
         self._allows = allows
@@ -87,7 +91,7 @@ class Guard:
             if getattr(handler, "__module__", "") == "viser.infra._infra" and options.get("process_request"):
                 found = True
                 options["process_request"] = self._process(options["process_request"])
-                options |= {"max_size": MESSAGE_BYTES_MAX, "create_connection": self._connection_class()}
+                options |= {"max_size": PART_MESSAGE_BYTES, "create_connection": self._connection_class()}
                 handler = self._handle(handler)
             return original(handler, *arguments, **options)
 
@@ -129,21 +133,21 @@ class Guard:
                 response = connection.respond(503, f"The viewer has {CLIENTS_MAX} clients, and takes no more.\n")
             else:
                 response = serve_page(connection, dataclasses.replace(request, path=_split_path(request.path)[1]))
-                self._set_title(response)
+                self._set_head(response)
             for name, value in HEADERS.items() if response is not None else ():
                 response.headers[name] = value
             return response
 
         return process
 
-    def _set_title(self, response: Any) -> None:
-        """Replaces the title of viser's page; None and other files are left as they are."""
+    def _set_head(self, response: Any) -> None:
+        """Adds to the head of viser's page; None and other files are left as they are."""
         if response is None or not response.headers.get("Content-Type", "").startswith("text/html"):
             return
         zipped = response.headers["Content-Encoding"] == "gzip"
         if zipped not in self._bodies:
             body = gzip.decompress(response.body) if zipped else response.body
-            body = VISER_TITLE.sub(lambda _: self._title, body, count=1)
+            body = VISER_TITLE.sub(lambda _: self._head, body, count=1)
             self._bodies[zipped] = gzip.compress(body) if zipped else body
         response.body = self._bodies[zipped]
         del response.headers["Content-Length"]

@@ -5,16 +5,34 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from ...config import MAGNITUDE_MAX
+from .folder import TRANSFER_MAX
 from .renderer import SIDE_MAX
 
 TEXT_MAX = 4096
 """Length of texts."""
 
+MESSAGE_BYTES = 1 << 16
+PART_BYTES = 1 << 19
+"""Size of the parts in which pages of viser send files."""
+
+PART_MESSAGE_BYTES = PART_BYTES + (1 << 12)
+"""Size of a message with such a part, and of all other messages."""
+
 RENDER_MAX = 4096
 """Width and height of the images that pages draw, which are tiny."""
+
+
+class _Part(TypedDict):
+    """A part of a file, as which large messages are read."""
+
+    type: str
+    source_component_uuid: str
+    transfer_uuid: str
+    part_index: int
+    content: bytes
 
 
 def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
@@ -30,7 +48,8 @@ def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
     if not isinstance(message, bytes):
         return False
     try:
-        content = msgspec.msgpack.decode(message)
+        large = len(message) > MESSAGE_BYTES
+        content: Any = msgspec.msgpack.decode(message, type=_Part if large else Any)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return False
     kind = content.pop("type", None) if isinstance(content, dict) else None
@@ -39,7 +58,24 @@ def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
     checks = MESSAGES.get(kind) if isinstance(kind, str) else None
     if checks is None or not content.keys() <= checks.keys() or content.keys() < checks.keys() - {"owner"}:
         return False
-    return all(checks[name](value) for name, value in content.items())
+    if (large and kind != "FileTransferPart") or not all(checks[name](value) for name, value in content.items()):
+        return False
+    return "transfer_uuid" not in content or (client is not None and _is_upload(client, content, tell))
+
+
+def _is_upload(client: Any, content: dict[str, Any], tell: Callable[[str], object]) -> bool:
+    """Whether a file, or a part of one, goes to a control that takes files, and is not too large."""
+    uploads, uuid = client.gui._current_file_upload_states, content["transfer_uuid"]
+    if "content" in content:
+        upload = uploads.get(uuid)
+        return bool(upload and upload["transferred_bytes"] + len(content["content"]) <= upload["total_bytes"])
+    handle, size = client.gui._gui_input_handle_from_uuid.get(content["source_component_uuid"]), content["size_bytes"]
+    if not hasattr(handle, "on_upload") or uuid in uploads or content["part_count"] != -(-size // PART_BYTES):
+        return False
+    total = size + sum(upload["total_bytes"] for upload in uploads.values())
+    if total > TRANSFER_MAX:
+        tell(f"**{content['filename']}: expected at most {TRANSFER_MAX:,} bytes at the same time, found {total:,}**")
+    return bool(total <= TRANSFER_MAX)
 
 
 def _is_gui_update(client: Any, content: dict[Any, Any], tell: Callable[[str], object]) -> bool:
@@ -135,6 +171,14 @@ def _is_index(value: Any) -> bool:
     return value is None or _is_coordinate(value)
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, bytes) and len(value) <= PART_BYTES
+
+
 def _is_modifier(value: Any) -> bool:
     return value is None or _is_text(value)
 
@@ -182,5 +226,19 @@ MESSAGES: dict[str, dict[str, Callable[[Any], bool]]] = {
     "TransformControlsDragEndMessage": {"name": _is_text, "owner": _is_text},
     "CommandTriggerMessage": {"uuid": _is_text},
     "GetRenderResponseMessage": {"payload": _is_image, "render_uuid": _is_text},
+    "FileTransferStartUpload": {
+        "source_component_uuid": _is_text,
+        "transfer_uuid": _is_text,
+        "filename": _is_text,
+        "mime_type": _is_text,
+        "part_count": _is_count,
+        "size_bytes": _is_count,
+    },
+    "FileTransferPart": {
+        "source_component_uuid": _is_text,
+        "transfer_uuid": _is_text,
+        "part_index": _is_count,
+        "content": _is_part,
+    },
 }
 """Fields of the messages that a page sends. It also sends ``GuiUpdateMessage``, whose value depends on the control."""

@@ -9,7 +9,9 @@ from typing import Any
 
 from ...config import MAGNITUDE_MAX
 from ..colormaps import color_bar
+from ..markup import escape
 from .callbacks import ON_SERVER, Action, Callbacks, escape_markdown, name_in
+from .folder import TRANSFER_MAX
 from .poses import FOV_RANGE
 from .renderer import CAMERA_MODELS, COLORMAPS, DEPTHS, MODES, Settings
 from .viewed_models import ViewedModel
@@ -23,7 +25,7 @@ FULL_SCREEN = (
 )
 """A button of the page alone, as browsers show a page in full screen only while it is clicked."""
 
-MOVING = "Drag to turn, with the right button to move, wheel to zoom; or W A S D, Q E and the arrow keys."
+MOVING = "Drag to turn, with the right button or two fingers to move, wheel to zoom; or W A S D, Q E and arrow keys."
 
 
 @dataclasses.dataclass
@@ -34,6 +36,7 @@ class Actions:
         change: The settings have changed.
         choose_model: Another model was chosen.
         open_model: Reads a file and adds its model, and returns a message; None where this is not possible.
+        upload: The same for a name and a content.
         reset_view: Shows the model as at first.
         screenshot: Downloads the image.
         set_fov: Sets the vertical field of view, in degrees.
@@ -42,6 +45,7 @@ class Actions:
     change: Callable[[], None]
     choose_model: Callable[[], None]
     open_model: Callable[[str], str] | None
+    upload: Callable[[str, bytes], str] | None
     reset_view: Callable[[], None]
     screenshot: Callable[[], str]
     set_fov: Callable[[float], None]
@@ -69,17 +73,20 @@ class Panel:
         self._gui, self._models, self._actions, self._callbacks = gui, list(models), actions, callbacks
         self._status = gui.add_markdown("")
         self._message = gui.add_markdown("", visible=False)
+        self._dismiss = gui.add_button("Dismiss", color="gray", visible=False)
+        self._dismiss.on_click(lambda _: callbacks.dismiss())
         self._confirm = gui.add_button("Replace", color="red", visible=False)
         self._confirmed: Action = _nothing
         self._offer = gui.add_button("Download", visible=False)
         self._offered: Action = _nothing
         callbacks.on_long_click(self._offer, lambda: self._offered())
-        self._range: tuple[float, float] | None = None
         callbacks.on_long_click(self._confirm, lambda: self._confirmed())
+        self._range: tuple[float, float] | None = None
+        self._title = gui.add_html("")
         self.model_name = gui.add_dropdown("Model", [model.name for model in models], visible=len(models) > 1)
         callbacks.on_update(self.model_name, actions.choose_model)
-        if actions.open_model is not None:
-            self._add_opening(actions.open_model)
+        if actions.open_model is not None and actions.upload is not None:
+            self._add_opening(actions.open_model, actions.upload)
         self._tabs = gui.add_tab_group()
         if add_training is not None:
             with self._tabs.add_tab("Training"):
@@ -134,6 +141,7 @@ class Panel:
     def show_model(self, model: ViewedModel) -> None:
         """Sets the controls to the values of a model."""
         gaussians = model.gaussians
+        self._title.content = f'<span data-title="{escape(model.name)} · tsplat"></span>'
         red, green, blue = (round(255 * value) for value in model.background)
         self._background.value = (red, green, blue)
         # A slider with one value is not possible.
@@ -170,12 +178,12 @@ class Panel:
             self._legend.content = str(color_bar(self._colormap.value, ["0", "alpha", "1"]))
 
     def show_message(self, text: str) -> None:
-        """Shows a line below, in bold between double asterisks; hides it if it is empty."""
+        """Shows a line below, between double asterisks in bold and with a button that hides it; hides an empty one."""
         if not text and not self._message.visible:
             return
         bold = "**" if text.startswith("**") and text.endswith("**") and len(text) > 4 else ""
         self._message.content = f"{bold}{escape_markdown(text.removeprefix(bold).removesuffix(bold))}{bold}"
-        self._message.visible = bool(text)
+        self._message.visible, self._dismiss.visible = bool(text), bool(bold)
 
     def ask(self, label: str | None, action: Action) -> None:
         """Shows a button that runs an action, such as one that replaces a file; hides it without a label."""
@@ -187,11 +195,13 @@ class Panel:
         self._offered = action
         self._offer.label, self._offer.visible = f"Download {name}", name is not None
 
-    def _add_opening(self, open_model: Callable[[str], str]) -> None:
+    def _add_opening(self, open_model: Callable[[str], str], upload: Callable[[str, bytes], str]) -> None:
         gui = self._gui
         with gui.add_folder("Another model", expand_by_default=False):
             path = gui.add_text("Model to open", "", hint=f"Anything that tsplat view shows. {ON_SERVER}")
             self._callbacks.on_long_click(gui.add_button("Open"), lambda: open_model(name_in(path)))
+            hint = f"A model of this computer, up to {TRANSFER_MAX >> 30} GiB; or drop one on the page"
+            self._callbacks.on_upload(gui.add_upload_button("Upload a file", hint=hint), upload)
 
     def _add_view(self) -> None:
         gui = self._gui

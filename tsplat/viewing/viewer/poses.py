@@ -72,13 +72,16 @@ class Frusta:
     Args:
         page: What the controls know of their client.
         name: Of their node in the scene.
+
+    Attributes:
+        allowed: Whether any may cover the image.
     """
 
     def __init__(self, page: Page, name: str) -> None:
-        self._page, self._name = page, name
+        self._page, self._name, self.allowed = page, name, True
         self._drawn: list[tuple[Any, Camera]] = []
         self._scale = 0.0
-        page.client.camera.on_update(lambda _: page.callbacks.run_soon(self._hide))
+        page.client.camera.on_update(lambda _: page.callbacks.run_soon(self.hide))
 
     def draw(
         self,
@@ -113,11 +116,12 @@ class Frusta:
             )
             self._page.callbacks.on_click(handle, partial(choose, i))
             self._drawn.append((handle, camera))
-        self._hide()
+        self.hide()
 
-    def _hide(self) -> None:
+    def hide(self) -> None:
+        """Hides the cameras that cover the image, and shows the others."""
         eye = self._page.client.camera.position
         for handle, camera in self._drawn:
-            is_clear = math.dist(camera.position.tolist(), eye) > HIDDEN * self._scale
-            if handle.visible != is_clear:
-                handle.visible = is_clear
+            visible = self.allowed and math.dist(camera.position.tolist(), eye) > HIDDEN * self._scale
+            if handle.visible != visible:
+                handle.visible = visible

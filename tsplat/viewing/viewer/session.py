@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ...scene.cameras import Camera
-from .callbacks import Callbacks, Page
+from .callbacks import Callbacks, Page, describe_error
 from .cameras_tab import CamerasTab
 from .comparison import Comparison
 from .crop_tab import CropTab
-from .folder import Folder, NameTakenError
+from .folder import TRANSFER_MAX, Folder, NameTakenError, check_name
 from .live_training import LiveTraining
 from .panel import Actions, Panel
 from .poses import client_pose, fitting_fov, wxyz_of
@@ -33,9 +35,6 @@ JPEG_QUALITY = 75
 
 STILL = 1e-4
 """How far a camera may be from where it was placed, relative to the point it looks at, to count as not moved."""
-
-DOWNLOAD_MAX = 1 << 30
-"""Size in bytes of a file that is offered for download."""
 
 OpenModel = Callable[[str, Callable[[str], object]], ViewedModel]
 """Reads a model from a path, and adds it to those of the viewer; calls its second argument with notes."""
@@ -84,7 +83,8 @@ class Session:
             Actions(
                 change=self._change,
                 choose_model=self._choose_model,
-                open_model=None if open_model is None else lambda name: self._open_model(open_model, name),
+                open_model=open_model and partial(self._open_model, open_model),
+                upload=open_model and partial(self._upload, open_model),
                 reset_view=self._reset_view,
                 screenshot=self._screenshot,
                 set_fov=self._set_fov,
@@ -113,7 +113,9 @@ class Session:
             self._video = VideoTab(page)
         self._show_model()
         # Last, as its thread would outlive controls that cannot be made.
-        self._worker: Worker[Request] = Worker(self._render, self._show, self.tell)
+        self._worker: Worker[Request] = Worker(
+            self._render, self._show, partial(self._callbacks.fail, cause=self._show)
+        )
         self._ready = True
         client.camera.on_update(lambda _: self._callbacks.run_soon(self._follow))
         self._callbacks.run(self._follow)
@@ -174,6 +176,7 @@ class Session:
         self._client.scene.set_background_image(
             frame.image, format="png" if lossless else "jpeg", jpeg_quality=JPEG_QUALITY
         )
+        self._callbacks.succeed(self._show)
         height, width = frame.image.shape[:2]
         total = len(self._panel.model.gaussians)
         what = frame.note or f"{total:,} Gaussians, {frame.visible:,} drawn · {width}×{height}"
@@ -203,8 +206,22 @@ class Session:
 
     def _open_model(self, open_model: OpenModel, name: str) -> str:
         path = self._folder.readable(name)
-        notes: list[str] = []
         self.tell(f"Reading {path}")
+        return self._open(open_model, path)
+
+    def _upload(self, open_model: OpenModel, name: str, content: bytes) -> str:
+        """Opens a file of the client's computer. It stays in memory only, and thus takes no other file's place."""
+        check_name(name)
+        self.tell(f"Reading {name}")
+        with tempfile.TemporaryDirectory(prefix="tsplat-") as folder:
+            Path(folder, name).write_bytes(content)
+            try:
+                return self._open(open_model, Path(folder, name)).replace(f"{folder}/", "")
+            except (ArgumentError, OSError, RuntimeError) as error:
+                raise ArgumentError(describe_error(error).replace(f"{folder}/", "")) from error
+
+    def _open(self, open_model: OpenModel, path: Path) -> str:
+        notes: list[str] = []
         model = open_model(str(path), notes.append)
         self._panel.add_model(model)
         return "; ".join([f"Opened {model.name}", *notes])
@@ -249,7 +266,7 @@ class Session:
         try:
             with self._folder.writing(name, replace=replace) as path:
                 message = f"{write(path)} to {path}"
-            if path.is_file() and path.stat().st_size <= DOWNLOAD_MAX:
+            if path.is_file() and path.stat().st_size <= TRANSFER_MAX:
                 self._panel.offer(name, lambda: self._download(path))
             return message
         except NameTakenError as problem:
