@@ -82,18 +82,20 @@ def click_element(page, expression, name):
         mouse(page, kind, found[-1])
 
 
-def press(page, key):
-    """Presses a key outside of all text controls."""
+def press(page, key, seconds=0.0):
+    """Presses a key outside of all text controls, and holds it for some time."""
     page.evaluate("document.activeElement.blur()")
+    letter = len(key) == 1
+    code = dict(code=f"Key{key.upper()}" if letter else key, windowsVirtualKeyCode=ord(key.upper()) if letter else 37)
     for kind in ("keyDown", "keyUp"):
-        code = dict(code=f"Key{key.upper()}", windowsVirtualKeyCode=ord(key.upper()))
         page.call("Input.dispatchKeyEvent", type=kind, key=key, **code)
+        time.sleep(seconds if kind == "keyDown" else 0)
 
 
-def drag(page, points, touch=False):
+def drag(page, points, touch=False, button="left"):
     """Drags along points of the page, with the mouse or with a finger."""
     if not touch:
-        mouse(page, "mouseMoved", points[0])
+        mouse(page, "mouseMoved", points[0], button)
     for i, point in enumerate(points):
         time.sleep(0.2)
         if touch:
@@ -103,15 +105,15 @@ def drag(page, points, touch=False):
                 touchPoints=[dict(x=point[0], y=point[1])],
             )
         else:
-            mouse(page, "mouseMoved" if i else "mousePressed", point)
+            mouse(page, "mouseMoved" if i else "mousePressed", point, button)
     if touch:
         page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
     else:
-        mouse(page, "mouseReleased", points[-1])
+        mouse(page, "mouseReleased", points[-1], button)
 
 
-def mouse(page, kind, point):
-    page.call("Input.dispatchMouseEvent", type=kind, x=point[0], y=point[1], button="left", clickCount=1)
+def mouse(page, kind, point, button="left"):
+    page.call("Input.dispatchMouseEvent", type=kind, x=point[0], y=point[1], button=button, clickCount=1)
 
 
 def until(condition, problem, seconds=60):

@@ -1,15 +1,57 @@
-"""Title, full screen and keyframes in a web browser, on a desktop and on a phone."""
+"""Movements, title, full screen and keyframes in a web browser, on a desktop and on a phone."""
 
+import time
+
+import numpy as np
 import pytest
 
 from tests.support.browser import CHROMIUM, open_page
-from tests.support.viewer_pages import SIZES, click, open_controls, open_tab
+from tests.support.viewer_pages import SIZES, click, drag, open_controls, open_tab, press
 from tests.support.viewer_sessions import viewed
 from tests.support.waiting import wait_for
 from tsplat.viewing.viewer import Viewer
 
 pytest.importorskip("viser", reason="needs the extra viewer")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")]
+
+
+def fingers(page, kind, *points):
+    page.call("Input.dispatchTouchEvent", type=kind, touchPoints=[dict(x=x, y=y) for x, y in points])
+
+
+def pinch(page, x, y):
+    """Spreads two fingers."""
+    fingers(page, "touchStart", (x - 20, y), (x + 20, y))
+    for half in range(30, 90, 10):
+        time.sleep(0.1)
+        fingers(page, "touchMove", (x - half, y), (x + half, y))
+    fingers(page, "touchEnd")
+
+
+def check_movements(page, camera, touch):
+    """Turns, zooms and moves the camera, by all that the page says."""
+
+    def state():
+        """What turns, what zooms, and what moves."""
+        offset = np.array(camera.position) - camera.look_at
+        distance = np.linalg.norm(offset)
+        return offset / distance, distance, np.array(camera.look_at)
+
+    def changes(move, index):
+        before = state()[index]
+        move()
+        wait_for(lambda: np.abs(np.array(state()[index]) - before).max() > 0.03, every=0.1)
+
+    points = [(150, 300), (160, 300), (190, 310), (230, 320)]
+    changes(lambda: drag(page, points, touch), 0)
+    if touch:
+        changes(lambda: pinch(page, 180, 300), 1)
+        return
+    wheel = dict(type="mouseWheel", x=200, y=300, deltaX=0, deltaY=-200)
+    changes(lambda: page.call("Input.dispatchMouseEvent", **wheel), 1)
+    changes(lambda: drag(page, points, button="right"), 2)
+    for key, index in (("w", 2), ("a", 2), ("e", 2), ("ArrowLeft", 0)):
+        changes(lambda key=key: press(page, key, seconds=0.5), index)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -22,6 +64,7 @@ def test_buttons(size):
             (session,) = viewer._sessions.values()
             keyframes, camera = session._video._keyframes, session._client.camera
             assert page.evaluate("document.title") == "model · tsplat"
+            check_movements(page, camera, size == "phone")
             open_controls(page)
             for full in (True, False):
                 click(page, "Full screen")
