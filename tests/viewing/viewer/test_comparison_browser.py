@@ -42,7 +42,10 @@ def test_split_is_dragged_and_views_are_stepped_through(viewer, size):
         wait_for(lambda: viewer._sessions, 60)
         assert page.wait_for(lambda image: image[:300, :300].std() > 10)
         (session,) = viewer._sessions.values()
-        width, height = session._client.camera.image_width, session._client.camera.image_height
+        camera = session._client.camera
+        # Controls are docked beside the image once the page is there.
+        wait_for(lambda: touch or camera.image_width < SIZES[size]["width"])
+        width, height = camera.image_width, camera.image_height
 
         def compare(mode):
             if touch:  # lists close at once under the mouse of a phone
@@ -61,12 +64,12 @@ def test_split_is_dragged_and_views_are_stepped_through(viewer, size):
         x, y = width / 2, height / 2
         drag(page, [(x, y), (x - 20, y), (x - 60, y), (x - 0.3 * width, y)], touch)
         assert page.wait_for(lambda image: 0.1 < share(image, COLORS[0], width) < 0.25)
-        before = session._client.camera.position
+        before = camera.position
         press(page, "n")
         assert page.wait_for(lambda image: 0.1 < share(image, COLORS[1], width) < 0.25)
         press(page, "p")
         assert page.wait_for(lambda image: 0.1 < share(image, COLORS[0], width) < 0.25)
-        assert np.allclose(session._client.camera.position, before, atol=1e-4)
+        assert np.allclose(camera.position, before, atol=1e-4)
         # Where the camera leaves the view, the model is shown.
         drag(page, [(60, 300), (70, 300), (90, 310), (120, 320)], touch)
         assert page.wait_for(lambda image: share(image, COLORS[0], width) < 0.05)
