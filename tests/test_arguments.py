@@ -91,6 +91,11 @@ UNSUPPORTED = [
     (dict(camera_model="lidar"), "camera_model"),
     (dict(render_mode="RGB-Ed"), "render_mode"),
     (dict(ftheta_coeffs=object()), "ftheta_coeffs"),
+    (dict(return_normals=True, with_eval3d=True), "return_normals"),
+    (dict(global_z_order=False), "global_z_order"),
+    (dict(lidar_coeffs=object()), "lidar_coeffs"),
+    (dict(external_distortion_coeffs=object()), "external_distortion_coeffs"),
+    (dict(renderer_config=object()), "renderer_config"),
     (dict(tile_size=32), "tile_size"),
     (dict(Ks=torch.eye(3).expand(2, 3, 3).clone().requires_grad_()), "Ks"),
     (dict(absgrad=True, backend="reference"), "absgrad"),
@@ -157,7 +162,24 @@ def test_unsupported_option_raises(scene, change, name):
             dict(render_mode="RGB-Ed"),
             "render_mode: 'RGB-Ed' is not implemented; distances along rays cannot be rendered; use 'D', 'ED', .*",
         ),
-        (dict(ftheta_coeffs=object()), "ftheta_coeffs: the f-theta camera is not implemented; pass None"),
+        (
+            dict(ftheta_coeffs=object()),
+            "ftheta_coeffs: the f-theta camera is not implemented; pass None; undistort the images and use .*",
+        ),
+        (
+            dict(return_normals=True),
+            "return_normals: normals of 3D Gaussians are not implemented; pass False; use rasterization_2dgs, .*",
+        ),
+        (
+            dict(global_z_order=False),
+            r"global_z_order: sorting by distance \(Euclidean depth\) is not implemented; pass True; Gaussians are .*",
+        ),
+        (dict(lidar_coeffs=object()), "lidar_coeffs: spinning lidars are not implemented; pass None; use cameras"),
+        (
+            dict(external_distortion_coeffs=object()),
+            "external_distortion_coeffs: distortion outside the camera, .* is not implemented; pass None; .* rays .*",
+        ),
+        (dict(renderer_config=object()), "renderer_config: the choice .*; pass None; use the argument backend"),
     ],
     ids=_id,
 )

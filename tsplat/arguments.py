@@ -30,8 +30,18 @@ TRANSFORMS = (
     "instead of grad use torch.autograd.grad"
 )
 
-FEATURES = {"ftheta_coeffs": "the f-theta camera"}
-"""What options of gsplat are known by, where their names do not tell."""
+FEATURES = {
+    "ftheta_coeffs": ("the f-theta camera is ", "; undistort the images and use 'pinhole' or 'fisheye'"),
+    "return_normals": ("normals of 3D Gaussians are ", "; use rasterization_2dgs, or depth_to_normal of a depth map"),
+    "global_z_order": ("sorting by distance (Euclidean depth) is ", "; Gaussians are sorted by z in the camera frame"),
+    "lidar_coeffs": ("spinning lidars are ", "; use cameras"),
+    "external_distortion_coeffs": (
+        "distortion outside the camera, as of a windshield, is ",
+        "; put it into the rays of pixels, the argument rays with with_eval3d=True",
+    ),
+    "renderer_config": ("the choice of a kernel for evaluation in 3D is ", "; use the argument backend"),
+}
+"""Options of gsplat: what they are known by, and what to use instead."""
 
 
 def check_choice(
@@ -289,8 +299,8 @@ def check_not_implemented(options: dict[str, tuple[Any, Any]]) -> None:
     """Raises for each option that differs from its only implemented value. Name -> (value, implemented value)."""
     for name, (value, implemented) in options.items():
         if value is not implemented and not _equals(value, implemented):
-            feature = f"{FEATURES[name]} is " if name in FEATURES else ""
-            raise UnsupportedError(f"{name}: {feature}not implemented; pass {implemented!r}")
+            feature, instead = FEATURES.get(name, ("", ""))
+            raise UnsupportedError(f"{name}: {feature}not implemented; pass {implemented!r}{instead}")
 
 
 def check_rolling_shutter(name: object) -> None:

@@ -81,6 +81,11 @@ def rasterization(
     extra_signals_sh_degree: int | None = None,
     ut_params: UnscentedTransformParameters | None = None,
     rays: Tensor | None = None,
+    return_normals: bool = False,
+    global_z_order: bool = True,
+    lidar_coeffs: object | None = None,
+    external_distortion_coeffs: object | None = None,
+    renderer_config: object | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023). Drop-in for gsplat 1.5.3.
 
@@ -165,7 +170,8 @@ def rasterization(
         rays: [..., C, H, W, 6], or a shape that broadcasts to it: the rays of pixels for ``with_eval3d`` in place of
             the cameras', origins and directions of any length in the world frame. Gaussians are still projected by the
             cameras. A pixel whose ray is not finite or has no direction shows the background. Differentiable.
-        ftheta_coeffs: As in gsplat; not implemented.
+        ftheta_coeffs, return_normals, global_z_order, lidar_coeffs, external_distortion_coeffs, renderer_config: As in
+            gsplat 1.6; only the defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
@@ -235,7 +241,11 @@ def rasterization(
         segmented=segmented, extra_signals_sh_degree=extra_signals_sh_degree, capacity=capacity, with_ut=with_ut,
         with_eval3d=with_eval3d, ut_params=ut_params, rolling_shutter=name_of(rolling_shutter),
     )  # fmt: skip
-    not_implemented = {"ftheta_coeffs": (ftheta_coeffs, None)}
+    not_implemented: dict[str, tuple[Any, Any]] = {
+        "ftheta_coeffs": (ftheta_coeffs, None), "return_normals": (return_normals, False),
+        "global_z_order": (global_z_order, True), "lidar_coeffs": (lidar_coeffs, None),
+        "external_distortion_coeffs": (external_distortion_coeffs, None), "renderer_config": (renderer_config, None),
+    }  # fmt: skip
     cameras, lens = Cameras(viewmats, Ks), Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
     scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens, rays)
     request = check_request(scene, options, not_implemented, group, distributed)

@@ -49,3 +49,20 @@ def test_settings_of_distortion_can_be_made_but_not_used():
     )
     with pytest.raises(NotImplementedError, match="ftheta_coeffs"):
         gsplat.rasterization(**make_scene(torch.float32), ftheta_coeffs=coeffs)
+
+
+DEFAULTS_1_6 = dict(
+    near_plane=0.01, far_plane=1e10, radius_clip=0.0, eps2d=0.3, packed=True, tile_size=None, backgrounds=None,
+    render_mode="RGB", sparse_grad=False, absgrad=False, rasterize_mode="classic", channel_chunk=32, distributed=False,
+    camera_model="pinhole", segmented=False, covars=None, with_ut=False, with_eval3d=False, return_normals=False,
+    global_z_order=True, rays=None, radial_coeffs=None, tangential_coeffs=None, thin_prism_coeffs=None,
+    ftheta_coeffs=None, lidar_coeffs=None, external_distortion_coeffs=None,
+    rolling_shutter=gsplat.RollingShutterType.GLOBAL, viewmats_rs=None, ut_params=None, extra_signals=None,
+    extra_signals_sh_degree=None, renderer_config=None,
+)  # fmt: skip
+
+
+def test_arguments_of_1_6_are_accepted_at_their_defaults():
+    scene = make_scene(torch.float32)
+    expected, found = gsplat.rasterization(**scene), gsplat.rasterization(**(DEFAULTS_1_6 | scene))
+    assert torch.equal(expected[0], found[0])
