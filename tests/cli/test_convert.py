@@ -64,7 +64,8 @@ from tsplat import cli
 sys.exit(cli.main(["convert", *sys.argv[2:]]))
 """
     process = forks.run(code, int(signum), model, tmp_path / "b.ply")
-    assert (process.returncode, process.stdout, process.stderr) == (128 + signum, "", "")
+    assert (process.returncode, process.stdout) == (128 + signum, "")
+    assert process.stderr == f"tsplat: stopped by {signum.name}\n"
     assert list(tmp_path.iterdir()) == [model.parent]
 
 

@@ -11,6 +11,7 @@ import types
 import pytest
 
 from tests.support.captures import write_scene
+from tests.support.paths import ROOT
 from tsplat import cli
 from tsplat.cli.parser import build_parser
 
@@ -324,6 +325,35 @@ def test_ctrl_c_outside_training_prints_one_line(tmp_path):
             process.kill()
     assert (process.returncode, error) == (130, "tsplat: interrupted\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(
+    ("signum", "message"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")]
+)
+def test_signals_end_imports_with_one_line(signum, message, tmp_path):
+    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time; time.sleep(60)")
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    command = [sys.executable, "-c", code + "from tsplat_command import main; sys.exit(main())", "view"]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    with subprocess.Popen(command, env=paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "importing\n"
+            process.send_signal(signum)
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, error) == (128 + signum, f"tsplat: {message}\n")
+
+
+@pytest.mark.slow
+def test_command_runs_the_command_line():
+    code = (
+        "import signal, sys, tsplat_command\nbefore, sys.argv[1:] = signal.getsignal(signal.SIGTERM), ['--version']\n"
+    )
+    code += "try: tsplat_command.main()\nfinally: assert signal.getsignal(signal.SIGTERM) is before"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "") and found.stdout.startswith("tsplat 0")
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["train", "--resume", "run"]])

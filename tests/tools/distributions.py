@@ -42,8 +42,9 @@ def render(path: str, viewmats: torch.Tensor, Ks: torch.Tensor) -> torch.Tensor:
 
 
 def package_files() -> set[str]:
-    """Returns the files of the package in the repository."""
-    listed = subprocess.run(["git", "ls-files", "tsplat"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """Returns the files of the package and of its command in the repository."""
+    names = ["tsplat", "tsplat_command.py"]
+    listed = subprocess.run(["git", "ls-files", *names], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {line for line in listed.splitlines() if (ROOT / line).exists()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -56,6 +57,10 @@ def main(argv: list[str] | None = None) -> int:
             status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
+    except SystemExit as error:
+        if isinstance(error.code, int) and error.code > 128:  # of `exit_on_signals`
+            print(f"tsplat: stopped by {signal.Signals(error.code - 128).name}", file=sys.stderr)
+        raise
     except Interrupted as error:
         if error.message:
             print(f"tsplat: {_one_line(error.message)}", file=sys.stderr)
