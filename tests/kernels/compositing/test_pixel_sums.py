@@ -22,7 +22,7 @@ def _fold_kernel(values, sums, columns, firsts, N: tl.constexpr):
     loaded = ()
     for k in tl.static_range(N):
         loaded = loaded + (tl.load(values + k * 32 + lane),)  # noqa: RUF005 (Triton cannot unpack tuples)
-    column, is_first = column_of_lane(N, loaded[0])
+    column, is_first = column_of_lane(N)
     tl.store(sums + lane, fold(loaded))
     tl.store(columns + lane, column)
     tl.store(firsts + lane, is_first.to(tl.int32))

@@ -76,17 +76,19 @@ def fold(values):
     """Sums each value over the lanes of a warp. A lane holds one element of each.
 
     Returns:
-        One of the sums in each lane; see ``column_of_lane``.
+        [32] One of the sums of each lane, in the order of lanes, which those of elements [height, width] need not be; see
+        ``column_of_lane``.
     """
-    return tl.inline_asm_elementwise(
+    sums = tl.inline_asm_elementwise(
         FOLD_PTX[len(values) - 1], OPERANDS[len(values) - 1], values, dtype=tl.float32, is_pure=False, pack=1
     )
+    return tl.reshape(sums, [32], can_reorder=True)  # no lane passes its value to another
 
 
 @triton.jit
-def column_of_lane(N: tl.constexpr, like):
+def column_of_lane(N: tl.constexpr):
     """The index of the sum of N that each lane holds after ``fold``, and whether it is the first lane that holds it."""
-    lane = tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r,f", [like], dtype=tl.int32, is_pure=True, pack=1)
+    lane = tl.arange(0, 32)
     column = tl.zeros_like(lane)
     is_first = lane >= 0
     for step in tl.static_range(5):

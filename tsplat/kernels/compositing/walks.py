@@ -252,7 +252,7 @@ def _composite_bwd_kernel(
         list_entries = entries + start
         first_out = v_slots
         if FOLD:
-            column, is_first = column_of_lane(COLUMNS, behind[0])
+            column, is_first = column_of_lane(COLUMNS)
             first_out += column
         end = tl.maximum(tl.minimum(end, range_end), begin)
         if begin < end:
