@@ -8,6 +8,8 @@ from typing import Literal
 
 NONE, VECTOR, SCALAR, CONSTANT = range(4)
 NEGATED, ABSOLUTE = 1, 2
+SIGNED = 4
+"""Of parts of registers; see :func:`part_of`."""
 NAMED = {"vcc": 106, "vcc_lo": 106, "vcc_hi": 107, "null": 124, "m0": 125, "exec": 126, "exec_lo": 126, "exec_hi": 127}
 """Scalar registers that have names."""
 PAIRS = ("vcc", "exec")
@@ -30,7 +32,9 @@ def operand(token: str, width: Width = "32") -> Operand:
         NotImplementedError: Another form.
     """
     modifiers, token = 0, token.strip()
-    if match := re.fullmatch(r"neg\((.*)\)", token):
+    if match := re.fullmatch(r"sext\((.*)\)", token):
+        token, modifiers = match[1], SIGNED
+    elif match := re.fullmatch(r"neg\((.*)\)", token):
         token, modifiers = match[1], NEGATED
     elif token.startswith("-") and not re.match(r"-[\d.]", token):
         token, modifiers = token[1:], NEGATED
@@ -76,4 +80,6 @@ def _float(token: str, width: Width) -> tuple[int, int]:
 
 def part_of(value: Operand, selection: str) -> Operand:
     """Returns the operand of which an SDWA instruction reads a byte or a half."""
-    return (*value[:3], PARTS[selection], *value[4:])
+    kind, modifiers, count, _, *rest = value
+    part = PARTS[selection] + (len(PARTS) if modifiers & SIGNED else 0)
+    return (kind, modifiers & ~SIGNED, count, part, *rest)

@@ -23,7 +23,7 @@ enum {
 };
 
 typedef struct {
-    u8 kind, modifiers, count, part;  // part of a register: 1 to 4 a byte, 5 and 6 a half
+    u8 kind, modifiers, count, part;  // part of a register: 1 to 4 a byte, 5 and 6 a half; 7 to 12 with its sign
     u32 reg, low, high;
 } Operand;
 
@@ -56,6 +56,8 @@ static inline u32 modified(u32 x, u8 modifiers) {
 }
 
 static inline u32 part_of(u32 x, u8 part) {
+    if (part > 10) return (u32)(i32)(i16)(x >> 16 * (part - 11));
+    if (part > 6) return (u32)(i32)(i8)(x >> 8 * (part - 7));
     return !part ? x : part < 5 ? x >> 8 * (part - 1) & 255 : x >> 16 * (part - 5) & 0xFFFF;
 }
 

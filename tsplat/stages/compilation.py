@@ -52,7 +52,7 @@ def eager(function: Callable[Parameters, Result], operator: Operator | None = No
         if is_traced and operator is not None and (arguments := operator.bind(args, kwargs)) is not None:
             return operator.call(arguments)  # type: ignore[no-any-return]
         disable()
-        return disabled[is_traced](*args, **kwargs)
+        return disabled[int(is_traced)](*args, **kwargs)
 
     return run
 

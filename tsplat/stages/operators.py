@@ -134,8 +134,10 @@ class Operator:
             plain = [None if t is None else t.detach() for t in tensors]
             inputs = [_Input.apply(t, start) if need else t for t, need in zip(plain, needs)]  # type: ignore[no-untyped-call]
             differentiable, others = self._call(inputs, settings)
+            # Until PyTorch 2.10, only edges of PyTorch's own functions have the metadata that gradients are checked by.
+            edges = [get_gradient_edge(output.view_as(output)) for output in differentiable]
         recording.inputs = list(map(get_gradient_edge, _needed(inputs, needs)))
-        recording.outputs = list(map(get_gradient_edge, differentiable))
+        recording.outputs = edges
         outputs = memory.outputs(differentiable + others)
         recording.places = memory.places
         if len(self._recordings) >= KEPT_MAX:

@@ -106,7 +106,7 @@ def _features_bwd_kernel(
     PIXELS: tl.constexpr = WIDTH * HEIGHT
     VALUES: tl.constexpr = FOOTPRINT.VALUES
     SUMS: tl.constexpr = FOOTPRINT.SUMS
-    LANES: tl.constexpr = min(PIXELS, 32)
+    LANES: tl.constexpr = PIXELS if PIXELS < 32 else 32  # not min, which Triton 3.5 does not fold
     DEPTHS: tl.constexpr = depths is not None
     dtype = records.dtype.element_ty
     n_features = n_colors + DEPTHS
