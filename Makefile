@@ -4,17 +4,20 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 MINUTES ?= 5
-VERSION ?= 3.9.0
+# The oldest versions that pyproject.toml allows, and the newest.
+VERSIONS ?= torch-2.9.1 triton-3.6.0 triton-3.9.0
+VERSIONED := tests/triton_cpu tests/kernels tests/stages tests/ops tests/strategies tests/test_rasterization.py \
+	tests/test_torch_integration.py tests/benchmarks/test_dynamic_cost.py
 EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass sm_90-sass gfx942-amdgcn gfx1100-amdgcn
 COUNT ?= 300
 # Fewer scenes than usual do not replace recorded results.
 RECORD := $(if $(filter 300,$(COUNT)),--record)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-triton lint docs compile fuzz emulate mutants scoreboard dist clean
+.PHONY: help demo quick test test-versions lint docs compile fuzz emulate mutants scoreboard dist clean
 
 help: ## list the targets (default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## fit Gaussians to a procedural scene and write images and a turntable to demo/
 	$(BIN)/tsplat demo --out demo
@@ -27,17 +30,21 @@ test: lint ## lint, types and all tests: about 20 minutes on two cores
 	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
 	$(PYTEST) -m "not interpreter"
 
-# The environment keeps its own Triton; the one in PYTHONPATH is found first.
-test-triton: export PYTHONPATH := $(abspath $(VENV)/triton-$(VERSION))
-test-triton: export TRITON_CACHE_DIR := $(abspath $(VENV)/triton-$(VERSION)-cache)
-test-triton: $(VENV)/triton-$(VERSION) ## run the tests that execute or compile Triton kernels with VERSION=3.9.0
-	$(BIN)/python -c "import triton; assert triton.__version__ == '$(VERSION)', triton.__version__"
-	$(PYTEST) tests/triton_cpu tests/kernels/test_compile.py tests/benchmarks/test_dynamic_cost.py
-	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
+# What is found first in PYTHONPATH takes the place of the environment's own. A folder torch-X has PyTorch X with the Triton
+# that it requires.
+test-versions: $(addprefix $(VENV)/,$(VERSIONS)) ## run what depends on PyTorch and Triton with VERSIONS="torch-2.9.1 triton-3.6.0 triton-3.9.0"
+	@set -e; for version in $(VERSIONS); do \
+		export PYTHONPATH=$(abspath $(VENV))/$$version TRITON_CACHE_DIR=$(abspath $(VENV))/$$version-cache; \
+		$(BIN)/python -c "import torch, triton; print('== torch', torch.__version__, 'triton', triton.__version__)"; \
+		$(PYTEST) $(VERSIONED); TRITON_INTERPRET=1 $(PYTEST) -m interpreter; \
+	done
 
-# The interpreter of Triton 3.6 converts arrays of one entry to numbers, which NumPy 2.4 no longer does.
+# The interpreter of Triton up to 3.6 converts arrays of one entry to numbers, which NumPy 2.4 no longer does.
 $(VENV)/triton-%: | $(INSTALLED)
-	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$* $(if $(filter 3.6.%,$*),numpy==2.3.5)
+	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$* numpy==2.3.5
+
+$(VENV)/torch-%: | $(INSTALLED)
+	$(BIN)/python -m pip install -q --target $@ torch==$* numpy==2.3.5
 
 lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff check .

@@ -159,7 +159,7 @@ def launch(n_programs_, *, {", ".join(parameters)}):
 def _launch_by_triton(kernel: Any, n_programs: int, arguments: dict[str, Any]) -> Run:
     """Launches a kernel as Triton does, and returns the function that launches it again.
 
-    The function calls what ``kernel[grid](...)`` ends in, which is the same from Triton 3.6 to 3.9. While a profiler
+    The function calls what ``kernel[grid](...)`` ends in, which is the same from Triton 3.5 to 3.9. While a profiler
     hooks launches, Triton launches.
     """
     arguments = {"enable_fp_fusion": True, **arguments}

@@ -76,13 +76,12 @@ def fold(values):
     """Sums each value over the lanes of a warp. A lane holds one element of each.
 
     Returns:
-        [32] One of the sums of each lane, in the order of lanes, which those of elements [height, width] need not be; see
-        ``column_of_lane``.
+        [32] One of the sums in each lane, in the order of lanes; see ``column_of_lane``.
     """
     sums = tl.inline_asm_elementwise(
         FOLD_PTX[len(values) - 1], OPERANDS[len(values) - 1], values, dtype=tl.float32, is_pure=False, pack=1
     )
-    return tl.reshape(sums, [32], can_reorder=True)  # no lane passes its value to another
+    return tl.reshape(sums, [32], can_reorder=True)  # moves nothing, whatever the layout of the values
 
 
 @triton.jit
