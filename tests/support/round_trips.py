@@ -121,14 +121,23 @@ def _check_sog(expected: Gaussians, found: Gaussians) -> None:
     logs, found_logs = (torch.copysign(x.abs().log1p(), x) for x in (expected.means.double(), found.means.double()))
     size, largest = logs.amax(0) - logs.amin(0), logs.abs().amax(0)
     _check("sog: means", found_logs, logs, 0.5 * size / 65535 + 2 * FLOAT_EPSILON * largest)
-    _check_codebook("sog: log scales", found.log_scales, expected.log_scales.clamp(-20, 20))
-    _check_codebook("sog: sh0", found.sh0, expected.sh0)
+    log_scales = expected.log_scales.clamp(-20, 20)
+    scales = log_scales.double().exp()
+    others = torch.stack([scales.roll(-k, 1)[:, 1:].amax(1) for k in range(3)], 1) if len(expected) else scales
+    shown = scales * others * expected.opacities.double().square()[:, None]
+    shown = shown.clamp_min(1e-6 * float(shown.mean()) + 1e-37 if len(expected) else 0)
+    _check_codebook("sog: log scales", found.log_scales, log_scales, shown)
+    _check_codebook("sog: sh0", found.sh0, expected.sh0, shown.amax(1)[:, None, None] if len(expected) else shown)
     if len(expected) <= EXACT_PALETTE:
         _check_codebook("sog: shN", found.shN, expected.shN)
 
 
-def _check_codebook(name: str, found: Tensor, expected: Tensor) -> None:
-    """Checks that there are at most 256 values, the nearest one each, better than equally distant ones would be."""
+def _check_codebook(name: str, found: Tensor, expected: Tensor, weights: float | Tensor = 1.0) -> None:
+    """Checks that there are at most 256 values, the nearest one each, better than equally distant ones would be.
+
+    Args:
+        weights: Of squared errors.
+    """
     if not expected.numel():
         return
     if expected.unique().numel() <= 256:
@@ -142,9 +151,10 @@ def _check_codebook(name: str, found: Tensor, expected: Tensor) -> None:
     tolerance = (nearest - values).abs() + FLOAT_EPSILON * values.abs()
     _check(f"{name} (nearest entry)", found, expected, tolerance)
     step = float(values.max() - values.min()) / 255
-    rms = float((found.double() - values).square().mean().sqrt())
-    if rms > step / math.sqrt(12):
-        raise RoundTripError(f"{name}: the codebook has an RMS error of {rms:.3g}, {step / 12**0.5:.3g} without one")
+    equal = values.min() + ((values - values.min()) / step).round() * step
+    rms, without = (float((weights * (x - values).square()).mean().sqrt()) for x in (found.double(), equal))
+    if rms > without:
+        raise RoundTripError(f"{name}: the codebook has a weighted RMS error of {rms:.3g}, {without:.3g} without one")
 
 
 CHECKS = {"compressed-ply": _check_compressed_ply, "spz": _check_spz, "sog": _check_sog}

@@ -84,3 +84,10 @@ def test_outliers_do_not_coarsen_other_values():
     centers, indices = cluster_values(values, 64)
     assert (centers[indices] == values)[-3:].all()
     assert np.abs(centers[indices] - values)[:-3].max() < 0.5
+
+
+def test_weights_of_values_move_centers():
+    values = np.array([0.0, 1, 2, 3, 100, 101])
+    centers, _ = cluster_values(values, 2, np.array([1.0, 1, 1, 1, 1e-9, 1e-9]))
+    assert np.allclose(centers, [0.5, 2.5], atol=1e-3)
+    assert np.allclose(cluster_values(values, 2)[0], [1.5, 100.5])

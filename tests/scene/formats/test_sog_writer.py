@@ -14,8 +14,9 @@ from PIL import Image
 from tests.support.model_files import assert_same_tensors, random_gaussians
 from tests.support.round_trips import check_round_trip
 from tsplat import ArgumentError, UnsupportedError
-from tsplat.scene import FileError, MissingExtraError, read_model, read_sog, write_sog
+from tsplat.scene import Camera, FileError, MissingExtraError, intrinsics, read_model, read_sog, write_sog
 from tsplat.scene.formats.sog_writer import encode_means
+from tsplat.viewing import render
 
 IMAGES = {"means_l.webp", "means_u.webp", "scales.webp", "quats.webp", "sh0.webp"}
 SH_IMAGES = {"shN_centroids.webp", "shN_labels.webp"}
@@ -140,3 +141,22 @@ def test_missing_pillow_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[train\]'"):
         write_sog(tmp_path / "a.sog", random_gaussians(4))
+
+
+def test_outliers_that_nobody_sees_cost_no_quality(tmp_path):
+    """Half of the Gaussians are tiny or transparent, with scales and colors far from those of the others."""
+    n, generator = 1200, torch.Generator().manual_seed(0)
+    gaussians = random_gaussians(n, degree=0)
+    gaussians.means[:] = torch.randn(n, 3, generator=generator)
+    gaussians.log_scales[:] = -2 + 0.3 * torch.randn(n, 3, generator=generator)
+    gaussians.opacity_logits[:] = torch.randn(n, generator=generator)
+    gaussians.sh0[:] = torch.rand(n, 1, 3, generator=generator) - 0.5
+    gaussians.log_scales[: n // 4] = -20 + 16 * torch.rand(n // 4, 3, generator=generator)
+    gaussians.opacity_logits[n // 4 : n // 2] = -10
+    gaussians.sh0[n // 4 : n // 2] *= 1e5 * torch.rand(n // 4, 1, 3, generator=generator)
+    viewmat = torch.eye(4)
+    viewmat[2, 3] = 6
+    camera = Camera(viewmat, intrinsics(96, 72, 50.0), 96, 72)
+    write_sog(tmp_path / "a.sog", gaussians)
+    images = [render(each, camera).clamp(0, 1) for each in (gaussians, read_sog(tmp_path / "a.sog"))]
+    assert -10 * math.log10(float((images[0] - images[1]).square().mean())) > 40

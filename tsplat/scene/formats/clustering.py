@@ -72,7 +72,9 @@ def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
     return torch.cat([torch.addmm(squares, part, centroids.T, alpha=-2).argmin(1) for part in parts])
 
 
-def cluster_values(values: NDArray[Any], n_clusters: int) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
+def cluster_values(
+    values: NDArray[Any], n_clusters: int, weights: NDArray[Any] | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
     """Clusters single values by k-means.
 
     The first clusters are found by halving the one with the largest squared error at its mean again and again.
@@ -80,6 +82,7 @@ def cluster_values(values: NDArray[Any], n_clusters: int) -> tuple[NDArray[np.fl
     Args:
         values: Values of any shape.
         n_clusters: Upper bound of the number of clusters.
+        weights: Weights of squared errors, above zero, in the shape of `values`; None for equal ones.
 
     Returns:
         Centers [K], K <= n_clusters, in increasing order, and the index of the nearest center of each value, in the
@@ -89,15 +92,17 @@ def cluster_values(values: NDArray[Any], n_clusters: int) -> tuple[NDArray[np.fl
     centers = distinct
     if len(distinct) > n_clusters:
         # float64, because sums of squares of large values overflow float32.
-        points, weights = distinct.astype(np.float64), counts.astype(np.float64)
-        starts = _halve(points, weights, n_clusters)
+        points, sums = distinct.astype(np.float64), counts.astype(np.float64)
+        if weights is not None:
+            sums = np.bincount(inverse.reshape(-1), weights.reshape(-1))
+        starts = _halve(points, sums, n_clusters)
         for _ in range(VALUE_ITERATIONS):
-            means = np.add.reduceat(points * weights, starts) / np.add.reduceat(weights, starts)
+            means = np.add.reduceat(points * sums, starts) / np.add.reduceat(sums, starts)
             found = np.unique(np.append(0, np.searchsorted(points, (means[1:] + means[:-1]) / 2)))
             if np.array_equal(found, starts):
                 break
             starts = found[found < len(points)]
-        centers = np.unique((np.add.reduceat(points * weights, starts) / np.add.reduceat(weights, starts)).astype("f4"))
+        centers = np.unique((np.add.reduceat(points * sums, starts) / np.add.reduceat(sums, starts)).astype("f4"))
     middles = (centers[1:].astype(np.float64) + centers[:-1]) / 2
     return centers, np.searchsorted(middles, distinct)[inverse].reshape(values.shape)
 

@@ -28,6 +28,9 @@ EXACT_PALETTE = 1 << 14
 
 PALETTE_MAX = 1 << 16
 CODEBOOK = 256
+SHOWN_MIN = 1e-6
+"""Least weight of an error, in proportion to the mean."""
+
 EXACT_SQUARES_MAX = 1e15
 """Squares of larger values may overflow fp32."""
 
@@ -41,8 +44,9 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
 
     - means: half of a step of ``sign(x) log(1 + |x|)``, whose steps are 1/65,535 of its range along the axis. The error
       of x is this times ``1 + |x|``.
-    - log scales and sh0: each value is replaced by the nearest entry of a codebook of 256, which k-means chooses. 256
-      or fewer different values are exact. Log scales are clamped to [-20, 20].
+    - log scales and sh0: each value is replaced by the nearest entry of a codebook of 256. 256 or fewer different values
+      are exact; otherwise k-means chooses, with weights by the area and opacity that a Gaussian shows, so that outliers
+      that nobody sees take no entries. Log scales are clamped to [-20, 20].
     - rotations: an angle of 0.0193 (1.1 degrees).
     - opacities: 1/510.
     - shN: codebook of 256 as above. If there are more than 16,384 different rows of coefficients, each is replaced by
@@ -110,14 +114,17 @@ def _encode(gaussians: Gaussians) -> tuple[dict[str, bytes], list[str]]:
     files["means_u.webp"] = _webp(_image(words >> 8))
     meta["means"] = {"mins": bounds[0].tolist(), "maxs": bounds[1].tolist(), "files": list(files)}
 
-    codebook, indices = _codebook(np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX))
+    log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
+    shown = _shown(log_scales, arrays["opacities"])
+    codebook, indices = _codebook(log_scales, shown)
     files["scales.webp"] = _webp(_image(indices))
     meta["scales"] = {"codebook": codebook, "files": ["scales.webp"]}
 
     files["quats.webp"] = _webp(_image(rotation_codes(arrays["quats"], _encode_quats, decode_quats)))
     meta["quats"] = {"files": ["quats.webp"]}
 
-    codebook, indices = _codebook(arrays["sh0"][:, 0])
+    sh0 = arrays["sh0"][:, 0]
+    codebook, indices = _codebook(sh0, np.broadcast_to(shown.max(1, keepdims=True), sh0.shape))
     files["sh0.webp"] = _webp(_image(np.concatenate([indices, levels(arrays["opacities"] * 255.0)[:, None]], 1)))
     meta["sh0"] = {"codebook": codebook, "files": ["sh0.webp"]}
 
@@ -157,9 +164,20 @@ def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[NDArray[np.uin
     return order, (words[order], bounds)
 
 
-def _codebook(values: NDArray[Any]) -> tuple[list[float], Bytes]:
+def _shown(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
+    """Weights of squared errors by what they change in images: the area that each axis spans, times opacity^2. [N, 3]
+
+    An axis spans an area with the largest of the others.
+    """
+    logs = log_scales.astype(np.float64)
+    largest = np.stack([np.delete(logs, axis, 1).max(1) for axis in range(3)], 1)
+    areas = np.exp(logs + largest) * np.square(opacities.reshape(-1, 1))
+    return np.maximum(areas, np.finfo(np.float32).tiny + SHOWN_MIN * areas.mean() if len(areas) else 0)
+
+
+def _codebook(values: NDArray[Any], weights: NDArray[Any] | None = None) -> tuple[list[float], Bytes]:
     """Returns a codebook of 256 entries and the index of the nearest entry of each value, in the shape of `values`."""
-    entries, indices = cluster_values(values, CODEBOOK)
+    entries, indices = cluster_values(values, CODEBOOK, weights)
     used, indices = np.unique(indices, return_inverse=True)
     entries, indices = entries[used], indices.reshape(values.shape)
     padded = np.concatenate([entries, np.full(CODEBOOK - len(entries), entries[-1] if len(entries) else 0)])
