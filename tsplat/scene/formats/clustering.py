@@ -94,7 +94,7 @@ def cluster_values(
         # float64, because sums of squares of large values overflow float32.
         points, sums = distinct.astype(np.float64), counts.astype(np.float64)
         if weights is not None:
-            sums = np.bincount(inverse.reshape(-1), weights.reshape(-1))
+            sums = np.bincount(inverse.reshape(-1), weights.reshape(-1)).astype(np.float64)
         starts = _halve(points, sums, n_clusters)
         for _ in range(VALUE_ITERATIONS):
             means = np.add.reduceat(points * sums, starts) / np.add.reduceat(sums, starts)

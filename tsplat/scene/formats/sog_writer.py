@@ -45,8 +45,8 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     - means: half of a step of ``sign(x) log(1 + |x|)``, whose steps are 1/65,535 of its range along the axis. The error
       of x is this times ``1 + |x|``.
     - log scales and sh0: each value is replaced by the nearest entry of a codebook of 256. 256 or fewer different values
-      are exact; otherwise k-means chooses, with weights by the area and opacity that a Gaussian shows, so that outliers
-      that nobody sees take no entries. Log scales are clamped to [-20, 20].
+      are exact; otherwise k-means chooses, weighted by the area and opacity that a Gaussian shows, so that outliers that
+      nobody sees take no entries. Log scales are clamped to [-20, 20].
     - rotations: an angle of 0.0193 (1.1 degrees).
     - opacities: 1/510.
     - shN: codebook of 256 as above. If there are more than 16,384 different rows of coefficients, each is replaced by
@@ -171,8 +171,9 @@ def _shown(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
     """
     logs = log_scales.astype(np.float64)
     largest = np.stack([np.delete(logs, axis, 1).max(1) for axis in range(3)], 1)
-    areas = np.exp(logs + largest) * np.square(opacities.reshape(-1, 1))
-    return np.maximum(areas, np.finfo(np.float32).tiny + SHOWN_MIN * areas.mean() if len(areas) else 0)
+    areas: NDArray[np.float64] = np.exp(logs + largest) * np.square(opacities.reshape(-1, 1).astype(np.float64))
+    least = SHOWN_MIN * areas.mean() + np.finfo(np.float32).tiny if len(areas) else 0
+    return np.maximum(areas, least, out=areas)
 
 
 def _codebook(values: NDArray[Any], weights: NDArray[Any] | None = None) -> tuple[list[float], Bytes]:
