@@ -182,8 +182,9 @@ def test_a_depth_prior_is_fitted_by_least_squares(rendered):
     assert 3 < covered.sum() < 17
     torch.testing.assert_close(prior_depth_error(depth, prior, covered).item(), 0.0, atol=1e-15, rtol=0)
     noisy = prior + 0.1 * meta["surf_normals"][..., 0]
-    noisy[0, 0], noisy[~covered] = torch.nan, 5.0
+    noisy[tuple(covered.nonzero()[0])], noisy[~covered] = torch.nan, 5.0
     known = covered & noisy.isfinite()
+    assert known.sum() == covered.sum() - 1
     columns = torch.stack([noisy[known], torch.ones_like(noisy[known])], 1)
     fitted = columns @ torch.linalg.lstsq(columns, 1 / depth[known][:, None]).solution
     expected = (1 / depth[known] - fitted[:, 0]).abs().mean()

@@ -25,10 +25,10 @@ class View:
         camera: Its camera, of the size of ``image``, and with its name; ``"pinhole"`` or ``"fisheye"``.
         mask: [H, W] bool, True for pixels to train on and evaluate; None for all.
         sparse: [P, 3] sparse points observed in the image: x and y in pixels, and depth z in the camera frame.
+        camera_id: Index of the physical camera. Images of one camera share lens and exposure.
+        files: What the view was read from: the image and, if there are any, the mask and priors.
         depth_prior: [H, W] inverse depth of each pixel, up to scale and shift; NaN where it is unknown.
         normal_prior: [H, W, 3] unit normals in the camera frame, towards the camera; 0 where they are unknown.
-        camera_id: Index of the physical camera. Images of one camera share lens and exposure.
-        files: What the view was read from: the image and, if there is one, the mask.
 
     Raises:
         ArgumentError: A shape or dtype does not match, a value is not finite, or a focal length is not positive.
@@ -38,10 +38,10 @@ class View:
     camera: Camera
     mask: Tensor | None = None
     sparse: Tensor | None = None
-    depth_prior: Tensor | None = None
-    normal_prior: Tensor | None = None
     camera_id: int = 0
     files: tuple[Path, ...] = ()
+    depth_prior: Tensor | None = None
+    normal_prior: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.image.dtype != torch.uint8 or self.image.dim() != 3 or self.image.shape[-1] != 3:
