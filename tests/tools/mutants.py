@@ -1010,8 +1010,7 @@ MUTANTS = [
     *_in(
         "training/trainer.py",
         ("tests/training/test_trainer.py", "-k", "2d or surface"),
-        ("self._geometry_loss.needs_depth(self._progress, self._views[index])", "config.depth_weight > 0",
-         "normals without a depth map"),
+        ("self._geometry_loss.needs_depth(self._progress)", "config.depth_weight > 0", "normals without a depth map"),
     ),
     *_in(
         "scene/gaussians.py",

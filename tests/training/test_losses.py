@@ -163,9 +163,9 @@ def test_losses_of_2d_gaussians_are_those_of_the_paper(rendered):
     cosines = [[alphas[0, i, j, 0] * (normals[i, j] @ surface[i, j]) for j in range(4)] for i in range(5)]
     by_normals, by_distortion = 0.05 * (1 - torch.tensor(cosines)), 0.2 * meta["render_distort"][0, ..., 0]
     geometry = GeometryLoss(0.0, 0.05, 0.2, surfels=True)
-    assert geometry(0.05, images, alphas, meta, view) == 0 and not geometry.needs_depth(0.05, view)
+    assert geometry(0.05, images, alphas, meta, view) == 0 and not geometry.needs_depth(0.05)
     torch.testing.assert_close(geometry(0.2, images, alphas, meta, view), by_distortion.mean())
-    assert not geometry.needs_depth(0.2, view) and geometry.needs_depth(0.24, view)
+    assert not geometry.needs_depth(0.2) and geometry.needs_depth(0.24)
     torch.testing.assert_close(geometry(0.24, images, alphas, meta, view), (by_normals + by_distortion).mean())
     masked = dataclasses.replace(view, mask=normals[..., 0] > 0.3)
     found = geometry(1.0, images, alphas.requires_grad_(), meta, masked)
@@ -192,7 +192,7 @@ def test_a_depth_prior_is_fitted_by_least_squares(rendered):
     with_prior = dataclasses.replace(view, depth_prior=noisy)
     geometry = GeometryLoss(0.4, 0.0, 0.0, surfels=False)
     torch.testing.assert_close(geometry(0.0, images, alphas, meta, with_prior), 0.4 * expected)
-    assert geometry.needs_depth(0.0, view) and geometry(0.0, images, alphas, meta, view) == 0
+    assert geometry.needs_depth(0.0) and geometry(0.0, images, alphas, meta, view) == 0
     mask = torch.rand(5, 4, generator=torch.Generator().manual_seed(0)) > 0.4
     masked = dataclasses.replace(with_prior, mask=mask)
     expected = 0.4 * prior_depth_error(depth, noisy, covered & mask)
@@ -219,5 +219,4 @@ def test_a_normal_prior_is_in_the_camera_frame(rendered, surfels):
     expected = sum(1 - (R @ normals[i, j]) @ prior[i, j] for i in range(5) for j in range(4) if i != 2) / 20
     geometry = GeometryLoss(0.0, 0.5, 0.0, surfels)
     torch.testing.assert_close(geometry(0.1, images, alphas, meta, with_prior), 0.5 * expected)
-    assert geometry(0.1, images, alphas, meta, view) == 0 and not geometry.needs_depth(0.1, view)
-    assert geometry.needs_depth(0.1, with_prior) == (not surfels)
+    assert geometry(0.1, images, alphas, meta, view) == 0 and geometry.needs_depth(0.1) == (not surfels)

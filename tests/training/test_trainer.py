@@ -385,6 +385,16 @@ def test_surface_losses_are_added_from_their_step_on(noisy, renders):
     assert [call["render_mode"] for call in renders] == ["RGB"] * 7 + ["RGB+ED"] * 2
 
 
+def test_depth_is_rendered_of_all_views_if_one_has_normals(noisy, renders):
+    """Ranks that render together must agree."""
+    gaussians, views = noisy
+    with_prior = dataclasses.replace(views[0], normal_prior=torch.zeros(*views[0].image.shape))
+    trainer = Trainer(gaussians, [with_prior, *views[1:]], Config(normal_weight=0.1, backend="torch"))
+    for _ in views:
+        trainer.advance()
+    assert [call["render_mode"] for call in renders] == ["RGB+ED"] * len(views)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

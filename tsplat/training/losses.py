@@ -65,10 +65,9 @@ class GeometryLoss:
     distortion_weight: float
     surfels: bool
 
-    def needs_depth(self, progress: float, view: View) -> bool:
-        """Whether a view's expected depth must be rendered, after a fraction of the run."""
-        by_normals = progress >= NORMAL_START if self.surfels else view.normal_prior is not None
-        return self.depth_weight > 0 or (self.normal_weight > 0 and by_normals)
+    def needs_depth(self, progress: float) -> bool:
+        """Whether expected depth must be rendered, after a fraction of the run: on all ranks, whatever their views."""
+        return self.depth_weight > 0 or (self.normal_weight > 0 and (not self.surfels or progress >= NORMAL_START))
 
     def __call__(self, progress: float, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
         """The loss of a view, [], after a fraction of the run; 0.0 if there is none.

@@ -257,7 +257,7 @@ class Trainer:
             with full_precision(self.device):
                 moved = move_camera(camera.viewmat, self._parameters.camera_motion(index))
             camera = dataclasses.replace(camera, viewmat=moved)
-        needs_depth = self._geometry_loss.needs_depth(self._progress, self._views[index])
+        needs_depth = self._geometry_loss.needs_depth(self._progress)
         images, alphas, meta = render_views(
             self._parameters.gaussians(),
             [camera],
