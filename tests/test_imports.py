@@ -58,13 +58,13 @@ MAX_LINES, MAX_BODY, MAX_PARAMETERS = 400, 80, 12
 LONGER = {"tsplat/reference/__init__.py": 500, "tsplat/kernels/projection/__init__.py": 500}
 """Lines of files that are longer: the reference is one file, and so are both kernels of a step."""
 DROP_IN = {
-    "tsplat/rasterization.py": {"rasterization"},
+    "tsplat/rasterization.py": {"rasterization", "rasterization_2dgs"},
     "tsplat/reference/__init__.py": {"rasterize"},
     "tsplat/stages/projection.py": {"fully_fused_projection", "fully_fused_projection_with_ut"},
     "tsplat/stages/intersection.py": {"isect_tiles"},
     "tsplat/stages/pixels.py": {"rasterize_to_pixels"},
     "tsplat/stages/eval3d.py": {"rasterize_to_pixels_eval3d"},
-    "tsplat/stages/surfels.py": {"fully_fused_projection_2dgs", "rasterization_2dgs"},
+    "tsplat/stages/surfels.py": {"fully_fused_projection_2dgs"},
     "tsplat/stages/surfel_pixels.py": {"rasterize_to_pixels_2dgs"},
 }
 """Functions whose parameters are those of gsplat or of Inria's rasterizer. compat/ holds nothing else."""

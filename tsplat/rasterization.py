@@ -1,13 +1,14 @@
-"""Rasterization: of 3D Gaussians, the arguments of a call, for the pipeline or the reference; of 2D ones, by name."""
+"""Rasterization: the pipeline of stages, and the two functions that call it, for 3D and for 2D Gaussians."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from .config import (
+    DEPTH_ALPHA_MIN,
     Backend,
     CameraModel,
     NumericsName,
@@ -17,16 +18,22 @@ from .config import (
     UnscentedTransformParameters,
     Validate,
 )
-from .data import Cameras
+from .data import Cameras, Features, Splats
 from .stages.backend import full_precision
-from .stages.capacity import Capacity
-from .stages.compilation import traceable
+from .stages.capacity import Capacity, note_need
+from .stages.compilation import eager, traceable
+from .stages.compositing import composite
+from .stages.eval3d import with_world_shapes
+from .stages.exchange import exchange, gather_cameras
+from .stages.intersection import intersect
 from .stages.lens_models import Lens, name_of
-from .stages.meta import IN_GRAPHS
-from .stages.pipeline import render
+from .stages.meta import IN_GRAPHS, Rendering, describe_reference, describe_render
+from .stages.projection import project
 from .stages.request import Request, Scene, check_request
 from .stages.settings import Options
-from .stages.surfels import rasterization_2dgs
+from .stages.shading import concatenate, shade
+from .stages.surfel_pixels import composite_surfels, with_normals, with_screen_gradient
+from .stages.surfels import arrange_images, check_modes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,59 +41,74 @@ if TYPE_CHECKING:
 __all__ = ["rasterization", "rasterization_2dgs"]
 
 
+def render(request: Request) -> Rendering:
+    """Renders the Gaussians of a request by the stages, in their order."""
+    options, settings = request.options, request.settings
+    with full_precision(request.device):
+        cameras = gather_cameras(request.ranks, request.cameras, request.device)
+        gaussians, cameras, centers = request.prepare(cameras)
+        projected = project(gaussians, cameras, settings.projection, request.batch)
+        if request.sparse_gradients is not None:
+            request.sparse_gradients.set_visible(projected)
+        features = Features(None, None)
+        if options.renders_color:
+            features = shade(gaussians.means, request.colors, centers, projected, options.sh_degree, options.backend)
+        if request.extra_signals is not None:
+            degree = options.extra_signals_sh_degree
+            extra = shade(
+                gaussians.means, request.extra_signals, centers, projected, degree, options.backend, clamp=False
+            )
+            features = concatenate(features, extra)
+        shaped, densify = projected, None
+        if options.with_eval3d:
+            shaped = with_world_shapes(projected, gaussians)
+        elif options.surfels:
+            densify = torch.zeros_like(projected.means2d, requires_grad=True)
+            shaped = projected._replace(conics=with_screen_gradient(projected.conics, densify.view(-1, 2)))
+            features = with_normals(features, projected)
+        received, features = exchange(request.ranks, shaped, features, absgrad=options.absgrad)
+        splats = Splats.of(received, features, with_depths=options.renders_depth or options.surfels)
+        budget = request.memory_budget(splats.n_features)
+        intersections = intersect(received, request.grid, settings.intersection, budget, request.explain_memory)
+        surfels = None
+        rest = (request.backgrounds, None, request.grid.n_images, intersections, settings.compositing)
+        if options.surfels:
+            surfels = composite_surfels(splats, *rest).view(request.image_shape)
+            colors, alphas = surfels.colors, surfels.alphas
+        else:
+            colors, alphas, _ = composite(splats, *rest, request.find_rays(cameras))
+            colors, alphas = colors.view(*request.image_shape, splats.n_features), alphas.view(*request.image_shape, 1)
+        note_need(intersections.whole, options.capacity, request.grid)
+        if options.expects_depth:
+            expected_depth = colors[..., -1:] / alphas.clamp_min(DEPTH_ALPHA_MIN)
+            colors = torch.cat([colors[..., :-1], expected_depth], -1)
+        meta = describe_render(request, gaussians.valid, projected, received, intersections)
+        if surfels is not None:
+            meta["gradient_2dgs"], meta["render_distort"] = densify, surfels.distortions
+    return Rendering(colors, alphas, meta, cameras, surfels)
+
+
 @traceable(IN_GRAPHS)
 def rasterization(
-    means: Tensor,
-    quats: Tensor | None,
-    scales: Tensor | None,
-    opacities: Tensor,
-    colors: Tensor | None,
-    viewmats: Tensor,
-    Ks: Tensor,
-    width: int,
-    height: int,
-    near_plane: float = 0.01,
-    far_plane: float = 1e10,
-    radius_clip: float = 0.0,
-    eps2d: float = 0.3,
-    sh_degree: int | None = None,
-    packed: bool = True,
-    tile_size: int | None = 16,
-    backgrounds: Tensor | None = None,
-    render_mode: RenderMode = "RGB",
-    sparse_grad: bool = False,
-    absgrad: bool = False,
-    rasterize_mode: RasterizeMode = "classic",
-    channel_chunk: int = 32,
-    distributed: bool = False,
-    camera_model: CameraModel = "pinhole",
-    segmented: bool = False,
-    covars: Tensor | None = None,
-    with_ut: bool = False,
-    with_eval3d: bool = False,
-    radial_coeffs: Tensor | None = None,
-    tangential_coeffs: Tensor | None = None,
-    thin_prism_coeffs: Tensor | None = None,
-    ftheta_coeffs: object | None = None,
-    rolling_shutter: object = RollingShutterType.GLOBAL,
-    viewmats_rs: Tensor | None = None,
+    means: Tensor, quats: Tensor | None, scales: Tensor | None, opacities: Tensor, colors: Tensor | None,
+    viewmats: Tensor, Ks: Tensor, width: int, height: int,
+    near_plane: float = 0.01, far_plane: float = 1e10, radius_clip: float = 0.0, eps2d: float = 0.3,
+    sh_degree: int | None = None, packed: bool = True, tile_size: int | None = 16,
+    backgrounds: Tensor | None = None, render_mode: RenderMode = "RGB",
+    sparse_grad: bool = False, absgrad: bool = False, rasterize_mode: RasterizeMode = "classic",
+    channel_chunk: int = 32, distributed: bool = False, camera_model: CameraModel = "pinhole", segmented: bool = False,
+    covars: Tensor | None = None, with_ut: bool = False, with_eval3d: bool = False,
+    radial_coeffs: Tensor | None = None, tangential_coeffs: Tensor | None = None,
+    thin_prism_coeffs: Tensor | None = None, ftheta_coeffs: object | None = None,
+    rolling_shutter: object = RollingShutterType.GLOBAL, viewmats_rs: Tensor | None = None,
     *,
-    backend: Backend = "auto",
-    numerics: NumericsName = "gsplat-1.5",
-    validate: Validate = "cull",
-    memory_budget: int | None = None,
-    capacity: Capacity = None,
-    group: ProcessGroup | None = None,
-    extra_signals: Tensor | None = None,
-    extra_signals_sh_degree: int | None = None,
-    ut_params: UnscentedTransformParameters | None = None,
-    rays: Tensor | None = None,
-    return_normals: bool = False,
-    global_z_order: bool = True,
-    lidar_coeffs: object | None = None,
-    external_distortion_coeffs: object | None = None,
-    renderer_config: object | None = None,
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    backend: Backend = "auto", numerics: NumericsName = "gsplat-1.5", validate: Validate = "cull",
+    memory_budget: int | None = None, capacity: Capacity = None, group: ProcessGroup | None = None,
+    extra_signals: Tensor | None = None, extra_signals_sh_degree: int | None = None,
+    ut_params: UnscentedTransformParameters | None = None, rays: Tensor | None = None,
+    return_normals: bool = False, global_z_order: bool = True, lidar_coeffs: object | None = None,
+    external_distortion_coeffs: object | None = None, renderer_config: object | None = None,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:  # fmt: skip
     """Renders 3D Gaussians to images (Kerbl et al., "3D Gaussian Splatting", 2023). Drop-in for gsplat 1.5.3.
 
     Everything is computed and accumulated in fp32 (fp64 if any input is fp64), whatever the autocast state. Gradients
@@ -249,62 +271,96 @@ def rasterization(
     cameras, lens = Cameras(viewmats, Ks), Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
     scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens, rays)
     request = check_request(scene, options, not_implemented, group, distributed)
-    if backend == "reference":
-        return _render_reference(request)
-
-    rendering = render(request)
+    rendering = _render_reference(request) if backend == "reference" else render(request)
     colors = rendering.colors
     if request.extra_signals is not None:
         colors, rendering.meta["render_extra_signals"] = request.split(colors)
     return colors, rendering.alphas, rendering.meta
 
 
-def _render_reference(request: Request) -> tuple[Tensor, Tensor, dict[str, Any]]:
+@eager
+def rasterization_2dgs(
+    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, colors: Tensor,
+    viewmats: Tensor, Ks: Tensor, width: int, height: int,
+    near_plane: float = 0.01, far_plane: float = 1e10, radius_clip: float = 0.0, eps2d: float = 0.3,
+    sh_degree: int | None = None, packed: bool = False, tile_size: int = 16,
+    backgrounds: Tensor | None = None, render_mode: RenderMode = "RGB",
+    sparse_grad: bool = False, absgrad: bool = False,
+    distloss: bool = False, depth_mode: Literal["expected", "median"] = "expected",
+    *,
+    backend: Backend = "auto", numerics: NumericsName = "gsplat-1.5", validate: Validate = "cull",
+    memory_budget: int | None = None, capacity: Capacity = None,
+    distributed: bool = False, group: ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, dict[str, Any]]:  # fmt: skip
+    """Renders 2D Gaussians (Huang et al., "2D Gaussian Splatting", arXiv 2403.17888). Drop-in for gsplat 1.5.3.
+
+    Args:
+        means, quats, scales: As :func:`fully_fused_projection_2dgs`.
+        opacities, colors, viewmats, Ks, width, height, near_plane, far_plane, radius_clip: As
+            :func:`tsplat.rasterization`, of pinhole cameras.
+        eps2d: Must be a finite number; of no effect, as in gsplat.
+        sh_degree, packed, tile_size, render_mode, sparse_grad: As :func:`tsplat.rasterization`. As in gsplat, the tiles
+            of a Gaussian are those of its box, so that the image depends slightly on ``tile_size``.
+        backgrounds: [..., C, D]; of ``render_mode`` ``"D"`` and ``"ED"`` [..., C, 1], depths. Otherwise, depth has
+            background 0.
+        absgrad: Whether the backward pass sets ``meta["means2d"].absgrad``, the sum over pixels of absolute gradients,
+            where the low-pass filter applies.
+        distloss: If true, ``render_mode`` must render depth, as in gsplat. Distortion is rendered in any case.
+        depth_mode: The depth of which ``surf_normals`` are: ``"expected"``, that of ``render_mode``, or ``"median"``.
+        backend, numerics, validate, memory_budget, capacity, distributed, group: As in :func:`tsplat.rasterization`,
+            without ``backend="reference"``.
+
+    Returns:
+        ``render_colors`` [..., C, H, W, X]; ``render_alphas`` [..., C, H, W, 1]; ``render_normals`` [..., C, H, W, 3],
+        sums weighted like colors, world frame; ``surf_normals``, those of the depth map (:func:`depth_to_normals`), of
+        one camera [H, W, 3], or None unless ``render_mode`` is ``"RGB+D"`` or ``"RGB+ED"``; ``render_distort`` and
+        ``render_median`` [..., C, H, W, 1], see :func:`rasterize_to_pixels_2dgs`, of depths in every ``render_mode``;
+        and a dictionary ``meta`` as that of :func:`tsplat.rasterization`, with ``ray_transforms`` [..., 3, 3] in place
+        of ``conics``, ``normals`` in the camera frame, ``render_distort``, and ``gradient_2dgs``, zeros in the layout
+        of ``means2d`` whose ``grad`` is the gradient of projected centers, in pixels: the ``key_for_gradient`` of
+        densification.
+
+        Differentiable with respect to means, quats, scales, opacities, colors, viewmats and backgrounds.
+
+    Raises:
+        ArgumentError: A shape, dtype, device or value is invalid.
+        NotImplementedError: ``backend="reference"``, or ``Ks`` that require a gradient.
+        BackendError, CapacityError, DisagreementError, InvalidValueError, MemoryBudgetError, PeerError: As
+            :func:`tsplat.rasterization`.
+
+    Example::
+
+        import torch
+        from tsplat import rasterization_2dgs
+
+        n, width, height = 500, 80, 48
+        means = torch.randn(n, 3) + torch.tensor([0, 0, 5.0])
+        colors, alphas, normals, surf_normals, distort, median, meta = rasterization_2dgs(
+            means, torch.randn(n, 4), torch.full((n, 3), 0.1), torch.full((n,), 0.8), torch.rand(n, 3),
+            torch.eye(4)[None], torch.tensor([[[100.0, 0, 40], [0, 100, 24], [0, 0, 1]]]), width, height,
+            render_mode="RGB+ED",
+        )
+        assert colors.shape == (1, height, width, 4) and surf_normals.shape == (height, width, 3)
+    """
+    options = Options(
+        width=width, height=height, near_plane=near_plane, far_plane=far_plane, radius_clip=radius_clip, eps2d=eps2d,
+        sh_degree=sh_degree, extra_signals_sh_degree=None, packed=packed, tile_size=tile_size, render_mode=render_mode,
+        absgrad=absgrad, rasterize_mode="classic", backend=backend, numerics=numerics, camera_model="pinhole",
+        validate=validate, channel_chunk=32, memory_budget=memory_budget, sparse_grad=sparse_grad, segmented=False,
+        capacity=capacity, surfels=True,
+    )  # fmt: skip
+    scene = Scene(means, quats, scales, opacities, colors, Cameras(viewmats, Ks), backgrounds, None)
+    request = check_request(scene, options, {}, group, distributed)
+    check_modes(request.options, distloss, depth_mode)
+    with full_precision(request.device):
+        rendering = render(request)
+        return *arrange_images(request, rendering, median_depth=depth_mode == "median"), rendering.meta
+
+
+def _render_reference(request: Request) -> Rendering:
     """Renders with the dense reference, which is never packed and has no tiles."""
     from .reference import rasterize
 
-    o, dtype = request.options, request.gaussians.means.dtype
-    tensors = request.scene._asdict() | request.scene.cameras._asdict()  # with the lens as the stages take it
-    del tensors["cameras"]
-    scene: dict[str, Any] = {name: None if tensor is None else tensor.to(dtype) for name, tensor in tensors.items()}
     with full_precision(request.device):
-        rendering = rasterize(
-            **scene,
-            width=o.width,
-            height=o.height,
-            near_plane=o.near_plane,
-            far_plane=o.far_plane,
-            radius_clip=o.radius_clip,
-            eps2d=o.eps2d,
-            sh_degree=o.sh_degree,
-            extra_signals_sh_degree=o.extra_signals_sh_degree,
-            render_mode=o.render_mode,
-            rasterize_mode=o.rasterize_mode,
-            camera_model=o.camera_model,
-            numerics=request.settings.numerics,
-            unscented=request.settings.projection.unscented,
-            readout=o.rolling_shutter,
-            with_eval3d=o.with_eval3d,
-            tile_size=o.tile_size,
-            cull=o.validate != "off",
-        )
-    projection = rendering.projection
-    meta = {
-        "batch_ids": None,
-        "camera_ids": None,
-        "gaussian_ids": None,
-        "radii": projection.radii,
-        "means2d": projection.means2d,
-        "depths": projection.depths,
-        "conics": projection.conics,
-        "opacities": projection.opacities,
-        "width": o.width,
-        "height": o.height,
-        "n_batches": math.prod(request.batch),
-        "n_cameras": request.n_cameras,
-        "n_invalid": None if rendering.valid is None else (~rendering.valid).sum(),
-    }
-    colors = rendering.colors
-    if request.extra_signals is not None:
-        colors, meta["render_extra_signals"] = request.split(colors)
-    return colors, rendering.alphas, meta
+        found = rasterize(**request.reference_arguments())
+        return Rendering(found.colors, found.alphas, describe_reference(request, found))

@@ -969,7 +969,7 @@ MUTANTS = [
         ('antialiased=o.rasterize_mode == "antialiased"', "antialiased=False", "antialiasing ignored"),
     ),
     *_in(
-        "stages/pipeline.py",
+        "rasterization.py",
         _torch("tests/test_rasterization.py"),
         ("alphas.clamp_min(DEPTH_ALPHA_MIN)", "alphas.clamp_min(0.5)", "expected depth of thin pixels"),
     ),
@@ -1036,7 +1036,7 @@ MUTANTS = [
         ("2 * image - alphas[0]", "image", "normals of colors"),
     ),
     *_in(
-        "stages/pipeline.py",
+        "rasterization.py",
         SURFELS,
         ("note_need(intersections.whole, options.capacity, request.grid)", "pass", "lists that do not fit not noticed"),
         ("conics=with_screen_gradient(projected.conics, densify.view(-1, 2))", "", "no gradient for densification"),

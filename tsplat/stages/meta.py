@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..data import Intersections, ProjectedGaussians
+from ..data import Cameras, Intersections, ProjectedGaussians
 from .intersection import BandedIntersections, count_tiles, encode_ids
 from .operators import Arguments, Results
 from .request import Request
+from .surfel_pixels import SurfelImages
 
 
 class Meta(dict[str, Any]):
@@ -70,6 +71,24 @@ for _method in (
     dict.setdefault, dict.values,
 ):  # fmt: skip
     setattr(Meta, _method.__name__, _complete(_method))
+
+
+class Rendering(NamedTuple):
+    """What a call renders.
+
+    Attributes:
+        colors: [..., C, H, W, X], with extra signals behind colors, and depth as the last channel if it is rendered.
+        alphas: [..., C, H, W, 1].
+        meta: See :func:`tsplat.rasterization`.
+        cameras: Those of all ranks, with invalid ones replaced; None of the reference.
+        surfels: The images of 2D Gaussians, with depth as the last color; None for 3D Gaussians.
+    """
+
+    colors: Tensor
+    alphas: Tensor
+    meta: dict[str, Any]
+    cameras: Cameras | None = None
+    surfels: SurfelImages | None = None
 
 
 def describe_render(
@@ -147,6 +166,22 @@ def describe_render(
             lambda lists: lists.isect_offsets[:-1].view(*request.image_shape[:-2], grid.tile_height, grid.tile_width)
         ),
     )
+
+
+def describe_reference(request: Request, rendering: Any) -> dict[str, Any]:
+    """Returns ``meta`` of what the reference rendered."""
+    options, projection = request.options, rendering.projection
+    return {
+        "batch_ids": None,
+        "camera_ids": None,
+        "gaussian_ids": None,
+        **{name: getattr(projection, name) for name in ROWS},
+        "width": options.width,
+        "height": options.height,
+        "n_batches": request.gaussians.means.shape[0],
+        "n_cameras": request.n_cameras,
+        "n_invalid": None if rendering.valid is None else (~rendering.valid).sum(),
+    }
 
 
 ROWS = ("radii", "means2d", "depths", "conics", "opacities")

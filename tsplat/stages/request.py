@@ -123,6 +123,24 @@ class Request(NamedTuple):
         mine: Cameras = restore(structure(cameras), [None if t is None else t[:, rows] for t in flatten(cameras)])
         return mine
 
+    def reference_arguments(self) -> dict[str, Any]:
+        """The arguments of ``reference.rasterize``."""
+        o, dtype = self.options, self.gaussians.means.dtype
+        tensors = self.scene._asdict() | self.scene.cameras._asdict()  # with the lens as the stages take it
+        del tensors["cameras"]
+        same = (
+            "width", "height", "near_plane", "far_plane", "radius_clip", "eps2d", "sh_degree",
+            "extra_signals_sh_degree", "render_mode", "rasterize_mode", "camera_model", "with_eval3d", "tile_size",
+        )  # fmt: skip
+        return {
+            **{name: None if tensor is None else tensor.to(dtype) for name, tensor in tensors.items()},
+            **{name: getattr(o, name) for name in same},
+            "numerics": self.settings.numerics,
+            "unscented": self.settings.projection.unscented,
+            "readout": o.rolling_shutter,
+            "cull": o.validate != "off",
+        }
+
     def memory_budget(self, n_features: int) -> MemoryBudget:
         """The budget for the intersections of rows with so many features, depth included."""
         launch = launchers(self.device, self.options.backend)
