@@ -27,7 +27,7 @@ from .eval3d import camera_rays, check_rays, given_rays
 from .inputs import check_scene, flatten_batch, flatten_batches
 from .lens_models import Lens, add_lens
 from .memory import MemoryBudget, check_images
-from .settings import Options, Settings, check_options
+from .settings import OF_REFERENCE, Options, Settings, check_options
 from .sparse_gradients import SparseGradients
 from .validation import explain_sizes, prepare, raise_if_invalid
 
@@ -128,13 +128,9 @@ class Request(NamedTuple):
         o, dtype = self.options, self.gaussians.means.dtype
         tensors = self.scene._asdict() | self.scene.cameras._asdict()  # with the lens as the stages take it
         del tensors["cameras"]
-        same = (
-            "width", "height", "near_plane", "far_plane", "radius_clip", "eps2d", "sh_degree",
-            "extra_signals_sh_degree", "render_mode", "rasterize_mode", "camera_model", "with_eval3d", "tile_size",
-        )  # fmt: skip
         return {
             **{name: None if tensor is None else tensor.to(dtype) for name, tensor in tensors.items()},
-            **{name: getattr(o, name) for name in same},
+            **{name: getattr(o, name) for name in OF_REFERENCE},
             "numerics": self.settings.numerics,
             "unscented": self.settings.projection.unscented,
             "readout": o.rolling_shutter,

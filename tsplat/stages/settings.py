@@ -95,6 +95,12 @@ class Options(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name not in LOCAL}
 
 
+OF_REFERENCE = (
+    "width", "height", "near_plane", "far_plane", "radius_clip", "eps2d", "sh_degree", "extra_signals_sh_degree",
+    "render_mode", "rasterize_mode", "camera_model", "with_eval3d", "tile_size",
+)  # fmt: skip
+"""Options that the reference takes by the same name."""
+
 LOCAL = {name for name, hint in get_type_hints(Options, include_extras=True).items() if get_origin(hint) is Annotated}
 
 
