@@ -34,11 +34,16 @@ IMPLEMENTATIONS = {
 }
 """Implementations whose time was predicted, and their colors."""
 
+WHAT = ("projection", "intersection", "compositing", "forward", "forward + backward")
+BACKENDS = {"triton": "#3b6ea5", "torch": "#c2410c", "reference": "#888888"}
+"""Backends and their colors."""
+
 HEAD = """# Performance
 
-Median times of `benchmarks/run.py` in milliseconds, with the 20th and 80th percentiles, per device. Single stages are
-timed forward only. The scenes are described at the top of that file. `python -m benchmarks.static_cost` counts the
-machine instructions of the kernels without a GPU, and `make test` checks them against `benchmarks/budgets.json`.
+Median times of `benchmarks/run.py` in milliseconds, per device: `triton` / `torch`, and on the smallest scene `reference`.
+Single stages are timed forward only. The scenes are described at the top of that file; `benchmarks/results` has 20th and
+80th percentiles. `python -m benchmarks.static_cost` counts the machine instructions of the kernels without a GPU, and
+`make test` checks them against `benchmarks/budgets.json`.
 
 ![Median times by scene](performance.png)
 """
@@ -173,17 +178,18 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Returns the records as a Markdown table."""
-    lines = [
-        "| scene | backend | operation | intersections | ms | 20 % to 80 % |",
-        "| --- | --- | --- | ---: | ---: | ---: |",
-    ]
-    for r in records:
-        n_intersections = r["n_intersections"]
-        intersections = f"{n_intersections:,}" if n_intersections else ""
-        spread = f"{r['p20']:.2f} to {r['p80']:.2f}"
-        lines.append(f"| {r['scene']} | {r['backend']} | {r['what']} | {intersections} | {r['p50']:.2f} | {spread} |")
+    """Returns the medians as a Markdown table with a row per scene, and in each cell a time per backend."""
+    lines = [f"| scene | intersections | {' | '.join(WHAT)} |", "| --- | ---: |" + " ---: |" * len(WHAT)]
+    for scene in dict.fromkeys(r["scene"] for r in records):
+        own = [r for r in records if r["scene"] == scene]
+        cells = [" / ".join(milliseconds(r["p50"]) for r in own if r["what"] == what) for what in WHAT]
+        lines.append(f"| {scene} | {own[0]['n_intersections']:,} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def milliseconds(value: float) -> str:
+    """Returns a time with three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def limit_table(records: list[dict[str, Any]]) -> str:
@@ -201,24 +207,33 @@ def limit_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_sign(text: str) -> str:
+    """Returns a text with × in sizes. Records name scenes in ASCII; names such as garden-648x420 stay."""
+    return re.sub(r"(?<![-\w])(\d+)x(\d+)\b", r"\1×\2", text)
+
+
 def plot(by_device: dict[str, list[dict[str, Any]]]) -> None:
-    """Writes a bar chart of the medians of whole calls."""
+    """Writes bars of the medians of whole calls: a row of axes per device, a group of bars per scene."""
     from matplotlib.figure import Figure
 
-    bar_colors = {"forward": "#3b6ea5", "forward + backward": "#c2410c"}
-    labels, values, colors = [], [], []
-    for device, records in by_device.items():
-        for r in records:
-            if r["what"] in bar_colors:
-                labels.append(f"{r['scene']} | {r['what']} ({r['backend']}, {device})")
-                values.append(r["p50"])
-                colors.append(bar_colors[r["what"]])
-    figure = Figure(figsize=(9, 1.2 + 0.24 * len(values)), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    axes.barh(range(len(values)), values, color=colors)
-    axes.set_yticks(range(len(values)), labels, fontsize=7)
-    axes.set(xscale="log", xlabel="ms", ylim=(len(values) - 0.4, -0.6))
-    axes.grid(axis="x", alpha=0.3)
+    n_scenes = [len({r["scene"] for r in records}) for records in by_device.values()]
+    figure = Figure(figsize=(11, 1 + 0.7 * sum(n_scenes)), dpi=110, layout="constrained")
+    grid = figure.subplots(len(by_device), 2, sharey="row", squeeze=False, height_ratios=n_scenes)
+    for row, (device, records) in zip(grid, by_device.items()):
+        scenes = list(dict.fromkeys(r["scene"] for r in records))
+        for axes, what in zip(row, WHAT[-2:]):
+            for k, (backend, color) in enumerate(BACKENDS.items()):
+                own = [r for r in records if r["what"] == what and r["backend"] == backend]
+                places = [scenes.index(r["scene"]) + 0.27 * (k - 1) for r in own]
+                bars = axes.barh(places, [r["p50"] for r in own], 0.25, color=color, label=backend)
+                axes.bar_label(bars, [milliseconds(r["p50"]) for r in own], padding=3, fontsize=9)
+            axes.set_title(f"{what}, {device}", fontsize=11)
+            axes.set_yticks(range(len(scenes)), map(with_sign, scenes), fontsize=11)
+            axes.set(xscale="log", ylim=(len(scenes) - 0.5, -0.5))
+            axes.set_xlabel("ms", fontsize=11)
+            axes.set_xlim(right=3 * axes.get_xlim()[1])
+            axes.grid(axis="x", alpha=0.3)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(BACKENDS), fontsize=11)
     figure.savefig(PLOT)
 
 
@@ -339,8 +354,7 @@ def page() -> str:
     text += PREDICTION + predicted_table(by_scene(records)) + NOTES + details_table(records)
     text += SENSITIVITY_TEXT + sensitivity_table(_read(SENSITIVITY)) + RATIO_TEXT + ratio_table(records) + METHOD
     text += AMD_TEXT + amd_table(_read(AMD)) + AMD_NOTE
-    # Records name scenes in ASCII; names such as garden-648x420 stay.
-    return re.sub(r"(?<![-\w])(\d+)x(\d+)\b", r"\1×\2", text)
+    return with_sign(text)
 
 
 def main() -> None:

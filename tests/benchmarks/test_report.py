@@ -101,3 +101,14 @@ def test_plot_shows_scenes_with_several_implementations(tmp_path, monkeypatch):
     labels = re.findall(r"<!-- (.*?) -->", (tmp_path / "plot.svg").read_text())
     assert "small" in labels and "1,211" in labels
     assert "alone" not in labels
+
+
+def test_table_has_a_row_per_scene():
+    names = (("triton", "forward", 1.234), ("triton", "forward + backward", 1234.5), ("torch", "forward", 100.0))
+    records = [
+        dict(scene=scene, backend=backend, what=what, n_intersections=4321, p50=time, p20=0, p80=0)
+        for scene in ("a", "b")
+        for backend, what, time in names
+    ]
+    rows = report.table(records).splitlines()[2:]
+    assert rows == [f"| {scene} | 4,321 |  |  |  | 1.23 / 100 | 1,234 |" for scene in ("a", "b")]
