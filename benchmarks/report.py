@@ -40,10 +40,10 @@ BACKENDS = {"triton": "#3b6ea5", "torch": "#c2410c", "reference": "#888888"}
 
 HEAD = """# Performance
 
-Median times of `benchmarks/run.py` in milliseconds, per device: `triton` / `torch`, and on the smallest scene `reference`.
-Single stages are timed forward only. The scenes are described at the top of that file; `benchmarks/results` has 20th and
-80th percentiles. `python -m benchmarks.static_cost` counts the machine instructions of the kernels without a GPU, and
-`make test` checks them against `benchmarks/budgets.json`.
+Median times of `benchmarks/run.py` in milliseconds, per device: `triton` / `torch`, and on the smallest scene
+`reference`. Single stages are timed forward only. The scenes are described at the top of that file;
+`benchmarks/results` has 20th and 80th percentiles. `python -m benchmarks.static_cost` counts the machine instructions
+of the kernels without a GPU, and `make test` checks them against `benchmarks/budgets.json`.
 
 ![Median times by scene](performance.png)
 """

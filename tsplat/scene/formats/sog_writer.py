@@ -45,8 +45,8 @@ def write_sog(path: str | os.PathLike[str], gaussians: Gaussians) -> list[str]:
     - means: half of a step of ``sign(x) log(1 + |x|)``, whose steps are 1/65,535 of its range along the axis. The error
       of x is this times ``1 + |x|``.
     - log scales and sh0: each value is replaced by the nearest entry of a codebook of 256. Up to 256 different values
-      are exact; otherwise k-means chooses, weighted by the area and opacity that a Gaussian shows, so that outliers that
-      nobody sees take no entries. Log scales are clamped to [-20, 20].
+      are exact; otherwise k-means chooses, weighted by the area and opacity that a Gaussian shows, so that outliers
+      that nobody sees take no entries. Log scales are clamped to [-20, 20].
     - rotations: an angle of 0.0193 (1.1 degrees).
     - opacities: 1/510.
     - shN: codebook of 256 as above. If there are more than 16,384 different rows of coefficients, each is replaced by
