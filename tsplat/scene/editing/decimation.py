@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,9 @@ SIZE_MAX = 400
 RATES = {"log_scales": 1.5e-3, "quats": 6e-4, "opacity_logits": 1e-2, "sh0": 1e-3, "shN": 1e-4}
 MEANS_RATE = 0.03
 """Learning rates of Adam; that of the means is relative to the median scale. All fall to zero in the last half."""
+
+RATES_ERROR, RATES_FACTOR_MAX = 0.008, 4.0
+"""Root mean squared error of the images for which the rates are meant; they grow in proportion to it, up to a limit."""
 
 Progress = Callable[[str, int, int], object]
 
@@ -139,9 +143,13 @@ def _finetune(
 
     with torch.no_grad():
         targets = [render_view(original, camera, backend=backend)[:2] for camera in cameras]
+        sample = range(0, len(cameras), max(1, len(cameras) // 8))
+        errors = [render_view(gaussians, cameras[i], backend=backend)[0] - targets[i][0] for i in sample]
+    error = math.sqrt(sum(float(image.square().mean()) for image in errors) / len(errors))
+    factor = min(max(error / RATES_ERROR, 1.0), RATES_FACTOR_MAX)
     tensors: dict[str, Any] = {name: tensor.clone().requires_grad_() for name, tensor in gaussians.tensors().items()}
     rates = {**RATES, "means": MEANS_RATE * float(gaussians.scales.median())}
-    groups = [{"params": [tensors[name]], "lr": rates[name]} for name in PARAMETERS if tensors[name].numel()]
+    groups = [{"params": [tensors[name]], "lr": factor * rates[name]} for name in PARAMETERS if tensors[name].numel()]
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-15)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2 - 2 * step / steps))
     order: list[int] = []
