@@ -79,10 +79,10 @@ def test_presets_of_gsplats_strategies_have_the_constants_of_its_trainer():
 
 
 @pytest.mark.parametrize(
-    ("steps", "means", "others"),
-    [(300, 4.641589, 10.0), (1500, 2.714418, 4.472136), (30_000, 1.0, 1.0), (60_000, 1.0, 1.0)],
+    ("steps", "means", "others", "hurry"),
+    [(375, 4.308869, 8.944272, 2), (1500, 2.714418, 4.472136, 1), (30_000, 1.0, 1.0, 1), (60_000, 1.0, 1.0, 1)],
 )
-def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others):
+def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others, hurry):
     config, mcmc = preset("standard", steps), preset("mcmc", steps)
     expected = {
         "start_scale": 0.3,
@@ -90,7 +90,8 @@ def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others):
         "rates_decay": 0.05,
         "gains": True,
         "strategy": scale_schedule(LongAxisStrategy(growth=config.strategy.growth), steps, 96),
-        "means_rate": pytest.approx(means * mcmc.means_rate),
+        "means_rate": pytest.approx(hurry * means * mcmc.means_rate),
+        **{name: pytest.approx(hurry * getattr(mcmc, name)) for name in ("quats_rate", "opacities_rate")},
         **{name: pytest.approx(others * getattr(mcmc, name)) for name in ("scales_rate", "sh0_rate", "shN_rate")},
     }
     fields = {field.name for field in dataclasses.fields(config)}
@@ -99,7 +100,10 @@ def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others):
     assert preset(steps=steps) == config
 
 
-@pytest.mark.parametrize(("steps", "growth"), [(300, 1.05**24), (7000, 1.05 ** (245 * 7 / 30)), (30_000, 1.05**245)])
+@pytest.mark.parametrize(
+    ("steps", "growth"),
+    [(300, 1.05**24), (7000, 1.05 ** (245 * 7 / 30)), (30_000, 1.05**245)],
+)
 def test_standard_preset_grows_as_mcmc_does(steps, growth):
     strategy = preset("standard", steps).strategy
     assert strategy.growth == pytest.approx(growth)

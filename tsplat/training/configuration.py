@@ -36,6 +36,9 @@ SCHEDULE_STEPS = 30_000
 MAX_SIZE = 1600
 """Longer side of the photographs of presets, as in other trainers."""
 
+HURRY_STEPS = 1500
+"""Length below which runs of the preset "standard" hurry: with higher rates."""
+
 REFINEMENTS_MIN = 24
 """Minimum number of refinements in a shorter run."""
 
@@ -235,7 +238,8 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
     """Returns the configuration of a preset.
 
     Runs of "standard" with s < 30,000 steps have higher learning rates than :class:`Config`: that of the means is
-    multiplied by (30,000 / s)^(1/3), those of the scales and of the spherical harmonics by (30,000 / s)^(1/2).
+    multiplied by (30,000 / s)^(1/3), those of the scales and of the spherical harmonics by (30,000 / s)^(1/2). With
+    s < 1,500, those of the means, rotations and opacities are multiplied by (1,500 / s)^(1/2) as well.
 
     Args:
         name: "standard" for :class:`LongAxisStrategy` with opaque, small initial Gaussians, antialiasing and learning
@@ -278,12 +282,15 @@ def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfi
         return mcmc
     # As many Gaussians as 5 % more in each refinement of the preset "mcmc".
     growth = 1.05 ** max(REFINEMENTS_MIN, 245 / shortness)
+    hurry = max(1.0, HURRY_STEPS / steps) ** 0.5
     return dataclasses.replace(
         mcmc,
         strategy=scale_schedule(LongAxisStrategy(growth=growth), steps, 4 * REFINEMENTS_MIN),
         start_scale=0.3,
         antialiased=True,
-        means_rate=mcmc.means_rate * shortness ** (1 / 3),
+        means_rate=mcmc.means_rate * shortness ** (1 / 3) * hurry,
+        quats_rate=mcmc.quats_rate * hurry,
+        opacities_rate=mcmc.opacities_rate * hurry,
         scales_rate=mcmc.scales_rate * shortness**0.5,
         sh0_rate=mcmc.sh0_rate * shortness**0.5,
         shN_rate=mcmc.shN_rate * shortness**0.5,
