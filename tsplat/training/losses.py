@@ -90,7 +90,8 @@ class GeometryLoss:
         if self.normal_weight > 0 and self.surfels and progress >= NORMAL_START:
             terms.append(self.normal_weight * (1 - (meta["render_normals"][0] * meta["surf_normals"] * alpha).sum(-1)))
         if self.normal_weight > 0 and view.normal_prior is not None:
-            prior = view.normal_prior @ view.camera.viewmat[:3, :3]  # to the world frame
+            # To the world frame, without a product of matrices, which autocast would round.
+            prior = (view.normal_prior[..., None] * view.camera.viewmat[:3, :3]).sum(-2)
             normals = meta["render_normals"][0] if self.surfels else _normals_of(images[0, ..., 3:], view) * alpha
             known = prior.square().sum(-1) > 0
             terms.append(self.normal_weight * torch.where(known, 1 - (normals * prior).sum(-1), 0.0))

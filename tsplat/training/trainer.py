@@ -216,7 +216,7 @@ class Trainer:
             image = images[0, ..., :3]
             target = view.pixels
             if self._gains is not None:
-                if self._progress >= GAINS_START:
+                if self.step >= GAINS_START * config.steps:
                     self._gains.observe(index, image.detach(), target, view.mask)
                 image = self._gains.apply(index, image)
             if config.exposure:

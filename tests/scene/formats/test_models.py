@@ -1,6 +1,7 @@
 """Tests of reading and writing models by content and name, and of models from other programs."""
 
 import contextlib
+import dataclasses
 import json
 import struct
 import sys
@@ -144,7 +145,16 @@ def test_2d_gaussians_are_recognized(tmp_path, format):
         content = (tmp_path / name).read_bytes()
         write_model(tmp_path / name, found, format=format)
         assert (tmp_path / name).read_bytes() == content
-    assert given.map(lambda t: 0 * t - 10).recognized(-10.0).surfels is False
+    one_small = given.log_scales.clone()
+    one_small[0, 2] = -10.0
+    for log_scales in (torch.full_like(one_small, -10.0), one_small):
+        assert not dataclasses.replace(given, log_scales=log_scales).recognized(-10.0).surfels
+
+
+def test_ply_files_of_2d_gaussians_have_two_scales(tmp_path):
+    write_ply(tmp_path / "a.ply", random_gaussians(5).as_surfels())
+    header, _, values = (tmp_path / "a.ply").read_bytes().partition(b"end_header\n")
+    assert b"scale_1" in header and b"scale_2" not in header and len(values) == 5 * 61 * 4
 
 
 def test_ply_files_of_2dgs_are_read(tmp_path):
