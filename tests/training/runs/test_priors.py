@@ -114,18 +114,21 @@ def test_normals_of_depth_maps_need_pinhole_cameras(capture):
         Trainer(make_gaussians(), [view], Config(normal_weight=0.1))
 
 
-def test_command_reads_priors(tmp_path, capsys):
+def test_command_reads_priors(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     scene = write_scene(tmp_path / "scene")
     maps = tmp_path / "maps"
     maps.mkdir()
     command = ["train", str(scene), "--out", str(tmp_path / "run"), "--steps", "2", "--backend", "torch"]
-    command += ["--depth-prior", str(maps), "--depth-weight", "0.1"]
+    command += ["--depth-prior", "maps", "--depth-weight", "0.1"]
     assert cli.main(command) == 2
     assert "has no file for any training view" in capsys.readouterr().err
     for path in (scene / "images").iterdir():
         with Image.open(path) as image:
             np.save(maps / f"{path.stem}.npy", np.random.default_rng(0).random((image.height, image.width)))
     assert cli.main(command) == 0
+    monkeypatch.chdir(maps)
+    assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 0
     (maps / "02.npy").write_bytes((maps / "02.npy").read_bytes()[:-8] + bytes(8))
     assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 2
     assert "02.png" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +16,6 @@ from ..configuration import RunConfig
 
 KINDS = {"depth_prior": 1, "normal_prior": 3}
 """Option and field of a view -> number of channels."""
-
-
-def with_absolute_priors(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the absolute paths of its priors."""
-    return dataclasses.replace(
-        config, **{name: os.path.abspath(getattr(config, name)) for name in KINDS if getattr(config, name)}
-    )
 
 
 def read_priors(capture: Capture, config: RunConfig) -> Capture:

@@ -33,8 +33,9 @@ Description = dict[str, Any]
 
 
 def with_absolute_scene(config: RunConfig) -> RunConfig:
-    """Returns the configuration with the absolute path of its scene."""
-    return dataclasses.replace(config, scene=os.path.abspath(config.scene)) if config.scene else config
+    """Returns the configuration with the absolute paths of its scene and its priors."""
+    paths = {name: getattr(config, name) for name in ("scene", "depth_prior", "normal_prior")}
+    return dataclasses.replace(config, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
 
 def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, override: str | None) -> RunConfig:

@@ -33,7 +33,7 @@ from .context import deterministic, has_checkpoints, lock_run, on_main, rank_con
 from .display import ProgressDisplay
 from .live_view import ViewOptions, check_view, shown
 from .loop import RunLoop, print_setup, score_views
-from .priors import read_priors, with_absolute_priors
+from .priors import read_priors
 from .record import RunRecord
 from .results import write_held_out, write_report
 from .run_checkpoints import Checkpoint, delete_incomplete, read_newest
@@ -90,15 +90,11 @@ def train(
     given = config if isinstance(config, RunConfig) else config(RunConfig.steps)
     require_extras(given, view=view is not None)
     if minutes is None and given is config:
-        return _run(_absolute(given), Path(out), stop_after, view)
+        return _run(with_absolute_scene(given), Path(out), stop_after, view)
     if minutes is None or isinstance(config, RunConfig):
         raise ArgumentError("config: expected settings or, with minutes, what returns them for a number of steps")
     check_minutes(minutes, given)
-    return _run(_absolute(given), Path(out), stop_after, view, timed=(config, minutes))
-
-
-def _absolute(config: RunConfig) -> RunConfig:
-    return with_absolute_priors(with_absolute_scene(config))
+    return _run(with_absolute_scene(given), Path(out), stop_after, view, timed=(config, minutes))
 
 
 def resume(
@@ -192,7 +188,7 @@ def _run(
             print(f"warning: {change}")
         reserve_threads(device, config.backend)
         if timed is not None:
-            config = _absolute(plan(*timed, capture, ranks))
+            config = with_absolute_scene(plan(*timed, capture, ranks))
         if found is None:
             config = dataclasses.replace(config, background=capture.background)
         initial = initial_gaussians(config, capture)
