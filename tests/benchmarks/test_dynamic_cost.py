@@ -15,9 +15,9 @@ pytestmark = [needs_emulator, pytest.mark.slow]
 
 MADE_WITH = "3.7."
 """Versions of Triton that budgets were made with."""
-MARGIN, MARGIN_ELSEWHERE = 1.001, 1.06
-"""Factors of budgets (docs/decisions/0013), with these versions and with others. The small one is for PyTorch, whose
-exponentials differ in the last bit between CPUs."""
+MARGIN, MARGIN_ELSEWHERE, MARGIN_OLDEST = 1.001, 1.06, 1.16
+"""Factors of budgets (docs/decisions/0013), with these versions, others, and Triton 3.5. The small one is for PyTorch,
+whose exponentials differ in the last bit between CPUs."""
 
 
 def test_executed_counts_are_within_budgets():
@@ -26,6 +26,7 @@ def test_executed_counts_are_within_budgets():
     found = dynamic_cost.budgets(dynamic_cost.records(dynamic_cost.BUDGETED, run))
     assert found.keys() == budgets.keys(), "run python -m benchmarks.dynamic_cost --write-budgets"
     margin = MARGIN if triton.__version__.startswith(MADE_WITH) else MARGIN_ELSEWHERE
+    margin = MARGIN_OLDEST if triton.__version__.startswith("3.5.") else margin
     above = [
         f"{kernel}: {field} {found[kernel][field]:,}, budget {limit:,}"
         for kernel, limits in budgets.items()

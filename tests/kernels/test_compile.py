@@ -17,9 +17,10 @@ BUDGETS = json.loads(static_cost.BUDGETS.read_text())
 GOALS = {"_composite_fwd_kernel": 21, "_composite_bwd_kernel": 56}
 """Machine instructions per 32 pixels and Gaussian, with three channels and parts of half a tile."""
 
-MARGIN = 1.04
-"""Factor of budgets where they were not made: with Triton up to 3.6, and of short kernels on other targets than
-`COUNTED` (docs/decisions/0013)."""
+MARGIN, MARGIN_OLDEST = 1.04, 1.15
+"""Factors of budgets where they were not made: with Triton 3.6, and of short kernels on other targets than `COUNTED`;
+and with Triton 3.5 (docs/decisions/0013)."""
+IS_OLDEST = triton.__version__.startswith("3.5.")
 
 ALL_VARIANTS = os.environ.get("TSPLAT_COMPILE") == "all"
 """Whether `make compile` runs the tests; otherwise, only some variants of the kernels in `LONG` are compiled."""
@@ -115,7 +116,7 @@ def are_counted(kernel, target):
 
 def margin(kernel, target):
     elsewhere = kernel not in LONG and target != COUNTED
-    return MARGIN if elsewhere or triton.__version__.startswith(("3.5.", "3.6.")) else 1.0
+    return MARGIN_OLDEST if IS_OLDEST else MARGIN if elsewhere or triton.__version__.startswith("3.6.") else 1.0
 
 
 def compile_kernels(kernel, target, channels, tile_sizes):
@@ -140,7 +141,7 @@ def compile_kernels(kernel, target, channels, tile_sizes):
         if budget is not None:
             n_budgets += 1
             assert record["per_32_at_most"] <= budget, (budget, record)
-            if label == "D=3 tile 16 part 16x8":
+            if label == "D=3 tile 16 part 16x8" and not IS_OLDEST:
                 assert record["per_32_at_most"] <= GOALS.get(record["kernel"], 1e9), record
     return n_budgets
 
