@@ -128,7 +128,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
         self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes}
-        names = {"a": "href", "link": "href", "img": "src", "script": "src"}
+        names = {"a": "href", "link": "href", "img": "src", "script": "src", "iframe": "src"}
         if attributes.get(names.get(tag)):
             self.links.append(attributes[names[tag]])
 
@@ -189,4 +189,6 @@ def test_pages_have_no_console_errors(site):
             wait_for(lambda: browser.evaluate("document.readyState + ' ' + location.href") == loaded, 30, every=0.02)  # noqa: B023
             width = browser.evaluate("document.documentElement.scrollWidth")
             assert width <= 390, f"{path.relative_to(site)} is wider than a phone"
+            cut = "[...document.querySelectorAll('.highlight pre')].some(code => code.scrollWidth > code.clientWidth)"
+            assert not browser.evaluate(cut), f"{path.relative_to(site)}: code is cut"
             assert not browser.errors, f"{path.relative_to(site)}: {browser.errors}"

@@ -6,6 +6,7 @@
   code: pages that show these files.
 - `{drawing}`: a figure of `drawings.py`, in a light and a dark version.
 - `{command-help}`: the output of `tsplat COMMAND --help`.
+- `{scene}`: the scene of `tsplat demo`, in a frame in which one can turn it. Left out if examples are not run.
 - Formulas become MathML, which browsers show without scripts.
 """
 
@@ -15,6 +16,8 @@ import inspect
 import io
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import drawings
@@ -152,6 +155,29 @@ class CommandHelp(SphinxDirective):
         return [nodes.literal_block(text, text, language="text")]
 
 
+class Scene(SphinxDirective):
+    """A frame with the page that `export_scene` writes; the content is its caption."""
+
+    has_content = True
+
+    def run(self):
+        if self.config.nb_execution_mode == "off":
+            return []
+        frame = '<iframe class="scene" src="scene.html" title="A scene that can be turned"></iframe>'
+        caption, messages = self.parse_inline(" ".join(self.content))
+        return [nodes.raw("", frame, format="html"), nodes.paragraph("", "", *caption), *messages]
+
+
+def export_scene(app, exception):
+    """Trains the demo unless that was done before, and exports it beside docs/index.html."""
+    if exception is not None or app.config.nb_execution_mode == "off":
+        return
+    run, page = ROOT / "docs/_build/demo", Path(app.outdir) / "docs" / "scene.html"
+    commands = [["demo", "--out", run], ["export", run, "--out", page]]
+    for command in commands[(run / "point_cloud.ply").exists() :]:
+        subprocess.run([sys.executable, "-m", "tsplat", *command], check=True)
+
+
 def visit_math(translator, node):
     translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
     raise nodes.SkipNode
@@ -166,9 +192,11 @@ def setup(app):
     app.connect("source-read", adapt_markdown)
     app.connect("doctree-read", link_sources)
     app.connect("html-collect-pages", pages_of_files)
+    app.connect("build-finished", export_scene)
     app.add_transform(LinksToFiles)
     app.add_post_transform(AddressesOfFiles)
     app.add_directive("drawing", Drawing)
     app.add_directive("command-help", CommandHelp)
+    app.add_directive("scene", Scene)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -139,7 +139,7 @@ def rasterize_to_pixels_2dgs(
 
     Returns:
         ``render_colors`` [..., H, W, D]; ``render_alphas`` [..., H, W, 1]; ``render_normals`` [..., H, W, 3], sums
-        weighted like colors, without a background; ``render_distort`` [..., H, W, 1], the sum of w_i w_j |z_i - z_j|
+        weighted like colors, without a background; ``render_distort`` [..., H, W, 1], the sum of w_i w_j abs(z_i - z_j)
         over all i and j, for z that ascend; ``render_median`` [..., H, W, 1], z of the last Gaussian in front of
         which more than half of the light is left, or 0. Differentiable with respect to means2d, ray_transforms, colors,
         opacities, normals and backgrounds; the median with respect to colors only.
