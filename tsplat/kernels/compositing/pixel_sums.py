@@ -12,6 +12,10 @@ SUMS_MAX = 32
 """Most values that are summed at once: one per lane."""
 
 
+CAN_REORDER = tl.constexpr(triton.__version__ < "3.9")
+"""Triton 3.9 warns of the argument."""
+
+
 @triton.jit
 def add_features(sums, record, weight, g, at, v_color, FOOTPRINT: tl.constexpr, ABSGRAD: tl.constexpr):
     """Adds the pixels of a block to sums of weights times v and of slopes, which are () before the first block."""
@@ -81,7 +85,7 @@ def fold(values):
     sums = tl.inline_asm_elementwise(
         FOLD_PTX[len(values) - 1], OPERANDS[len(values) - 1], values, dtype=tl.float32, is_pure=False, pack=1
     )
-    return tl.reshape(sums, [32], can_reorder=True)  # moves nothing, whatever the layout of the values
+    return tl.reshape(sums, [32], can_reorder=CAN_REORDER)  # moves nothing, whatever the layout of the values
 
 
 @triton.jit
