@@ -59,11 +59,9 @@ class Config:
         seed: Random seed of the order of views, the backgrounds and the strategy.
         means_rate: Learning rate of the means, in units of the scene's extent; decays exponentially by `means_decay`.
         means_decay: Final learning rate of the means over the initial one.
-        scales_rate: Learning rate of the logarithms of the scales.
-        opacities_rate: Learning rate of the logits of the opacities.
-        quats_rate: Learning rate of the quaternions.
-        sh0_rate: Learning rate of the spherical harmonics of degree 0.
-        shN_rate: Learning rate of the higher degrees.
+        scales_rate, opacities_rate, quats_rate: Learning rates of the logarithms of the scales, the logits of the
+            opacities, and the quaternions.
+        sh0_rate, shN_rate: Learning rates of the spherical harmonics of degree 0, and of the higher degrees.
         rates_decay: Final learning rates of the other parameters of Gaussians over the initial ones; they decay
             exponentially in the last fifth of the run.
         sh_interval: Number of steps after which the next degree of spherical harmonics is added. If the run is too

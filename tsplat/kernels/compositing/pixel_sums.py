@@ -12,7 +12,7 @@ SUMS_MAX = 32
 """Most values that are summed at once: one per lane."""
 
 
-CAN_REORDER = tl.constexpr(triton.__version__ < "3.9")
+CAN_REORDER = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9))
 """Triton 3.9 warns of the argument."""
 
 
