@@ -24,7 +24,7 @@ LINE_SECONDS = 60
 LONG_SECONDS = 3600
 """Remaining seconds from which a run on a CPU gets a hint. Asked after `LINE_SECONDS`, as first steps compile."""
 
-HINT = "hint: a run on a CPU takes less time with smaller photographs, as by --downscale 4, or with fewer --steps"
+HINT = "hint: a run on a CPU takes less time with smaller photographs, as by --downscale 4, or with --minutes"
 
 INTERVAL = 0.5
 """Seconds after which a step is shown that is not one of every tenth. Reading its loss waits for the GPU."""
