@@ -63,23 +63,29 @@ def choose(page, label, option):
 
 
 def click_element(page, expression, name):
-    """Clicks the middle of the element that an expression yields, with the mouse."""
+    """Clicks the middle of the element that an expression yields, with the mouse; again where it has moved away."""
     script = f"""(() => {{
         const element = {expression};
         if (!element) return null;
         element.scrollIntoView({{block: 'nearest'}});
+        removeEventListener('click', window.note, true);
+        window.note = (event) => (window.clicked = Boolean(({expression})?.contains(event.target)));
+        window.clicked = false;
+        addEventListener('click', window.note, true);
         const box = element.getBoundingClientRect();
         return box.width ? [box.x + box.width / 2, box.y + box.height / 2] : null;
     }})()"""
     found = []
 
-    def find():
+    def is_clicked():
         found.append(page.evaluate(script))
-        return found[-1] and found[-2:] == [found[-1]] * 2  # it stands still
+        if not found[-1] or found[-2:] != [found[-1]] * 2:  # it does not stand still
+            return False
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            mouse(page, kind, found[-1])
+        return page.evaluate("window.clicked") is not False  # None where the click led to another page
 
-    until(find, f"no {name}")
-    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        mouse(page, kind, found[-1])
+    until(is_clicked, f"no {name}")
 
 
 def press(page, key, seconds=0.0):

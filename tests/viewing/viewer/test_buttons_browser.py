@@ -68,7 +68,7 @@ def test_buttons(size):
             open_controls(page)
             for full in (True, False):
                 click(page, "Full screen")
-                wait_for(lambda full=full: page.evaluate("Boolean(document.fullscreenElement)") == full)
+                wait_for(lambda full=full: page.evaluate("Boolean(document.fullscreenElement)") == full, every=0.1)
             open_tab(page, "Video")
             for x in (-1.0, 0.0, 1.0):
                 n = len(keyframes.cameras)
