@@ -181,7 +181,8 @@ def _unscented(vendor: str, cameras: Cameras, needs: Any) -> Labeled:
     radii, means2d, conics, depths = _rows()
     (_, gaussians), *_ = _gaussians()
     lens, path = torch.ones(1, 1, 12), torch.ones(1, 1, 20)
-    for model, readout in (("pinhole", "GLOBAL"), ("fisheye", "GLOBAL"), ("pinhole", "ROLLING_TOP_TO_BOTTOM")):
+    kinds = [(model, "GLOBAL") for model in ("pinhole", "fisheye", "ftheta")]
+    for model, readout in [*kinds, ("pinhole", "ROLLING_TOP_TO_BOTTOM")]:
         rolls = readout != "GLOBAL"
         seen_by = cameras._replace(lens=lens, shutter=path if rolls else None)
         settings = ProjectionSettings(

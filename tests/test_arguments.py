@@ -90,7 +90,6 @@ UNSUPPORTED = [
     (dict(camera_model="ftheta"), "camera_model"),
     (dict(camera_model="lidar"), "camera_model"),
     (dict(render_mode="RGB-Ed"), "render_mode"),
-    (dict(ftheta_coeffs=object()), "ftheta_coeffs"),
     (dict(return_normals=True, with_eval3d=True), "return_normals"),
     (dict(global_z_order=False), "global_z_order"),
     (dict(lidar_coeffs=object()), "lidar_coeffs"),
@@ -161,10 +160,6 @@ def test_unsupported_option_raises(scene, change, name):
         (
             dict(render_mode="RGB-Ed"),
             "render_mode: 'RGB-Ed' is not implemented; distances along rays cannot be rendered; use 'D', 'ED', .*",
-        ),
-        (
-            dict(ftheta_coeffs=object()),
-            "ftheta_coeffs: the f-theta camera is not implemented; pass None; undistort the images and use .*",
         ),
         (
             dict(return_normals=True),

@@ -1,6 +1,11 @@
 """tsplat: 3D Gaussian Splatting in Triton. See :func:`rasterization`."""
 
-from .config import RollingShutterType, UnscentedTransformParameters
+from .config import (
+    FThetaCameraDistortionParameters,
+    FThetaPolynomialType,
+    RollingShutterType,
+    UnscentedTransformParameters,
+)
 from .errors import (
     ArgumentError,
     BackendError,
@@ -35,6 +40,8 @@ __all__ = [
     "DeviceError",
     "DisagreementError",
     "DtypeError",
+    "FThetaCameraDistortionParameters",
+    "FThetaPolynomialType",
     "InvalidValueError",
     "MemoryBudgetError",
     "PeerError",

@@ -53,6 +53,9 @@ LENS_GAIN_MIN: Final = 0.8
 SHUTTER_STEPS: Final = 10
 """Iterations that find the time at which a rolling shutter exposes a point."""
 
+FTHETA_STEPS: Final = 12
+"""Steps of Newton's method that invert an f-theta polynomial, each within an interval that is halved otherwise."""
+
 RADIUS_MAX: Final = 2**30
 """Upper bound of screen radii in pixels: they fit into int32, and squared offsets into fp32."""
 
@@ -108,6 +111,33 @@ class RollingShutterType(enum.Enum):
     ROLLING_BOTTOM_TO_TOP = 2
     ROLLING_RIGHT_TO_LEFT = 3
     GLOBAL = 4
+
+
+class FThetaPolynomialType(enum.Enum):
+    """Which of the two polynomials of an f-theta camera is the exact one."""
+
+    PIXELDIST_TO_ANGLE = 0
+    ANGLE_TO_PIXELDIST = 1
+
+
+@dataclasses.dataclass
+class FThetaCameraDistortionParameters:
+    """An f-theta camera, ``ftheta_coeffs`` of :func:`tsplat.rasterization`: distances in the image as a polynomial.
+
+    Attributes:
+        reference_poly: The polynomial that defines the lens. The other one, which approximates its inverse, is checked
+            and has no effect, as the inverse is computed.
+        pixeldist_to_angle_poly, angle_to_pixeldist_poly: Coefficients from degree 0, which must be 0, to degree 5,
+            pixels and radians.
+        max_angle: Largest angle from the optical axis that the lens sees, radians.
+        linear_cde: The map from distorted coordinates to pixels, [[c, d], [e, 1]].
+    """
+
+    reference_poly: FThetaPolynomialType
+    pixeldist_to_angle_poly: tuple[float, float, float, float, float, float]
+    angle_to_pixeldist_poly: tuple[float, float, float, float, float, float]
+    max_angle: float
+    linear_cde: tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -174,13 +174,15 @@ def rasterization(
             principal point of ``Ks``: ``"pinhole"`` at fx x/z + cx; ``"ortho"`` at fx x + cx, focal lengths in pixels
             per world unit; ``"fisheye"`` at fx theta x/r + cx, with r = sqrt(x^2 + y^2) and the angle theta from the
             optical axis in radians (equidistant, without distortion). y is alike. ``near_plane`` may be negative for
-            ortho, and for fisheye with a field of view beyond 180 degrees. ``"ftheta"`` raises.
+            ortho, and for fisheye with a field of view beyond 180 degrees. ``"ftheta"`` requires ``with_ut`` and
+            ``ftheta_coeffs``, and reads only the principal point of ``Ks``.
         with_ut: Whether to project by the unscented transform (3DGUT, arXiv 2412.12507) instead of EWA splatting, which
             the arguments below need. Takes ``quats`` and ``scales``. Gaussians behind a camera, or outside of what its
             lens sees, are culled; see docs/cameras.md. Unlike gsplat's, it is differentiable.
         radial_coeffs: [..., C, 6] k1 to k6 of pinhole, or [..., C, 4] k1 to k4 of fisheye lenses, as OpenCV defines
             them. Not differentiable, as the other coefficients.
         tangential_coeffs, thin_prism_coeffs: [..., C, 2] p1, p2, and [..., C, 4] s1 to s4, of pinhole lenses.
+        ftheta_coeffs: An :class:`FThetaCameraDistortionParameters`, or gsplat's, of all cameras; see docs/cameras.md.
         rolling_shutter: A :class:`RollingShutterType`, or its name: the direction in which rows or columns are read.
         viewmats_rs: [..., C, 4, 4] poses at the end of the readout, of a rolling shutter; ``viewmats`` are those at its
             start. Rotations must be orthonormal. Neither is then differentiable.
@@ -192,8 +194,8 @@ def rasterization(
         rays: [..., C, H, W, 6], or a shape that broadcasts to it: the rays of pixels for ``with_eval3d`` in place of
             the cameras', origins and directions of any length in the world frame. Gaussians are still projected by the
             cameras. A pixel whose ray is not finite or has no direction shows the background. Differentiable.
-        ftheta_coeffs, return_normals, global_z_order, lidar_coeffs, external_distortion_coeffs, renderer_config: As in
-            gsplat 1.6; only the defaults are implemented.
+        return_normals, global_z_order, lidar_coeffs, external_distortion_coeffs, renderer_config: As in gsplat 1.6.
+            Only the defaults are implemented.
 
     Returns:
         ``render_colors`` [..., C, H, W, X], ``render_alphas`` [..., C, H, W, 1] and a dictionary ``meta`` with gsplat's
@@ -264,11 +266,12 @@ def rasterization(
         with_eval3d=with_eval3d, ut_params=ut_params, rolling_shutter=name_of(rolling_shutter),
     )  # fmt: skip
     not_implemented: dict[str, tuple[Any, Any]] = {
-        "ftheta_coeffs": (ftheta_coeffs, None), "return_normals": (return_normals, False),
-        "global_z_order": (global_z_order, True), "lidar_coeffs": (lidar_coeffs, None),
+        "return_normals": (return_normals, False), "global_z_order": (global_z_order, True),
+        "lidar_coeffs": (lidar_coeffs, None),
         "external_distortion_coeffs": (external_distortion_coeffs, None), "renderer_config": (renderer_config, None),
     }  # fmt: skip
-    cameras, lens = Cameras(viewmats, Ks), Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
+    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, viewmats_rs)
+    cameras = Cameras(viewmats, Ks)
     scene = Scene(means, quats, scales, opacities, colors, cameras, backgrounds, covars, extra_signals, lens, rays)
     request = check_request(scene, options, not_implemented, group, distributed)
     rendering = _render_reference(request) if backend == "reference" else render(request)

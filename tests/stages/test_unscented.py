@@ -42,7 +42,7 @@ def test_images_and_gradients_match_reference(backend, kind, readout, seed):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["distorted pinhole", "distorted fisheye"])
+@pytest.mark.parametrize("kind", ["distorted pinhole", "distorted fisheye", "ftheta", "inverse ftheta"])
 def test_fp32_is_close_to_fp64(backend, kind):
     """The weights amplify the rounding of pixels, 3e-5 of 1,000, about 100 times."""
     scene = make(kind, n=200, width=1000, height=800, size=8.0)
@@ -209,7 +209,7 @@ def test_sigma_points_outside_of_the_image():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("kind", "readout"), [CASES[3], CASES[6]])
+@pytest.mark.parametrize(("kind", "readout"), [CASES[3], CASES[6], CASES[-1]])
 def test_special_values_give_finite_images_and_gradients(backend, kind, readout):
     scene = make(kind, readout, n=12, dtype=torch.float32, cameras=1)
     means, scales = scene["means"], scene["scales"]
@@ -262,7 +262,8 @@ END = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
         (dict(radial_coeffs=torch.zeros(2, 6).requires_grad_()), "Unsupported", "radial_coeffs: its gradient is not"),
         (dict(rolling_shutter=ROLLS, viewmats_rs=END, viewmats=END.clone().requires_grad_()), "Unsupported",
          "viewmats: its gradient is not implemented with a rolling shutter"),
-        (dict(ftheta_coeffs=object()), "Unsupported", "ftheta_coeffs: the f-theta camera is not implemented"),
+        (dict(ftheta_coeffs=object()), "Argument", "ftheta_coeffs: expected None for pinhole cameras"),
+        (dict(camera_model="ftheta", with_ut=False), "Unsupported", "camera_model: 'ftheta' is not implemented"),
     ],
 )  # fmt: skip
 def test_errors(change, error, words):

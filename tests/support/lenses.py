@@ -3,7 +3,7 @@
 import torch
 
 from tests.support import scenes
-from tsplat.config import RollingShutterType
+from tsplat.config import FThetaCameraDistortionParameters, FThetaPolynomialType, RollingShutterType
 
 CASES = [
     ("pinhole", "GLOBAL"),
@@ -14,14 +14,29 @@ CASES = [
     ("distorted fisheye", "GLOBAL"),
     ("distorted fisheye", "ROLLING_LEFT_TO_RIGHT"),
     ("ortho", "ROLLING_RIGHT_TO_LEFT"),
+    ("ftheta", "GLOBAL"),
+    ("ftheta", "ROLLING_TOP_TO_BOTTOM"),
+    ("inverse ftheta", "GLOBAL"),
+    ("inverse ftheta", "ROLLING_RIGHT_TO_LEFT"),
 ]
+
+
+def ftheta(kind, scale, max_angle=1.3):
+    """An f-theta lens of about ``scale`` pixels per radian, or the one whose angles the same polynomial has."""
+    polynomial = (0.0, 1.0, -0.03, 0.06, -0.04, 0.01)
+    of_angles = tuple(scale * number for number in polynomial)
+    of_distances = tuple(number / scale**degree for degree, number in enumerate(polynomial))
+    reference = ("ANGLE_TO_PIXELDIST", "PIXELDIST_TO_ANGLE")[kind == "inverse ftheta"]
+    return FThetaCameraDistortionParameters(
+        FThetaPolynomialType[reference], of_distances, of_angles, max_angle, (1.02, 0.03, -0.02)
+    )
 
 
 def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **structure):
     """A scene in front of cameras with random coefficients, that move during the readout of a rolling shutter."""
     model = kind.split()[-1]
     scene = scenes.make(scenes.Structure(**dict(n=15, seed=seed, camera_model=model) | structure), dtype, device)
-    if model == "fisheye":
+    if model in ("fisheye", "ftheta"):
         scene["means"][..., 2].abs_()
     generator = torch.Generator().manual_seed(seed)
     *leading, _, _ = scene["viewmats"].shape
@@ -36,6 +51,8 @@ def make(kind, readout="GLOBAL", seed=0, dtype=torch.float64, device="cpu", **st
         )
     elif kind == "distorted fisheye":
         options |= dict(radial_coeffs=uniform(4, 0.05))
+    elif model == "ftheta":
+        options |= dict(ftheta_coeffs=ftheta(kind, 0.85 * scene["width"]))
     if readout != "GLOBAL":
         end = scene["viewmats"].clone()
         end[..., :3, :3] = scenes._small_rotations(uniform(3, 0.05).double()).to(dtype) @ end[..., :3, :3]

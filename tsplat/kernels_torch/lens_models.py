@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..config import LENS_GAIN_MIN, CameraModel
+from ..config import FTHETA_STEPS, LENS_GAIN_MIN, CameraModel
 from .camera_models import Triple, fisheye_terms
 
 NEWTON_STEPS = 20
@@ -18,13 +18,19 @@ def bend(p: Triple, lens: Tensor | None, model: CameraModel) -> tuple[Tensor, Te
     seen = torch.ones_like(z, dtype=torch.bool)
     if model == "ortho":
         return x, y, seen
-    if model == "fisheye":
+    if model in ("fisheye", "ftheta"):
         inverse_norm = (x * x + y * y + z * z).rsqrt()
         x, y, z = x * inverse_norm, y * inverse_norm, z * inverse_norm
         k, _ = fisheye_terms(x * x + y * y, z)  # theta / sin(theta)
         if lens is None:
             return k * x, k * y, seen
         square = k * k * (x * x + y * y)  # theta^2
+        if model == "ftheta":
+            c, d, e = lens[:, 7:10].unbind(-1)
+            theta = torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
+            bent = k * _ftheta_gain(theta.minimum(lens[:, 5]), lens.unbind(-1))
+            x, y = bent * x, bent * y
+            return c * x + d * y, e * x + y, theta <= lens[:, 5]
         bent = k * (1 + square * (lens[:, 0] + square * (lens[:, 1] + square * (lens[:, 2] + square * lens[:, 3]))))
         return bent * x, bent * y, square <= lens[:, 4] * lens[:, 4]
     a, b = x / z, y / z
@@ -48,7 +54,66 @@ def _distort(a: Tensor, b: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, Te
     return bent_a, bent_b, gain, below
 
 
-def pinhole_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
+def _ftheta_polynomial(t: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The polynomial of an f-theta lens over t, and the derivative of the polynomial."""
+    c1, c2, c3, c4, c5, *_ = lens
+    value = c1 + t * (c2 + t * (c3 + t * (c4 + t * c5)))
+    return value, c1 + t * (2 * c2 + t * (3 * c3 + t * (4 * c4 + t * (5 * c5))))
+
+
+@torch.no_grad()
+def _invert_ftheta(target: Tensor, high: Tensor, t: Tensor, lens: tuple[Tensor, ...]) -> Tensor:
+    """Where the polynomial of an f-theta lens, which grows from 0 to ``high``, has a value; t is the first guess."""
+    low, high = torch.zeros_like(t), high.expand_as(t)
+    for _ in range(FTHETA_STEPS):
+        value, slope = _ftheta_polynomial(t, lens)
+        rest = t * value - target
+        low, high = torch.where(rest <= 0, t, low), torch.where(rest >= 0, t, high)
+        newton = t - rest / slope
+        t = torch.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+    return t
+
+
+def _ftheta_gain(theta: Tensor, lens: tuple[Tensor, ...]) -> Tensor:
+    """The distance from the principal point that an f-theta lens shows, over theta."""
+    largest, farthest, inverts = lens[5], lens[6], lens[10] > 0
+    root = torch.where(inverts, _invert_ftheta(theta, farthest, theta * (farthest / largest), lens), 0.0)
+    value, slope = _ftheta_polynomial(root, lens)
+    # One more step, which has the gradient of the inverse.
+    t = torch.where(inverts, root - (root * value - theta) / torch.where(slope > 0, slope, torch.inf), theta)
+    value, _ = _ftheta_polynomial(t, lens)
+    return torch.where(inverts, 1 / torch.where(value > 0, value, torch.inf), value)
+
+
+def directions(x: Tensor, y: Tensor, lens: Tensor | None, model: CameraModel) -> list[Tensor]:
+    """Unit directions that cameras with a focal length of 1 show at x, y, [I, H, W]; zero if there are none."""
+    if model == "ortho":
+        return [torch.zeros_like(x), torch.zeros_like(x), torch.ones_like(x)]
+    if model == "fisheye":
+        return _fisheye_directions(x, y, lens)
+    if model == "ftheta":
+        assert lens is not None
+        return _ftheta_directions(x, y, lens[:, :, None, None].unbind(1))
+    return _pinhole_directions(x, y, lens)
+
+
+def _ftheta_directions(u: Tensor, v: Tensor, lens: tuple[Tensor, ...]) -> list[Tensor]:
+    largest, farthest, c, d, e, inverts, _ = lens[5:]
+    x, y = (u - d * v) / (c - d * e), (c * v - e * u) / (c - d * e)
+    radius = torch.hypot(x, y)
+    inside = radius.minimum(farthest)
+    theta = _invert_ftheta(inside, largest, inside * (largest / farthest), lens)
+    theta = torch.where(inverts > 0, inside * _ftheta_polynomial(inside, lens)[0], theta)
+    return _at_angle(theta, x, y, radius, radius <= farthest)
+
+
+def _at_angle(theta: Tensor, x: Tensor, y: Tensor, radius: Tensor, valid: Tensor) -> list[Tensor]:
+    """Unit directions at angles from the optical axis, on the side of x, y; zero where they are not valid."""
+    scale = theta.sin() / torch.where(radius > 0, radius, 1.0)
+    return [torch.where(valid, value, 0.0) for value in (scale * x, scale * y, theta.cos())]
+
+
+def _pinhole_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
     """Unit directions that a pinhole camera with a focal length of 1 shows at x, y; zero if there are none."""
     a, b = x, y
     valid = torch.ones_like(x, dtype=torch.bool)
@@ -83,7 +148,7 @@ def _undistort(x: Tensor, y: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, 
     return a, b, solved & (gain > LENS_GAIN_MIN)
 
 
-def fisheye_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
+def _fisheye_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
     """Unit directions that a fisheye camera with a focal length of 1 shows at x, y; zero if there are none."""
     radius = torch.hypot(x, y)
     theta, valid = radius, radius <= torch.pi
@@ -102,5 +167,4 @@ def fisheye_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor
             newton = theta - rest / slope
             theta = torch.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
         valid = rest.abs() <= 100 * torch.finfo(x.dtype).eps * (1 + radius)
-    scale = theta.sin() / torch.where(radius > 0, radius, 1.0)
-    return [torch.where(valid, value, 0.0) for value in (scale * x, scale * y, theta.cos())]
+    return _at_angle(theta, x, y, radius, valid)

@@ -5,6 +5,7 @@ Points and Jacobians for EWA splatting, and the unscented transform with lenses 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -138,6 +139,17 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
             bent = theta + k[0] * theta**3 + k[1] * theta**5 + k[2] * theta**7 + k[3] * theta**9
             seen = theta <= k[4]
         a, b = (torch.where(on_axis, p / z, bent * p / r) for p in (x, y))
+    elif settings.model == "ftheta":
+        assert k is not None
+        on_axis = x * x + y * y < 1e-24
+        r = torch.where(on_axis, 1.0, x * x + y * y).sqrt()
+        theta = torch.where(on_axis, 0.0, torch.atan2(r, z))
+        seen = theta <= k[5]
+        largest, first = (torch.where(value > 0, value, 1.0) for value in (k[5], k[0]))  # 0 of invalid cameras
+        distance = _ftheta_distance(theta.minimum(largest), k) * torch.where(seen, 1.0, theta / largest)
+        at_axis = torch.where(k[10] > 0, 1 / first, first) / z
+        a, b = (torch.where(on_axis, p * at_axis, distance * p / r) for p in (x, y))
+        a, b = k[7] * a + k[8] * b, k[9] * a + b
     else:
         a, b = x / z, y / z
         if k is not None:
@@ -148,6 +160,31 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
     size = torch.tensor([settings.width, settings.height], dtype=points.dtype, device=points.device)
     inside = ((pixels >= -margin * size) & (pixels < size + margin * size)).all(-1)
     return pixels, front & seen & inside
+
+
+def _ftheta_distance(theta: Tensor, k: tuple[Tensor, ...]) -> Tensor:
+    """Distances in the image, in pixels, that an f-theta lens shows angles at."""
+    farthest, inverts = k[6], k[10] > 0
+    with torch.no_grad():
+        root = _bisect(lambda t: _ftheta_polynomial(t, k)[0], theta, farthest)
+    value, slope = _ftheta_polynomial(root, k)
+    inverse = root - (value - theta) / torch.where(slope > 0, slope, 1.0)  # of the implicit function theorem
+    return torch.where(inverts, inverse, _ftheta_polynomial(theta, k)[0])
+
+
+def _ftheta_polynomial(t: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The polynomial that defines an f-theta lens, and its derivative."""
+    return sum(k[i] * t ** (i + 1) for i in range(5)), sum((i + 1) * k[i] * t**i for i in range(5))  # type: ignore[return-value]
+
+
+def _bisect(function: Callable[[Tensor], Tensor], target: Tensor, high: Tensor) -> Tensor:
+    """Where a function that grows from 0 to ``high`` has a value."""
+    low, high = torch.zeros_like(target), high.expand_as(target)
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        below = function(middle) < target
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return 0.5 * (low + high)
 
 
 def _opencv(a: Tensor, b: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,13 +212,18 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
         radius = (x * x + y * y).sqrt()
         theta = radius
         if k is not None:
-            low, high = zero, k[4] + zero
-            for _ in range(80):
-                theta = 0.5 * (low + high)
-                below = theta + k[0] * theta**3 + k[1] * theta**5 + k[2] * theta**7 + k[3] * theta**9 < radius
-                low, high = torch.where(below, theta, low), torch.where(below, high, theta)
+            theta = _bisect(lambda t: t + k[0] * t**3 + k[1] * t**5 + k[2] * t**7 + k[3] * t**9, radius, k[4])
             exists = theta < k[4] * (1 - 1e-9)
         exists = exists & (theta < torch.pi)
+        sine = theta.sin() / torch.where(radius > 0, radius, 1.0)
+        directions = torch.stack([sine * x, sine * y, theta.cos()], -1)
+    elif settings.model == "ftheta":
+        assert k is not None
+        x, y = (x - k[8] * y) / (k[7] - k[8] * k[9]), (k[7] * y - k[9] * x) / (k[7] - k[8] * k[9])
+        radius = (x * x + y * y).sqrt()
+        inverse = _bisect(lambda t: _ftheta_polynomial(t, k)[0], radius, k[5])
+        theta = torch.where(k[10] > 0, _ftheta_polynomial(radius, k)[0], inverse)
+        exists = radius < k[6]
         sine = theta.sin() / torch.where(radius > 0, radius, 1.0)
         directions = torch.stack([sine * x, sine * y, theta.cos()], -1)
     else:

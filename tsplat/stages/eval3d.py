@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
-    check_not_implemented,
     check_numerics,
     check_rolling_shutter,
     check_tensor,
@@ -32,7 +31,7 @@ from ..data import (
     Rays,
 )
 from ..errors import ShapeError
-from ..kernels_torch.lens_models import fisheye_directions, pinhole_directions
+from ..kernels_torch.lens_models import directions
 from ..kernels_torch.unscented import pose_at, time_of
 from .autograd import take_rows
 from .compilation import eager, with_plain_tensors
@@ -65,24 +64,19 @@ def camera_rays(cameras: Cameras, settings: CameraSettings) -> Rays:
         y = (ys - Ks[:, 1, 2, None]) / Ks[:, 1, 1, None]
         shape = (len(Ks), settings.height, settings.width)
         x, y = x[:, None, :].expand(shape), y[:, :, None].expand(shape)
-        if settings.model == "ortho":
-            direction = [torch.zeros_like(x), torch.zeros_like(x), torch.ones_like(x)]
-        elif settings.model == "fisheye":
-            direction = fisheye_directions(x, y, lens)
-        else:
-            direction = pinhole_directions(x, y, lens)
+        direction = directions(x, y, lens, settings.model)
     if shutter is None:
         rows = [[viewmats[:, i, j, None, None] for j in range(3)] for i in range(3)]
         shift = [viewmats[:, i, 3, None, None] for i in range(3)]
     else:
         rows, shift = _poses(shutter, xs, ys, settings)
-    directions = torch.stack(_to_world(rows, direction), 1)
+    world = torch.stack(_to_world(rows, direction), 1)
     if settings.model == "ortho":
         shift = [shift[0] - x, shift[1] - y, shift[2]]
     origins = -torch.stack(_to_world(rows, shift), 1)
     if settings.model != "ortho" and shutter is None:
-        return Rays(directions, origins[:, :, 0, 0])
-    return Rays(torch.cat([origins.expand_as(directions), directions], 1), None)
+        return Rays(world, origins[:, :, 0, 0])
+    return Rays(torch.cat([origins.expand_as(world), world], 1), None)
 
 
 def _to_world(rows: list[list[Tensor]], v: list[Tensor]) -> list[Tensor]:
@@ -161,9 +155,9 @@ def rasterize_to_pixels_eval3d(
         opacities: [..., C, N] after sigmoid.
         image_width, image_height, tile_size: As :func:`rasterize_to_pixels`.
         isect_offsets, flatten_ids, backgrounds, masks: As :func:`rasterize_to_pixels`, of rows [..., C, N].
-        camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs: As :func:`tsplat.rasterization`.
+        camera_model, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs: As
+            :func:`tsplat.rasterization`.
         rolling_shutter, viewmats_rs, rays, backend, numerics: As :func:`tsplat.rasterization`.
-            ``ftheta_coeffs`` raises.
         ut_params: Checked, and of no effect, as in gsplat: rays do not depend on how Gaussians were projected.
 
     Returns:
@@ -172,8 +166,7 @@ def rasterize_to_pixels_eval3d(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
-        NotImplementedError: ``ftheta_coeffs``; coefficients that require a gradient; or
-            viewmats that require one, with a rolling shutter.
+        NotImplementedError: Coefficients that require a gradient; or viewmats that require one, with a rolling shutter.
 
     Example::
 
@@ -195,9 +188,8 @@ def rasterize_to_pixels_eval3d(
         )
         assert image.shape == (1, height, width, 3)
     """
-    check_not_implemented({"ftheta_coeffs": (ftheta_coeffs, None)})
     lists = TileLists.check(image_width, image_height, tile_size, isect_offsets, flatten_ids, masks)
-    check_camera_model(camera_model)
+    check_camera_model(camera_model, with_ut=True)
     readout = name_of(rolling_shutter)
     check_rolling_shutter(readout)
     preset = check_numerics(numerics)
@@ -208,7 +200,7 @@ def rasterize_to_pixels_eval3d(
             f"isect_offsets: expected the dimensions of images {[*batch, n_cameras]} in front, as viewmats, found "
             f"{list(isect_offsets.shape)}"
         )
-    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
+    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, viewmats_rs)
     projection = ProjectionSettings(camera, unscented=check_unscented(True, ut_params, preset), numerics=preset)
     cameras = add_lens(Cameras(viewmats, Ks), lens, projection, batch, n_cameras)
     if rays is not None:

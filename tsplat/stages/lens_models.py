@@ -1,7 +1,10 @@
 """Lenses and rolling shutters: their options checked, and the tensors of cameras that describe them.
 
 ``Cameras.lens`` [..., C, 12] of a pinhole camera holds k1 to k6, p1, p2, and s1 to s4 (OpenCV's names). Of a fisheye
-camera, it holds k1 to k4, the largest angle from the optical axis that the lens sees, in radians, and zeros.
+camera, it holds k1 to k4, the largest angle from the optical axis that the lens sees, in radians, and zeros. Of an
+f-theta camera, it holds the coefficients of degrees 1 to 5 of the polynomial that defines the lens; the largest angle,
+and its distance from the principal point in pixels; c, d and e; 1 for a polynomial of distances, 0 for one of angles;
+and a zero. ``Cameras.Ks`` then have focal lengths of 1, and principal points that count from the corner of the image.
 
 ``Cameras.shutter`` [..., C, 20] holds the rotations at the start and at the end of the readout as unit quaternions wxyz
 (4 and 4 values, no more than 90 degrees apart), the translations (3 and 3), the angle between the quaternions in
@@ -12,19 +15,32 @@ and a zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..arguments import check_bool, check_choice, check_devices, check_no_grad, check_number, check_tensor, describe
-from ..config import CAMERA_MODELS, MAGNITUDE_MAX, Numerics, RollingShutterType, Unscented, UnscentedTransformParameters
+from ..config import (
+    CAMERA_MODELS,
+    MAGNITUDE_MAX,
+    FThetaPolynomialType,
+    Numerics,
+    RollingShutterType,
+    Unscented,
+    UnscentedTransformParameters,
+)
 from ..data import Cameras, ProjectionSettings
 from ..errors import ArgumentError, UnsupportedError
 from ..kernels_torch.validation import camera_centers
 
 SAMPLES, BISECTIONS = 1024, 60
 """Samples of [0, pi] among which the largest angle of a fisheye lens is searched, and steps that refine it."""
+
+NEGLIGIBLE = 1e-30
+"""Smaller coefficients of an f-theta polynomial show in no image, and are taken for 0 where its domain is searched."""
 
 COEFFICIENTS = {
     "pinhole": {"radial_coeffs": 6, "tangential_coeffs": 2, "thin_prism_coeffs": 4},
@@ -33,23 +49,24 @@ COEFFICIENTS = {
 """Numbers of coefficients of each camera model."""
 
 NOT_IMPLEMENTED = {
-    "ftheta": "undistort the images and use 'pinhole' or 'fisheye'",
+    "ftheta": "it requires the unscented transform: with_ut=True, or fully_fused_projection_with_ut",
     "lidar": "spinning lidars (lidar_coeffs) cannot be rendered; use cameras",
 }
-"""Camera models of gsplat 1.6, and what to do instead."""
+"""Camera models of gsplat 1.6 that linearization at the mean does not have, and what to do instead."""
 
 
 class Lens(NamedTuple):
-    """The tensors of lenses and shutters as the caller passed them; see :func:`tsplat.rasterization`."""
+    """The arguments about lenses and shutters as the caller passed them; see :func:`tsplat.rasterization`."""
 
     radial_coeffs: Tensor | None = None
     tangential_coeffs: Tensor | None = None
     thin_prism_coeffs: Tensor | None = None
+    ftheta_coeffs: object | None = None
     viewmats_rs: Tensor | None = None
 
-    def given(self) -> dict[str, Tensor]:
-        """The tensors that were passed, by name."""
-        return {name: tensor for name, tensor in zip(self._fields, self) if tensor is not None}
+    def given(self) -> dict[str, Any]:
+        """What was passed, by name."""
+        return {name: value for name, value in zip(self._fields, self) if value is not None}
 
 
 def name_of(rolling_shutter: Any) -> Any:
@@ -57,9 +74,10 @@ def name_of(rolling_shutter: Any) -> Any:
     return getattr(rolling_shutter, "name", rolling_shutter)
 
 
-def check_camera_model(camera_model: object) -> None:
-    """Raises unless a camera model is implemented."""
-    check_choice("camera_model", camera_model, CAMERA_MODELS, NOT_IMPLEMENTED)
+def check_camera_model(camera_model: object, *, with_ut: bool = False) -> None:
+    """Raises unless a camera model is implemented, with or without the unscented transform."""
+    if not (with_ut and isinstance(camera_model, str) and camera_model == "ftheta"):
+        check_choice("camera_model", camera_model, CAMERA_MODELS, NOT_IMPLEMENTED)
 
 
 def check_unscented(with_ut: bool, ut_params: object, numerics: Numerics) -> Unscented | None:
@@ -97,13 +115,15 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
     """
     given, model, readout = lens.given(), settings.camera.model, settings.camera.readout
     rolls = readout != RollingShutterType.GLOBAL.name
-    if not given and not rolls:
+    if not given and not rolls and model != "ftheta":
         return cameras
     if settings.unscented is None:
         raise ArgumentError(f"{next(iter(given), 'rolling_shutter')}: requires with_ut=True, found with_ut=False")
     if rolls != ("viewmats_rs" in given):
         expected = "the poses at the end of the readout" if rolls else "None"
         raise ArgumentError(f"viewmats_rs: expected {expected}, as rolling_shutter is {readout}")
+    if model == "ftheta":
+        cameras = _add_ftheta(cameras, given.pop("ftheta_coeffs", None), batch, n_cameras)
     shapes = {name: (n,) for name, n in COEFFICIENTS.get(model, {}).items()} | {"viewmats_rs": (4, 4)}
     for name, tensor in given.items():
         if name not in shapes:
@@ -133,6 +153,63 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
             coefficients = torch.cat(parts, -1)
         cameras = cameras._replace(lens=coefficients)
     return cameras
+
+
+def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: int) -> Cameras:
+    """Adds an f-theta lens, of tsplat or of gsplat."""
+    names = tuple(FThetaPolynomialType.__members__)
+    reference = name_of(getattr(ftheta, "reference_poly", None))
+    check_choice("ftheta_coeffs.reference_poly", reference, names)
+    polynomials = {name: _numbers(ftheta, f"{name.lower()}_poly", 6) for name in names}
+    inverts, coefficients = reference == "PIXELDIST_TO_ANGLE", polynomials[reference]
+    if coefficients[0] != 0 or coefficients[1] <= 0:
+        raise ArgumentError(
+            f"ftheta_coeffs.{reference.lower()}_poly: expected 0 and a positive number in front, as the image of the "
+            f"optical axis is the principal point, found {describe(coefficients[:2])}"
+        )
+    c, d, e = _numbers(ftheta, "linear_cde", 3)
+    if abs(c - d * e) < 1e-8:
+        raise ArgumentError(f"ftheta_coeffs.linear_cde: expected c - d e other than 0, found {describe([c, d, e])}")
+    angle = check_number("ftheta_coeffs.max_angle", getattr(ftheta, "max_angle", None), finite=True)
+    if angle <= 0:
+        raise ArgumentError(f"ftheta_coeffs.max_angle: expected a number above 0, found {angle}")
+    angle, distance = _largest_of_ftheta(coefficients, min(angle, math.pi), inverts)
+    values = [*coefficients[1:], angle, distance, c, d, e, float(inverts), 0.0]
+    viewmats, Ks = cameras.pinhole()
+    dtype = torch.promote_types(torch.promote_types(torch.float32, viewmats.dtype), Ks.dtype)
+    own = torch.eye(3, dtype=dtype, device=Ks.device).repeat(*batch, n_cameras, 1, 1)
+    own[..., :2, 2] = Ks[..., :2, 2].detach().to(dtype) + 0.5  # gsplat counts from the center of the first pixel
+    lens = torch.tensor(values, dtype=dtype, device=Ks.device)
+    return cameras._replace(Ks=own, lens=lens.repeat(*batch, n_cameras, 1))
+
+
+def _numbers(ftheta: object, name: str, n: int) -> list[float]:
+    """Returns finite numbers of a sequence of n, a field of an f-theta lens."""
+    given: Any = getattr(ftheta, name, None)
+    if not isinstance(given, (Sequence, np.ndarray, Tensor)) or len(given) != n:
+        raise ArgumentError(f"ftheta_coeffs.{name}: expected {n} numbers, found {describe(given)}")
+    numbers = [check_number(f"ftheta_coeffs.{name}", value, finite=True) for value in given]
+    if max(map(abs, numbers)) > MAGNITUDE_MAX:
+        raise ArgumentError(
+            f"ftheta_coeffs.{name}: expected numbers of at most {MAGNITUDE_MAX:g}, found {describe(given)}"
+        )
+    return numbers
+
+
+def _largest_of_ftheta(coefficients: list[float], angle: float, inverts: bool) -> tuple[float, float]:
+    """The largest angle, at most one that is given, up to which a polynomial grows; and its distance in pixels."""
+    polynomial = np.polynomial.Polynomial([c if abs(c) > NEGLIGIBLE else 0.0 for c in coefficients])
+
+    def first_root(of: np.polynomial.Polynomial) -> float:
+        roots = of.roots()
+        return min(roots.real[(abs(roots.imag) <= 1e-6 * abs(roots)) & (roots.real > 0)], default=math.inf)
+
+    stop = first_root(polynomial.deriv())
+    if not inverts:
+        angle = min(angle, stop)
+        return angle, float(polynomial(angle))
+    distance = first_root(polynomial - angle)
+    return (float(polynomial(stop)), float(stop)) if stop < distance else (angle, float(distance))
 
 
 def _largest_angle(radial: Tensor) -> Tensor:

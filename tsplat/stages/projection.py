@@ -10,7 +10,6 @@ from torch import Tensor
 from ..arguments import (
     check_bool,
     check_culling,
-    check_not_implemented,
     check_numerics,
     check_rolling_shutter,
     check_size,
@@ -229,8 +228,8 @@ def fully_fused_projection_with_ut(
         means, quats, scales, opacities, viewmats, Ks: As :func:`fully_fused_projection`.
         width, height, eps2d, near_plane, far_plane, radius_clip: As :func:`fully_fused_projection`.
         calc_compensations, camera_model, backend, numerics: As :func:`fully_fused_projection`.
-        ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, rolling_shutter, viewmats_rs: As
-            :func:`tsplat.rasterization`. ``ftheta_coeffs`` raises.
+        ut_params, radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, rolling_shutter, viewmats_rs: As
+            :func:`tsplat.rasterization`.
 
     Returns:
         ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
@@ -239,8 +238,7 @@ def fully_fused_projection_with_ut(
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
-        NotImplementedError: ``ftheta_coeffs``; coefficients that require a gradient; or viewmats that require one, with
-            a rolling shutter.
+        NotImplementedError: Coefficients that require a gradient; or viewmats that require one, with a rolling shutter.
 
     Example::
 
@@ -255,8 +253,7 @@ def fully_fused_projection_with_ut(
         )
         assert abs(means2d[0, 0, 0] - (40 + 25 * (1 - 0.3 / 16))) < 1e-3
     """
-    check_not_implemented({"ftheta_coeffs": (ftheta_coeffs, None)})
-    check_camera_model(camera_model)
+    check_camera_model(camera_model, with_ut=True)
     readout = name_of(rolling_shutter)
     check_rolling_shutter(readout)
     width, height = check_size("width", width), check_size("height", height)
@@ -273,7 +270,7 @@ def fully_fused_projection_with_ut(
     )
     cameras = Cameras(viewmats, Ks)
     batch, _, n_cameras = check_scene(means, quats, scales, None, (6,), opacities, cameras)
-    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, viewmats_rs)
+    lens = Lens(radial_coeffs, tangential_coeffs, thin_prism_coeffs, ftheta_coeffs, viewmats_rs)
     cameras = add_lens(cameras, lens, settings, batch, n_cameras)
     opacities = None if opacities is None else opacities.detach()
     dtype = compute_dtype(means, quats, scales, opacities, *cameras)

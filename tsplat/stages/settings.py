@@ -167,7 +167,6 @@ def _check_once(options: Options, _types: tuple[type, ...]) -> tuple[Options, Se
 
 
 def _check(options: Options) -> tuple[Options, Settings]:
-    check_camera_model(options.camera_model)
     check_choice("render_mode", options.render_mode, RENDER_MODES, NOT_IMPLEMENTED)
     check_choice("rasterize_mode", options.rasterize_mode, RASTERIZE_MODES)
     check_choice("backend", options.backend, BACKENDS)
@@ -176,6 +175,7 @@ def _check(options: Options) -> tuple[Options, Settings]:
     check_rolling_shutter(options.rolling_shutter)
     for name in ("packed", "absgrad", "sparse_grad", "segmented", "with_ut", "with_eval3d"):
         numbers[name] = check_bool(name, getattr(options, name))
+    check_camera_model(options.camera_model, with_ut=numbers["with_ut"])
     is_auto = isinstance(options.capacity, str) and options.capacity == "auto"
     for name in ("width", "height", "channel_chunk", "memory_budget", "capacity"):
         value = getattr(options, name)

@@ -1,5 +1,8 @@
 """Rendering under gsplat's names."""
 
+import enum
+import types
+
 import pytest
 import torch
 
@@ -40,15 +43,18 @@ def test_inria_wrapper_refuses_other_arguments():
         gsplat.rasterization_inria_wrapper(**make_scene(), packed=False)
 
 
-def test_settings_of_distortion_can_be_made_but_not_used():
+def test_settings_of_an_ftheta_camera_are_those_of_tsplat_or_of_gsplat():
     from tsplat.compat.gsplat.cuda._wrapper import FThetaCameraDistortionParameters, FThetaPolynomialType
 
-    polynomial = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-    coeffs = FThetaCameraDistortionParameters(
-        FThetaPolynomialType.PIXELDIST_TO_ANGLE, polynomial, polynomial, 1.0, (1.0, 0.0, 0.0)
+    assert FThetaCameraDistortionParameters is tsplat.FThetaCameraDistortionParameters
+    own = FThetaCameraDistortionParameters(
+        FThetaPolynomialType.ANGLE_TO_PIXELDIST, (0.0, 0.06, 0, 0, 0, 0), (0.0, 16.0, 0, 1, 0, 0), 1.4, (1.0, 0.0, 0.0)
     )
-    with pytest.raises(NotImplementedError, match="ftheta_coeffs"):
-        gsplat.rasterization(**make_scene(torch.float32), ftheta_coeffs=coeffs)
+    other = enum.Enum("FThetaPolynomialType", dict(PIXELDIST_TO_ANGLE=0, ANGLE_TO_PIXELDIST=1))
+    theirs = types.SimpleNamespace(**vars(own) | {"reference_poly": other.ANGLE_TO_PIXELDIST})
+    options = make_scene(torch.float32) | dict(camera_model="ftheta", with_ut=True, packed=False)
+    found, expected = (gsplat.rasterization(**options, ftheta_coeffs=each)[0] for each in (theirs, own))
+    assert torch.equal(found, expected) and found.std() > 0.01
 
 
 DEFAULTS_1_6 = dict(

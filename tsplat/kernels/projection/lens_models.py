@@ -3,6 +3,8 @@
 - Pinhole: radial (k1 to k6), tangential (p1, p2) and thin prism distortion (s1 to s4), as OpenCV defines them.
 - Fisheye: theta (1 + k1 theta^2 + k2 theta^4 + k3 theta^6 + k4 theta^8), theta the angle from the optical axis (Kannala
   and Brandt, 2006); without coefficients equidistant. The fifth number of the lens is the largest angle.
+- F-theta: a polynomial of theta, or the inverse of one, and a linear map. Beyond the largest angle, where nothing is
+  seen, distances grow in proportion to theta.
 - Ortho: no distortion.
 
 Points behind a camera are at pixel 0, 0, and are not seen. ``lens`` is () without coefficients. A rolling shutter
@@ -15,12 +17,13 @@ import math
 import triton
 import triton.language as tl
 
-from ...config import LENS_GAIN_MIN, SHUTTER_STEPS
+from ...config import FTHETA_STEPS, LENS_GAIN_MIN, SHUTTER_STEPS
 from ..device_math import constant, dot3, matvec3, matvec3_transposed, normalize4, rotation
 from .camera_models import fisheye_direction, fisheye_rows
 
 GAIN_MIN = tl.constexpr(LENS_GAIN_MIN)
 STEPS = tl.constexpr(SHUTTER_STEPS)
+INVERSION_STEPS = tl.constexpr(FTHETA_STEPS)
 
 N_SINE = tl.constexpr(10)
 SINE = tl.constexpr(tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(N_SINE.value, -1, -1)))
@@ -46,6 +49,16 @@ def bend(p, lens, CAMERA: tl.constexpr):
             slope = lens[0] + square * (2.0 * lens[1] + square * (3.0 * lens[2] + square * 4.0 * lens[3]))
             seen = seen & (square <= lens[4] * lens[4])
             return gain * q0, gain * q1, seen, (d, inverse_norm, m, q0, q1, gain, slope)
+    elif CAMERA == "ftheta":
+        d, inverse_norm, k, m, _ = fisheye_direction(p)
+        q0 = k * d[0]
+        q1 = k * d[1]
+        theta = tl.sqrt(q0 * q0 + q1 * q1)
+        gain, slope = _ftheta_gain(theta, lens)
+        x = gain * q0
+        y = gain * q1
+        saved = (d, inverse_norm, m, q0, q1, gain, slope)
+        return lens[7] * x + lens[8] * y, lens[9] * x + y, seen & (theta <= lens[5]), saved
     else:
         tl.static_assert(CAMERA == "pinhole")
         a = p[0] / p[2]
@@ -68,12 +81,45 @@ def bend(p, lens, CAMERA: tl.constexpr):
 
 
 @triton.jit
+def _ftheta_gain(theta, lens):
+    """The distance from the principal point over theta, and half its derivative over theta."""
+    inside = tl.minimum(theta, lens[5])
+    inverts = lens[10] > 0.0
+    t = inside * (lens[6] / lens[5])
+    low = t * 0.0
+    high = low + lens[6]
+    for _ in range(INVERSION_STEPS):
+        value, slope = _ftheta_polynomial(t, lens)
+        rest = t * value - inside
+        low = tl.where(rest <= 0.0, t, low)
+        high = tl.where(rest >= 0.0, t, high)
+        newton = t - rest / (value + t * slope)
+        t = tl.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+    t = tl.where(inverts, t, inside)
+    value, slope = _ftheta_polynomial(t, lens)
+    gain = tl.where(inverts, 1.0 / value, value)
+    slope = tl.where(inverts, -gain * gain * slope / (value + t * slope), slope)
+    return gain, tl.where((theta > 0.0) & (theta <= lens[5]), 0.5 * slope / theta, 0.0)
+
+
+@triton.jit
+def _ftheta_polynomial(t, lens):
+    """The polynomial over t, and the derivative of that."""
+    value = lens[0] + t * (lens[1] + t * (lens[2] + t * (lens[3] + t * lens[4])))
+    return value, lens[1] + t * (2.0 * lens[2] + t * (3.0 * lens[3] + t * (4.0 * lens[4])))
+
+
+@triton.jit
 def bend_vjp(p, lens, saved, v_x, v_y, CAMERA: tl.constexpr):
     """Gradient of the point from that of where the lens shows it."""
     if CAMERA == "ortho":
         return v_x, v_y, v_x * 0.0
-    elif CAMERA == "fisheye":
+    elif CAMERA == "fisheye" or CAMERA == "ftheta":
         d = saved[0]
+        if CAMERA == "ftheta":
+            from_x = lens[7] * v_x + lens[9] * v_y
+            v_y = lens[8] * v_x + v_y
+            v_x = from_x
         if len(lens) > 0:
             q0, q1, gain, slope = saved[3], saved[4], saved[5], saved[6]
             along = 2.0 * slope * (q0 * v_x + q1 * v_y)
