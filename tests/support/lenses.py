@@ -21,7 +21,7 @@ CASES = [
 ]
 
 
-def ftheta(kind, scale, max_angle=1.3):
+def ftheta(kind, scale, max_angle=0.6):
     """An f-theta lens of about ``scale`` pixels per radian, or the one whose angles the same polynomial has."""
     polynomial = (0.0, 1.0, -0.03, 0.06, -0.04, 0.01)
     of_angles = tuple(scale * number for number in polynomial)
