@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from tests.support.captures import write_photos
+from tests.support.captures import write_image, write_photos
 from tsplat import cli
 from tsplat.scene import read_colmap
 
@@ -49,11 +50,18 @@ def test_prepare_names_photographs_that_colmap_cannot_read(photos, tmp_path, cap
     shutil.copytree(photos, folder)
     for name in ("a.HEIC", "b.dng"):
         (folder / name).write_bytes(b"?")
+    write_image(folder / "plain.png", torch.full((240, 320, 3), 90, dtype=torch.uint8))
     assert cli.main(["prepare", str(folder), "--out", str(tmp_path / "scene"), "--max-size", "320"]) == 0
     printed = capsys.readouterr().out
     note = f"note: skipped 2 photographs that COLMAP cannot read (first: {folder}/a.HEIC); convert them to JPEG\n"
     assert note in printed
-    assert sorted(path.name for path in (tmp_path / "scene" / "images").iterdir()) == [f"{i}.png" for i in range(5)]
+    assert "registered 5 of 6 photographs" in printed
+    assert "not registered: plain.png: few features: blurred, dark, plain or masked; take it again" in printed
+    assert f"wrote {tmp_path}/scene: images/, sparse/0/; cameras.png shows the cameras and points\n" in printed
+    assert sorted(path.name for path in (tmp_path / "scene" / "images").iterdir()) == [
+        *(f"{i}.png" for i in range(5)),
+        "plain.png",
+    ]
 
 
 def test_prepare_of_heic_photographs_only_says_what_to_do(tmp_path, capsys):

@@ -44,20 +44,21 @@ def prepare(arguments: Namespace) -> int:
             on_progress=show,
             **{name: value for name, value in vars(arguments).items() if name in signature(run_prepare).parameters},
         )
-    unregistered = prepared.unregistered
-    total = len(prepared.registered) + len(unregistered)
+    total = len(prepared.registered) + len(prepared.unregistered)
     print(
         f"registered {len(prepared.registered)} of {total} photographs; {prepared.n_points} points, "
         f"mean reprojection error {prepared.error:.2f} px"
     )
-    if unregistered:
-        more = f" and {len(unregistered) - 5} more" if len(unregistered) > 5 else ""
-        print(f"not registered: {', '.join(unregistered[:5])}{more}")
+    for reason in dict.fromkeys(prepared.reasons.values()):
+        names = [name for name, other in prepared.reasons.items() if other == reason]
+        more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+        print(f"not registered: {', '.join(names[:20])}{more}: {reason}")
     for note in prepared.notes:
         print(f"note: {note}")
     if prepared.n_models > 1:
         print(f"found {prepared.n_models} models that do not connect; kept the largest")
-    print(f"wrote {arguments.out}: images/, sparse/0/")
+    masks = "" if arguments.masks is None else ", masks/"
+    print(f"wrote {arguments.out}: images/, sparse/0/{masks}; cameras.png shows the cameras and points")
     return 0
 
 

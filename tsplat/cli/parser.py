@@ -63,7 +63,10 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"tsplat {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True)
     _add_demo(subparsers.add_parser("demo", help="train on a small scene that needs no data", allow_abbrev=False))
-    _add_prepare(subparsers.add_parser("prepare", help="make a scene from photographs (COLMAP)", allow_abbrev=False))
+    made = subparsers.add_parser(
+        "prepare", help="make a scene from photographs or a video (COLMAP)", allow_abbrev=False
+    )
+    _add_prepare(made)
     _add_render(subparsers.add_parser("render", help="render an image or a video of a model", allow_abbrev=False))
     _add_view(subparsers.add_parser("view", help="show models in a web browser", allow_abbrev=False))
     train = subparsers.add_parser("train", help="train on photographs with cameras, or resume a run", add_help=False)
@@ -98,7 +101,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=commands.prepare)
-    parser.add_argument("photos", type=path, metavar="PHOTOS", help="folder of overlapping photographs")
+    parser.add_argument("photos", type=path, metavar="PHOTOS", help="folder of overlapping photographs, or a video")
     parser.add_argument("--out", type=path, required=True, metavar="SCENE", help="scene folder to create")
     parser.add_argument(
         "--max-size", type=size, default=1600, metavar="N", help="longest image side for feature detection (1600)"
@@ -107,10 +110,26 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
         "--single-camera",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="whether all photographs share one camera and focal length (yes)",
+        help="whether all photographs of a folder share one camera and focal length (yes)",
     )
     parser.add_argument(
         "--camera-model", choices=CAMERA_MODELS, default="SIMPLE_RADIAL", help="lens model to fit (SIMPLE_RADIAL)"
+    )
+    parser.add_argument(
+        "--matching",
+        choices=("auto", "exhaustive", "sequential", "vocabulary-tree"),
+        default="auto",
+        help="what to match each photograph with: all, those near in the order of names, or the most similar "
+        "(auto: all of up to 200 photographs or 30 frames, then the most similar, or frames in sequence)",
+    )
+    parser.add_argument(
+        "--frames", type=count, metavar="N", help="frames to take from a video (4 per second, 50 to 300)"
+    )
+    parser.add_argument(
+        "--masks",
+        type=path,
+        metavar="MASKS",
+        help="folder of masks, a.png or a.jpg.png for a.jpg, or one image for all photographs; white is valid",
     )
     parser.add_argument("--seed", type=small_seed, default=0, metavar="S", help="random seed (0)")
 

@@ -50,6 +50,24 @@ def require(*modules: str) -> None:
         raise MissingExtraError(f"{', '.join(problems)}; run: pip install 'tsplat[{chosen}]'") from first
 
 
+def require_ffmpeg(what: str) -> None:
+    """Checks that videos can be read and written.
+
+    Args:
+        what: What needs it, in the plural, such as ".mp4 videos".
+
+    Raises:
+        MissingExtraError: imageio-ffmpeg is not installed, or finds no program.
+    """
+    require("imageio_ffmpeg")
+    import imageio_ffmpeg
+
+    try:
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except RuntimeError as error:
+        raise MissingExtraError(f"{what} need ffmpeg, which imageio-ffmpeg does not find") from error
+
+
 @contextlib.contextmanager
 def _unchanged_sigterm() -> Iterator[None]:
     """Installs the handler of SIGTERM again after an import: that of pycolmap prints a stack trace of C++ functions."""

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..arguments import check_choice
 from ..config import Backend
-from ..errors import ArgumentError, MissingExtraError
+from ..errors import ArgumentError
 from ..rendering import render_views
 from ..scene.cameras import Camera
 from ..scene.capture.views import Color
 from ..scene.gaussians import Gaussians
 from ..scene.images import to_bytes, write_png
-from ..support.extras import require
+from ..support.extras import require, require_ffmpeg
 from ..support.files import atomic_write, output_folder
 from .appearances import as_normals
 from .colormaps import Limits, color_depths, depth_limits
@@ -153,12 +153,7 @@ def check_video_path(path: Path) -> None:
         raise ArgumentError(f"{path}: expected a file name ending in {suffixes}, or a folder name without a suffix")
     if path.suffix in (".mp4", ".webm"):
         require("PIL", "imageio_ffmpeg")
-        import imageio_ffmpeg
-
-        try:
-            imageio_ffmpeg.get_ffmpeg_exe()
-        except RuntimeError as error:
-            raise MissingExtraError(f"{path.suffix} videos need ffmpeg, which imageio-ffmpeg does not find") from error
+        require_ffmpeg(f"{path.suffix} videos")
     else:
         require("PIL")
 

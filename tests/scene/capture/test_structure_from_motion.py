@@ -11,7 +11,8 @@ from tests.support.captures import PHOTO_EYES, PHOTO_FOV, PHOTO_HEIGHT, PHOTO_WI
 from tests.support.paths import SCENES
 from tsplat import ArgumentError
 from tsplat.scene import FileError, MissingExtraError, intrinsics, prepare, read_colmap
-from tsplat.scene.images import to_bytes
+from tsplat.scene.capture.colmap_pipeline import Pipeline, choose_matching
+from tsplat.scene.images import read_image, to_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +34,15 @@ def test_prepare_recovers_the_cameras(photos, tmp_path):
     assert found.unregistered == ()
     assert found.n_points > 100
     assert 0 < found.error < 1
-    assert sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file() and p.suffix == ".png") == [
-        f"images/{i}.png" for i in range(5)
-    ]
+    assert sorted(
+        p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file() and p.parent != out and p.suffix == ".png"
+    ) == [f"images/{i}.png" for i in range(5)]
     assert [path.name for path in out.parent.iterdir()] == ["scene"]
-    assert sorted(path.name for path in out.iterdir()) == ["images", "sparse"]
+    assert sorted(path.name for path in out.iterdir()) == ["cameras.png", "images", "sparse"]
+    plot = read_image(out / "cameras.png").float()
+    assert plot.shape == (640, 1200, 3)
+    for half in plot.split(600, 1):  # points of all colors and cameras on white
+        assert 0.8 < float((half == 255).all(-1).float().mean()) < 0.995
     for stage, total in (("features", 5), ("matches", 10), ("cameras", 5)):
         done = [values[1:] for values in calls if values[0] == stage]
         assert done == sorted(done)
@@ -54,6 +59,93 @@ def test_prepare_recovers_the_cameras(photos, tmp_path):
     ratios = torch.pdist(centers) / torch.pdist(torch.tensor(PHOTO_EYES))
     assert ratios.max() / ratios.min() < 1.06
     assert len(views[0].sparse) > 50
+
+
+def test_subfolders_are_cameras_and_masks_leave_out_features(photos, tmp_path):
+    folder = tmp_path / "photos"
+    for i in range(5):
+        target = folder / ("left" if i < 3 else "right 2") / f"{i}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photos / f"{i}.png", target)
+    mask = torch.zeros(PHOTO_HEIGHT, PHOTO_WIDTH, 3)
+    mask[:, 60:] = 1
+    write_image(folder / "masks" / "left" / "0.png", to_bytes(mask))
+    write_image(folder / "masks" / "right 2" / "3.png.png", to_bytes(mask))
+    found = prepare(folder, tmp_path / "scene", masks=folder / "masks")
+    assert found.registered == ("left/0.png", "left/1.png", "left/2.png", "right 2/3.png", "right 2/4.png")
+    assert found.notes == (
+        "2 cameras, one of each folder: left (3), right 2 (2)",
+        "3 photographs have no mask: all their pixels count (first: left/1.png)",
+    )
+    capture = read_colmap(tmp_path / "scene", test_every=0)
+    assert [view.camera_id for view in capture.train] == [0, 0, 0, 1, 1]
+    for i, view in enumerate(capture.train):
+        leftmost = float(view.sparse[:, 0].min())
+        if i in (0, 3):
+            assert view.mask.float().mean() == pytest.approx(1 - 60 / PHOTO_WIDTH, abs=0.05)
+            assert leftmost > 58
+        else:
+            assert view.mask is None or view.mask.float().mean() > 0.95
+            assert leftmost < 58
+
+    write_image(tmp_path / "wide.png", torch.zeros(6, 8, 3, dtype=torch.uint8))
+    with pytest.raises(
+        ArgumentError, match=r"wide\.png: expected a mask of the size of left/0\.png, 320×240, found 8×6"
+    ):
+        prepare(folder, tmp_path / "new", masks=tmp_path / "wide.png")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileError, match=r"empty: expected masks such as 0\.png\.png, found none"):
+        prepare(folder / "left", tmp_path / "new", masks=tmp_path / "empty")
+
+
+def test_one_mask_for_all_photographs(photos, tmp_path):
+    mask = torch.full((PHOTO_HEIGHT, PHOTO_WIDTH, 3), 255, dtype=torch.uint8)
+    mask[200:] = 0
+    write_image(tmp_path / "mask.png", mask)
+    found = prepare(photos, tmp_path / "scene", masks=tmp_path / "mask.png")
+    assert len(found.registered) == 5
+    for view in read_colmap(tmp_path / "scene", test_every=0).train:
+        assert not view.mask[-30:].any()
+        assert float(view.sparse[:, 1].max()) < 202
+
+
+def test_reasons_of_photographs_without_a_pose(photos, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    noise = torch.rand(PHOTO_HEIGHT, PHOTO_WIDTH, 3, generator=torch.Generator().manual_seed(0))
+    write_image(folder / "noise.png", to_bytes(noise))
+    write_image(folder / "plain.png", torch.full((PHOTO_HEIGHT, PHOTO_WIDTH, 3), 90, dtype=torch.uint8))
+    found = prepare(folder, tmp_path / "scene")
+    assert found.unregistered == ("noise.png", "plain.png")
+    assert found.reasons == {
+        "noise.png": "overlaps no other photograph; take more photographs on the way to it",
+        "plain.png": "few features: blurred, dark, plain or masked; take it again, or raise max_size",
+    }
+
+
+@pytest.mark.parametrize("matching", ["sequential", "vocabulary-tree"])
+def test_matching_with_a_vocabulary_tree(photos, tmp_path, monkeypatch, matching):
+    """The limits are lowered, so that five photographs have enough features."""
+    for name, value in dict(OVERLAP=1, LOOP_IMAGES=2, SIMILAR=2, TREE_FEATURES=4000, TREE_WORDS=64).items():
+        monkeypatch.setattr(f"tsplat.scene.capture.colmap_pipeline.{name}", value)
+    calls, matched = [], []
+    count = Pipeline.count_features
+
+    def note_matches(pipeline):
+        matched.append(pipeline.matching)
+        return count(pipeline)
+
+    monkeypatch.setattr(Pipeline, "count_features", note_matches)
+    found = prepare(photos, tmp_path / "scene", matching=matching, on_progress=lambda *values: calls.append(values))
+    assert matched == [matching]
+    assert len(found.registered) == 5
+    assert [total for stage, _, total in calls if stage == "matches"][-1] >= 4
+    assert sorted(path.name for path in (tmp_path / "scene").iterdir()) == ["cameras.png", "images", "sparse"]
+
+
+def test_matching_by_count():
+    assert [choose_matching(n, False) for n in (2, 200, 201)] == ["exhaustive", "exhaustive", "vocabulary-tree"]
+    assert [choose_matching(n, True) for n in (30, 31, 300)] == ["exhaustive", "sequential", "sequential"]
 
 
 def test_interrupt_leaves_no_files(photos, tmp_path):
@@ -107,14 +199,20 @@ def test_unusable_photographs_are_rejected(photos, tmp_path):
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [(dict(max_size=0), "max_size"), (dict(camera_model="FISHEYE"), "camera_model"), (dict(seed=-1), "seed")],
+    [
+        (dict(max_size=0), "max_size"),
+        (dict(camera_model="FISHEYE"), "camera_model"),
+        (dict(seed=-1), "seed"),
+        (dict(matching="all"), "matching"),
+        (dict(frames=10), "frames: only for a video"),
+    ],
 )
 def test_invalid_argument_is_rejected(photos, tmp_path, values, words):
     with pytest.raises(ArgumentError, match=words):
         prepare(photos, tmp_path / "scene", **values)
 
 
-@pytest.mark.parametrize("module", ["pycolmap", "PIL"])
+@pytest.mark.parametrize("module", ["pycolmap", "PIL", "matplotlib"])
 def test_missing_extra_is_named(photos, tmp_path, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[train\]'"):

@@ -120,7 +120,7 @@ def read_colmap(
     paths = [find_by_stem(downscaled, image.name) if downscaled else folder / "images" / image.name for image in images]
     kept, notes = find_usable(paths, strict)
     observed, note = _observed_points(model, images)
-    masks = [_find_mask(folder / "masks", image.name) for image in images]
+    masks = [find_mask(folder / "masks", image.name) for image in images]
     camera_ids = {camera_id: i for i, camera_id in enumerate(lenses)}
     photographs = [
         Photograph(
@@ -254,7 +254,7 @@ def _observed_points(model: ColmapModel, images: Sequence[ColmapImage]) -> tuple
     return observed, [f"{folder}: {lost} of {total} observations are of points that it lacks"] if lost else []
 
 
-def _find_mask(folder: Path, name: str) -> Path | None:
+def find_mask(folder: Path, name: str) -> Path | None:
     """Returns the mask of an image: its name with the suffix .png, replaced or appended."""
     path = folder / name
     return next(

@@ -1,0 +1,172 @@
+"""Tests of choosing frames of a video: which are chosen, and how they are read."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.captures import write_photos
+from tsplat import ArgumentError
+from tsplat.scene import FileError, MissingExtraError, prepare, read_colmap
+from tsplat.scene.capture.video_frames import STILL, _measure, choose_frames, extract_frames
+from tsplat.viewing import write_frames
+
+WIDTH, HEIGHT = 96, 64
+
+
+def measurements(motion, sharpness=None, difference=None):
+    """As choose_frames takes them; the motion of the first frame is 0."""
+    motion = np.asarray(motion, dtype=float)
+    return np.stack([
+        np.ones(len(motion)) if sharpness is None else np.asarray(sharpness),
+        motion,
+        np.full(len(motion), 0.01) if difference is None else np.asarray(difference),
+    ], 1)  # fmt: skip
+
+
+def test_the_sharpest_frame_of_each_stretch_is_chosen():
+    sharpness = np.ones(40)
+    sharpness[[2, 7, 13, 19, 21, 29, 34, 39]] = 2
+    chosen = choose_frames(measurements([0] + [1] * 39, sharpness), 8)
+    assert chosen.frames == (2, 7, 13, 19, 21, 29, 34, 39)
+    assert chosen.n_frames == 40
+    assert chosen.cuts == ()
+
+
+def test_stretches_have_equal_motion():
+    # The second half moves four times as fast.
+    chosen = np.array(choose_frames(measurements([0] + [1] * 99 + [4] * 100), 50).frames)
+    assert len(chosen) >= 45
+    assert (chosen >= 100).mean() == pytest.approx(0.8, abs=0.05)
+
+
+def test_camera_that_stands_still_gives_one_frame():
+    moving = [0] + [1] * 19
+    chosen = choose_frames(measurements([*moving, *[STILL / 1000] * 100]), 20)
+    assert sum(frame >= 20 for frame in chosen.frames) <= 1
+    assert choose_frames(measurements([0] * 50), 20).frames == (0,)
+
+
+def test_number_is_a_limit():
+    generator = np.random.default_rng(0)
+    for count in (1, 2, 7, 60, 500):
+        chosen = choose_frames(measurements([0, *generator.random(99)], generator.random(100)), count).frames
+        assert 1 <= len(chosen) <= count
+        assert list(chosen) == sorted(set(chosen))
+    assert len(chosen) > 75
+
+
+def test_frames_at_both_sides_of_a_cut_are_chosen():
+    motion, difference = [0] + [0.5] * 39, [0.02] * 40
+    motion[20], difference[20] = 30, 1.2
+    chosen = choose_frames(measurements(motion, difference=difference), 10)
+    assert chosen.cuts == (20,)
+    # The jump does not take the place of motion: without its treatment, it would be nine of ten stretches.
+    assert len(chosen.frames) >= 8
+    assert sum(frame < 20 for frame in chosen.frames) >= 4
+    assert sum(frame >= 20 for frame in chosen.frames) >= 4
+
+
+def texture(shift=0.0, blur=1):
+    """A gray frame [64, 96] of smooth noise, moved to the left by pixels, averaged over a path of `blur` pixels."""
+    x, y = np.meshgrid(np.arange(WIDTH, dtype=np.float64), np.arange(HEIGHT, dtype=np.float64))
+    generator = np.random.default_rng(0)
+    waves = generator.normal(0, 0.25, (30, 2))
+    phases = generator.random(30) * 6
+    frames = [
+        sum(np.sin(a * (x + shift + step) + b * y + phase) for (a, b), phase in zip(waves, phases))
+        for step in range(blur)
+    ]
+    return (128 + 15 * np.mean(frames, 0)).clip(0, 255).astype(np.float32)
+
+
+def test_measured_sharpness_and_motion():
+    sharp, _, _ = _measure(texture(), None)
+    blurred, _, _ = _measure(texture(blur=6), None)
+    assert blurred < 0.75 * sharp
+    still, near, far = (_measure(texture(shift), texture())[1] for shift in (0, 1, 2))
+    assert still == 0
+    assert 0.3 < near < 2
+    assert near * 1.5 < far < near * 2.5
+    assert _measure(texture()[::-1].copy(), texture())[2] > 1  # as different as a cut
+    assert _measure(texture(1), texture())[2] < 0.3
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """A function that makes any video consist of frames [H, W, 3], 30 per second."""
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", SimpleNamespace(get_ffmpeg_exe=lambda: "ffmpeg"))
+
+    def play(frames):
+        def read(_video, codec, _filters=""):
+            yield from (frame if codec == "ppm" else frame.mean(-1).astype(np.uint8) for frame in frames)
+
+        monkeypatch.setattr("tsplat.scene.capture.video_frames._count", lambda _: (len(frames), len(frames) / 30))
+        monkeypatch.setattr("tsplat.scene.capture.video_frames._read", read)
+
+    return play
+
+
+def test_chosen_frames_are_written(play, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    grays = [texture(2.0 * i, blur=1 if i % 3 == 0 else 8) for i in range(30)]
+    play([np.stack([gray, gray, np.full_like(gray, 8 * i)], -1).astype(np.uint8) for i, gray in enumerate(grays)])
+    calls = []
+    chosen = extract_frames(tmp_path / "a.mp4", tmp_path, 8, lambda *values: calls.append(values))
+    assert len(chosen.frames) >= 7
+    assert all(frame % 3 == 0 for frame in chosen.frames)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"frame_{i:06d}.jpg" for i in chosen.frames]
+    for i in chosen.frames:
+        pixels = np.asarray(image.open(tmp_path / f"frame_{i:06d}.jpg")).astype(int)
+        assert pixels.shape == (HEIGHT, WIDTH, 3)
+        assert abs(pixels[..., 2].mean() - 8 * i) < 3
+    assert calls == sorted(calls)
+    assert calls[-1] == (30, 30)
+
+
+def test_video_needs_its_extra(monkeypatch, tmp_path):
+    pytest.importorskip("pycolmap")
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    (tmp_path / "a.mp4").write_bytes(b"?")
+    with pytest.raises(MissingExtraError, match=r"pip install 'tsplat\[video\]'"):
+        prepare(tmp_path / "a.mp4", tmp_path / "new" / "scene")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+@pytest.mark.slow
+def test_video_becomes_a_scene(play, tmp_path):
+    """Five photographs, each shown for six frames, as a video."""
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("pycolmap")
+    files = sorted(write_photos(tmp_path / "photos").glob("*.png"))
+    photos = [np.asarray(image.open(file).convert("RGB")) for file in files]
+
+    play([photos[i // 6] for i in range(30)])
+    (tmp_path / "a.mp4").write_bytes(b"?")
+    stages = []
+    found = prepare(tmp_path / "a.mp4", tmp_path / "scene", on_progress=lambda stage, *_: stages.append(stage))
+    assert list(dict.fromkeys(stages)) == ["frames", "features", "matches", "cameras"]
+    assert len(found.registered) == 5
+    assert "chose 5 of 30 frames by sharpness and motion" in found.notes
+    views = read_colmap(tmp_path / "scene", test_every=0).train
+    assert [int(view.name[6:12]) // 6 for view in views] == [0, 1, 2, 3, 4]
+
+    play(photos[:1] * 30)
+    with pytest.raises(ArgumentError, match=r"a\.mp4: expected a camera that moves, found 1 different frame of 30"):
+        prepare(tmp_path / "a.mp4", tmp_path / "still")
+    assert not (tmp_path / "still").exists()
+
+
+def test_frames_that_ffmpeg_reads(tmp_path):
+    pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
+    frames = [torch.from_numpy(texture(2.0 * i))[..., None].expand(-1, -1, 3) / 255 for i in range(24)]
+    write_frames(tmp_path / "a: -b.mp4", frames, fps=12)
+    (tmp_path / "frames").mkdir()
+    chosen = extract_frames(tmp_path / "a: -b.mp4", tmp_path / "frames", 6)
+    assert chosen.n_frames == 24
+    assert len(chosen.frames) == 6
+    (tmp_path / "text.mp4").write_bytes(b"not a video")
+    with pytest.raises(FileError, match=r"text\.mp4: ffmpeg cannot read it as a video: "):
+        extract_frames(tmp_path / "text.mp4", tmp_path / "frames", 6)

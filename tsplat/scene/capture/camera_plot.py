@@ -1,0 +1,99 @@
+"""A plot of the cameras and sparse points of a COLMAP model, from above and from the side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support.files import atomic_write
+
+Array = npt.NDArray[np.float64]
+
+POINTS_MOST = 20_000
+FRUSTUM_DEPTH = 0.06
+"""Depth of the drawn cameras as a part of the extent of their centers and most points."""
+
+
+def draw_cameras(path: Path, model: Any, n_photographs: int) -> None:
+    """Writes a PNG of the cameras and points of a model.
+
+    Up is the mean up direction of the photographs; the axis to the right is that along which cameras are spread most.
+    Colors of cameras follow the order of names, from dark to light. A hundredth of the points beyond either border of
+    each axis may not be shown.
+
+    Args:
+        path: The file to write.
+        model: A ``pycolmap.Reconstruction``.
+        n_photographs: Number of photographs, registered or not, for the title.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+
+    images = sorted((model.image(i) for i in model.reg_image_ids()), key=lambda image: image.name)
+    points = list(model.points3D.values())[:: 1 + model.num_points3D() // POINTS_MOST]
+    places = np.array([point.xyz for point in points]).reshape(-1, 3)
+    colors = np.array([point.color for point in points]).reshape(-1, 3) / 255
+    poses = np.array([image.cam_from_world().inverse().matrix() for image in images])
+    axes = view_axes(poses)
+    centers, places = poses[:, :, 3] @ axes.T, places @ axes.T
+    shown = np.concatenate([centers, np.clip(places, *np.quantile(places, (0.01, 0.99), axis=0))])
+    low, high = shown.min(0), shown.max(0)
+    size = FRUSTUM_DEPTH * float((high - low).max())
+    corners = np.array([_corners(model.cameras[image.camera_id]) for image in images])  # [C, 4, 3] camera frame
+    corners = (corners @ poses[:, :, :3].transpose(0, 2, 1)) @ axes.T * size + centers[:, None]
+
+    figure = Figure(figsize=(12, 6.4), layout="constrained")
+    for plot, (x, y), title in zip(
+        figure.subplots(1, 2), ((0, 1), (0, 2)), ("from above", "from the side"), strict=True
+    ):
+        plot.scatter(places[:, x], places[:, y], s=2, c=colors, linewidths=0, rasterized=True)
+        rim = np.stack([corners, np.roll(corners, 1, axis=1)], 2)
+        edges = np.stack([np.broadcast_to(centers[:, None], corners.shape), corners], 2)
+        lines = np.concatenate([edges, rim], 1)[..., [x, y]].reshape(-1, 2, 2)
+        order = np.repeat(np.linspace(0, 1, len(images)), 8)
+        plot.add_collection(LineCollection(list(lines), array=order, cmap="viridis", linewidths=0.9))
+        margin = size + 0.02 * (high - low).max()
+        plot.set_xlim(low[x] - margin, high[x] + margin)
+        plot.set_ylim(low[y] - margin, high[y] + margin)
+        plot.set_aspect("equal")
+        plot.set_title(title)
+        plot.set_xticks([])
+        plot.set_yticks([])
+    figure.suptitle(f"{len(images)} of {n_photographs} photographs registered, {model.num_points3D():,} points")
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=100)
+
+
+def view_axes(poses: Array) -> Array:
+    """Returns the axes of the plot in the world frame, [3, 3]: right, depth as seen from above, and up, as rows.
+
+    Args:
+        poses: [C, 3, 4] camera to world; cameras look along z, and their y axis points down.
+    """
+    up = -poses[:, :, 1].mean(0)
+    norm = np.linalg.norm(up)
+    # Photographs that are turned against each other have no common direction.
+    up = up / norm if norm > 1e-3 else np.array([0.0, -1.0, 0.0])
+    level = poses[:, :, 3] - poses[:, :, 3].mean(0)
+    level = level - np.outer(level @ up, up)
+    right = np.linalg.svd(level)[2][0]
+    right = right - (right @ up) * up
+    if np.linalg.norm(right) < 1e-6:  # cameras on one vertical line
+        right = np.linalg.svd(up[None])[2][1]
+    right = right / np.linalg.norm(right)
+    axes: Array = np.stack([right, np.cross(up, right), up])
+    return axes
+
+
+def _corners(camera: Any) -> Array:
+    """Returns where the rays of the image corners are at depth 1, [4, 3] in the camera frame; distortion is ignored."""
+    K = camera.calibration_matrix()
+    x, y = np.array([0.0, camera.width]), np.array([0.0, camera.height])
+    (left, right), (top, bottom) = (x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]
+    return np.array([[left, top, 1], [right, top, 1], [right, bottom, 1], [left, bottom, 1]])

@@ -1,0 +1,200 @@
+"""Photographs from a video: the sharpest frame of each stretch of motion, read with ffmpeg, one frame at a time.
+
+A first pass reads small gray frames and keeps two numbers of each; a second one writes the chosen frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import FileError
+
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".mts", ".3gp", ".gif")
+FRAMES_PER_SECOND, FRAMES_LEAST, FRAMES_MOST = 4, 50, 300
+"""Frames that are chosen by default: by the length of the video, within these limits."""
+
+SIDE = 480
+"""Longest side in pixels of the frames whose sharpness is compared."""
+
+SMALLER = f"scale='if(gte(iw,ih),min({SIDE},iw),-2)':'if(gte(iw,ih),-2,min({SIDE},ih))'"
+"""Filter of ffmpeg that limits the longest side."""
+
+COARSE = 4
+"""Factor by which frames are made smaller still to measure motion: consecutive frames then differ by few pixels."""
+
+STILL = 0.15
+"""Motion in pixels of :data:`SIDE` since the last chosen frame below which a frame shows nothing new."""
+
+CUT = 1.0
+"""Difference of consecutive frames, relative to the contrast of the second; it is above 1 where they share nothing."""
+
+JPEG_QUALITY = 95
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Frames of a video that become photographs.
+
+    Attributes:
+        frames: Their indices in the video, increasing.
+        n_frames: Number of frames in the video.
+        cuts: Indices of the frames that begin another shot.
+    """
+
+    frames: tuple[int, ...]
+    n_frames: int
+    cuts: tuple[int, ...]
+
+
+def extract_frames(
+    video: Path, folder: Path, count: int | None, on_progress: Callable[[int, int], object] = lambda *_: None
+) -> Chosen:
+    """Writes frames of a video as ``frame_000123.jpg``, with the index of the frame, so that names are in its order.
+
+    Args:
+        video: A file that ffmpeg can read. It is rotated as its metadata say.
+        folder: An existing folder to write to.
+        count: Number of frames; fewer are written if others show nothing new. None for 4 per second, 50 to 300.
+        on_progress: Called with the frames that are done, half a frame for each pass, and about how many there are.
+
+    Raises:
+        FileError: The video cannot be read.
+        OSError: Frames cannot be written.
+    """
+    from PIL import Image
+
+    total, seconds = _count(video)
+    measured = []
+    before = None
+    for i, frame in enumerate(_read(video, "pgm", SMALLER)):
+        measured.append(_measure(frame.astype(np.float32), before))
+        before = frame.astype(np.float32)
+        on_progress(min(i + 1, total) // 2, total)
+    if not measured:
+        raise FileError(f"{video}: the video has no frames")
+    chosen = choose_frames(
+        np.array(measured), count or min(FRAMES_MOST, max(FRAMES_LEAST, round(seconds * FRAMES_PER_SECOND)))
+    )
+    wanted = set(chosen.frames)
+    with contextlib.closing(_read(video, "ppm")) as frames:
+        for i, frame in enumerate(itertools.islice(frames, chosen.frames[-1] + 1)):
+            if i in wanted:
+                path = folder / f"frame_{i:06d}.jpg"
+                Image.fromarray(frame).save(path, quality=JPEG_QUALITY, subsampling=0)
+            on_progress((total + min(i + 1, total)) // 2, total)
+    on_progress(total, total)
+    return chosen
+
+
+def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> Chosen:
+    """Chooses the sharpest frame of each of `count` stretches of a video with equal motion.
+
+    Frames that move less than :data:`STILL` from the one before, as of a camera that stands still, are left out. Frames
+    next to each other in two stretches are at least a quarter of a stretch apart, unless a cut is between them.
+
+    Args:
+        measured: [F, 3] sharpness, motion since the frame before in pixels, and difference from it relative to the
+            contrast. The last two are 0 for the first frame.
+        count: Number of frames to choose, at most.
+    """
+    sharpness, motion, difference = measured.T
+    cuts = np.flatnonzero((difference > CUT) & (difference > 2 * np.median(difference)))
+    # What moves across a cut is not known: it counts as much as a stretch.
+    steps = motion.copy()
+    steps[cuts] = 0
+    stretch = max(steps.sum() / max(1, count - len(cuts)), STILL)
+    steps[cuts] = stretch
+    path = steps.cumsum()
+    shots = np.searchsorted(cuts, np.arange(len(path)), side="right")
+    chosen: list[int] = []
+    for i in range(count):
+        last = i == count - 1
+        candidates = np.flatnonzero((path >= i * stretch) & ((path < (i + 1) * stretch) | last))
+        if chosen:
+            gap = max(STILL, stretch / 4)
+            candidates = candidates[
+                (path[candidates] >= path[chosen[-1]] + gap) | (shots[candidates] > shots[chosen[-1]])
+            ]
+        if len(candidates):
+            chosen.append(int(candidates[sharpness[candidates].argmax()]))
+    return Chosen(tuple(chosen), len(measured), tuple(cuts.tolist()))
+
+
+def _measure(frame: npt.NDArray[np.float32], before: npt.NDArray[np.float32] | None) -> tuple[float, float, float]:
+    """Returns sharpness, motion and difference of a gray frame [H, W], as :func:`choose_frames` expects them.
+
+    Sharpness is the variance of the Laplacian. Motion is that of optical flow along the gradient, in the mean: the
+    absolute difference of frames over the size of their gradient.
+    """
+    inner = frame[1:-1, 1:-1]
+    laplacian = frame[:-2, 1:-1] + frame[2:, 1:-1] + frame[1:-1, :-2] + frame[1:-1, 2:] - 4 * inner
+    if before is None:
+        return float(laplacian.var()), 0.0, 0.0
+    now, old = _shrink(frame), _shrink(before)
+    change = float(np.abs(now - old).mean())
+    gradient = float(np.abs(np.diff(now, axis=0)).mean() + np.abs(np.diff(now, axis=1)).mean()) / 2
+    contrast = float(np.abs(now - now.mean()).mean())
+    return float(laplacian.var()), COARSE * change / max(gradient, 1.0), change / max(contrast, 1.0)
+
+
+def _shrink(frame: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    height, width = (max(1, size // COARSE) for size in frame.shape)
+    if min(frame.shape) < COARSE:
+        return frame
+    cells = frame[: height * COARSE, : width * COARSE].reshape(height, COARSE, width, COARSE)
+    mean: npt.NDArray[np.float32] = cells.mean((1, 3))
+    return mean
+
+
+def _count(video: Path) -> tuple[int, float]:
+    """Returns about how many frames a video has, at least one, and its seconds."""
+    import imageio_ffmpeg
+
+    try:
+        n, seconds = imageio_ffmpeg.count_frames_and_secs(str(video.absolute()))
+    except RuntimeError as error:
+        raise _unreadable(video, str(error)) from error
+    return max(1, n), seconds
+
+
+def _read(video: Path, codec: str, filters: str = "null") -> Generator[npt.NDArray[np.uint8], None, None]:
+    """Yields the frames of a video: [H, W] gray for the codec ``pgm``, [H, W, 3] RGB for ``ppm``."""
+    import imageio_ffmpeg
+
+    source = ["-i", f"file:{video.absolute()}", "-map", "0:v:0", "-vf", filters]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", *source, "-f", "image2pipe", "-c:v", codec, "-"]
+    pipes: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stderr=log, **pipes) as process:
+        assert process.stdout is not None
+        try:
+            # A header of three lines before each frame: its kind, its width and height, and the largest value.
+            while process.stdout.readline():
+                width, height = map(int, process.stdout.readline().split())
+                process.stdout.readline()
+                shape = (height, width) if codec == "pgm" else (height, width, 3)
+                data = process.stdout.read(math.prod(shape))
+                if len(data) < math.prod(shape):
+                    break
+                yield np.frombuffer(data, np.uint8).reshape(shape)
+        except BaseException:
+            process.kill()
+            raise
+        if process.wait():
+            log.seek(0)
+            raise _unreadable(video, log.read().decode(errors="replace"))
+
+
+def _unreadable(video: Path, log: str) -> FileError:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return FileError(f"{video}: ffmpeg cannot read it as a video: {lines[-1][:200] if lines else 'it says nothing'}")
