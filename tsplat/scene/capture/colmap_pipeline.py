@@ -72,17 +72,17 @@ class Pipeline:
         *,
         max_size: int,
         mode: Literal["SINGLE", "PER_FOLDER", "PER_IMAGE"],
-        camera_model: str,
-        masks: Path | None,
+        reader: dict[str, Any],
         matching: Matching,
         seed: int,
     ) -> dict[int, Any]:
-        """Runs all stages and returns the models by index, unsorted."""
+        """Runs all stages and returns the models by index, unsorted.
+
+        Args:
+            reader: COLMAP's options for reading images.
+        """
         import pycolmap
 
-        reader = pycolmap.ImageReaderOptions(camera_model=camera_model)
-        if masks is not None:
-            reader.mask_path = masks
         extraction = pycolmap.FeatureExtractionOptions(max_image_size=max_size, num_threads=self.threads, use_gpu=False)
         mapping = pycolmap.IncrementalPipelineOptions(num_threads=self.threads, random_seed=seed)
         mapping.mapper.random_seed = seed
@@ -93,7 +93,7 @@ class Pipeline:
                 self.database,
                 self.images,
                 camera_mode=getattr(pycolmap.CameraMode, mode),
-                reader_options=reader,
+                reader_options=pycolmap.ImageReaderOptions(**reader),
                 extraction_options=extraction,
                 device=pycolmap.Device.cpu,
                 cancellation_token=self.cancellation,

@@ -139,8 +139,7 @@ def prepare(
         found = pipeline.run(
             max_size=max_size,
             mode=_camera_mode(files, single_camera),
-            camera_model=camera_model,
-            masks=None if masks is None else folder / "masks",
+            reader={"camera_model": camera_model, **({} if masks is None else {"mask_path": folder / "masks"})},
             matching=choose_matching(len(files), is_video) if matching == "auto" else matching,
             seed=seed,
         )
