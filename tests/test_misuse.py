@@ -80,7 +80,7 @@ SETTINGS = (
     "width", "height", "near_plane", "far_plane", "radius_clip", "eps2d", "sh_degree", "packed", "tile_size",
     "render_mode", "sparse_grad", "absgrad", "rasterize_mode", "channel_chunk", "distributed", "camera_model",
     "segmented", "with_ut", "with_eval3d", "radial_coeffs", "rolling_shutter", "viewmats_rs", "numerics", "validate",
-    "ut_params", "rays", "memory_budget", "group", "extra_signals_sh_degree", "backend",
+    "ut_params", "ftheta_coeffs", "rays", "memory_budget", "group", "extra_signals_sh_degree", "backend",
 )  # fmt: skip
 
 

@@ -186,7 +186,8 @@ def _add_ftheta(cameras: Cameras, ftheta: object, batch: torch.Size, n_cameras: 
 def _numbers(ftheta: object, name: str, n: int) -> list[float]:
     """Returns finite numbers of a sequence of n, a field of an f-theta lens."""
     given: Any = getattr(ftheta, name, None)
-    if not isinstance(given, (Sequence, np.ndarray, Tensor)) or len(given) != n:
+    is_sequence = isinstance(given, (Sequence, np.ndarray, Tensor)) and getattr(given, "ndim", 1) == 1
+    if not is_sequence or len(given) != n:
         raise ArgumentError(f"ftheta_coeffs.{name}: expected {n} numbers, found {describe(given)}")
     numbers = [check_number(f"ftheta_coeffs.{name}", value, finite=True) for value in given]
     if max(map(abs, numbers)) > MAGNITUDE_MAX:
