@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import torch
 from PIL import Image
@@ -132,6 +133,34 @@ def write_photos(folder):
         write_image(folder / f"{i}.png", to_bytes(_photograph(look_at(eye, (0.6, -0.7, 0.6)), K, walls)))
     (folder / "notes.txt").write_text("not a photograph")
     return folder
+
+
+def video_of_walls(n=300, cut=160):
+    """Renders a video of the walls of :func:`write_photos`: a hand that shakes, motion blur, a cut.
+
+    Args:
+        n: Number of frames.
+        cut: Index of the first frame after the cut.
+
+    Returns:
+        Frames [240, 320, 3] uint8, and view matrices [n, 4, 4] in the middle of each exposure.
+    """
+    K, walls = intrinsics(PHOTO_WIDTH, PHOTO_HEIGHT, PHOTO_FOV), _wall_textures()
+
+    def pose(time):
+        if time < cut - 0.5:
+            part = time / cut
+            viewmat = look_at((1.6 + 1.4 * part, -1.7, 3.3 - 1.2 * part), (0.6, -0.7, 0.6))
+        else:
+            part = (time - cut) / (n - cut)
+            viewmat = look_at((2.6 - 1.5 * part, -1.0 - 0.4 * part, 2.2 + part), (0.5, -0.8, 0.5))
+        shake = 0.015 * max(0.0, math.sin(0.45 * time)) ** 4
+        turn = Rotation.from_rotvec([shake * math.sin(2.1 * time), shake * math.cos(1.7 * time), 0]).as_matrix()
+        return torch.cat([torch.from_numpy(turn).float() @ viewmat[:3], viewmat[3:]])
+
+    exposures = [[pose(i + step) for step in (-0.25, 0.0, 0.25)] for i in range(n)]
+    frames = [to_bytes(sum(_photograph(viewmat, K, walls) for viewmat in steps) / 3).numpy() for steps in exposures]
+    return frames, torch.stack([steps[1] for steps in exposures])
 
 
 def _wall_textures():

@@ -1,5 +1,6 @@
 """Tests of choosing frames of a video: which are chosen, and how they are read."""
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.captures import write_photos
+from tests.support.captures import video_of_walls, write_photos
 from tsplat import ArgumentError
 from tsplat.scene import FileError, MissingExtraError, prepare, read_colmap
 from tsplat.scene.capture.video_frames import STILL, _measure, choose_frames, extract_frames
@@ -157,6 +158,27 @@ def test_video_becomes_a_scene(play, tmp_path):
     with pytest.raises(ArgumentError, match=r"a\.mp4: expected a camera that moves, found 1 different frame of 30"):
         prepare(tmp_path / "a.mp4", tmp_path / "still")
     assert not (tmp_path / "still").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TSPLAT_SLOW" not in os.environ, reason="slow; set TSPLAT_SLOW=1")
+def test_video_with_blur_and_a_cut(play, tmp_path):
+    """At least 95 % of the chosen frames are registered, at their true places up to a similarity."""
+    pytest.importorskip("pycolmap")
+    frames, viewmats = video_of_walls()
+    play(frames)
+    (tmp_path / "a.mp4").write_bytes(b"?")
+    found = prepare(tmp_path / "a.mp4", tmp_path / "scene", frames=40)
+    n = len(found.registered) + len(found.unregistered)
+    assert n >= 36
+    assert len(found.registered) >= 0.95 * n
+    assert any("a cut at frame 160;" in note for note in found.notes)
+    views = read_colmap(tmp_path / "scene", test_every=0).train
+    estimated = torch.stack([view.camera.viewmat for view in views])
+    target = viewmats[[int(view.name[6:12]) for view in views]]
+    distances, expected = (torch.pdist(-(v[:, :3, :3].mT @ v[:, :3, 3:])[..., 0]) for v in (estimated, target))
+    scale = (distances * expected).sum() / distances.square().sum()
+    assert (scale * distances - expected).abs().mean() < 0.02 * expected.mean()
 
 
 def test_frames_that_ffmpeg_reads(tmp_path):
