@@ -46,7 +46,7 @@ def inject(kind, step, time_file):
                     shN = trainer._parameters.params["shN"]
                     shN.data = shN.data[:, :0]
                 case "setting":
-                    trainer._parameters._antialiased = True
+                    trainer._parameters._flags["antialiased"] = True
                 case "disk":
                     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                     resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))

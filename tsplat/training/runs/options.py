@@ -150,6 +150,8 @@ def parse(arguments: Sequence[str], default_steps: int = RunConfig.steps) -> Opt
         ("out", described("RUN", "(required)"), ""),
         ("config", described("config.json", "(default: none)"), ""),
         ("gpus", described("0,1", "(default: as --device)"), ""),
+        ("depth_prior", described("DIR", "(default: none)"), ""),
+        ("normal_prior", described("DIR", "(default: none)"), ""),
     ]
     command = dataclasses.make_dataclass("Options", fields, bases=(Options,), frozen=True)
     command.__doc__ = Options.__doc__
