@@ -355,8 +355,8 @@ def rasterization_2dgs(
     scene = Scene(means, quats, scales, opacities, colors, Cameras(viewmats, Ks), backgrounds, None)
     request = check_request(scene, options, {}, group, distributed)
     check_modes(request.options, distloss, depth_mode)
+    rendering = render(request)
     with full_precision(request.device):
-        rendering = render(request)
         return *arrange_images(request, rendering, median_depth=depth_mode == "median"), rendering.meta
 
 

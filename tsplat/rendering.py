@@ -74,9 +74,7 @@ def render_views(
     if not gaussians.surfels:
         return rasterization(**call, rasterize_mode="antialiased" if gaussians.antialiased else "classic")
     colors, alphas, normals, surface, distortion, median, meta = rasterization_2dgs(**call)
-    named = {"render_normals": normals, "surf_normals": surface, "render_distort": distortion, "render_median": median}
-    for name, image in named.items():
-        meta[name] = image
+    meta.update(render_normals=normals, surf_normals=surface, render_distort=distortion, render_median=median)
     return colors, alphas, meta
 
 

@@ -955,7 +955,7 @@ MUTANTS = [
         ("LONGEST=int(CUT * chunk)", "LONGEST=chunk", "lists cut that are a little longer than a chunk"),
         ("(length + (CHUNK - 1)) // CHUNK", "length // CHUNK", "end of a list in no chunk"),
         ("tl.minimum(index, n_lists - 1) // tiles", "index // tiles", "no end of the last list"),
-        ("max(values.numel(), n_chunks)", "values.numel()", "chunks without a list where they are many"),
+        ("max(values.numel(), lists.n_chunks)", "values.numel()", "chunks without a list where they are many"),
     ),
     *_in(
         "kernels/compositing/sizes.py",

@@ -219,18 +219,6 @@ def composite_fwd(
     return None
 
 
-def count_passed(
-    splats: Splats, intersections: Intersections, last_ids: Tensor, settings: CompositingSettings
-) -> Tensor:
-    """Counts the intersections of its tile that each pixel passed, where ``last_ids`` count entries of other lists."""
-    size = last_ids.shape
-    colors, transmittances = splats.means2d.new_empty(*size, splats.n_features), splats.means2d.new_empty(size)
-    buffers = RenderBuffers(colors, transmittances, torch.zeros_like(last_ids))
-    composite_fwd(splats, None, None, intersections, buffers, settings)
-    assert buffers.last_ids is not None
-    return torch.where(last_ids > 0, buffers.last_ids, 0)
-
-
 def composite_bwd(
     splats: Splats,
     backgrounds: Tensor | None,

@@ -22,6 +22,7 @@ from ..data import (
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
 from .bundles import flatten, restore, structure
+from .inputs import contiguous
 
 
 class _Inputs(NamedTuple):
@@ -151,10 +152,6 @@ class _Composite(torch.autograd.Function):
         return None, None, None, None, *v_inputs, *_ray_gradients(rays)
 
 
-def _contiguous(splats: Splats) -> Splats:
-    return Splats._make(None if t is None else t.contiguous() for t in splats)
-
-
 def _ray_gradients(rays: Rays | None) -> tuple[Tensor | None, ...]:
     """Gradients of what ``flatten`` makes of rays, from those of origins and directions [I, 6, H, W]."""
     if rays is None:
@@ -215,7 +212,7 @@ def composite(
         medians [I, H, W] int32, see :class:`RenderBuffers`, or None.
     """
     inputs = _Inputs(
-        _contiguous(splats)._replace(means2d=splats.means2d),
+        contiguous(splats)._replace(means2d=splats.means2d),
         None if backgrounds is None else backgrounds.contiguous(),
         None if masks is None else masks.contiguous(),
         None if rays is None else rays._replace(values=rays.values.contiguous()),

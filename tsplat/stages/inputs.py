@@ -102,3 +102,9 @@ def flatten_batches(bundle: Bundle, n_batch_dims: int, dtype: torch.dtype) -> Bu
     flat = [None if tensor is None else flatten_batch(tensor, n_batch_dims, dtype) for tensor in bundle]
     flattened: Bundle = bundle._make(flat)  # type: ignore[attr-defined]
     return flattened
+
+
+def contiguous(bundle: Bundle) -> Bundle:
+    """Returns a bundle of contiguous tensors."""
+    made: Bundle = bundle._make([None if tensor is None else tensor.contiguous() for tensor in bundle])  # type: ignore[attr-defined]
+    return made

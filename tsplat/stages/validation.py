@@ -15,7 +15,7 @@ from ..kernels_torch.validation import camera_centers as camera_centers
 from ..kernels_torch.validation import exceeds, has_no_focal_length, is_singular
 from .autograd import once_differentiable
 from .backend import full_precision, launchers
-from .inputs import Bundle, camera_fields
+from .inputs import camera_fields, contiguous
 from .lens_models import away, center_at_end
 
 AFTER_STEP = "did an optimizer step with a non-finite gradient?"
@@ -76,9 +76,9 @@ def prepare(
     with torch.no_grad(), full_precision(gaussians.means.device):
         marked = _mark_invalid(cameras, others) if check and others else cameras
         valid, prepared, centers, valid_cameras = launchers(gaussians.means.device, backend).prepare(
-            _contiguous(gaussians) if check else None,
+            contiguous(gaussians) if check else None,
             [(values.contiguous(), per_camera) for values, per_camera in signals] if check else [],
-            _contiguous(marked),
+            contiguous(marked),
             numerics,
         )
     if cameras.viewmats.requires_grad:
@@ -104,11 +104,6 @@ def _replace_invalid(others: dict[str, Tensor], valid: Tensor | None) -> dict[st
     if valid is None:
         return others
     return {name: torch.where(valid[(..., *[None] * (t.dim() - 2))], t, 0.0) for name, t in others.items()}
-
-
-def _contiguous(bundle: Bundle) -> Bundle:
-    made: Bundle = bundle._make([None if tensor is None else tensor.contiguous() for tensor in bundle])  # type: ignore[attr-defined]
-    return made
 
 
 @torch.no_grad()

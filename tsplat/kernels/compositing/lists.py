@@ -225,7 +225,7 @@ def entries_per_intersection(parts: int) -> int:
 def list_values(values: Tensor, places: Tensor | None, lists: PartLists, *, padded: bool) -> Tensor:
     """Lists a value [M] of each intersection for each part that it reaches. [K] int32
 
-    Also writes ``chunk_lists``, unless there are places.
+    Also writes ``chunk_lists``, if lists are cut.
 
     Args:
         values: [M] int32, not negative.
@@ -237,23 +237,22 @@ def list_values(values: Tensor, places: Tensor | None, lists: PartLists, *, padd
     dtype, n_lists = torch.int32 if places is None else torch.int64, lists.offsets.numel() - 1
     listed = allocate(lists.n_entries + 2 * MARGIN.value, dtype=dtype, device=values.device)
     n_parts, n_words = (1, 0) if lists.words is None else lists.words.shape
-    n_chunks = lists.n_chunks if places is None else 0
     launch_elementwise(
         _part_lists_kernel,
-        max(values.numel(), n_chunks),
+        max(values.numel(), lists.n_chunks),
         BLOCK,
         values=values,
         places_by_gaussian=places,
         words=lists.words,
         totals=lists.totals,
         listed=listed,
-        chunk_starts=lists.chunk_starts if n_chunks else None,
-        chunk_lists=lists.chunk_lists if n_chunks else None,
+        chunk_starts=lists.chunk_starts,
+        chunk_lists=lists.chunk_lists,
         n=values.numel(),
         n_words=n_words,
         n_entries=lists.n_entries,
         n_lists=n_lists,
-        n_chunks=n_chunks,
+        n_chunks=lists.n_chunks,
         steps=n_lists.bit_length(),
         PARTS=n_parts,
         PTX=has_ptx(values),

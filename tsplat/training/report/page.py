@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ... import __version__
 from ...scene.cameras import Camera
-from ...scene.gaussians import Gaussians
+from ...scene.gaussians import Gaussians, drop_invalid
 from ...scene.images import to_bytes
 from ...stages.process_group import RankGroup
 from ...support.extras import require
@@ -161,11 +161,7 @@ def render_page(page: RunPage) -> Html:
     template = TEMPLATE.read_text(encoding="utf-8")
     script = template.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    if page.gaussians is not None:
-        valid = page.gaussians.valid
-        gaussians = page.gaussians if bool(valid.all()) else page.gaussians.map(lambda tensor: tensor[valid])
-    else:
-        gaussians = None
+    gaussians = None if page.gaussians is None else drop_invalid(page.gaussians, lambda _: None)
     kind, views = "test" if page.is_test else "training", _views(page, gaussians)
     # Drawings, such as those of the demo, have no folder that a configuration names.
     original = "photograph" if isinstance(page.config, RunConfig) else "target"

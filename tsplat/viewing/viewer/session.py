@@ -210,7 +210,7 @@ class Session:
         return self._open(open_model, path)
 
     def _upload(self, open_model: OpenModel, name: str, content: bytes) -> str:
-        """Opens a file of the client's computer. It stays in memory only, and thus takes no other file's place."""
+        """Opens a file of the client's computer from a temporary folder, so that it takes no other file's place."""
         check_name(name)
         self.tell(f"Reading {name}")
         with tempfile.TemporaryDirectory(prefix="tsplat-") as folder:
