@@ -1,7 +1,5 @@
 """Argument checks. Each raises a typed error that names the argument, says what was found, and suggests a fix."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import operator

@@ -4,8 +4,6 @@ The field's rasterizers differ in a handful of constants. Each set is a frozen :
 read their thresholds from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math
@@ -212,7 +210,7 @@ class Unscented(NamedTuple):
     all_valid: bool
 
     @classmethod
-    def of(cls, parameters: UnscentedTransformParameters, numerics: Numerics) -> Unscented:
+    def of(cls, parameters: UnscentedTransformParameters, numerics: Numerics) -> "Unscented":
         """The weights of parameters (Wan and van der Merwe, 2000, equation 15, for three dimensions)."""
         square = parameters.alpha**2 * (3 + parameters.kappa)
         all_valid = parameters.require_all_sigma_points_valid
@@ -253,7 +251,7 @@ class CameraSettings:
         far: float,
         numerics: Numerics,
         readout: str = RollingShutterType.GLOBAL.name,
-    ) -> CameraSettings:
+    ) -> "CameraSettings":
         """The settings of checked arguments, with planes that the model and the preset allow."""
         return cls(width, height, model, numerics.nearest(near, model), min(far, MAGNITUDE_MAX), readout)
 

@@ -5,8 +5,6 @@ A *row* is a Gaussian projected by a camera. Packed tensors have rows for visibl
 then Gaussian. Otherwise there are I N rows, and those of culled Gaussians are zero.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Annotated, Literal, NamedTuple
@@ -82,7 +80,7 @@ class TileGrid:
     tile_height: int
 
     @classmethod
-    def cover(cls, n_images: int, width: int, height: int, tile_size: int) -> TileGrid:
+    def cover(cls, n_images: int, width: int, height: int, tile_size: int) -> "TileGrid":
         """The tiles of images of the given size in pixels."""
         return cls(n_images, tile_size, math.ceil(width / tile_size), math.ceil(height / tile_size))
 
@@ -329,13 +327,13 @@ class Splats(NamedTuple):
     color_ids: Tensor | None = None
 
     @classmethod
-    def of(cls, projected: ProjectedGaussians, features: Features, *, with_depths: bool) -> Splats:
+    def of(cls, projected: ProjectedGaussians, features: Features, *, with_depths: bool) -> "Splats":
         """Projected Gaussians with their features, and depths if they are rendered."""
         assert projected.opacities is not None
         depths = projected.depths if with_depths else None
         return cls(projected.means2d, projected.conics, projected.opacities, features.values, depths, features.ids)
 
-    def with_own_colors(self) -> Splats:
+    def with_own_colors(self) -> "Splats":
         """The same with ``colors`` [nnz, D]."""
         colors, ids = self.colors, self.color_ids
         return self if colors is None or ids is None else self._replace(colors=colors[ids], color_ids=None)

@@ -1,7 +1,5 @@
 """The command line, ``tsplat``: one subcommand per task."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

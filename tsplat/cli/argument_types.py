@@ -1,7 +1,5 @@
 """Types of arguments: paths and numbers."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from pathlib import Path

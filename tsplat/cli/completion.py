@@ -1,7 +1,5 @@
 """Completion of commands, options and file names in shells."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from typing import Any

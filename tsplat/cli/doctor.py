@@ -1,7 +1,5 @@
 """``tsplat doctor``: reports installed packages and usable devices, and how to fix what is missing."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 from argparse import Namespace

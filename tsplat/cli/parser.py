@@ -1,7 +1,5 @@
 """The arguments of the subcommands; :mod:`tsplat.training.runs.options` has those of ``tsplat train``."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import re

@@ -1,7 +1,5 @@
 """Imports of other packages without those packages: modules under other names, and scripts that import them."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import runpy

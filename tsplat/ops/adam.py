@@ -1,7 +1,5 @@
 """Adam for the parameters of Gaussians, with one kernel launch for all of them."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Image losses: L1 and SSIM in one pass, forward and backward."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import torch

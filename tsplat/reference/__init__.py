@@ -9,8 +9,6 @@ of a threshold. :func:`rasterize` can therefore take over the :class:`Decisions`
 distance of its own values from each threshold as :class:`Margins`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

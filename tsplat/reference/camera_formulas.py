@@ -3,8 +3,6 @@
 Points and Jacobians for EWA splatting, and the unscented transform with lenses and rolling shutters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ the first two columns r_0 and r_1 of its rotation and its center p there; M = K 
 z (x, y, 1) of the pixel (x, y) that shows it (section 4.1).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -3,8 +3,6 @@
 Camera frame as in OpenCV and COLMAP: x right, y down, z forward. Pixel centers lie at +0.5.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -49,7 +47,7 @@ class Camera:
         viewmat = self.viewmat.double()
         return -viewmat[:3, :3].T @ viewmat[:3, 3]
 
-    def to(self, device: torch.device | str) -> Camera:
+    def to(self, device: torch.device | str) -> "Camera":
         """Returns a copy on another device."""
         tensors: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)

@@ -1,7 +1,5 @@
 """Cropping a model to a box or a sphere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Gaussians: the parameters of a scene before activation."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable
@@ -94,22 +92,22 @@ class Gaussians:
         """Returns the parameters by name."""
         return {name: getattr(self, name) for name in PARAMETERS}
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Gaussians:
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Gaussians":
         """Returns a copy with `function` applied to every tensor, for example to select Gaussians by a mask."""
         mapped: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
         return dataclasses.replace(self, **mapped)
 
-    def to(self, device: torch.device | str) -> Gaussians:
+    def to(self, device: torch.device | str) -> "Gaussians":
         """Returns a copy on another device."""
         return self.map(lambda tensor: tensor.to(device))
 
-    def as_surfels(self) -> Gaussians:
+    def as_surfels(self) -> "Gaussians":
         """Returns them as 2D Gaussians, without their extent along the third axis."""
         flat = torch.full_like(self.log_scales[:, :1], FLAT)
         log_scales = torch.cat([self.log_scales[:, :2], flat], 1)
         return dataclasses.replace(self, log_scales=log_scales, antialiased=False, surfels=True)
 
-    def recognized(self, least: float) -> Gaussians:
+    def recognized(self, least: float) -> "Gaussians":
         """Returns them as 2D Gaussians if all third log scales, but not all others, are what :data:`FLAT` is in a file
         without a mark, `least`."""
         flat = (self.log_scales - least).abs() < 1e-4
@@ -183,7 +181,7 @@ class Gaussians:
         *,
         opacity: float = INITIAL_OPACITY,
         scale: float = 1.0,
-    ) -> Gaussians:
+    ) -> "Gaussians":
         """Creates isotropic Gaussians at points, with the mean distance to the three nearest neighbors as their scale.
 
         Args:

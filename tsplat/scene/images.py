@@ -7,8 +7,6 @@ no known range and are refused, except that Pillow reads 16-bit PGM files as I.
 Large images are converted, composited and downscaled in strips of rows, so that no second copy of them is made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Morton order of points: neighbors in memory are neighbors in space."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

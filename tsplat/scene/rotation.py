@@ -1,7 +1,5 @@
 """Moving a model: centers, rotations, scales and spherical harmonics of its Gaussians."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Model summaries: counts, bounds and quantiles."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

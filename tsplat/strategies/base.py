@@ -1,7 +1,5 @@
 """The interface of densification strategies."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

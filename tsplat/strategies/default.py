@@ -1,7 +1,5 @@
 """Adaptive density control, the strategy of 3D Gaussian Splatting (Kerbl et al., 2023, section 5.2)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of the parameters of Gaussians and their optimizers, before a strategy changes them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The strategy of the preset `standard`: splits Gaussians along their longest axis, within a budget that grows."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

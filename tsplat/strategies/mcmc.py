@@ -1,7 +1,5 @@
 """The MCMC strategy ("3D Gaussian Splatting as Markov Chain Monte Carlo", Kheradmand et al., 2024)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

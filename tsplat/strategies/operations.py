@@ -12,8 +12,6 @@ Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All opera
 An operation that raises changes nothing. Random numbers come from `generator`, or PyTorch's global one if it is None.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

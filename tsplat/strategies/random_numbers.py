@@ -1,7 +1,5 @@
 """Random numbers of strategies, from a generator on any device."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Opacities and scales of copies of a Gaussian ("3D Gaussian Splatting as Markov Chain Monte Carlo", 2024)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 `params`, `optimizers` and `state` are those of :mod:`tsplat.strategies.operations`.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """Optional dependencies: checked where they are needed, never imported by ``import tsplat``."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import signal

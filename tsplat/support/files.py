@@ -1,7 +1,5 @@
 """Atomic writes and output folders."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -1,7 +1,5 @@
 """Signals that end a run: Ctrl-C, and those that schedulers send before they kill a job."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

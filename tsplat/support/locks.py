@@ -1,7 +1,5 @@
 """A lock file, so that only one process writes into a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -1,7 +1,5 @@
 """Standard output and standard error that stay usable when nothing can be written to them any more."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -1,7 +1,5 @@
 """Progress displays: bars in a terminal, a few lines of text elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

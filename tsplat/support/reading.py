@@ -1,7 +1,5 @@
 """Opening files that others made."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """What is probably meant by a word that is not known."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ readers in other processes see complete ones only. An entry whose checksum is wr
 directory cannot be written, code stays in memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

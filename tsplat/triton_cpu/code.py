@@ -1,7 +1,5 @@
 """Writer of LLVM IR text: instructions in blocks, constants, and what is known about both."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Integer operations on constants are folded, and those that change nothing are le
 are common in kernels and would otherwise cost instructions for every lane.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Emitters of loops and conditionals: structured ones (scf), and branches between a kernel's blocks (cf)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from .code import Code

@@ -1,7 +1,5 @@
 """Emitters of conversions between types."""
 
-from __future__ import annotations
-
 import functools
 
 from .emit_arithmetic import FLAGS

@@ -1,7 +1,5 @@
 """Emitter of matrix products."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from .emit_control import counted_loop

@@ -15,8 +15,6 @@ Subnormal arguments and results, infinities and NaN are as IEEE 754 says. exp2 o
 are exact. Results do not depend on the CPU's features.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Sequence

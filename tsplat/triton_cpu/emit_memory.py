@@ -4,8 +4,6 @@ A chunk of neighboring addresses is one vector load or store, a chunk of equal a
 are gathers and scatters, or one access per lane where the CPU has none. Masks of scalar accesses become branches.
 """
 
-from __future__ import annotations
-
 from .emit_arithmetic import integer_operation
 from .emit_conversion import convert_integers
 from .emitter import Emitter, emits

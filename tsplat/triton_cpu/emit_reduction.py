@@ -1,7 +1,5 @@
 """Emitters of reductions and scans."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Emitters of operations that make tensors or rearrange their elements. Those known now cost shuffles at most."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Translates the operations of a kernel, one after the other, by the emitter registered for each name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Triton's own frontend, up to TTIR. No GPU and no driver is needed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ library function. bf16 is held as i16 and converted by integer arithmetic; fp64 
 which the second rounding gives the correct result.
 """
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Launching kernels: arguments to a specialization, which is compiled once, and its programs to threads."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

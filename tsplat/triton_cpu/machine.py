@@ -1,7 +1,5 @@
 """From LLVM IR to machine code, and loading it, by llvmlite."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

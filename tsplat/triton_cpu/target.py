@@ -1,7 +1,5 @@
 """The CPU to compile for."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

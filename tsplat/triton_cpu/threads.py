@@ -8,8 +8,6 @@ some milliseconds after an operator, so that others would have to wait for a cor
 pool, which wait for a lock and take no CPU time, and which the launching thread does not wait for if they are late.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -6,8 +6,6 @@ address of the state of the launch, shared by the threads, whose 64-bit words `t
 address of the kernel's arguments, a word each.
 """
 
-from __future__ import annotations
-
 from . import emit_arithmetic, emit_conversion, emit_math, emit_memory, emit_reduction, emit_shape  # noqa: F401  # registered by import
 from .emit_control import run_blocks
 from .emit_dot import find_skippable

@@ -1,7 +1,5 @@
 """A small kernel that is compiled to find out whether kernels can be: from this Triton, by this LLVM, for this CPU."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

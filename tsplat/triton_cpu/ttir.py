@@ -3,8 +3,6 @@
 Only the structure is parsed: names, operands, regions, types. What an operation's attributes mean is for its emitter.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
@@ -26,7 +24,7 @@ class Block:
 
     label: str
     arguments: list[tuple[str, Type]]
-    operations: list[Operation] = dataclasses.field(default_factory=list)
+    operations: list["Operation"] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass

@@ -1,7 +1,5 @@
 """Types of values: scalars, pointers, and tensors of them."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -71,10 +69,10 @@ class Type(NamedTuple):
         """LLVM type of a chunk; of pointer tensors, that of their offsets is kept with the value instead."""
         return llvm_type(self.element, None if self.shape is None else self.lanes)
 
-    def with_element(self, element: str) -> Type:
+    def with_element(self, element: str) -> "Type":
         return Type(element, self.shape, self.max_lanes)
 
-    def with_shape(self, shape: tuple[int, ...] | None) -> Type:
+    def with_shape(self, shape: tuple[int, ...] | None) -> "Type":
         return Type(self.element, shape, self.max_lanes, self.pointer)
 
 

@@ -1,7 +1,5 @@
 """Values of the program being translated, and rearranging their elements."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Gaussians drawn to look at the model itself: their centers, their ellipsoids, or the directions they face."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

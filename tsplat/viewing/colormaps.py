@@ -1,7 +1,5 @@
 """Colormaps for scalar images such as depth and error."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

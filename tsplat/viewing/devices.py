@@ -1,7 +1,5 @@
 """Device selection."""
 
-from __future__ import annotations
-
 import os
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Framing: camera placement for a model about which only its Gaussians are known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

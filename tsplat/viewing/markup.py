@@ -1,7 +1,5 @@
 """Fills HTML templates with untrusted values: everything is escaped unless it is :class:`Html` already."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What no command replaces: the model that it reads, and the files of a run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

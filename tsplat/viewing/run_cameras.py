@@ -1,7 +1,5 @@
 """The cameras of a run: where its photographs were taken from, and framing by them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -3,8 +3,6 @@
 The viewer is PlayCanvas's SuperSplat Viewer, in ``web_viewer/``; ``tests/tools/web_viewer.py`` fetches it.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

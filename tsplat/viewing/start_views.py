@@ -1,7 +1,5 @@
 """Start views: what a viewer shows of a model at first."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Camera trajectories: orbits, spirals, paths along the cameras of a run, and cameras read from a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """Frames and videos of a model: color, depth, normals or alpha along a list of cameras; maps of their values."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``python -m tsplat.compat.gsplat SCRIPT [ARGUMENTS ...]``: runs a script that imports gsplat, without gsplat."""
 
-from __future__ import annotations
-
 import sys
 
 from ..installation import run_script

@@ -1,7 +1,5 @@
 """The name of ``gsplat._helper`` that gsplat's viewers import."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

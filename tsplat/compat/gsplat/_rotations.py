@@ -1,7 +1,5 @@
 """Quaternions and rotation matrices."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Functions and classes of gsplat that are not implemented: they have gsplat's signature and raise when called."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """The names of ``gsplat.color_correct`` of gsplat 1.6: fits the colors of an image to those of another."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

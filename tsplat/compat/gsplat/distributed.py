@@ -1,7 +1,5 @@
 """The names of ``gsplat.distributed``: the entry point of scripts that train with several processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The names of ``gsplat.exporter``: models as bytes of a file format."""
 
-from __future__ import annotations
-
 import pathlib
 import tempfile
 from typing import Literal

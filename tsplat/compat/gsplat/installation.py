@@ -3,8 +3,6 @@
 gsplat's trainers also import ``fused_ssim``. Where it is not installed, tsplat's stands in for it.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import pkgutil

@@ -3,8 +3,6 @@
 Functions whose docstring ends with [] return a scalar. The others return a value per element.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

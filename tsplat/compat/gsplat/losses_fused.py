@@ -1,7 +1,5 @@
 """The name of ``gsplat.losses_fused`` of gsplat 1.6."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

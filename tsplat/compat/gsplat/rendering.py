@@ -1,7 +1,5 @@
 """The names of ``gsplat.rendering``."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

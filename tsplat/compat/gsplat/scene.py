@@ -1,7 +1,5 @@
 """The names of ``gsplat.scene`` of gsplat 1.6: Gaussians, with data that follows them through a strategy's changes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -72,7 +70,7 @@ class GaussianScene(Scene):
     @classmethod
     def from_splats(
         cls, splats: torch.nn.ParameterDict, id: str, signal: Mapping[str, Tensor] | None = None
-    ) -> GaussianScene:
+    ) -> "GaussianScene":
         """Returns a scene with one component, under the name `id`. The scene has `splats` itself, not a copy.
 
         Raises:
@@ -171,7 +169,7 @@ class GaussianScene(Scene):
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> GaussianScene:
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "GaussianScene":
         """Returns the scene of a :meth:`state_dict`, of which only `id` and `splats` are needed.
 
         Raises:

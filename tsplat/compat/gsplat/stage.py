@@ -1,7 +1,5 @@
 """The name of ``gsplat.stage`` of gsplat 1.6: scenes, each with the function that renders it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

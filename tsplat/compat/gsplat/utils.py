@@ -1,7 +1,5 @@
 """The names of ``gsplat.utils``: rotations, logarithmic quantization, depth maps, PLY files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ The number shrinks by equal factors in several rounds. Each round computes how m
 then be optimized on images of the original. docs/decisions/0029 has measurements.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Importance of Gaussians: by how much images change without them, and how much of the images they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

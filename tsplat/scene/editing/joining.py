@@ -1,7 +1,5 @@
 """Joining models, and changing the degree of their spherical harmonics."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Sequence

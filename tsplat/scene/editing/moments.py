@@ -1,7 +1,5 @@
 """Merging Gaussians into their neighbors, so that weights, means and covariances of both together are kept."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

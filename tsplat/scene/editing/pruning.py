@@ -1,7 +1,5 @@
 """Pruning: removing Gaussians that are faint, large, isolated or invalid."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Creates and destroys the process group of a training run."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

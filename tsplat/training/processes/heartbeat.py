@@ -1,7 +1,5 @@
 """Heartbeats between ranks: a rank that stops sending them ends the run on all ranks, with a message that names it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Starts a command as several ranks on this machine, with torchrun's launcher."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

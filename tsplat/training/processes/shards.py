@@ -1,7 +1,5 @@
 """Writes the shards of several ranks as one set of safetensors files, with ``torch.distributed.checkpoint``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Numbers as the page of a run shows them; a dash for what is missing or not finite."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images that summarize a run: a contact sheet of views, the PSNR curve, a view beside its rendering."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import TypeVar

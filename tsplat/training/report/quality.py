@@ -1,7 +1,5 @@
 """Where a model is good and where it is not: metrics of regions of images, the worst patches, and floaters."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What the sections of a run's page show, as values of its template."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

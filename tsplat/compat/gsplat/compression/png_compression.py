@@ -1,7 +1,5 @@
 """Models as PNG images, in the files of gsplat."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The names of ``gsplat.compression.sort``: an order in which neighbors in an image are similar."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A step of Adam for visible Gaussians."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

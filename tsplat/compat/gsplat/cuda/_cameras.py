@@ -1,7 +1,5 @@
 """Gaussians in the frame of a camera, and on its image plane, in plain PyTorch."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .... import ShapeError

@@ -1,7 +1,5 @@
 """What can be asked for: values of options in gsplat 1.6, and which of its parts are implemented."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta", "lidar"]

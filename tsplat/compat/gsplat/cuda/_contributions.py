@@ -1,7 +1,5 @@
 """Which Gaussians contribute to which pixels, and compositing of such lists."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -235,7 +233,7 @@ class _Entries(NamedTuple):
         pixel_ids: Tensor,
         image_ids: Tensor,
         size: tuple[int, int],
-    ) -> _Entries:
+    ) -> "_Entries":
         width, height = check_size("image_width", size[0]), check_size("image_height", size[1])
         *images, n, _ = means2d.shape
         check_tensor("colors", colors, [*images, n, None], "[..., N, D] as means2d")

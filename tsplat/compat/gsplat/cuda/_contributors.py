@@ -4,8 +4,6 @@ A Gaussian contributes to a pixel if compositing adds it. Its weight is alpha ti
 Nothing here is differentiable.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """Settings of camera models that need the unscented transform."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from .... import config

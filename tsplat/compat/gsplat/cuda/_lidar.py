@@ -1,7 +1,5 @@
 """The names of ``gsplat.cuda._lidar`` of gsplat 1.6. Lidars are not implemented."""
 
-from __future__ import annotations
-
 import enum
 
 import torch

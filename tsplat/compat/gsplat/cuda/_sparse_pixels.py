@@ -3,8 +3,6 @@
 A tile is *active* if it has a chosen pixel. AT is the number of active tiles, P that of chosen pixels.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

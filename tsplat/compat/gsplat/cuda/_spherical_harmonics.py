@@ -1,7 +1,5 @@
 """Spherical harmonics: in two parts, degree 0 and all higher degrees; and in the forms of gsplat 1.5.3 and 1.6."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

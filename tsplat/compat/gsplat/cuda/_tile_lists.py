@@ -1,7 +1,5 @@
 """The contributions of Gaussians to the pixels of tiles, from checked tensors with gsplat's names and shapes."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The names of ``gsplat.cuda._torch_impl``: steps of the pipeline in plain PyTorch, differentiated by autograd."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The names of ``gsplat.cuda._torch_impl_2dgs``: 2D Gaussians in plain PyTorch."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .... import fully_fused_projection_2dgs

@@ -1,7 +1,5 @@
 """Functions of the unscented transform, with the defaults of gsplat."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

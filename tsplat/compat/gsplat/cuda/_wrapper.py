@@ -1,7 +1,5 @@
 """The names of ``gsplat.cuda._wrapper``: the stages of the pipeline."""
 
-from __future__ import annotations
-
 from .... import (
     RollingShutterType,
     fully_fused_projection,

@@ -1,7 +1,5 @@
 """Adam that updates visible Gaussians only (Mallick et al., "Taming 3DGS", 2024)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
