@@ -72,7 +72,7 @@ def compressed_ply_bytes(rng, count, degree, colors=True):
     return "\n".join([*lines, "end_header", ""]).encode() + body
 
 
-SAFE_ORBIT_CAMERA = struct.pack("<II4x", 0xADBE0002, 4)
+SAFE_ORBIT_CAMERA = struct.pack("<IIfff", 0xADBE0002, 12, -0.5, 0.75, 2)
 """An extension of SPZ files."""
 
 

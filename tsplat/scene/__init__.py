@@ -27,8 +27,10 @@ from .cropping import crop_gaussians, crop_sphere
 from .editing import decimate_gaussians, merge_models, prune_gaussians, set_sh_degree
 from .formats import (
     CheckpointError,
+    OrbitLimits,
     open_model,
     read_model,
+    read_orbit_limits,
     read_ply,
     read_sog,
     read_splat,
@@ -55,6 +57,7 @@ __all__ = [
     "FileError",
     "Gaussians",
     "MissingExtraError",
+    "OrbitLimits",
     "Prepared",
     "Summary",
     "View",
@@ -75,6 +78,7 @@ __all__ = [
     "read_capture",
     "read_colmap",
     "read_model",
+    "read_orbit_limits",
     "read_ply",
     "read_sog",
     "read_splat",

@@ -9,7 +9,7 @@ import torch
 import tsplat
 from tests.support.model_files import SAFE_ORBIT_CAMERA, assert_same_tensors, random_gaussians, spz_bytes
 from tsplat import UnsupportedError
-from tsplat.scene import FileError, read_spz, write_model
+from tsplat.scene import FileError, read_orbit_limits, read_spz, write_model
 from tsplat.support import reading
 
 AXES = torch.tensor([1.0, -1, -1])
@@ -110,42 +110,54 @@ def coordinate_system(code):
 SIGNS = {"R": 1, "L": -1, "D": 1, "U": -1, "F": 1, "B": -1}
 """Sign of an axis, by where it points to, that converts it to right, down, forward."""
 
-SYSTEMS = [None, "LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF"]
+SYSTEMS = ["RUB", "LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF"]
+SYSTEMS += ["LFD", "RFD", "LFU", "RFU", "LBD", "RBD", "LBU", "RBU"]
+
+
+def conversion(system):
+    """The matrix [3, 3] that converts the axes of a system to right, down, forward."""
+    matrix = torch.zeros(3, 3)
+    for axis, letter in enumerate(system):
+        matrix["RL DU FB".index(letter) // 3, axis] = SIGNS[letter]
+    return matrix
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
-@pytest.mark.parametrize("code", range(9))
+@pytest.mark.parametrize("code", range(17))
 def test_coordinate_system_of_the_extension_is_converted(tmp_path, version, code):
     gaussians = random_gaussians(60, 4)
-    records = SAFE_ORBIT_CAMERA + coordinate_system(code) + coordinate_system(1)  # the first one counts
+    unknown = struct.pack("<IIB", 7, 1, 0)
+    records = SAFE_ORBIT_CAMERA + unknown + coordinate_system(code) + coordinate_system(1)  # the first one counts
     (tmp_path / "a.spz").write_bytes(spz_bytes(gaussians, version, flags=2, extensions=records))
     (tmp_path / "b.spz").write_bytes(spz_bytes(gaussians, version))
     notes = []
     found, rub = read_spz(tmp_path / "a.spz", warn=notes.append), read_spz(tmp_path / "b.spz")
     assert [note.split(": ")[1] for note in notes] == [
-        "ignored the extensions SPZ_ADOBE_safe_orbit_camera; only 3D Gaussians are read"
+        "ignored the extensions 0x7; only 3D Gaussians are read",
+        "ignored the limits of a camera; tsplat.scene.read_orbit_limits returns them",
     ]
+    assert read_orbit_limits(tmp_path / "a.spz") == (-0.5, 0.75, 2)
     # The same values in other axes: undo the default conversion, apply the one of the extension.
-    signs = torch.tensor([SIGNS[letter] for letter in SYSTEMS[code or 4]]) * AXES
-    assert torch.equal(found.means, signs * rub.means)
+    axes = conversion(SYSTEMS[code]) @ torch.diag(AXES)
+    torch.testing.assert_close(found.means, rub.means @ axes.T, rtol=0, atol=0.0 if code < 9 else 1e-6)
     scales = torch.tensor([1.0, 2, 3]).expand(60, 3)
     found_covars, rub_covars = (
         tsplat.quat_scale_to_covar_preci(g.quats, scales, True, False, False)[0] for g in (found, rub)
     )
-    torch.testing.assert_close(found_covars, signs[:, None] * rub_covars * signs)
+    torch.testing.assert_close(found_covars, axes @ rub_covars @ axes.T)
     directions = torch.nn.functional.normalize(torch.randn(60, 3, generator=torch.Generator().manual_seed(1)), dim=-1)
-    torch.testing.assert_close(colors_along(found, directions), colors_along(rub, signs * directions))
+    torch.testing.assert_close(colors_along(found, directions), colors_along(rub, directions @ axes))
 
 
 @pytest.mark.parametrize("version", [3, 4])
 @pytest.mark.parametrize(
     ("records", "error", "words"),
     [
-        (coordinate_system(12), UnsupportedError, r"coordinate system \(12\) exchanges y and z"),
-        (coordinate_system(17), FileError, "below 17, found 17"),
+        (coordinate_system(17), FileError, "at most 16, found 17"),
         (coordinate_system(6)[:-1], FileError, "0xadbe0003 has an invalid size of 4 bytes"),
         (coordinate_system(6)[:7], FileError, "within an extension"),
         (struct.pack("<IIQ", 0xADBE0003, 8, 6), FileError, "invalid size of 8 bytes"),
+        (struct.pack("<III", 0xADBE0002, 4, 0), FileError, "0xadbe0002 has an invalid size of 4 bytes"),
         (struct.pack("<II", 7, 2**32 - 1), FileError, "0x7 has an invalid size of 4294967295 bytes"),
     ],
 )

@@ -7,10 +7,11 @@ import sys
 import pytest
 import torch
 
-from tests.support.model_files import assert_same_tensors, random_gaussians, spz_bytes
+from tests.support.model_files import assert_same_rotations, assert_same_tensors, random_gaussians, spz_bytes
 from tests.support.round_trips import check_round_trip
 from tsplat import ArgumentError, UnsupportedError
-from tsplat.scene import MissingExtraError, morton_order, read_spz, write_spz
+from tsplat.scene import MissingExtraError, OrbitLimits, morton_order, read_orbit_limits, read_spz, write_spz
+from tsplat.scene.formats.spz_extensions import AXES, TURNED
 
 VERSIONS = {3: "spz", 4: "spz4"}
 """Version -> format of `write_model`."""
@@ -27,8 +28,10 @@ def with_means(gaussians, factor):
     return gaussians.map(lambda tensor: tensor * factor if tensor is gaussians.means else tensor)
 
 
-@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+@pytest.mark.parametrize("degree", [0, 1, 2, 3, 4])
 def test_write_inverts_read(tmp_path, version, degree):
+    if degree > version:
+        pytest.skip("SPZ 3 has no degree 4")
     gaussians = random_gaussians(60, degree, antialiased=degree == 1)
     (tmp_path / "a.spz").write_bytes(spz_bytes(gaussians, version, flags=int(degree == 1)))
     read = read_spz(tmp_path / "a.spz")
@@ -41,11 +44,34 @@ def test_write_inverts_read(tmp_path, version, degree):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257])
-@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+@pytest.mark.parametrize("degree", [0, 1, 2, 3, 4])
 def test_round_trip_is_within_quantization(tmp_path, version, count, degree):
+    if degree > version:
+        pytest.skip("SPZ 3 has no degree 4")
     gaussians = random_gaussians(count, degree, antialiased=count % 2 == 0)
     write_spz(tmp_path / "a.spz", gaussians, version=version)
     check_round_trip(VERSIONS[version], gaussians, read_spz(tmp_path / "a.spz"))
+
+
+@pytest.mark.parametrize("axes", AXES)
+def test_round_trip_in_all_axes(tmp_path, version, axes):
+    gaussians = random_gaussians(60, 3).map(lambda tensor: tensor.clamp(-3, 3))
+    limits = OrbitLimits(-0.5, 0.25, 2.0)
+    write_spz(tmp_path / "a.spz", gaussians, version=version, axes=axes, orbit=limits)
+    notes = []
+    found = read_spz(tmp_path / "a.spz", warn=notes.append)
+    assert [note.split(": ")[1][:32] for note in notes] == ["ignored the limits of a camera; "]
+    assert read_orbit_limits(tmp_path / "a.spz") == limits
+    if axes in TURNED:  # spherical harmonics are rounded after they are rotated
+        write_spz(tmp_path / "b.spz", gaussians, version=version)
+        expected = read_spz(tmp_path / "b.spz")
+        for name, tensor in expected.tensors().items():
+            nearest = torch.cdist(expected.means, found.means).argmin(1)
+            if name != "quats":
+                torch.testing.assert_close(found.tensors()[name][nearest], tensor, rtol=0, atol=0.07)
+        assert_same_rotations(found.map(lambda tensor: tensor[nearest]), expected, 0.01)
+    else:
+        check_round_trip(VERSIONS[version], gaussians, found)
 
 
 @pytest.mark.parametrize("factor", [0, 1e-30, 1e-6, 1e-3, 0.1, 500, 1e4, 2e6])
@@ -116,10 +142,12 @@ def test_write_rejects_what_the_format_cannot_represent(tmp_path):
     gaussians.quats[2, 0] = torch.nan
     with pytest.raises(ArgumentError, match=r"1 of 4.*valid"):
         write_spz(tmp_path / "a.spz", gaussians)
-    with pytest.raises(UnsupportedError, match="sh_degree: expected at most 3 for SPZ, found 4"):
+    with pytest.raises(UnsupportedError, match=r"sh_degree: expected at most 3 for SPZ 3, found 4; SPZ 4 \(spz4\)"):
         write_spz(tmp_path / "a.spz", random_gaussians(4, degree=4))
     with pytest.raises(ArgumentError, match="version: expected 3 or 4, found 2"):
         write_spz(tmp_path / "a.spz", random_gaussians(4), version=2)
+    with pytest.raises(ArgumentError, match=r"axes: expected one of LDB, .*RBU, found 'rub'"):
+        write_spz(tmp_path / "a.spz", random_gaussians(4), axes="rub")
     assert not list(tmp_path.iterdir())
 
 

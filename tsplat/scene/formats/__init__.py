@@ -10,14 +10,17 @@ from .ply import read_ply, write_compressed_ply, write_ply
 from .sog import read_sog
 from .sog_writer import write_sog
 from .splat import read_splat, write_splat
-from .spz import read_spz
+from .spz import read_orbit_limits, read_spz
+from .spz_extensions import OrbitLimits
 from .spz_writer import write_spz
 from .torch_checkpoints import read_torch_checkpoint
 
 __all__ = [
     "CheckpointError",
+    "OrbitLimits",
     "open_model",
     "read_model",
+    "read_orbit_limits",
     "read_ply",
     "read_sog",
     "read_splat",

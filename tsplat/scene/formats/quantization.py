@@ -116,8 +116,20 @@ def check_valid(gaussians: Gaussians) -> None:
         )
 
 
+def check_degree(gaussians: Gaussians, name: str, degree_max: int = 3) -> None:
+    """Raises `UnsupportedError` if the format of a name has no spherical harmonics of the Gaussians' degree."""
+    if gaussians.sh_degree > degree_max:
+        others = "" if name == "SPZ 4" else "; SPZ 4 (spz4) holds degree 4, or remove the highest degree"
+        raise UnsupportedError(
+            f"sh_degree: expected at most {degree_max} for {name}, found {gaussians.sh_degree}{others}"
+        )
+
+
 def ordered_arrays(
-    gaussians: Gaussians, name: str, encode_means: Callable[[Floats], tuple[NDArray[np.int64], Encoded]]
+    gaussians: Gaussians,
+    name: str,
+    encode_means: Callable[[Floats], tuple[NDArray[np.int64], Encoded]],
+    degree_max: int = 3,
 ) -> tuple[dict[str, Floats], Encoded]:
     """Checks Gaussians, and returns their parameters and opacities by name as float32 arrays in the order of a file.
 
@@ -125,16 +137,16 @@ def ordered_arrays(
         gaussians: Gaussians on any device.
         name: Name of the format, for messages.
         encode_means: Returns the ids [N] of means [N, 3] in the order of the file, and the means encoded in it.
+        degree_max: Largest SH degree of the format.
 
     Returns:
         The arrays, and the encoded means.
 
     Raises:
-        UnsupportedError: The SH degree is above 3.
+        UnsupportedError: The SH degree is above `degree_max`.
         ArgumentError: A Gaussian is invalid.
     """
-    if gaussians.sh_degree > 3:
-        raise UnsupportedError(f"sh_degree: expected at most 3 for {name}, found {gaussians.sh_degree}")
+    check_degree(gaussians, name, degree_max)
     gaussians = gaussians.map(lambda tensor: tensor.detach().float().cpu())
     check_valid(gaussians)
     order, means = encode_means(gaussians.means.numpy())

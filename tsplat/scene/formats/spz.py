@@ -28,9 +28,10 @@ from ...errors import FileError, UnsupportedError
 from ...support.extras import require
 from ...support.reading import check_memory, read_file
 from ..gaussians import Gaussians
+from ..rotation import rotate_gaussians
 from .foreign import Warn, note_ignored
 from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
-from .spz_extensions import EXTENSIONS_MAX, RUB, Axes, read_axes
+from .spz_extensions import EXTENSIONS_MAX, QUARTER_TURN, Axes, Extensions, OrbitLimits, parse_extensions
 
 GZIP, MAGIC = b"\x1f\x8b", b"NGSP"
 HEADER = struct.Struct("<4sIIBBBB")
@@ -65,10 +66,26 @@ def read_spz(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
 
     Raises:
         FileError: The file is not an SPZ file, is damaged, or is cut short.
-        UnsupportedError: Another version of the format, levels of detail, or axes with y and z exchanged.
+        UnsupportedError: Another version of the format, or levels of detail.
         MissingExtraError: Version 4, and zstandard is not installed.
         OSError: The file cannot be read.
     """
+    gaussians, extensions = _read(path, warn)
+    if extensions.orbit is not None:
+        warn(f"{path}: ignored the limits of a camera; tsplat.scene.read_orbit_limits returns them")
+    return gaussians
+
+
+def read_orbit_limits(path: str | os.PathLike[str]) -> OrbitLimits | None:
+    """Returns the limits of an orbiting camera that an SPZ file has as an extension, or None.
+
+    Raises:
+        FileError, UnsupportedError, MissingExtraError, OSError: As :func:`read_spz`.
+    """
+    return _read(path, lambda note: None)[1].orbit
+
+
+def _read(path: str | os.PathLike[str], warn: Warn) -> tuple[Gaussians, Extensions]:
     name = str(path)
     content = read_file(path)
     if content[:2] == GZIP:
@@ -80,7 +97,7 @@ def read_spz(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gau
     return _read_sections(name, io.BytesIO(content), len(content), warn)
 
 
-def _read_gzip(path: str, content: bytes, warn: Warn) -> Gaussians:
+def _read_gzip(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extensions]:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             return _read_sections(path, file, len(content) * GZIP_RATIO_MAX, warn)
@@ -88,7 +105,7 @@ def _read_gzip(path: str, content: bytes, warn: Warn) -> Gaussians:
         raise FileError(f"{path}: the gzip stream is damaged or cut short ({error})") from error
 
 
-def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: Warn) -> Gaussians:
+def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: Warn) -> tuple[Gaussians, Extensions]:
     """Reads versions 2 and 3: a header of 16 bytes, the sections, and extensions.
 
     Args:
@@ -121,14 +138,13 @@ def _read_sections(path: str, file: io.BufferedIOBase, max_bytes: int, warn: War
     rest = _read_up_to(file, EXTENSIONS_MAX + 1)  # reaching the end makes gzip verify its checksum
     if len(rest) > EXTENSIONS_MAX:
         raise FileError(f"{path}: expected {count} Gaussians, but more data follows them; the file is damaged")
-    if flags & EXTENSIONS:
-        return _decode(sections, version, count, degree, fraction, flags, read_axes(path, rest, warn))
-    if rest:
+    extensions = parse_extensions(path, rest, warn) if flags & EXTENSIONS else Extensions()
+    if rest and not flags & EXTENSIONS:
         warn(f"{path}: ignored {len(rest)} bytes after the Gaussians")
-    return _decode(sections, version, count, degree, fraction, flags)
+    return _decode(sections, version, count, degree, fraction, flags, extensions.axes), extensions
 
 
-def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
+def _read_zstd(path: str, content: bytes, warn: Warn) -> tuple[Gaussians, Extensions]:
     """Reads version 4: a header of 32 bytes, extensions, a table of sizes, and one zstd stream per section."""
     require("zstandard")
     import zstandard
@@ -142,7 +158,8 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
     start = table_start + n_streams * STREAM.size
     if table_start < HEADER_4.size or start > len(content):
         raise FileError(f"{path}: the file ends within its table of streams; it is damaged or cut short")
-    axes = read_axes(path, content[HEADER_4.size : table_start], warn) if flags & EXTENSIONS else RUB
+    records = content[HEADER_4.size : table_start] if flags & EXTENSIONS else b""
+    extensions = parse_extensions(path, records, warn)
     table = [STREAM.unpack_from(content, table_start + i * STREAM.size) for i in range(n_streams)]
     table = [(packed, size) for packed, size in table if size]
     if [size for _, size in table] != [sizes[i] for i in present]:
@@ -164,7 +181,7 @@ def _read_zstd(path: str, content: bytes, warn: Warn) -> Gaussians:
             word = "longer" if longer else "shorter"
             raise FileError(f"{path}: stream {i} is {word} than its size in the table; the file is damaged")
         start += packed
-    return _decode(sections, version, count, degree, fraction, flags, axes)
+    return _decode(sections, version, count, degree, fraction, flags, extensions.axes), extensions
 
 
 def _check_memory(path: str, count: int, sizes: Sequence[int]) -> None:
@@ -204,13 +221,13 @@ def _sizes(path: str, version: int, count: int, degree: int, fraction: int) -> l
 
 
 def _decode(
-    sections: Sequence[bytes], version: int, count: int, degree: int, fraction: int, flags: int, axes: Axes = RUB
+    sections: Sequence[bytes], version: int, count: int, degree: int, fraction: int, flags: int, axes: Axes
 ) -> Gaussians:
-    """Decodes the sections, and multiplies x, y and z of the Gaussians by the signs `axes`."""
+    """Decodes the sections, and converts the Gaussians to the axes of PLY files."""
     positions, opacities, colors, scales, rotations, rest = (
         np.frombuffer(section, np.uint8).reshape(count, -1 if section else 0) for section in sections
     )
-    signs = np.array(axes, np.float32)
+    signs = np.array(axes[:3], np.float32)
     words = np.zeros((count, 3, 4), np.uint8)
     words[..., 1:] = positions.reshape(count, 3, 3)
     # 24-bit integers in the upper three bytes of an int32 keep their sign.
@@ -232,7 +249,8 @@ def _decode(
         shN=torch.from_numpy(coefficients),
         antialiased=bool(flags & ANTIALIASED),
     )
-    return gaussians.recognized(-10.0)
+    gaussians = gaussians.recognized(-10.0)
+    return rotate_gaussians(gaussians, QUARTER_TURN) if axes.turned else gaussians
 
 
 def _decode_quats_2(rotations: Bytes) -> Floats:
@@ -249,9 +267,9 @@ def decode_quats(words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Floats:
     return xyzw[:, [3, 0, 1, 2]]
 
 
-def sh_signs(degree: int, axes: Axes = RUB) -> Floats:
-    """Sign of each SH basis function above degree 0 after x, y and z are multiplied by the signs `axes`. [K - 1]"""
-    x, y, z = axes
+def sh_signs(degree: int, axes: Axes) -> Floats:
+    """Sign of each SH basis function above degree 0 after x, y and z are multiplied by the signs of `axes`. [K - 1]"""
+    x, y, z, _ = axes
     return np.array(
         [
             x ** (abs(order) + (order < 0)) * y ** (order < 0) * z ** (band - abs(order))

@@ -1,35 +1,94 @@
 """Extensions of SPZ files: records of a type, a size in bytes, and that many bytes.
 
 They follow the header in version 4, and the Gaussians in versions 2 and 3. SPZ_ADOBE_coordinate_system names the axes
-that a file is stored with. Its values 1 to 8 are LDB, RDB, LUB, RUB, LDF, RDF, LUF and RUF: where x (left or right),
-y (down or up) and z (back or forward) point to. Other extensions do not change how Gaussians look.
+that a file is stored with, SPZ_ADOBE_safe_orbit_camera limits a camera. Others are ignored.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
-from ...errors import FileError, UnsupportedError
+from ...errors import ArgumentError, FileError
 from .foreign import Warn, note_ignored
 
 RECORD = struct.Struct("<II")
 VALUE = struct.Struct("<I")
-COORDINATE_SYSTEM = 0xADBE0003
-NAMES = {0xADBE0002: "SPZ_ADOBE_safe_orbit_camera"}
+LIMITS = struct.Struct("<fff")
+ORBIT, COORDINATE_SYSTEM = 0xADBE0002, 0xADBE0003
+SIZES = {ORBIT: LIMITS.size, COORDINATE_SYSTEM: VALUE.size}
 
 EXTENSIONS_MAX = 1 << 20
 """Maximum size of all extensions in bytes."""
 
-Axes = tuple[int, int, int]
+UPRIGHT = ("LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF")
+TURNED = ("LFD", "RFD", "LFU", "RFU", "LBD", "RBD", "LBU", "RBU")
+AXES = (*UPRIGHT, *TURNED)
+"""Where x, y and z point to: left or right, down or up, backward or forward (F). A file has the index plus one.
 
-RUB: Axes = (1, -1, -1)
-"""Signs of x, y, z that convert right, up, backward, the axes of SPZ files by default, to those of PLY files."""
+Niantic's library of July 2026 converts LFD, RFD, LBU and RBU to RUB as if they were LBU, RBU, LFD and RFD.
+"""
 
-N_CODES, N_AXIS_ALIGNED = 17, 9
+QUARTER_TURN = (0.5**0.5, -(0.5**0.5), 0.0, 0.0)
+"""Quaternion wxyz of the rotation about x that turns y to -z, after which axes of :data:`TURNED` are upright."""
 
 
-def read_axes(path: str, records: bytes, warn: Warn) -> Axes:
-    """Returns the signs of x, y, z that convert a file to the axes of PLY files: right, down, forward.
+class Axes(NamedTuple):
+    """How a file's Gaussians become those of a PLY: x, y, z times signs, and then a quarter turn about x or none."""
+
+    x: int
+    y: int
+    z: int
+    turned: bool = False
+
+    @classmethod
+    def of(cls, name: str) -> Axes:
+        """Returns the conversion of one of :data:`AXES`."""
+        x, y, z = (1 if letter in "RDF" else -1 for letter in name)
+        # The turn exchanges y, forward or backward, with z, down or up, and changes the sign of y.
+        return cls(x, -y, z, turned=True) if name in TURNED else cls(x, y, z)
+
+
+RUB = Axes.of("RUB")
+"""Right, up, backward: the axes of SPZ files without the extension."""
+
+
+class OrbitLimits(NamedTuple):
+    """Limits of a camera that orbits around the model, of the extension SPZ_ADOBE_safe_orbit_camera.
+
+    Attributes:
+        elevation_min, elevation_max: Radians above the horizon.
+        radius_min: Distance from the center, world units.
+    """
+
+    elevation_min: float
+    elevation_max: float
+    radius_min: float
+
+
+class Extensions(NamedTuple):
+    """What the extensions of a file say: its axes, and limits of a camera or None."""
+
+    axes: Axes = RUB
+    orbit: OrbitLimits | None = None
+
+
+def extension_records(axes: str, orbit: OrbitLimits | None) -> bytes:
+    """Returns the records of a file with one of :data:`AXES` and limits; none of what is the default.
+
+    Raises:
+        ArgumentError: The axes have another name.
+    """
+    if axes not in AXES:
+        raise ArgumentError(f"axes: expected one of {', '.join(AXES)}, found {axes!r}")
+    records = RECORD.pack(ORBIT, LIMITS.size) + LIMITS.pack(*orbit) if orbit else b""
+    if axes != "RUB":
+        records += RECORD.pack(COORDINATE_SYSTEM, VALUE.size) + VALUE.pack(AXES.index(axes) + 1)
+    return records
+
+
+def parse_extensions(path: str, records: bytes, warn: Warn) -> Extensions:
+    """Returns what all extensions of a file say. Of several of a kind, the first one counts.
 
     Args:
         path: For messages.
@@ -38,9 +97,8 @@ def read_axes(path: str, records: bytes, warn: Warn) -> Axes:
 
     Raises:
         FileError: A record is cut short or invalid.
-        UnsupportedError: The axes y and z are exchanged.
     """
-    codes: list[int] = []
+    found: dict[int, bytes] = {}
     ignored: list[str] = []
     start = 0
     while start < len(records):
@@ -48,26 +106,18 @@ def read_axes(path: str, records: bytes, warn: Warn) -> Axes:
             raise FileError(f"{path}: the file ends within an extension; it is damaged or cut short")
         kind, size = RECORD.unpack_from(records, start)
         start += RECORD.size
-        if size > len(records) - start or (kind == COORDINATE_SYSTEM and size != VALUE.size):
+        if size > len(records) - start or size != SIZES.get(kind, size):
             raise FileError(f"{path}: extension {kind:#x} has an invalid size of {size} bytes; the file is damaged")
-        if kind == COORDINATE_SYSTEM:
-            codes += VALUE.unpack_from(records, start)
+        if kind in SIZES:
+            found.setdefault(kind, records[start : start + size])
         else:
-            ignored.append(NAMES.get(kind, f"{kind:#x}"))
+            ignored.append(f"{kind:#x}")
         start += size
     note_ignored(path, "the extensions", ignored, warn)
-    code = codes[0] if codes else 0
-    if code >= N_CODES:
-        raise FileError(f"{path}: expected a coordinate system below {N_CODES}, found {code}; the file is damaged")
-    if code >= N_AXIS_ALIGNED:
-        raise UnsupportedError(
-            f"{path}: its coordinate system ({code}) exchanges y and z, which is not implemented; convert it to "
-            "right, up, back (RUB)"
+    (code,) = VALUE.unpack(found[COORDINATE_SYSTEM]) if COORDINATE_SYSTEM in found else (0,)
+    if code > len(AXES):
+        raise FileError(
+            f"{path}: expected a coordinate system of at most {len(AXES)}, found {code}; the file is damaged"
         )
-    return _axes(code) if code else RUB
-
-
-def _axes(code: int) -> Axes:
-    """Signs of x, y, z for the values 1 to 8."""
-    right, up, forward = (bool(code - 1 & bit) for bit in (1, 2, 4))
-    return 1 if right else -1, -1 if up else 1, 1 if forward else -1
+    orbit = OrbitLimits(*LIMITS.unpack(found[ORBIT])) if ORBIT in found else None
+    return Extensions(Axes.of(AXES[code - 1]) if code else RUB, orbit)

@@ -15,8 +15,21 @@ from ...support.extras import require
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
 from ..morton import morton_order
+from ..rotation import rotate_gaussians
 from .quantization import Floats, levels, ordered_arrays, rotation_codes
-from .spz import ANTIALIASED, COLOR_SCALE, FRACTION_MAX, HEADER, HEADER_4, MAGIC, STREAM, decode_quats, sh_signs
+from .spz import (
+    ANTIALIASED,
+    COLOR_SCALE,
+    EXTENSIONS,
+    FRACTION_MAX,
+    HEADER,
+    HEADER_4,
+    MAGIC,
+    STREAM,
+    decode_quats,
+    sh_signs,
+)
+from .spz_extensions import QUARTER_TURN, Axes, OrbitLimits, extension_records
 
 GZIP_LEVEL = 6
 """Level 9 takes seven times as long for files that are 3 % smaller."""
@@ -29,11 +42,21 @@ FRACTION = 12
 POSITION_MAX = 1 << 23
 """Positions are integers from -this to this - 1, divided by 2^(fractional bits)."""
 
+DEGREES_MAX = {3: 3, 4: 4}
+"""Version -> largest SH degree."""
+
 ROTATION_MAX = 511
 """Largest level of the components of a rotation."""
 
 
-def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: int = 3) -> list[str]:
+def write_spz(
+    path: str | os.PathLike[str],
+    gaussians: Gaussians,
+    *,
+    version: int = 3,
+    axes: str = "RUB",
+    orbit: OrbitLimits | None = None,
+) -> list[str]:
     """Writes SPZ atomically, in Morton order, rotated to the axes of the format.
 
     Largest errors, where values are not clamped:
@@ -49,34 +72,43 @@ def write_spz(path: str | os.PathLike[str], gaussians: Gaussians, *, version: in
 
     Args:
         path: File to write.
-        gaussians: Gaussians of SH degree 0 to 3.
+        gaussians: Gaussians of SH degree 0 to 3; in version 4 also 4.
         version: 3 (gzip) or 4 (zstd).
+        axes: Where x, y and z of the file point to: left or right, down or up, backward or forward (F), in one of the
+            16 orders that SPZ_ADOBE_coordinate_system has. All readers know ``"RUB"``.
+        orbit: Limits of a camera to write as SPZ_ADOBE_safe_orbit_camera.
 
     Returns:
         What is lost, as :func:`write_model` does.
 
     Raises:
-        UnsupportedError: The SH degree is above 3.
-        ArgumentError: A Gaussian is invalid, a coordinate is 2^23 or more in magnitude, or the version is another.
+        UnsupportedError: The SH degree is above that of the version.
+        ArgumentError: A Gaussian is invalid, a coordinate is 2^23 or more in magnitude, or the version or the axes are
+            others.
         MissingExtraError: Version 4, and zstandard is not installed.
         OSError: The file cannot be written.
     """
-    if version not in (3, 4):
+    if version not in DEGREES_MAX:
         raise ArgumentError(f"version: expected 3 or 4, found {version!r}")
     if version == 4:
         require("zstandard")
-    arrays, (fraction, means) = ordered_arrays(gaussians, "SPZ", encode_means)
-    flags = ANTIALIASED if gaussians.antialiased else 0
+    extensions = extension_records(axes, orbit)
+    signs = Axes.of(axes)
+    if signs.turned:
+        gaussians = rotate_gaussians(gaussians, (QUARTER_TURN[0], -QUARTER_TURN[1], 0.0, 0.0))
+    arrays, (fraction, means) = ordered_arrays(gaussians, f"SPZ {version}", encode_means, DEGREES_MAX[version])
+    flags = (ANTIALIASED if gaussians.antialiased else 0) | (EXTENSIONS if extensions else 0)
     fields = (MAGIC, version, len(gaussians), gaussians.sh_degree, fraction, flags)
-    sections = _encode(arrays, means)
+    sections = _encode(arrays, means, signs)
     if version == 4:
         # Readers expect a stream for each section, and none of SH coefficients for degree 0.
         streams = sections if gaussians.sh_degree else sections[:-1]
         packed = [_zstd(stream) for stream in streams]
         table = b"".join(STREAM.pack(len(short), len(stream)) for short, stream in zip(packed, streams))
-        content = HEADER_4.pack(*fields, len(streams), HEADER_4.size) + table + b"".join(packed)
+        header = HEADER_4.pack(*fields, len(streams), HEADER_4.size + len(extensions))
+        content = b"".join([header, extensions, table, *packed])
     else:
-        content = gzip.compress(HEADER.pack(*fields, 0) + b"".join(sections), GZIP_LEVEL, mtime=0)
+        content = gzip.compress(b"".join([HEADER.pack(*fields, 0), *sections, extensions]), GZIP_LEVEL, mtime=0)
     with atomic_write(path) as file:
         file.write(content)
     return ["positions rounded to 24 bits, rotations to 10, other values to 8", *_clamped(gaussians)]
@@ -136,25 +168,26 @@ def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[int, NDArray[n
     return order, (fraction, fixed[order])
 
 
-def _encode(arrays: dict[str, Floats], means: NDArray[np.int32]) -> list[bytes]:
+def _encode(arrays: dict[str, Floats], means: NDArray[np.int32], axes: Axes) -> list[bytes]:
     """Encodes the sections: positions, opacities, colors, log scales, rotations, SH coefficients above degree 0."""
     count = len(means)
-    fixed = means * np.array([1, -1, -1], "<i4")
-    signs = sh_signs(math.isqrt(arrays["shN"].shape[1] + 1) - 1)[:, None]
+    fixed = means * np.array(axes[:3], "<i4")
+    signs = sh_signs(math.isqrt(arrays["shN"].shape[1] + 1) - 1, axes)[:, None]
     return [
         fixed.view(np.uint8).reshape(count, 3, 4)[..., :3].tobytes(),
         levels(arrays["opacities"] * 255.0).tobytes(),
         levels((arrays["sh0"] * COLOR_SCALE + 0.5) * 255).tobytes(),
         levels((arrays["log_scales"] + 10) * 16).tobytes(),
-        _encode_quats(arrays["quats"]).tobytes(),
+        _encode_quats(arrays["quats"], axes).tobytes(),
         levels(arrays["shN"] * signs * 128 + 128).tobytes(),
     ]
 
 
-def _encode_quats(quats: Floats) -> NDArray[np.uint32]:
+def _encode_quats(quats: Floats, axes: Axes) -> NDArray[np.uint32]:
     """Encodes rotations [N, 4] wxyz; see ``decode_quats`` of the reader."""
-    # xyzw, with y and z of the rotated axes. Zero stands for no rotation.
-    xyzw = quats[:, [1, 2, 3, 0]] * np.array([1, -1, -1, 1], np.float64)
+    signs = np.array(axes[:3], np.float64)
+    xyzw = quats[:, [1, 2, 3, 0]] * [*signs * signs.prod(), 1]
+    # Zero stands for no rotation.
     xyzw[~xyzw.any(1), 3] = 1
     return rotation_codes(xyzw, _encode_smallest_three, lambda words: decode_quats(words)[:, [1, 2, 3, 0]])
 
