@@ -9,8 +9,6 @@
 - kettle, luma-seal: trained models.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, Literal

@@ -8,8 +8,6 @@ conditions: long lists, and every Gaussian in the L1 cache. That time is measure
 missing to 100 % is the start and the end of lists, cache misses, and mispredicted branches.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -15,8 +15,6 @@ same projected Gaussians with gsplat's own lists, provided that images and gradi
 printed for each pass. Exits with status 3 if gsplat's kernels cannot be obtained or compiled.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

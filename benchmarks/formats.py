@@ -10,8 +10,6 @@ error of each parameter. Models that do not exist are skipped.
 their sizes. `--write` writes the tables to docs/formats.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math

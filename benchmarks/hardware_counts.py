@@ -9,8 +9,6 @@ there is no ncu, no GPU, or ncu may not read counters: then only the emulator's 
 `--step` is also what compute-sanitizer checks.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import csv

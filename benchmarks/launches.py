@@ -1,7 +1,5 @@
 """The kernel launches that tsplat makes, recorded from its own launchers on tiny inputs instead of executed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

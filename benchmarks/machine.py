@@ -1,7 +1,5 @@
 """What records say about the machine and the software that they were made with."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -6,8 +6,6 @@ Needs a GPU and `pip install gsplat==1.5.3`, which compiles its kernels at first
 is measured and exits with status 0. A scene is timed only if the images of both agree.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,7 +1,5 @@
 """Tables of docs/performance.md beside that of predicted times: idle tails and memory, sensitivity, and AMD GPUs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 PASSES = ("forward", "backward")

@@ -12,8 +12,6 @@ projected Gaussians with gsplat's own lists, provided that images and gradients 
 gsplat. Exits with status 3 if gsplat's kernels cannot be obtained or compiled.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

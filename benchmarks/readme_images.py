@@ -4,8 +4,6 @@ Writes ``docs/training.gif``, the views of a moving camera while a scene is trai
 with the trained model.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import time

@@ -1,7 +1,5 @@
 """Writes docs/performance.md and its plots from the records in benchmarks/results: `python -m benchmarks.report`."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ Rays meet the inside of a box, spheres and capsules, whose intersections are kno
 shadows. The world frame has y down. Vectors of R rays or points are [R, 3].
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

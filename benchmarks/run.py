@@ -9,8 +9,6 @@ times mean nothing: it is for trying out this command.
 Scenes whose files do not exist are skipped. The dense reference is measured on the smallest cloud.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -12,8 +12,6 @@ GPUs. None of these times is measured on a GPU.
 `--write` writes the tables to docs/scaling.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Iterator
@@ -77,7 +75,7 @@ class Traffic:
         """Share of rows whose Gaussian and camera are on the same rank."""
         return float(self.rows.diagonal().sum() / self.rows.sum().clamp_min(1))
 
-    def placed(self) -> Traffic:
+    def placed(self) -> "Traffic":
         """Reassigns cameras to ranks so that most rows stay on their rank."""
         from scipy.optimize import linear_sum_assignment
 

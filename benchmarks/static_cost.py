@@ -13,8 +13,6 @@ elsewhere. Other kernels are counted in instructions of the whole program per 32
 do not depend on the machine. Beside them stand the stall cycles that the compiler encoded in these instructions.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

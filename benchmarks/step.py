@@ -14,8 +14,6 @@ Mode `capacity` calls rasterization with `packed=False` and a capacity of twice 
 REF` also runs another commit. `--write` replaces the recorded results of these scenes, and writes docs/performance.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

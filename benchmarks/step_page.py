@@ -1,7 +1,5 @@
 """The section "How fast is a step" of docs/performance.md, from the records of `benchmarks.step`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.gpu_timing.counting import BANDWIDTH, OPERATOR_US

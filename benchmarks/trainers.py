@@ -11,8 +11,6 @@ factor of the number of initial points; 0 leaves it to the recipe. Captures whos
 figure as PSNR over time. Times are those of this process on the CPU, of the steps without evaluations.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

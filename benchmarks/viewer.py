@@ -7,8 +7,6 @@ Where other programs use the same cores, `chrt --fifo 10 python -m benchmarks.vi
 Leave OMP_NUM_THREADS unset.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """Compiles C code with gcc at first use, into the user's cache directory."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """What executed kernels cost, exactly: warp instructions by class, memory sectors, bank conflicts, divergence."""
 
-from __future__ import annotations
-
 import collections
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A Triton driver whose GPU is the emulator. Specialization, caching, grids and options remain Triton's own."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Entry point: `with emulated("cuda:80", code="ptx") as gpu: ...`."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """From a compiled kernel and Python values to a program and its launch."""
 
-from __future__ import annotations
-
 import dataclasses
 import struct
 from collections.abc import Callable

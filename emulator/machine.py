@@ -1,7 +1,5 @@
 """Runs launches on this process's memory with all checks, and keeps what they found and counted."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import time

@@ -1,7 +1,5 @@
 """tsplat on the emulator: its Triton backend takes CPU tensors as if they were on a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

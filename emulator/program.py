@@ -1,7 +1,5 @@
 """What the front ends make of compiled code, and what a launch of it needs."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """Which bytes of tensors were ever written."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records what the warps of a launch did, for models of time. NVIDIA's machine code only."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from typing import Protocol

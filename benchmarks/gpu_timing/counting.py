@@ -3,8 +3,6 @@
 A GPU is not needed: operators are those that PyTorch dispatches to CPU tensors in place of a GPU's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -94,7 +92,7 @@ class Operators(TorchDispatchMode):
         self.allocations: list[str] = []
         self._reads = _Reads(self)
 
-    def __enter__(self) -> Operators:
+    def __enter__(self) -> "Operators":
         self._reads.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -5,8 +5,6 @@ need PyTorch's headers, and compiled by nvcc. They get the projected Gaussians t
 lists of tiles.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -5,8 +5,6 @@ the recorded predictions for its compositing kernels. All its other kernels are 
 and the least memory traffic that they can have, which favors gsplat.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

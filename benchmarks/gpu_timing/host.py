@@ -4,8 +4,6 @@ All times are thread CPU time, the best of several repetitions. CPU tensors stan
 PyTorch's operators is that of their dispatch and of tiny tensors.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import time

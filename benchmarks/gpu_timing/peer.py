@@ -1,7 +1,5 @@
 """Compares tsplat with a peer whose kernels the same emulator executes: `--peer` of the commands."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

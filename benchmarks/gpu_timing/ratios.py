@@ -1,7 +1,5 @@
 """Ratios of what two implementations execute on the same scene."""
 
-from __future__ import annotations
-
 from typing import Any
 
 RATIOS = {

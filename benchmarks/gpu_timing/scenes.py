@@ -1,7 +1,5 @@
 """The scenes whose compositing kernels are executed, forward and backward, on an emulated GPU."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Translates AMD's assembly text into instructions of the AMD core."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

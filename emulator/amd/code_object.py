@@ -3,8 +3,6 @@
 LLVM's AMDGPUUsage describes it: the ELF, the 64 bytes of a kernel descriptor, and the metadata note.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import struct
 from typing import Any

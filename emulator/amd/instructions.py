@@ -1,7 +1,5 @@
 """Parses one AMD instruction into a row of the instruction array."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Names of AMD instructions: RDNA3's, which CDNA's are translated to."""
 
-from __future__ import annotations
-
 import functools
 import re
 

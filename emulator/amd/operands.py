@@ -1,7 +1,5 @@
 """Operands of AMD instructions: registers, constants and their modifiers."""
 
-from __future__ import annotations
-
 import re
 import struct
 from typing import Literal

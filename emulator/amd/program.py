@@ -1,7 +1,5 @@
 """A kernel as the AMD core runs it."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """Collects instructions of the NVIDIA core while text is translated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

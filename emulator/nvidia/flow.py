@@ -1,7 +1,5 @@
 """Order of basic blocks in which lanes that part meet again as early as they can."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 

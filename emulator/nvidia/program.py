@@ -1,7 +1,5 @@
 """A kernel as the NVIDIA core runs it, from PTX or SASS."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import re

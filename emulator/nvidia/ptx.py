@@ -1,7 +1,5 @@
 """Translates PTX into instructions of the NVIDIA core."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

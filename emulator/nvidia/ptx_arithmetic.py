@@ -1,7 +1,5 @@
 """PTX instructions that compute, convert, compare and move."""
 
-from __future__ import annotations
-
 from emulator.program import UnsupportedInstructionError
 
 from .program import SPECIAL

@@ -1,7 +1,5 @@
 """PTX instructions that access memory, and matrix products."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operands of PTX instructions: where registers, immediate values and addresses lie."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PTX as text: kernels, statements, operands, numbers."""
 
-from __future__ import annotations
-
 import re
 import struct
 

@@ -1,7 +1,5 @@
 """PTX instructions that synchronize and exchange values, and those without an effect here."""
 
-from __future__ import annotations
-
 from .ptx_operands import Operands
 
 

@@ -1,7 +1,5 @@
 """SASS instructions that compute, convert, compare and move."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

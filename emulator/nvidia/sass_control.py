@@ -1,7 +1,5 @@
 """SASS instructions that access memory, synchronize, exchange values and branch."""
 
-from __future__ import annotations
-
 import re
 
 from emulator.program import UnsupportedInstructionError

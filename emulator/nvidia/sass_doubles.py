@@ -1,7 +1,5 @@
 """SASS instructions for fp64: values are pairs of registers."""
 
-from __future__ import annotations
-
 import struct
 
 from emulator.program import UnsupportedInstructionError

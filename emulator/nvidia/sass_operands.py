@@ -1,7 +1,5 @@
 """Operands of SASS instructions: registers, predicates, constants and addresses."""
 
-from __future__ import annotations
-
 import re
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """SASS as text: what cuobjdump and nvdisasm of Triton's wheel print of a cubin."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -5,8 +5,6 @@ Sources of the parameters: the A100 configuration of Accel-Sim (pipes, clocks, L
 guesses. Traces come from code for sm_80: an H100 that runs code made for itself is not modeled.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools
@@ -106,10 +104,10 @@ class Gpu:
     fma_every_cycle: int = 0
     """Whether stalls of two cycles after instructions of the FMA pipe, made for 16 lanes, count as one."""
 
-    def but(self, **changes: int) -> Gpu:
+    def but(self, **changes: int) -> "Gpu":
         return dataclasses.replace(self, **changes)
 
-    def scaled(self, percent: int, *names: str) -> Gpu:
+    def scaled(self, percent: int, *names: str) -> "Gpu":
         """Returns a GPU with some parameters scaled."""
         return self.but(**{name: max(1, round(getattr(self, name) * percent / 100)) for name in names})
 

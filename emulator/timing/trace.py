@@ -1,7 +1,5 @@
 """What a launch executed on the emulator, and for the timing model a trace of NVIDIA's machine code."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import re

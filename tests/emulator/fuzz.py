@@ -4,8 +4,6 @@ Each scene is rendered with gradients in fp32 by the compiled kernels and compar
 policy of tests/support/closeness.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

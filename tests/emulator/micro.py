@@ -1,7 +1,5 @@
 """Hand-written PTX kernels on the emulator, for tests that need one exact instruction."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

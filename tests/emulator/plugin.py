@@ -12,8 +12,6 @@
 What the emulator's checks find fails the test.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A case is plain data, so that one that failed can be saved as a small file and replayed by the tests.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Collection
@@ -34,11 +32,11 @@ class Case:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_json(values: dict[str, Any]) -> Case:
+    def from_json(values: dict[str, Any]) -> "Case":
         structure = dict(values["structure"], batch=tuple(values["structure"]["batch"]))
         return Case(scenes.Structure(**structure), values["mode"], values["layout"])
 
-    def simpler(self) -> list[Case]:
+    def simpler(self) -> list["Case"]:
         """Cases with one simplification each."""
         s = self.structure
         changes: list[dict[str, Any]] = [

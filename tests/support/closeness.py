@@ -11,8 +11,6 @@
    may differ from the reference's own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

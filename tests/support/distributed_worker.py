@@ -4,8 +4,6 @@ Starting processes takes long, so all ranks are forked from one process and run 
 writes a log, and its report to another file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import importlib

@@ -4,8 +4,6 @@ A property takes a case and a backend, raises AssertionError if it does not hold
 bound, or 0 if it compares bits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """The largest errors of models after writing and reading, as the writers document them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

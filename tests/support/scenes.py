@@ -1,7 +1,5 @@
 """Random scenes for tests. A structure holds sizes, options and a seed; the seed determines all numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

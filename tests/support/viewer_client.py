@@ -1,7 +1,5 @@
 """A client of the viewer without a browser: it speaks viser's protocol over a WebSocket."""
 
-from __future__ import annotations
-
 import io
 import socket
 import time

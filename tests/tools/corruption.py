@@ -4,8 +4,6 @@ A damaged file has to be read as what it still contains or be rejected with a ty
 at most twice its size plus 64 MiB.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import io

@@ -4,8 +4,6 @@ A damaged file has to be rejected with a typed error that names it, or be read a
 within 5 seconds and within twice its size plus 200 MB.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import gzip

@@ -5,8 +5,6 @@ README.md and docs/quickstart.md and the command there, checks a program that us
 all extras together.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -3,8 +3,6 @@
 A case that fails is simplified while it still fails and saved under tests/cases; every run of the tests replays it.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import itertools

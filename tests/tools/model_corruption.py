@@ -6,8 +6,6 @@ model.
 `tests.tools.corruption` has more kinds of damage for PLY files and checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

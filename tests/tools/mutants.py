@@ -4,8 +4,6 @@ Each mutant is one replacement in a copy of the package. The tests of that part 
 failure. A mutant that survives shows that a test is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import dataclasses

@@ -4,8 +4,6 @@ Models have 0 to 10,000 Gaussians of SH degree 0 to 4, at any place and scale, a
 be within those that the writers document.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import tempfile

@@ -1,7 +1,5 @@
 """Writes docs/reliability.md from the results of long runs: `python -m tests.tools.scoreboard`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training loops that call gsplat as its simple_trainer and nerfstudio's splatfacto do, on a small scene."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """A training loop that calls Inria's packages as the programs of 2023 and 2024 do, on a small scene."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
