@@ -27,7 +27,7 @@ def load_test_data(
     Args:
         data_path: Path of its ``test_garden.npz``. If None, it is searched in the folder ``assets`` of the repository
             that the running script belongs to.
-        device: Of the tensors.
+        device: The device of the tensors.
         scene_crop: Minimum and maximum corner of the box outside of which points are left out.
         scene_grid: Odd number of copies of the scene side by side, along x and along y.
 

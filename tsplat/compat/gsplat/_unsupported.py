@@ -10,13 +10,11 @@ from ... import UnsupportedError
 def unsupported(
     name: str, required: str, optional: Mapping[str, object] | None = None, *, instead: str
 ) -> Callable[..., NoReturn]:
-    """Returns a function with a signature of gsplat's that raises `UnsupportedError`.
+    """Returns a function with a signature of gsplat's that raises `UnsupportedError` and says what to use instead.
 
     Args:
-        name: Name of the function, with which the message begins.
         required: Names of the parameters without default, separated by spaces.
-        optional: Names of the other parameters, each with its default; a name that starts with ``**`` is variadic.
-        instead: What to use instead; the end of the message.
+        optional: Names of the other parameters, each with its default.
     """
     message = f"{name}: not implemented; {instead}"
 
@@ -38,13 +36,7 @@ def unsupported_class(
     base: type | None = None,
     keyword_only: bool = False,
 ) -> type[Any]:
-    """Returns a class whose constructor has a signature of gsplat's and raises `UnsupportedError`.
-
-    Args:
-        name, required, optional, instead: As for :func:`unsupported`.
-        base: Base class.
-        keyword_only: Whether all parameters are keyword-only.
-    """
+    """Returns a class whose constructor has a signature of gsplat's and raises as :func:`unsupported`."""
     message = f"{name}: not implemented; {instead}"
 
     def initialize(self: object, *args: Any, **kwargs: Any) -> NoReturn:
@@ -64,9 +56,5 @@ def unsupported_class(
 def _signature(required: str, optional: Mapping[str, object], *, keyword_only: bool = False) -> inspect.Signature:
     named = inspect.Parameter.KEYWORD_ONLY if keyword_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(parameter, named) for parameter in required.split()]
-    for parameter, default in optional.items():
-        if parameter.startswith("**"):
-            parameters.append(inspect.Parameter(parameter[2:], inspect.Parameter.VAR_KEYWORD))
-        else:
-            parameters.append(inspect.Parameter(parameter, named, default=default))
+    parameters += [inspect.Parameter(parameter, named, default=default) for parameter, default in optional.items()]
     return inspect.Signature(parameters)

@@ -20,15 +20,9 @@ def adam(
     b2: float,
     eps: float,
 ) -> None:
-    """Updates valid Gaussians by a step of Adam without bias correction, in place.
+    """Updates valid Gaussians, [N] bool, by a step of Adam without bias correction, in place.
 
-    Args:
-        param, param_grad, exp_avg, exp_avg_sq: [N, ...] fp32 or fp64; the moments are contiguous.
-        valid: [N] bool.
-        lr, b1, b2, eps: Learning rate; decay rates of the moments; added to the root of the second moment.
-
-    Raises:
-        ArgumentError: A shape, dtype or device is invalid. Nothing has been changed.
+    The others are [N, ...] in fp32 or fp64, the moments contiguous. Raises `ArgumentError` before anything is changed.
     """
     check_adam(param, param_grad, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}, "valid", valid)
     # Without bias correction, the correction of the step size and of the root are 1.

@@ -6,36 +6,14 @@ CameraModel = Literal["pinhole", "ortho", "fisheye", "ftheta", "lidar"]
 ExternalDistortionModelMeta = Literal["bivariate-windshield"]
 
 
-def has_2dgs() -> bool:
-    """Returns whether 2D Gaussians are implemented."""
-    return True
-
-
 def has_3dgs() -> bool:
-    """Returns whether 3D Gaussians are implemented."""
+    """Returns True: this part of gsplat is implemented."""
     return True
 
 
-def has_3dgut() -> bool:
-    """Returns whether the unscented transform and evaluation in 3D are implemented."""
-    return True
-
-
-def has_adam() -> bool:
-    """Returns whether `adam` and `SelectiveAdam` are implemented."""
-    return True
+has_2dgs = has_3dgut = has_adam = has_losses = has_reloc = has_3dgs
 
 
 def has_camera_wrappers() -> bool:
-    """Returns whether gsplat's classes of cameras, which wrap its C++ code, are implemented."""
+    """Returns False: gsplat's classes of cameras, which wrap its C++ code, are not implemented."""
     return False
-
-
-def has_losses() -> bool:
-    """Returns whether `FusedGaussianLosses` is implemented."""
-    return True
-
-
-def has_reloc() -> bool:
-    """Returns whether `compute_relocation` is implemented."""
-    return True

@@ -198,7 +198,8 @@ def accumulate_2dgs(
     transforms = entries.take(ray_transforms, 9).view(-1, 3, 3)
     # Relative to the projected centers, where coordinates are small.
     origins = transforms[:, :2, 2] / transforms[:, 2:, 2]
-    (a, b), (c, d) = (row.unbind(-1) for row in _relative(transforms, origins).unbind(-2))
+    relative = transforms[:, :2, :2] - origins[..., None] * transforms[:, 2:, :2]
+    a, b, c, d = relative.flatten(1).unbind(-1)
     z = transforms[:, 2, 2]
     t0, t1 = transforms[:, 2, 0] / z, transforms[:, 2, 1] / z
     dx, dy = (entries.centers - origins).unbind(-1)
@@ -209,11 +210,6 @@ def accumulate_2dgs(
     sigmas = 0.5 * torch.minimum(on_disc, on_image)
     renders, alphas = entries.accumulate(sigmas, opacities, torch.cat([colors, normals], -1))
     return renders[..., :-3], alphas, renders[..., -3:]
-
-
-def _relative(transforms: Tensor, origins: Tensor) -> Tensor:
-    """The first two rows and columns of ray transforms [M, 3, 3] to offsets from origins [M, 2]."""
-    return transforms[:, :2, :2] - origins[..., None] * transforms[:, 2:, :2]
 
 
 class _Entries(NamedTuple):

@@ -50,10 +50,6 @@ class SparseLayout:
     tile_width: int
     tile_height: int
 
-    @property
-    def tiles_per_image(self) -> int:
-        return self.tile_width * self.tile_height
-
     def check(self) -> None:
         """Raises if shapes do not match each other."""
         for name in ("width", "height"):
@@ -104,14 +100,10 @@ class SparseLayout:
     def pixels(self) -> tuple[Tensor, Tensor, Tensor]:
         """Image, row and column of the chosen pixels, ordered by tile. [P] int64 each"""
         ordinals, place = self.chosen.nonzero(as_tuple=True)
-        images, tiles = self._divide(self.active_tiles.to(torch.int64)[ordinals], self.tiles_per_image)
-        tile_rows, tile_columns = self._divide(tiles, self.tile_width)
-        rows, columns = self._divide(place, self.tile_size)
-        return images, tile_rows * self.tile_size + rows, tile_columns * self.tile_size + columns
-
-    @staticmethod
-    def _divide(numbers: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
-        return numbers // divisor, numbers % divisor
+        tiles = self.active_tiles.to(torch.int64)[ordinals]
+        rows = tiles // self.tile_width % self.tile_height * self.tile_size + place // self.tile_size
+        columns = tiles % self.tile_width * self.tile_size + place % self.tile_size
+        return tiles // (self.tile_width * self.tile_height), rows, columns
 
     def places(self) -> Tensor:
         """Place of each chosen pixel in images [I, H, W], in the order of the caller. [P] int64"""
@@ -122,21 +114,18 @@ class SparseLayout:
 
     def dense_offsets(self, n_images: int) -> Tensor:
         """First intersection of all tiles. [n_images, tile_height, tile_width]"""
-        tiles = torch.arange(n_images * self.tiles_per_image, device=self.active_tiles.device)
+        tiles = torch.arange(n_images * self.tile_width * self.tile_height, device=self.active_tiles.device)
         # An inactive tile starts where the next active one does, and so is empty.
         following = torch.searchsorted(self.active_tiles.to(torch.int64), tiles)
         return self.tile_offsets[following].view(n_images, self.tile_height, self.tile_width)
 
     def contributions(self, splats: tuple[Tensor, Tensor, Tensor], numerics: Numerics) -> Contributions:
-        """Returns the contributions of means2d, conics and opacities to the chosen pixels, in the caller's order.
-
-        Raises:
-            ArgumentError: Shapes do not match, or lists are out of range.
-        """
+        """Returns the contributions of means2d, conics and opacities to the chosen pixels, in the caller's order."""
         self.check()
         check_splats(*splats)
         check_tile_lists("tile_offsets", self.tile_offsets, self.flatten_ids, math.prod(splats[0].shape[:-1]))
-        n_images = int(self.active_tiles.max()) // self.tiles_per_image + 1 if self.active_tiles.numel() else 0
+        tiles_per_image = self.tile_width * self.tile_height
+        n_images = int(self.active_tiles.max()) // tiles_per_image + 1 if self.active_tiles.numel() else 0
         check_images(self.pixel_map.device, n_images, self.width, self.height, 1, torch.int64)
         places = self.pixel_map.new_full((n_images, self.height, self.width), -1, dtype=torch.int64)
         n_pixels = self.pixel_map.numel()

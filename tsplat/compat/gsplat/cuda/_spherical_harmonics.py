@@ -85,12 +85,7 @@ def _from_cameras(
     viewmats_rs: Tensor | None = None,
     name: str = "coeffs",
 ) -> Tensor:
-    """Evaluates all degrees, as :func:`spherical_harmonics_l1_plus` those from 1 on.
-
-    Args:
-        coeffs: [N, K, D]; or those of each row, [nnz, K, D], if packed.
-        name: Their name in messages.
-    """
+    """Evaluates all degrees, as :func:`spherical_harmonics_l1_plus` those from 1 on; messages call `coeffs` `name`."""
     check_tensor("means", means, [..., None, 3], "[..., N, 3]")
     check_tensor("viewmats", viewmats, [..., None, 4, 4], "[..., C, 4, 4]")
     batch = means.shape[:-2]

@@ -22,10 +22,7 @@ from ....stages.memory import check_images
 
 
 def check_splats(means2d: Tensor, shapes: Tensor, opacities: Tensor, footprint: str = "ellipse") -> None:
-    """Raises unless projected Gaussians match: [..., N, 2], [..., N, 3], [..., N], or packed [nnz, ...].
-
-    Shapes are conics, or of the footprint of surfels ray transforms [..., N, 3, 3].
-    """
+    """Raises unless means, conics (ray transforms [..., N, 3, 3] of surfels) and opacities match, dense or packed."""
     check_tensor("means2d", means2d, [..., 2], "[..., N, 2] or [nnz, 2]")
     leading = means2d.shape[:-1]
     name, own = ("ray_transforms", (3, 3)) if footprint == "surfel" else ("conics", (3,))
@@ -44,13 +41,7 @@ def contributions(
     numerics: Numerics,
     footprint: str = "ellipse",
 ) -> Contributions:
-    """Returns the contributions of means2d, conics and opacities, dense or packed, to pixels.
-
-    Args:
-        splats: Of surfels, with ray transforms in place of conics.
-        isect_offsets: First intersection of each tile of the images, of any shape.
-        places, n_pixels: As for :class:`Contributions`.
-    """
+    """Returns the contributions of checked splats to the pixels of `places`; see :class:`Contributions`."""
     means2d, shapes, opacities = (tensor.to(compute_dtype(*splats)) for tensor in splats)
     camera = CameraSettings(places.shape[2], places.shape[1])
     offsets = isect_offsets.flatten().to(torch.int64)
@@ -79,14 +70,9 @@ def dense_contributions(
     numerics: Numerics,
     footprint: str = "ellipse",
 ) -> Contributions:
-    """Returns the contributions to all pixels of images [..., H, W] of a size, width and height.
+    """Checks the arguments, of which `name` is ``isect_offsets``, and returns the contributions to all pixels.
 
-    Args:
-        name: Name of ``isect_offsets`` in messages.
-        splats, isect_offsets, flatten_ids, tile_size, numerics, footprint: As for :func:`contributions`.
-
-    Raises:
-        ArgumentError: A size is invalid, the tiles are not those of the images, or lists are out of range.
+    `size` is the width and height of the images.
     """
     check_splats(*splats, footprint)
     width, height = size

@@ -8,22 +8,19 @@ from .... import (
     fully_fused_projection,
     isect_offset_encode,
     isect_tiles,
-    quat_scale_to_covar_preci,
     spherical_harmonics,
 )
+from .... import quat_scale_to_covar_preci as _quat_scale_to_covar_preci
 from ....arguments import check_size
 from ....config import SH_DEGREE_MAX, CameraModel
 from .._rotations import normalized_quat_to_rotmat
-from ._cameras import fisheye_proj, ortho_proj, persp_proj, world_to_cam
+from ._cameras import fisheye_proj as _fisheye_proj
+from ._cameras import ortho_proj as _ortho_proj
+from ._cameras import persp_proj as _persp_proj
+from ._cameras import world_to_cam as _world_to_cam
 from ._contributions import accumulate, rasterize_to_indices_in_range
 
-__all__ = ["accumulate"]
-
-_quat_scale_to_covar_preci = quat_scale_to_covar_preci
-_persp_proj = persp_proj
-_world_to_cam = world_to_cam
-_fisheye_proj = fisheye_proj
-_ortho_proj = ortho_proj
+__all__ = ["_fisheye_proj", "_ortho_proj", "_persp_proj", "_quat_scale_to_covar_preci", "_world_to_cam", "accumulate"]
 
 
 def _quat_to_rotmat(quats: Tensor) -> Tensor:
@@ -88,17 +85,9 @@ def _rasterize_to_pixels(
     backgrounds: Tensor | None = None,
     batch_per_iter: int = 100,
 ) -> tuple[Tensor, Tensor]:
-    """Composites Gaussians in plain PyTorch: lists those that contribute to each pixel, and accumulates them.
+    """Composites Gaussians in plain PyTorch, as :func:`tsplat.rasterize_to_pixels` does.
 
-    Args:
-        means2d, conics, colors, opacities: [..., N, 2], [..., N, 3], [..., N, D], [..., N].
-        image_width, image_height: Image size in pixels.
-        tile_size, isect_offsets, flatten_ids: As for :func:`tsplat.rasterize_to_pixels`.
-        backgrounds: [..., D].
-        batch_per_iter: Number of blocks of ``tile_size``^2 intersections of each tile that are listed at a time.
-
-    Returns:
-        Colors [..., H, W, D] and alphas [..., H, W, 1].
+    Lists and accumulates ``batch_per_iter`` blocks of ``tile_size``^2 intersections of each tile at a time.
     """
     check_size("batch_per_iter", batch_per_iter)
     images = means2d.shape[:-2]
@@ -120,15 +109,7 @@ def _rasterize_to_pixels(
 
 
 def _eval_sh_bases_fast(basis_dim: int, dirs: Tensor) -> Tensor:
-    """Evaluates the real spherical harmonics of degrees 0 to 4.
-
-    Args:
-        basis_dim: Number of bases: 1, 4, 9, 16 or 25.
-        dirs: [..., 3] unit vectors.
-
-    Returns:
-        The bases [..., basis_dim].
-    """
+    """Evaluates 1, 4, 9, 16 or 25 real spherical harmonics in unit directions. [..., 3] -> [..., basis_dim]"""
     sizes = [(degree + 1) ** 2 for degree in range(SH_DEGREE_MAX + 1)]
     if basis_dim not in sizes:
         raise ArgumentError(f"basis_dim: expected one of {sizes}, found {basis_dim!r}")
