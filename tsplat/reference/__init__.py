@@ -112,16 +112,9 @@ def project(
 ) -> Projection:  # fmt: skip
     """Projects every Gaussian with every camera; culled Gaussians are zero.
 
-    By EWA splatting, or by the unscented transform if ``settings`` have one.
-
-    Args:
-        means, covars, opacities: [..., N, 3], [..., N, 3, 3], [..., N] or None.
-        viewmats, Ks: [..., C, 4, 4], [..., C, 3, 3].
-        settings: ``packed`` and ``backend`` are unused.
-        shown: [..., C, N] bool, false for Gaussians to cull.
-        visible: [..., C, N] bool, a decision to take over.
-        axes, lens, shutter: For the unscented transform: one standard deviation along each axis of the Gaussians as
-            columns [..., N, 3, 3], and as in :class:`Cameras`.
+    By EWA splatting, or by the unscented transform if ``settings`` have one, which needs ``axes`` [..., N, 3, 3], one
+    standard deviation along each axis as columns, ``lens`` and ``shutter``. ``shown`` [..., C, N] is false for
+    Gaussians to cull; ``visible`` [..., C, N] is a decision to take over.
     """
     near, far, numerics, eps2d = settings.camera.near, settings.camera.far, settings.numerics, settings.eps2d
     if settings.unscented is not None:
@@ -256,13 +249,8 @@ def composite(
 ) -> Composite:  # fmt: skip
     """Composites projected Gaussians [..., N] in the given order, front to back.
 
-    Args:
-        means2d, conics, opacities, colors: [..., N, 2], [..., N, 3], [..., N], [..., N, D].
-        backgrounds: [..., D] or None.
-        order, visible: [..., N].
-        contributes: [..., H, W, N] by Gaussian index; a decision to take over.
-        sigmas: [..., H, W, N] by Gaussian index, in place of those of means2d and conics; infinite where a Gaussian
-            does not count.
+    ``contributes`` [..., H, W, N], by Gaussian index, is a decision to take over. ``sigmas`` [..., H, W, N] take the
+    place of those of means2d and conics; they are infinite where a Gaussian does not count.
     """
     index = order[..., None]
     mean = means2d.gather(-2, index.expand_as(means2d))[..., None, None, :, :]  # [..., 1, 1, N, 2]
@@ -338,11 +326,8 @@ def rasterize(
 ) -> Rendering:  # fmt: skip
     """Renders like :func:`tsplat.rasterization`, with the same meaning of every argument.
 
-    Args:
-        cull: Whether to leave out invalid Gaussians and cameras.
-        decisions: Decisions to take over from another run; gradients then flow as that run's would.
-        tile_size: Of no effect without ``with_eval3d``.
-        lens, shutter, unscented, readout: As in :class:`Cameras`, :class:`ProjectionSettings`, :class:`CameraSettings`.
+    Leaves out invalid Gaussians and cameras if ``cull``. Takes over ``decisions`` of another run; gradients then flow
+    as that run's would. ``tile_size`` has no effect without ``with_eval3d``.
     """
     decided = decisions or Decisions()
     if covars is not None:
@@ -456,8 +441,7 @@ def _cull_invalid(
 ) -> tuple[Gaussians3D, list[tuple[Tensor, int | None]], Cameras, Tensor]:
     """Replaces invalid Gaussians and cameras by valid ones that are not shown, so that no gradient reaches them.
 
-    Returns:
-        Gaussians, with ``valid``; colors and extra signals; cameras; which Gaussians are shown on which [..., C, N].
+    Returns Gaussians with ``valid``; colors and extra signals; cameras; which Gaussians are shown on which [..., C, N].
     """
     (means, quats, scales, covars, opacities, _), (viewmats, Ks, lens, shutter) = gaussians, cameras
     assert opacities is not None

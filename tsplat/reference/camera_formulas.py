@@ -86,15 +86,10 @@ class Camera(NamedTuple):
 def unscented(
     means: Tensor, axes: Tensor, cameras: Camera, settings: CameraSettings, transform: Unscented
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Projects Gaussians by seven sigma points each.
+    """Projects Gaussians by seven sigma points each; column k of ``axes`` is one standard deviation along axis k.
 
-    Args:
-        means: [..., N, 3].
-        axes: [..., N, 3, 3]; column k is one standard deviation along axis k, world frame.
-
-    Returns:
-        Means in pixels [..., C, N, 2]; depths [..., C, N]; screen covariances [..., C, N, 2, 2]; what is seen
-        [..., C, N] bool.
+    Returns means in pixels [..., C, N, 2]; depths [..., C, N]; screen covariances [..., C, N, 2, 2]; what is seen
+    [..., C, N] bool.
     """
     steps = transform.spread * axes.transpose(-1, -2)
     points = torch.cat([means[..., None, :], means[..., None, :] + steps, means[..., None, :] - steps], -2)
@@ -246,15 +241,10 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
 def distances(
     origins: Tensor, directions: Tensor, means: Tensor, axes: Tensor, *, in_front: bool
 ) -> tuple[Tensor, Tensor]:
-    """Squared distances of rays from Gaussians, in standard deviations, as in 3DGUT, section 4.3.
+    """Squared distances of rays from Gaussians, in standard deviations, as in 3DGUT, section 4.3. [..., C, H, W, N]
 
-    Args:
-        origins, directions: [..., C, H, W, 3].
-        means, axes: [..., N, 3], [..., N, 3, 3] as in :func:`unscented`.
-        in_front: Whether Gaussians that are nearest to the ray behind its origin count as infinitely far away.
-
-    Returns:
-        [..., C, H, W, N], and whether there is a ray [..., C, H, W].
+    Also returns whether there is a ray [..., C, H, W]. Gaussians that are nearest to the ray behind its origin count as
+    infinitely far away if ``in_front``.
     """
     # Whitened: the Gaussian is a unit sphere around 0. Gaussians without volume are not rendered.
     squares = axes.square().sum(-2)  # of the scales, as the axes are orthogonal

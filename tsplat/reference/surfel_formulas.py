@@ -39,13 +39,7 @@ def project_surfels(
     means: Tensor, quats: Tensor, scales: Tensor, cameras: Camera, settings: CameraSettings, *,
     radius_clip: float = 0.0, numerics: Numerics = DEFAULT_NUMERICS, shown: Tensor | None = None,
 ) -> Surfels:  # fmt: skip
-    """Projects every surfel with every camera.
-
-    Args:
-        means, quats, scales: [..., N, 3], [..., N, 4], [..., N, 3], of which the last scale is not read.
-        cameras: [..., C, ...], without lens and shutter.
-        shown: [..., C, N] bool, false for surfels to cull.
-    """
+    """Projects every surfel with every camera; ``shown`` [..., C, N] is false for those to cull."""
     rotation = cameras.rotation[..., None, :, :]  # [..., C, 1, 3, 3]
     axes = rotation @ quaternion_to_rotation(quats)[..., None, :, :, :]  # [..., C, N, 3, 3]
     centers = (rotation @ means[..., None, :, :, None])[..., 0] + cameras.translation[..., None, :]

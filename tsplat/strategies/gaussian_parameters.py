@@ -17,9 +17,7 @@ State = dict[str, Any]
 
 class Follower(Protocol):
     """What follows the Gaussians: operations call its hooks after each change. As `Scene` of gsplat 1.6.
-
-    Indices are [k] int64, on the device of the Gaussians, and of the Gaussians before the change.
-    """
+    Indices are [k] int64, on the device of the Gaussians, and of the Gaussians before the change."""
 
     def on_duplicate(self, sel: Tensor) -> None:
         """Copies of the Gaussians `sel` were appended."""
@@ -42,18 +40,9 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {"means": [(3,)], "scales": [(3,)], "
 
 
 def check_shapes(params: Parameters, names: Iterable[str] = tuple(SHAPES), n: int | None = None) -> int:
-    """Checks the shapes of parameters.
+    """Checks the shapes of parameters, of which those named have to exist, and returns the number of Gaussians.
 
-    Args:
-        params: Parameters by name.
-        names: Those of :data:`SHAPES` that have to exist.
-        n: Expected number of Gaussians; that of the first parameter if None.
-
-    Returns:
-        The number of Gaussians.
-
-    Raises:
-        ArgumentError: A parameter is missing, has the wrong shape or number of rows, or is on another device.
+    Raises `ArgumentError` unless all have n rows, or as many as the first if n is None, on one device.
     """
     for name in names:
         if name not in params:
@@ -86,12 +75,8 @@ def check_floats(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
 
 
 def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable[str]) -> None:
-    """Checks that optimizers can follow their parameters.
-
-    Raises:
-        ArgumentError: A trainable parameter has no optimizer; an optimizer does not have exactly its parameter in
-            exactly one group; or its state belongs to another tensor or has another number of rows.
-    """
+    """Raises `ArgumentError` unless each trainable parameter has an optimizer, in whose only group it is the only one,
+    and whose state belongs to it and has its number of rows."""
     for name in names:
         parameter = params[name]
         if name not in optimizers:
@@ -119,11 +104,7 @@ def check_optimizers(params: Parameters, optimizers: Optimizers, names: Iterable
 
 
 def check_parameters(params: Parameters, optimizers: Optimizers) -> int:
-    """Checks all parameters and their optimizers, and returns the number of Gaussians.
-
-    Raises:
-        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
-    """
+    """Checks all parameters and their optimizers, and returns the number of Gaussians."""
     n = check_shapes(params)
     check_optimizers(params, optimizers, params)
     return n

@@ -20,19 +20,9 @@ def standard_normal(shape: tuple[int, ...], like: Tensor, generator: torch.Gener
 def _multinomial_sample(
     weights: Tensor, n: int, replacement: bool = True, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Samples n indices with probabilities proportional to weights. Their number is not limited.
+    """Samples n indices [n] int64 with probabilities proportional to finite weights [N] that are not negative.
 
-    Args:
-        weights: [N] finite and not negative.
-        n: Number of samples.
-        replacement: Whether an index may be sampled repeatedly.
-        generator: Random generator; PyTorch's global one if None.
-
-    Returns:
-        [n] int64
-
-    Raises:
-        ArgumentError: Weights are invalid, or too few of them are positive.
+    N is not limited. Raises `ArgumentError` if weights are invalid, or too few of them are positive.
     """
     weights = weights.flatten().double()
     n_positive = int((weights > 0).sum())

@@ -1,7 +1,4 @@
-"""Replaces the rows of parameters, of the states of their optimizers, and of a strategy's statistics.
-
-`params`, `optimizers` and `state` are those of :mod:`tsplat.strategies.operations`.
-"""
+"""Replaces the rows of parameters, of the states of their optimizers, and of a strategy's statistics."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -20,19 +17,12 @@ def _update_param_with_optimizer(
     optimizers: Optimizers,
     names: Iterable[str] | None = None,
 ) -> None:
-    """Replaces parameters and the states of their optimizers.
+    """Replaces parameters, all or those named, and the states of their optimizers.
 
     Args:
         param_fn: Maps the name and the old value of a parameter to its new value. Tensors that are not parameters
             become parameters, which require a gradient if the old one does.
-        optimizer_fn: Maps the name and the old value of an optimizer's tensor to its new value. It is called for all
-            tensors but "step" and scalars.
-        params: Parameters by name, modified in place.
-        optimizers: Their optimizers, modified in place.
-        names: The parameters to replace; all if None.
-
-    Raises:
-        ArgumentError: See :func:`check_optimizers`.
+        optimizer_fn: Does the same for the tensors of an optimizer, except "step" and scalars.
     """
     names = tuple(params) if names is None else tuple(names)
     check_optimizers(params, optimizers, names)
@@ -94,9 +84,8 @@ def append_zeros(n: int) -> Callable[[Tensor], Tensor]:
 def follow_replaced(params: Parameters, optimizers: Optimizers) -> None:
     """Gives optimizers the parameters that took the place of theirs, and warns of it.
 
-    Programs that load a model of another size, as nerfstudio does, replace parameters after they made optimizers, which
-    then train nothing. Moments are kept if they have the shape of the new parameter, as those of a checkpoint do.
-    Optimizers that have another entry of `params`, or several parameters, are left for :func:`check_optimizers`.
+    Programs that load a model of another size, as nerfstudio does, replace parameters after they made optimizers.
+    Moments are kept if they have the shape of the new parameter.
     """
     current = {id(parameter) for parameter in params.values()}
     replaced = []

@@ -49,14 +49,7 @@ def require(*modules: str) -> None:
 
 
 def require_ffmpeg(what: str) -> None:
-    """Checks that videos can be read and written.
-
-    Args:
-        what: What needs it, in the plural, such as ".mp4 videos".
-
-    Raises:
-        MissingExtraError: imageio-ffmpeg is not installed, or finds no program.
-    """
+    """Raises MissingExtraError unless ffmpeg can read and write `what`, in the plural, such as ".mp4 videos"."""
     require("imageio_ffmpeg")
     import imageio_ffmpeg
 

@@ -70,11 +70,7 @@ def _remove(path: Path) -> None:
 
 
 def raise_if_special(path: str | os.PathLike[str]) -> None:
-    """Raises an OSError if there is something at a path that is neither a file nor a folder.
-
-    A file written in place of a device or a pipe would take its place for all programs. Models are not read from pipes
-    either, as a format is detected before the file is read.
-    """
+    """Raises an OSError if there is neither a file nor a folder at a path, but a device or a pipe."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -93,11 +89,7 @@ def disk_full(error: OSError, path: Path, size: int) -> OSError:
 
 
 class _Writer(io.BufferedWriter):
-    """A binary file that knows the size that it would have if nothing failed.
-
-    Attributes:
-        size: Size in bytes.
-    """
+    """A binary file that knows the size in bytes that it would have if nothing failed."""
 
     size = 0
 

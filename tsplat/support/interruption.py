@@ -36,11 +36,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop.
-
-    Attributes:
-        signum: Number of the first signal; None if there was none.
-    """
+    """Whether a signal asked this process to stop: the number of the first one, or None."""
 
     signum: int | None = None
     _time = 0.0
@@ -70,8 +66,7 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Yields an object that records the first of :data:`SIGNALS`; a second one ends the process at once.
 
-    Signals that the process ignores, such as SIGHUP under nohup, stay ignored, except for Ctrl-C. Outside the main
-    thread, where Python does not handle signals, none is recorded.
+    Ignored signals, such as SIGHUP under nohup, stay ignored, except for Ctrl-C. Other threads record none.
     """
     protect_output(full_disk=True)  # SIGHUP may mean that the terminal is gone
     request = StopRequest()
@@ -91,9 +86,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
     """Raises SystemExit on SIGTERM and SIGHUP inside the block, so that it cleans up, unless they have a handler.
-
-    Signals are handled by the main thread only; in other threads, this does nothing.
-    """
+    Does nothing outside the main thread, which handles signals."""
     replaced = {}
     if threading.current_thread() is threading.main_thread():
         for name in EXIT_SIGNALS:

@@ -18,13 +18,10 @@ LOCK = "lock"
 
 @contextlib.contextmanager
 def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds the lock of a folder while the block runs.
+    """Holds the lock of a folder, a file with process id, machine and start time, while the block runs.
 
-    The lock is a file with process id, machine and start time. If its process has ended without removing it, as after
-    SIGKILL, it is replaced.
-
-    Raises:
-        FileError: Another process holds the lock, or may do so on another machine; or the file cannot be written.
+    The lock of a process that ended without removing it, as after SIGKILL, is replaced. Raises FileError if another
+    process holds the lock, or may do so on another machine; or if the file cannot be written.
     """
     path = Path(folder) / LOCK
     content = _describe_process()
@@ -84,11 +81,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _is_running(pid: int, ticks: object) -> bool:
-    """Whether a process of this machine runs.
-
-    Where that can be known, a later one with the same id does not count, nor one that ended and that its parent has not
-    waited for, as in a container whose first process waits for none.
-    """
+    """Whether a process of this machine runs: not a later one with its id, nor one that ended unnoticed."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -15,20 +15,14 @@ FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if h
 
 
 class _Output(io.FileIO):
-    """Standard output or standard error.
-
-    Attributes:
-        continues: Whether a full disk is a warning, not an error.
-    """
+    """Standard output or standard error. If `continues`, a full disk is a warning, not an error."""
 
     continues = False
 
     def write(self, data: Any, /) -> int:
         """Writes data, and discards it and all that follows once writing fails.
 
-        Raises:
-            OSError: Writing to standard output failed; names it. Not raised for a reader that is gone, nor for a full
-                disk if `continues`.
+        Errors name standard output, except for a reader that is gone or, if `continues`, a full disk, which are none.
         """
         try:
             return super().write(data)
@@ -48,12 +42,9 @@ class _Output(io.FileIO):
 def protect_output(*, full_disk: bool = False) -> None:
     """Makes ``sys.stdout`` and ``sys.stderr`` accept any text for as long as the process runs.
 
-    Work continues, and is saved, after the reader of a pipe such as ``tsplat train ... | head`` ends or the terminal is
-    closed. Characters that the encoding does not have, such as in names of files, are written as escapes.
-
-    Args:
-        full_disk: Continue as well after the disk of a log file is full, with a warning. Otherwise that is an error,
-            because the output of a command such as ``tsplat info --json`` is its result.
+    Work continues after the reader of a pipe such as ``tsplat train ... | head`` ends or the terminal is closed.
+    Characters that the encoding does not have are written as escapes. If `full_disk`, work continues as well after the
+    disk of a log file is full, with a warning; otherwise that is an error, as output may be the result of a command.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

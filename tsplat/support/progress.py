@@ -67,11 +67,7 @@ def _lines(delay: float) -> Iterator[Show]:
 
 
 def track(values: Iterable[T], total: int, label: str) -> Iterator[T]:
-    """Yields the values and displays how many of `total` are done.
-
-    Raises:
-        MissingExtraError: rich is not installed and stdout is a terminal.
-    """
+    """Yields the values and displays how many of `total` are done."""
     if sys.stdout.isatty():
         require("rich")
         from rich.progress import track as bar

@@ -27,12 +27,7 @@ def stays_inside(name: str) -> bool:
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Opens a regular file for reading. Others, such as pipes and devices, may block or never end.
-
-    Raises:
-        FileError: The file is of another kind, or no file can have that name.
-        OSError: The file cannot be opened.
-    """
+    """Opens a regular file for reading. Raises FileError for pipes and devices, which may block or never end."""
     try:
         mode = os.stat(path).st_mode
     except ValueError as error:  # NUL, or characters that the file system cannot encode

@@ -1,9 +1,8 @@
 """Machine code on disk, by everything that it depends on.
 
 An entry is one file in Triton's cache directory (`TRITON_CACHE_DIR`, or `.triton/cache` in `TRITON_HOME` or the home
-directory): a header with a checksum, and the object file. Files are written under a temporary name and renamed, so that
-readers in other processes see complete ones only. An entry whose checksum is wrong counts as missing. Where the
-directory cannot be written, code stays in memory.
+directory): a header with a checksum, and the object file. It is written atomically. One whose checksum is wrong counts
+as missing. Where the directory cannot be written, code stays in memory.
 """
 
 import contextlib

@@ -17,16 +17,10 @@ def counted_loop(
     initial: Sequence[tuple[str, str]],
     body: Callable[[str, list[str]], list[str]],
 ) -> list[str]:
-    """Writes `for (i = lower; i < upper; i += step)` that carries values from one iteration to the next.
+    """Writes `for (i = lower; i < upper; i += step)`, and returns the values that iterations carry to the next.
 
-    Args:
-        bounds: Lower bound, upper bound, and step.
-        counter: LLVM type of the counter.
-        initial: LLVM types and first operands of the carried values.
-        body: Writes the body from the counter and the carried values; returns the next values.
-
-    Returns:
-        The carried values after the loop.
+    Bounds are lower, upper and step; `counter` is the LLVM type of i. Initial values have their LLVM types in front.
+    `body` writes the body from i and the carried values, and returns the next ones.
     """
     lower, upper, step = bounds
     head, inside, after, before = code.label(), code.label(), code.label(), code.block

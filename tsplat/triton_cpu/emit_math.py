@@ -33,10 +33,7 @@ from .values import Value
 class Format(NamedTuple):
     """A floating-point format, and numbers that argument reduction needs.
 
-    Attributes:
-        lowest: Exponent below which 2^x rounds to zero.
-        ln2_high, ln2_low: ln 2 in two parts, whose first is exact when multiplied by an exponent.
-        log2e_high, log2e_low: 1 / ln 2 in two parts.
+    2^x rounds to zero below `lowest`. ln 2 and 1 / ln 2 are in two parts; `ln2_high` times an exponent is exact.
     """
 
     integer: str

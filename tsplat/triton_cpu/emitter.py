@@ -38,8 +38,7 @@ def emits(*names: str, attributes: str = "") -> Callable[[Handler], Handler]:
 class Emitter:
     """State of a translation: the code written so far, and the values by name.
 
-    Attributes:
-        skipped: Results of `tt.trans` that only `tt.dot` reads, by name: their operand. The product reads that instead.
+    `skipped` maps results of `tt.trans` that only `tt.dot` reads to their operand, which the product reads instead.
     """
 
     def __init__(self, kernel: str, triton_version: str, target: Target) -> None:

@@ -16,9 +16,7 @@ TARGET = GPUTarget("hip", "gfx942", 64)
 def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]) -> str:
     """Returns the TTIR of a kernel after Triton's passes (inlining, common subexpressions, loop-invariant code).
 
-    Args:
-        signature: By parameter, its type such as "*fp32" or "i32", or "constexpr".
-        constants: Values of the parameters that are "constexpr".
+    The signature maps parameters to types such as "*fp32", "i32" or "constexpr"; those have a value in `constants`.
     """
     source = ASTSource(kernel, dict(signature), dict(constants))
     backend = make_backend(TARGET)

@@ -56,11 +56,7 @@ def compile_assembly(module: str, target: Target) -> str:
 
 
 def load(code: bytes, symbol: str, target: Target) -> EntryPoint:
-    """Loads an object file into this process, where it stays. Calls release Python's global lock.
-
-    Raises:
-        TritonCPUError: The object file does not have the symbol.
-    """
+    """Loads an object file into this process, where it stays. Calls release Python's global lock."""
     llvm = import_llvm()
     with lock:
         engine = _engine(target)

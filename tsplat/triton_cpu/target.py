@@ -18,15 +18,8 @@ LEVELS = {
 
 
 class Target(NamedTuple):
-    """What machine code may use.
-
-    Attributes:
-        cpu: Name of the CPU for LLVM.
-        features: What LLVM is told beyond the name.
-        lanes: Lanes of the vectors in LLVM IR. Wider ones than registers are split by LLVM.
-        avx512: Whether AVX-512 is available.
-        avx2: Whether AVX2 is available.
-    """
+    """What machine code may use: the CPU and further features in LLVM's words, and the number of lanes of vectors.
+    LLVM splits those that are wider than registers."""
 
     cpu: str
     features: str
@@ -38,20 +31,14 @@ class Target(NamedTuple):
 def host_target() -> Target:
     """Returns the best target of this machine, or the one that `TSPLAT_CPU` names.
 
-    Raises:
-        MissingDependencyError: llvmlite is not installed.
-        UnsupportedMachineError: The CPU lacks AVX2, FMA or F16C, or `TSPLAT_CPU` names one that it is not.
+    Raises MissingDependencyError without llvmlite, and UnsupportedMachineError if the CPU lacks AVX2, FMA or F16C, or
+    `TSPLAT_CPU` names one that it is not.
     """
     return _target(os.environ.get(VARIABLE, ""))
 
 
 def check_machine() -> None:
-    """Raises if kernels cannot be compiled for this machine.
-
-    Raises:
-        MissingDependencyError: llvmlite is not installed.
-        UnsupportedMachineError: The CPU is not supported.
-    """
+    """Raises as :func:`host_target` if kernels cannot be compiled for this machine."""
     host_target()
 
 
@@ -85,11 +72,7 @@ def host_features() -> frozenset[str]:
 
 
 def import_llvm() -> Any:
-    """Returns the module `llvmlite.binding`.
-
-    Raises:
-        MissingDependencyError: llvmlite is not installed.
-    """
+    """Returns the module `llvmlite.binding`; raises MissingDependencyError if it is not installed."""
     try:
         import llvmlite.binding
     except ImportError as error:

@@ -91,13 +91,10 @@ class Pool:
 
 
 def run(entry: EntryPoint, state: Any, threads: int) -> None:
-    """Runs all programs of a launch, on a number of threads, and returns when they are done.
+    """Runs all programs of a launch on at most `threads` threads, and returns when they are done.
 
-    An exception in the launching thread, such as KeyboardInterrupt, cancels the programs that no thread has claimed.
-
-    Args:
-        state: An array of int64: the header, and the arguments.
-        threads: At most one for each program.
+    The state is an array of int64: the header, and the arguments. An exception in the launching thread, such as
+    KeyboardInterrupt, cancels the programs that no thread has claimed.
     """
     total = state[TOTAL]
     if threads <= 1:
@@ -127,8 +124,7 @@ def _run_in_pool(job: Job, helpers: int) -> None:
 def _openmp() -> Callable[[Any, Any, int, int], None] | None:
     """Returns the function that runs machine code on threads of PyTorch's OpenMP, if it has one.
 
-    libgomp, LLVM's and Intel's OpenMP export it, for code that GCC compiles: the function, its argument, the number of
-    threads, and flags. It returns when all threads have.
+    libgomp, LLVM's and Intel's OpenMP export it: the function, its argument, the number of threads, and flags.
     """
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -18,16 +18,9 @@ from .values import Value
 
 
 def translate(text: str, symbol: str, kernel: str, triton_version: str, triple: str, target: Target) -> str:
-    """Translates TTIR and returns the text of an LLVM module.
+    """Translates the TTIR of a module with one public function to an LLVM module, whose entry point is `symbol`.
 
-    Args:
-        text: TTIR of a module with one public function.
-        symbol: Name of the entry point.
-        kernel, triton_version: For messages.
-        triple: LLVM's name of the platform.
-
-    Raises:
-        UnsupportedOperationError: The kernel uses an operation that is not implemented.
+    Raises UnsupportedOperationError, with the name of the kernel and Triton's version, for an unknown operation.
     """
     with translating("(parser)", kernel, triton_version):
         function = parse(text, target.lanes)

@@ -29,15 +29,10 @@ class Block:
 
 @dataclasses.dataclass
 class Operation:
-    """One operation.
+    """One operation: operands in the order of the text, and types, the last of which are usually those of the results.
 
-    Attributes:
-        results: Names of its results.
-        operands: Names of its operands, in the order of the text.
-        attributes: The text between the operation's name and its types, without operands.
-        types: Types of its signature, in the order of the text; the last ones are usually those of the results.
-        regions: Each a list of blocks.
-        successors: Labels of the blocks that a branch goes to, each with the names it passes on.
+    `attributes` is the text between its name and its types, without operands. Each region is a list of blocks.
+    `successors` are the labels of the blocks that a branch goes to, each with the names that it passes on.
     """
 
     name: str

@@ -27,10 +27,8 @@ class Value:
         chunks: One operand per chunk; a single one for scalars. Of a tensor of pointers, its offsets.
         steps: For each chunk of integers or offsets, the difference of neighboring lanes where it is known.
         firsts: By chunk, a function that computes lane 0 by scalar instructions, where that is possible. Addresses are
-            found that way rather than as lanes of vectors, which is faster. It also avoids a bug of LLVM 22.1 for
-            AVX-512, which takes the wrong lane in some sums of which only lane 0 is used.
+            found that way, which is faster, and avoids a bug of LLVM 22.1 for AVX-512 that takes the wrong lane.
         base: The scalar pointer that `chunks` are offsets to; None for anything but tensors of pointers.
-        offset: Integer type of the offsets.
     """
 
     type: Type

@@ -30,10 +30,9 @@ def as_ellipsoids(gaussians: Gaussians) -> Gaussians:
 
 
 def as_normals(gaussians: Gaussians, position: Tensor) -> Gaussians:
-    """Returns the Gaussians with the color (n + 1) / 2 for their normal n, the shortest axis, in the world frame.
+    """Returns the Gaussians with the color (n + 1) / 2 for their normal n in the world frame.
 
-    Args:
-        position: [3] camera center; normals face it.
+    The normal is the shortest axis, and faces a camera at `position` [3].
     """
     quats = torch.nn.functional.normalize(gaussians.quats, dim=-1)
     w, xyz = quats[:, :1], quats[:, 1:]

@@ -23,22 +23,14 @@ Limits = tuple[Tensor, Tensor]
 
 
 def apply_colormap(values: Tensor, name: str = "magma") -> Tensor:
-    """Maps [H, W] values in [0, 1] to a colormap of Matplotlib, such as magma, black to pale yellow.
-
-    Returns:
-        [H, W, 3] uint8, on the CPU.
-    """
+    """Maps [H, W] values in [0, 1] to a colormap of Matplotlib, such as magma. [H, W, 3] uint8, on the CPU"""
     from matplotlib import colormaps
 
     return torch.from_numpy(colormaps[name](values.clamp(0, 1).cpu().numpy(), bytes=True)[..., :3].copy())
 
 
 def depth_limits(depths: Tensor, alphas: Tensor) -> Limits | None:
-    """Returns the range of inverse depth that a colormap shows; None for an image that shows nothing.
-
-    Args:
-        depths, alphas: [H, W].
-    """
+    """Returns the range of inverse depth that a colormap shows; None for an image that shows nothing."""
     inverse, seen = _inverse(depths, alphas)
     if not bool(seen.any()):
         return None
@@ -47,13 +39,7 @@ def depth_limits(depths: Tensor, alphas: Tensor) -> Limits | None:
 
 
 def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None, name: str = "magma") -> Tensor:
-    """Colors depths by their inverse, bright is near; returns [H, W, 3] in [0, 1].
-
-    Args:
-        depths, alphas: [H, W].
-        limits: See :func:`depth_limits`.
-        name: Colormap of Matplotlib.
-    """
+    """Colors depths [H, W] by their inverse, bright is near; returns [H, W, 3] in [0, 1]."""
     inverse, seen = _inverse(depths, alphas)
     values = DEPTH_FLOOR + (1 - DEPTH_FLOOR) * _between(inverse, limits)
     return apply_colormap(torch.where(seen, values, 0.0), name).to(depths.device) / 255
@@ -62,11 +48,7 @@ def color_depths(depths: Tensor, alphas: Tensor, limits: Limits | None, name: st
 def color_depths_over_checks(
     depths: Tensor, alphas: Tensor, limits: Limits | None, name: str, inverted: bool = False
 ) -> Tensor:
-    """Colors depths as :func:`color_depths`, but over a checkerboard, which what is transparent shows.
-
-    Args:
-        inverted: Whether the end of the colormap is far.
-    """
+    """Colors depths over a checkerboard, which what is transparent shows; `inverted` if the end is far."""
     inverse, _ = _inverse(depths, alphas, ALPHA_MIN)
     values = _between(inverse, limits)
     colors = apply_colormap(1 - values if inverted else values, name).to(depths.device) / 255
@@ -88,11 +70,7 @@ def _inverse(depths: Tensor, alphas: Tensor, alpha_min: float = 0.5) -> tuple[Te
 
 
 def color_bar(name: str, labels: Sequence[str], *, ends: tuple[float, float] = (0.0, 1.0)) -> Html:
-    """Returns a colormap of Matplotlib as HTML, with labels at equal distances below it.
-
-    Args:
-        ends: Positions in the colormap at the left and at the right.
-    """
+    """Returns a colormap of Matplotlib between two positions, as HTML, with labels at equal distances below it."""
     colors = apply_colormap(torch.linspace(*ends, 17)[None], name)[0].tolist()
     stops = ", ".join(f"rgb({r}, {g}, {b})" for r, g, b in colors)
     texts = Html("").join(Html(f"<span>{escape(label)}</span>") for label in labels)

@@ -13,15 +13,10 @@ from ..stages.backend import choose, set_kernel_threads
 def pick_device(
     backend: Backend = "auto", device_type: Literal["auto", "cpu", "cuda"] = "auto"
 ) -> tuple[torch.device, str]:
-    """Selects the device to run on: a GPU if there is one, unless `device_type` says otherwise.
+    """Selects the device to run on: a GPU if there is one, that of the local rank, unless `device_type` says otherwise.
 
-    With several ranks on one machine, each rank gets the GPU numbered by its local rank.
-
-    Returns:
-        The device, and a sentence that names the backend that runs on it and why.
-
-    Raises:
-        BackendError: The backend cannot run on the device, or the device does not exist.
+    Also returns a sentence that names the backend that runs on it and why. Raises BackendError if the backend cannot
+    run on the device, or the device does not exist.
     """
     if device_type == "cuda" and not torch.cuda.is_available():
         raise BackendError("device: PyTorch finds no usable GPU; choose cpu, or run tsplat doctor")
@@ -36,9 +31,8 @@ def pick_device(
 def reserve_threads(device: torch.device, backend: Backend) -> None:
     """Gives kernels compiled for the CPU all threads of PyTorch, whose own operators then run on one.
 
-    PyTorch's OpenMP threads spin while they wait. On a busy machine, that takes the cores from everything that has work
-    to do. Does nothing for other backends, which need those threads; for them, see `OMP_WAIT_POLICY` in
-    docs/howto/run_on_a_cpu.md.
+    PyTorch's OpenMP threads spin while they wait, which takes cores from other work on a busy machine. Does nothing for
+    other backends, which need those threads; for them, see `OMP_WAIT_POLICY` in docs/howto/run_on_a_cpu.md.
     """
     if device.type == "cpu" and choose(device, backend)[0] == "triton":
         set_kernel_threads()

@@ -42,15 +42,13 @@ def place_cameras(
     frames: int = 120,
     inside: Sequence[Camera] = (),
 ) -> list[Camera]:
-    """Places one camera, or the cameras of a trajectory, to view a model.
+    """Places one camera, or the `frames` cameras of a trajectory, to view a model.
 
     Args:
-        width, height, fov: As for :func:`tsplat.scene.intrinsics`.
         eye: [3] camera position, world frame; where None, one from which the whole model is visible.
         target: [3] point at the image center, world frame; where None, the center of the model.
         up: [3] world direction that points up in the image; guessed where None, see :func:`guess_up`.
         trajectory: An orbit around the target or a spiral at the eye; None for a single camera.
-        frames: Number of cameras of a trajectory.
         inside: Cameras whose extent a spiral does not leave, see :func:`tsplat.viewing.spiral_at`.
 
     Raises:
@@ -121,15 +119,10 @@ def look_at_all(
 
 
 def cameras_around(gaussians: Gaussians, n: int = 60, size: int = 400, fov: float = 50.0) -> list[Camera]:
-    """Places cameras on spheres around a model, from where it fills the image to half of that distance, looking at it.
+    """Places n cameras of `size` pixels on spheres around a model, looking at it.
 
-    Args:
-        n: Number of cameras.
-        size: Width and height in pixels.
-        fov: Field of view in degrees.
-
-    Raises:
-        ArgumentError: No Gaussian is visible.
+    They are as far away as the model fills the image, or down to half of that. Raises ArgumentError if no Gaussian is
+    visible.
     """
     viewmat, center = look_at_all(gaussians, size, size, fov)
     radius = float((viewmat[:3, :3] @ center + viewmat[:3, 3]).norm())

@@ -39,9 +39,6 @@ def fill(template: str, values: Mapping[str, Any]) -> Html:
     ``{{name}}`` becomes the escaped value of that name; None becomes nothing. ``{{#name}}...{{/name}}`` is repeated for
     each mapping of a list, whose values come before those around it, or stands once if the value is a mapping or true.
     ``{{^name}}...{{/name}}`` stands if the value is false, empty or None.
-
-    Raises:
-        KeyError: The template names a value that is not given.
     """
 
     def replace(match: re.Match[str]) -> str:

@@ -20,16 +20,7 @@ RUN_FOLDERS = frozenset(("checkpoints", "held_out", "inspect", "tensorboard"))
 
 
 def check_output(out: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
-    """Checks, before any work, that writing to a path replaces neither a file of a run nor the model that is read.
-
-    Args:
-        out: The file or folder to write.
-        model: The model, or the folder of the run, that is read.
-
-    Raises:
-        FileError: It would.
-        OSError: The path is that of a device or a pipe.
-    """
+    """Raises FileError if writing to a path would replace a file of a run or the model that is read."""
     raise_if_special(out)
     path = Path(os.path.realpath(out))
     source = None if model is None else Path(os.path.realpath(model))

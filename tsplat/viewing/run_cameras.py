@@ -44,11 +44,7 @@ def find_run(model: str | os.PathLike[str]) -> Path | None:
 def find_cameras(model: str | os.PathLike[str]) -> list[Camera]:
     """Reads the cameras of the run that a model belongs to: its folder, a checkpoint, or a file in its folder.
 
-    Returns:
-        The cameras; none if the model does not belong to a run, or if an older version of tsplat trained it.
-
-    Raises:
-        FileError: The file is damaged.
+    Returns none if the model does not belong to a run, or if an older version of tsplat trained it.
     """
     path = _find_file(model, CAMERAS)
     return [] if path is None else read_cameras(path)
@@ -94,14 +90,9 @@ def complete_framing(
     target: Sequence[float] | None = None,
     up: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Completes a framing by the training cameras of a run, if it has any.
+    """Completes a framing, as of :func:`tsplat.viewing.framing.place_cameras`, by the cameras of a run, if any.
 
-    Args:
-        cameras: All cameras of the run.
-        fov, eye, target, up: What is known, see :func:`tsplat.viewing.framing.place_cameras`.
-
-    Returns:
-        `fov`, `eye`, `target` and `up`. All but `fov` are None where the cameras do not tell.
+    Returns `fov`, `eye`, `target` and `up`. All but `fov` are None where the cameras do not tell.
     """
     training = [camera for camera in cameras if not camera.is_test]
     if training:
@@ -118,15 +109,8 @@ def complete_framing(
 def frame_by_cameras(gaussians: Gaussians, cameras: Sequence[Camera], up: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Places a camera as those of a run are placed, so that it looks at what they look at.
 
-    Args:
-        up: [3] world direction that points up.
-
-    Returns:
-        Position of the camera, at the median distance and on the side of the camera with about the median elevation,
-        and the point that the cameras look at; each [3] fp64, world frame.
-
-    Raises:
-        ArgumentError: No Gaussian is visible.
+    Returns its position, at the median distance and on the side of the camera with about the median elevation, and the
+    point that the cameras look at; each [3] fp64, world frame. Raises ArgumentError if no Gaussian is visible.
     """
     positions = torch.stack([camera.position for camera in cameras])
     axes = torch.stack([camera.viewmat[2, :3].double() for camera in cameras])

@@ -171,12 +171,7 @@ def write_page(
 
 
 def check_format(format: str) -> None:
-    """Checks the format of the model in a page, and that what writes it is installed.
-
-    Raises:
-        ArgumentError: The format is unknown.
-        MissingExtraError: Pillow is not installed, which SOG needs.
-    """
+    """Raises ArgumentError for an unknown format of the model in a page, and MissingExtraError for SOG without Pillow."""
     check_choice("format", format, get_args(Embedding))
     if format == "sog":
         try:
@@ -187,9 +182,7 @@ def check_format(format: str) -> None:
 
 def _describe(start: StartView, gaussians: Gaussians, background: Color, name: str) -> dict[str, Any]:
     """Returns what the script of the page reads: settings of the viewer, and what it has no settings for.
-
-    Holds no text from outside, which would have to be escaped inside a script element.
-    """
+    Holds no text from outside, which would have to be escaped inside a script element."""
     w, *xyz = quat = rotation_to_y(start.up)
     points = torch.tensor(
         [[float(value) for value in point] for point in (start.eye, start.target)], dtype=torch.float64

@@ -78,18 +78,11 @@ def first_view(
 def frame_start(
     gaussians: Gaussians, cameras: Sequence[Camera], *, up: Sequence[float] | None = None
 ) -> tuple[list[float], list[float], list[float], float]:
-    """Frames a model as the cameras of its run are placed, or as a whole.
+    """Frames a model as the cameras of its run are placed, or as a whole if there are none.
 
-    Args:
-        cameras: All cameras of the run; none for a model that does not belong to a run.
-        up: [3] world direction that points up; where None, the mean of the cameras, or guessed from the model.
-
-    Returns:
-        Camera position, the point that it looks at, and the direction that points up, [3] each, world frame; and the
-        vertical field of view in degrees.
-
-    Raises:
-        ArgumentError: No Gaussian is visible.
+    `up` [3] is the mean of the cameras where None, or guessed from the model. Returns camera position, the point that
+    it looks at, and the direction that points up, [3] each, world frame; and the vertical field of view in degrees.
+    Raises ArgumentError if no Gaussian is visible.
     """
     known = complete_framing(gaussians, cameras, up=up)
     (camera,) = place_cameras(gaussians, *SIZE, **known)

@@ -268,11 +268,7 @@ def _size(camera: Camera) -> Tensor:
 
 
 def choose_camera(cameras: Sequence[Camera], view: str) -> Camera:
-    """Returns the camera with an index, or with the name of a photograph, with or without folder and suffix.
-
-    Raises:
-        ArgumentError: There is none, or several have the name.
-    """
+    """Returns the camera with an index, or with the name of a photograph, with or without folder and suffix."""
     named = [camera for camera in cameras if camera.name == view]
     named = named or [camera for camera in cameras if view in (Path(camera.name).name, Path(camera.name).stem)]
     if len(named) == 1:

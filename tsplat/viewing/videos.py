@@ -84,11 +84,7 @@ def render_frames(
 def map_writer(path: str | os.PathLike[str]) -> OnMap:
     """Returns a function for `on_map` that writes float32 NumPy files beside the frames of a path, atomically.
 
-    Args:
-        path: An image, beside which a file of the same name is written, or a folder of frames.
-
-    Raises:
-        ArgumentError: The path is that of a video.
+    The path is an image, beside which a file of the same name is written, or a folder of frames; not a video.
     """
     path = Path(path)
     if path.suffix in VIDEO_SUFFIXES:
@@ -140,12 +136,7 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
 
 
 def check_video_path(path: Path) -> None:
-    """Checks that :func:`write_frames` supports a path.
-
-    Raises:
-        ArgumentError: The suffix is not one of `VIDEO_SUFFIXES`, nor empty.
-        MissingExtraError: The package that writes this format is not installed.
-    """
+    """Raises ArgumentError unless :func:`write_frames` supports the suffix, and MissingExtraError for what is missing."""
     if path.suffix and path.suffix not in VIDEO_SUFFIXES:
         suffixes = ", ".join(VIDEO_SUFFIXES)
         raise ArgumentError(f"{path}: expected a file name ending in {suffixes}, or a folder name without a suffix")
@@ -157,12 +148,7 @@ def check_video_path(path: Path) -> None:
 
 
 def write_gif(path: str | os.PathLike[str], frames: Iterable[Tensor], milliseconds: int = 60) -> None:
-    """Writes frames [H, W, 3] in [0, 1] as an endless GIF, atomically.
-
-    All frames share one palette, so that colors do not flicker.
-
-    Args:
-        milliseconds: Duration of a frame.
+    """Writes frames [H, W, 3] in [0, 1], which share one palette, as an endless GIF, atomically.
 
     Raises:
         ArgumentError: There are no frames.
