@@ -103,12 +103,28 @@ def has_color(image, color):
     return (np.abs(image.astype(int) - color).max(-1) < 25).sum() > 30
 
 
+NOTE_TEXTS = """
+{
+  const { prototype } = CanvasRenderingContext2D, draw = prototype.fillText, texts = (window.texts = new Set());
+  prototype.fillText = function (text, ...place) {
+    texts.add(text);
+    draw.call(this, text, ...place);
+  };
+}
+"""
+
+
 def test_page_of_a_training(view, capfd):
     viewer, training = view._viewer, view.training
-    with open_page(view.url + FULL_SIZE, height=900) as page:
+    with open_page("about:blank", height=900) as page:
+        page.call("Page.enable")
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=NOTE_TEXTS)
+        page.call("Page.navigate", url=view.url + FULL_SIZE)
         assert page.wait_for(lambda image: image[UNCOVERED].std() > 10)
         # Both plots.
         assert page.wait_for(lambda image: has_color(image, (76, 155, 232)) and has_color(image, (232, 148, 76)))
+        labels = page.evaluate("[...texts]")
+        assert "500k" in labels and not [label for label in labels if label.endswith(",000")]
         before = training.step
         click(page, "Pause")
         wait_for(lambda: training.paused)
