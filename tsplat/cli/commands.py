@@ -236,7 +236,7 @@ def train(arguments: Namespace) -> int:
     from ..training.processes.launcher import ranks_and_gpus
     from ..training.runs.context import require_extras
     from ..training.runs.live_view import check_view
-    from ..training.runs.options import Resume, parse, run_config, view_options
+    from ..training.runs.options import Resume, note_steps, parse, run_config, view_options
 
     options = parse(arguments.rest)
     view = view_options(options)
@@ -257,6 +257,9 @@ def train(arguments: Namespace) -> int:
             view=view,
         )
     else:
+        note = note_steps(arguments.rest)
+        if note and os.environ.get("RANK", "0") == "0":
+            print(note)
         config = run_config(options) if options.minutes is None else lambda n: run_config(parse(arguments.rest, n))
         run_train(config, options.out, minutes=options.minutes, stop_after=options.stop_after, view=view)
     return 0

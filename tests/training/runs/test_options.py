@@ -6,12 +6,13 @@ import re
 import sys
 
 import pytest
+import torch
 
 from tsplat import ArgumentError
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import RunConfig, ViewOptions, preset
 from tsplat.training.configuration import scale_schedule, to_json
-from tsplat.training.runs.options import Options, Resume, parse, run_config, view_options
+from tsplat.training.runs.options import CPU_STEPS, Options, Resume, note_steps, parse, run_config, view_options
 
 pytest.importorskip("tyro")
 
@@ -33,9 +34,27 @@ def test_options_change_the_preset_or_the_configuration_file(tmp_path):
     changed = parse(["--config", str(tmp_path / "config.json"), "--out", "run", "--steps", "31", "elsewhere"])
     assert isinstance(changed, Options)
     assert run_config(changed) == dataclasses.replace(expected, steps=31, scene="elsewhere")
-    adaptive = parse(["scene", "--out", "run", "--preset", "adaptive", "--strategy.absgrad"])
+    adaptive = parse(["scene", "--out", "run", "--preset", "adaptive", "--strategy.absgrad", "--device", "cuda"])
     assert isinstance(adaptive, Options)
     assert adaptive.strategy == scale_schedule(DefaultStrategy(absgrad=True), RunConfig.steps)
+
+
+def test_runs_without_a_gpu_have_fewer_steps_and_say_so(monkeypatch, tmp_path):
+    words = ["scene", "--out", "run"]
+    for available, steps in ((False, CPU_STEPS), (True, RunConfig.steps)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert run_config(parse(words)) == dataclasses.replace(preset(steps=steps), scene="scene")
+        assert (note_steps(words) is not None) == (not available)
+    on_cpu = [*words, "--device=cpu"]
+    assert parse(on_cpu).steps == CPU_STEPS
+    assert note_steps(on_cpu) == (
+        "note: 1,500 steps, as there is no GPU; more: --steps 7000, or --minutes M for all that fit"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(to_json(preset(steps=9))))
+    for other in (["--steps", "1500"], ["--minutes", "1"], ["--config", str(tmp_path / "config.json")]):
+        assert note_steps([*on_cpu, *other]) is None
+    assert parse([*on_cpu, *other]).steps == 9
+    assert note_steps(["--resume", "run"]) is None
 
 
 def test_preset_without_a_choice_is_standard():
@@ -51,8 +70,8 @@ def test_2d_gaussians_have_the_constants_of_2dgs(tmp_path):
     assert (options.strategy.key_for_gradient, options.strategy.prune_opa) == ("gradient_2dgs", 0.05)
     (tmp_path / "config.json").write_text(json.dumps(to_json(dataclasses.replace(preset(), scene="scene"))))
     for start in ([], ["--config", str(tmp_path / "config.json")]):
-        found = run_config(parse([*words, *start]))
-        expected = dict(primitive="2dgs", antialiased=False, normal_weight=0.05, distortion_weight=0.0)
+        found = run_config(parse([*words, "--device", "cuda", *start]))
+        expected = dict(device="cuda", primitive="2dgs", antialiased=False, normal_weight=0.05, distortion_weight=0.0)
         assert found == dataclasses.replace(preset(), scene="scene", **expected)
     assert parse(["--config", str(tmp_path / "config.json"), "--out", "run"]).primitive == "3dgs"
 

@@ -11,13 +11,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+import torch
+
 from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.suggestions import suggest_option
 from ...viewing.viewer.server import ADDRESS, PORT
-from ..configuration import DEFAULT_PRESET, PRESETS, STRATEGIES, Preset, RunConfig, for_surfels, preset, read_config
+from ..configuration import (
+    DEFAULT_PRESET,
+    PRESETS,
+    STRATEGIES,
+    DeviceType,
+    Preset,
+    RunConfig,
+    for_surfels,
+    preset,
+    read_config,
+)
 from .context import MODULES
 from .live_view import ViewOptions
+
+CPU_STEPS = 1500
+"""Default number of steps without a GPU, where 7,000 of photographs in their size may take an hour."""
 
 PROGRAM = "tsplat train"
 HELP = f"see {PROGRAM} --help"
@@ -101,21 +116,47 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(f"{message}; {HELP}")
 
 
-def parse(arguments: Sequence[str], default_steps: int = RunConfig.steps) -> Options | Resume:
-    """Parses the arguments of `tsplat train`; without `--steps` and `--config`, a run has the default number of steps.
+def default_steps(device: DeviceType) -> int:
+    """The number of steps of a run for which none is given: fewer without a GPU."""
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    return RunConfig.steps if on_gpu else CPU_STEPS
+
+
+def note_steps(arguments: Sequence[str]) -> str | None:
+    """What to tell about the number of steps that a run without a GPU has by default; None for other runs."""
+    known, _ = _first_pass(arguments)
+    given = (known.steps, known.config, known.minutes, known.resume)
+    if any(value is not None for value in given) or default_steps(known.device) != CPU_STEPS:
+        return None
+    return f"note: {CPU_STEPS:,} steps, as there is no GPU; more: --steps {RunConfig.steps}, or --minutes M for all that fit"
+
+
+def _first_pass(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments that decide on the defaults of others, and the rest."""
+    first = _Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
+    first.add_argument("--preset", choices=(*PRESETS, "default"), default=DEFAULT_PRESET)
+    first.add_argument("--device", default="auto")
+    first.add_argument("--primitive")
+    for name in ("--steps", "--minutes"):
+        first.add_argument(name)
+    for name in ("--config", "--resume"):
+        first.add_argument(name, type=Path)
+    return first.parse_known_args(arguments)
+
+
+def parse(arguments: Sequence[str], steps_given: int | None = None) -> Options | Resume:
+    """Parses the arguments of `tsplat train`.
+
+    Args:
+        arguments: Those of the command line.
+        steps_given: Number of steps of a run without `--steps` and `--config`; None for the default.
 
     Raises:
         ArgumentError: An unknown option or an invalid value.
         MissingExtraError: tyro is not installed.
         SystemExit: With status 0, after printing help.
     """
-    first = _Parser(prog=PROGRAM, allow_abbrev=False, add_help=False)
-    first.add_argument("--preset", choices=(*PRESETS, "default"), default=DEFAULT_PRESET)
-    first.add_argument("--config", type=Path)
-    first.add_argument("--primitive")
-    first.add_argument("--steps")
-    first.add_argument("--resume", type=Path)
-    known, rest = first.parse_known_args(arguments)
+    known, rest = _first_pass(arguments)
     if known.resume is not None:
         return _resume(arguments)
     try:
@@ -128,7 +169,7 @@ def parse(arguments: Sequence[str], default_steps: int = RunConfig.steps) -> Opt
         raise ArgumentError(
             f"--preset: default was renamed to adaptive; without --preset it is {DEFAULT_PRESET}; {HELP}"
         )
-    given = str(default_steps) if known.steps is None else known.steps
+    given = str(steps_given or default_steps(known.device)) if known.steps is None else known.steps
     is_count = given.isdecimal() and len(given) < 10  # tyro rejects others below
     steps = max(1, int(given)) if is_count else 1
     base = read_config(known.config) if known.config else preset(known.preset, steps)
