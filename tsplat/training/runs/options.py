@@ -128,7 +128,8 @@ def note_steps(arguments: Sequence[str]) -> str | None:
     given = (known.steps, known.config, known.minutes, known.resume)
     if any(value is not None for value in given) or default_steps(known.device) != CPU_STEPS:
         return None
-    return f"note: {CPU_STEPS:,} steps, as there is no GPU; more: --steps {RunConfig.steps}, or --minutes M for all that fit"
+    more = f"--steps {RunConfig.steps}, or --minutes M for all that fit"
+    return f"note: {CPU_STEPS:,} steps, as there is no GPU; more: {more}"
 
 
 def _first_pass(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
