@@ -328,11 +328,7 @@ def _check_view_options(arguments: Namespace) -> None:
 
 
 def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
-    """Runs a command line as several ranks.
-
-    Returns:
-        The exit status; None if this process is itself a rank, or the only one, and is to run the command.
-    """
+    """Runs a command line as several ranks, and returns the exit status; None if this process is to run the command."""
     from ..training.processes.launcher import is_launched, launch, ranks_and_gpus
 
     if is_launched():

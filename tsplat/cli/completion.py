@@ -13,9 +13,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 class PrintCompletion(argparse.Action):
     """Prints a script that completes command lines in a shell, and exits.
 
-    Args:
-        train: The parser of ``tsplat train``, whose options are otherwise parsed by
-            :func:`tsplat.training.runs.options.parse`.
+    `train` is the parser of the options of ``tsplat train``, see :func:`tsplat.training.runs.options.parse`.
     """
 
     def __init__(self, option_strings: Sequence[str], train: argparse.ArgumentParser, **keywords: Any) -> None:

@@ -15,11 +15,7 @@ OPTIONAL = ("pillow", "rich", "scipy", "matplotlib", "pycolmap", "safetensors", 
 
 
 def doctor(_arguments: Namespace) -> int:
-    """Prints the report.
-
-    Returns:
-        0 if rendering works on at least one device, else 1.
-    """
+    """Prints the report, and returns 0 if rendering works on at least one device, else 1."""
     print(f"tsplat {__version__}, Python {platform.python_version()}, {platform.platform()}")
     missing = _print_packages()
     devices = [torch.device("cpu")]

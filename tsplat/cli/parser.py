@@ -31,11 +31,7 @@ CAMERA_MODELS = ("SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises :class:`ArgumentError` where argparse would print its usage and exit.
-
-    Attributes:
-        commands: The parsers of subcommands, by name.
-    """
+    """A parser, with those of its subcommands, that raises ArgumentError where argparse would exit."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)

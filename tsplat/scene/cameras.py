@@ -173,15 +173,7 @@ def look_at(eye: Sequence[float], target: Sequence[float], up: Sequence[float] =
 
 
 def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
-    """Returns the world-to-camera matrix of a camera.
-
-    Args:
-        rotation: [3, 3] camera to world.
-        position: [3] camera center, world frame.
-
-    Returns:
-        [4, 4], of the dtype of `rotation`.
-    """
+    """Returns the world-to-camera matrix [4, 4] of a camera-to-world `rotation` [3, 3] and a `position` [3]."""
     viewmat = torch.eye(4, dtype=rotation.dtype)
     viewmat[:3, :3] = rotation.T
     viewmat[:3, 3] = -rotation.T @ position
@@ -189,11 +181,7 @@ def viewmat_from_pose(rotation: Tensor, position: Tensor) -> Tensor:
 
 
 def move_camera(camera: Camera, matrix: Tensor) -> Camera:
-    """Returns the camera that sees of a moved model what a camera saw before, at the same size.
-
-    Args:
-        matrix: [4, 4], as :func:`tsplat.scene.transform_gaussians` takes it.
-    """
+    """Returns the camera that sees of a model moved by :func:`tsplat.scene.transform_gaussians` what it saw before."""
     matrix = matrix.double()
     viewmat = camera.viewmat.double() @ torch.linalg.inv(matrix)
     viewmat[:3] *= torch.linalg.det(matrix[:3, :3]).abs() ** (1 / 3)

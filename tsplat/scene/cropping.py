@@ -46,11 +46,7 @@ def crop_sphere(gaussians: Gaussians, center: Sequence[float], radius: float) ->
 
 
 def raise_if_empty(gaussians: Gaussians, box: Box) -> Gaussians:
-    """Returns what :func:`crop_gaussians` left of a model.
-
-    Raises:
-        ArgumentError: It left nothing.
-    """
+    """Returns what :func:`crop_gaussians` left of a model; raises ArgumentError if that is nothing."""
     if len(gaussians) == 0:
         low, high = _sorted(box)
         raise ArgumentError(f"crop: no Gaussian has its center between {low} and {high}; choose another box")

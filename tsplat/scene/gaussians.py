@@ -227,11 +227,7 @@ class Gaussians:
 
 
 def neighbor_distances(points: Tensor) -> Tensor:
-    """Returns the distances of points [N, 3] to their three nearest neighbors, [N, min(3, N - 1)] fp64 on the CPU.
-
-    Raises:
-        MissingExtraError: SciPy is not installed.
-    """
+    """Returns the distances of points [N, 3] to their three nearest neighbors, [N, min(3, N - 1)] fp64 on the CPU."""
     require("scipy")
     from scipy.spatial import cKDTree
 
@@ -241,11 +237,7 @@ def neighbor_distances(points: Tensor) -> Tensor:
 
 
 def drop_invalid(gaussians: Gaussians, tell: Callable[[str], object]) -> Gaussians:
-    """Returns the valid Gaussians.
-
-    Args:
-        tell: Called with a message where some are left out.
-    """
+    """Returns the valid Gaussians, after a message by `tell` if some are left out."""
     valid = gaussians.valid
     if bool(valid.all()):
         return gaussians

@@ -61,13 +61,7 @@ Rows = Callable[[int, int], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class ImageInfo:
-    """The header of an image file.
-
-    Attributes:
-        width, height: Size in pixels as stored, before any rotation.
-        transparent: Whether the image has transparency data.
-        orientation: EXIF orientation, 1 to 8; 1 if the file has none.
-    """
+    """The header of an image file: size in pixels as stored, transparency, EXIF orientation 1 to 8."""
 
     width: int
     height: int
@@ -81,12 +75,7 @@ class ImageInfo:
 
 
 def read_image_info(path: str | os.PathLike[str]) -> ImageInfo:
-    """Reads the header of an image file, but not its pixels.
-
-    Raises:
-        FileError: The file is missing or is not an image.
-        MissingExtraError: Pillow is not installed.
-    """
+    """Reads the header of an image file, but not its pixels."""
     with _opened(path) as image:
         orientation = _orientation(image)
         width, height = image.size
@@ -102,17 +91,14 @@ def read_image(
     size: tuple[int, int] | None = None,
     keep_alpha: bool = False,
 ) -> Tensor:
-    """Reads an image as RGB. The EXIF orientation is ignored, as in COLMAP; see :func:`rotate_by_exif`.
+    """Reads an image as RGB, [H, W, 3] uint8. The EXIF orientation is ignored, as in COLMAP; see
+    :func:`rotate_by_exif`.
 
     Args:
-        path: An image file.
         background: RGB in [0, 1] that transparent images are composited over. None ignores their alpha channel.
         size: Width and height to downscale to (see :func:`downscale`); None for those of the file.
         keep_alpha: Whether to return transparent images composited over black with their alpha as a fourth channel;
             `background` is then unused.
-
-    Returns:
-        [H, W, 3] uint8; with `keep_alpha`, [H, W, 4] for transparent images.
 
     Raises:
         FileError: The file is missing or is not an image, or its mode has no known range.
@@ -138,15 +124,9 @@ def read_image(
 
 
 def read_mask(path: str | os.PathLike[str], *, size: tuple[int, int] | None = None) -> Tensor:
-    """Reads the brightness of an image, [H, W] uint8.
+    """Reads the brightness of an image, [H, W] uint8, downscaled to `size` if it is given.
 
-    Args:
-        path: An image file.
-        size: Width and height to downscale to; None for those of the file.
-
-    Raises:
-        FileError: The file is missing or is not an image, its mode has no known range, or its values are 0 and 1.
-        MissingExtraError: Pillow is not installed.
+    Raises as :func:`read_image`, and FileError if its values are 0 and 1.
     """
     with _opened(path, verified=True) as file:
         image = _load(file, path)
@@ -291,16 +271,7 @@ def _describe(error: Exception) -> str:
 
 
 def write_png(path: str | os.PathLike[str], image: Tensor) -> None:
-    """Writes a PNG file atomically.
-
-    Args:
-        path: Where to write.
-        image: [H, W, 3], uint8 or floats in [0, 1].
-
-    Raises:
-        MissingExtraError: Pillow is not installed.
-        OSError: The file cannot be written.
-    """
+    """Writes an image [H, W, 3], uint8 or floats in [0, 1], as a PNG file, atomically."""
     require("PIL")
     from PIL import Image
 
@@ -315,15 +286,7 @@ def to_bytes(image: Tensor) -> Tensor:
 
 
 def downscale(image: Tensor, width: int, height: int) -> Tensor:
-    """Downscales an image by area averaging: each new pixel is the mean of the area it covers.
-
-    Args:
-        image: [H, W, D] uint8.
-        width, height: New size in pixels, at most the old one.
-
-    Returns:
-        [height, width, D] uint8.
-    """
+    """Downscales an image [H, W, D] uint8 by area averaging: each new pixel is the mean of the area it covers."""
     old_height, old_width, channels = image.shape
     if (old_width, old_height) == (width, height):
         return image

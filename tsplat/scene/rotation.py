@@ -24,18 +24,9 @@ def rotate_upright(gaussians: Gaussians, up: Sequence[float]) -> Gaussians:
 
 
 def upright(up: Sequence[float]) -> Tensor:
-    """Returns the rotation after which what points up points to -y, as in models of structure-from-motion.
+    """Returns the rotation [4, 4] fp64 after which `up` [3] points to -y, as in models of structure-from-motion.
 
-    If +y points up, this is half a turn about x; if z does, a quarter.
-
-    Args:
-        up: [3] direction that points up in the model, of any length.
-
-    Returns:
-        [4, 4] fp64, as :func:`transform_gaussians` takes it.
-
-    Raises:
-        ArgumentError: `up` is not finite, or zero.
+    If +y points up, this is half a turn about x; if z does, a quarter. Raises ArgumentError if `up` has no direction.
     """
     length = math.hypot(*up)
     if not 0 < length < math.inf:

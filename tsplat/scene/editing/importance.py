@@ -44,19 +44,12 @@ def importance(
     generator: torch.Generator,
     tell: Callable[[], object] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes the error of the images without each Gaussian, and its weight in the images.
+    """Computes the error of the images without each Gaussian, and its weight in them, summed over the cameras. [N] each
 
     A pixel is affine in each opacity o, so that leaving a Gaussian out changes it by exactly o dC/do. The error is the
     sum of its squares over pixels and channels. It is estimated by one backward pass of the pixels with random signs,
     whose squared derivative has this expectation (Hutchinson, 1989). The weight is the sum of alpha times transmittance
     over pixels. Every view has a background of random color, as no color is that of what is behind a model.
-
-    Args:
-        generator: On the CPU.
-        tell: Called after each view.
-
-    Returns:
-        Errors and weights, sums over the cameras. [N] each
     """
     device = gaussians.means.device
     opacities = gaussians.opacities.detach().requires_grad_()

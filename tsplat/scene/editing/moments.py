@@ -30,20 +30,12 @@ BLOCK = 1 << 16
 
 @torch.no_grad()
 def merge_into_neighbors(gaussians: Gaussians, kept: Tensor, weights: Tensor) -> Gaussians:
-    """Returns the kept Gaussians, into which the others are merged.
+    """Returns the `kept` Gaussians [N] bool, into which the others are merged.
 
     Each of the others goes to the closest of the nearest kept ones, by Mahalanobis distance in the sum of both
     covariances and by color. Mean, covariance and spherical harmonics of a merged Gaussian are those of its parts
-    together, weighted by how much of the images each is. Its opacity is such that opacity times area grows as the
-    weight does. Takes O(N log N).
-
-    Args:
-        gaussians: All valid.
-        kept: [N] bool, at least one.
-        weights: [N] sums of alpha times transmittance over pixels.
-
-    Raises:
-        MissingExtraError: SciPy is not installed.
+    together, weighted by their sums of alpha times transmittance over pixels, `weights` [N]. Its opacity is such that
+    opacity times area grows as the weight does. Takes O(N log N).
     """
     keepers, others = kept.nonzero().squeeze(1), (~kept).nonzero().squeeze(1)
     covariances = _covariances(gaussians)

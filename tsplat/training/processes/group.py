@@ -22,9 +22,6 @@ def join_group(device: torch.device) -> RankGroup:
 
     These are the ranks of the default process group if it is initialized. Otherwise a process started by torchrun
     initializes it, and any other process trains alone.
-
-    Raises:
-        ArgumentError: The process group cannot be initialized.
     """
     if not dist.is_available():
         return RankGroup()

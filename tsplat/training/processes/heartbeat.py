@@ -29,10 +29,8 @@ EXIT_PEER = 13
 def heartbeat(ranks: RankGroup, on_timeout: Callable[[str], None] | None = None) -> Iterator[None]:
     """Sends heartbeats and monitors those of the other ranks while the block runs. Does nothing for a single process.
 
-    Args:
-        ranks: The ranks to monitor.
-        on_timeout: Called with a message when another rank's heartbeats stop. By default the message is printed and
-            the process exits immediately, because it may be blocked in a collective with the dead rank.
+    `on_timeout` is called with a message when another rank's heartbeats stop. By default the message is printed and the
+    process exits immediately, because it may be blocked in a collective with the dead rank.
     """
     if ranks.world_size == 1:
         yield

@@ -26,11 +26,7 @@ def is_launched() -> bool:
 
 
 def parse_gpus(text: str) -> list[int]:
-    """Parses a list of GPU indices such as "0,1".
-
-    Raises:
-        ArgumentError: Not a list of indices, a duplicate, or a GPU that does not exist.
-    """
+    """Parses a list of indices such as "0,1" of GPUs that exist."""
     n_gpus = torch.cuda.device_count()
     words = text.split(",")
     if not all(word.isascii() and word.isdecimal() and len(word) < 5 for word in words):
@@ -49,12 +45,7 @@ def parse_gpus(text: str) -> list[int]:
 def ranks_and_gpus(ranks: int, gpus: str) -> tuple[int, list[int]]:
     """Returns the number of ranks and the indices of their GPUs, of the options ``--ranks`` and ``--gpus``.
 
-    Args:
-        ranks: 1 stands for the number of GPUs if ``gpus`` has any.
-        gpus: See :func:`parse_gpus`; empty for the launcher's default.
-
-    Raises:
-        ArgumentError: An option is invalid, or they contradict each other.
+    One rank stands for as many as there are GPUs in ``gpus``, which is empty for the launcher's default.
     """
     most = max(RANKS_MAX, os.cpu_count() or 1)
     if not 1 <= ranks <= most:

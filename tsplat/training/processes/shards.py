@@ -12,14 +12,7 @@ from ...stages.process_group import RankGroup
 def write_shards(folder: Path, tensors: dict[str, Tensor], n_rows: int, ranks: RankGroup) -> None:
     """Writes tensors whose rows are sharded over the ranks; every rank calls this and writes its own rows.
 
-    Args:
-        folder: An existing folder.
-        tensors: This rank's rows, cut as by :meth:`RankGroup.shard_rows`, under the same names on every rank.
-        n_rows: Number of rows of all ranks together.
-        ranks: More than one rank.
-
-    Raises:
-        OSError: A rank cannot write.
+    `tensors` have this rank's rows, as :meth:`RankGroup.shard_rows` cuts `n_rows`, under the same names on every rank.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter

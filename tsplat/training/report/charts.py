@@ -44,12 +44,9 @@ Chart = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A curve.
+    """A curve of points x and y, of which those that are not finite are left out, and its label in the legend.
 
-    Attributes:
-        label: What it shows, for the legend.
-        points: x and y; points that are not finite are left out.
-        style: "main" has a marker at each point; "faint" is a thin line, of which long parts are averaged.
+    "main" has a marker at each point; "faint" is a thin line, of which long parts are averaged.
     """
 
     label: str
@@ -58,21 +55,9 @@ class Series:
 
 
 def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Format, from_zero: bool = False) -> Chart:
-    """Draws curves over a common axis.
+    """Draws curves over a common axis, later ones over earlier ones; `show` formats a value for display.
 
-    Args:
-        title: What is plotted, with its unit.
-        series: The curves; later ones are drawn over earlier ones.
-        x_label: Name of the horizontal axis.
-        show: Formats a value for display.
-        from_zero: Whether the vertical axis starts at zero.
-
-    Returns:
-        The `title`; `keys`, the label and the style of each of several curves; and `svg`, None if there is no finite
-        point.
-
-    Raises:
-        MissingExtraError: Matplotlib is not installed.
+    Returns the `title`; `keys`, label and style of each of several curves; and `svg`, None without finite points.
     """
     curves = [(one, _thin(_finite(one.points), one.style)) for one in series]
     curves = [(one, points) for one, points in curves if points]
@@ -103,17 +88,9 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, show: Form
 
 
 def histogram(title: str, edges: Sequence[float], counts: Sequence[int], *, log: bool = False, noun: str = "") -> Chart:
-    """Draws bars, and returns the `title` and `svg`.
+    """Draws bars of `counts` between `edges`, of which there is one more, and returns the `title` and `svg`.
 
-    Args:
-        title: What is counted.
-        edges: Limits of the bars, one more than `counts`, increasing; their decimal logarithms if `log`.
-        counts: Heights of the bars.
-        log: Whether the horizontal axis is logarithmic.
-        noun: What is counted, plural.
-
-    Raises:
-        MissingExtraError: Matplotlib is not installed.
+    Edges increase; they are decimal logarithms if `log`. `noun` is what is counted, plural.
     """
     limits = [10.0**edge if log else edge for edge in edges]
 
@@ -162,11 +139,8 @@ def _areas(axes: Axes, limits: Sequence[Point], texts: Sequence[str]) -> dict[st
 
 
 def _svg(title: str, draw: Callable[[Axes], dict[str, str]]) -> Html:
-    """Draws a chart; equal charts give equal SVG.
-
-    Args:
-        draw: Draws on the axes, and returns the texts to show, by the name of an element.
-    """
+    """Draws a chart, by `draw` on the axes, which returns the texts to show, by the name of an element.
+    Equal charts give equal SVG."""
     require("matplotlib")
     import matplotlib as mpl
     from matplotlib.figure import Figure

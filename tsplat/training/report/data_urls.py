@@ -37,11 +37,7 @@ EncodedImage = dict[str, Any]
 
 def encode_images(images: Sequence[tuple[Image, int]], budget: int) -> list[EncodedImage]:
     """Encodes RGB images with a longer side of at most the given one, all smaller if they exceed a budget.
-
-    Args:
-        images: Each image, and the maximum of its longer side in pixels.
-        budget: Maximum length of all URLs together, in bytes; exceeded only by images of :data:`SIDE_MIN` pixels.
-    """
+    The budget is the length of all URLs in bytes; only images of :data:`SIDE_MIN` pixels may exceed it."""
     factor = 1.0
     while True:
         encoded = [_encode(image, max(SIDE_MIN, int(factor * side))) for image, side in images]
@@ -61,11 +57,7 @@ def image_of(pixels: Tensor) -> Image:
 
 
 def error_image(target: Tensor, rendered: Tensor) -> Image:
-    """Returns the absolute error, averaged over RGB, times :data:`ERROR_GAIN`, through a colormap.
-
-    Args:
-        target, rendered: [H, W, 3] uint8.
-    """
+    """Returns the absolute error of images [H, W, 3] uint8, averaged over RGB, times :data:`ERROR_GAIN`, as colors."""
     from PIL import Image as Images
 
     difference = target.cpu().short().sub_(rendered.cpu()).abs_().sum(-1)

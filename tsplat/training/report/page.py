@@ -51,11 +51,10 @@ N_LARGE = 3
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShownView:
-    """A view with images.
+    """A view with images [H, W, 3] uint8.
 
     Attributes:
         row: Its entry among the views of ``metrics.json``.
-        target, rendered: [H, W, 3] uint8.
         camera: For its depth; None if it is not known.
         remark: Its place among all views, such as "worst"; empty for most.
     """
@@ -72,13 +71,9 @@ class RunPage:
     """What the page of a run shows. Whatever is unknown is empty or None.
 
     Attributes:
-        name: Name of the run.
-        metrics: The contents of ``metrics.json``.
-        rows: Metrics of single views, as its `views`.
+        metrics, rows: The contents of ``metrics.json``, and its `views`, metrics of single views.
         is_test: Whether these are test views; otherwise they are training views.
-        shown: The views with images.
         history: Metrics over the steps.
-        config: The configuration.
         gaussians: The model, on the device to render depth on.
         model_bytes: Size of ``point_cloud.ply``.
         sessions: As in ``run.json``.
@@ -99,15 +94,8 @@ class RunPage:
 
 
 def choose_views(psnrs: Sequence[float | None], n: int = VIEWS) -> list[tuple[int, str]]:
-    """Selects the views to show: the worst, the median and the best, then others in their order.
-
-    Args:
-        psnrs: PSNR of each view; None is infinite.
-        n: Maximum number of views.
-
-    Returns:
-        Index and remark of each view.
-    """
+    """Selects at most n views: the worst, the median and the best, then others. Returns their indices and remarks.
+    A PSNR of None is infinite."""
     values = [math.inf if psnr is None else -math.inf if math.isnan(psnr) else psnr for psnr in psnrs]
     order = sorted(range(len(values)), key=lambda i: (values[i], i))
     if len(order) < 2:
@@ -123,13 +111,7 @@ def choose_views(psnrs: Sequence[float | None], n: int = VIEWS) -> list[tuple[in
 def shown_views(
     evaluation: Evaluation, rows: Sequence[dict[str, Any]], n: int = VIEWS, ranks: RankGroup | None = None
 ) -> list[ShownView]:
-    """Returns the views of an evaluation to show. A collective call.
-
-    Args:
-        rows: The entry of each view in ``metrics.json``.
-        n: Maximum number of views.
-        ranks: The ranks that evaluated together.
-    """
+    """Returns at most n views of an evaluation to show, with their rows of ``metrics.json``. A collective call."""
     chosen = choose_views([score.psnr for score in evaluation], n)
     scores = evaluation.complete(ranks or RankGroup(), [i for i, _ in chosen])
     return [

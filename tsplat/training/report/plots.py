@@ -39,15 +39,8 @@ def evenly_spaced(values: Sequence[T]) -> list[T]:
 def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: Sequence[Score]) -> None:
     """Writes a labeled PNG with a row per view: photograph, start, result, and the result's absolute error times 4.
 
-    The error is averaged over RGB. Of more than six views, six are shown.
-
-    Args:
-        start, result: Scores of the same views, in the same order, before and after training.
-
-    Raises:
-        ArgumentError: There are no views, or `start` and `result` differ in their views.
-        MissingExtraError: Pillow or Matplotlib is not installed.
-        OSError: The file cannot be written.
+    The error is averaged over RGB. Of more than six views, six are shown. Raises ArgumentError if there are no views,
+    or `start` and `result`, scores before and after training, differ in their views.
     """
     require("PIL", "matplotlib")
     from PIL import Image, ImageDraw, ImageFont
@@ -81,13 +74,7 @@ def contact_sheet(path: str | os.PathLike[str], start: Sequence[Score], result: 
 
 def curve(path: str | os.PathLike[str], history: History) -> None:
     """Writes a PNG that plots PSNR over steps: of single training views, and the mean of the held-out views.
-
-    If the number of Gaussians changes, it is plotted too.
-
-    Raises:
-        MissingExtraError: Matplotlib is not installed.
-        OSError: The file cannot be written.
-    """
+    If the number of Gaussians changes, it is plotted too."""
     require("matplotlib")
     from matplotlib.figure import Figure
 

@@ -91,12 +91,7 @@ def ssim_map(image: Tensor, target: Tensor) -> Tensor:
 
 
 def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch]:
-    """The patches with the largest squared error, the worst first; they do not overlap.
-
-    Args:
-        images: Photograph and rendering of each view, [H, W, 3] uint8.
-        n: Number of patches.
-    """
+    """The n patches with the largest squared error, the worst first; they do not overlap."""
     found = []
     for view, (target, rendered) in enumerate(images):
         side = min(*target.shape[:2], max(PATCH_MIN, min(target.shape[:2]) // PATCH))
