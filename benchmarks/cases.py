@@ -27,16 +27,10 @@ LUMA_SEAL = MODELS / "luma-seal.from_splat.ply"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A scene and the backends to measure on it.
+    """A scene, made as the module says for its kind, and the backends to measure on it, the first against the others.
 
-    Attributes:
-        kind: How the scene is made; see the module.
-        n: Number of Gaussians of a cloud; of those outside of the dense tile.
-        width, height: Image size in pixels; for the garden, `width` is a multiple of its image size.
-        deviation: Standard deviation in pixels of the Gaussians of a cloud.
-        channels: Number of color channels of a cloud.
-        sh_degree: Degree of the spherical harmonics of a cloud, in place of colors.
-        backends: Backends to measure; the first one is compared with the others.
+    A cloud has n Gaussians, outside of the dense tile if there is one, with a standard deviation in pixels, and
+    channels or spherical harmonics. For the garden, `width` is a multiple of its image size.
     """
 
     kind: Literal["cloud", "dense-tile", "garden", "garden-profile", "kettle", "luma-seal"]

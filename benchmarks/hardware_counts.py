@@ -57,11 +57,7 @@ def emulated(scene: str, target: str) -> ByKernel:
 
 
 def measured(scene: str, kernels: list[str]) -> ByKernel:
-    """Returns what ncu counts for some kernels.
-
-    Raises:
-        UnavailableError: There is no ncu or no GPU, or ncu fails.
-    """
+    """Returns what ncu counts for some kernels."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise UnavailableError("ncu is not installed")
@@ -77,11 +73,7 @@ def measured(scene: str, kernels: list[str]) -> ByKernel:
 
 
 def parse(text: str) -> ByKernel:
-    """Returns the counts of ncu's output, with the launches of a kernel together.
-
-    Raises:
-        UnavailableError: There is no table in it.
-    """
+    """Returns the counts of ncu's output, with the launches of a kernel together."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:

@@ -51,14 +51,9 @@ TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A kernel call of a launcher.
+    """A kernel call of a launcher: Triton types of its arguments, values of constants and None, and compiler options.
 
-    Attributes:
-        kernel: The kernel.
-        signature: Triton types of its arguments.
-        constants: Values of constexpr arguments, and of arguments that are None.
-        options: Compiler options.
-        passes: Number of passes over the channels, if the kernel learns the number of channels at run time.
+    `passes` is that over the channels, if the kernel learns the number of channels at run time.
     """
 
     kernel: JITFunction[Any]

@@ -19,15 +19,11 @@ AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
 
 def describe(device: torch.device, name: str | None = None) -> dict[str, str | None]:
-    """Describes the device, the software, and whether timings count.
+    """Describes the device, by its own name or the one given, the software, and whether timings count.
 
-    Args:
-        name: Of the device, in place of its own.
-
-    Returns:
-        `device`; `cpu`, its name and vector instructions, None on a GPU; `driver`, None on a CPU; `torch`, `triton`,
-        `tsplat`; `commit`, which ends in "-dirty" if files differ from it; and `tests`, what the GPU tests of the same
-        run did, or None if none ran.
+    Returns `device`; `cpu`, its name and vector instructions, None on a GPU; `driver`, None on a CPU; `torch`,
+    `triton`, `tsplat`; `commit`, which ends in "-dirty" if files differ from it; and `tests`, what the GPU tests of the
+    same run did, or None if none ran.
     """
     on_gpu = device.type == "cuda"
     threads = torch.get_num_threads()

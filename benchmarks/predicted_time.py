@@ -54,10 +54,9 @@ def summarize(launches: list[tuple[Executed, Prediction]]) -> dict[str, Any]:
 def records(scene: str, run: scenes.Run, gpu_name: str, gpu: Gpu, variation: str | None = None) -> list[dict[str, Any]]:
     """Returns a record for the forward pass and one for the backward pass.
 
-    Returns:
-        `scene`, `pass`, `gpu`, `variation` of the model (None for none), what `summarize` returns for the whole pass,
-        and `kernels`: the same for each kernel, with its `launches` and `registers`. Those of tsplat also have
-        `kept_bytes`: what the forward pass keeps for the backward pass.
+    They have `scene`, `pass`, `gpu`, `variation` of the model (None for none), what `summarize` returns for the pass,
+    and `kernels`: the same for each kernel, with its `launches` and `registers`. Those of tsplat also have
+    `kept_bytes`: what the forward pass keeps for the backward pass.
     """
     predicted = []
     for executed in run.launches:

@@ -38,13 +38,8 @@ def room_capture(
 ) -> Capture:
     """Renders the room from a ring of cameras that look across it, and samples noisy points of what they see.
 
-    Args:
-        width, height: Image size in pixels.
-        n_train, n_test: Numbers of training and of held-out views; the latter lie between the former.
-        n_points: Number of points.
-        exposure: Standard deviation of the logarithm of the training views' gain; a fifth of it for each channel more.
-            The logarithms have mean 0, and held-out views have gain 1.
-        seed: Random seed of gains, points and noise.
+    Held-out views lie between training views, whose gain has a logarithm with mean 0 and the standard deviation
+    `exposure`, a fifth of it for each channel more. Held-out views have gain 1.
     """
     generator = torch.Generator().manual_seed(seed)
     K = intrinsics(width, height, FOV)

@@ -45,10 +45,8 @@ Assignment = Literal["random", "Morton"]
 class Traffic:
     """Rows of the packed tensors (projected Gaussians) that a step exchanges between ranks.
 
-    Attributes:
-        rows: [ranks, ranks] int64, rows of Gaussians of the first rank on the camera of the second.
-        chunks: [ranks] share of the chunks of which any Gaussian is visible, per camera.
-        n_gaussians: Number of Gaussians of all ranks.
+    `rows` [ranks, ranks] are of Gaussians of the first rank on the camera of the second; `chunks` [ranks] is the share
+    of those of which any Gaussian is visible, per camera.
     """
 
     rows: Tensor
@@ -93,9 +91,7 @@ def partition(means: Tensor, assignment: Assignment) -> Tensor:
 def count_traffic(visible: Tensor, order: Tensor) -> Traffic:
     """Counts the rows that a step with one camera per rank exchanges.
 
-    Args:
-        visible: [C, N] bool, which Gaussians each camera sees; camera i is on rank i.
-        order: [N] int64, Gaussians ordered by rank; every rank owns an equal part.
+    `visible` [C, N] says which Gaussians camera i of rank i sees; of `order` [N], every rank has an equal part.
     """
     n_cameras, n = visible.shape
     owners = torch.arange(n) * n_cameras // n
@@ -193,15 +189,9 @@ instructions per 32 pixels (counted by `benchmarks.static_cost`), with all issue
 class Machine:
     """An H100 and its interconnect: data-sheet values times the share that is commonly reached.
 
-    Only `record` is measured.
-
-    Attributes:
-        memory: Memory bandwidth in bytes per second.
-        near, far: Bandwidth per direction between GPUs of the same node and of different nodes, in bytes per second.
-        node: GPUs per node.
-        latency, latency_per_rank: Seconds per collective, and additional seconds per rank.
-        record: Seconds to process a rank's metadata on the CPU; measured on one core.
-        capacity: Bytes of memory for parameters and rows.
+    Bandwidths of memory, and per direction between GPUs of the same and of different nodes, are in bytes per second,
+    latencies in seconds per collective and rank, capacity in bytes. Only `record` is measured, on one core: seconds to
+    process a rank's metadata.
     """
 
     memory: float = 0.75 * 3.35e12
@@ -216,16 +206,9 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Predicted cost of a step on one rank, with one camera per rank.
+    """Predicted seconds and bytes of a step on one rank, with one camera per rank.
 
-    Attributes:
-        project: Seconds of projection and shading.
-        exchange: Seconds of communication and of packing what is sent.
-        metadata: Seconds to process the metadata of all ranks on the CPU.
-        composite: Seconds of intersection and compositing.
-        optimize: Seconds of the optimizer step.
-        link_bytes: Bytes sent.
-        memory_bytes: Bytes of GPU memory.
+    `exchange` includes packing what is sent; `metadata` is that of all ranks, on the CPU.
     """
 
     project: float
@@ -243,14 +226,9 @@ class Step:
 
 
 def predict(n: float, ranks: int, visible: float, tested: float = 1.0, machine: Machine | None = None) -> Step:
-    """Predicts the cost of a step.
+    """Predicts the cost of a step of n Gaussians, of which a camera sees some, on a number of GPUs.
 
-    Args:
-        n: Number of Gaussians of all ranks.
-        ranks: Number of GPUs.
-        visible: Number of Gaussians visible to a camera.
-        tested: Share of the Gaussians projected per camera; less than 1 if chunks were culled first.
-        machine: The default :class:`Machine` where None.
+    `tested` is the share of the Gaussians projected per camera; less than 1 if chunks were culled first.
     """
     m = machine or Machine()
     own = n / ranks

@@ -69,10 +69,7 @@ def amd_core(lanes: int) -> ctypes.CDLL:
 def library(source: Path, generated: dict[str, str] | None = None, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compiles a C file, unless that was done before. Processes that need the same file wait for the first.
 
-    Args:
-        source: The file, in a folder with all that it includes.
-        generated: Text of further files that it includes, by name.
-        flags: Of the compiler, beside `FLAGS`.
+    `generated` has the text of further files that it includes, by name; `flags` are beside those of `FLAGS`.
     """
     generated = generated or {}
     digest = hashlib.sha256(repr((source.name, generated, flags, FLAGS, _processor())).encode())

@@ -20,11 +20,7 @@ TARGETS = {"cuda:80": "ptx", "cuda:90": "ptx", "cuda:120": "ptx", "hip:gfx942": 
 
 
 def target_of(name: str) -> GPUTarget:
-    """Returns Triton's target for "cuda:80", "sm_80", "hip:gfx942" or "gfx942".
-
-    Raises:
-        ValueError: Another form.
-    """
+    """Returns Triton's target for "cuda:80", "sm_80", "hip:gfx942" or "gfx942"."""
     if match := re.fullmatch(r"(?:cuda:|sm_)(\d+)", name):
         return GPUTarget("cuda", int(match[1]), 32)
     if match := re.fullmatch(r"(?:hip:)?(gfx\w+)", name):
@@ -62,16 +58,10 @@ class Emulator:
 def emulated(
     target: str = "cuda:80", code: Code | None = None, *, strict: bool = True, **options: Any
 ) -> Iterator[Emulator]:
-    """Triton kernels on CPU tensors run compiled for a GPU, on an emulated one.
+    """Triton kernels on CPU tensors run compiled for a GPU, as :func:`target_of` takes it, on an emulated one.
 
-    Args:
-        target: As :func:`target_of` takes it.
-        code: What is executed: "ptx" (unless said otherwise) or "sass" for NVIDIA, "amdgcn" for AMD.
-        strict: Raises at the end what the checks found.
-        options: See :class:`emulator.machine.Options`.
-
-    Raises:
-        EmulationError: A check found something.
+    `code` is what is executed: "ptx" (unless said otherwise) or "sass" for NVIDIA, "amdgcn" for AMD. If `strict`,
+    raises EmulationError at the end for what the checks found.
     """
     if reason := build.missing():
         raise EmulationError(f"the emulator {reason}")

@@ -59,10 +59,8 @@ def launch_of(
 ) -> Launch:
     """Packs the values of a launch as the hardware gets them.
 
-    Args:
-        given: Triton's type and the value of each argument that is not a constant. If a tensor has addresses from
-            the host, its attribute ``pointees`` has the tensors there.
-        key: Of its counters.
+    `given` has Triton's type and the value of each argument that is not a constant. If a tensor has addresses from the
+    host, its attribute ``pointees`` has the tensors there.
     """
     metadata = source.metadata
     if getattr(metadata, "global_scratch_size", 0):

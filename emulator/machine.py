@@ -121,11 +121,7 @@ class Machine:
         """CPU time in the C core."""
 
     def run(self, program: Program, launch: Launch) -> None:
-        """Executes a launch.
-
-        Raises:
-            EmulationError: It could not be finished.
-        """
+        """Executes a launch."""
         keep: list[np.ndarray] = []
         model = self._model(program, launch, keep)
         n = len(program.statements)

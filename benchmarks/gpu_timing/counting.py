@@ -43,12 +43,9 @@ READS = {"tolist", "cpu", "numpy"}
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """An operator that launches or waits.
+    """An operator that launches or waits, with the bytes of its results.
 
-    Attributes:
-        result_bytes: Bytes of its results.
-        sort_passes: Passes of 8 bits of a radix sort, 0 for other operators.
-        sort_bytes: Bytes of memory traffic of these passes together.
+    A radix sort has passes of 8 bits, and bytes of memory traffic of these together; others have 0.
     """
 
     phase: str
@@ -78,12 +75,7 @@ def sort_operator(phase: str, n: int, key_bits: int, key_bytes: int, value_bytes
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators inside by `phase`: those that launch or wait, and allocations.
-
-    Attributes:
-        found: Operators that launch or wait.
-        allocations: Phase of each operator with a result in new memory.
-    """
+    """Counts by `phase` the operators inside that launch or wait, and those with a result in new memory."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -161,11 +153,7 @@ class Predictor(Recorder):
 
 
 class Step:
-    """A training step of a scene: rasterization, L1 + SSIM loss, backward, Adam. Its learning rate is zero.
-
-    Attributes:
-        meta: Of the last rasterization.
-    """
+    """A training step of a scene: rasterization, L1 + SSIM loss, backward, Adam. Its learning rate is zero."""
 
     def __init__(self, scene: dict[str, Any]) -> None:
         self.leaves = {name: scene[name].detach().clone().requires_grad_() for name in LEAVES}

@@ -57,13 +57,7 @@ class UnavailableError(Exception):
 
 def find_wheel(*, download: bool = False) -> Path:
     """Returns gsplat's wheel: the file that TSPLAT_GSPLAT_WHEEL names, or the one in the emulator's cache folder.
-
-    Args:
-        download: Downloads it into the cache folder with pip if it is not there.
-
-    Raises:
-        UnavailableError: No such file, the download failed, or it is another wheel.
-    """
+    If `download`, pip downloads it if it is not there."""
     given = os.environ.get(WHEEL_VARIABLE)
     path = Path(given) if given else build.cache_folder() / WHEEL
     if not path.exists() and download and not given:
@@ -86,11 +80,7 @@ def _download(folder: Path) -> None:
 
 
 def find_nvcc() -> str:
-    """Returns the path of nvcc.
-
-    Raises:
-        UnavailableError: It is not in PATH.
-    """
+    """Returns the path of nvcc."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         raise UnavailableError("nvcc is not in PATH")
@@ -108,11 +98,7 @@ def kernel_source(text: str, kernel: str, channels: int) -> str:
 
 @functools.cache
 def load_kernel(direction: str, channels: int, wheel: Path) -> NvidiaProgram:
-    """Returns the compositing kernel of a direction, "fwd" or "bwd", compiled unless that was done before.
-
-    Raises:
-        UnavailableError: nvcc is missing or could not compile it.
-    """
+    """Returns the compositing kernel of a direction, "fwd" or "bwd", compiled unless that was done before."""
     nvcc, kernel = find_nvcc(), kernel_name(direction)
     with zipfile.ZipFile(wheel) as files:
         text = files.read(f"{SOURCES}csrc/RasterizeToPixels3DGS{direction.capitalize()}.cu").decode()
@@ -184,12 +170,7 @@ def tile_lists(means2d: Tensor, radii: Tensor, depths: Tensor, width: int, heigh
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What gsplat's kernels computed.
-
-    Attributes:
-        colors, alphas: [1, H, W, D], [1, H, W, 1].
-        v_means2d, v_conics, v_opacities, v_features: [nnz, 2], [nnz, 3], [nnz], [nnz, D].
-    """
+    """What gsplat's kernels computed: images, and gradients of projected Gaussians."""
 
     colors: Tensor
     alphas: Tensor
@@ -200,17 +181,7 @@ class Result:
 
 
 def execute(composited: Composited, *, wheel: Path, traced: bool) -> tuple[Run, Result]:
-    """Executes gsplat's kernels on what tsplat composited, with gsplat's lists.
-
-    Args:
-        composited: One image without masks.
-        wheel: See `find_wheel`.
-        traced: As for `scenes.execute`.
-
-    Raises:
-        UnavailableError: The kernels cannot be compiled.
-        EmulationError: The emulator found an access out of bounds or the like.
-    """
+    """Executes gsplat's kernels on what tsplat composited, one image without masks, with gsplat's lists."""
     splats, (_, height, width, channels) = composited.splats.with_own_colors(), composited.colors.shape
     assert splats.colors is not None and splats.depths is None and len(composited.colors) == 1
     forward, backward = (load_kernel(direction, channels, wheel) for direction in ("fwd", "bwd"))

@@ -33,12 +33,7 @@ INTERSECTIONS = 30
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """What a call of gsplat costs on the host.
-
-    Attributes:
-        python_us: Of each phase.
-        operators: Of Python and C++, without the sort.
-    """
+    """What a call of gsplat costs on the host: microseconds of Python by phase, and operators without the sort."""
 
     python_us: dict[str, float]
     operators: list[Operator]
@@ -125,13 +120,7 @@ def _undispatched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def traffic(n: int, nnz: int, intersections: int, tiles: int, coefficients: int) -> dict[str, int]:
-    """Returns the least bytes that gsplat's kernels other than compositing read and write, by phase.
-
-    Args:
-        n, nnz: Number of Gaussians and of projected Gaussians.
-        intersections, tiles: Number of intersections and of tiles.
-        coefficients: Number of SH coefficients of a Gaussian, 0 for colors.
-    """
+    """Returns the least bytes that gsplat's kernels other than compositing read and write, by phase."""
     shape, row = 4 * (3 + 4 + 3 + 1), 4 * (2 + 2 + 1 + 3) + 8 * 3
     harmonics = nnz * 4 * 3 * (coefficients + 2) if coefficients else 0
     listing = nnz * 2 * 4 * 5 + intersections * (12 + 8) + 4 * tiles
@@ -158,12 +147,7 @@ def compositing_us(scene: str, gpu: str) -> float | None:
 
 
 def device_us(scene: dict[str, Any], peer: Peer, meta: dict[str, Any], compositing: float, gpu: str) -> float:
-    """Returns the predicted device time of a call of gsplat.
-
-    Args:
-        meta: Of tsplat's rasterization of the scene.
-        compositing: Predicted time of its compositing kernels.
-    """
+    """Returns the predicted device time of a call of gsplat, from that of its compositing kernels."""
     width, height, n = scene["width"], scene["height"], len(scene["means"])
     intersections, tiles = lists(meta, width, height)
     sh = scene.get("sh_degree") is not None

@@ -28,14 +28,10 @@ EMULATION = dict(races=False, uninitialized=False, first_touch=False)
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Microseconds on the host.
+    """Microseconds on the host, by phase.
 
-    Attributes:
-        python_us: Of each phase on the emulated driver, without the kernels and what is below Python.
-        launches: Number of launches of each phase.
-        launch_us: Of each launch, with a launcher that does nothing.
-        cpu_us: Of each phase on the CPU target, with its kernels.
-        function_calls: Number of Python functions that each phase calls.
+    `python_us` are on the emulated driver, without the kernels and what is below Python; `launch_us` of a launch that
+    does nothing; `cpu_us` on the CPU target, with its kernels.
     """
 
     python_us: dict[str, float]
@@ -68,12 +64,7 @@ def tiny(scene: dict[str, Any]) -> dict[str, Any]:
 
 
 class Clock:
-    """Measures phases in thread CPU time, and keeps the best of each.
-
-    Attributes:
-        best_us: Of each phase.
-        excluded: Seconds that do not count, so far.
-    """
+    """Measures phases in thread CPU time without what is excluded, and keeps the best of each."""
 
     def __init__(self) -> None:
         self.best_us: dict[str, float] = {}

@@ -42,13 +42,8 @@ class Data:
 class Composited:
     """Inputs and outputs of the compositing of a scene, as other implementations need them.
 
-    Attributes:
-        splats: Projected Gaussians, with gathered colors [nnz, D].
-        radii, depths: [nnz, 2] int32, [nnz].
-        backgrounds: [I, D] or None.
-        colors, alphas: [I, H, W, D], [I, H, W, 1].
-        v_colors, v_alphas: [I, H, W, D], [I, H, W].
-        gradients: Of `splats`.
+    `splats` have gathered colors [nnz, D]; `v_colors` [I, H, W, D] and `v_alphas` [I, H, W] are what `gradients` come
+    from.
     """
 
     splats: Splats
@@ -81,11 +76,7 @@ class TsplatRun(Run):
 
 
 def from_case(case: Case, data: Data) -> dict[str, Any]:
-    """Returns the arguments of `rasterization` for a scene of the benchmarks.
-
-    Raises:
-        FileNotFoundError: Its file does not exist.
-    """
+    """Returns the arguments of `rasterization` for a scene of the benchmarks."""
     scene = load(case, torch.device("cpu"), garden=data.garden, kettle=data.kettle)
     if scene is None:
         raise FileNotFoundError(data.garden if case.kind.startswith("garden") else data.kettle)

@@ -13,15 +13,7 @@ from .program import INSTRUCTION, SECTOR_BYTES, AmdProgram
 
 
 def translate(text: str, descriptor: Descriptor, lanes: int) -> AmdProgram:
-    """Returns the kernel of an assembly file.
-
-    Args:
-        descriptor: Of the same kernel.
-        lanes: 32 or 64 per wave.
-
-    Raises:
-        UnsupportedInstructionError: It has an instruction that the emulator does not know.
-    """
+    """Returns the kernel of an assembly file, for waves of 32 or 64 lanes."""
     labels: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
     statements: list[str] = []

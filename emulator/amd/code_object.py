@@ -33,12 +33,7 @@ class Descriptor:
     """The same of arguments that the compiler adds."""
 
     def user_registers(self, arguments: bytes, address: int) -> list[int]:
-        """Returns what the first scalar registers hold.
-
-        Args:
-            arguments: As they lie in memory.
-            address: Where.
-        """
+        """Returns what the first scalar registers hold, for arguments that lie at an address."""
         words: list[int] = []
         for bit, values in enumerate(
             ([0] * 4, [0] * 2, [0] * 2, [address & 0xFFFFFFFF, address >> 32], [0] * 2, [0] * 2, [self.scratch_bytes])

@@ -58,14 +58,7 @@ Row = dict[str, Any]
 
 
 def parse(text: str, dual: bool) -> Row:
-    """Returns the fields of program.INSTRUCTION.
-
-    Args:
-        dual: It is one half of a dual instruction.
-
-    Raises:
-        NotImplementedError: The emulator does not know it.
-    """
+    """Returns the fields of program.INSTRUCTION, of one half of a dual instruction if `dual`."""
     statement = _taken_apart(text, dual)
     row: Row = {"flags": 0, "immediate": [0, 0, 0, 0], "source": []}
     if "clamp" in statement.modifiers:

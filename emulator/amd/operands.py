@@ -24,11 +24,7 @@ Width = Literal["32", "integer 64", "float 64"]
 
 
 def operand(token: str, width: Width = "32") -> Operand:
-    """Parses an operand.
-
-    Raises:
-        NotImplementedError: Another form.
-    """
+    """Parses an operand."""
     modifiers, token = 0, token.strip()
     if match := re.fullmatch(r"sext\((.*)\)", token):
         token, modifiers = match[1], SIGNED

@@ -21,13 +21,8 @@ class Emitter:
         """Place of the predicate that guards the current instruction, and whether it is negated."""
 
     def row(self, op: str, *places: int, **fields: Any) -> None:
-        """Adds an instruction.
-
-        Args:
-            op: Its name in core/nvidia_*.inc.
-            places: Its operands.
-            fields: Other fields of `INSTRUCTION`; `target` is resolved by `jump_target`.
-        """
+        """Adds an instruction of core/nvidia_*.inc at its operands; `target` of other fields is resolved by
+        `jump_target`."""
         number = build.nvidia_operations().get(op)
         if number is None:
             raise UnsupportedInstructionError(op)

@@ -7,10 +7,7 @@ def loops_together(successors: list[list[int]], count: int) -> list[int]:
     """Returns a weak topological order (Bourdoncle, 1993) of the blocks that can be reached from block 0.
 
     Loops are contiguous and lead from their heads to their ends, so that lanes that are ahead wait for those behind.
-
-    Args:
-        successors: Of each block; `count` stands for the end of the program.
-        count: Number of blocks.
+    The successor `count` stands for the end of the program.
     """
     order: list[int] = []
 

@@ -21,11 +21,7 @@ ERRORS = (UnsupportedInstructionError, KeyError, ValueError, IndexError, Attribu
 
 
 def translate(source: str, name: str) -> NvidiaProgram:
-    """Returns a kernel of a PTX module.
-
-    Raises:
-        UnsupportedInstructionError: It has an instruction that the emulator does not know.
-    """
+    """Returns a kernel of a PTX module."""
     return _Translator(source, name).finish()
 
 

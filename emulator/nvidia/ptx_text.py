@@ -11,11 +11,7 @@ BYTES |= {"bf16": 2, "pred": 0, "f16x2": 4, "f32x2": 8, "b128": 16}
 
 
 def entry(source: str, name: str) -> tuple[str, str, str]:
-    """Returns what stands before a kernel, its parameters, and its body.
-
-    Raises:
-        UnsupportedInstructionError: No such kernel.
-    """
+    """Returns what stands before a kernel, its parameters, and its body."""
     source = re.sub(r"/\*.*?\*/", "", source, flags=re.S)
     head = re.search(rf"\.entry\s+{re.escape(name)}\s*\((.*?)\)([^{{]*)\{{", source, flags=re.S)
     if head is None:

@@ -28,17 +28,7 @@ STACK_BYTES = 4096
 
 
 def translate(text: str, name: str, capability: int, compiler_constants: bytes = b"") -> NvidiaProgram:
-    """Returns a function of a listing; arguments have the same layout as in PTX.
-
-    Args:
-        text: See :func:`sass_text.listing`.
-        name: Of the function.
-        capability: Compute capability, such as 80.
-        compiler_constants: See :func:`sass_text.compiler_constants`.
-
-    Raises:
-        UnsupportedInstructionError: It has an instruction that the emulator does not know.
-    """
+    """Returns a function of a listing for a compute capability such as 80; arguments have the same layout as in PTX."""
     if capability not in BANK_ARGUMENTS:
         raise UnsupportedInstructionError(f"machine code of sm_{capability}")
     program = _Translator(text, name, compiler_constants).finish(BANK_ARGUMENTS[capability])

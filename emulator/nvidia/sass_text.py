@@ -21,11 +21,7 @@ def listing(cubin: bytes) -> str:
 
 
 def function(text: str, name: str) -> list[tuple[int, str]]:
-    """Returns address and text of each instruction of a function of a listing.
-
-    Raises:
-        UnsupportedInstructionError: No such function.
-    """
+    """Returns address and text of each instruction of a function of a listing."""
     parts = re.split(r"Function : (\S+)", text)
     for found, body in zip(parts[1::2], parts[2::2]):
         if found == name:

@@ -220,11 +220,7 @@ def _core() -> ctypes.CDLL:
 
 
 def predict(gpu: Gpu, trace: Trace) -> Prediction:
-    """Models one launch.
-
-    Raises:
-        ValueError: A program does not fit on an SM, or the trace is inconsistent.
-    """
+    """Models one launch."""
     fits = occupancy(gpu, trace)
     parameters = np.array(dataclasses.astuple(gpu), np.int32)
     arrays = (trace.table, trace.rows, trace.raw.runs, trace.raw.accesses, trace.raw.index)

@@ -98,12 +98,7 @@ class Executed:
 
 
 class Recorder:
-    """Keeps what the launches of some kernels did. It is set as a machine's `tracer`.
-
-    Args:
-        wanted: Whether a launch is to be kept.
-        traced: Also records the launches that are kept warp by warp, for the timing model.
-    """
+    """A machine's `tracer`, which keeps what wanted launches did, warp by warp for the timing model if `traced`."""
 
     def __init__(self, wanted: Callable[[Launch], bool], *, traced: bool = True) -> None:
         self.wanted, self.traced = wanted, traced

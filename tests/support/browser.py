@@ -28,12 +28,7 @@ class NotAttachedError(Exception):
 
 
 class Page:
-    """A page of a browser.
-
-    Attributes:
-        errors: What the page wrote to its console as errors, and exceptions of its scripts.
-        requests: Addresses that the page asked for.
-    """
+    """A page of a browser: errors on its console and exceptions of its scripts, and the addresses that it asked for."""
 
     def __init__(self, socket, loop):
         self._socket, self._loop, self._calls = socket, loop, 0

@@ -39,13 +39,9 @@ def project(points, viewmat, K):
 
 
 def write_colmap(folder, views, points, camera=None):
-    """Writes a COLMAP scene. Every view observes every point; points are black.
+    """Writes a COLMAP scene of views and their images. Every view observes every one of the black points [P, 3].
 
-    Args:
-        folder: Where to write.
-        views: Views; they are written as images, too.
-        points: [P, 3].
-        camera: Model, size and parameters of all cameras as in cameras.txt; by default PINHOLE with the views' K.
+    `camera` is model, size and parameters of all cameras as in cameras.txt; by default PINHOLE with the views' K.
     """
     sparse = folder / "sparse" / "0"
     sparse.mkdir(parents=True)
@@ -73,15 +69,9 @@ def write_colmap(folder, views, points, camera=None):
 
 
 def write_scene(folder, n=10, camera="1 PINHOLE 43 30 50 52 21 14.5", size=(43, 30), pose=None, points=5):
-    """Writes a COLMAP scene whose cameras lie on a line along x and look along z.
+    """Writes a COLMAP scene of n cameras on a line along x that look along z, or have the pose `pose`, wxyz as text.
 
-    Args:
-        folder: Where to write.
-        n: Number of images. They are not in the order of their names; pixel (x, y) of image i is (i, x, y).
-        camera: The line of cameras.txt.
-        size: Image size in pixels.
-        pose: Quaternion wxyz of all cameras as text; by default the identity.
-        points: Number of points.
+    Images are not in the order of their names; pixel (x, y) of image i is (i, x, y).
     """
     (folder / "images").mkdir(parents=True)
     sparse = folder / "sparse" / "0"
@@ -136,14 +126,9 @@ def write_photos(folder):
 
 
 def video_of_walls(n=300, cut=160):
-    """Renders a video of the walls of :func:`write_photos`: a hand that shakes, motion blur, a cut.
+    """Renders a video of the walls of :func:`write_photos`: a hand that shakes, motion blur, a cut before frame `cut`.
 
-    Args:
-        n: Number of frames.
-        cut: Index of the first frame after the cut.
-
-    Returns:
-        Frames [240, 320, 3] uint8, and view matrices [n, 4, 4] in the middle of each exposure.
+    Returns n frames [240, 320, 3] uint8, and view matrices [n, 4, 4] in the middle of each exposure.
     """
     K, walls = intrinsics(PHOTO_WIDTH, PHOTO_HEIGHT, PHOTO_FOV), _wall_textures()
 

@@ -93,8 +93,7 @@ def gradients(
 def one_case(seed: int, groups: dict[int, dist.ProcessGroup]) -> dict[str, float] | None:
     """Compares a random case with one process: images bit by bit, gradients to 1e-9 in fp64.
 
-    Returns:
-        Figures, or None if this rank is not in the group.
+    Returns figures, or None if this rank is not in the group.
     """
     r = random.Random(seed)
     size = r.choice([2, 3, 4, 4])

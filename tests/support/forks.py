@@ -19,28 +19,16 @@ from tests.support.paths import ROOT
 
 
 class Forks:
-    """Runs code in forked processes, one at a time.
-
-    Args:
-        modules: What is imported besides PyTorch, before processes are forked.
-    """
+    """Runs code in forked processes, one at a time, with PyTorch and some modules imported."""
 
     def __init__(self, modules=()):
         self.modules = modules
         self.server = None
 
     def run(self, code, *arguments, cwd=ROOT, environment=None, timeout=120):
-        """Runs code as ``python -c`` does.
+        """Runs code as ``python -c`` does, and returns a `subprocess.CompletedProcess` with the output as text.
 
-        Args:
-            code: Python code. `torch` is imported already.
-            arguments: The rest of `sys.argv`.
-            cwd: The working directory.
-            environment: Environment variables; None for those of this process.
-            timeout: Seconds after which the process is killed. Processes that it leaves behind are killed, too.
-
-        Returns:
-            A `subprocess.CompletedProcess` with the output as text.
+        After `timeout` seconds the process is killed, and so are processes that it leaves behind.
         """
         if self.server is None:
             command = [sys.executable, "-m", "tests.support.forks", *self.modules]

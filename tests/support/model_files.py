@@ -129,15 +129,9 @@ def webp_bytes(values):
 
 
 def sog_files(count=30, bands=2, **changes):
-    """A random SOG dataset with images of 5 x 8 pixels.
+    """A random SOG dataset of a SH degree with images of 5 x 8 pixels, and changed entries of ``meta.json``.
 
-    Args:
-        count: Number of Gaussians.
-        bands: SH degree.
-        changes: Entries of ``meta.json`` to replace.
-
-    Returns:
-        The files by name, the arrays in their images, and the codebooks.
+    Returns the files by name, the arrays in their images, and the codebooks.
     """
     rng = np.random.default_rng(0)
     size = (bands + 1) ** 2 - 1

@@ -14,11 +14,7 @@ VOID = {"br", "img", "input", "meta"}
 
 
 class Page(HTMLParser):
-    """A parsed page; fails if an element is not closed.
-
-    Attributes:
-        elements: (tag, attributes, text) of every element, in the order in which they start.
-    """
+    """A parsed page: (tag, attributes, text) of every element, in the order in which they start."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)

@@ -40,16 +40,7 @@ def angles_between(one: Gaussians, other: Gaussians) -> Tensor:
 
 
 def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians) -> None:
-    """Checks Gaussians read from a file against those written to it.
-
-    Args:
-        format: ``"ply"``, ``"compressed-ply"``, ``"spz"``, ``"spz4"`` or ``"sog"``.
-        gaussians: What was written.
-        found: What was read.
-
-    Raises:
-        RoundTripError: A value differs by more than the format allows.
-    """
+    """Checks Gaussians found in a file of a format against those written to it."""
     if format == "ply":  # has all coefficients of degree 3
         size = gaussians.shN.shape[1]
         if bool(found.shN[:, size:].any()):
@@ -131,11 +122,7 @@ def _check_sog(expected: Gaussians, found: Gaussians) -> None:
 
 
 def _check_codebook(name: str, found: Tensor, expected: Tensor, weights: float | Tensor = 1.0) -> None:
-    """Checks that there are at most 256 values, the nearest one each, better than equally distant ones would be.
-
-    Args:
-        weights: Of squared errors.
-    """
+    """Checks that there are at most 256 values, the nearest one each, better than equally distant ones would be."""
     if not expected.numel():
         return
     if expected.unique().numel() <= 256:

@@ -13,9 +13,7 @@ from PIL import Image
 class ViewerClient:
     """A client whose window has a size; the first movement opens its session.
 
-    Attributes:
-        images: The images that it received: time by `time.perf_counter`, format, and bytes of the file.
-        status: The newest line of the viewer about the image.
+    It receives images, as time by `time.perf_counter`, format, and bytes, and the newest line about the image.
     """
 
     def __init__(self, url: str, width: int = 640, height: int = 480) -> None:

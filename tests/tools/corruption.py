@@ -145,11 +145,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def check_ply(path: Path, kind: str, seed: int) -> str:
-    """Reads one damaged PLY. Returns "read" or the name of the typed error.
-
-    Raises:
-        ViolationError: A guarantee was violated.
-    """
+    """Reads one damaged PLY. Returns "read" or the name of the typed error."""
     rng = np.random.default_rng([seed, list(DAMAGES).index(kind)])
     content, is_right = DAMAGES[kind](rng, Ply(rng))
     return _check(path, content, read_ply, is_right, f"{kind} {seed}")

@@ -159,12 +159,9 @@ def special_file(path: Path, kind: int) -> None:
 
 
 class DamagedFiles:
-    """Files on disk that can be damaged one at a time.
+    """Files on disk, a number of bytes together, of which `targets` can be damaged one at a time.
 
-    Attributes:
-        path: What is read: a file or a folder. Errors have to name it.
-        targets: Files to damage.
-        size: Bytes of all files.
+    Errors have to name `path`, the file or folder that is read.
     """
 
     def __init__(self, path: Path, targets: Iterable[Path]) -> None:
@@ -182,11 +179,7 @@ class DamagedFiles:
         raise NotImplementedError
 
     def check(self, seed: int) -> str:
-        """Damages a file, reads all and restores the file. Returns "read" or the name of the typed error.
-
-        Raises:
-            ViolationError: A guarantee was violated.
-        """
+        """Damages a file, reads all and restores the file. Returns "read" or the name of the typed error."""
         rng = np.random.default_rng(seed)
         target, damage = self.targets[seed % len(self.targets)], DAMAGES[seed // len(self.targets) % len(DAMAGES)]
         content = target.read_bytes()
@@ -230,13 +223,8 @@ def resident_bytes() -> int:
 
 
 def run(description: str, make: Callable[[Path, str], DamagedFiles], formats: Iterable[str]) -> int:
-    """The program of a corruption tool: damages files of the formats that its arguments name. Returns its exit status.
-
-    Args:
-        description: Text of its help.
-        make: Writes the files of a format into an empty folder.
-        formats: Names of the formats.
-    """
+    """The program of a corruption tool: damages files of the formats that its arguments name, and returns its exit
+    status."""
     formats = tuple(formats)
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("format", choices=(*formats, "all"))

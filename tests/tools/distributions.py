@@ -47,11 +47,7 @@ def package_files() -> set[str]:
 
 
 def check_wheel(path: Path) -> None:
-    """Checks that a wheel contains the package, its license and nothing else.
-
-    Raises:
-        AssertionError: It does not.
-    """
+    """Checks that a wheel contains the package, its license and nothing else."""
     with zipfile.ZipFile(path) as wheel:
         names = set(wheel.namelist())
         metadata = wheel.read(f"tsplat-{__version__}.dist-info/METADATA").decode()
@@ -63,11 +59,7 @@ def check_wheel(path: Path) -> None:
 
 
 def check_source(path: Path) -> None:
-    """Checks that a source distribution contains the package and what builds it.
-
-    Raises:
-        AssertionError: It does not.
-    """
+    """Checks that a source distribution contains the package and what builds it."""
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = package_files() | {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
@@ -76,11 +68,7 @@ def check_source(path: Path) -> None:
 
 
 def check_installed(wheel: Path, interpreter: str) -> None:
-    """Checks a wheel in an empty environment of a Python interpreter, with the versions of constraints.txt.
-
-    Raises:
-        CalledProcessError: A step failed.
-    """
+    """Checks a wheel in an empty environment of a Python interpreter, with the versions of constraints.txt."""
     extras = ",".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     code = "\n".join(block for page in ("README.md", "docs/quickstart.md") for block in python_blocks(ROOT / page))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

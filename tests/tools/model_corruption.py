@@ -112,11 +112,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
 
 
 class Model(DamagedFiles):
-    """A model whose files are damaged.
-
-    Attributes:
-        intact: Its Gaussians; None for a format that is refused.
-    """
+    """A model whose files are damaged, and its intact Gaussians; None for a format that is refused."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         folder.mkdir(exist_ok=True)

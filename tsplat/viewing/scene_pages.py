@@ -171,7 +171,7 @@ def write_page(
 
 
 def check_format(format: str) -> None:
-    """Raises ArgumentError for an unknown format of the model in a page, and MissingExtraError for SOG without Pillow."""
+    """Raises ArgumentError for an unknown format of the model in a page, and MissingExtraError without Pillow."""
     check_choice("format", format, get_args(Embedding))
     if format == "sog":
         try:

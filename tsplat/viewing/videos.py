@@ -136,7 +136,7 @@ def write_frames(path: str | os.PathLike[str], frames: Iterable[Tensor], fps: in
 
 
 def check_video_path(path: Path) -> None:
-    """Raises ArgumentError unless :func:`write_frames` supports the suffix, and MissingExtraError for what is missing."""
+    """Raises ArgumentError unless :func:`write_frames` supports the suffix, MissingExtraError without its package."""
     if path.suffix and path.suffix not in VIDEO_SUFFIXES:
         suffixes = ", ".join(VIDEO_SUFFIXES)
         raise ArgumentError(f"{path}: expected a file name ending in {suffixes}, or a folder name without a suffix")
