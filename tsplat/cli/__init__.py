@@ -71,14 +71,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ArgumentError, UnsupportedError, BackendError, PeerError, MemoryBudgetError, ArithmeticError) as error:
         return _report(str(error))
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        # On a CPU, PyTorch raises a RuntimeError that only its message distinguishes.
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
             raise
         return _report("out of memory; use smaller images")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # On a CPU, PyTorch raises a RuntimeError that only its message distinguishes.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def _report(message: str) -> int:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import ArgumentError
@@ -72,17 +72,21 @@ def render(arguments: Namespace) -> int:
     from ..viewing import render_frames, write_frames
     from ..viewing.devices import pick_device, reserve_threads
     from ..viewing.outputs import check_output
-    from ..viewing.run_cameras import find_background
+    from ..viewing.run_cameras import find_background, find_cameras
     from ..viewing.videos import VIDEO_SUFFIXES, check_video_path, map_writer
 
-    out = arguments.out
+    out, placing = arguments.out, ("eye", "look_at", "up")
     if arguments.trajectory is None and arguments.view is None and out.suffix in VIDEO_SUFFIXES:
-        arguments.trajectory = _default_trajectory(arguments)
+        # Along the cameras of a run, unless they are placed.
+        placed = any(getattr(arguments, name) is not None for name in placing)
+        along = not placed and any(not camera.is_test for camera in find_cameras(arguments.model))
+        arguments.trajectory = "path" if along else "orbit"
     trajectory = arguments.trajectory
     # With a trajectory, check_video_path() checks the other packages as well.
     require(*([] if trajectory is not None else ["PIL"]), *(["rich"] if sys.stdout.isatty() and trajectory else []))
     if arguments.view is not None:
-        _check_view_options(arguments)
+        excluded = ("trajectory", "width", "height", "fov", *placing)
+        refuse(arguments, excluded, "not with --view, which uses the camera and the size of the view")
     if trajectory is not None:
         check_video_path(out)
     elif out.suffix.lower() != ".png":
@@ -94,15 +98,10 @@ def render(arguments: Namespace) -> int:
     reserve_threads(device, arguments.backend)
     gaussians = drop_invalid(open_model_of(arguments), print)
     cameras = _cameras(arguments, gaussians)
+    background = tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0))
     with output_folder(out.parent):
-        frames = render_frames(
-            gaussians.to(device),
-            cameras,
-            show=arguments.show,
-            background=tuple(arguments.background or find_background(arguments.model) or (0.0, 0.0, 0.0)),
-            backend=arguments.backend,
-            on_map=on_map,
-        )
+        gaussians, options = gaussians.to(device), _options(arguments, "show", "backend")
+        frames = render_frames(gaussians, cameras, background=background, on_map=on_map, **options)
         if trajectory is None:
             write_png(out, next(frames))
         else:
@@ -142,16 +141,10 @@ def view(arguments: Namespace) -> int:
 
     # Beside runs, other models need no checkpoint.
     runs = [path for path in arguments.models if is_run(path)] or arguments.models
-    models = [
-        read(
-            path,
-            warn_user,
-            arguments.scene,
-            force=arguments.force,
-            checkpoint=arguments.checkpoint if path in runs else None,
-        )
-        for path in arguments.models
-    ]
+    models = []
+    for path in arguments.models:
+        checkpoint = arguments.checkpoint if path in runs else None
+        models.append(read(path, warn_user, arguments.scene, force=arguments.force, checkpoint=checkpoint))
     viewer = Viewer(models, address=arguments.address, port=arguments.port, open_model=read)
     try:
         print_address(viewer, arguments.port, ", ".join(model.name for model in models), remark="; end with Ctrl-C")
@@ -203,30 +196,12 @@ def _cameras(arguments: Namespace, gaussians: Gaussians) -> list[Camera]:
     if trajectory == "path":
         if not training:
             raise ArgumentError(f"--trajectory: {arguments.model} has no cameras.json of a run; use orbit")
-        for name in ("eye", "look_at", "up"):
-            if getattr(arguments, name) is not None:
-                raise ArgumentError(
-                    f"--{name.replace('_', '-')}: not with a path along cameras; use --trajectory orbit"
-                )
+        refuse(arguments, ("eye", "look_at", "up"), "not with a path along cameras; use --trajectory orbit")
         K = intrinsics(width, height, framing["fov"])
         return [Camera(viewmat, K, width, height) for viewmat in path_along(training, arguments.frames)]
-    return place_cameras(
-        gaussians,
-        width,
-        height,
-        **framing,
-        trajectory=trajectory,
-        frames=arguments.frames,
-        inside=[] if arguments.eye else training,  # a place that is given may be anywhere
-    )
-
-
-def _default_trajectory(arguments: Namespace) -> str:
-    """The trajectory of a video for which none is given: along the cameras of a run, unless they are placed."""
-    from ..viewing.run_cameras import find_cameras
-
-    placed = any(getattr(arguments, name) is not None for name in ("eye", "look_at", "up"))
-    return "path" if not placed and any(not camera.is_test for camera in find_cameras(arguments.model)) else "orbit"
+    inside = [] if arguments.eye else training  # a place that is given may be anywhere
+    path = _options(arguments, "trajectory", "frames")
+    return place_cameras(gaussians, width, height, **framing, **path, inside=inside)
 
 
 def train(arguments: Namespace) -> int:
@@ -246,16 +221,8 @@ def train(arguments: Namespace) -> int:
     if status is not None:
         return status
     if isinstance(options, Resume):
-        resume(
-            options.run,
-            steps=options.steps,
-            stop_after=options.stop_after,
-            force=options.force,
-            checkpoint=options.checkpoint,
-            scene=options.scene,
-            accept_changes=options.accept_changes,
-            view=view,
-        )
+        names = ("steps", "stop_after", "force", "checkpoint", "scene", "accept_changes")
+        resume(options.run, view=view, **_options(options, *names))
     else:
         note = note_steps(arguments.rest)
         if note and os.environ.get("RANK", "0") == "0":
@@ -274,14 +241,7 @@ def evaluate(arguments: Namespace) -> int:
     status = _launch(arguments.command_line, arguments.ranks, "")
     if status is not None:
         return status
-    evaluate_run(
-        arguments.run_folder,
-        out=arguments.out,
-        scene=arguments.scene,
-        lpips=arguments.lpips,
-        force=arguments.force,
-        checkpoint=arguments.checkpoint,
-    )
+    evaluate_run(arguments.run_folder, **_options(arguments, "out", "scene", "lpips", "force", "checkpoint"))
     return 0
 
 
@@ -289,7 +249,7 @@ def report(arguments: Namespace) -> int:
     """``tsplat report``."""
     from ..training.runs.report import report_run
 
-    report_run(arguments.run_folder, out=arguments.out, views=arguments.views, scene=arguments.scene)
+    report_run(arguments.run_folder, **_options(arguments, "out", "views", "scene"))
     return 0
 
 
@@ -306,32 +266,28 @@ def open_model_of(arguments: Namespace) -> Gaussians:
     """Reads the model of a command, and prints a line on stderr for each damaged checkpoint that is skipped."""
     from ..scene import open_model
 
-    return open_model(
-        arguments.model,
-        force=arguments.force,
-        checkpoint=arguments.checkpoint,
-        warn=warn_user,
-    )
+    return open_model(arguments.model, warn=warn_user, **_options(arguments, "force", "checkpoint"))
 
 
 def warn_user(message: str) -> None:
     print(f"tsplat: {message}", file=sys.stderr)
 
 
-def _check_view_options(arguments: Namespace) -> None:
-    """Raises :class:`ArgumentError` for options of ``tsplat render`` that ``--view`` excludes."""
-    for name in ("trajectory", "width", "height", "fov", "eye", "look_at", "up"):
+def refuse(arguments: Namespace, names: Iterable[str], why: str) -> None:
+    """Raises ArgumentError if one of these options is given."""
+    for name in names:
         if getattr(arguments, name) is not None:
-            raise ArgumentError(
-                f"--{name.replace('_', '-')}: not with --view, which uses the camera and the size of the view"
-            )
+            raise ArgumentError(f"--{name.replace('_', '-')}: {why}")
+
+
+def _options(arguments: object, *names: str) -> dict[str, Any]:
+    """Returns options as the keyword arguments of the same names."""
+    return {name: getattr(arguments, name) for name in names}
 
 
 def _launch(command_line: Sequence[str], ranks: int, gpus: str) -> int | None:
     """Runs a command line as several ranks, and returns the exit status; None if this process is to run the command."""
     from ..training.processes.launcher import is_launched, launch, ranks_and_gpus
 
-    if is_launched():
-        return None
-    ranks, chosen = ranks_and_gpus(ranks, gpus)
+    ranks, chosen = (1, []) if is_launched() else ranks_and_gpus(ranks, gpus)
     return launch(command_line, ranks, chosen) if ranks > 1 else None

@@ -8,7 +8,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from .. import ArgumentError
-from .commands import open_model_of, warn_user
+from .commands import open_model_of, refuse, warn_user
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,8 @@ def convert(arguments: Namespace) -> int:
 
     if is_page(arguments.out):
         return _export_page(arguments)
-    for name in ("title", "view", "background"):
-        if getattr(arguments, name) is not None:
-            raise ArgumentError(f"--{name}: only for an output that ends in .html, found {str(arguments.out)!r}")
+    why = f"only for an output that ends in .html, found {str(arguments.out)!r}"
+    refuse(arguments, ("title", "view", "background"), why)
     check_output(arguments.out, arguments.model)
     gaussians, box = open_model_of(arguments), _box(arguments)
     if box is not None:
@@ -109,9 +108,8 @@ def edit(arguments: Namespace) -> int:
     operations = arguments.operations
     if not operations:
         raise ArgumentError("expected at least one operation, such as --crop; see tsplat edit --help")
-    for name in ("finetune", "cameras"):
-        if getattr(arguments, name) is not None and not any(option == "--decimate" for option, _ in operations):
-            raise ArgumentError(f"--{name}: only with --decimate")
+    if not any(option == "--decimate" for option, _ in operations):
+        refuse(arguments, ("finetune", "cameras"), "only with --decimate")
     for path in (arguments.model, *(values for option, values in operations if option == "--merge")):
         check_output(arguments.out, path)
     edited = _Edited(arguments)
