@@ -88,10 +88,7 @@ GPU_CASES = (
     Case("cloud", 100_000, 800, 600, backends=("triton", "torch")),
     *SCENES,
 )
-EMULATED_CASES = (
-    Case("cloud", 40, 32, 24, backends=("triton",)),
-    Case("dense-tile", 40, 48, 32, backends=("triton",)),
-)
+EMULATED_CASES = (Case("cloud", 40, 32, 24, backends=("triton",)), Case("dense-tile", 40, 48, 32, backends=("triton",)))
 """Scenes that try the benchmarks out on an emulated GPU."""
 
 

@@ -24,12 +24,7 @@ PREDICTED_PLOT = ROOT / "docs" / "predicted_time.png"
 
 TSPLAT = "tsplat"
 GSPLAT = "gsplat 1.5.3"
-IMPLEMENTATIONS = {
-    TSPLAT: "#c2410c",
-    "tsplat 66fcafc": "#f0b48f",
-    GSPLAT: "#b9c6d6",
-    "Faster-GS 16x12": "#3b6ea5",
-}
+IMPLEMENTATIONS = {TSPLAT: "#c2410c", "tsplat 66fcafc": "#f0b48f", GSPLAT: "#b9c6d6", "Faster-GS 16x12": "#3b6ea5"}
 """Implementations whose time was predicted, and their colors."""
 
 WHAT = ("projection", "intersection", "compositing", "forward", "forward + backward")

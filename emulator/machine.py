@@ -26,10 +26,7 @@ class Region(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_uint64) for name in ("low", "high", "base", "written", "writers", "readers", "touched")
-    ] + [
-        ("granule", ctypes.c_int32),
-        ("readonly", ctypes.c_int32),
-    ]
+    ] + [("granule", ctypes.c_int32), ("readonly", ctypes.c_int32)]
 
 
 class FoundByCore(ctypes.Structure):

@@ -100,10 +100,7 @@ def test_standard_preset_has_higher_rates_in_short_runs(steps, means, others, hu
     assert preset(steps=steps) == config
 
 
-@pytest.mark.parametrize(
-    ("steps", "growth"),
-    [(300, 1.05**24), (7000, 1.05 ** (245 * 7 / 30)), (30_000, 1.05**245)],
-)
+@pytest.mark.parametrize(("steps", "growth"), [(300, 1.05**24), (7000, 1.05 ** (245 * 7 / 30)), (30_000, 1.05**245)])
 def test_standard_preset_grows_as_mcmc_does(steps, growth):
     strategy = preset("standard", steps).strategy
     assert strategy.growth == pytest.approx(growth)

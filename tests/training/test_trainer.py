@@ -16,16 +16,7 @@ from tsplat.scene import Camera, Gaussians, View, intrinsics, look_at
 from tsplat.scene.gaussians import FLAT
 from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy
-from tsplat.training import (
-    Config,
-    DivergedError,
-    Trainer,
-    evaluate,
-    fit,
-    gradient_step,
-    preset,
-    scene_extent,
-)
+from tsplat.training import Config, DivergedError, Trainer, evaluate, fit, gradient_step, preset, scene_extent
 from tsplat.training import trainer as trainer_module
 from tsplat.training.configuration import PRESETS, for_surfels
 from tsplat.training.view_corrections import apply_exposure, move_camera

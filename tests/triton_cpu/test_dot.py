@@ -52,8 +52,7 @@ def test_dot_matches_numpy(shape, transposed, dtype):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "sums"),
-    [(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.int8, torch.int32)],
+    ("inputs", "sums"), [(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.int8, torch.int32)]
 )
 def test_dot_of_narrow_types_accumulates_in_wide_ones(inputs, sums):
     generator = torch.Generator().manual_seed(1)

@@ -174,13 +174,7 @@ class Gaussians:
 
     @classmethod
     def from_points(
-        cls,
-        points: Tensor,
-        colors: Tensor,
-        sh_degree: int = 3,
-        *,
-        opacity: float = INITIAL_OPACITY,
-        scale: float = 1.0,
+        cls, points: Tensor, colors: Tensor, sh_degree: int = 3, *, opacity: float = INITIAL_OPACITY, scale: float = 1.0
     ) -> "Gaussians":
         """Creates isotropic Gaussians at points, with the mean distance to the three nearest neighbors as their scale.
 

@@ -88,9 +88,7 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     scale, rotation, translation = _similarity(matrix)
     means = (scale * gaussians.means.double() @ rotation.T.to(gaussians.means.device)).to(gaussians.means)
     moved = dataclasses.replace(
-        gaussians,
-        means=means + translation.to(means),
-        log_scales=gaussians.log_scales + math.log(scale),
+        gaussians, means=means + translation.to(means), log_scales=gaussians.log_scales + math.log(scale)
     )
     if gaussians.surfels:
         moved = moved.as_surfels()  # the third scale stays the constant that marks them

@@ -8,15 +8,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..errors import ArgumentError
-from .gaussian_parameters import (
-    Follower,
-    Optimizers,
-    Parameters,
-    State,
-    check_optimizers,
-    check_shapes,
-    opacities_of,
-)
+from .gaussian_parameters import Follower, Optimizers, Parameters, State, check_optimizers, check_shapes, opacities_of
 from .mcmc import MCMCStrategy
 from .operations import rotate
 from .random_numbers import _multinomial_sample

@@ -38,11 +38,7 @@ class StartView:
 
 
 def first_view(
-    gaussians: Gaussians,
-    cameras: Sequence[Camera] = (),
-    *,
-    view: str | None = None,
-    up: Sequence[float] | None = None,
+    gaussians: Gaussians, cameras: Sequence[Camera] = (), *, view: str | None = None, up: Sequence[float] | None = None
 ) -> StartView:
     """Returns a view of a run, the first unless another is chosen, or one that shows the whole model.
 

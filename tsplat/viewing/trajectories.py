@@ -55,12 +55,7 @@ def orbit_around(eye: Sequence[float], target: Sequence[float], up: Sequence[flo
 
 
 def spiral_at(
-    eye: Sequence[float],
-    target: Sequence[float],
-    up: Sequence[float],
-    frames: int,
-    *,
-    inside: Sequence[Camera] = (),
+    eye: Sequence[float], target: Sequence[float], up: Sequence[float], frames: int, *, inside: Sequence[Camera] = ()
 ) -> Tensor:
     """Returns the cameras of a closed spiral around `eye` that looks at `target`.
 

@@ -28,10 +28,7 @@ def distort(x, y, k1, k2, p1, p2):
     """OpenCV's distortion of points at depth 1."""
     r2 = x * x + y * y
     radial = 1 + k1 * r2 + k2 * r2 * r2
-    return (
-        x * radial + 2 * p1 * x * y + p2 * (r2 + 2 * x * x),
-        y * radial + p1 * (r2 + 2 * y * y) + 2 * p2 * x * y,
-    )
+    return (x * radial + 2 * p1 * x * y + p2 * (r2 + 2 * x * x), y * radial + p1 * (r2 + 2 * y * y) + 2 * p2 * x * y)
 
 
 def dots(pixels, width, height, sigma=1.5):

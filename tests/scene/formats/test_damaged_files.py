@@ -107,10 +107,7 @@ def test_reading_ply_allocates_little_more_than_the_gaussians(tmp_path, encoding
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"means": torch.zeros(1, 3).expand(10**9, 3)},
-            r"means: expected a value for each entry, found \[10+, 3\]",
-        ),
+        ({"means": torch.zeros(1, 3).expand(10**9, 3)}, r"means: expected a value for each entry, found \[10+, 3\]"),
         ({"means": torch.zeros(50, 1).expand(50, 3)}, "means: expected a value for each entry"),
         ({"scales": torch.zeros(50, 3).to(torch.float8_e4m3fn)}, "log_scales: expected a dense tensor of 16 to 64 bit"),
         ({"quats": torch.zeros(50, 4, dtype=torch.complex64)}, "quats: expected a dense tensor"),

@@ -92,17 +92,7 @@ def test_figures_are_those_of_the_metrics(page):
     parsed = Page(render_page(page))
     assert figures(parsed)[: len(expected)] == expected
     shown = [text for _, _, text in parsed.of("data")]
-    assert shown[:9] == [
-        "20.99 dB",
-        "0.8123",
-        "60",
-        "40",
-        "1 min 24 s",
-        "0.1 MB",
-        "21.12",
-        "0.7123",
-        "12.5",
-    ]
+    assert shown[:9] == ["20.99 dB", "0.8123", "60", "40", "1 min 24 s", "0.1 MB", "21.12", "0.7123", "12.5"]
     assert shown[12] == "\N{INFINITY}"
 
 

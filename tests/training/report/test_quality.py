@@ -8,14 +8,7 @@ import torch
 from tests.support.training_scenes import make_gaussians, make_views
 from tsplat.scene import Camera, Gaussians, intrinsics
 from tsplat.training import psnr, ssim
-from tsplat.training.report.quality import (
-    REGIONS,
-    floaters,
-    regions,
-    score_regions,
-    ssim_map,
-    worst_patches,
-)
+from tsplat.training.report.quality import REGIONS, floaters, regions, score_regions, ssim_map, worst_patches
 
 
 @pytest.fixture

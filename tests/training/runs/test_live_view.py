@@ -24,17 +24,7 @@ from tsplat.scene.formats.checkpoints import find_checkpoints
 from tsplat.stages.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.support.interruption import Interrupted
-from tsplat.training import (
-    Config,
-    LiveView,
-    RunConfig,
-    Trainer,
-    ViewOptions,
-    fit,
-    read_newest,
-    resume,
-    train,
-)
+from tsplat.training import Config, LiveView, RunConfig, Trainer, ViewOptions, fit, read_newest, resume, train
 from tsplat.training.runs import live_view
 from tsplat.training.runs import train as runs
 from tsplat.viewing.viewer import training_tab

@@ -14,10 +14,7 @@ pytest.importorskip("viser", reason="needs the extra viewer")
     "name", ["", "..", ".", "../a.ply", "/tmp/a.ply", "b/a.ply", "b\\a.ply", "C:a.ply", ".bashrc", "a\n.ply", "a" * 201]
 )
 def test_names_outside_of_the_folder(tmp_path, name):
-    with (
-        pytest.raises(ArgumentError, match="the name of a file, without a folder"),
-        Folder(tmp_path).writing(name),
-    ):
+    with pytest.raises(ArgumentError, match="the name of a file, without a folder"), Folder(tmp_path).writing(name):
         pass
 
 

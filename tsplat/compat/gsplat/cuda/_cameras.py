@@ -37,12 +37,7 @@ def world_to_cam(means: Tensor, covars: Tensor, viewmats: Tensor) -> tuple[Tenso
 
 
 def proj(
-    means: Tensor,
-    covars: Tensor,
-    Ks: Tensor,
-    width: int,
-    height: int,
-    camera_model: CameraModel = "pinhole",
+    means: Tensor, covars: Tensor, Ks: Tensor, width: int, height: int, camera_model: CameraModel = "pinhole"
 ) -> tuple[Tensor, Tensor]:
     """Projects Gaussians to the image plane (EWA splatting, Zwicker et al., 2001), without blur and culling.
 

@@ -35,10 +35,7 @@ LidarTiling = unsupported_class(
     instead=_CAMERAS,
 )
 compute_angles_to_columns_map = unsupported(
-    "compute_lidar_angles_to_columns_map",
-    "lidar",
-    {"resolution_factor": 4, "dtype": torch.int32},
-    instead=_CAMERAS,
+    "compute_lidar_angles_to_columns_map", "lidar", {"resolution_factor": 4, "dtype": torch.int32}, instead=_CAMERAS
 )
 compute_tiling = unsupported(
     "compute_lidar_tiling",

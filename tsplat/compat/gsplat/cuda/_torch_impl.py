@@ -3,13 +3,7 @@
 import torch
 from torch import Tensor
 
-from .... import (
-    ArgumentError,
-    fully_fused_projection,
-    isect_offset_encode,
-    isect_tiles,
-    spherical_harmonics,
-)
+from .... import ArgumentError, fully_fused_projection, isect_offset_encode, isect_tiles, spherical_harmonics
 from .... import quat_scale_to_covar_preci as _quat_scale_to_covar_preci
 from ....arguments import check_size
 from ....config import SH_DEGREE_MAX, CameraModel
@@ -55,13 +49,7 @@ def _fully_fused_projection(
 
 
 def _isect_tiles(
-    means2d: Tensor,
-    radii: Tensor,
-    depths: Tensor,
-    tile_size: int,
-    tile_width: int,
-    tile_height: int,
-    sort: bool = True,
+    means2d: Tensor, radii: Tensor, depths: Tensor, tile_size: int, tile_width: int, tile_height: int, sort: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Lists the intersections of Gaussians and tiles; see :func:`tsplat.isect_tiles`."""
     return isect_tiles(means2d, radii, depths, tile_size, tile_width, tile_height, sort=sort)
