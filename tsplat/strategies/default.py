@@ -165,16 +165,9 @@ class DefaultStrategy(Strategy):
     def _update_state(self, params: Parameters, state: State, info: dict[str, Any], packed: bool = False) -> None:
         """Adds the screen gradients, counts and radii of the Gaussians that are visible in this step.
 
-        Args:
-            params: Their means tell the number of Gaussians N.
-            state: Modified in place.
-            info: `width` and `height` in pixels; `n_cameras`, by whose number the loss was divided; the entry
-                `key_for_gradient` with its gradient [..., N, 2] in pixels; `radii` [..., N, 2] in pixels. If packed,
-                [nnz, 2] and `gaussian_ids` [nnz].
-            packed: Whether `info` is that of a call with `packed=True`.
-
-        Raises:
-            ArgumentError: An entry is missing or has the wrong shape. Nothing has been changed.
+        `info` has `width` and `height` in pixels; `n_cameras`, by whose number the loss was divided; the entry
+        `key_for_gradient` with its gradient [..., N, 2] in pixels; `radii` [..., N, 2] in pixels. If packed, [nnz, 2]
+        and `gaussian_ids` [nnz].
         """
         n = len(params["means"])
         found = self._gradient(state, info, packed, n)
@@ -262,15 +255,7 @@ class DefaultStrategy(Strategy):
     def _grow_gs(
         self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None = None
     ) -> tuple[int, int]:
-        """Clones and splits Gaussians.
-
-        Args:
-            params, optimizers, state, scene: As in :meth:`step_post_backward`; modified in place.
-            step: Number of the step.
-
-        Returns:
-            The numbers of cloned and of split Gaussians.
-        """
+        """Clones and splits Gaussians, and returns the numbers of both."""
         to_clone, to_split = self._growing(params, state, step)
         n_cloned, n_split = int(to_clone.sum()), int(to_split.sum())
         duplicate(params, optimizers, state, to_clone, scene)
@@ -300,18 +285,7 @@ class DefaultStrategy(Strategy):
     def _prune_gs(
         self, params: Parameters, optimizers: Optimizers, state: State, step: int, scene: Follower | None = None
     ) -> int:
-        """Removes Gaussians that are transparent or too large.
-
-        Args:
-            params, optimizers, state, scene: As in :meth:`step_post_backward`; modified in place.
-            step: Number of the step.
-
-        Returns:
-            The number of removed Gaussians.
-
-        Raises:
-            ArgumentError: All Gaussians would be removed. Nothing has been changed.
-        """
+        """Removes Gaussians that are transparent or too large, but not all, and returns their number."""
         pruned = self._pruned(opacities_of(params), params["scales"].detach(), state, step)
         self._check_survivors(pruned, step)
         remove(params, optimizers, state, pruned, scene)

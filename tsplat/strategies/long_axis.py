@@ -78,15 +78,12 @@ def split_long_axis(
 ) -> None:
     """Splits Gaussians in two along their longest axis. Moments and statistics of both halves are zero.
 
-    One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end.
+    One half stays in its row. The others go to the rows of Gaussians that they replace, and then to the end. Other
+    arguments are those of :mod:`tsplat.strategies.operations`.
 
     Args:
-        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
         chosen: [K] distinct indices of the Gaussians to split.
         replaced: [R] distinct indices of the Gaussians to replace, none of them chosen, R <= K.
-
-    Raises:
-        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
     """
     total = check_shapes(params)
     check_optimizers(params, optimizers, params)

@@ -157,16 +157,7 @@ class MCMCStrategy(Strategy):
     def _relocate_gs(
         self, params: Parameters, optimizers: Optimizers, binoms: Tensor, scene: Follower | None = None
     ) -> int:
-        """Moves dead Gaussians to live ones, sampled by opacity; does nothing if all are dead.
-
-        Args:
-            params, optimizers: See :meth:`check_sanity`; modified in place.
-            binoms: [n_max, n_max] binomial coefficients.
-            scene: As in :meth:`step_post_backward`.
-
-        Returns:
-            The number of Gaussians moved.
-        """
+        """Moves dead Gaussians to live ones, sampled by opacity, and returns their number; none if all are dead."""
         dead = opacities_of(params) <= self.min_opacity
         n = int(dead.sum())
         if n == len(dead):
@@ -178,16 +169,7 @@ class MCMCStrategy(Strategy):
     def _add_new_gs(
         self, params: Parameters, optimizers: Optimizers, binoms: Tensor, scene: Follower | None = None
     ) -> int:
-        """Adds copies of Gaussians, sampled by opacity, up to 5 % and `cap_max`.
-
-        Args:
-            params, optimizers: See :meth:`check_sanity`; modified in place.
-            binoms: [n_max, n_max] binomial coefficients.
-            scene: As in :meth:`step_post_backward`.
-
-        Returns:
-            The number of Gaussians added.
-        """
+        """Adds copies of Gaussians, sampled by opacity, up to 5 % and `cap_max`, and returns their number."""
         n = len(params["means"])
         n_added = max(0, min(self.cap_max, int(1.05 * n)) - n)
         if n_added:

@@ -9,7 +9,8 @@ Names and positional arguments are those of `gsplat.strategy.ops` 1.6. All opera
 - `state` holds the statistics of a strategy. Tensors with a row per Gaussian follow the Gaussians.
 - `scene`, if there is one, is told of the change, after it.
 
-An operation that raises changes nothing. Random numbers come from `generator`, or PyTorch's global one if it is None.
+Random numbers come from `generator`, or PyTorch's global one if it is None. Operations raise `ArgumentError` if these
+arguments do not match each other, see :func:`check_shapes` and :func:`check_optimizers`, and then change nothing.
 """
 
 import math
@@ -47,15 +48,7 @@ LOG_SPLIT = math.log(1.6)
 def duplicate(
     params: Parameters, optimizers: Optimizers, state: State, mask: Tensor, scene: Follower | None = None
 ) -> None:
-    """Appends a copy of each Gaussian of a mask. Moments of copies are zero; statistics are copied.
-
-    Args:
-        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
-        mask: [N] bool.
-
-    Raises:
-        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
-    """
+    """Appends a copy of each Gaussian of a mask [N] bool. Moments of copies are zero; statistics are copied."""
     n = check_shapes(params, (), check_mask(mask))
 
     def copied(rows: Tensor) -> Tensor:
@@ -71,15 +64,7 @@ def duplicate(
 def remove(
     params: Parameters, optimizers: Optimizers, state: State, mask: Tensor, scene: Follower | None = None
 ) -> None:
-    """Removes the Gaussians of a mask.
-
-    Args:
-        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
-        mask: [N] bool.
-
-    Raises:
-        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
-    """
+    """Removes the Gaussians of a mask [N] bool."""
     n = check_shapes(params, (), check_mask(mask))
 
     def kept(rows: Tensor) -> Tensor:
@@ -101,20 +86,11 @@ def split(
     *,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Replaces each Gaussian of a mask by two smaller ones at positions sampled from it, and appends these.
+    """Replaces each Gaussian of a mask [N] bool by two smaller ones at positions sampled from it, and appends these.
 
     Scales are divided by 1.6. All first halves come before all second ones. Moments of both are zero; statistics are
-    copied.
-
-    Args:
-        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
-        mask: [N] bool.
-        revised_opacity: Set their opacity to 1 - sqrt(1 - o), so that two of them cover as much as one did ("Revising
-            densification in Gaussian splatting", arXiv 2404.06109).
-        generator: Random generator; PyTorch's global one if None.
-
-    Raises:
-        ArgumentError: See :func:`check_shapes` and :func:`check_optimizers`.
+    copied. With `revised_opacity`, their opacity is 1 - sqrt(1 - o), so that two of them cover as much as one did
+    ("Revising densification in Gaussian splatting", arXiv 2404.06109).
     """
     n = check_shapes(params, ("means", "scales", "quats"), check_mask(mask))
     check_optimizers(params, optimizers, params)
@@ -154,16 +130,7 @@ def revise_opacities(logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reset_opa(params: Parameters, optimizers: Optimizers, state: State, value: float) -> None:
-    """Limits opacities to a maximum and sets their moments to zero.
-
-    Args:
-        params, optimizers: See :mod:`tsplat.strategies.operations`.
-        state: Not changed, as no statistics depend on opacities.
-        value: The maximum, after sigmoid.
-
-    Raises:
-        ArgumentError: `value` is not between 0 and 1, or see :func:`check_optimizers`.
-    """
+    """Limits opacities after sigmoid to a maximum between 0 and 1, and sets their moments to zero."""
     check_opacity("value", value)
     check_shapes(params, ("opacities",))
     max_logit = math.log(value / (1 - value))
@@ -221,15 +188,12 @@ def relocate(
     Moments and statistics of both are set to zero, as both have changed.
 
     Args:
-        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
         mask: [N] bool, the dead Gaussians.
         binoms: [n_max, n_max] binomial coefficients; see :func:`.relocation.compute_relocation`.
         min_opacity: Lower limit of the new opacities, after sigmoid.
-        generator: Random generator; PyTorch's global one if None.
 
     Raises:
-        ArgumentError: All Gaussians are dead; opacities are not finite; see :func:`check_shapes` and
-            :func:`check_optimizers`.
+        ArgumentError: All Gaussians are dead, or opacities are not finite.
     """
     total = _check_sampling(params, optimizers, check_mask(mask), binoms, min_opacity)
     n, alive = int(mask.sum()), (~mask).nonzero().squeeze(1)
@@ -267,15 +231,9 @@ def sample_add(
     *,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Appends copies of Gaussians, sampled by opacity with replacement. Their moments and statistics are zero.
+    """Appends n copies of Gaussians, sampled by opacity with replacement. Their moments and statistics are zero.
 
-    Args:
-        params, optimizers, state, scene: See :mod:`tsplat.strategies.operations`.
-        n: Number of copies.
-        binoms, min_opacity, generator: As in :func:`relocate`.
-
-    Raises:
-        ArgumentError: As in :func:`relocate`, or `n` is negative.
+    `binoms` and `min_opacity` are those of :func:`relocate`.
     """
     total = _check_sampling(params, optimizers, None, binoms, min_opacity)
     chosen = _multinomial_sample(opacities_of(params), n, generator=generator)
@@ -307,7 +265,6 @@ def inject_noise_to_position(
     """Adds noise with each Gaussian's covariance to the means of those that are nearly transparent.
 
     Args:
-        params, optimizers, state: See :mod:`tsplat.strategies.operations`; only the values of the means change.
         scaler: Factor of the noise, usually the means' learning rate in world units times 5e5.
         t, k: The noise of a Gaussian of opacity o is multiplied by sigmoid(k (t - o)).
         shard: If `params` hold a shard of the scene: the index of its first Gaussian and the number of all Gaussians,
@@ -315,7 +272,7 @@ def inject_noise_to_position(
         backend: As in :func:`tsplat.rasterization`.
 
     Raises:
-        ArgumentError: `scaler`, `t` or `k` is not finite, the shard is invalid, or see :func:`check_shapes`.
+        ArgumentError: `scaler`, `t` or `k` is not finite, or the shard is invalid.
     """
     n = check_shapes(params)
     first, total = shard or (0, n)

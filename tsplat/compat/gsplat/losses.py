@@ -56,11 +56,9 @@ def ssim_loss(img1: Tensor, img2: Tensor, window_size: int = len(SSIM_TAPS)) -> 
 
 
 def depth_l1_loss(pred_depth: Tensor, gt_depth: Tensor, scene_scale: float = 1.0) -> Tensor:
-    """Computes the mean difference of disparities, times ``scene_scale``. []
+    """Computes the mean difference of disparities, times the size of the scene. []
 
-    Args:
-        pred_depth, gt_depth: Depths of any shape; the disparity is 1 / depth, or 0 where the depth is not positive.
-        scene_scale: Size of the scene.
+    The disparity is 1 / depth, or 0 where the depth is not positive.
     """
     return torch.nn.functional.l1_loss(_disparity(pred_depth), _disparity(gt_depth)) * scene_scale
 
@@ -83,8 +81,7 @@ def scale_reg_loss(log_scales: Tensor) -> Tensor:
 def total_variation_loss(x: Tensor) -> Tensor:
     """Computes the mean squared difference of neighbors, summed over the spatial dimensions and averaged over B. []
 
-    Args:
-        x: [B, C, ...], every dimension after the second is spatial.
+    `x` is [B, C, ...]; every dimension after the second is spatial.
     """
     if x.dim() < 3 or not len(x):
         raise ArgumentError(f"x: expected [B, C, ...] with at least one spatial dimension, found {list(x.shape)}")
@@ -96,22 +93,12 @@ def total_variation_loss(x: Tensor) -> Tensor:
 
 
 def gaussian_scale_reg(scales: Tensor, visibility: Tensor | None = None) -> Tensor:
-    """Computes ``|scales|``, times visibility.
-
-    Args:
-        scales: [N, 3].
-        visibility: [N] or [N, 1] weights; None for 1.
-    """
+    """Computes ``|scales|`` [N, 3], times visibility, [N] or [N, 1] weights or None for 1."""
     return _weighted("scales", scales, visibility)
 
 
 def gaussian_density_reg(densities: Tensor, visibility: Tensor | None = None) -> Tensor:
-    """Computes ``|densities|``, times visibility.
-
-    Args:
-        densities: [N] or [N, 1].
-        visibility: [N] or [N, 1] weights; None for 1.
-    """
+    """Computes ``|densities|``, [N] or [N, 1], times visibility, [N] or [N, 1] weights or None for 1."""
     return _weighted("densities", densities, visibility)
 
 
@@ -130,10 +117,5 @@ def gaussian_z_scale_reg(z_scales: Tensor, threshold: float) -> Tensor:
 
 
 def out_of_bound_loss(positions: Tensor, cuboid_dims: Tensor) -> Tensor:
-    """Computes how far positions lie outside cuboids that are centered at the origin, along each axis.
-
-    Args:
-        positions: [N, 3].
-        cuboid_dims: [N, 3] edges.
-    """
+    """Computes how far positions [N, 3] lie outside cuboids with edges [N, 3] around the origin, along each axis."""
     return (positions.abs() - cuboid_dims / 2).relu()

@@ -28,18 +28,12 @@ class FusedGaussianLosses(torch.nn.Module):
         cuboid_dims: Tensor,
         visibility: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns the regularizers, which are not reduced.
+        """Returns the regularizers, which are not reduced: of scale [N, 3], density [N], z scale [N] and bounds [N, 3].
 
         Args:
-            scales: [N, 3].
+            scales, positions, cuboid_dims: [N, 3]; see :func:`out_of_bound_loss`.
             densities, z_scales: [N].
-            positions: [N, 3].
-            cuboid_dims: [N, 3] edges.
             visibility: [N] weights of the first two; None for 1.
-
-        Returns:
-            ``gaussian_scale_reg`` [N, 3], ``gaussian_density_reg`` [N], ``gaussian_z_scale_reg`` [N] and
-            ``out_of_bound_loss`` [N, 3].
         """
         return (
             gaussian_scale_reg(scales, visibility),

@@ -71,11 +71,7 @@ class GaussianScene(Scene):
     def from_splats(
         cls, splats: torch.nn.ParameterDict, id: str, signal: Mapping[str, Tensor] | None = None
     ) -> "GaussianScene":
-        """Returns a scene with one component, under the name `id`. The scene has `splats` itself, not a copy.
-
-        Raises:
-            ArgumentError: See :meth:`validate`.
-        """
+        """Returns a scene with one component, under the name `id`. The scene has `splats` itself, not a copy."""
         if "means" not in splats:
             raise ArgumentError(f"splats: expected means, found {sorted(splats)}")
         scene = cls(id)

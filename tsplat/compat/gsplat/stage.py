@@ -16,11 +16,8 @@ class Stage:
         self._scenes: dict[str, tuple[GaussianScene, Callable[..., Any]]] = {}
 
     def add_scene(self, scene: GaussianScene, render_fn: Callable[..., Any]) -> None:
-        """Adds a scene and the function that :meth:`render` calls for it.
-
-        Raises:
-            ArgumentError: There is a scene with its id.
-        """
+        """Adds a scene and the function that :meth:`render` calls for it. Raises ArgumentError if there is one with its
+        id."""
         if scene.id in self._scenes:
             raise ArgumentError(f"scene: expected a new id, found {scene.id!r} beside {self.scene_ids()}")
         self._scenes[scene.id] = (scene, render_fn)
@@ -30,11 +27,7 @@ class Stage:
         return list(self._scenes)
 
     def get_scene(self, scene_id: str) -> GaussianScene:
-        """Returns a scene.
-
-        Raises:
-            KeyError: There is none with this id.
-        """
+        """Returns a scene. Raises KeyError if there is none with this id."""
         return self._entry(scene_id)[0]
 
     def render(self, scene_id: str, **kwargs: Any) -> Any:

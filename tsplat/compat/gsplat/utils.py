@@ -55,12 +55,10 @@ def get_projection_matrix(
 
 
 def save_ply(splats: Mapping[str, Tensor], dir: str, colors: Tensor | None = None) -> None:
-    """Writes Gaussians to a PLY file; see :func:`~tsplat.compat.gsplat.exporter.export_splats`.
+    """Writes ``splats`` to a PLY file; see :func:`~tsplat.compat.gsplat.exporter.export_splats`, whose arguments they
+    are.
 
-    Args:
-        splats: ``means``, ``scales``, ``quats``, ``opacities``, ``sh0`` and ``shN``, before activation.
-        dir: The file.
-        colors: [N, 3] in [0, 1], written instead of ``sh0`` and ``shN``.
+    Colors [N, 3] in [0, 1], if they are given, are written instead of ``sh0`` and ``shN``.
     """
     sh0, shN = splats["sh0"], splats["shN"]
     if colors is not None:

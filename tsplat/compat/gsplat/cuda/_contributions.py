@@ -76,18 +76,11 @@ def rasterize_to_indices_in_range_2dgs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Lists the 2D Gaussians that contribute to each pixel, for a range of each tile's intersections.
 
-    The rules are those of :func:`tsplat.rasterize_to_pixels_2dgs`.
+    The rules are those of :func:`tsplat.rasterize_to_pixels_2dgs`, and the other arguments and results those of
+    :func:`rasterize_to_indices_in_range`.
 
     Args:
         ray_transforms: [..., N, 3, 3], from :func:`tsplat.fully_fused_projection_2dgs`.
-        range_start, range_end, transmittances, means2d, opacities, image_width, image_height, tile_size, isect_offsets,
-            flatten_ids: As for :func:`rasterize_to_indices_in_range`.
-
-    Returns:
-        What :func:`rasterize_to_indices_in_range` does.
-
-    Raises:
-        ArgumentError: A shape, dtype or value is invalid.
     """
     return _indices_in_range(
         (range_start, range_end), transmittances, (means2d, ray_transforms, opacities), (image_width, image_height),

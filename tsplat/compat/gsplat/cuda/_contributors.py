@@ -113,9 +113,8 @@ def rasterize_contributing_gaussian_ids(
     """Lists the Gaussians that contribute to each pixel, front to back.
 
     Args:
-        means2d, conics, opacities, tile_offsets, flatten_ids, image_width, image_height, tile_size, numerics: As for
-            :func:`rasterize_num_contributing_gaussians`.
-        num_contributing_gaussians: [..., H, W] integers from that function; as many are listed as the largest is.
+        num_contributing_gaussians: [..., H, W] integers from :func:`rasterize_num_contributing_gaussians`, with the
+            same other arguments; as many are listed as the largest is.
 
     Returns:
         Gaussians int32 (rows if packed), padded with -1, and their weights, padded with 0. [..., H, W, largest count]
@@ -146,9 +145,8 @@ def rasterize_top_contributing_gaussian_ids(
     """Lists the Gaussians with the largest weights at each pixel, front to back; of equal weights the nearer ones.
 
     Args:
-        means2d, conics, opacities, tile_offsets, flatten_ids, image_width, image_height, tile_size, numerics: As for
+        num_depth_samples: Number of Gaussians to list. The other arguments are those of
             :func:`rasterize_num_contributing_gaussians`.
-        num_depth_samples: Number of Gaussians to list.
 
     Returns:
         Gaussians int32 (rows if packed), padded with -1, and their weights, padded with 0. [..., H, W,
@@ -186,10 +184,8 @@ def rasterize_num_contributing_gaussians_sparse(
     """Counts the Gaussians that contribute to chosen pixels.
 
     Args:
-        means2d, conics, opacities, numerics: As for :func:`rasterize_num_contributing_gaussians`.
-        active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum, pixel_map: As for
+        means2d, conics, opacities, numerics: As for :func:`rasterize_num_contributing_gaussians`; the others as for
             :func:`~tsplat.compat.gsplat.rasterize_to_pixels_sparse`.
-        image_width, image_height, tile_size, tile_width, tile_height: As for the same function.
 
     Returns:
         Counts int32 and the rendered alphas, [P] each, in the order of the chosen pixels.
@@ -228,10 +224,8 @@ def rasterize_contributing_gaussian_ids_sparse(
     """Lists the Gaussians that contribute to chosen pixels, front to back.
 
     Args:
-        means2d, conics, opacities, active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum: As
-            for :func:`rasterize_num_contributing_gaussians_sparse`.
-        pixel_map, image_width, image_height, tile_size, tile_width, tile_height, numerics: As for the same function.
-        num_contributing_gaussians: [P] integers from that function; as many are listed as the largest is.
+        num_contributing_gaussians: [P] integers from :func:`rasterize_num_contributing_gaussians_sparse`, which has the
+            same other arguments; as many are listed as the largest is.
 
     Returns:
         Gaussians int32 (rows if packed), padded with -1, and their weights, padded with 0. [P, largest count]
@@ -270,10 +264,8 @@ def rasterize_top_contributing_gaussian_ids_sparse(
     """Lists the Gaussians with the largest weights at chosen pixels, front to back; of equal weights the nearer ones.
 
     Args:
-        means2d, conics, opacities, active_tiles, tile_offsets, flatten_ids, tile_pixel_mask, tile_pixel_cumsum: As
-            for :func:`rasterize_num_contributing_gaussians_sparse`.
-        pixel_map, image_width, image_height, tile_size, tile_width, tile_height, numerics: As for the same function.
-        num_depth_samples: Number of Gaussians to list.
+        num_depth_samples: Number of Gaussians to list. The other arguments are those of
+            :func:`rasterize_num_contributing_gaussians_sparse`.
 
     Returns:
         Gaussians int32 (rows if packed), padded with -1, and their weights, padded with 0. [P, num_depth_samples]
