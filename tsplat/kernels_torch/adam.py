@@ -1,7 +1,5 @@
 """One step of Adam in vectorized PyTorch; see ``kernels/adam.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

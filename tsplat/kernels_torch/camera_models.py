@@ -1,7 +1,5 @@
 """Camera models in vectorized PyTorch, differentiated by autograd; see ``kernels/projection/camera_models.py``."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Distortion and median of the last feature z, in vectorized PyTorch; see ``kernels/compositing/distortion.py``."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -18,11 +16,11 @@ class InFront(NamedTuple):
     median_rows: Tensor
 
     @classmethod
-    def nothing(cls, like: Tensor) -> InFront:
+    def nothing(cls, like: Tensor) -> "InFront":
         zero = torch.zeros_like(like)
         return cls(zero, zero, zero, torch.full_like(like, -1, dtype=torch.int32))
 
-    def add(self, weight: Tensor, z: Tensor, rows: Tensor) -> InFront:
+    def add(self, weight: Tensor, z: Tensor, rows: Tensor) -> "InFront":
         """Adds a block of weights [P, K], front to back, of rows [K] with z [K]."""
         weighted = weight * z
         in_front, z_in_front = (
@@ -44,7 +42,7 @@ class Behind(NamedTuple):
     most: Tensor
     difference: Tensor
 
-    def step(self, weight: Tensor, front: Tensor, back: Tensor, z: Tensor) -> tuple[Behind, Tensor, Tensor]:
+    def step(self, weight: Tensor, front: Tensor, back: Tensor, z: Tensor) -> tuple["Behind", Tensor, Tensor]:
         """Takes a block [P, K] back to front, with T in front of and behind each Gaussian, and z [K].
 
         Returns:

@@ -1,7 +1,5 @@
 """L1 and SSIM of two images in vectorized PyTorch; see ``kernels/image_loss.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Indices of rows that launchers share."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

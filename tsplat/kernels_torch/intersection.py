@@ -1,7 +1,5 @@
 """Tile intersection in vectorized PyTorch; see ``kernels/intersection.py``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Noise and regularization of the MCMC strategy in vectorized PyTorch; see ``kernels/mcmc_step.py``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

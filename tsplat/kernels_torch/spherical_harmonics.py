@@ -1,7 +1,5 @@
 """Spherical harmonics in vectorized PyTorch; see ``kernels/spherical_harmonics.py``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

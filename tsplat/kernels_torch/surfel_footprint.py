@@ -1,7 +1,5 @@
 """The 2D Gaussian at a pixel, in vectorized PyTorch; see ``kernels/compositing/footprints/surfel.py``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Valid Gaussians and cameras in vectorized PyTorch; see ``kernels/validation.py``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ The packages ``kernels`` and ``kernels_torch`` offer the same launchers with the
 returns one of them. They are imported on first use, so that ``import tsplat`` neither needs Triton nor compiles.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -4,8 +4,6 @@ The device compares what lists need with their capacity, and leaves them empty i
 when the device is done: on a CPU in the same call, on a GPU in a later one, or in :func:`check_overflow`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import threading

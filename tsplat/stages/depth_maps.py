@@ -1,7 +1,5 @@
 """What depth maps show: world positions and surface normals."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

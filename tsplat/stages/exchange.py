@@ -5,8 +5,6 @@ visible row to the rank of the camera. A rank then has all rows of its own camer
 that holds all Gaussians. Gradients take the same route back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import weakref

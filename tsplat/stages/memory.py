@@ -1,7 +1,5 @@
 """Memory: what is free, what is used, and the budget that intersections are held to before they are allocated."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -5,8 +5,6 @@ outputs. Autograd's graph, which then holds no tensors, depends on layouts and s
 agree in these: the operator of the backward pass runs it on the tensors that it is given.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import threading
@@ -126,7 +124,7 @@ class Operator:
 
     def _record(
         self, tensors: Tensors, needs: list[bool], settings: tuple[Any, ...]
-    ) -> tuple[_Recording, list[Tensor]]:
+    ) -> tuple["_Recording", list[Tensor]]:
         """Calls the function. Returns the graph of autograd; and the outputs, with what it saved behind them."""
         memory, recording = _Memory(_given(tensors)), _Recording()
         start = torch.zeros(0, requires_grad=True)

@@ -1,7 +1,5 @@
 """Compositing of lists of tiles that the caller made, on the image plane and in 3D."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -58,7 +56,7 @@ class TileLists(NamedTuple):
         isect_offsets: Tensor,
         flatten_ids: Tensor,
         masks: Tensor | None,
-    ) -> TileLists:
+    ) -> "TileLists":
         """Checks all but the number of rows."""
         width, height = check_size("image_width", image_width), check_size("image_height", image_height)
         tile_size = check_tile_size(tile_size)

@@ -1,7 +1,5 @@
 """The processes of a ``torch.distributed`` group, or this process alone: the collectives that tsplat uses."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sparse gradients of Gaussians: rows for the visible ones only, as ``torch.optim.SparseAdam`` takes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Invalid values in Gaussians and cameras: cull and count them, or raise an error that names the likely cause."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

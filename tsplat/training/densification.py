@@ -1,7 +1,5 @@
 """Densification during training: applies a strategy to the Gaussians, within the memory of all ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

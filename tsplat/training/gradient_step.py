@@ -1,7 +1,5 @@
 """The optimizer step: sums gradients over ranks, unscales, checks and clips them, and updates the parameters."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics over the steps of a run, and a warning when the PSNR drops for long."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Training losses and image metrics; images are [..., H, W, C] with values in [0, 1]."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 

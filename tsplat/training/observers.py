@@ -1,7 +1,5 @@
 """What training tells its observers, such as the history, the progress display, TensorBoard and the live view."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Saving and restoring the state of random number generators, for bit-exact resume."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

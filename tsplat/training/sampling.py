@@ -1,7 +1,5 @@
 """The order of training views: random permutations, so that each view comes once before any comes again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

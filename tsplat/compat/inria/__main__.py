@@ -1,7 +1,5 @@
 """Runs a script that imports Inria's packages, without them: ``python -m tsplat.compat.inria SCRIPT [ARGUMENTS]``."""
 
-from __future__ import annotations
-
 import sys
 
 from ..installation import run_script

@@ -1,7 +1,5 @@
 """The name of ``fused_ssim``: the structural similarity of images."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

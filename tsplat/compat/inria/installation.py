@@ -1,7 +1,5 @@
 """The packages that Inria's programs import, under their names."""
 
-from __future__ import annotations
-
 import importlib
 
 from ..installation import AlreadyImportedError, install_modules

@@ -1,7 +1,5 @@
 """Adam for visible Gaussians under the name of Inria's accelerated rasterizer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

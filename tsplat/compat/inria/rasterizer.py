@@ -4,8 +4,6 @@ The arguments, the returned tuple and the gradient of `means2D`, which densifica
 are those of `numerics="inria"`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 
@@ -85,7 +83,7 @@ class GaussianRasterizationSettings(_Settings):
 
     __slots__ = ()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> GaussianRasterizationSettings:
+    def __new__(cls, *args: Any, **kwargs: Any) -> "GaussianRasterizationSettings":
         _refuse_arguments_of_forks(set(kwargs) - set(cls._fields))
         return super().__new__(cls, *args, **kwargs)
 

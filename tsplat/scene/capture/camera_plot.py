@@ -1,7 +1,5 @@
 """A plot of the cameras and sparse points of a COLMAP model, from above and from the side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

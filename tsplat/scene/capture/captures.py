@@ -1,7 +1,5 @@
 """Reading a capture from a folder, whatever its format."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """COLMAP scenes: ``images/`` and a model, usually in ``sparse/0/`` or ``sparse/``."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

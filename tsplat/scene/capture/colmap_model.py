@@ -4,8 +4,6 @@ The layouts are those of COLMAP's documentation ("Output format"). Every count i
 before anything is allocated, and every value against what a camera, a pose or a point can be.
 """
 
-from __future__ import annotations
-
 import array
 import codecs
 import dataclasses

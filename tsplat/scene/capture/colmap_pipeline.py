@@ -4,8 +4,6 @@ SIFT features, then incremental mapping (Schönberger and Frahm, "Structure-from
 tree is built from features of the photographs themselves, as COLMAP's own would have to be downloaded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -5,8 +5,6 @@ and OPENCV_FISHEYE (Kannala and Brandt, 2006). pycolmap computes the pinhole cam
 sampled bilinearly.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Loading photographs: reads images and masks, undistorts and downscales them."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import warnings
@@ -220,7 +218,7 @@ def read_views(
     return views
 
 
-def _check_memory(photographs: Sequence[Photograph], sources: Sequence[_Source]) -> None:
+def _check_memory(photographs: Sequence[Photograph], sources: Sequence["_Source"]) -> None:
     """Raises before any image is read if all images together, 3 bytes per pixel, do not fit into the free memory."""
     needed = sum(
         int(3 * source.width * source.height / photograph.downscale**2)

@@ -7,8 +7,6 @@ world frame has y down, as usual for structure-from-motion; the table top is at 
 Vectors of R rays or points are [3, R], so that each coordinate is contiguous.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """Structure-from-motion: computes camera poses and sparse points from photographs or a video, with COLMAP."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

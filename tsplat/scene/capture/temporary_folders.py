@@ -1,7 +1,5 @@
 """Temporary folders that no process leaves behind: removed at the end, on signals, or by the next process."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

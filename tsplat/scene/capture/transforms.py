@@ -5,8 +5,6 @@ Camera-to-world matrices in OpenGL axes: x right, y up, z backward (nerfstudio's
 precedence.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Cameras in ``transforms.json``: intrinsics and poses of frames, checked value by value."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

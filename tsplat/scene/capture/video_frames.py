@@ -3,8 +3,6 @@
 A first pass reads small gray frames and keeps two numbers of each; a second one writes the chosen frames.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

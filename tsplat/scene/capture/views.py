@@ -1,7 +1,5 @@
 """Views and captures: images with their cameras, and the points that training starts from."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -97,7 +95,7 @@ class View:
         """[H, W, 3] the image as fp32 in [0, 1]."""
         return self.image.float() / 255
 
-    def to(self, device: torch.device | str) -> View:
+    def to(self, device: torch.device | str) -> "View":
         """Returns a copy on another device."""
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Camera)
@@ -135,7 +133,7 @@ class Capture:
         if self.world.shape != (4, 4):
             raise ShapeError(f"world: expected [4, 4], found {list(self.world.shape)}")
 
-    def to(self, device: torch.device | str) -> Capture:
+    def to(self, device: torch.device | str) -> "Capture":
         """Returns a copy on another device; ``world`` stays on the CPU."""
         return dataclasses.replace(
             self,

@@ -11,8 +11,6 @@ A run's ``checkpoints/`` folder has one folder per checkpoint and a file ``lates
 :mod:`tsplat.training.runs.run_checkpoints` writes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """k-means of rows in two levels, for tens of thousands of clusters, and of single values."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from typing import Any

@@ -7,8 +7,6 @@
 - Element ``sh`` (optional): f_rest as one byte each, for values from -4 to 4.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

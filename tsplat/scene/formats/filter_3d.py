@@ -5,8 +5,6 @@ of each Gaussian beside parameters without it. The filter widens a Gaussian and 
 along a ray through the center is about the same.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

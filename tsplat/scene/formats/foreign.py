@@ -1,7 +1,5 @@
 """What files hold beyond 3D Gaussians: parameters of other methods are refused by name, others ignored with a note."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 

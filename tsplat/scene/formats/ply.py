@@ -14,8 +14,6 @@ Gaussians cannot represent are refused, and others are ignored with a note; see
 :mod:`~tsplat.scene.formats.foreign`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -4,8 +4,6 @@ ASCII, little-endian and big-endian (Turk, The PLY Polygon File Format, 1994). M
 in the header have been checked against the size of the file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Iterator

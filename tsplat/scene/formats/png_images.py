@@ -7,8 +7,6 @@
 - Any other parameter as ``NAME.npz``, with the array ``arr`` as it is.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """Point clouds: points with colors in PLY files."""
 
-from __future__ import annotations
-
 import os
 import warnings
 

@@ -5,8 +5,6 @@ indices into codebooks, opacity as a byte, rotations as their three smallest com
 one in the alpha channel, and SH coefficients above degree 0 as an index into a palette.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import warnings

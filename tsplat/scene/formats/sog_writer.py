@@ -1,7 +1,5 @@
 """Writing SOG 2; :mod:`~tsplat.scene.formats.sog` describes and reads the format."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -4,8 +4,6 @@ One record: position as 3 float32, scales (after exp) as 3 float32, RGBA as 4 by
 quaternion wxyz as 4 bytes, each component (byte - 128) / 128.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -7,8 +7,6 @@ iteration)`` as ``chkpnt<iteration>.pth``. All store values before activation. F
 ``torch.load(weights_only=True)``, so they cannot execute code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

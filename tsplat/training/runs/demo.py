@@ -1,7 +1,5 @@
 """The demo: trains on a procedural scene, which needs no data, in under a minute on two cores."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from typing import Any

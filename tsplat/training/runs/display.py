@@ -1,7 +1,5 @@
 """The live progress display of training: a bar in a terminal, a few lines elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -1,7 +1,5 @@
 """Training in one call, without a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...scene.capture.views import View

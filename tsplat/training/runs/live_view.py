@@ -1,7 +1,5 @@
 """Shows a training in web browsers while it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Priors of a run: maps of depth and normals that other programs made of its photographs."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How a run was made: command line, machine, versions and seconds per part, as ``run.json`` holds them."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import os

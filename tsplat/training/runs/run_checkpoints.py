@@ -4,8 +4,6 @@
 disk and renamed, before ``latest`` names it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """The photographs of a run, read when they are needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the scene of a run is, and which photographs, cameras and points it was trained on."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

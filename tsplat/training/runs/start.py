@@ -1,7 +1,5 @@
 """How a run starts: its first Gaussians, and its number of steps, by a time or an extension."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

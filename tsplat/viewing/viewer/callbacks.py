@@ -1,7 +1,5 @@
 """What a control calls: an action whose errors become messages on the page."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import threading

@@ -1,7 +1,5 @@
 """The controls of cameras: going to one, frusta in the scene, and photographs compared with renders."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

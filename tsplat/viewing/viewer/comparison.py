@@ -1,7 +1,5 @@
 """Photographs compared with renders of the same camera, as images in the frame of the photograph."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """The controls of the crop box, its edges in the scene, and the export of what is in it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import partial

@@ -1,7 +1,5 @@
 """The folder that pages may write to and read from."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

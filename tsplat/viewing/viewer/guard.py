@@ -3,8 +3,6 @@
 viser runs one server of the package websockets. :class:`Guard` adds to its arguments, when viser starts it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -1,7 +1,5 @@
 """Keyframes of one client, the path along them, and what is written of both."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

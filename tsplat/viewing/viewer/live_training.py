@@ -1,7 +1,5 @@
 """A training and the pages that show it: images are rendered by the training thread, between steps."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -50,7 +48,7 @@ class LiveRenderer(Renderer):
         training: Calls functions in the training thread.
     """
 
-    def __init__(self, gaussians: Gaussians, backend: Backend, training: LiveTraining) -> None:
+    def __init__(self, gaussians: Gaussians, backend: Backend, training: "LiveTraining") -> None:
         super().__init__(gaussians, backend)
         self._training = training
 

@@ -1,7 +1,5 @@
 """What a page may send: messages of a few types, whose numbers, texts and sizes are bounded."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The controls that one client sees beside the image."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

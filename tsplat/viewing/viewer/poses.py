@@ -1,7 +1,5 @@
 """Cameras of viser and cameras of tsplat, which have the same axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Images for the viewer: a model, a camera and settings in, an image within a time budget out."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import threading

@@ -1,7 +1,5 @@
 """The web server of the viewer."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """One client of the viewer: its camera, its controls, and the thread that renders for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import tempfile

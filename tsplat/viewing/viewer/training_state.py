@@ -1,7 +1,5 @@
 """What pages tell about a training: its newest values, and curves over its steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

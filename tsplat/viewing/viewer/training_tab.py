@@ -1,7 +1,5 @@
 """The controls and plots of a training beside the image, kept up to date while the page is visible."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The controls of keyframes and videos, and the path along the keyframes in the scene."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import partial

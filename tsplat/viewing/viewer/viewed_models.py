@@ -1,7 +1,5 @@
 """What the viewer shows: a model with its cameras, photographs and framing."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """A thread that renders the newest request of one client and drops older ones."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,8 +1,6 @@
 # ruff: noqa: N999 - the name in simple_knn
 """The name of ``simple_knn._C``: distances to the nearest neighbors, from which Inria's programs initialize scales."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from .... import ArgumentError, ShapeError
