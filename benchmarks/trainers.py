@@ -30,7 +30,8 @@ from tests.support.paths import SCENES
 from tsplat.scene import Capture, Gaussians, read_capture
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import RunConfig, Trainer, evaluate, preset
-from tsplat.training.configuration import SCHEDULE_STEPS, from_json, to_json
+from tsplat.training.configuration import from_json, to_json
+from tsplat.training.presets import SCHEDULE_STEPS
 from tsplat.training.report.quality import floaters
 
 CAPTURES: dict[str, Callable[[], Capture]] = {

@@ -49,7 +49,7 @@ LOADED_BY_NAME = {("stages", "kernels"), ("stages", "kernels_torch")}
 STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
 OPTIONAL = {
     "imageio_ffmpeg", "matplotlib", "PIL", "pycolmap", "rich", "safetensors", "scipy", "tensorboard", "torchmetrics",
-    "torchvision", "tyro", "zstandard",
+    "torchvision", "tyro", "wandb", "zstandard",
 }  # fmt: skip
 USES_TRITON = {"kernels", "stages", "triton_cpu", "cli"}
 

@@ -151,6 +151,7 @@ OPTIONAL = ("imageio_ffmpeg", "tensorboard", "torchmetrics", "torchvision")
         (["train", "scene", "--out", "run"], "pycolmap", "pycolmap", "train"),
         (["train", "scene", "--out", "run"], "scipy", "scipy", "train"),
         (["train", "scene", "--out", "run", "--tensorboard"], "tensorboard", "tensorboard", "train"),
+        (["train", "scene", "--out", "run", "--wandb"], "wandb", "wandb", "wandb"),
         (["train", "scene", "--out", "run", "--ranks", "2", "--device", "cpu"], "scipy", "scipy", "train"),
         (["train", "--resume", "run"], "safetensors", "safetensors", "train"),
         (["eval", "run", "--lpips", "alex"], "torchmetrics", "torchmetrics", "lpips"),

@@ -10,7 +10,8 @@ from tsplat import ArgumentError
 from tsplat.scene import FileError
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from tsplat.training import RunConfig, preset, read_config
-from tsplat.training.configuration import PRESETS, from_json, scale_schedule, to_json
+from tsplat.training.configuration import from_json, to_json
+from tsplat.training.presets import PRESETS, scale_schedule
 
 
 @pytest.mark.parametrize("name", PRESETS)

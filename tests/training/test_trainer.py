@@ -18,7 +18,7 @@ from tsplat.stages import capacity
 from tsplat.strategies import DefaultStrategy
 from tsplat.training import Config, DivergedError, Trainer, evaluate, fit, gradient_step, preset, scene_extent
 from tsplat.training import trainer as trainer_module
-from tsplat.training.configuration import PRESETS, for_surfels
+from tsplat.training.presets import PRESETS, for_surfels
 from tsplat.training.view_corrections import apply_exposure, move_camera
 
 SKY = (0.2, 0.4, 0.7)

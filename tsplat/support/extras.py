@@ -17,6 +17,7 @@ EXTRAS = {
     "torchmetrics": "lpips",
     "torchvision": "lpips",
     "viser": "viewer",
+    "wandb": "wandb",
 }
 """Module name -> extra of tsplat that installs it; ``train`` for all others."""
 

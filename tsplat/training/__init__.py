@@ -2,11 +2,12 @@
 
 from ..scene.formats.checkpoints import CheckpointError
 from ..support.interruption import Interrupted
-from .configuration import Config, RunConfig, preset, read_config
+from .configuration import Config, RunConfig, read_config
 from .evaluation import Evaluation, Score, evaluate
 from .history import History
 from .losses import loss, psnr, ssim
 from .observers import DivergedError, Observer, Progress, RunStart
+from .presets import preset
 from .runs.demo import DemoSize, demo
 from .runs.fit import fit
 from .runs.live_view import LiveView, ViewOptions

@@ -16,7 +16,7 @@ RUN_RESULTS = frozenset(
 """Files that a run writes into its folder, after :data:`RECORD`."""
 
 RUN_FILES = RUN_RESULTS | {"config.json", "lock", LATEST, MANIFEST, RECORD}
-RUN_FOLDERS = frozenset(("checkpoints", "held_out", "inspect", "tensorboard"))
+RUN_FOLDERS = frozenset(("checkpoints", "held_out", "inspect", "tensorboard", "wandb"))
 
 
 def check_output(out: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:

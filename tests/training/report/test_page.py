@@ -14,7 +14,8 @@ from tests.support.pages import Page, run_browser
 from tests.support.training_scenes import HEIGHT, WIDTH, make_gaussians, make_views
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import History, RunConfig, preset
-from tsplat.training.configuration import PRESETS, Config
+from tsplat.training.configuration import Config
+from tsplat.training.presets import PRESETS
 from tsplat.training.report.page import RunPage, ShownView, choose_views, render_page, write_page
 from tsplat.training.report.quality import floaters, score_regions
 

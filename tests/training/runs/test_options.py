@@ -11,7 +11,8 @@ import torch
 from tsplat import ArgumentError
 from tsplat.strategies import DefaultStrategy, MCMCStrategy
 from tsplat.training import RunConfig, ViewOptions, preset
-from tsplat.training.configuration import scale_schedule, to_json
+from tsplat.training.configuration import to_json
+from tsplat.training.presets import scale_schedule
 from tsplat.training.runs.options import CPU_STEPS, Options, Resume, note_steps, parse, run_config, view_options
 
 pytest.importorskip("tyro")
@@ -39,7 +40,7 @@ def test_options_change_the_preset_or_the_configuration_file(tmp_path):
     assert adaptive.strategy == scale_schedule(DefaultStrategy(absgrad=True), RunConfig.steps)
 
 
-def test_runs_without_a_gpu_have_fewer_steps_and_say_so(monkeypatch, tmp_path):
+def test_runs_without_a_gpu_have_fewer_steps_and_a_note(monkeypatch, tmp_path):
     words = ["scene", "--out", "run"]
     for available, steps in ((False, CPU_STEPS), (True, RunConfig.steps)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from ...scene.gaussians import Gaussians
-from ..configuration import PRESETS, Config, Preset, RunConfig, preset, to_json
+from ..configuration import Config, RunConfig, to_json
 from ..history import History
+from ..presets import PRESETS, Preset, preset
 from .charts import Series, histogram, line_chart
 from .data_urls import EncodedImage
 from .numbers import MISSING, decibels, duration, fixed, number, size

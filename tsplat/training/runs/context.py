@@ -34,7 +34,7 @@ def require_extras(config: RunConfig | None = None, *, lpips: str | None = None,
     Raises:
         MissingExtraError: Names all that cannot.
     """
-    logging = ["tensorboard"] if config is not None and config.tensorboard else []
+    logging = [] if config is None else [name for name in ("tensorboard", "wandb") if getattr(config, name)]
     viewer = [module for module in VIEWER_MODULES if module not in MODULES] if view else []
     require(*MODULES, *logging, *(["torchmetrics", "torchvision"] if lpips is not None else []), *viewer)
 

@@ -17,17 +17,8 @@ from ...errors import ArgumentError
 from ...support.extras import require
 from ...support.suggestions import suggest_option
 from ...viewing.viewer.server import ADDRESS, PORT
-from ..configuration import (
-    DEFAULT_PRESET,
-    PRESETS,
-    STRATEGIES,
-    DeviceType,
-    Preset,
-    RunConfig,
-    for_surfels,
-    preset,
-    read_config,
-)
+from ..configuration import STRATEGIES, DeviceType, RunConfig, read_config
+from ..presets import DEFAULT_PRESET, PRESETS, Preset, for_surfels, preset
 from .context import MODULES
 from .live_view import ViewOptions
 

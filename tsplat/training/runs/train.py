@@ -33,6 +33,7 @@ from .context import deterministic, has_checkpoints, lock_run, on_main, rank_con
 from .display import ProgressDisplay
 from .live_view import ViewOptions, check_view, shown
 from .loop import RunLoop, print_setup, score_views
+from .metric_logs import TensorBoardLog, WandbLog
 from .priors import read_priors
 from .record import RunRecord
 from .results import write_held_out, write_report
@@ -46,7 +47,6 @@ from .scene_record import (
     with_absolute_scene,
 )
 from .start import Configure, check_minutes, extend, initial_gaussians, plan
-from .tensorboard import TensorBoardLog
 
 WORLD = "world.json"
 
@@ -330,6 +330,8 @@ def fit_and_report(
     observers: list[Observer] = [ProgressDisplay()]
     if run is not None and run.tensorboard and trainer.ranks.is_main:
         observers.append(TensorBoardLog(folder / "tensorboard"))
+    if run is not None and run.wandb and trainer.ranks.is_main:
+        observers.append(WandbLog(folder, run))
     loop = RunLoop(trainer, capture.test, folder, run, stop, scene, record, observers, resumed)
     if resumed is not None:
         loop.record.keep_earlier(folder)

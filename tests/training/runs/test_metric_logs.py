@@ -1,0 +1,76 @@
+"""Logs of TensorBoard, and of Weights & Biases, whose module is replaced."""
+
+import os
+import sys
+import time
+import types
+
+import pytest
+import torch
+
+from tests.support.training_scenes import make_gaussians
+from tsplat.scene import procedural_capture
+from tsplat.support.files import utf8_path
+from tsplat.training import RunConfig, resume, train
+from tsplat.training.history import History
+from tsplat.training.observers import Progress, RunStart
+from tsplat.training.runs import train as runs
+from tsplat.training.runs.metric_logs import TensorBoardLog
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", os.fsdecode(b"r\xffn")])
+def test_metrics_of_every_tenth_step_are_logged(name, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    if not name.isascii() and sys.platform != "linux":
+        pytest.skip("other systems only have names that are UTF-8")
+    folder = tmp_path / name
+    gaussians = make_gaussians()
+    log = TensorBoardLog(folder)
+    with log.during(RunStart(0, 100, time.perf_counter)):
+        for step in range(1, 2 * History.EVERY + 2):
+            log.after_step(Progress(step, 100, torch.tensor(0.5), torch.tensor(20.0), gaussians, len(gaussians), None))
+    with utf8_path(folder) as path:
+        events = EventAccumulator(str(path)).Reload()
+        found = [(event.step, event.value) for event in events.Scalars("train/psnr")]
+    assert found == [(History.EVERY, 20), (2 * History.EVERY, 20)]
+
+
+class FakeLog:
+    def __init__(self, options):
+        self.options, self.lines, self.finished = options, [], False
+        self.id = options["id"] or "abc"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.finished = True
+
+    def log(self, metrics, step):
+        self.lines.append((step, metrics))
+
+
+def test_weights_and_biases_continues_the_log_of_a_resumed_run(tmp_path, monkeypatch):
+    logs = []
+    module = types.ModuleType("wandb")
+    module.init = lambda **options: logs.append(FakeLog(options)) or logs[-1]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    capture = procedural_capture(24, 18, 3, 1, 60)
+    monkeypatch.setattr(runs, "read_run_capture", lambda config, device, *_: capture.to(device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run = tmp_path / "garden"
+    train(RunConfig(steps=20, sh_degree=0, wandb=True, backend="torch"), run, stop_after=12)
+    resume(run)
+    assert [log.finished for log in logs] == [True, True]
+    first, second = (log.options for log in logs)
+    assert (first["project"], first["name"], first["dir"], first["id"]) == ("mine", "garden", run, None)
+    assert first["config"]["steps"] == 20
+    assert (second["id"], second["resume"]) == ("abc", "allow")
+    assert [[step for step, _ in log.lines] for log in logs] == [[10], [20]]
+    metrics = logs[1].lines[0][1]
+    assert metrics["train/gaussians"] == len(capture.points)
+    assert 0 < metrics["train/loss"] < 1 and metrics["train/psnr"] > 5

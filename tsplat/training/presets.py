@@ -1,0 +1,130 @@
+"""Presets: settings for the number of steps of a run, and for 2D Gaussians."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, TypeVar
+
+from ..arguments import check_choice, check_size
+from ..errors import ArgumentError
+from ..strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
+from .configuration import Config, RunConfig
+
+Preset = Literal["standard", "mcmc", "adaptive", "fixed"]
+PRESETS: tuple[Preset, ...] = ("standard", "mcmc", "adaptive", "fixed")
+DEFAULT_PRESET: Preset = "standard"
+
+SCHEDULE_STEPS = 30_000
+"""Length of the runs that the strategies' schedules and the default learning rates are made for."""
+
+MAX_SIZE = 1600
+"""Longer side of the photographs of presets, as in other trainers."""
+
+HURRY_STEPS = 1500
+"""Length below which runs of the preset "standard" hurry: with higher rates."""
+
+REFINEMENTS_MIN = 24
+"""Minimum number of refinements in a shorter run."""
+
+RESET_INTERVAL_MIN = 100
+"""Minimum number of steps between resets of opacities in a shorter run. At the default rate, an opacity needs about as
+many steps to recover; until then, Gaussians are too faint to have gradients, and are pruned."""
+
+
+def for_surfels(config: RunConfig) -> RunConfig:
+    """Returns a configuration for 2D Gaussians, with the constants of 2DGS: losses, and what is cloned and pruned."""
+    strategy = config.strategy
+    if isinstance(strategy, DefaultStrategy):
+        strategy = dataclasses.replace(strategy, key_for_gradient="gradient_2dgs", absgrad=False, prune_opa=0.05)
+    return dataclasses.replace(
+        config, primitive="2dgs", strategy=strategy, antialiased=False, normal_weight=config.normal_weight or 0.05
+    )
+
+
+def preset(name: Preset = DEFAULT_PRESET, steps: int = Config.steps) -> RunConfig:
+    """Returns the configuration of a preset.
+
+    Runs of "standard" with s < 30,000 steps have higher learning rates than :class:`Config`: that of the means is
+    multiplied by (30,000 / s)^(1/3), those of the scales and of the spherical harmonics by (30,000 / s)^(1/2). With
+    s < 1,500, those of the means, rotations and opacities are multiplied by (1,500 / s)^(1/2) as well.
+
+    Args:
+        name: "standard" for :class:`LongAxisStrategy` with opaque, small initial Gaussians, antialiasing and learning
+            rates for the number of steps, which fall at the end; "mcmc" for :class:`MCMCStrategy` and "adaptive" for
+            :class:`DefaultStrategy` as gsplat's trainer runs them; "fixed" for a constant number of Gaussians, one per
+            sparse point.
+        steps: Number of steps. The strategies' schedules are meant for 30,000; see :func:`scale_schedule`.
+
+    Raises:
+        ArgumentError: An unknown preset, or an invalid number of steps.
+
+    Example::
+
+        import dataclasses
+        from tsplat.training import preset
+
+        config = dataclasses.replace(preset(steps=2000), scene="SCENE", downscale=4)
+    """
+    if str(name) == "default":
+        raise ArgumentError(
+            f"preset: default was renamed to adaptive; the preset of runs that name none is now {DEFAULT_PRESET}"
+        )
+    check_choice("preset", name, PRESETS)
+    check_size("steps", steps)
+    fixed = RunConfig(steps=steps, max_size=MAX_SIZE)
+    if name == "adaptive":
+        return dataclasses.replace(fixed, strategy=scale_schedule(DefaultStrategy(), steps))
+    if name == "fixed":
+        return fixed
+    shortness = max(1.0, SCHEDULE_STEPS / steps)
+    mcmc = dataclasses.replace(
+        fixed,
+        strategy=scale_schedule(MCMCStrategy(), steps),
+        start_opacity=0.5,
+        start_scale=0.1,
+        opacity_weight=0.01,
+        scale_weight=0.01,
+    )
+    if name == "mcmc":
+        return mcmc
+    # As many Gaussians as 5 % more in each refinement of the preset "mcmc".
+    growth = 1.05 ** max(REFINEMENTS_MIN, 245 / shortness)
+    hurry = max(1.0, HURRY_STEPS / steps) ** 0.5
+    return dataclasses.replace(
+        mcmc,
+        strategy=scale_schedule(LongAxisStrategy(growth=growth), steps, 4 * REFINEMENTS_MIN),
+        start_scale=0.3,
+        antialiased=True,
+        means_rate=mcmc.means_rate * shortness ** (1 / 3) * hurry,
+        quats_rate=mcmc.quats_rate * hurry,
+        opacities_rate=mcmc.opacities_rate * hurry,
+        scales_rate=mcmc.scales_rate * shortness**0.5,
+        sh0_rate=mcmc.sh0_rate * shortness**0.5,
+        shN_rate=mcmc.shN_rate * shortness**0.5,
+        rates_decay=0.05,
+        gains=True,
+    )
+
+
+S = TypeVar("S", DefaultStrategy, MCMCStrategy)
+
+
+def scale_schedule(strategy: S, steps: int, refinements: int = REFINEMENTS_MIN) -> S:
+    """Returns a strategy whose schedule, made for 30,000 steps, is compressed to a shorter run.
+
+    Start, end and resets are scaled in proportion, except that resets stay at least 100 steps apart. Refinements keep
+    their interval if there are then at least as many as given, and otherwise come more often.
+    """
+    factor = min(1.0, steps / SCHEDULE_STEPS)
+    names = (
+        "refine_start_iter", "refine_stop_iter", "reset_every", "pause_refine_after_reset", "noise_injection_stop_iter",
+    )  # fmt: skip
+    # A negative step is none.
+    given = {name: getattr(strategy, name) for name in names if getattr(strategy, name, -1) >= 0}
+    scaled = {name: math.ceil(factor * value) for name, value in given.items()}
+    if "reset_every" in given:
+        scaled["reset_every"] = min(given["reset_every"], max(scaled["reset_every"], RESET_INTERVAL_MIN))
+    duration = scaled["refine_stop_iter"] - scaled["refine_start_iter"]
+    every = min(strategy.refine_every, max(1, math.ceil(duration / refinements)))
+    return dataclasses.replace(strategy, **scaled, refine_every=every)
