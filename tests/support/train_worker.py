@@ -23,9 +23,11 @@ from tsplat.scene import Gaussians, procedural_capture
 from tsplat.stages import capacity
 from tsplat.stages.process_group import RankGroup
 from tsplat.strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
-from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest
+from tsplat.training import Checkpoint, RunConfig, Trainer, evaluate, read_newest, resume
 from tsplat.training import write_checkpoint as write
 from tsplat.training.parameters import scene_tensors
+from tsplat.training.runs import start as starts
+from tsplat.training.runs import train as runs
 
 STEPS = int(os.environ.get("TSPLAT_TRAIN_STEPS", "16"))
 SAVED_AT = 8
@@ -130,6 +132,43 @@ def train_degree_zero(ranks, folder):
     return len(trainer.gather_gaussians())
 
 
+class SlowClock:
+    """A clock on which the steps of a rank take 10 ms, and as much for each rank before it."""
+
+    def __init__(self, rank):
+        self.now, self.tick = 0.0, 0.01 * (1 + rank)
+
+    def perf_counter(self):
+        self.now += self.tick
+        return self.now
+
+
+def train_timed_and_extended(ranks, folder):
+    """Runs for a time and for as many steps; both are extended, one with a cut. Returns steps, and what differs."""
+    runs.read_run_capture = lambda config, device, *_: capture()
+    starts.time = SlowClock(ranks.rank)
+    folders = [folder / f"{name}_{ranks.world_size}" for name in ("timed", "counted")]
+
+    def configure(steps):
+        return dataclasses.replace(configuration("long-axis", "shard", 40), steps=steps)
+
+    steps = runs.train(configure, folders[0], minutes=0.005)["steps"]
+    runs.train(configure(steps), folders[1])
+    differ = [names_that_differ(*folders)]
+    resume(folders[0], steps=40)
+    resume(folders[1], steps=40, stop_after=33)
+    resume(folders[1])
+    return steps, [*differ, names_that_differ(*folders)], read_newest(folders[1])[1].step
+
+
+def names_that_differ(*folders):
+    """The tensors of the newest checkpoints of two runs that are not the same bits."""
+    first, second = (
+        checkpoint.gaussians.tensors() | checkpoint.tensors for _, checkpoint, _ in map(read_newest, folders)
+    )
+    return [name for name in first | second if not torch.equal(first[name], second[name])]
+
+
 def gathered_state(trainer, ranks):
     """The trainer's state with the rows of all ranks, as JSON values."""
     tensors, figures = trainer.state()
@@ -194,7 +233,9 @@ def load(ranks, folder):
     return results
 
 
-JOBS = {job.__name__: job for job in (train, train_with_capacity, train_degree_zero, save, load)}
+JOBS = {
+    job.__name__: job for job in (train, train_with_capacity, train_degree_zero, train_timed_and_extended, save, load)
+}
 
 
 def run_jobs(rank, world_size, folder, jobs):

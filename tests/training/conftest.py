@@ -14,7 +14,13 @@ from tests.support.training_scenes import make_gaussians, make_views
 TIMEOUT = 600
 """Seconds after which ranks are killed; they take about a minute on an idle machine."""
 
-GROUPS = ("4:train,save,load", "2:train,load,train_with_capacity,train_degree_zero", "1:train,load", "3:load", "5:load")
+GROUPS = (
+    "4:train,save,load",
+    "2:train,load,train_with_capacity,train_degree_zero,train_timed_and_extended",
+    "1:train,load,train_timed_and_extended",
+    "3:load",
+    "5:load",
+)
 
 
 def run_groups(folder, *groups):

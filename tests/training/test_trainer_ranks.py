@@ -52,6 +52,14 @@ def test_sharded_scene_of_degree_zero_is_refined(rank_results):
     assert rank_results.of("train_degree_zero", 2) == [213, 213]
 
 
+@pytest.mark.parametrize(("world_size", "steps"), [(1, 30), (2, 15)])
+def test_time_of_the_slowest_rank_counts_and_extended_runs_are_bit_exact(rank_results, world_size, steps):
+    for planned, differ, last in rank_results.of("train_timed_and_extended", world_size):
+        assert abs(planned - steps) <= 1
+        assert differ == [[], []]
+        assert last == 40
+
+
 def test_fp16_is_not_implemented_for_sharded_scenes():
     scene = capture()
     ranks = RankGroup()
