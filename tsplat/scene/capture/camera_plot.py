@@ -16,19 +16,11 @@ FRUSTUM_DEPTH = 0.06
 
 
 def draw_cameras(path: Path, model: Any, n_photographs: int) -> None:
-    """Writes a PNG of the cameras and points of a model.
+    """Writes a PNG of the cameras and points of a ``pycolmap.Reconstruction``, of a number of photographs.
 
     Up is the mean up direction of the photographs; the axis to the right is that along which cameras are spread most.
     Colors of cameras follow the order of names, from dark to light. A hundredth of the points beyond either border of
     each axis may not be shown.
-
-    Args:
-        path: The file to write.
-        model: A ``pycolmap.Reconstruction``.
-        n_photographs: Number of photographs, registered or not, for the title.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
@@ -71,8 +63,7 @@ def draw_cameras(path: Path, model: Any, n_photographs: int) -> None:
 def view_axes(poses: Array) -> Array:
     """Returns the axes of the plot in the world frame, [3, 3]: right, depth as seen from above, and up, as rows.
 
-    Args:
-        poses: [C, 3, 4] camera to world; cameras look along z, and their y axis points down.
+    `poses` [C, 3, 4] are camera to world; cameras look along z, and their y axis points down.
     """
     up = -poses[:, :, 1].mean(0)
     norm = np.linalg.norm(up)

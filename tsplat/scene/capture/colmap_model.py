@@ -73,14 +73,10 @@ class ColmapCamera:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColmapImage:
-    """A registered image.
+    """A registered image by its path relative to the folder of images, with its world-to-camera rotation and
+    translation.
 
-    Attributes:
-        name: Path relative to the folder of images.
-        camera_id: Key in :attr:`ColmapModel.cameras`.
-        quat: World-to-camera rotation, wxyz, of unit norm.
-        translation: World-to-camera translation.
-        point_ids: [O] int64 ids of the points observed in the image.
+    The rotation is wxyz, of unit norm; `point_ids` [O] int64 are those of the points observed in the image.
     """
 
     name: str
@@ -92,16 +88,10 @@ class ColmapImage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColmapModel:
-    """A COLMAP model.
+    """A COLMAP model: cameras by id, registered images in the order of the file, and points.
 
-    Attributes:
-        cameras_file: Path of the file of cameras.
-        cameras: Cameras by id.
-        images: Registered images, in the order of the file.
-        point_ids: [P] int64.
-        points: [P, 3] fp64, world frame.
-        colors: [P, 3] uint8 RGB.
-        notes: What is inconsistent, one sentence each.
+    `point_ids` [P] are int64, `points` [P, 3] fp64 in the world frame, `colors` [P, 3] uint8 RGB. Notes say what is
+    inconsistent, in one sentence each.
     """
 
     cameras_file: Path
@@ -185,11 +175,7 @@ def _find_suffix(folder: Path) -> str:
 
 
 class _Reader:
-    """Reads little-endian values from a file and checks that they are there.
-
-    Args:
-        path: The file, which is read as a whole.
-    """
+    """Reads little-endian values from a file, which is read as a whole, and checks that they are there."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.content, self.position = path, read_file(path), 0

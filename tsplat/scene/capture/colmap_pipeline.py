@@ -74,11 +74,7 @@ class Pipeline:
         matching: Matching,
         seed: int,
     ) -> dict[int, Any]:
-        """Runs all stages and returns the models by index, unsorted.
-
-        Args:
-            reader: COLMAP's options for reading images.
-        """
+        """Runs all stages with COLMAP's options for reading images, and returns the models by index, unsorted."""
         import pycolmap
 
         extraction = pycolmap.FeatureExtractionOptions(max_image_size=max_size, num_threads=self.threads, use_gpu=False)

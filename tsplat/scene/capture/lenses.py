@@ -178,11 +178,7 @@ class Undistortion:
         return torch.from_numpy(sources).float().view(-1, width, 2), torch.from_numpy(near & inside).view(-1, width)
 
     def __call__(self, image: Tensor) -> Tensor:
-        """Undistorts an image [H, W, D] uint8; pixels without a source become black.
-
-        Raises:
-            ArgumentError: The image has another size.
-        """
+        """Undistorts an image [H, W, D] uint8; pixels without a source become black."""
         height, width = self.has_source.shape
         if image.shape[:2] != self.has_source.shape:
             raise ArgumentError(f"image: expected {width}×{height} pixels, found {image.shape[1]}×{image.shape[0]}")
@@ -206,11 +202,7 @@ class Undistortion:
 
 
 class _Radial:
-    """OpenCV's radial and tangential distortion of a pinhole camera.
-
-    Attributes:
-        undistorted: The pinhole camera.
-    """
+    """OpenCV's radial and tangential distortion of a pinhole camera."""
 
     def __init__(self, lens: Lens) -> None:
         require("pycolmap")
@@ -230,11 +222,7 @@ class _Radial:
 
 
 class _Fisheye:
-    """Distortion theta_d = theta + k1 theta^3 + k2 theta^5 + k3 theta^7 + k4 theta^9 of an equidistant fisheye camera.
-
-    Attributes:
-        undistorted: The equidistant camera, with the same principal point.
-    """
+    """Distortion theta_d = theta + k1 theta^3 + k2 theta^5 + k3 theta^7 + k4 theta^9 of an equidistant fisheye."""
 
     def __init__(self, lens: Lens) -> None:
         self._lens = lens

@@ -50,9 +50,7 @@ class Photograph:
     """An image file and its camera.
 
     Attributes:
-        name: Name of the view.
         path: The image, in any size with the aspect ratio of the lens.
-        lens: Intrinsics and distortion.
         viewmat: [4, 4] fp64 world to camera.
         camera_id: Index of the physical camera.
         downscale: Factor to downscale the image by while reading.
@@ -87,17 +85,9 @@ def is_held_out(index: int, test_every: int) -> bool:
 
 
 def find_usable(paths: Sequence[Path], strict: bool) -> tuple[list[int], list[str]]:
-    """Finds the images that exist and are not of a format that Pillow cannot read, such as HEIC.
+    """Returns the indices of the images that exist and that Pillow can read, unlike HEIC, and notes on the others.
 
-    Args:
-        paths: Images.
-        strict: Whether to raise if any image is left out.
-
-    Returns:
-        Indices of the usable images, and notes on the others.
-
-    Raises:
-        FileError: Images are left out, and `strict` is set or fewer than two remain.
+    Raises FileError if images are left out, and `strict` is set or fewer than two remain.
     """
     missing = [i for i, path in enumerate(paths) if not os.path.isfile(path)]
     unreadable = [i for i in set(range(len(paths))).difference(missing) if _is_unreadable(paths[i])]
@@ -130,18 +120,9 @@ def _is_unreadable(path: Path) -> bool:
 
 
 def limit_sizes(photographs: Sequence[Photograph], max_size: int) -> tuple[list[Photograph], list[str]]:
-    """Limits the longer side of images by their factors of downscaling.
+    """Limits the longer side of images to `max_size` pixels, 0 for no limit, by their factors of downscaling.
 
-    Args:
-        photographs: Images that are not downscaled yet.
-        max_size: Longer side in pixels; 0 for no limit.
-
-    Returns:
-        The photographs, and a note if any is downscaled.
-
-    Raises:
-        FileError: An image is missing or cannot be read.
-        MissingExtraError: Pillow is not installed.
+    Also returns a note if any is downscaled.
     """
     if max_size == 0:
         return list(photographs), []
@@ -229,19 +210,10 @@ def _check_memory(photographs: Sequence[Photograph], sources: Sequence["_Source"
 
 
 def split_views(views: Sequence[View], held_out: Sequence[bool]) -> tuple[list[View], list[View], list[str]]:
-    """Splits views into training and held-out ones, without those that have no valid pixel.
+    """Splits views into training and held-out ones, and returns notes on those without a valid pixel, which are left
+    out.
 
-    Such a view has nothing to train on, and its PSNR is infinite.
-
-    Args:
-        views: All views.
-        held_out: Whether each view is held out.
-
-    Returns:
-        Training views, held-out views, and notes on the views that are left out.
-
-    Raises:
-        FileError: No training view has a valid pixel.
+    Such a view has nothing to train on, and its PSNR is infinite. Raises FileError if no training view is left.
     """
     usable = [view.mask is None or bool(view.mask.any()) for view in views]
     train = [view for view, is_test, has_pixels in zip(views, held_out, usable) if has_pixels and not is_test]
@@ -335,10 +307,7 @@ def _split_alpha(image: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _read_mask(path: Path, source: _Source, size: tuple[int, int]) -> Tensor:
-    """Reads the mask of an image, [H, W, 1] uint8, downscaled to `size`.
-
-    A mask is rotated with its image if only that fits.
-    """
+    """Reads the mask of an image, [H, W, 1] uint8, downscaled to `size`; rotated with its image if only that fits."""
     info, orientation = read_image_info(path), 1
     width, height = info.width, info.height
     if not _has_aspect_ratio(width, height, source.width, source.height) and _has_aspect_ratio(

@@ -54,12 +54,10 @@ Field = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Solid:
-    """A shape given by a signed distance function, in a frame whose origin is its center.
+    """A shape with a signed distance function, in a frame whose origin is its center.
 
     Attributes:
-        center: World frame.
-        radius: Radius of a bounding sphere around the center.
-        half: Half the extents of a bounding box around the center, in the solid's frame.
+        radius, half: Radius of a bounding sphere, and half the extents of a bounding box around the center.
         field: Signed distance [R] of points [3, R] in the solid's frame.
         color: RGB [3, R] of surface points [3, R] in the solid's frame.
         turn: Rotation of the solid about the vertical axis, in degrees.
@@ -169,14 +167,10 @@ def procedural_capture(
 
 
 def trace(poses: Tensor, K: Tensor, width: int, height: int, supersampling: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Renders the scene; each pixel is the mean of ``supersampling``^2 rays.
+    """Renders the scene from world-to-camera `poses` [C, 4, 4]; each pixel is the mean of ``supersampling``^2 rays.
 
-    Args:
-        poses: [C, 4, 4] world to camera.
-        K: [3, 3] intrinsics of all cameras.
-
-    Returns:
-        The images [C, height, width, 3] in [0, 1]; the R surface points hit by rays, [3, R]; and their colors, [3, R].
+    Returns the images [C, height, width, 3] in [0, 1]; the R surface points hit by rays, [3, R]; and their colors, [3,
+    R].
     """
     xs, ys = (
         (torch.arange(size * supersampling, device=poses.device) + 0.5) / supersampling for size in (width, height)
@@ -211,12 +205,7 @@ def _ring(n: int, low: float, high: float, turn: float) -> Tensor:
 
 
 def _march(solid: Solid, origins: Tensor, directions: Tensor) -> Tensor:
-    """Returns the distance along each ray to the solid, infinity for a miss. [R]
-
-    Args:
-        origins: [3, R].
-        directions: [3, R], normalized.
-    """
+    """Returns the distance [R] along each ray to the solid, infinity for a miss; directions [3, R] are normalized."""
     offsets = origins - origins.new_tensor(solid.center)[:, None]
     along = -_dot(offsets, directions)
     half = (along * along - _dot(offsets, offsets)).add_(solid.radius**2)

@@ -223,10 +223,7 @@ def _camera_mode(names: Iterable[str], single_camera: bool) -> Literal["SINGLE",
 def _link_masks(masks: Path, folder: Path, files: dict[str, Path]) -> list[str]:
     """Links the masks of photographs to where COLMAP and training find them: ``a.jpg.png`` in a folder.
 
-    COLMAP needs one of each photograph: those that have none get a white one.
-
-    Returns:
-        A note if some photographs have no mask.
+    COLMAP needs one of each photograph: those that have none get a white one, of which a note is returned.
     """
     from PIL import Image
 
@@ -257,9 +254,7 @@ def _find_photographs(
     photos: Path, single_camera: bool, masks: str | os.PathLike[str] | None
 ) -> tuple[dict[str, Path], list[str]]:
     """Returns the photographs in a folder by name, in order, after checking that they can be used; and notes.
-
-    Subfolders are searched, but not those of masks, of scenes, and hidden ones.
-    """
+    Subfolders are searched, but not those of masks, of scenes, and hidden ones."""
     if not photos.is_dir():
         raise FileError(f"{photos}: no such folder; videos end in {', '.join(VIDEO_SUFFIXES)}")
     visible: list[Path] = []

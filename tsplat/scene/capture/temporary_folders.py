@@ -17,12 +17,7 @@ OWNER = ".tsplat-owner"
 @contextlib.contextmanager
 def temporary_folder(out: Path) -> Iterator[Path]:
     """Creates a hidden folder next to `out`, and removes it at the end unless it was renamed.
-
-    Folders that killed processes of this machine have left for the same `out` are removed first.
-
-    Raises:
-        OSError: The folder cannot be created or written to.
-    """
+    Folders that killed processes of this machine have left for the same `out` are removed first."""
     _remove_stale(out)
     folder = out.absolute().with_name(f".{out.name}.{secrets.token_hex(4)}")
     folder.mkdir()

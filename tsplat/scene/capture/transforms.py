@@ -170,10 +170,8 @@ def _split(
 ) -> tuple[list[Photograph], list[bool], list[str]]:
     """Splits photographs as the file's train_filenames, val_filenames and test_filenames say.
 
-    Images in the last two are held out. If the file has neither, images that train_filenames lacks are.
-
-    Returns:
-        The photographs that are used, sorted by name; whether each is held out; and notes.
+    Images in the last two are held out. If the file has neither, images that train_filenames lacks are. Returns the
+    photographs that are used, sorted by name; whether each is held out; and notes.
     """
     photographs = sorted(photographs, key=lambda photograph: photograph.name)
     names, notes = {photograph.name for photograph in photographs}, []
@@ -218,15 +216,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Frame:
-    """A frame of a file.
+    """A frame of a file: the values of the frame, and those of the file that it lacks.
 
-    Attributes:
-        file: The file.
-        name: The frame in messages about the file.
-        values: The values of the frame, and those of the file that it lacks.
-        full: The image.
-        image: The image to read, which may be in a folder of downscaled images.
-        is_downscaled: Whether it is.
+    `full` is its image; `image` is the one to read, which may be in a folder of downscaled images. Messages have
+    `name`.
     """
 
     file: Path
@@ -355,11 +348,8 @@ def _find_image(path: Path, name: object, what: str) -> Path:
 
 
 def _bounds(views: Sequence[View]) -> tuple[Tensor, Tensor]:
-    """Returns the bounding box of the camera centers and of the points ahead of them at the diameter of the cameras.
-
-    Returns:
-        The lowest and highest corner, [3] each.
-    """
+    """Returns the lowest and the highest corner [3] of a box around cameras and the points ahead of them, at their
+    diameter."""
     poses = torch.stack([view.camera.viewmat for view in views])
     positions = centers(poses)
     diameter = (positions - positions.mean(0)).norm(dim=-1).max().clamp_min(1e-3) * 2

@@ -24,16 +24,10 @@ ROTATION_TOLERANCE = 1e-3
 
 
 def read_lens(values: Mapping[str, Any], image: Path, where: str) -> Lens:
-    """Returns the intrinsics of a frame.
+    """Returns the intrinsics of a frame from its values and those of its file.
 
-    Args:
-        values: The values of the frame and of its file.
-        image: The image, whose size counts if the values have none.
-        where: The file and the frame, for messages.
-
-    Raises:
-        FileError: A value is missing or invalid, or the image is needed and cannot be read.
-        UnsupportedError: A camera model or distortion that is not implemented, or a rolling shutter.
+    If these have no size, that of the image counts. `where` is the file and the frame, for messages. Raises FileError
+    for what is missing or invalid, and UnsupportedError for models that are not implemented and for rolling shutters.
     """
     name = values.get("camera_model", "OPENCV")
     if name not in CAMERA_MODELS:
@@ -105,11 +99,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_viewmat(matrix: object, where: str) -> Tensor:
-    """Converts a camera-to-world matrix in OpenGL axes to world-to-camera in OpenCV axes. [4, 4] fp64
-
-    Raises:
-        FileError: It is no rotation and translation.
-    """
+    """Converts a camera-to-world matrix in OpenGL axes to world-to-camera in OpenCV axes. [4, 4] fp64"""
     rows = matrix if isinstance(matrix, list) and len(matrix) in (3, 4) else []
     are_fours = all(isinstance(row, list) and len(row) == 4 and all(_is_number(value) for value in row) for row in rows)
     if not rows or not are_fours:

@@ -42,13 +42,7 @@ JPEG_QUALITY = 95
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Frames of a video that become photographs.
-
-    Attributes:
-        frames: Their indices in the video, increasing.
-        n_frames: Number of frames in the video.
-        cuts: Indices of the frames that begin another shot.
-    """
+    """Frames of a video that become photographs: their increasing indices, and those that begin a shot."""
 
     frames: tuple[int, ...]
     n_frames: int
@@ -62,13 +56,8 @@ def extract_frames(
 
     Args:
         video: A file that ffmpeg can read. It is rotated as its metadata say.
-        folder: An existing folder to write to.
         count: Number of frames; fewer are written if others show nothing new. None for 4 per second, 50 to 300.
         on_progress: Called with the frames that are done, half a frame for each pass, and about how many there are.
-
-    Raises:
-        FileError: The video cannot be read.
-        OSError: Frames cannot be written.
     """
     from PIL import Image
 
@@ -96,15 +85,12 @@ def extract_frames(
 
 
 def choose_frames(measured: npt.NDArray[np.floating[Any]], count: int) -> Chosen:
-    """Chooses the sharpest frame of each of `count` stretches of a video with equal motion.
+    """Chooses the sharpest frame of each of at most `count` stretches of a video with equal motion.
 
     Frames that move less than :data:`STILL` from the one before, as of a camera that stands still, are left out. Frames
     next to each other in two stretches are at least a quarter of a stretch apart, unless a cut is between them.
-
-    Args:
-        measured: [F, 3] sharpness, motion since the frame before in pixels, and difference from it relative to the
-            contrast. The last two are 0 for the first frame.
-        count: Number of frames to choose, at most.
+    `measured` [F, 3] are sharpness, motion since the frame before in pixels, and difference from it relative to the
+    contrast. The last two are 0 for the first frame.
     """
     sharpness, motion, difference = measured.T
     cuts = np.flatnonzero((difference > CUT) & (difference > 2 * np.median(difference)))

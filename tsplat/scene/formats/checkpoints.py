@@ -57,13 +57,9 @@ class CheckpointError(FileError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RawCheckpoint:
-    """The contents of a checkpoint, with the configuration uninterpreted.
+    """The contents of a checkpoint after a number of steps, with the configuration as in its JSON.
 
-    Attributes:
-        step: Number of steps taken.
-        gaussians: The raw parameters of the scene.
-        tensors, figures: The rest of the training state.
-        config: The run's configuration, as in its JSON.
+    `gaussians` are the raw parameters of the scene; `tensors` and `figures` are the rest of the training state.
     """
 
     step: int
@@ -135,16 +131,10 @@ def read_newest_valid(
 ) -> tuple[Path, T, list[str]]:
     """Reads the checkpoint that ``latest`` names or, if that is invalid, the newest valid one.
 
-    Args:
-        folder: A run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate.
-        read: Reads a checkpoint's folder; raises :class:`CheckpointError` if it is invalid.
-        checkpoint: Step or folder name of the only candidate; None for all.
-
-    Returns:
-        The checkpoint's folder, what `read` returned, and the errors of the invalid checkpoints that were skipped.
-
-    Raises:
-        CheckpointError: None is valid, or there is no such checkpoint.
+    `folder` is a run, its ``checkpoints`` folder, or a checkpoint, which then is the only candidate, as is
+    `checkpoint`, a step or the name of a folder. `read` raises CheckpointError for invalid ones. Returns the folder of
+    the checkpoint, what `read` returned, and the errors of those that were skipped. Raises CheckpointError if none is
+    valid.
     """
     folder = Path(folder)
     if (folder / MANIFEST).is_file() or NAME.fullmatch(folder.name):
@@ -193,17 +183,10 @@ def skipped_messages(errors: Sequence[str], used: Path) -> list[str]:
 
 
 def read_raw_checkpoint(path: str | os.PathLike[str], *, force: bool = False) -> RawCheckpoint:
-    """Verifies the hashes of a checkpoint and reads it.
+    """Verifies the hashes of a checkpoint, the folder ``step_...``, and reads it.
 
-    Args:
-        path: The folder ``step_...``.
-        force: Accept parameters that look activated already (scales or opacities instead of their logarithms or
-            logits).
-
-    Raises:
-        CheckpointError: A file is missing, truncated, modified or invalid.
-        AlreadyActivatedError: The parameters look activated already.
-        MissingExtraError: safetensors is not installed.
+    Raises CheckpointError if a file is missing, truncated, modified or invalid, and AlreadyActivatedError for scales or
+    opacities in place of their logarithms or logits, unless `force` is set.
     """
     require("safetensors")
     from safetensors import SafetensorError
@@ -270,12 +253,7 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Reads the manifest of a checkpoint, and verifies its hash, but not the other files.
-
-    Raises:
-        CheckpointError: It is no manifest, or it was modified.
-        OSError, ValueError: It cannot be read.
-    """
+    """Reads the manifest of a checkpoint, and verifies its hash, but not the other files."""
     manifest: dict[str, Any] = read_json(path / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path / MANIFEST}: not a tsplat checkpoint")
@@ -302,10 +280,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Raises :class:`CheckpointError` unless the folder holds these files with these hashes.
-
-    Other files, which file managers and synchronization programs leave, are ignored.
-    """
+    """Raises :class:`CheckpointError` unless the folder holds these files with these hashes; others are ignored."""
     missing = [name for name in sorted(files) if not (path / name).is_file()]
     if missing:
         raise CheckpointError(f"{path / missing[0]}: missing; copy a checkpoint's folder as a whole")
@@ -317,17 +292,7 @@ def _verify_files(path: Path, files: dict[str, dict[str, Any]]) -> None:
 
 
 def _read_rows(folder: Path, shards: Sequence[Path], n_rows: int) -> dict[str, Tensor]:
-    """Reads the shards of all ranks in a single process and concatenates them. Needs no process group.
-
-    Args:
-        folder: Their folder.
-        shards: Their files; others in the folder are ignored.
-        n_rows: Number of rows of all ranks together.
-
-    Raises:
-        ArgumentError: A tensor does not have `n_rows` rows.
-        ValueError, OSError: Files are missing or invalid.
-    """
+    """Reads the shards of all ranks, `n_rows` rows together, in a single process and concatenates them."""
     from torch.distributed.checkpoint.filesystem import FileSystem
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata

@@ -19,14 +19,8 @@ BLOCK = 1 << 22
 def cluster(rows: Tensor, n_clusters: int) -> tuple[Tensor, Tensor]:
     """Clusters rows by Euclidean distance: first into about sqrt(n_clusters) groups, and then each group by itself.
 
-    The time is proportional to N D sqrt(n_clusters). If there are at most `n_clusters` rows, each is a cluster.
-
-    Args:
-        rows: [N, D] fp32 or fp64.
-        n_clusters: Upper bound of the number of clusters, at least 1.
-
-    Returns:
-        Centroids [K, D] with K <= n_clusters, and the cluster of each row [N] int64.
+    The time is proportional to N D sqrt(n_clusters). If there are at most `n_clusters` rows, each is a cluster. Returns
+    centroids [K, D] with K <= n_clusters, and the cluster of each row [N] int64.
     """
     n = len(rows)
     generator = torch.Generator().manual_seed(0)
@@ -73,18 +67,11 @@ def _nearest(rows: Tensor, centroids: Tensor) -> Tensor:
 def cluster_values(
     values: NDArray[Any], n_clusters: int, weights: NDArray[Any] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-    """Clusters single values by k-means.
+    """Clusters single values by k-means, with weights of squared errors.
 
-    The first clusters are found by halving the one with the largest squared error at its mean again and again.
-
-    Args:
-        values: Values of any shape.
-        n_clusters: Upper bound of the number of clusters.
-        weights: Weights of squared errors, above zero, in the shape of `values`; None for equal ones.
-
-    Returns:
-        Centers [K], K <= n_clusters, in increasing order, and the index of the nearest center of each value, in the
-        shape of `values`. The centers are the values themselves if at most `n_clusters` are different.
+    The first clusters are found by halving the one with the largest squared error at its mean again and again. Returns
+    centers [K], K <= n_clusters, in increasing order, and the index of the nearest center of each value, in the shape
+    of `values`. The centers are the values themselves if at most `n_clusters` are different.
     """
     distinct, inverse, counts = np.unique(values.astype(np.float32), return_inverse=True, return_counts=True)
     centers = distinct

@@ -52,11 +52,7 @@ SH_RANGE = 8.0
 
 
 def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussians:
-    """Decodes the Gaussians of an open compressed PLY. `warn` is called with what is ignored.
-
-    Raises:
-        FileError: Elements or properties are missing or inconsistent, or the file is cut short.
-    """
+    """Decodes the Gaussians of an open compressed PLY. `warn` is called with what is ignored."""
     vertex = _table(ply, "vertex", VERTEX)
     bounds = ("min_", "max_")
     colored = "min_r" in ply.elements["chunk"].names if "chunk" in ply.elements else False
@@ -99,13 +95,7 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
 def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) -> bytes:
     """Encodes Gaussians in the order of :func:`encode_means` as a compressed PLY, with bounds of the colors.
 
-    Args:
-        gaussians: N Gaussians of SH degree 0 to 3.
-        comments: Comments for the header.
-
-    Raises:
-        UnsupportedError: The SH degree is above 3.
-        ArgumentError: A Gaussian is invalid.
+    Raises UnsupportedError for an SH degree above 3, and ArgumentError for an invalid Gaussian.
     """
     arrays, (mean_bounds, means) = ordered_arrays(gaussians, "a compressed PLY", encode_means)
     colors = _colors(arrays["sh0"][:, 0])
@@ -137,10 +127,8 @@ def _interpolate(fractions: NDArray[np.float64], low: NDArray[Any], high: NDArra
 def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[Floats, NDArray[np.uint32]]]:
     """Encodes means [N, 3] in Morton order. The order of means that are exact in it is kept.
 
-    So are those of a file that is written again, whose chunks must not change.
-
-    Returns:
-        Their ids [N] in the order of the file; the bounds of its chunks, [chunks, 6], and the words, [N].
+    So are those of a file that is written again, whose chunks must not change. Returns their ids [N] in the order of
+    the file; the bounds of its chunks, [chunks, 6], and the words, [N].
     """
     if _encode_exact(means[:CHUNK]) and (encoded := _encode_exact(means)):
         return np.arange(len(means)), encoded
@@ -182,9 +170,7 @@ def _normalize_chunks(
     values: NDArray[Any], stored: Callable[[Floats], Floats] | None = None
 ) -> tuple[Floats, NDArray[np.float64]]:
     """Returns the bounds of values [N, 3] in each chunk, [chunks, 6] (min, max), and values scaled to them, [N, 3].
-
-    `stored` changes bounds by a rounding error.
-    """
+    `stored` changes bounds by a rounding error."""
     count = len(values)
     n_chunks = math.ceil(count / CHUNK)
     # The last chunk is filled with its last value, which does not change its bounds.

@@ -17,16 +17,12 @@ NAMES = ("filter_3D", "filter_3d")
 
 
 def apply_filter(log_scales: Floats, opacity_logits: Floats, sigmas: NDArray[Any]) -> tuple[Floats, Floats]:
-    """Applies the filter to scales s and opacities o: s' = sqrt(s^2 + sigma^2), o' = o prod(s) / prod(s').
+    """Applies the filter to scales s and opacities o, in fp64: s' = sqrt(s^2 + sigma^2), o' = o prod(s) / prod(s').
 
     Args:
-        log_scales: [N, 3] logarithms of s.
-        opacity_logits: [N] logits of o.
+        log_scales, opacity_logits: [N, 3] logarithms of s, and [N] logits of o.
         sigmas: [N] standard deviations of the filter, world units. A sigma of 0 changes nothing. A negative or infinite
             sigma, or NaN, makes the Gaussian invalid: its log scales become NaN.
-
-    Returns:
-        Log scales and logits with the filter, computed in fp64.
     """
     logs, logits, sigma = (values.astype(np.float64) for values in (log_scales, opacity_logits, sigmas))
     with np.errstate(all="ignore"):

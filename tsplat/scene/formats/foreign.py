@@ -41,15 +41,8 @@ METHODS = (
 
 
 def check_method(path: str, names: Sequence[str]) -> None:
-    """Checks that a PLY's vertices have no properties without which a model of another method looks different.
-
-    Args:
-        path: For messages.
-        names: The properties of a vertex.
-
-    Raises:
-        UnsupportedError: They have.
-    """
+    """Raises UnsupportedError if a PLY's vertices have properties without which a model of another method looks
+    different."""
     if "s" in names:  # s and t are texture coordinates
         names = [name for name in names if name != "t"]
     for pattern, method, advice in METHODS:

@@ -204,10 +204,8 @@ def _comments(gaussians: Gaussians) -> list[str]:
 
 
 def render_mode(ply: PlyFile) -> str | None:
-    """Returns how the header's comments say that the model is rendered: "mip" (antialiased), another word, or None.
-
-    The last such comment decides.
-    """
+    """Returns how the last comment about it says that the model is rendered: "mip" (antialiased), another word, or
+    None."""
     mode = None
     for comment in ply.comments:
         words = comment.lower().split()

@@ -37,12 +37,9 @@ Table = np.ndarray[Any, np.dtype[np.void]]
 
 @dataclasses.dataclass
 class Element:
-    """One element of the header: a table of `count` records.
+    """One element of the header, such as ``vertex``: a table of `count` records.
 
-    Attributes:
-        name: Name of the element, such as ``vertex``.
-        count: Number of records.
-        properties: (name, NumPy type code or :data:`LIST`) of each property.
+    Properties have a name and a NumPy type code or :data:`LIST`.
     """
 
     name: str
@@ -55,19 +52,10 @@ class Element:
 
 
 class PlyFile:
-    """An open PLY file.
+    """A PLY file that was opened for reading, with the header's comments and elements by name, in the order of the
+    file.
 
-    Args:
-        file: Opened for reading, at its beginning.
-        path: Its path, for messages.
-
-    Attributes:
-        comments: The header's comments, one per line.
-        elements: Elements by name, in the order of the file.
-
-    Raises:
-        FileError: The header is invalid.
-        UnsupportedError: The encoding is unknown.
+    Raises FileError for an invalid header, and UnsupportedError for an unknown encoding.
     """
 
     def __init__(self, file: BinaryIO, path: str) -> None:
@@ -117,9 +105,8 @@ class PlyFile:
     def blocks(self, name: str) -> Iterator[Table]:
         """Yields the records of an element as structured arrays. Fields of ASCII files are float64.
 
-        Raises:
-            FileError: The element or one before it has a list property, a property name is declared twice, or the file
-                is too short for the header. While iterating: a line does not contain the expected numbers.
+        Raises FileError if the element or one before it has a list property, a name is declared twice, or the file is
+        too short for the header; while iterating, if a line does not contain the expected numbers.
         """
         before = []
         for element in self.elements.values():
@@ -143,10 +130,7 @@ class PlyFile:
 
     def note_rest(self, warn: Callable[[str], object]) -> None:
         """Notes data after the last binary record, of which the header says nothing.
-
-        Raises:
-            FileError: The line ends of the file were converted, as by a transfer in text mode, which adds bytes.
-        """
+        Raises FileError if line ends were converted, as by a transfer in text mode, which adds bytes."""
         kinds = {kind for element in self.elements.values() for _, kind in element.properties}
         if self._encoding == "ascii" or LIST in kinds:
             return

@@ -58,20 +58,11 @@ Load = Callable[[str], bytes]
 
 
 def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
-    """Writes parameters as gsplat's ``PngCompression`` does.
+    """Writes parameters [N, ...] before activation, by gsplat's names, as its ``PngCompression`` does; N is a square
+    number.
 
     ``meta.json`` is removed first and written last, and each file is written atomically, so that a folder with
     ``meta.json`` is complete.
-
-    Args:
-        folder: Created if it does not exist.
-        tensors: Parameters before activation by gsplat's names, each [N, ...], N a square number.
-
-    Raises:
-        ArgumentError: A name is not the name of a file, a shape is invalid, or a value is not finite.
-        MissingExtraError: Pillow is not installed.
-        FileError: The folder is not writable.
-        OSError: A file cannot be written.
     """
     require("PIL")
     side = _check_tensors(tensors)
@@ -100,12 +91,7 @@ def write_png_images(folder: str | os.PathLike[str], tensors: Mapping[str, Tenso
 
 
 def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Reads the parameters that :func:`write_png_images` or gsplat's ``PngCompression`` wrote, on the CPU.
-
-    Raises:
-        FileError: A file or value is missing, damaged or inconsistent with the others.
-        MissingExtraError: Pillow is not installed.
-    """
+    """Reads the parameters that :func:`write_png_images` or gsplat's ``PngCompression`` wrote, on the CPU."""
     require("PIL")
     path = Path(folder)
 
@@ -140,16 +126,8 @@ def read_png_images(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def read_png_model(folder: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads the Gaussians in a folder that gsplat's ``PngCompression`` wrote.
-
-    Args:
-        folder: The folder.
-        warn: Called with a note that names the parameters that are ignored.
-
-    Raises:
-        FileError: A file or value is missing, damaged or inconsistent with the others.
-        MissingExtraError: Pillow is not installed.
-    """
+    """Reads the Gaussians in a folder that gsplat's ``PngCompression`` wrote, after a note on parameters that are
+    ignored."""
     tensors = read_png_images(folder)
     missing = [name for name in PARAMETERS if name not in tensors]
     if missing:

@@ -14,17 +14,10 @@ from .ply_file import PlyFile
 
 
 def read_point_cloud(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> tuple[Tensor, Tensor]:
-    """Reads the positions and colors of a PLY's vertices, without those whose position is not finite.
+    """Reads the positions [P, 3] and colors [P, 3] of a PLY's vertices, without those whose position is not finite.
 
-    Args:
-        path: The file.
-        warn: Called with a note of one line that counts the points that are left out.
-
-    Returns:
-        points [P, 3]; colors [P, 3], RGB in [0, 1], gray if the file has none.
-
-    Raises:
-        FileError: The file is missing, is not a PLY of points, is cut short, or has fewer than two points.
+    Colors are RGB in [0, 1], gray if the file has none. `warn` is called with a note that counts the points that are
+    left out. Raises FileError for a file that is no PLY of points, is cut short, or has fewer than two points.
     """
     try:
         with open_file(path) as file:

@@ -146,9 +146,8 @@ def _encode_quats(others: NDArray[np.float64], largest: NDArray[np.intp]) -> Byt
 def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[NDArray[np.uint16], NDArray[np.float64]]]:
     """Encodes means [N, 3] in Morton order after rounding: a file that is written again keeps its order.
 
-    Returns:
-        Their ids [N] in the order of the file; 16 bits between bounds, [N, 3], and the bounds of the logarithms,
-        [2, 3].
+    Returns their ids [N] in the order of the file; 16 bits between bounds, [N, 3], and the bounds of the logarithms,
+    [2, 3].
     """
     logs = np.copysign(np.log1p(np.abs(means, dtype=np.float64)), means)
     if not len(logs):
@@ -163,10 +162,8 @@ def encode_means(means: Floats) -> tuple[NDArray[np.int64], tuple[NDArray[np.uin
 
 
 def _shown(log_scales: Floats, opacities: Floats) -> NDArray[np.float64]:
-    """Weights of squared errors by what they change in images: the area that each axis spans, times opacity^2. [N, 3]
-
-    An axis spans an area with the largest of the others.
-    """
+    """Weights of squared errors by what they change in images: the area that each axis spans with the largest of the
+    others, times opacity^2. [N, 3]"""
     logs = log_scales.astype(np.float64)
     largest = np.stack([np.delete(logs, axis, 1).max(1) for axis in range(3)], 1)
     areas: NDArray[np.float64] = np.exp(logs + largest) * np.square(opacities.reshape(-1, 1).astype(np.float64))
@@ -189,14 +186,10 @@ def _short(values: NDArray[Any]) -> list[float]:
 
 
 def _palette(shN: Floats) -> tuple[list[float], Bytes, NDArray[np.int64], bool]:
-    """Chooses a palette of the SH coefficients and its codebook.
+    """Chooses a palette of the SH coefficients [N, K - 1, 3] and its codebook.
 
-    Args:
-        shN: [N, K - 1, 3].
-
-    Returns:
-        The codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which Gaussians use it; the
-        entry of each Gaussian, [N]; and whether the palette has every row.
+    Returns the codebook; the palette as indices into it, [entries, K - 1, 3], in the order in which Gaussians use it;
+    the entry of each Gaussian, [N]; and whether the palette has every row.
     """
     count, *shape = shN.shape
     if not count:

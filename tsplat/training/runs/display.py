@@ -43,11 +43,7 @@ class ProgressDisplay(Observer):
 
     @contextlib.contextmanager
     def during(self, run: RunStart) -> Iterator[None]:
-        """Shows the steps that are taken in the block.
-
-        Raises:
-            MissingExtraError: rich is not installed, and stdout is a terminal.
-        """
+        """Shows the steps that are taken in the block."""
         self._start, self._last = run.step, time.perf_counter()
         with (_bar if sys.stdout.isatty() else _lines)(run) as self._show:
             yield

@@ -43,10 +43,7 @@ class ViewOptions:
 def check_view(options: ViewOptions | None, world_size: int) -> None:
     """Checks that a training can be shown, before any work.
 
-    Raises:
-        ArgumentError: The address is not one of this computer.
-        MissingExtraError: A package of the extra ``viewer`` is not installed.
-        UnsupportedError: There are several ranks.
+    Raises ArgumentError for an address that is not one of this computer, and UnsupportedError for several ranks.
     """
     if options is not None:
         _check_ranks(world_size)
@@ -169,11 +166,8 @@ def shown(
 ) -> Iterator[None]:
     """Shows the training of a run inside the block, and prints where. Does nothing without options.
 
-    Args:
-        trainer: New, or restored from a checkpoint; gets the observer.
-        folder: The run's folder.
-        stop: Ends a pause.
-        record: Measures the time for images and pauses.
+    The trainer is new, or restored from a checkpoint, and gets the observer. `stop` ends a pause; `record` measures the
+    time for images and pauses.
     """
     if options is None:
         yield

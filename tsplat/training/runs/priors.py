@@ -20,11 +20,8 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
     """Returns the capture with the priors of its training views.
 
     The prior of a view has its name with the ending ``.npy`` or ``.png``, and is resized to the view. Normals are made
-    unit vectors. A note tells how many views have none.
-
-    Raises:
-        ArgumentError: A prior has weight 0.
-        FileError: No view has a prior, or a file is damaged or of another shape.
+    unit vectors. A note tells how many views have none. Raises ArgumentError for a weight of 0, and FileError if no
+    view has a prior, or a file is damaged or of another shape.
     """
     for name, weight in (("depth_prior", "depth_weight"), ("normal_prior", "normal_weight")):
         folder = getattr(config, name)

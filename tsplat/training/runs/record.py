@@ -22,10 +22,8 @@ from ...viewing.outputs import RECORD
 class RunRecord:
     """Measures the parts of a run in this process, and writes them with the command line and the machine.
 
-    A run that is resumed consists of several sessions, one per process.
-
-    Attributes:
-        seconds: Duration of each part so far. A part inside another does not count as part of it.
+    A run that is resumed consists of several sessions, one per process. A part inside another does not count as part of
+    it.
     """
 
     def __init__(self) -> None:

@@ -14,18 +14,10 @@ ReadViews = Callable[[], dict[str, View]]
 
 
 def find_photographs(run: Path, scene: str | None, warn: Callable[[str], object]) -> ReadViews | None:
-    """Finds the scene of a run.
+    """Returns what reads the training and held-out views of a run, by name; None if its scene is not on disk.
 
-    Args:
-        run: The run's folder.
-        scene: Where the scene is, if it is found neither at its absolute path nor at its path relative to the run.
-        warn: Called with a message if the scene is not found.
-
-    Returns:
-        What reads the training and held-out views, by name; None if the scene is not found or not on disk.
-
-    Raises:
-        FileError: There is nothing at `scene`.
+    `scene` is where it is, if it is found neither at its absolute path nor at its path relative to the run. `warn` is
+    called if it is not found. Raises FileError if there is nothing at `scene`.
     """
     try:
         path, (config, figures), _ = read_newest_valid(run, _read)

@@ -39,15 +39,9 @@ def with_absolute_scene(config: RunConfig) -> RunConfig:
 def locate_scene(config: RunConfig, record: dict[str, Any], folder: Path, override: str | None) -> RunConfig:
     """Returns the configuration of a run with the path where its scene is now.
 
-    Args:
-        config: As in the checkpoint.
-        record: The checkpoint's :func:`record_scene`; empty for older checkpoints.
-        folder: The run's folder now.
-        override: The path that the user gave, if any.
-
-    Raises:
-        FileError: There is nothing at `override`; or, without it, the scene is neither at its absolute path nor at its
-            path relative to the run.
+    `record` is the checkpoint's :func:`record_scene`, empty for older ones, `folder` the run's now, and `override` the
+    path that the user gave. Raises FileError if there is nothing at `override`; or, without it, neither at the absolute
+    path of the scene nor at its path relative to the run.
     """
     if override is not None:
         check_scene(override)
@@ -69,11 +63,7 @@ def check_scene(scene: str) -> None:
 
 
 def read_scene(config: RunConfig, on_progress: OnProgress | None = None) -> Capture:
-    """Reads the scene of a run as it was read for training.
-
-    Raises:
-        FileError, UnsupportedError, ArgumentError, MissingExtraError: As :func:`tsplat.scene.read_capture`.
-    """
+    """Reads the scene of a run as it was read for training."""
     return read_capture(
         config.scene,
         downscale=config.downscale,
@@ -100,15 +90,12 @@ def record_scene(config: RunConfig, description: Description, folder: Path) -> d
 
 
 def describe_capture(capture: Capture) -> Description:
-    """Describes the files, the cameras and the points that a capture was read from.
+    """Describes the files, the cameras and the points that a capture was read from; empty if it was not read from
+    files.
 
-    Returns:
-        ``photographs``: size and SHA-256 of each view's photograph and, if there is one, of its mask; ``cameras``: each
-        view's image size, camera model, ``viewmat`` and ``K``; ``points``: number and SHA-256 of the points and their
-        colors. All are empty for a capture that was not read from files.
-
-    Raises:
-        OSError: A file cannot be read.
+    Returns ``photographs``: size and SHA-256 of each view's photograph and, if there is one, of its mask; ``cameras``:
+    each view's image size, camera model, ``viewmat`` and ``K``; ``points``: number and SHA-256 of the points and their
+    colors.
     """
     views = [view for view in (*capture.train, *capture.test) if view.files]
     if not views:
@@ -133,9 +120,7 @@ def describe_capture(capture: Capture) -> Description:
 
 def difference(recorded: Description, found: Description, scene: str) -> str:
     """Returns a sentence about what differs between two :func:`describe_capture`; empty if nothing does.
-
-    What was not recorded, as by earlier versions, is not compared.
-    """
+    What was not recorded, as by earlier versions, is not compared."""
     photographs = _photograph_differences(recorded.get("photographs"), found.get("photographs", {}))
     cameras, new_cameras = recorded.get("cameras", {}), found.get("cameras", {})
     moved = [name for name in cameras if name in new_cameras and _is_other_camera(cameras[name], new_cameras[name])]

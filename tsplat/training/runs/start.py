@@ -55,9 +55,6 @@ def extend(config: RunConfig, steps: int) -> RunConfig:
 
     Learning rates decay, and Gaussians are added, until the same fractions of the longer run. All else stays: initial
     learning rates, growth, and the intervals of refinements and of degrees of spherical harmonics.
-
-    Raises:
-        ArgumentError: The run has as many steps already.
     """
     if check_size("steps", steps) <= config.steps:
         raise ArgumentError(
@@ -91,12 +88,7 @@ def plan(configure: Configure, minutes: float, capture: Capture, ranks: RankGrou
 
     Trains for a few steps, with a number of Gaussians that grows as that of a run, and measures their time, as a line
     over the number of Gaussians. What was trained is dropped. Evaluations and checkpoints are not counted.
-
-    Args:
-        configure: Returns the configuration for a number of steps.
-        minutes: Time for the steps.
-        capture: Training views and points.
-        ranks: The ranks that train together.
+    `configure` returns the configuration for a number of steps.
     """
     config = configure(REHEARSAL)
     initial = initial_gaussians(config, capture)

@@ -24,9 +24,8 @@ ON_SERVER = "On the computer that runs tsplat"
 class Callbacks:
     """Runs the actions of one client's controls.
 
-    Args:
-        tell: Shows a message until a control is used; one about an error until it is dismissed, what failed succeeds or
-            another message takes its place. Hides it if it is empty.
+    `tell` shows a message until a control is used; one about an error until it is dismissed, what failed succeeds or
+    another message takes its place. It hides an empty one.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -45,11 +44,7 @@ class Callbacks:
         handle.on_click(lambda _: self._use(action))
 
     def on_update(self, handle: Any, action: Action, *, by_client: bool = False) -> None:
-        """Connects a control.
-
-        Args:
-            by_client: Whether only changes by a client count, not values that the program sets.
-        """
+        """Connects a control, to changes by a client only or also to values that the program sets."""
 
         def update(event: Any) -> None:
             if getattr(event, "client", None) is not None:
@@ -144,11 +139,7 @@ class Page:
     """What the controls of a tab know of their client.
 
     Attributes:
-        client: Client handle of viser.
-        callbacks: Connects the controls.
-        tell: Shows a message.
-        model: Returns the model that is shown.
-        settings: Returns how it is rendered.
+        model, settings: Return what is shown, and how it is rendered.
         change: Renders again.
         move_to: Moves to a camera, all of whose image is shown.
         write: Writes a file of a name by a function that returns what it has written, or asks before it replaces one.
@@ -171,11 +162,7 @@ class Page:
 
 
 def name_in(handle: Any) -> str:
-    """Returns the file name in a text control.
-
-    Raises:
-        ArgumentError: It is not the name of a file.
-    """
+    """Returns the file name in a text control; raises ArgumentError if it is none."""
     if not handle.value or "\0" in handle.value:
         raise ArgumentError(f"{handle.label}: expected the name of a file, found {handle.value!r}")
     return str(handle.value)

@@ -34,11 +34,7 @@ AT_VIEW = 2e-4
 
 
 class CamerasTab:
-    """Cameras of one client.
-
-    Args:
-        page: What the controls know of their client.
-    """
+    """Cameras of one client."""
 
     def __init__(self, page: Page) -> None:
         self._page = page

@@ -46,7 +46,6 @@ class Comparison:
     """A photograph, and how its camera's render is compared with it.
 
     Attributes:
-        view: The photograph.
         mode: What is shown: one of the two, their difference, or a part of each.
         split: Share of the width that shows the photograph, on the left.
         gain: The difference at which the colormap ends is 1 / `gain`.
@@ -68,8 +67,7 @@ class Comparison:
     ) -> Frame:
         """Renders the comparison for a canvas, of at most the size of the photograph; else as :meth:`Renderer.render`.
 
-        Returns:
-            An image of the shape of the canvas, with bars around the frame, and a note with the name and the PSNR.
+        Returns an image of the shape of the canvas, with bars around the frame, and a note with the name and the PSNR.
         """
         view, fitting = self.view, fit(self.view.camera, *canvas)
         width, height = (min(size, limit) for size, limit in zip(fitting, (view.width, view.height), strict=True))

@@ -29,11 +29,7 @@ EDGES = np.array([
 
 
 class CropTab:
-    """The crop box of one client.
-
-    Args:
-        page: What the controls know of their client.
-    """
+    """The crop box of one client."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -58,11 +54,7 @@ class CropTab:
         self._reset()
 
     def box(self) -> Box | None:
-        """Returns the box that crops; None where nothing is cropped.
-
-        Raises:
-            ArgumentError: It is inverted.
-        """
+        """Returns the box that crops, None where nothing is cropped; raises ArgumentError if it is inverted."""
         if not self._crop.value:
             return None
         low, high = self._low.value, self._high.value

@@ -20,11 +20,9 @@ class NameTakenError(ArgumentError):
 
 
 class Folder:
-    """Confines what pages write to new files of one folder, and what they read to this folder.
+    """Confines what pages write to new files of one folder, which is created when something is written.
 
-    Args:
-        path: The folder; created when something is written.
-        readable: Files and folders that may be read, too.
+    What they read is in this folder, or among the `readable` files and folders.
     """
 
     def __init__(self, path: str | os.PathLike[str], readable: Sequence[Path] = ()) -> None:
@@ -36,13 +34,8 @@ class Folder:
     def writing(self, name: str, *, replace: bool = False) -> Iterator[Path]:
         """Returns the path of a file or folder to write; nobody else writes it inside the block.
 
-        Args:
-            name: Its name, without the folder.
-            replace: Whether a file may be replaced. Folders and links are never replaced.
-
-        Raises:
-            NameTakenError: There is a file of this name.
-            ArgumentError: As :func:`check_name`, or there is a folder or a link of this name.
+        A file may be replaced if `replace` is set, folders and links never. Raises NameTakenError if there is a file of
+        this name, and ArgumentError as :func:`check_name`, or if there is a folder or a link of this name.
         """
         check_name(name)
         path = self.path / name
@@ -61,11 +54,7 @@ class Folder:
                 self._busy.discard(path)
 
     def readable(self, name: str) -> Path:
-        """Returns the path of what a page wants to read, without telling whether there is anything elsewhere.
-
-        Raises:
-            ArgumentError: It is not in this folder, nor in what may be read, too.
-        """
+        """Returns the path of what a page may read, without telling whether there is anything elsewhere."""
         # Without following links first: what is elsewhere is not looked at.
         path = Path(os.path.normpath(self.path / name)) if name and name.isprintable() else Path("/")
         if any(path.is_relative_to(root) for root in self._readable):

@@ -47,17 +47,11 @@ _PATCHING = threading.Lock()
 
 
 class Guard:
-    """Checks the requests and the messages of one server.
+    """Checks the requests and the messages of one server, which listens at an address.
 
-    Requests need a token in their path, the name of this computer as host, and no foreign origin.
-
-    Args:
-        address: Address that the server listens at.
-        allows: Whether a message may pass, from the client of viser that sent it (None before its first camera).
-        title: Title of the page at first.
-
-    Attributes:
-        token: Follows the slash of the address of the page.
+    Requests need a token in their path, which follows the slash of the address of the page, the name of this computer
+    as host, and no foreign origin. `allows` tells whether a message may pass, from the client of viser that sent it
+    (None before its first camera).
     """
 
     def __init__(self, address: str, allows: Callable[[Any, Any], bool], title: str = "tsplat") -> None:
@@ -74,11 +68,7 @@ class Guard:
 
     @contextlib.contextmanager
     def guard_server(self) -> Iterator[None]:
-        """Guards the server of viser that is started inside the block.
-
-        Raises:
-            UnsupportedError: viser has started none in the expected way.
-        """
+        """Guards the server of viser that is started inside the block."""
         import viser
         from websockets.asyncio import server
 

@@ -26,10 +26,8 @@ GIF_PIXELS_MAX = 1 << 28
 class VideoOptions:
     """How a path along keyframes becomes a video.
 
-    Attributes:
-        fps: Frames per second.
-        closed: Whether the path returns to the first keyframe.
-        size: Width and height; those of the first keyframe where None. The vertical field of view stays.
+    A `closed` path returns to the first keyframe. The size is that of the first keyframe where None; the vertical field
+    of view stays.
     """
 
     fps: int = 30
@@ -39,23 +37,15 @@ class VideoOptions:
 
 @dataclasses.dataclass
 class Keyframe:
-    """A camera of a path, and the time to it.
-
-    Attributes:
-        camera: The camera.
-        seconds: Time from the keyframe before it; to the first one of a closed path, from the last.
-    """
+    """A camera of a path, and the seconds from the keyframe before it; to the first one of a closed path, from the
+    last."""
 
     camera: Camera
     seconds: float = SECONDS
 
 
 class Keyframes:
-    """Keyframes of a video.
-
-    Attributes:
-        keys: The keyframes.
-    """
+    """Keyframes of a video."""
 
     def __init__(self) -> None:
         self.keys: list[Keyframe] = []
@@ -66,11 +56,7 @@ class Keyframes:
         return [key.camera for key in self.keys]
 
     def insert(self, index: int, pose: Pose) -> None:
-        """Inserts a keyframe before that of an index.
-
-        Raises:
-            ArgumentError: There are too many.
-        """
+        """Inserts a keyframe before that of an index; raises ArgumentError if there are too many."""
         if len(self.keys) >= N_MAX:
             raise ArgumentError(f"keyframes: expected at most {N_MAX}; remove some first")
         self.keys.insert(index, Keyframe(pose.camera(pose.width, pose.height)))
@@ -88,9 +74,8 @@ class Keyframes:
     def load(self, path: Path) -> None:
         """Replaces the keyframes by the cameras of a file, with their times if it has any.
 
-        Raises:
-            FileError: As :func:`tsplat.viewing.read_cameras`, or times are invalid.
-            ArgumentError: There are too many, or the images are too large.
+        Raises FileError as :func:`tsplat.viewing.read_cameras`, or if times are invalid, and ArgumentError if there are
+        too many, or the images are too large.
         """
         cameras = read_cameras(path)
         if len(cameras) > N_MAX:
@@ -106,24 +91,15 @@ class Keyframes:
         self.keys = keys
 
     def save(self, path: Path) -> None:
-        """Writes the keyframes as JSON, for :meth:`load` and :func:`tsplat.viewing.read_cameras`.
-
-        Raises:
-            ArgumentError: There are none, or the folder is not writable.
-            OSError: The file cannot be written.
-        """
+        """Writes the keyframes as JSON, for :meth:`load` and :func:`tsplat.viewing.read_cameras`."""
         if not self.keys:
             raise ArgumentError("keyframes: expected at least one, found none; add one first")
         write_cameras(path, self.cameras, [key.seconds for key in self.keys])
 
     def path(self, options: VideoOptions, frames: int | None = None) -> list[Camera]:
-        """Returns cameras along the keyframes.
+        """Returns cameras along the keyframes, as many as the video has frames or as are asked for.
 
-        Args:
-            frames: Number of cameras; those of the video where None.
-
-        Raises:
-            ArgumentError: There are fewer than two keyframes, or the video would be too long.
+        Raises ArgumentError if there are fewer than two keyframes, or the video would be too long.
         """
         length, cameras = self.length(options.closed), self.cameras
         if frames is None:
@@ -135,17 +111,10 @@ class Keyframes:
         return interpolate(cameras, frames, closed=options.closed, seconds=[key.seconds for key in self.keys])
 
     def write(self, path: Path, options: VideoOptions, render: Callable[[int, int, Camera], Image]) -> str:
-        """Writes a video along the keyframes, or its cameras as ``.json``.
+        """Writes a video along the keyframes, or its cameras as ``.json``, and returns what was written.
 
-        Args:
-            render: Renders a frame: from its index, the number of all frames, and its camera.
-
-        Returns:
-            What was written.
-
-        Raises:
-            ArgumentError: There are fewer than two keyframes; or as :func:`tsplat.viewing.write_frames`.
-            MissingExtraError, OSError: As :func:`tsplat.viewing.write_frames`.
+        `render` renders a frame from its index, the number of all frames, and its camera. Raises ArgumentError if there
+        are fewer than two keyframes; and as :func:`tsplat.viewing.write_frames`.
         """
         cameras = self.path(options)
         if path.suffix == ".json":
@@ -166,12 +135,7 @@ class Keyframes:
 def write_cameras(path: Path, cameras: Sequence[Camera], seconds: Sequence[float] = ()) -> None:
     """Writes cameras as JSON for :func:`tsplat.viewing.read_cameras`.
 
-    Args:
-        seconds: Time to each camera from the one before it; none where they are at equal times.
-
-    Raises:
-        FileError: The folder is not writable.
-        OSError: The file cannot be written.
+    `seconds` are the time to each camera from the one before it; none where they are at equal times.
     """
     entries = [describe_camera(camera, i) for i, camera in enumerate(cameras)]
     for entry, value in zip(entries, seconds):

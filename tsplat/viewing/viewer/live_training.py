@@ -40,13 +40,7 @@ MARK_SECONDS, N_MARKS = 0.5, 10
 
 
 class LiveRenderer(Renderer):
-    """Renders the Gaussians of a training, in its thread.
-
-    Args:
-        gaussians: The Gaussians at first.
-        backend: As in :func:`tsplat.rasterization`.
-        training: Calls functions in the training thread.
-    """
+    """Renders the Gaussians of a training, in its thread."""
 
     def __init__(self, gaussians: Gaussians, backend: Backend, training: "LiveTraining") -> None:
         super().__init__(gaussians, backend)

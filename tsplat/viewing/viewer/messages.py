@@ -34,12 +34,10 @@ class _Part(TypedDict):
 
 
 def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
-    """Returns whether a message may pass to viser.
+    """Returns whether a message may pass to viser, from a client that has sent it, or None before its first camera.
 
-    Args:
-        client: Client handle of viser that has sent it; None before its first camera.
-        message: As received from the network: bytes of msgpack, if it is valid.
-        tell: Called with a message for the user where a control gets a value that it cannot have.
+    The message is as received from the network: bytes of msgpack, if it is valid. `tell` is called with a message for
+    the user where a control gets a value that it cannot have.
     """
     import msgspec
 

@@ -30,14 +30,8 @@ MOVING = "Drag to turn, with the right button or two fingers to move, wheel to z
 class Actions:
     """What the controls do. Messages that actions return are shown, and so are errors.
 
-    Attributes:
-        change: The settings have changed.
-        choose_model: Another model was chosen.
-        open_model: Reads a file and adds its model, and returns a message; None where this is not possible.
-        upload: The same for a name and a content.
-        reset_view: Shows the model as at first.
-        screenshot: Downloads the image.
-        set_fov: Sets the vertical field of view, in degrees.
+    `open_model` reads a file and adds its model; `upload` does the same for a name and a content. Both are None where
+    this is not possible. `set_fov` takes degrees, vertically.
     """
 
     change: Callable[[], None]
@@ -52,12 +46,7 @@ class Actions:
 class Panel:
     """The controls of one client, but those of tabs that others add.
 
-    Args:
-        gui: `gui` of the client of viser.
-        models: Models to choose from.
-        actions: What the controls do.
-        callbacks: Runs the actions.
-        add_training: Adds the controls of a training, in a tab of their own; None without a training.
+    `add_training` adds the controls of a training, in a tab of their own; None without a training.
     """
 
     def __init__(
@@ -108,11 +97,7 @@ class Panel:
         return RESOLUTIONS[self._resolution.value]
 
     def settings(self) -> Settings:
-        """Returns the settings of the controls, but the crop box.
-
-        Raises:
-            ArgumentError: They do not fit together.
-        """
+        """Returns the settings of the controls, but the crop box; raises ArgumentError if they do not fit together."""
         red, green, blue = (value / 255 for value in self._background.value)
         return Settings(
             show=self._show.value,

@@ -67,12 +67,7 @@ def client_pose(camera: Any) -> Pose:
 class Frusta:
     """Cameras drawn into the scene of a client. Those at the client's own camera are hidden, as they cover its image.
 
-    Args:
-        page: What the controls know of their client.
-        name: Of their node in the scene.
-
-    Attributes:
-        allowed: Whether any may cover the image.
+    `name` is that of their node in the scene. `allowed` tells whether any may cover the image.
     """
 
     def __init__(self, page: Page, name: str) -> None:
@@ -88,12 +83,10 @@ class Frusta:
         color: Callable[[int], tuple[int, int, int]],
         image: Callable[[int], np.ndarray[Any, Any] | None] = lambda _: None,
     ) -> None:
-        """Draws cameras in place of those before.
+        """Draws cameras in place of those before, in a color RGB and with a photograph [h, w, 3] uint8 or None, by
+        index.
 
-        Args:
-            cameras: Cameras to draw; none to remove all.
-            choose: Called with the index of a camera that is clicked.
-            color, image: RGB, and photograph [h, w, 3] uint8 or None, of the camera with an index.
+        `choose` is called with the index of a camera that is clicked.
         """
         for handle, _ in self._drawn:
             handle.remove()

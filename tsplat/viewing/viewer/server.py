@@ -175,9 +175,7 @@ class Viewer:
 
 def open_in_browser(url: str) -> None:
     """Opens the page in a web browser on this computer.
-
-    The browser opens a file that leads to it: other users see the arguments of commands, but not the file.
-    """
+    The browser opens a file that leads to it: other users see the arguments of commands, but not the file."""
     folder = Path(tempfile.mkdtemp(prefix="tsplat-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     page = folder / "viewer.html"
@@ -186,14 +184,8 @@ def open_in_browser(url: str) -> None:
 
 
 def print_address(viewer: Viewer, port: int, what: str, *, state: str = "", remark: str = "") -> None:
-    """Prints where a viewer can be seen.
-
-    Args:
-        port: The port that was asked for.
-        what: What it shows.
-        state: Follows the address.
-        remark: Ends the last line.
-    """
+    """Prints where a viewer can be seen, with its state after the address, and whether the port that was asked for is
+    taken."""
     if viewer.port != port:
         print(f"port {port} is taken; using {viewer.port}")
     print(f"viewing {what} at {viewer.url}{state}")

@@ -50,14 +50,10 @@ class Request:
 
 
 class Session:
-    """One client.
+    """One client, of viser, with models to choose from, of which the first is shown.
 
-    Args:
-        client: Client handle of viser.
-        models: Models to choose from; the first is shown.
-        training: The training of the model; None for models that do not change.
-        open_model: Adds a model; None where this is not possible.
-        folder: What the client may write and read; None for the current directory.
+    `training` is None for models that do not change, and `open_model` where no model can be added. The client may write
+    and read what is in a folder, the current directory where None.
     """
 
     def __init__(

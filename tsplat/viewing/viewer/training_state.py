@@ -17,15 +17,8 @@ Points = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 class TrainingState:
     """What a page tells about a training.
 
-    Attributes:
-        step, steps: Number of steps taken, and of all steps.
-        loss, psnr, n_gaussians: Newest recorded values; None before the first.
-        speed: Steps per second, without pauses; None if not known yet.
-        paused: Whether training is paused, or pauses after a single step.
-        finished: Whether there are no more steps to take.
-        can_save: Whether a checkpoint can be saved.
-        share: Share of the time for images while training runs.
-        result: How to see the result later; empty before the end.
+    Newest values are None before the first. `speed` is in steps per second, without pauses; `share` is that of the time
+    for images while training runs; `result` tells how to see the result later, and is empty before the end.
     """
 
     step: int

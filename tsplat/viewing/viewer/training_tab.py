@@ -26,13 +26,7 @@ BLUE, ORANGE = "#4c9be8", "#e8944c"
 
 
 class TrainingTab:
-    """Shows how a training is doing, and controls it.
-
-    Args:
-        gui: `gui` of the client of viser.
-        training: The training.
-        callbacks: Runs what the controls do.
-    """
+    """Shows how a training is doing, and controls it."""
 
     def __init__(self, gui: Any, training: LiveTraining, callbacks: Callbacks) -> None:
         self._gui, self._training = gui, training
@@ -98,16 +92,10 @@ class TrainingTab:
 
 
 class LivePage:
-    """A thread that updates a page while it is visible.
+    """A thread that updates a page while it is visible, its controls and plots by `update`, its image by `refresh`.
 
     Browsers draw nothing in hidden pages. Before each update, the page is asked for a tiny image of itself, so that
     nothing is rendered for one that is hidden.
-
-    Args:
-        client: Client handle of viser.
-        training: The training.
-        update: Updates the controls and plots.
-        refresh: Renders the image again.
     """
 
     def __init__(

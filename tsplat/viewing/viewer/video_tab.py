@@ -33,11 +33,7 @@ NONE = "none"
 
 
 class VideoTab:
-    """Keyframes of one client, for each model.
-
-    Args:
-        page: What the controls know of their client.
-    """
+    """Keyframes of one client, for each model."""
 
     def __init__(self, page: Page) -> None:
         self._page = page

@@ -22,10 +22,8 @@ REST_SECONDS = 0.1
 class Worker(Generic[Request]):
     """Renders for one client: within a time budget while requests arrive, at full size once they stop.
 
-    Args:
-        render: Renders a request within a time budget in seconds, or at full size where the budget is None.
-        show: Takes an image to the client, and whether it is the last one, at rest.
-        fail: Takes a message for the user where rendering raises an error.
+    `render` gets a request and a budget in seconds, None for full size. `show` takes an image to the client, and
+    whether it is the last one, at rest. `fail` takes a message for the user where rendering raises an error.
     """
 
     def __init__(
@@ -43,11 +41,7 @@ class Worker(Generic[Request]):
         self._thread.start()
 
     def submit(self, request: Request, *, at_rest: bool = False) -> None:
-        """Replaces the request that waits to be rendered, if there is one.
-
-        Args:
-            at_rest: Whether the camera is at rest, so that the image is rendered at full size at once.
-        """
+        """Replaces the request that waits, if there is one; an image `at_rest` is rendered at full size at once."""
         with self._condition:
             self._newest, self._submitted = request, -math.inf if at_rest else time.monotonic()
             self._condition.notify()
