@@ -15,15 +15,9 @@ Row = tuple[Tensor | None, Tensor | None, Tensor | None]
 def project_points(
     p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int, model: CameraModel
 ) -> tuple[Tensor, Tensor, Row, Row]:
-    """Projects points of the camera frame.
+    """Projects points x, y, z of the camera frame; fx, fy, cx and cy of the intrinsics broadcast with x.
 
-    Args:
-        p: x, y and z.
-        intrinsics: fx, fy, cx and cy, which broadcast with x.
-        width, height: Image size in pixels.
-
-    Returns:
-        x and y in pixels, and the rows of the Jacobian.
+    Returns x and y in pixels, and the rows of the Jacobian.
     """
     x, y, z = p
     fx, fy, cx, cy = intrinsics

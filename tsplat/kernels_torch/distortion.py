@@ -44,10 +44,7 @@ class Behind(NamedTuple):
 
     def step(self, weight: Tensor, front: Tensor, back: Tensor, z: Tensor) -> tuple["Behind", Tensor, Tensor]:
         """Takes a block [P, K] back to front, with T in front of and behind each Gaussian, and z [K].
-
-        Returns:
-            What is behind the next block; the gradients of weights, and of z of each pixel, over the weight. [P, K]
-        """
+        Returns what is behind the next block; gradients of weights, and of z of each pixel, over the weight. [P, K]"""
         weighted = weight * z
         difference = torch.cat([self.difference[:, None], 2 * weighted], 1).cumsum(1)
         v_z = self.v[:, None] * (self.most[:, None] - front - back)

@@ -30,12 +30,9 @@ MESSAGE_LENGTH_MAX = 1200
 
 
 class Ranks(RankGroup):
-    """The ranks that render together. :func:`agreement` fills in what each of them holds.
+    """The ranks that render together, with the numbers of Gaussians and cameras of each, as :func:`agreement` fills in.
 
-    Attributes:
-        n_gaussians, n_cameras: Of every rank.
-        differentiable: Whether any rank needs any gradient; then all ranks exchange gradients.
-        differentiable_cameras: Whether any rank needs the gradient of its cameras.
+    All ranks exchange gradients if any rank needs one (`differentiable`), and those of cameras likewise.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -72,9 +69,7 @@ class Ranks(RankGroup):
     def agree(self, counts: list[list[int]], settings: list[dict[str, str]]) -> None:
         """Takes over the counts of all ranks, whose settings must be equal.
 
-        Raises:
-            PeerError: A rank sent an error in place of settings.
-            DisagreementError: Settings differ.
+        Raises PeerError if a rank sent an error in place of settings, and DisagreementError if settings differ.
         """
         errors = [f"rank {rank} stopped with {own['error']}" for rank, own in enumerate(settings) if "error" in own]
         if errors:
@@ -104,11 +99,7 @@ class Ranks(RankGroup):
 
 
 def join(group: ProcessGroup | None) -> Ranks | None:
-    """Returns the ranks of a process group, by default of all processes; None for a single one.
-
-    Raises:
-        ArgumentError: There is no process group, or this process is not in it.
-    """
+    """Returns the ranks of a process group, by default of all processes; None for a single one."""
     if not dist.is_available():
         raise ArgumentError("distributed: this PyTorch was built without torch.distributed; pass distributed=False")
     if not dist.is_initialized():
@@ -126,11 +117,7 @@ def join(group: ProcessGroup | None) -> Ranks | None:
 
 
 def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]) -> None:
-    """Raises for what is not implemented with ``distributed=True``, whatever the number of ranks.
-
-    Args:
-        per_camera: Names of the arguments that are per camera.
-    """
+    """Raises for what is not implemented with ``distributed=True``, as are some arguments that are per camera."""
     if batch:
         raise UnsupportedError(
             f"distributed: leading batch dimensions, here {list(batch)}, are not implemented with it; pass means [N, 3]"
@@ -143,14 +130,10 @@ def check_distributed(batch: torch.Size, backend: str, per_camera: Sequence[str]
 
 @contextlib.contextmanager
 def agreement(ranks: Ranks | None, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Runs argument checks so that they end alike on every rank.
+    """Runs argument checks so that they end alike on every rank; without ranks only the checks run.
 
-    Yields a record to which :func:`describe`, the last check, adds what depends on tensors. Without ranks only the
-    checks run.
-
-    Raises:
-        DisagreementError: Settings differ; raised on every rank.
-        PeerError: The checks of another rank raised.
+    Yields a record to which :func:`describe`, the last check, adds what depends on tensors. Raises DisagreementError on
+    every rank if settings differ, and PeerError if the checks of another rank raised.
     """
     record: dict[str, Any] = {"settings": dict(settings), "counts": [0] * N_COUNTS}
     try:
@@ -184,11 +167,8 @@ def describe(
 ) -> None:
     """Adds to the record of :func:`agreement` what ranks need to know of tensors whose shapes were checked.
 
-    Args:
-        signals: Name -> colors or extra_signals [N, ...], or None.
-
-    Raises:
-        DeviceError: The group's backend cannot send from their device.
+    `signals` are colors and extra_signals [N, ...] by name, or None. Raises DeviceError if the group's backend cannot
+    send from their device.
     """
     ranks.check_device(gaussians.means)
     record["settings"] |= {

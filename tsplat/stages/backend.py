@@ -55,9 +55,7 @@ def cpu_compiler_problem() -> str | None:
 def choose(device: torch.device, backend: Backend = "auto") -> tuple[Literal["triton", "torch", "reference"], str]:
     """Returns the backend that runs tensors on a device, and the reason.
 
-    Raises:
-        ArgumentError: Unknown backend.
-        BackendError: ``backend="triton"`` cannot run on the device.
+    Raises ArgumentError for an unknown backend, and BackendError if ``backend="triton"`` cannot run on the device.
     """
     check_choice("backend", backend, BACKENDS)
     if backend == "torch" or backend == "reference":
@@ -94,10 +92,8 @@ def set_kernel_threads() -> None:
 
 
 def launchers(device: torch.device, backend: Backend = "auto") -> Any:
-    """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``.
-
-    They are chosen once for each device.
-    """
+    """Returns the launchers that run tensors on a device, with the attributes of ``tsplat.kernels``. Chosen once per
+    device."""
     found = _chosen.get((device, backend))
     if found is None:
         chosen, reason = choose(device, backend)

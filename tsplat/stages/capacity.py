@@ -35,13 +35,10 @@ _automatic: dict[Key, int] = {}
 
 @dataclasses.dataclass
 class _Call:
-    """A call whose need Python does not know yet.
+    """A call whose need Python does not know yet: [3] int64 on the CPU, valid once the event `done` is, or at once if
+    None.
 
-    Attributes:
-        needed: [3] int64 on the CPU, valid once ``done`` is.
-        done: Event of a GPU, or None if ``needed`` is valid.
-        capacity: Of the call.
-        key: What ``"auto"`` learns from the call for, or None.
+    `key` is what ``"auto"`` learns from the call for, or None.
     """
 
     needed: Tensor
@@ -64,11 +61,8 @@ def choose_capacity(requested: Capacity, device: torch.device, grid: TileGrid) -
 def note_need(whole: Intersections | None, requested: Capacity, grid: TileGrid) -> None:
     """Learns what calls needed, as far as the device is done with them. Call it once lists have been composited.
 
-    Args:
-        whole: The intersections of a call; None if there are several bands.
-
-    Raises:
-        CapacityError: Lists of this call or of an earlier one did not fit.
+    `whole` are the intersections of a call; None if there are several bands. Raises CapacityError if lists of this call
+    or of an earlier one did not fit.
     """
     if requested is None or whole is None:
         return

@@ -57,9 +57,7 @@ class _GatherCameras(torch.autograd.Function):
 
 def gather_cameras(ranks: Ranks | None, cameras: Cameras, device: torch.device) -> Cameras:
     """Gathers the cameras of all ranks, in rank order. [1, C of this rank, ...] -> [1, C of all ranks, ...]
-
-    The gradients that the ranks compute for a camera are summed on the rank that holds it, in rank order.
-    """
+    The gradients that the ranks compute for a camera are summed on the rank that holds it, in rank order."""
     if ranks is None:
         return cameras
     anchor = _anchor(ranks.differentiable_cameras, device)
@@ -177,13 +175,9 @@ def exchange(
 ) -> tuple[ProjectedGaussians, Features]:
     """Sends visible rows to the ranks that hold their cameras. The identity without ranks.
 
-    Args:
-        projected: This rank's Gaussians on the cameras of all ranks. ``means2d`` gets ``.absgrad``.
-        features: Their features.
-        absgrad: Whether ``means2d`` of the result will have ``.absgrad`` when gradients come back.
-
-    Returns:
-        All ranks' Gaussians on this rank's cameras, packed, and their features [nnz, D] in the compute dtype.
+    Takes this rank's Gaussians on the cameras of all ranks, and returns all ranks' Gaussians on this rank's cameras,
+    packed, with features [nnz, D] in the compute dtype. With `absgrad`, ``means2d`` of the result will have
+    ``.absgrad`` when gradients come back, and that of `projected` gets it.
     """
     if ranks is None:
         return projected, features

@@ -87,14 +87,8 @@ class OverBudgetError(Exception):
 class MemoryBudget:
     """Memory that the intersections of a band may take.
 
-    Args:
-        device: The device of the tensors.
-        limit: Bytes, or None for a share of the memory that is free when it is first needed.
-        bytes_per_intersection: Bytes that the backward pass keeps for each intersection.
-
-    Attributes:
-        limit: Bytes, or None while so little was needed that free memory was not queried.
-        peak_bytes: The most that was admitted.
+    `limit` is in bytes, or None for a share of the memory that is free when it is first needed; `peak_bytes` is the
+    most that was admitted. The backward pass keeps `bytes_per_intersection`.
     """
 
     def __init__(self, device: torch.device, limit: int | None, bytes_per_intersection: int) -> None:

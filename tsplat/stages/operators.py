@@ -190,8 +190,7 @@ class _Saved(NamedTuple):
 class _Memory:
     """The memory of the tensors of a call: inputs, outputs, and what autograd saves.
 
-    Attributes:
-        places: Address -> index among inputs, outputs and what is saved; and the offset of that tensor in bytes.
+    `places` maps an address to the index among these, and the offset of that tensor in bytes.
     """
 
     def __init__(self, inputs: list[Tensor]) -> None:
@@ -223,12 +222,7 @@ class _Memory:
 
 
 class _Recording:
-    """Autograd's graph of a function, without tensors.
-
-    Attributes:
-        inputs, outputs: Where gradients leave and enter the graph.
-        places: See :class:`_Memory`.
-    """
+    """Autograd's graph of a function, without tensors; gradients enter at the outputs and leave at the inputs."""
 
     def __init__(self) -> None:
         self.inputs: list[Any] = []

@@ -31,13 +31,8 @@ CHANNEL_CHUNK = 32
 
 
 class TileLists(NamedTuple):
-    """Checked lists of tiles.
-
-    Attributes:
-        width, height, tile_size: In pixels.
-        images: Leading dimensions of the images.
-        isect_offsets, flatten_ids, masks: As passed.
-    """
+    """Checked lists of tiles as passed, with the size of images and tiles in pixels, and the images' leading
+    dimensions."""
 
     width: int
     height: int
@@ -94,10 +89,7 @@ class TileLists(NamedTuple):
 
     def arrange(self, rows: dict[str, Tensor | None], channels: int) -> tuple[Tensor | None, int, list[Intersections]]:
         """Checks devices and memory for so many channels, and returns masks, I and intersections for ``composite``.
-
-        Args:
-            rows: What else is composited, by name; ``means2d`` is in the compute dtype.
-        """
+        Rows are what else is composited, by name; ``means2d`` is in the compute dtype."""
         lists = dict(masks=self.masks, isect_offsets=self.isect_offsets, flatten_ids=self.flatten_ids)
         check_devices(rows | lists)
         means2d, n_images = rows["means2d"], math.prod(self.images)
@@ -134,14 +126,10 @@ class TileLists(NamedTuple):
         settings: CompositingSettings,
         rays: Rays | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Composites rows that were checked.
+        """Composites rows that were checked; returns images [..., H, W, D] and [..., H, W, 1].
 
-        Args:
-            means2d, shapes: [..., 2], [nnz, S], in the compute dtype.
-            colors, opacities: [..., D], [...], with the leading dimensions of ``means2d``.
-
-        Returns:
-            Images [..., H, W, D] and [..., H, W, 1].
+        Means [..., 2] and shapes [nnz, S] are in the compute dtype; colors and opacities have the leading dimensions of
+        means.
         """
         dtype, channels = means2d.dtype, colors.shape[-1]
         given = dict(means2d=means2d, shapes=shapes, colors=colors, opacities=opacities, backgrounds=backgrounds)

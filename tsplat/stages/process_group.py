@@ -19,10 +19,6 @@ class RankGroup:
 
     Autograd graphs refer to this object. It does not keep the process group alive: the threads of a destroyed group
     would run until the interpreter exits, and abort the process if they free a tensor then.
-
-    Attributes:
-        rank: This process's rank within the group.
-        world_size: Number of ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -32,11 +28,7 @@ class RankGroup:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The process group, or None for a single process.
-
-        Raises:
-            ArgumentError: The process group was destroyed.
-        """
+        """The process group, or None for a single process; raises ArgumentError if it was destroyed."""
         if self._group is None:
             return None
         group = self._group()
@@ -77,12 +69,7 @@ class RankGroup:
         return [count > 0 for count in counts.tolist()]
 
     def all_gather(self, tensor: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        """Concatenates the rows of all ranks, in rank order.
-
-        Args:
-            tensor: [counts[rank], ...].
-            counts: Number of rows of each rank; exchanged first if None.
-        """
+        """Concatenates the rows [counts[rank], ...] of all ranks, in rank order; counts are exchanged first if None."""
         if self.world_size == 1:
             return tensor
         if counts is None:

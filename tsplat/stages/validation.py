@@ -178,9 +178,7 @@ def _raise_if_any(name: str, invalid: Tensor, noun: str, what: str, cause: str) 
 @torch.no_grad()
 def measure_sizes(means: Tensor, scales: Tensor | None, covars: Tensor | None) -> tuple[float, float] | None:
     """Measures the median of the largest scales, and the scene extent: twice the median distance from the median mean.
-
-    Returns None for fewer than two finite Gaussians.
-    """
+    Returns None for fewer than two finite Gaussians."""
     if scales is None:
         assert covars is not None
         scales = covars[..., (0, 3, 5)].clamp_min(0).sqrt()

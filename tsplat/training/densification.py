@@ -21,17 +21,10 @@ COPIES = 9
 
 
 class Densification:
-    """Lets the configuration's strategy, if any, add, move and remove Gaussians.
+    """Lets the configuration's strategy, of which it has a copy, add, move and remove Gaussians.
 
-    When the scene is sharded, every rank gathers all Gaussians for a refinement, does the same to them, and keeps its
-    new shard.
-
-    Args:
-        parameters: The Gaussians, whose tensors and optimizers' states are replaced.
-        config: Its strategy is copied.
-        extent: Extent of the scene, in world units.
-        ranks: The ranks that train together.
-        sharded: Whether each rank holds a shard of the Gaussians.
+    When the scene is sharded, so that each rank holds a part of the Gaussians, every rank gathers all of them for a
+    refinement, does the same to them, and keeps its new shard. `extent` is that of the scene, in world units.
     """
 
     def __init__(self, parameters: Parameters, config: Config, extent: float, ranks: RankGroup, sharded: bool) -> None:
@@ -55,16 +48,10 @@ class Densification:
             self.strategy.step_pre_backward(*self._parameters.for_strategy(), self.strategy_state, step, meta)
 
     def after_update(self, step: int, info: dict[str, Any], lr: float, n_gaussians: int) -> int:
-        """To be called after the optimizer step.
+        """To be called after the optimizer step, with the merged ``meta`` of its views and the means' rate in world
+        units.
 
-        Args:
-            step: Number of the step.
-            info: The merged ``meta`` of the step's views.
-            lr: Learning rate of the means, in world units.
-            n_gaussians: Number of Gaussians of all ranks.
-
-        Returns:
-            The new number of Gaussians of all ranks.
+        Takes and returns the number of Gaussians of all ranks.
         """
         strategy, ranks = self.strategy, self._ranks
         assert strategy is not None
@@ -156,12 +143,11 @@ def merge_info(
     This is the ``info`` that strategies receive for a step whose views were rendered one at a time.
 
     Args:
-        metas: ``meta`` of unpacked calls, with the gradients of the entry `key`.
+        metas: ``meta`` of unpacked calls, with the gradients of the entry `key`, the strategy's ``key_for_gradient``.
         view: The view whose pixels are the unit of the merged gradients.
         loss_scale: Factor by which the loss was multiplied, which is divided out.
         n_cameras: Number of cameras of all calls on all ranks.
         gather: Concatenates [C, N, ...] over ranks; None if this rank has all cameras.
-        key: The strategy's ``key_for_gradient``.
     """
     first = metas[0]
     if gather is None and n_cameras == 1 and loss_scale == 1:

@@ -25,10 +25,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     """The dtype for autocast; None for fp32. "auto" is bf16 on GPUs that support it, and fp32 elsewhere.
 
-    The rasterizer, the loss and Adam always compute in fp32.
-
-    Raises:
-        BackendError: PyTorch has no autocast for this device.
+    The rasterizer, the loss and Adam always compute in fp32. Raises BackendError for a device without autocast.
     """
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else None
@@ -43,12 +40,9 @@ class GradientStep:
     """Updates parameters with the gradients that were accumulated on them.
 
     Args:
-        parameters: What to update.
-        ranks: The ranks that train together.
         sharded: Whether each rank holds other Gaussians; otherwise gradients of the Gaussians are summed over ranks.
         clip: Maximum norm of each parameter's gradient; 0 for no limit.
         autocast: The dtype of autocast; fp16 enables gradient scaling.
-        device: Device of the parameters.
 
     Attributes:
         scaler: Scales losses before the backward pass.
@@ -78,13 +72,10 @@ class GradientStep:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def take(self, step: int) -> str | None:
-        """Updates the parameters and clears their gradients; skips the update if a gradient is not finite.
+        """Updates the parameters and clears their gradients.
 
-        Returns:
-            A warning if the update was skipped.
-
-        Raises:
-            DivergedError: Too many consecutive updates were skipped.
+        Skips the update and returns a warning if a gradient is not finite; raises DivergedError after too many of
+        these.
         """
         optimizers = self._parameters.optimizers
         self._sum_over_ranks()

@@ -53,11 +53,7 @@ class History(Observer):
 
 
 class PsnrMonitor:
-    """Warns when the training PSNR has been low for long, once per drop.
-
-    Args:
-        steps: Number of steps of the whole run.
-    """
+    """Warns when the training PSNR has been low for long, once per drop, in a run of a number of steps."""
 
     def __init__(self, steps: int) -> None:
         self._patience = max(History.EVERY, PATIENCE * steps)

@@ -68,12 +68,10 @@ class GeometryLoss:
         return self.depth_weight > 0 or (self.normal_weight > 0 and (not self.surfels or progress >= NORMAL_START))
 
     def __call__(self, progress: float, images: Tensor, alphas: Tensor, meta: dict[str, Any], view: View) -> Any:
-        """The loss of a view, [], after a fraction of the run; 0.0 if there is none.
+        """The loss of a view, [], after a fraction of the run from 0 to 1; 0.0 if there is none.
 
-        Args:
-            progress: From 0 to 1.
-            images, alphas, meta: Of :func:`tsplat.rendering.render_views`, for the view alone, with depth behind colors
-                if it is needed. There is no gradient of alphas.
+        Images, alphas and meta are those of :func:`tsplat.rendering.render_views` for the view alone, with depth behind
+        colors if it is needed. There is no gradient of alphas.
         """
         total: Any = 0.0
         terms = []
@@ -106,14 +104,10 @@ def _normals_of(depths: Tensor, view: View) -> Tensor:
 
 
 def prior_depth_error(depth: Tensor, prior: Tensor, covered: Tensor) -> Tensor:
-    """Mean absolute difference between inverse expected depths and a prior, in 1 / world units. []
+    """Mean absolute difference between inverse expected depths [H, W] and a prior, in 1 / world units. []
 
-    The scale and the shift of the prior are those of least squares, and have no gradient.
-
-    Args:
-        depth: [H, W] expected depth along z. Differentiable.
-        prior: [H, W] inverse depth, up to scale and shift; NaN where it is unknown.
-        covered: [H, W] bool, true for pixels to compare.
+    The prior [H, W] is inverse depth up to scale and shift, and NaN where it is unknown. Its scale and shift are those
+    of least squares, and have no gradient. Pixels are compared where `covered` [H, W] is true.
     """
     known = covered & prior.isfinite() & (depth > 0)
     inverse = 1 / torch.where(known, depth, 1.0)
@@ -129,10 +123,8 @@ def prior_depth_error(depth: Tensor, prior: Tensor, covered: Tensor) -> Tensor:
 def depth_error(depth: Tensor, sparse: Tensor) -> Tensor:
     """Mean absolute difference between inverse expected depths and those of sparse points, in 1 / world units. []
 
-    Args:
-        depth: [H, W] expected depth along z in the camera frame. Values of zero or less, where nothing was rendered,
-            count as infinitely far. Differentiable.
-        sparse: [P, 3] x and y of points in pixels, with pixel centers at +0.5, and their positive depth along z.
+    `depth` [H, W] is along z in the camera frame, infinitely far where it is zero or less. `sparse` [P, 3] has x and y
+    of points in pixels, with pixel centers at +0.5, and their positive depth along z.
     """
     size = sparse.new_tensor([depth.shape[1], depth.shape[0]])
     grid = (2 * sparse[:, :2] / size - 1)[None, None]

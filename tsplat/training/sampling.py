@@ -9,12 +9,7 @@ from .rng_state import generator_state, set_generator_state
 
 
 class ViewSampler:
-    """Draws indices of n views.
-
-    Args:
-        n: Number of views.
-        seed: Random seed of the permutations.
-    """
+    """Draws indices of n views, in permutations with a random seed."""
 
     def __init__(self, n: int, seed: int) -> None:
         self._n = n
@@ -32,11 +27,7 @@ class ViewSampler:
         return {"n": self._n, "left": list(self._remaining), "generator": generator_state(self._generator)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from a state.
-
-        Raises:
-            ArgumentError: The state belongs to another number of views.
-        """
+        """Continues from a state; raises ArgumentError if it belongs to another number of views."""
         if state["n"] != self._n:
             raise ArgumentError(
                 f"views: the checkpoint was made with {state['n']} training views, found {self._n}; resume with the "

@@ -327,11 +327,7 @@ def compute_relocation(
 ) -> tuple[Tensor, Tensor]:
     """Returns opacities and scales of N copies, as :func:`tsplat.strategies.compute_relocation` does, for 3dgs-mcmc.
 
-    Args:
-        opacity_old, scale_old: [P] or [P, 1], and [P, 3].
-        N: [P] integers.
-        binoms: [n_max, n_max] binomial coefficients.
-        n_max: Its size.
+    `binoms` is [n_max, n_max]; opacities may be [P, 1].
     """
     return relocate(opacity_old, scale_old, N, binoms[:n_max, :n_max])
 
