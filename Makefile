@@ -7,7 +7,7 @@ MINUTES ?= 5
 # The oldest versions that pyproject.toml allows, and the newest.
 VERSIONS ?= torch-2.9.1 triton-3.6.0 triton-3.9.0
 VERSIONED := tests/triton_cpu tests/kernels tests/stages tests/ops tests/strategies tests/test_rasterization.py \
-	tests/test_torch_integration.py tests/benchmarks/test_dynamic_cost.py
+	tests/test_torch_integration.py tests/benchmarks/test_dynamic_cost.py tests/emulator/test_instructions.py
 EMULATED := sm_80-ptx sm_90-ptx sm_120-ptx sm_80-sass sm_90-sass gfx942-amdgcn gfx1100-amdgcn
 COUNT ?= 300
 # Fewer scenes than usual do not replace recorded results.

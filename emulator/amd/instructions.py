@@ -70,7 +70,8 @@ def parse(text: str, dual: bool) -> Row:
             name = parser(statement, match, row)
             break
     number = build.amd_operations().get(name)
-    if number is None:
+    has_halves = any(value[3] for value in (row.get("result", ABSENT), *row["source"]))
+    if number is None or (has_halves and parser not in (_plain, _vector_compare)):
         raise NotImplementedError(text)
     row["op"] = number
     for k in (0, 1):
@@ -211,6 +212,8 @@ def _matrix(statement: Statement, match: re.Match[str], row: Row) -> str:
 def _packed(statement: Statement, match: re.Match[str], row: Row) -> str:
     row["result"], *row["source"] = (operand(x) for x in statement.arguments)
     upper = statement.bits("op_sel_hi", 7 if "_pk_" in statement.name else 0)
+    if statement.name == "v_fma_mix_f32":  # a constant has the same value in either type
+        upper &= ~sum(("." in argument) << k for k, argument in enumerate(statement.arguments[1:]))
     row["immediate"] = [statement.bits("op_sel", 0), upper, statement.bits("neg_lo", 0), statement.bits("neg_hi", 0)]
     return statement.name
 
@@ -221,6 +224,7 @@ def _plain(statement: Statement, match: re.Match[str], row: Row) -> str:
         name, arguments = "v_fma_f64", [*arguments, arguments[0]]
     is_wide = name.endswith(("64", "_u64_u32", "_i64_i32"))
     width = "float 64" if name.endswith("_f64") else "integer 64" if is_wide else "32"
+    width = "16" if name.endswith("_b16") else width
     if not name.startswith("s_bitcmp"):
         row["result"], arguments = operand(arguments[0], width), arguments[1:]
     if re.search(r"_co_|div_scale|mad_[ui]64", name):

@@ -14,13 +14,13 @@ PAIRS = ("vcc", "exec")
 ACCUMULATION = 256
 """Number of the first accumulation register, behind the vector registers."""
 PARTS = {"BYTE_0": 1, "BYTE_1": 2, "BYTE_2": 3, "BYTE_3": 4, "WORD_0": 5, "WORD_1": 6}
-"""Parts of a register that an SDWA instruction reads."""
+"""Parts of a register that SDWA instructions read, and the halves that RDNA3's of 16 bits read and write."""
 ONE_OVER_TWO_PI = 0x3E22F983
 
 Operand = tuple[int, int, int, int, int, int, int]
 """Fields of program.OPERAND: kind, modifiers, count, part, register, low, high."""
 ABSENT: Operand = (NONE, 0, 0, 0, 0, 0, 0)
-Width = Literal["32", "integer 64", "float 64"]
+Width = Literal["16", "32", "integer 64", "float 64"]
 
 
 def operand(token: str, width: Width = "32") -> Operand:
@@ -43,6 +43,8 @@ def operand(token: str, width: Width = "32") -> Operand:
         count = int(match[4]) - first + 1 if match[4] else 1
         first += ACCUMULATION if match[1] == "a" else 0
         return (SCALAR if match[1] == "s" else VECTOR, modifiers, count, 0, first, 0, 0)
+    if (match := re.fullmatch(r"v(\d+)\.([lh])", token)) and not modifiers:
+        return (VECTOR, 0, 1, PARTS["WORD_1" if match[2] == "h" else "WORD_0"], int(match[1]), 0, 0)
     if re.fullmatch(r"-?(0x[0-9a-f]+|\d+)", token):
         return (CONSTANT, modifiers, 1, 0, 0, *_integer(token, width))
     if re.fullmatch(r"-?\d+\.\d+(e[+-]?\d+)?", token):
@@ -67,6 +69,8 @@ def _float(token: str, width: Width) -> tuple[int, int]:
     if width == "float 64":
         low, high = struct.unpack("<II", struct.pack("<d", float(token)))
         return low, high
+    if width == "16":
+        return struct.unpack("<H", struct.pack("<e", float(token)))[0], 0
     if token.startswith("0.15915494"):
         return ONE_OVER_TWO_PI, 0
     return struct.unpack("<I", struct.pack("<f", float(token)))[0], 0

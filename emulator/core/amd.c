@@ -47,7 +47,7 @@ static int run(void *engine, int warp) {
 #include "amd_memory.inc"
             default:
                 if (!compute_vector(gpu, wave, in, o, &exec, &mask)) return unknown(gpu, pc, warp);
-                set_vector(wave, in->result.reg, o, exec);
+                set_result(wave, &in->result, o, exec);
                 if (in->second_result.kind) set_mask(wave, &in->second_result, mask & mask_at(wave, EXEC));
         }
         wave->pc = next;

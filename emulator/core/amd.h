@@ -129,6 +129,14 @@ static inline void set_vector(Wave *wave, u32 reg, const u32 *x, Mask exec) {
     }
 }
 
+// Where the result is a half of a register, the other half stays.
+static inline void set_result(Wave *wave, const Operand *o, u32 *x, Mask exec) {
+    const u32 *old = wave->v[o->reg];
+    if (o->part == 5) LANES x[l] = (old[l] & 0xFFFF0000) | (x[l] & 0xFFFF);
+    if (o->part == 6) LANES x[l] = (old[l] & 0xFFFF) | x[l] << 16;
+    set_vector(wave, o->reg, x, exec);
+}
+
 static inline void set_vector64(Wave *wave, u32 reg, const u64 *x, Mask exec) {
     u32 low[W], high[W];
     LANES low[l] = (u32)x[l], high[l] = x[l] >> 32;
