@@ -21,29 +21,40 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from benchmarks.room import room_capture
 from tests.support.paths import SCENES
-from tsplat.scene import Capture, Gaussians, read_capture
+from tsplat.scene import Capture, Gaussians, prepare, read_capture
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import RunConfig, Trainer, evaluate, preset
 from tsplat.training.configuration import from_json, to_json
 from tsplat.training.presets import SCHEDULE_STEPS
 from tsplat.training.report.quality import floaters
 
+
+def prepared_capture() -> Capture:
+    """The photographs of `banana` with the cameras and points of `tsplat prepare`."""
+    with TemporaryDirectory() as folder:
+        scene = Path(folder) / "scene"
+        prepare(SCENES / "banana" / "images", scene)
+        return read_capture(scene, downscale=4)
+
+
 CAPTURES: dict[str, Callable[[], Capture]] = {
     "banana": lambda: read_capture(SCENES / "banana", downscale=4),
     "lego": lambda: read_capture(SCENES / "lego_400", downscale=4),
     "lego-2": lambda: read_capture(SCENES / "lego_400", downscale=2),
+    "prepared": prepared_capture,
     "room": room_capture,
     "exposure": lambda: room_capture(exposure=0.25),
     "tiny": lambda: room_capture(32, 24, n_train=4, n_test=2, n_points=200),
 }
-DEFAULT_CAPTURES = ("banana", "lego", "room", "exposure")
-FOLDERS = {"banana": "banana", "lego": "lego_400", "lego-2": "lego_400"}
+DEFAULT_CAPTURES = ("banana", "prepared", "lego", "room", "exposure")
+FOLDERS = {"banana": "banana", "prepared": "banana", "lego": "lego_400", "lego-2": "lego_400"}
 """Folders of the captures that are read."""
 
 EVALUATIONS = 10

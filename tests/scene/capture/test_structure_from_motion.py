@@ -16,7 +16,7 @@ from tsplat.scene.images import read_image, to_bytes
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("pycolmap")
+pycolmap = pytest.importorskip("pycolmap")
 
 PHOTOS = SCENES / "banana/images"
 
@@ -59,6 +59,25 @@ def test_prepare_recovers_the_cameras(photos, tmp_path):
     ratios = torch.pdist(centers) / torch.pdist(torch.tensor(PHOTO_EYES))
     assert ratios.max() / ratios.min() < 1.06
     assert len(views[0].sparse) > 50
+
+
+def test_scenes_with_few_points_get_those_of_two_photographs(photos, tmp_path, monkeypatch):
+    views, lengths, counts = [], [], []
+    for most in (0, 10_000):
+        monkeypatch.setattr("tsplat.scene.capture.colmap_pipeline.POINTS_PER_IMAGE", most)
+        out = tmp_path / f"{most}"
+        found = prepare(photos, out)
+        assert found.error < 0.2
+        views.append(read_colmap(out, test_every=0).train)
+        points = pycolmap.Reconstruction(out / "sparse" / "0").points3D.values()
+        assert len(points) == found.n_points
+        counts.append(found.n_points)
+        lengths.append(min(point.track.length() for point in points))
+    assert lengths == [3, 2]
+    assert counts[1] > 1.2 * counts[0]
+    for few, many in zip(*views, strict=True):
+        assert torch.allclose(few.camera.viewmat, many.camera.viewmat, atol=1e-2)
+        assert len(many.sparse) > len(few.sparse)
 
 
 def test_subfolders_are_cameras_and_masks_leave_out_features(photos, tmp_path):

@@ -41,6 +41,9 @@ LOOP_PERIOD, LOOP_IMAGES = 5, 20
 TREE_WORDS, TREE_EMBEDDING, TREE_FEATURES = 2560, 64, 102_400
 """Words of a vocabulary tree, values of an embedding, and features that it is built from: 40 of each per cluster."""
 
+POINTS_PER_IMAGE = 300
+"""Points for each registered photograph below which points that only two photographs show are added."""
+
 POLL_SECONDS = 0.2
 """Interval of progress updates."""
 
@@ -113,6 +116,29 @@ class Pipeline:
             self._run_stage("matches", lambda: self._match(seed), lambda: count("two_view_geometries"), n_pairs)
             models: dict[int, Any] = self._run_stage("cameras", reconstruct, lambda: self.n_registered, self.n_images)
             return models
+
+    def add_points(self, model: Any, seed: int) -> Any:
+        """Returns a model with the points that COLMAP leaves out, as only two photographs show them, if it has few.
+
+        Training starts from a Gaussian for each point, and cameras stay as they are.
+        """
+        import pycolmap
+
+        if model.num_points3D() >= POINTS_PER_IMAGE * model.num_reg_images():
+            return model
+        options = pycolmap.IncrementalPipelineOptions(num_threads=self.threads, random_seed=seed)
+        options.triangulation.random_seed = seed
+        options.triangulation.ignore_two_view_tracks = False
+        folder = self.models / "denser"
+        folder.mkdir()
+
+        def triangulate() -> Any:
+            return pycolmap.triangulate_points(
+                model, self.database, self.images, folder, clear_points=True, options=options, refine_intrinsics=False
+            )
+
+        with _silenced_log():
+            return self._run_stage("cameras", triangulate, lambda: self.n_registered, self.n_images)
 
     def count_features(self) -> tuple[dict[str, int], dict[str, int]]:
         """Returns, of each photograph by name, the number of its features, and that of photographs that it matches."""

@@ -149,6 +149,7 @@ def prepare(
         best = max(found, key=lambda i: (found[i].num_reg_images(), found[i].num_points3D(), -i))
         model, groups = found.pop(best), [_names(group) for group in found.values()]
         names = _names(model)
+        model = pipeline.add_points(model, seed)
         reasons = _explain([name for name in files if name not in names], pipeline, groups)
         sparse = folder / "sparse" / "0"
         sparse.mkdir(parents=True)
