@@ -48,8 +48,8 @@ LOADED_BY_NAME = {("stages", "kernels"), ("stages", "kernels_torch")}
 
 STAGES = ("projection", "shading", "exchange", "intersection", "compositing")
 OPTIONAL = {
-    "imageio_ffmpeg", "matplotlib", "PIL", "pycolmap", "rich", "safetensors", "scipy", "tensorboard", "torchmetrics",
-    "torchvision", "tyro", "wandb", "zstandard",
+    "imageio_ffmpeg", "matplotlib", "PIL", "pxr", "pycolmap", "rich", "safetensors", "scipy", "tensorboard",
+    "torchmetrics", "torchvision", "tyro", "wandb", "zstandard",
 }  # fmt: skip
 USES_TRITON = {"kernels", "stages", "triton_cpu", "cli"}
 

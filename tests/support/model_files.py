@@ -17,6 +17,14 @@ PLY_ENCODINGS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii":
 """PLY encoding -> byte order; binary_little_endian also for the values of ASCII files."""
 
 
+def skip_without(format):
+    """Skips a test if what a format needs beyond Pillow is not installed."""
+    if format == "spz4":
+        pytest.importorskip("zstandard")
+    if format.startswith("usd"):
+        pytest.importorskip("pxr", reason="needs usd-core")
+
+
 def random_gaussians(n=50, degree=0, antialiased=False):
     """Gaussians with normally distributed parameters; the same for the same arguments."""
     generator = torch.Generator().manual_seed(n)

@@ -14,6 +14,9 @@ FLOAT_EPSILON = 2.0**-22
 
 CHUNK = 256
 EXACT_PALETTE = 1 << 14
+LINEAR = ("glb", "gltf", "usda", "usdc", "usdz")
+"""Formats of parameters after activation, in float32."""
+
 WRITERS = {"compressed-ply": compressed_ply, "spz": spz_writer, "sog": sog_writer}
 
 ANGLES = {
@@ -58,6 +61,9 @@ def check_round_trip(format: str, gaussians: Gaussians, found: Gaussians) -> Non
             if not torch.equal(tensor, found.tensors()[name]):
                 raise RoundTripError(f"{format}: {name} differs")
         return
+    if format in LINEAR:
+        _check_linear(format, gaussians, found)
+        return
     format = "spz" if format == "spz4" else format
     order, _ = WRITERS[format].encode_means(gaussians.means.numpy())
     expected = gaussians.map(lambda tensor: tensor[order])
@@ -75,6 +81,15 @@ def _check(name: str, found: Tensor, expected: Tensor, tolerance: Tensor | float
             f"{name}: expected {expected.flatten()[i]}, found {found.flatten()[i]}, "
             f"{float(errors.max()):.3g} beyond the tolerance"
         )
+
+
+def _check_linear(format: str, expected: Gaussians, found: Gaussians) -> None:
+    for name in ("means", "sh0", "shN"):
+        _check(f"{format}: {name}", getattr(found, name), getattr(expected, name), 0)
+    log_scales = expected.log_scales.clamp(-20, 20)
+    _check(f"{format}: log scales", found.log_scales, log_scales, 1e-7 + FLOAT_EPSILON * log_scales.abs())
+    _check(f"{format}: opacities", found.opacities, expected.opacities, 1.2e-6)
+    _check(f"{format}: rotations", angles_between(found, expected), torch.zeros(len(found)), 1e-6)
 
 
 def _check_compressed_ply(expected: Gaussians, found: Gaussians) -> None:

@@ -25,7 +25,7 @@ from tests.support.model_files import (
 from tests.support.training_scenes import make_checkpoint
 from tests.tools.corruption import checkpoint_bytes
 from tests.tools.damage import Damage, DamagedFiles, inside, run, truncated
-from tsplat.scene import Gaussians, open_model, write_splat
+from tsplat.scene import Gaussians, open_model, write_model, write_splat
 from tsplat.scene.formats.png_images import PARAMETERS, write_png_images
 from tsplat.training import write_checkpoint
 
@@ -48,6 +48,11 @@ def _ply(encoding: str) -> Callable[[Path], Path]:
 
 def _written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
+    return path
+
+
+def _written_by_us(path: Path) -> Path:
+    write_model(path, random_gaussians(N, 2, antialiased=True))
     return path
 
 
@@ -100,6 +105,11 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], bool]] = {
     "spz_raw": (lambda folder: _spz(3, raw=True)(folder), False),
     "spz_4": (lambda folder: _spz(4)(folder), False),
     "sog": (lambda folder: write_zip(folder / "a.sog", sog_files()[0]), True),
+    "glb": (lambda folder: _written_by_us(folder / "a.glb"), False),
+    "gltf": (lambda folder: _written_by_us(folder / "a.gltf"), False),
+    "usda": (lambda folder: _written_by_us(folder / "a.usda"), False),
+    "usdc": (lambda folder: _written_by_us(folder / "a.usdc"), False),
+    "usdz": (lambda folder: _written_by_us(folder / "a.usdz"), False),
     "sog_folder": (lambda folder: write_folder(folder / "a", sog_files()[0]), False),
     "png_images": (_png_images, False),
     "gsplat": (_gsplat(zipped=True), True),

@@ -1,11 +1,12 @@
 """Writes and reads random models in every format: `python -m tests.tools.round_trips --count 500`.
 
-Models have 0 to 10,000 Gaussians of SH degree 0 to 4, at any place and scale, and some have extreme values. Errors have to
-be within those that the writers document.
+Models have 0 to 10,000 Gaussians of SH degree 0 to 4, at any place and scale, and some have extreme values. Errors have
+to be within those that the writers document.
 """
 
 import argparse
 import collections
+import importlib.util
 import tempfile
 import traceback
 from pathlib import Path
@@ -18,7 +19,8 @@ from tsplat.errors import ArgumentError
 from tsplat.scene import Gaussians, read_model, set_sh_degree, write_model
 from tsplat.scene.formats.spz_writer import POSITION_MAX
 
-DEGREES_MAX = {"ply": 3, "compressed-ply": 3, "spz": 3, "spz4": 4, "sog": 3}
+DEGREES_MAX = {"ply": 3, "compressed-ply": 3, "spz": 3, "spz4": 4, "sog": 3, "glb": 3, "gltf": 3}
+DEGREES_MAX |= dict.fromkeys(("usda", "usdc", "usdz"), 4) if importlib.util.find_spec("pxr") else {}
 """Format -> largest SH degree; models of a higher one are written without it."""
 
 EDGES = (0, 1, 2, 3, 255, 256, 257, 10_000)

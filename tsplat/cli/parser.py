@@ -17,14 +17,15 @@ from .doctor import doctor
 
 BACKENDS = ("auto", "triton", "torch")
 MODEL = (
-    "run folder, .ply, .splat, .spz, .sog or its folder; checkpoint or output folder of gsplat's, nerfstudio's or "
-    "Inria's trainer; gsplat's PNG folder"
+    "run folder, .ply, .splat, .spz, .sog or its folder, .glb, .gltf, .usda, .usdc, .usdz; checkpoint or output folder "
+    "of gsplat's, nerfstudio's or Inria's trainer; gsplat's PNG folder"
 )
-FORMATS = ("ply", "compressed-ply", "splat", "spz", "spz4", "sog")
-OUTPUT = (
-    "output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files; .html for a "
-    "page that shows the model in a web browser"
+FORMATS = ("ply", "compressed-ply", "splat", "spz", "spz4", "sog", "glb", "gltf", "usda", "usdc", "usdz")
+ENDINGS = (
+    ".ply, .compressed.ply, .splat, .spz, .sog, .glb, .gltf, .usda, .usdc or .usdz; folder/meta.json for SOG as single "
+    "files"
 )
+OUTPUT = f"output file, {ENDINGS}; .html for a page that shows the model in a web browser"
 FORCE = "accept checkpoint values that look already activated"
 COUNT: dict[str, Any] = {"type": count, "metavar": "N"}
 SIZE: dict[str, Any] = {"type": size, "metavar": "N"}
@@ -182,8 +183,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _add_edit(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(operations=[])
     _add_model(parser)
-    out = "output file, .ply, .compressed.ply, .splat, .spz or .sog; folder/meta.json for SOG as single files"
-    parser.add_argument("out", type=path, metavar="OUT", help=out)
+    parser.add_argument("out", type=path, metavar="OUT", help=f"output file, {ENDINGS}")
     parser.add_argument("--format", choices=FORMATS, help="format of the output (that of its name)")
     group = parser.add_argument_group(
         "operations", "applied one after another, in the order in which they are given; each may be given several times"

@@ -1,7 +1,7 @@
 """Scenes: Gaussians, cameras and images in memory, and reading and writing them.
 
 - :mod:`~tsplat.scene.gaussians`, :mod:`~tsplat.scene.cameras`, :mod:`~tsplat.scene.images`: the data itself.
-- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, SPZ, SOG, checkpoints).
+- :mod:`~tsplat.scene.formats`: models on disk (PLY, ``.splat``, SPZ, SOG, glTF, OpenUSD, checkpoints).
 - :mod:`~tsplat.scene.capture`: posed photographs on disk (COLMAP, ``transforms.json``) and how to make them.
 - :mod:`~tsplat.scene.editing`: pruning, merging and decimating models; :mod:`~tsplat.scene.cropping` and
   :mod:`~tsplat.scene.rotation` crop and move them.
@@ -29,6 +29,7 @@ from .formats import (
     CheckpointError,
     OrbitLimits,
     open_model,
+    read_gltf,
     read_model,
     read_orbit_limits,
     read_ply,
@@ -36,12 +37,15 @@ from .formats import (
     read_splat,
     read_spz,
     read_torch_checkpoint,
+    read_usd,
     write_compressed_ply,
+    write_gltf,
     write_model,
     write_ply,
     write_sog,
     write_splat,
     write_spz,
+    write_usd,
 )
 from .gaussians import AlreadyActivatedError, Gaussians
 from .morton import morton_order
@@ -77,6 +81,7 @@ __all__ = [
     "rasterization_arguments",
     "read_capture",
     "read_colmap",
+    "read_gltf",
     "read_model",
     "read_orbit_limits",
     "read_ply",
@@ -85,14 +90,17 @@ __all__ = [
     "read_spz",
     "read_torch_checkpoint",
     "read_transforms",
+    "read_usd",
     "rotate_gaussians",
     "set_sh_degree",
     "summarize",
     "transform_gaussians",
     "write_compressed_ply",
+    "write_gltf",
     "write_model",
     "write_ply",
     "write_sog",
     "write_splat",
     "write_spz",
+    "write_usd",
 ]

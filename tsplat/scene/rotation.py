@@ -106,6 +106,32 @@ def transform_gaussians(gaussians: Gaussians, matrix: Tensor) -> Gaussians:
     )
 
 
+def flip_axes(gaussians: Gaussians, signs: tuple[int, int, int]) -> Gaussians:
+    """Returns a model whose x, y and z are multiplied by signs, 1 or -1, without rounding: its own inverse."""
+    axes = torch.tensor(signs, dtype=torch.float32, device=gaussians.means.device)
+    # The axis of a rotation is a pseudovector: a reflection reverses it in addition.
+    turns = torch.cat([axes.new_ones(1), axes * axes.prod()])
+    return dataclasses.replace(
+        gaussians,
+        means=gaussians.means * axes,
+        quats=gaussians.quats * turns,
+        shN=gaussians.shN * sh_signs(gaussians.sh_degree, signs).to(axes)[:, None],
+    )
+
+
+def sh_signs(degree: int, signs: tuple[int, int, int]) -> Tensor:
+    """Returns the sign of each SH basis function above degree 0 after x, y, z are multiplied by signs, [K - 1] fp32."""
+    x, y, z = signs
+    return torch.tensor(
+        [
+            x ** (abs(order) + (order < 0)) * y ** (order < 0) * z ** (band - abs(order))
+            for band in range(1, degree + 1)
+            for order in range(-band, band + 1)
+        ],
+        dtype=torch.float32,
+    )
+
+
 def _similarity(matrix: Tensor) -> tuple[float, Tensor, Tensor]:
     """Factor, rotation or reflection [3, 3] and translation [3] of a matrix, fp64."""
     expected = "matrix: expected a rotation or reflection times a positive factor, and a translation, [4, 4] or [3, 4]"

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 from ..errors import MissingExtraError
 
-PACKAGES = {"PIL": "pillow", "imageio_ffmpeg": "imageio-ffmpeg"}
+PACKAGES = {"PIL": "pillow", "imageio_ffmpeg": "imageio-ffmpeg", "pxr": "usd-core"}
 """Module name -> package name on PyPI, where the two differ."""
 
 EXTRAS = {
     "imageio_ffmpeg": "video",
     "zstandard": "io",
+    "pxr": "usd",
     "torchmetrics": "lpips",
     "torchvision": "lpips",
     "viser": "viewer",

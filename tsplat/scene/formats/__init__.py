@@ -5,6 +5,9 @@ Every reader returns :class:`~tsplat.scene.Gaussians` in float32 on the CPU, and
 """
 
 from .checkpoints import CheckpointError, open_model
+from .interchange.gltf import read_gltf
+from .interchange.gltf_writer import write_gltf
+from .interchange.usd import read_usd, write_usd
 from .models import read_model, write_model
 from .ply import read_ply, write_compressed_ply, write_ply
 from .sog import read_sog
@@ -19,6 +22,7 @@ __all__ = [
     "CheckpointError",
     "OrbitLimits",
     "open_model",
+    "read_gltf",
     "read_model",
     "read_orbit_limits",
     "read_ply",
@@ -26,10 +30,13 @@ __all__ = [
     "read_splat",
     "read_spz",
     "read_torch_checkpoint",
+    "read_usd",
     "write_compressed_ply",
+    "write_gltf",
     "write_model",
     "write_ply",
     "write_sog",
     "write_splat",
     "write_spz",
+    "write_usd",
 ]

@@ -84,36 +84,52 @@ def _refuse_constant(name: str) -> None:
 
 
 class Meta:
-    """An object in ``meta.json``; every access checks the type of the value.
+    """An object in ``meta.json`` or other JSON; every access checks the type of the value.
 
     Args:
         path: Path of the dataset, for messages.
         values: The object. Another type is taken for an empty object.
         name: Name of the object, for messages; empty for the outermost one.
+        file: What is JSON, for messages.
     """
 
-    def __init__(self, path: str, values: Any, name: str = "") -> None:
-        self.path = path
+    def __init__(self, path: str, values: Any, name: str = "", file: str = META) -> None:
+        self.path, self.file = path, file
         self.values = values if isinstance(values, dict) else {}
         self.name = name
 
     @classmethod
-    def parse(cls, path: str, text: bytes) -> Meta:
-        """Parses the content of ``meta.json``."""
+    def parse(cls, path: str, text: bytes, file: str = META) -> Meta:
+        """Parses JSON."""
         try:
-            return cls(path, json.loads(text[:META_MAX], parse_constant=_refuse_constant))
+            return cls(path, json.loads(text, parse_constant=_refuse_constant), file=file)
         except (ValueError, RecursionError) as error:
-            raise FileError(f"{path}: {META} is not JSON ({error})") from error
+            raise FileError(f"{path}: {file} is not JSON ({str(error)[:120]})") from error
 
     def fail(self, name: str, expected: str) -> FileError:
         name = f"{self.name}.{name}" if self.name else name
-        return FileError(f"{self.path}: {META}: expected {name} to be {expected}; the file is damaged")
+        return FileError(f"{self.path}: {self.file}: expected {name} to be {expected}; the file is damaged")
 
     def part(self, name: str) -> Meta:
-        return Meta(self.path, self.values.get(name), name)
+        return Meta(self.path, self.values.get(name), f"{self.name}.{name}" if self.name else name, self.file)
 
-    def count(self, name: str) -> int:
+    def parts(self, name: str) -> list[Meta]:
+        """Returns a list of objects; an empty one if there is none."""
+        found = self.values.get(name, [])
+        if not isinstance(found, list):
+            raise self.fail(name, "a list")
+        outer = f"{self.name}.{name}" if self.name else name
+        return [Meta(self.path, value, f"{outer}[{i}]", self.file) for i, value in enumerate(found)]
+
+    def text(self, name: str) -> str:
         value = self.values.get(name)
+        if not isinstance(value, str):
+            raise self.fail(name, "a string")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Returns a nonnegative integer; `default`, if there is one, for a value that is missing."""
+        value = self.values.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self.fail(name, "a nonnegative integer")
         return value

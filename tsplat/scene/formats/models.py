@@ -15,6 +15,10 @@ from ...support.reading import open_file
 from ..gaussians import Gaussians
 from .foreign import Warn
 from .image_sets import META
+from .interchange.gltf import MAGIC as GLTF_MAGIC
+from .interchange.gltf import read_gltf
+from .interchange.gltf_writer import write_gltf
+from .interchange.usd import is_usd, read_usd, write_usd
 from .ply import read_ply, write_compressed_ply, write_ply
 from .png_images import PNG_MEANS, read_png_model
 from .sog import read_sog
@@ -27,9 +31,12 @@ from .torch_checkpoints import CHECKPOINTS, read_torch_checkpoint
 POINT_CLOUD = "point_cloud.ply"
 """Name of the model in the folders that training programs write, ours and Inria's."""
 
-KNOWN = "PLY, .splat, .spz, .sog or its folder, gsplat's .pt or PNG images, nerfstudio's .ckpt, Inria's .pth"
+KNOWN = (
+    "PLY, .splat, .spz, .sog or its folder, .glb, .gltf, .usda, .usdc, .usdz, gsplat's .pt or PNG images, nerfstudio's "
+    ".ckpt, Inria's .pth"
+)
 READ_ONLY = (".ksplat", ".pt", ".pth", ".ckpt", ".json")
-Format = Literal["ply", "compressed-ply", "splat", "spz", "spz4", "sog"]
+Format = Literal["ply", "compressed-ply", "splat", "spz", "spz4", "sog", "glb", "gltf", "usda", "usdc", "usdz"]
 WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], list[str]]] = {
     "ply": write_ply,
     "compressed-ply": write_compressed_ply,
@@ -37,6 +44,11 @@ WRITERS: dict[Format, Callable[[str | os.PathLike[str], Gaussians], list[str]]] 
     "spz": write_spz,
     "spz4": functools.partial(write_spz, version=4),
     "sog": write_sog,
+    "glb": functools.partial(write_gltf, text=False),
+    "gltf": functools.partial(write_gltf, text=True),
+    "usda": functools.partial(write_usd, suffix=".usda"),
+    "usdc": functools.partial(write_usd, suffix=".usdc"),
+    "usdz": functools.partial(write_usd, suffix=".usdz"),
 }
 """Format -> function, which returns what is lost."""
 
@@ -46,6 +58,11 @@ ENDINGS: dict[str, Format] = {
     ".splat": "splat",
     ".spz": "spz",
     ".sog": "sog",
+    ".glb": "glb",
+    ".gltf": "gltf",
+    ".usda": "usda",
+    ".usdc": "usdc",
+    ".usdz": "usdz",
     f"/{META}": "sog",
 }
 """Ending of a path -> format; the first one that matches is used."""
@@ -59,7 +76,8 @@ LOD_META = "lod-meta.json"
 
 
 def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn = warnings.warn) -> Gaussians:
-    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, or what gsplat, nerfstudio or Inria saved.
+    """Reads a model: PLY (plain or compressed), ``.splat``, SPZ, SOG, glTF, OpenUSD, or what gsplat, nerfstudio or
+    Inria saved.
 
     Args:
         path: A file; a folder with ``meta.json`` (SOG, or gsplat's PNG images), with ``point_cloud.ply``, or with the
@@ -97,7 +115,7 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
             f"expected {KNOWN}"
         )
     with open_file(path) as file:
-        start = file.read(4)
+        start = file.read(64)
     suffix = path.suffix.lower()
     if suffix == ".ksplat":
         raise UnsupportedError(f"{path}: .ksplat is not implemented; convert it to .ply with splat-transform")
@@ -107,9 +125,14 @@ def read_model(path: str | os.PathLike[str], *, force: bool = False, warn: Warn 
     is_gzip = start[:3] == GZIP + DEFLATE or (start[:2] == GZIP and suffix != ".splat")
     if start[:3] == b"ply" or suffix == ".ply":
         return read_ply(path, warn=warn)
-    if is_gzip or start == MAGIC or suffix == ".spz":
+    is_json = start.lstrip()[:1] == b"{" and suffix != ".json"
+    if start[:4] == GLTF_MAGIC or is_json or suffix in (".glb", ".gltf"):
+        return read_gltf(path, warn=warn)
+    if is_usd(start, suffix):
+        return read_usd(path, warn=warn)
+    if is_gzip or start[:4] == MAGIC or suffix == ".spz":
         return read_spz(path, warn=warn)
-    if path.name == META or suffix == ".sog" or start == ZIP:
+    if path.name == META or suffix == ".sog" or start[:4] == ZIP:
         return read_sog(path, warn=warn)
     if suffix == ".splat":
         return read_splat(path)
@@ -129,14 +152,14 @@ def _find_point_cloud(folder: Path) -> Path | None:
 
 
 def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: Format | None = None) -> list[str]:
-    """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ or SOG.
+    """Writes a model as PLY, compressed PLY (PlayCanvas), ``.splat``, SPZ, SOG, glTF or OpenUSD.
 
     Args:
         path: File to write, in a folder that is created if it does not exist. SOG may also be a folder.
         gaussians: Gaussians on any device.
-        format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"`` or ``"sog"``. None
-            chooses by the name: ``.ply``, ``.compressed.ply``, ``.splat``, ``.spz``, ``.sog``, or ``meta.json`` for a
-            folder of SOG.
+        format: ``"ply"``, ``"compressed-ply"``, ``"splat"``, ``"spz"`` (version 3), ``"spz4"``, ``"sog"``, ``"glb"``,
+            ``"gltf"``, ``"usda"``, ``"usdc"`` or ``"usdz"``. None chooses by the name: ``.ply``, ``.compressed.ply``,
+            ``.splat``, ``.spz``, ``.sog``, or ``meta.json`` for a folder of SOG, ``.glb`` and so on.
 
     Returns:
         What the format cannot represent, as phrases such as "view dependence (SH degree 3)"; empty if nothing is lost.
@@ -145,7 +168,7 @@ def write_model(path: str | os.PathLike[str], gaussians: Gaussians, *, format: F
         UnsupportedError: The format can only be read, or it cannot represent the degree of the spherical harmonics.
         FileError: The file name has none of these endings, or the folder is not writable.
         ArgumentError: The format is unknown, or it cannot represent the values; see :func:`write_compressed_ply`,
-            :func:`write_splat`, :func:`write_spz` and :func:`write_sog`.
+            :func:`write_splat`, :func:`write_spz`, :func:`write_sog`, :func:`write_gltf` and :func:`write_usd`.
         MissingExtraError: An optional dependency of the format is not installed.
         OSError: The file cannot be written.
 

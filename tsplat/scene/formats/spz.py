@@ -28,7 +28,7 @@ from ...errors import FileError, UnsupportedError
 from ...support.extras import require
 from ...support.reading import check_memory, read_file
 from ..gaussians import Gaussians
-from ..rotation import rotate_gaussians
+from ..rotation import flip_axes, rotate_gaussians
 from .foreign import Warn, note_ignored
 from .quantization import Bytes, Floats, logits_from_opacities, quats_from_smallest_three
 from .spz_extensions import EXTENSIONS_MAX, QUARTER_TURN, Axes, Extensions, OrbitLimits, parse_extensions
@@ -227,7 +227,6 @@ def _decode(
     positions, opacities, colors, scales, rotations, rest = (
         np.frombuffer(section, np.uint8).reshape(count, -1 if section else 0) for section in sections
     )
-    signs = np.array(axes[:3], np.float32)
     words = np.zeros((count, 3, 4), np.uint8)
     words[..., 1:] = positions.reshape(count, 3, 3)
     # 24-bit integers in the upper three bytes of an int32 keep their sign.
@@ -236,12 +235,9 @@ def _decode(
         quats = _decode_quats_2(rotations)
     else:
         quats = decode_quats(np.ascontiguousarray(rotations).view("<u4").reshape(count))
-    # The axis of a rotation is a pseudovector: a reflection reverses it in addition.
-    quats[:, 1:] *= signs * signs.prod()
     coefficients = (rest.reshape(count, (degree + 1) ** 2 - 1, 3).astype(np.float32) - 128) / 128
-    coefficients *= sh_signs(degree, axes)[:, None]
     gaussians = Gaussians(
-        means=torch.from_numpy(means.astype(np.float32) * signs),
+        means=torch.from_numpy(means.astype(np.float32)),
         log_scales=torch.from_numpy(scales.reshape(count, 3).astype(np.float32) / 16 - 10),
         quats=torch.from_numpy(quats),
         opacity_logits=torch.from_numpy(logits_from_opacities(opacities.reshape(count) / 255)),
@@ -249,7 +245,7 @@ def _decode(
         shN=torch.from_numpy(coefficients),
         antialiased=bool(flags & ANTIALIASED),
     )
-    gaussians = gaussians.recognized(-10.0)
+    gaussians = flip_axes(gaussians.recognized(-10.0), axes[:3])
     return rotate_gaussians(gaussians, QUARTER_TURN) if axes.turned else gaussians
 
 
@@ -265,16 +261,3 @@ def decode_quats(words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Floats:
     sizes = (fields & 0x1FF) * (math.sqrt(0.5) / 0x1FF)
     xyzw = quats_from_smallest_three(np.where(fields & 0x200, -sizes, sizes), words >> 30)
     return xyzw[:, [3, 0, 1, 2]]
-
-
-def sh_signs(degree: int, axes: Axes) -> Floats:
-    """Sign of each SH basis function above degree 0 after x, y and z are multiplied by the signs of `axes`. [K - 1]"""
-    x, y, z, _ = axes
-    return np.array(
-        [
-            x ** (abs(order) + (order < 0)) * y ** (order < 0) * z ** (band - abs(order))
-            for band in range(1, degree + 1)
-            for order in range(-band, band + 1)
-        ],
-        np.float32,
-    )

@@ -15,7 +15,7 @@ from ...support.extras import require
 from ...support.files import atomic_write
 from ..gaussians import Gaussians
 from ..morton import morton_order
-from ..rotation import rotate_gaussians
+from ..rotation import rotate_gaussians, sh_signs
 from .quantization import Floats, levels, ordered_arrays, rotation_codes
 from .spz import (
     ANTIALIASED,
@@ -27,7 +27,6 @@ from .spz import (
     MAGIC,
     STREAM,
     decode_quats,
-    sh_signs,
 )
 from .spz_extensions import QUARTER_TURN, Axes, OrbitLimits, extension_records
 
@@ -172,7 +171,7 @@ def _encode(arrays: dict[str, Floats], means: NDArray[np.int32], axes: Axes) -> 
     """Encodes the sections: positions, opacities, colors, log scales, rotations, SH coefficients above degree 0."""
     count = len(means)
     fixed = means * np.array(axes[:3], "<i4")
-    signs = sh_signs(math.isqrt(arrays["shN"].shape[1] + 1) - 1, axes)[:, None]
+    signs = sh_signs(math.isqrt(arrays["shN"].shape[1] + 1) - 1, axes[:3]).numpy()[:, None]
     return [
         fixed.view(np.uint8).reshape(count, 3, 4)[..., :3].tobytes(),
         levels(arrays["opacities"] * 255.0).tobytes(),

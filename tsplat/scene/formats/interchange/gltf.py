@@ -1,0 +1,279 @@
+"""glTF 2.0 with Khronos's KHR_gaussian_splatting: ``.glb``, and ``.gltf`` with its buffers inside or beside it.
+
+Gaussians are points of a mesh primitive, with attributes ``KHR_gaussian_splatting:ROTATION`` (xyzw), ``:SCALE`` and
+``:OPACITY`` after activation, and ``:SH_DEGREE_l_COEF_n``. They are placed by the nodes of a scene. Its axes are x
+left, y up, z forward; the reader turns them by 180 degrees about z, to x right, y down, z forward, as in PLY files.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import struct
+import urllib.parse
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ....errors import ArgumentError, FileError, UnsupportedError
+from ....support.reading import check_memory, read_file, stays_inside
+from ...gaussians import Gaussians
+from ...rotation import rotation_matrix
+from ..foreign import Warn, listed, note_ignored
+from ..image_sets import Meta
+from .linear import gaussians_from_linear, joined, placed
+
+EXTENSION = "KHR_gaussian_splatting"
+MAGIC, JSON_CHUNK, BINARY_CHUNK = b"glTF", 0x4E4F534A, 0x004E4942
+HEADER, CHUNK = struct.Struct("<4sII"), struct.Struct("<II")
+SIGNS = (-1, -1, 1)
+"""Signs of x, y and z that convert the axes of glTF to those of PLY files, and back."""
+
+TYPES = {5120: "i1", 5121: "u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
+COMPONENTS = {"SCALAR": 1, "VEC2": 2, "VEC3": 3, "VEC4": 4}
+POINTS = 0
+KNOWN_EXTENSIONS = {EXTENSION, "KHR_mesh_quantization"}
+DEGREE_MAX = 3
+FLAGS = "tsplat"
+"""Name in ``extras`` of ``asset`` for what glTF has no place for: the antialiased flag, the degree of no Gaussians."""
+
+OTHERS = re.compile(r"COLOR_\d|NORMAL|TANGENT|TEXCOORD_\d|_.*")
+"""Attributes that are not part of Gaussians."""
+
+
+def read_gltf(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
+    """Reads all Gaussians of a glTF file, placed by their nodes and converted to the axes of PLY files.
+
+    Args:
+        path: A ``.glb`` or ``.gltf`` file. Buffers may be files beside it.
+        warn: Called with a note of meshes and properties that are ignored.
+
+    Raises:
+        FileError: The file is not glTF, has no Gaussians, or is damaged.
+        UnsupportedError: Another version or a compression; another kernel than ellipses; a node that shears.
+        OSError: A file cannot be read.
+    """
+    path = Path(path)
+    document, binary = _split(str(path), read_file(path))
+    return _Document(path, document, binary, warn).read()
+
+
+def _split(path: str, content: bytes) -> tuple[Meta, memoryview | None]:
+    """Returns the JSON of a file, and the binary chunk of a ``.glb``."""
+    if content[:4] != MAGIC:
+        return Meta.parse(path, content, "its JSON"), None
+    if len(content) < HEADER.size + CHUNK.size:
+        raise FileError(f"{path}: the file ends within its header")
+    _, version, length = HEADER.unpack_from(content)
+    if version != 2:
+        raise UnsupportedError(f"{path}: expected glTF version 2, found {version}")
+    if length > len(content):
+        raise FileError(f"{path}: expected {length:,} bytes, found {len(content):,}; the file is cut short")
+    chunks: dict[int, memoryview] = {}
+    start = HEADER.size
+    while start + CHUNK.size <= length:
+        size, kind = CHUNK.unpack_from(content, start)
+        start += CHUNK.size
+        if size > length - start:
+            raise FileError(f"{path}: a chunk of {size:,} bytes exceeds the file; it is damaged")
+        chunks.setdefault(kind, memoryview(content)[start : start + size])
+        start += size
+    if JSON_CHUNK not in chunks:
+        raise FileError(f"{path}: the file has no JSON chunk; it is damaged")
+    return Meta.parse(path, bytes(chunks[JSON_CHUNK]), "its JSON"), chunks.get(BINARY_CHUNK)
+
+
+class _Document:
+    """A glTF file while it is read."""
+
+    def __init__(self, path: Path, document: Meta, binary: memoryview | None, warn: Warn) -> None:
+        self.path, self.document, self.binary, self.warn = path, document, binary, warn
+        self.buffers: dict[int, memoryview] = {}
+        self.nodes, self.meshes = document.parts("nodes"), document.parts("meshes")
+        self.accessors, self.views = document.parts("accessors"), document.parts("bufferViews")
+
+    def read(self) -> Gaussians:
+        version = self.document.part("asset").text("version")
+        if not version.startswith("2."):
+            raise UnsupportedError(f"{self.path}: expected glTF version 2.0, found {version[:20]!r}")
+        required = self.document.values.get("extensionsRequired", [])
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise self.document.fail("extensionsRequired", "a list of names")
+        if unknown := [name for name in required if name not in KNOWN_EXTENSIONS]:
+            raise UnsupportedError(f"{self.path}: requires {listed(unknown)}, which is not implemented")
+        meshes: dict[int, list[Gaussians]] = {}
+        models: list[Gaussians] = []
+        needed = 0
+        for node, mesh, matrix in self._placed_meshes():
+            if mesh not in meshes:
+                meshes[mesh] = self._mesh(self._entry("meshes", self.meshes, mesh))
+            needed += sum(sum(t.numel() for t in one.tensors().values()) for one in meshes[mesh])
+            check_memory(f"{self.path}: the Gaussians of its nodes", 8 * needed, "free some, or the file is damaged")
+            try:
+                models += [placed(one, matrix, SIGNS) for one in meshes[mesh]]
+            except ArgumentError as error:
+                raise UnsupportedError(f"{self.path}: node {node}: {error}") from error
+        flags = self.document.part("asset").part("extras").part(FLAGS)
+        if not models:
+            degree = flags.count("sh_degree", 99)
+            if degree > DEGREE_MAX:
+                raise FileError(f"{self.path}: has no Gaussians; no mesh of its scene has {EXTENSION}")
+            empty = np.zeros((0, 3), np.float32)
+            coefficients = np.zeros((0, (degree + 1) ** 2, 3), np.float32)
+            models = [gaussians_from_linear(empty, np.zeros((0, 4), np.float32), empty, empty[:, 0], coefficients)]
+        return joined(models, flags.values.get("antialiased") is True, self.warn)
+
+    def _placed_meshes(self) -> list[tuple[int, int, Tensor]]:
+        """Returns (node, mesh, matrix [4, 4] fp64 to the scene) of the nodes in the scene that have a mesh."""
+        scenes = self.document.parts("scenes")
+        if scenes:
+            scene = self._entry("scenes", scenes, self.document.count("scene", 0))
+            roots = self._indices(scene, "nodes")
+        else:  # a library of meshes
+            roots = list(range(len(self.nodes)))
+        stack = [(node, torch.eye(4, dtype=torch.float64)) for node in reversed(roots)]
+        found, seen = [], set()
+        while stack:
+            index, outer = stack.pop()
+            node = self._entry("nodes", self.nodes, index)
+            if index in seen:
+                raise FileError(f"{self.path}: node {index} has several parents; the file is damaged")
+            seen.add(index)
+            matrix = outer @ _local_matrix(node)
+            if "mesh" in node.values:
+                found.append((index, node.count("mesh"), matrix))
+            stack += [(child, matrix) for child in reversed(self._indices(node, "children"))]
+        return found
+
+    def _entry(self, name: str, entries: list[Meta], index: int) -> Meta:
+        if index >= len(entries):
+            raise FileError(f"{self.path}: there is no {name}[{index}]; the file is damaged")
+        return entries[index]
+
+    def _indices(self, part: Meta, name: str) -> list[int]:
+        values = part.values.get(name, [])
+        if not isinstance(values, list) or not all(type(x) is int and x >= 0 for x in values):
+            raise part.fail(name, "a list of indices")
+        return values
+
+    def _mesh(self, mesh: Meta) -> list[Gaussians]:
+        """Returns the Gaussians of each primitive that has any."""
+        primitives = mesh.parts("primitives")
+        splats = [primitive for primitive in primitives if EXTENSION in primitive.part("extensions").values]
+        others = len(primitives) - len(splats)
+        note_ignored(self.path, "meshes:", [f"{others} primitives of {mesh.name}"] if others else [], self.warn)
+        return [self._primitive(primitive) for primitive in splats]
+
+    def _primitive(self, primitive: Meta) -> Gaussians:
+        extension = primitive.part("extensions").part(EXTENSION)
+        kernel, mode = extension.text("kernel"), primitive.count("mode", 4)
+        if inner := list(extension.part("extensions").values):
+            raise UnsupportedError(f"{self.path}: {listed(inner)} is not implemented; export it uncompressed")
+        if kernel != "ellipse" or mode != POINTS:
+            found = f"mode {mode}" if mode != POINTS else f"the kernel {kernel[:40]!r}"
+            raise UnsupportedError(f"{self.path}: expected points with the kernel 'ellipse', found {found}")
+        if extension.values.get("colorSpace") != "srgb_rec709_display":
+            self.warn(f"{self.path}: its colors are not sRGB; they are read as they are, and look darker")
+        usual = {"projection": "perspective", "sortingMethod": "cameraDistance"}
+        changed = [name for name, value in usual.items() if extension.values.get(name, value) != value]
+        note_ignored(self.path, "the settings", changed, self.warn)
+        attributes = primitive.part("attributes")
+        prefix = f"{EXTENSION}:"
+        names = {"means": "POSITION", "quats": f"{prefix}ROTATION", "scales": f"{prefix}SCALE"}
+        widths = {"means": 3, "quats": 4, "scales": 3}
+        count = self._entry("accessors", self.accessors, attributes.count("POSITION")).count("count")
+        arrays: dict[str, Any] = {
+            key: self._values(attributes, name, count, widths[key]) for key, name in names.items()
+        }
+        arrays["quats"] = arrays["quats"][:, [3, 0, 1, 2]]
+        arrays["opacities"] = self._values(attributes, f"{prefix}OPACITY", count, 1)[:, 0]
+        degree, stored = 0, set(attributes.values)
+        while degree < DEGREE_MAX and f"{prefix}SH_DEGREE_{degree + 1}_COEF_0" in stored:
+            degree += 1
+        coefficients = [f"{prefix}SH_DEGREE_{band}_COEF_{i}" for band in range(degree + 1) for i in range(2 * band + 1)]
+        parts = [self._values(attributes, name, count, 3) for name in coefficients]
+        arrays["coefficients"] = np.stack(parts, 1)
+        used = {*names.values(), f"{prefix}OPACITY", *coefficients}
+        unknown = [name for name in attributes.values if name not in used and not OTHERS.fullmatch(name)]
+        note_ignored(self.path, "the attributes", unknown, self.warn)
+        return gaussians_from_linear(**arrays)
+
+    def _values(self, attributes: Meta, name: str, count: int, width: int) -> NDArray[np.float32]:
+        """Returns an attribute of `count` vertices as floats [count, width]."""
+        index = attributes.count(name)
+        accessor = self._entry("accessors", self.accessors, index)
+        kind, type_ = accessor.text("type"), TYPES.get(accessor.count("componentType"))
+        if COMPONENTS.get(kind) != width or type_ is None or accessor.count("count") != count:
+            raise FileError(
+                f"{self.path}: {name[:60]}: expected {count} vectors of {width} numbers in accessors[{index}], found "
+                f"{accessor.count('count')} of type {kind[:20]!r}; the file is damaged"
+            )
+        if "sparse" in accessor.values or "bufferView" not in accessor.values:
+            raise UnsupportedError(f"{self.path}: {name[:60]}: sparse accessors are not implemented")
+        dtype = np.dtype(type_)
+        view = self._entry("bufferViews", self.views, accessor.count("bufferView"))
+        start, length = view.count("byteOffset", 0), view.count("byteLength")
+        stride, offset = view.count("byteStride", width * dtype.itemsize), accessor.count("byteOffset", 0)
+        end = offset + (count - 1) * stride + width * dtype.itemsize if count else 0
+        data = self._buffer(view.count("buffer"))
+        if start + length > len(data) or end > length or stride < width * dtype.itemsize:
+            raise FileError(f"{self.path}: {name[:60]}: its data exceed their buffer; the file is damaged or cut short")
+        if not count:
+            return np.zeros((0, width), np.float32)
+        raw: NDArray[Any] = np.ndarray((count, width), dtype, data, start + offset, (stride, dtype.itemsize))
+        values = raw.astype(np.float32)
+        if accessor.values.get("normalized") is True and dtype.kind != "f":
+            values = np.maximum(values / np.iinfo(dtype).max, -1, dtype=np.float32)
+        return values
+
+    def _buffer(self, index: int) -> memoryview:
+        if index not in self.buffers:
+            buffer = self._entry("buffers", self.document.parts("buffers"), index)
+            self.buffers[index] = self._load(buffer)
+            if len(self.buffers[index]) < buffer.count("byteLength"):
+                raise FileError(f"{self.path}: buffers[{index}] is shorter than its byteLength; it is cut short")
+        return self.buffers[index]
+
+    def _load(self, buffer: Meta) -> memoryview:
+        if "uri" not in buffer.values and self.binary is not None:
+            return self.binary
+        uri = buffer.text("uri")
+        if uri.startswith("data:"):
+            head, _, data = uri.partition(",")
+            try:
+                return memoryview(
+                    base64.b64decode(data, validate=True)
+                    if head.endswith(";base64")
+                    else urllib.parse.unquote_to_bytes(data)
+                )
+            except (binascii.Error, ValueError) as error:
+                raise FileError(f"{self.path}: {buffer.name}: its data URI is damaged ({error})") from error
+        name = urllib.parse.unquote(uri)
+        if ":" in name or "\\" in name or "\0" in name or not stays_inside(name):
+            raise FileError(f"{self.path}: {buffer.name}: expected a file beside it, found the URI {name[:60]!a}")
+        try:
+            return memoryview(read_file(self.path.parent / name))
+        except OSError as error:
+            raise FileError(f"{self.path}: its buffer {name[:60]!a} cannot be read ({error.strerror})") from error
+
+
+def _local_matrix(node: Meta) -> Tensor:
+    """Returns the matrix [4, 4] fp64 of a node: its matrix, or translation, rotation (xyzw) and scale."""
+    if "matrix" in node.values:
+        return torch.from_numpy(node.floats("matrix", 16).reshape(4, 4).T.copy())
+    matrix = torch.eye(4, dtype=torch.float64)
+    if "rotation" in node.values:
+        x, y, z, w = (float(value) for value in node.floats("rotation", 4))
+        matrix[:3, :3] = rotation_matrix([w, x, y, z])
+    if "scale" in node.values:
+        matrix[:3, :3] *= torch.from_numpy(node.floats("scale", 3))
+    if "translation" in node.values:
+        matrix[:3, 3] = torch.from_numpy(node.floats("translation", 3))
+    return matrix

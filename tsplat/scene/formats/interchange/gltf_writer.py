@@ -1,0 +1,130 @@
+"""Writing glTF; :mod:`~tsplat.scene.formats.interchange.gltf` describes and reads the format."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....config import SH_NORMS
+from ....support.files import atomic_write
+from ...gaussians import Gaussians
+from ..quantization import Bytes, Floats
+from .gltf import BINARY_CHUNK, CHUNK, EXTENSION, FLAGS, HEADER, JSON_CHUNK, MAGIC, POINTS, SIGNS
+from .linear import linear_arrays
+
+FLOAT, UNSIGNED_BYTE, ARRAY_BUFFER = 5126, 5121, 34962
+KINDS = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}
+SUFFIX = ".gltf"
+
+
+def write_gltf(path: str | os.PathLike[str], gaussians: Gaussians, *, text: bool | None = None) -> list[str]:
+    """Writes glTF 2.0 with KHR_gaussian_splatting atomically, turned to its axes: x left, y up, z forward.
+
+    All values are float32, after activation: scales from exp(-20) to exp(20), and opacities from 1e-6 to 1 - 1e-6.
+    Viewers without the extension show points in the colors of degree 0. The antialiased flag, for which glTF has no
+    place, is kept under ``extras``.
+
+    Args:
+        path: The file.
+        gaussians: Gaussians of SH degree 0 to 3.
+        text: True for ``.gltf``, JSON with the data inside; False for ``.glb``; None for what the path ends in.
+
+    Returns:
+        What is lost, as :func:`write_model` does: nothing.
+
+    Raises:
+        UnsupportedError: The SH degree is above 3.
+        ArgumentError: A Gaussian is invalid.
+        OSError: The file cannot be written.
+    """
+    arrays = linear_arrays(gaussians, "glTF", SIGNS)
+    attributes: dict[str, Floats | Bytes] = {
+        "POSITION": arrays["means"],
+        f"{EXTENSION}:ROTATION": np.ascontiguousarray(arrays["quats"][:, [1, 2, 3, 0]]),
+        f"{EXTENSION}:SCALE": arrays["scales"],
+        f"{EXTENSION}:OPACITY": arrays["opacities"][:, None],
+    }
+    for band in range(gaussians.sh_degree + 1):
+        for i in range(2 * band + 1):
+            column = arrays["coefficients"][:, band * band + i]
+            attributes[f"{EXTENSION}:SH_DEGREE_{band}_COEF_{i}"] = np.ascontiguousarray(column)
+    attributes["COLOR_0"] = _fallback_colors(arrays)
+    document = _document(gaussians, attributes)
+    with atomic_write(path) as file:
+        if text or (text is None and Path(path).suffix.lower() == SUFFIX):
+            if attributes["POSITION"].size:
+                data = base64.b64encode(b"".join(array.tobytes() for array in attributes.values()))
+                document["buffers"][0]["uri"] = f"data:application/octet-stream;base64,{data.decode()}"
+            file.write(json.dumps(document).encode())
+            return []
+        packed = json.dumps(document, separators=(",", ":")).encode()
+        packed += b" " * (-len(packed) % 4)
+        size = sum(array.nbytes for array in attributes.values())
+        binary = CHUNK.size + size if size else 0
+        file.write(HEADER.pack(MAGIC, 2, HEADER.size + CHUNK.size + len(packed) + binary))
+        file.write(CHUNK.pack(len(packed), JSON_CHUNK) + packed)
+        if size:
+            file.write(CHUNK.pack(size, BINARY_CHUNK))
+        for array in attributes.values():
+            file.write(array.tobytes())
+    return []
+
+
+def _fallback_colors(arrays: dict[str, Floats]) -> Bytes:
+    """Returns RGBA [N, 4] for viewers that draw points: linear colors of degree 0, and opacities."""
+    display = (0.5 + SH_NORMS[0][0] * arrays["coefficients"][:, 0]).clip(0, 1)
+    linear = np.where(display <= 0.04045, display / 12.92, ((display + 0.055) / 1.055) ** 2.4)
+    rgba: Bytes = np.rint(np.concatenate([linear, arrays["opacities"][:, None]], 1) * 255).astype(np.uint8)
+    return rgba
+
+
+def _document(gaussians: Gaussians, attributes: dict[str, Floats | Bytes]) -> dict[str, Any]:
+    """Returns the JSON of a file whose only buffer has the attributes one after another."""
+    asset: dict[str, Any] = {"version": "2.0", "generator": "tsplat"}
+    flags: dict[str, Any] = {"antialiased": True} if gaussians.antialiased else {}
+    if not len(gaussians):  # glTF has no empty accessors
+        asset["extras"] = {FLAGS: {**flags, "sh_degree": gaussians.sh_degree}}
+        return {"asset": asset}
+    if flags:
+        asset["extras"] = {FLAGS: flags}
+    accessors: list[dict[str, Any]] = []
+    views = []
+    offset = 0
+    for array in attributes.values():
+        is_float = array.dtype.kind == "f"
+        views.append({"buffer": 0, "byteOffset": offset, "byteLength": array.nbytes, "target": ARRAY_BUFFER})
+        accessors.append(
+            {
+                "bufferView": len(accessors),
+                "componentType": FLOAT if is_float else UNSIGNED_BYTE,
+                "count": len(array),
+                "type": KINDS[array.shape[1]],
+                **({} if is_float else {"normalized": True}),
+            }
+        )
+        offset += array.nbytes
+    means = attributes["POSITION"]
+    accessors[0] |= {"min": means.min(0).tolist(), "max": means.max(0).tolist()}
+    settings = {"kernel": "ellipse", "colorSpace": "srgb_rec709_display"}
+    settings |= {"projection": "perspective", "sortingMethod": "cameraDistance"}
+    primitive = {
+        "mode": POINTS,
+        "attributes": {name: i for i, name in enumerate(attributes)},
+        "extensions": {EXTENSION: settings},
+    }
+    return {
+        "asset": asset,
+        "extensionsUsed": [EXTENSION],
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [primitive]}],
+        "accessors": accessors,
+        "bufferViews": views,
+        "buffers": [{"byteLength": offset}],
+    }

@@ -1,0 +1,100 @@
+"""What glTF and OpenUSD share: parameters after activation, in float32, and axes that their readers convert from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...editing.joining import merge_models
+from ...gaussians import FLAT, Gaussians
+from ...rotation import flip_axes, transform_gaussians
+from ..foreign import Warn
+from ..quantization import LOG_SCALE_MAX, OPACITY_MARGIN, Floats, check_degree, check_valid, logits_from_opacities
+
+UNIT_TOLERANCE = 1e-6
+"""Largest deviation from 1 of the norms of rotations that are not normalized: those of a file are rounded."""
+
+
+def linear_arrays(
+    gaussians: Gaussians, name: str, signs: tuple[int, int, int], degree_max: int = 3
+) -> dict[str, Floats]:
+    """Returns the parameters of Gaussians after activation, in the axes of a format.
+
+    Args:
+        gaussians: Gaussians on any device.
+        name: Name of the format, for messages.
+        signs: By which x, y and z are multiplied.
+        degree_max: Largest SH degree of the format.
+
+    Returns:
+        means [N, 3]; quats [N, 4], unit, wxyz; scales [N, 3], from exp(-20) to exp(20); opacities [N], from 1e-6 to
+        1 - 1e-6; coefficients [N, K, 3] of the spherical harmonics.
+
+    Raises:
+        UnsupportedError: The SH degree is above `degree_max`.
+        ArgumentError: A Gaussian is invalid.
+    """
+    check_degree(gaussians, name, degree_max)
+    check_valid(gaussians)
+    gaussians = flip_axes(gaussians.map(lambda tensor: tensor.detach().float().cpu()), signs)
+    quats = gaussians.quats.double()
+    quats[(quats == 0).all(1), 0] = 1
+    norms = quats.norm(dim=1, keepdim=True)
+    quats /= norms.where((norms - 1).abs() > UNIT_TOLERANCE, 1)
+    values = {
+        "means": gaussians.means,
+        "quats": quats,
+        "scales": gaussians.log_scales.double().clamp(-LOG_SCALE_MAX, LOG_SCALE_MAX).exp(),
+        "opacities": gaussians.opacity_logits.double().sigmoid().clamp(OPACITY_MARGIN, 1 - OPACITY_MARGIN),
+        "coefficients": gaussians.sh_coeffs(gaussians.sh_degree),
+    }
+    return {key: np.ascontiguousarray(value.float().numpy(), "<f4") for key, value in values.items()}
+
+
+def gaussians_from_linear(
+    means: Floats,
+    quats: Floats,
+    scales: Floats,
+    opacities: NDArray[np.floating],
+    coefficients: Floats,
+) -> Gaussians:
+    """Returns Gaussians of parameters after activation, with the shapes of :func:`linear_arrays`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_scales = np.log(scales.astype(np.float64)).astype(np.float32)
+        logits = logits_from_opacities(opacities)
+    gaussians = Gaussians(
+        means=_tensor(means),
+        log_scales=_tensor(log_scales),
+        quats=_tensor(quats),
+        opacity_logits=_tensor(logits),
+        sh0=_tensor(coefficients[:, :1]),
+        shN=_tensor(coefficients[:, 1:]),
+    )
+    return gaussians.recognized(FLAT)
+
+
+def _tensor(values: Floats) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, np.float32))
+
+
+def placed(gaussians: Gaussians, matrix: Tensor, signs: tuple[int, int, int]) -> Gaussians:
+    """Returns Gaussians moved by a matrix [4, 4] fp64, and then with x, y and z multiplied by signs.
+
+    Raises:
+        ArgumentError: The matrix shears or stretches.
+    """
+    if not torch.equal(matrix, torch.eye(4, dtype=torch.float64)):
+        gaussians = transform_gaussians(gaussians, matrix)
+    return flip_axes(gaussians, signs)
+
+
+def joined(models: list[Gaussians], antialiased: bool, warn: Warn) -> Gaussians:
+    """Returns the Gaussians of all models of a file as one, with its antialiased flag."""
+    if len({model.surfels for model in models}) > 1:  # 2D Gaussians become flat 3D ones
+        models = [dataclasses.replace(model, surfels=False) for model in models]
+    merged = merge_models(models, warn=warn)
+    return dataclasses.replace(merged, antialiased=antialiased and not merged.surfels)

@@ -1,0 +1,193 @@
+"""OpenUSD: ``.usda`` (text), ``.usdc`` (binary) and ``.usdz`` (an archive), by the package usd-core.
+
+Gaussians are prims of the type ParticleField3DGaussianSplat, with parameters after activation, placed by the transforms
+of the prims around them. Stages have y or z up; the reader turns them to x right, y down, z forward, as in PLY files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ....config import SH_DEGREE_MAX
+from ....errors import ArgumentError, FileError, UnsupportedError
+from ....support.extras import require
+from ....support.files import ZIP, atomic_write
+from ....support.reading import check_memory, open_file
+from ...gaussians import Gaussians
+from ..foreign import Warn
+from .linear import gaussians_from_linear, joined, linear_arrays, placed
+from .usd_process import SH, TYPE
+
+SUFFIXES = (".usda", ".usdc", ".usdz", ".usd")
+MAGICS = (b"#usd", b"PXR-")
+SIGNS = (1, -1, -1)
+"""Signs of x, y and z that convert right, up, backward to the axes of PLY files, and back."""
+
+DATE = 315_619_200
+"""The second of January 1980, the date of files in archives, which is none of any time zone before the first."""
+
+ANTIALIASED = "tsplat_antialiased"
+"""Name in the custom data of a layer."""
+
+
+def is_usd(start: bytes, suffix: str) -> bool:
+    """Whether a file is one of OpenUSD, by its first 64 bytes and the ending of its name."""
+    size = int.from_bytes(start[26:28], "little")
+    return start[:4] in MAGICS or suffix in SUFFIXES or (start[:4] == ZIP and b".usd" in start[30 : 30 + size])
+
+
+def read_usd(path: str | os.PathLike[str], *, warn: Warn = warnings.warn) -> Gaussians:
+    """Reads all Gaussians of an OpenUSD stage, in world space, converted to the axes of PLY files.
+
+    Values that change over time are those of the earliest time.
+
+    Args:
+        path: A ``.usda``, ``.usdc`` or ``.usdz`` file.
+        warn: Called with a note of arrays that are too short and therefore ignored.
+
+    Raises:
+        FileError: The file is no stage, has no Gaussians, or is damaged.
+        UnsupportedError: Spherical harmonics above degree 4, or a transform that shears.
+        MissingExtraError: usd-core is not installed.
+        OSError: The file cannot be read.
+    """
+    require("pxr")
+    with open_file(path) as file:
+        start = file.read(4)
+    models = []
+    with tempfile.TemporaryDirectory() as folder:
+        stage = _read_stage(Path(path), start, Path(folder))
+        for prim in stage["prims"]:
+            matrix = torch.tensor(prim["matrix"], dtype=torch.float64)
+            if stage["up"] == "Z":  # a quarter turn about x
+                matrix = torch.stack([matrix[0], matrix[2], -matrix[1], matrix[3]])
+            try:
+                gaussians = _read_prim(f"{path}: {prim['path']}", Path(folder), prim, warn)
+                models.append(placed(gaussians, matrix, SIGNS))
+            except ArgumentError as error:
+                raise UnsupportedError(f"{path}: {prim['path']}: {error}") from error
+    if not models:
+        raise FileError(f"{path}: has no Gaussians; expected a prim of the type {TYPE}")
+    return joined(models, ANTIALIASED in stage["flags"], warn)
+
+
+def _read_stage(path: Path, start: bytes, folder: Path) -> dict[str, Any]:
+    """Reads a stage by ``usd_process.py``: its arrays as files into a folder, and what ``stage.json`` says."""
+    if path.suffix.lower() not in SUFFIXES:  # USD goes by the ending of a name
+        link = folder / f"model{'.usdz' if start == ZIP else '.usd'}"
+        link.symlink_to(path.absolute())
+    else:
+        link = path
+    command = [sys.executable, "-P", str(Path(__file__).with_name("usd_process.py")), str(link), str(folder)]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread takes memory
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
+    with contextlib.suppress(OSError, ValueError):
+        stage: dict[str, Any] = json.loads((folder / "stage.json").read_bytes())
+        if result.returncode == 0:
+            return stage
+    lines = result.stderr.decode(errors="replace").split("\n")
+    reasons = [line.strip() for line in lines if line.strip().isprintable() and not line.startswith("  ")]
+    raise FileError(f"{path}: USD cannot read it ({(' '.join(reasons[-1:]) or 'no reason given')[:200]})")
+
+
+def _read_prim(name: str, folder: Path, prim: dict[str, Any], warn: Warn) -> Gaussians:
+    """Reads the parameters of a prim. Arrays that are too long are cut, those that are too short are ignored."""
+    arrays = {key: np.load(folder / file) for key, file in prim["files"].items()}
+    means = arrays.get("positions", np.zeros((0, 3), np.float32))
+    count = len(means)
+    check_memory(f"{name}: {count:,} Gaussians", 400 * count, "free some, or the file is damaged")
+
+    def values(attribute: str, default: list[float], each: int = 1) -> NDArray[np.float32]:
+        found = arrays.get(attribute)
+        if found is not None and len(found) >= count * each:
+            cut: NDArray[np.float32] = found[: count * each]
+            return cut
+        if found is not None:
+            warn(f"{name}: ignored {attribute}: {len(found)} values for {count} Gaussians")
+        return np.tile(np.array(default, np.float32), (count, 1))
+
+    degree = prim["degree"]
+    if not 0 <= degree <= SH_DEGREE_MAX:
+        raise UnsupportedError(f"{name}: expected an SH degree from 0 to {SH_DEGREE_MAX}, found {degree}")
+    n_bases = (degree + 1) ** 2
+    coefficients = values(f"{SH}Coefficients", [0.5, 0.5, 0.5], n_bases)
+    if len(coefficients) < count * n_bases:  # the default, without view dependence
+        n_bases = 1
+    return gaussians_from_linear(
+        means,
+        values("orientations", [0, 0, 0, 1])[:, [3, 0, 1, 2]],
+        values("scales", [1, 1, 1]),
+        values("opacities", [1])[:, 0],
+        coefficients.reshape(count, n_bases, 3),
+    )
+
+
+def write_usd(path: str | os.PathLike[str], gaussians: Gaussians, *, suffix: str | None = None) -> list[str]:
+    """Writes OpenUSD atomically: a stage with y up whose default prim has the Gaussians.
+
+    All values are float32, after activation: scales from exp(-20) to exp(20), and opacities from 1e-6 to 1 - 1e-6. The
+    antialiased flag, for which USD has no place, is kept in the layer's custom data.
+
+    Args:
+        path: The file.
+        gaussians: Gaussians of SH degree 0 to 4.
+        suffix: ``".usda"``, ``".usdc"`` or ``".usdz"``; None for that of the path.
+
+    Returns:
+        What is lost, as :func:`write_model` does: nothing.
+
+    Raises:
+        ArgumentError: A Gaussian is invalid.
+        MissingExtraError: usd-core is not installed.
+        OSError: The file cannot be written.
+    """
+    require("pxr")
+    from pxr import Gf, Sdf, Usd, UsdGeom, UsdUtils, Vt
+
+    arrays = linear_arrays(gaussians, "OpenUSD", SIGNS, degree_max=SH_DEGREE_MAX)
+    stage = Usd.Stage.CreateInMemory()
+    UsdGeom.SetStageUpAxis(stage, UsdGeom.Tokens.y)
+    UsdGeom.SetStageMetersPerUnit(stage, 1.0)
+    if gaussians.antialiased:
+        stage.GetRootLayer().customLayerData = {ANTIALIASED: True}
+    prim = stage.DefinePrim("/Gaussians", TYPE)
+    stage.SetDefaultPrim(prim)
+    types = Sdf.ValueTypeNames
+    vectors = Vt.Vec3fArray.FromNumpy
+    reach = 3 * arrays["scales"].max(1, keepdims=True, initial=0)
+    ends = [(arrays["means"] - reach).min(0), (arrays["means"] + reach).max(0)] if len(gaussians) else []
+    values = {
+        "extent": (types.Float3Array, Vt.Vec3fArray([Gf.Vec3f(*map(float, end)) for end in ends])),
+        "positions": (types.Point3fArray, vectors(arrays["means"])),
+        "orientations": (types.QuatfArray, Vt.QuatfArray.FromNumpy(arrays["quats"][:, [1, 2, 3, 0]].copy())),
+        "scales": (types.Float3Array, vectors(arrays["scales"])),
+        "opacities": (types.FloatArray, Vt.FloatArray.FromNumpy(arrays["opacities"])),
+        f"{SH}Coefficients": (types.Float3Array, vectors(arrays["coefficients"].reshape(-1, 3))),
+    }
+    for name, (type_, value) in values.items():
+        prim.CreateAttribute(name, type_, custom=False).Set(value)
+    uniform = Sdf.VariabilityUniform
+    prim.CreateAttribute(f"{SH}Degree", types.Int, custom=False, variability=uniform).Set(gaussians.sh_degree)
+    chosen = suffix or Path(path).suffix.lower()
+    with tempfile.TemporaryDirectory() as folder:
+        file_name = str(Path(folder) / f"model{'.usdc' if chosen == '.usdz' else chosen}")
+        stage.GetRootLayer().Export(file_name)
+        os.utime(file_name, (DATE, DATE))  # which is in the archive
+        if chosen == ".usdz":
+            UsdUtils.CreateNewUsdzPackage(file_name, file_name := str(Path(folder) / "model.usdz"))
+        with atomic_write(path) as file, open(file_name, "rb") as written:
+            shutil.copyfileobj(written, file)
+    return []

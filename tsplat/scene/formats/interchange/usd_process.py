@@ -1,0 +1,81 @@
+"""Reads an OpenUSD stage in a process of its own: ``python usd_process.py STAGE FOLDER``. Imports nothing of tsplat.
+
+USD allocates what a damaged file announces, and prints what it thinks of it. So its memory is limited, and what it
+finds is written as arrays to a folder, with ``stage.json`` that says what belongs to which prim.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TYPE = "ParticleField3DGaussianSplat"
+SH = "radiance:sphericalHarmonics"
+ARRAYS = {"positions": 3, "orientations": 4, "scales": 3, "opacities": 1, f"{SH}Coefficients": 3}
+"""Attribute -> width of its values. Quaternions are xyzw."""
+
+BYTES_MIN, BYTES_FACTOR = 4 << 30, 16
+"""Address space of the process: this, and as many times the size of the file."""
+
+
+def limit_memory(n_bytes: int) -> None:
+    """Limits the address space of this process."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard == resource.RLIM_INFINITY or n_bytes < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (n_bytes, hard))
+
+
+def value(prim: Any, name: str) -> Any:
+    """Returns the value of an attribute at the earliest time, or None if it has none."""
+    from pxr import Usd
+
+    attribute = prim.GetAttribute(name)
+    return attribute.Get(Usd.TimeCode.EarliestTime()) if attribute and attribute.HasAuthoredValue() else None
+
+
+def array(prim: Any, name: str, width: int) -> NDArray[np.float32] | None:
+    """Returns an array of a prim, [n, width], or its half-precision form if only that has values; None for neither."""
+    found = value(prim, name)
+    if found is None or not len(found):
+        half = value(prim, f"{name}h")
+        found = found if half is None else half
+    return None if found is None else np.array(found, np.float32).reshape(-1, width)
+
+
+def read(path: str, folder: Path) -> None:
+    """Writes what :data:`ARRAYS` names of all Gaussians in a stage to a folder, and ``stage.json``."""
+    from pxr import Usd, UsdGeom
+
+    stage = Usd.Stage.Open(path)
+    transforms = UsdGeom.XformCache(Usd.TimeCode.EarliestTime())
+    prims: list[dict[str, Any]] = []
+    for prim in stage.Traverse(Usd.TraverseInstanceProxies()):
+        if prim.GetTypeName() != TYPE:
+            continue
+        files: dict[str, str] = {}
+        for name, width in ARRAYS.items():
+            found = array(prim, name, width)
+            if found is not None:
+                files[name] = f"{len(prims)}_{len(files)}.npy"
+                np.save(folder / files[name], found)
+        degree = value(prim, f"{SH}Degree")
+        matrix = np.array(transforms.GetLocalToWorldTransform(prim), np.float64).T
+        degree = 3 if degree is None else int(degree)
+        prims.append({"path": str(prim.GetPath()), "degree": degree, "matrix": matrix.tolist(), "files": files})
+    data = {name: value for name, value in stage.GetRootLayer().customLayerData.items() if value is True}
+    result = {"prims": prims, "up": str(UsdGeom.GetStageUpAxis(stage)), "flags": sorted(data)}
+    (folder / "stage.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    limit_memory(BYTES_MIN + BYTES_FACTOR * Path(sys.argv[1]).stat().st_size)
+    read(sys.argv[1], Path(sys.argv[2]))
