@@ -124,8 +124,10 @@ class Cameras(NamedTuple):
 
     viewmats: Annotated[Tensor, CameraField((4, 4), "check the poses", differentiable=True)]
     Ks: Annotated[Tensor, CameraField((3, 3), "check the intrinsics")]
-    lens: Annotated[Tensor | None, CameraField((12,), "check the coefficients of the distortion")] = None
-    shutter: Annotated[Tensor | None, CameraField((20,), "check viewmats_rs")] = None
+    lens: Annotated[
+        Tensor | None, CameraField((12,), "check the coefficients of the distortion", differentiable=True)
+    ] = None
+    shutter: Annotated[Tensor | None, CameraField((20,), "check viewmats_rs", differentiable=True)] = None
 
     def pinhole(self) -> tuple[Tensor, Tensor]:
         """View matrices and intrinsics: all of a pinhole camera without lens and shutter."""

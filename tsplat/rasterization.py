@@ -180,12 +180,12 @@ def rasterization(
             the arguments below need. Takes ``quats`` and ``scales``. Gaussians behind a camera, or outside of what its
             lens sees, are culled; see docs/cameras.md. Unlike gsplat's, it is differentiable.
         radial_coeffs: [..., C, 6] k1 to k6 of pinhole, or [..., C, 4] k1 to k4 of fisheye lenses, as OpenCV defines
-            them. Not differentiable, as the other coefficients.
+            them. Differentiable, as those below.
         tangential_coeffs, thin_prism_coeffs: [..., C, 2] p1, p2, and [..., C, 4] s1 to s4, of pinhole lenses.
         ftheta_coeffs: An :class:`FThetaCameraDistortionParameters`, or gsplat's, of all cameras; see docs/cameras.md.
         rolling_shutter: A :class:`RollingShutterType`, or its name: the direction in which rows or columns are read.
         viewmats_rs: [..., C, 4, 4] poses at the end of the readout, of a rolling shutter; ``viewmats`` are those at its
-            start. Rotations must be orthonormal. Neither is then differentiable.
+            start. Rotations must be orthonormal. Both are differentiable, as rotations.
         ut_params: An :class:`UnscentedTransformParameters`; None for its defaults.
         with_eval3d: Whether to evaluate Gaussians in 3D, at the point of a pixel's ray where they are highest (3DGUT,
             section 4.3), instead of on the image plane. Exact for wide Gaussians and every lens. Takes ``quats`` and

@@ -51,7 +51,7 @@ def projection_fwd(gaussians, cameras, settings):
 
 def projection_bwd(gaussians, cameras, dense_ids, radii, v, settings, needs):
     v_gaussians, v_cameras = PROJECTION["projection_bwd"](
-        gaussians, plain(cameras), dense_ids, radii, v, settings, needs
+        gaussians, plain(cameras), dense_ids, radii, v, settings, Cameras(needs.viewmats, needs.Ks)
     )
     per_camera = v.v_means2d.view(*cameras.viewmats.shape[:2], -1, 2)
     return v_gaussians, Shifted(v_cameras.viewmats, v_cameras.Ks, shift=per_camera.sum(2) if needs.shift else None)

@@ -49,6 +49,7 @@ FOLD = ("tests/kernels/compositing/test_pixel_sums.py",)
 """On the emulator, as kernels for CPUs have no PTX."""
 FEATURES = ("-m", "triton", "tests/kernels/compositing/test_matrices.py", "tests/kernels/compositing/test_chunks.py")
 IMAGE_LOSS, ADAM = "tests/ops/test_image_loss.py", "tests/ops/test_adam.py"
+LENS_GRADIENTS = ("tests/stages/test_lens_gradients.py", "-k", "triton or found")
 LENSES = ("tests/scene/capture/test_lenses.py",)
 CLIENTS = ("tests/compat/gsplat/test_optimizers.py", "tests/compat/gsplat/test_clients.py")
 STRATEGIES = ("-m", "not interpreter", "tests/strategies")
@@ -205,6 +206,46 @@ MUTANTS = [
         ("i // 2 == k // 3", "i // 2 == k % 3", "axes mixed up in the gradient"),
         ("constant(0.5, u0)", "constant(0.0, u0)", "depth of the start of the readout"),
         ("v_axes[3 * k + i] * scale[k]", "v_axes[3 * k + i]", "scale lost in the quaternion's gradient"),
+    ),
+    *_in(
+        "kernels/projection/lens_models.py",
+        LENS_GRADIENTS,
+        ("-gain * v_k1, -gain * v_k2", "gain * v_k1, gain * v_k2", "sign in the gradients of k4 and k5"),
+        ("v_x * mixed + v_y * (square + 2.0 * b * b)", "v_x * mixed + v_y * (square + 2.0 * a * a)",
+         "axes mixed up in the gradient of p1"),
+        ("v_x * square * square, v_y", "v_x * square, v_y", "gradient of s2 is that of s1"),
+        ("square * (v_x * saved[3] + v_y * saved[4])", "square * (v_x * saved[3] - v_y * saved[4])",
+         "sign in the gradient of a fisheye lens"),
+        ("scale = 2.0 * inverse_norm", "scale = inverse_norm", "turns by half the angle"),
+        ("x * u[0] + y * u[3] - z * u[2]", "x * u[0] - y * u[3] + z * u[2]", "quaternions in the wrong order"),
+        ("v_angle * along * path[15] * path[15]", "v_angle * along * path[15]", "gradient of the angle of a turn"),
+        ("cosine_after * sine_before - (1.0", "cosine_after * sine_before + (1.0", "sign in that gradient"),
+        ("time * v_p[0], time * v_p[1]", "v_p[0], time * v_p[1]", "the end of the readout has all of a gradient"),
+    ),
+    *_in(
+        "kernels/projection/unscented.py",
+        LENS_GRADIENTS,
+        ("total[3 + 12 * LENS + k] + v_path[k]", "total[3 + 12 * LENS + k]", "gradient of depth lost in that of poses"),
+        ("v_camera[len(v_camera) - 15 + k]", "v_camera[k]", "coefficients in place of a path"),
+        ("v_lens + place * 12", "v_lens + image * 12", "sums of a block overwrite those of others"),
+    ),
+    *_in(
+        "kernels/projection/camera_sums.py",
+        LENS_GRADIENTS,
+        ("needs_poses and cameras.shutter is None", "needs_poses", "the start pose has another gradient"),
+        ("shutter = means.new_zeros", "shutter = means.new_ones", "values that no kernel writes"),
+    ),
+    *_in(
+        "kernels_torch/lens_models.py",
+        ("tests/stages/test_lens_gradients.py", "-k", "torch"),
+        ("bent_a - bent_a.detach()", "bent_a.detach() - bent_a", "sign in the gradient of a ray"),
+        ("theta ** (2 * k + 3)", "theta ** (2 * k + 1)", "powers in the gradient of a fisheye ray"),
+    ),
+    *_in(
+        "stages/lens_models.py",
+        ("tests/stages/test_lens_gradients.py", "-k", "gradcheck or invalid"),
+        ("_path(cameras.viewmats.to", "_path(cameras.viewmats.detach().to", "the start pose has no gradient"),
+        ("torch.where(valid[..., None], pose, still)", "pose", "gradients of invalid poses are NaN"),
     ),
     *_in(
         "stages/lens_models.py",

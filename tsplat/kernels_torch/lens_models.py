@@ -1,4 +1,4 @@
-"""Lenses in vectorized PyTorch: where they show points, and, not differentiable, the inverse of that."""
+"""Lenses in vectorized PyTorch: where they show points, and the inverse of that, differentiable in coefficients."""
 
 from __future__ import annotations
 
@@ -120,18 +120,16 @@ def _pinhole_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tenso
     if lens is not None:
         a, b, valid = _undistort(x, y, lens[:, :, None, None].unbind(1))
     inverse_norm = torch.where(valid, (a * a + b * b + 1).rsqrt(), 0.0)
-    return [torch.where(valid, a, 0.0) * inverse_norm, torch.where(valid, b, 0.0) * inverse_norm, inverse_norm]
+    return [a * inverse_norm, b * inverse_norm, inverse_norm]
 
 
 def _undistort(x: Tensor, y: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Undoes OpenCV's distortion by Newton's method. Returns a, b, and where there is a solution."""
-    k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = lens
+    k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4 = (k.detach() for k in lens)
     a, b = x, y
     for step in range(NEWTON_STEPS + 1):
-        bent_a, bent_b, gain, below = _distort(a, b, lens)
+        bent_a, bent_b, gain, below = _distort(a, b, (k1, k2, k3, k4, k5, k6, p1, p2, s1, s2, s3, s4))
         rest_x, rest_y = bent_a - x, bent_b - y
-        if step == NEWTON_STEPS:
-            break
         square = a * a + b * b
         slope_above = k1 + square * (2 * k2 + square * 3 * k3)
         slope = 2 * (slope_above - gain * (k4 + square * (2 * k5 + square * 3 * k6))) / below
@@ -142,10 +140,19 @@ def _undistort(x: Tensor, y: Tensor, lens: tuple[Tensor, ...]) -> tuple[Tensor, 
         yy = gain + slope * b * b + 6 * p1 * b + 2 * p2 * a + prism_y * b
         det = xx * yy - xy * yx
         det = torch.where(det.abs() > 1e-8, det, torch.inf)
+        if step == NEWTON_STEPS:
+            break
         a, b = a - (yy * rest_x - xy * rest_y) / det, b - (xx * rest_y - yx * rest_x) / det
     size = 1 + x.abs() + y.abs()
     solved = rest_x.abs() + rest_y.abs() <= 100 * torch.finfo(x.dtype).eps * size
-    return a, b, solved & (gain > LENS_GAIN_MIN)
+    valid = solved & (gain > LENS_GAIN_MIN)
+    a, b = torch.where(valid, a, 0.0), torch.where(valid, b, 0.0)
+    if any(k.requires_grad for k in lens):
+        # Zeros, which have the gradient of the inverse.
+        bent_a, bent_b, _, _ = _distort(a, b, lens)
+        rest_x, rest_y = bent_a - bent_a.detach(), bent_b - bent_b.detach()
+        a, b = a - (yy * rest_x - xy * rest_y) / det, b - (xx * rest_y - yx * rest_x) / det
+    return a, b, valid
 
 
 def _fisheye_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tensor]:
@@ -153,18 +160,22 @@ def _fisheye_directions(x: Tensor, y: Tensor, lens: Tensor | None) -> list[Tenso
     radius = torch.hypot(x, y)
     theta, valid = radius, radius <= torch.pi
     if lens is not None:
-        k1, k2, k3, k4, largest, *_ = lens[:, :, None, None].unbind(1)
+        k1, k2, k3, k4, largest, *_ = lens.detach()[:, :, None, None].unbind(1)
         # Theta is between these, as the distorted angle grows up to the largest.
         low, high = torch.zeros_like(radius), largest.expand_as(radius)
         theta = torch.minimum(radius, high)
         for step in range(2 * NEWTON_STEPS + 1):
             square = theta * theta
             rest = theta * (1 + square * (k1 + square * (k2 + square * (k3 + square * k4)))) - radius
+            slope = 1 + square * (3 * k1 + square * (5 * k2 + square * (7 * k3 + square * 9 * k4)))
             if step == 2 * NEWTON_STEPS:
                 break
             low, high = torch.where(rest <= 0, theta, low), torch.where(rest >= 0, theta, high)
-            slope = 1 + square * (3 * k1 + square * (5 * k2 + square * (7 * k3 + square * 9 * k4)))
             newton = theta - rest / slope
             theta = torch.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
         valid = rest.abs() <= 100 * torch.finfo(x.dtype).eps * (1 + radius)
+        if lens.requires_grad:
+            # Zeros, which have the gradient of the inverse.
+            change = sum((lens - lens.detach())[:, k, None, None] * theta ** (2 * k + 3) for k in range(4))
+            theta = theta - change / torch.where(valid & (slope > 0), slope, torch.inf)
     return _at_angle(theta, x, y, radius, valid)

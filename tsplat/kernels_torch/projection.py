@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -181,20 +181,20 @@ def projection_bwd(
     settings: ProjectionSettings,
     needs: Cameras,
 ) -> tuple[Gaussians3D, Cameras]:
-    means, viewmats = gaussians.means, cameras.viewmats
-    n_cameras, n_gaussians = viewmats.shape[1], means.shape[1]
+    means = gaussians.means
+    n_cameras, n_gaussians = cameras.viewmats.shape[1], means.shape[1]
     rows, dense_ids = visible_rows(packed_ids(row_of), radii, n_cameras * means.shape[0] * n_gaussians, means.device)
     gaussian_ids, images = gaussians_and_images(dense_ids, n_gaussians, n_cameras)
-    inputs = gaussians._replace(valid=None)._asdict() | {"viewmats": viewmats}
-    given: dict[str, Tensor] = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    of_cameras = {name: tensor for name, tensor in cameras._asdict().items() if getattr(needs, name)}
+    given = {name: t for name, t in (gaussians._replace(valid=None)._asdict() | of_cameras).items() if t is not None}
     with torch.enable_grad():
         # Every row has inputs of its own, whose gradients are summed below.
         own = {
-            name: tensor.detach().flatten(0, 1)[images if name == "viewmats" else gaussian_ids].requires_grad_()
+            name: tensor.detach().flatten(0, 1)[images if name in of_cameras else gaussian_ids].requires_grad_()
             for name, tensor in given.items()
         }
         rows_of = Gaussians3D(**{name: own.get(name) for name in Gaussians3D._fields})  # type: ignore[arg-type]
-        seen_by = _flat(cameras, images)._replace(viewmats=own["viewmats"])
+        seen_by = _flat(cameras, images)._replace(**{name: own[name] for name in of_cameras})
         x, y, depths, sharp, _ = _screen(rows_of, seen_by, settings)
         _, conics, rho = _finish(sharp, settings.eps2d, settings.antialiased, settings.numerics.compensation_floor)
         outputs: list[tuple[Tensor, Tensor | None]] = [
@@ -214,19 +214,16 @@ def projection_bwd(
     kept = all_finite(found) | ~all_finite(incoming)
     gradients: dict[str, Tensor] = {}
     for (name, tensor), v in zip(given.items(), found):
-        if name == "viewmats" and not needs.viewmats:
-            continue
         v = torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
-        ids = images if name == "viewmats" else gaussian_ids
+        ids = images if name in of_cameras else gaussian_ids
         gradients[name] = sum_by_id(v, ids, tensor.shape[0] * tensor.shape[1]).view(tensor.shape)
-    v_gaussians = {name: gradients.get(name) for name in gaussians._fields}
-    return Gaussians3D(**v_gaussians), pose_gradients(cameras, gradients.get("viewmats"))  # type: ignore[arg-type]
+    return _named(gaussians, gradients), _named(cameras, gradients)
 
 
-def pose_gradients(cameras: Cameras, v_viewmats: Tensor | None) -> Cameras:
-    """Gradients of cameras, of which only view matrices have one."""
-    gradients: dict[str, Any] = dict.fromkeys(cameras._fields) | {"viewmats": v_viewmats}
-    return type(cameras)(**gradients)
+def _named(like: Bundle, gradients: dict[str, Tensor]) -> Bundle:
+    """A bundle of the gradients that were computed, None for the others."""
+    named: Bundle = type(like)(**{name: gradients.get(name) for name in like._fields})  # type: ignore[arg-type]
+    return named
 
 
 def _flat(bundle: Bundle, ids: Tensor | slice = EACH) -> Bundle:

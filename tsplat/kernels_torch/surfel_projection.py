@@ -13,7 +13,7 @@ from ..config import BOX_VARIANCE_MIN, RADIUS_MAX
 from ..data import Cameras, Gaussians3D, ProjectedGaussians, ProjectedGradients, ProjectionSettings, sum_by_id
 from .camera_models import rotation_rows
 from .indices import gaussians_and_images, keep_visible, packed_ids, packed_rows, visible_rows
-from .projection import all_finite, pose_gradients
+from .projection import all_finite
 
 
 class SurfelRows(NamedTuple):
@@ -127,4 +127,4 @@ def surfels_bwd(
     ]
     v_gaussians = Gaussians3D(totals[0], totals[1], totals[2], None, totals[3] if len(totals) > 3 else None)
     v_poses = sum_by_id(gradients[3], images, n_images).view(all_poses.shape) if needs.pinhole()[0] else None
-    return v_gaussians, pose_gradients(cameras, v_poses)
+    return v_gaussians, type(cameras)(v_poses, None)  # type: ignore[arg-type]

@@ -129,7 +129,7 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
         theta = torch.where(on_axis, 0.0, torch.atan2(r, z))
         bent = theta
         if k is not None:
-            bent = theta + k[0] * theta**3 + k[1] * theta**5 + k[2] * theta**7 + k[3] * theta**9
+            bent, _ = _fisheye_angle(theta, k)
             seen = theta <= k[4]
         a, b = (torch.where(on_axis, p / z, bent * p / r) for p in (x, y))
     elif settings.model == "ftheta":
@@ -155,6 +155,12 @@ def pixels_of(points: Tensor, cameras: Camera, settings: CameraSettings, margin:
     return pixels, front & seen & inside
 
 
+def _fisheye_angle(theta: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The distorted angle of a fisheye lens, and its derivative with respect to theta."""
+    bent = theta + k[0] * theta**3 + k[1] * theta**5 + k[2] * theta**7 + k[3] * theta**9
+    return bent, 1 + 3 * k[0] * theta**2 + 5 * k[1] * theta**4 + 7 * k[2] * theta**6 + 9 * k[3] * theta**8
+
+
 def _ftheta_distance(theta: Tensor, k: tuple[Tensor, ...]) -> Tensor:
     """Distances in the image, in pixels, that an f-theta lens shows angles at."""
     farthest, inverts = k[6], k[10] > 0
@@ -170,6 +176,7 @@ def _ftheta_polynomial(t: Tensor, k: tuple[Tensor, ...]) -> tuple[Tensor, Tensor
     return sum(k[i] * t ** (i + 1) for i in range(5)), sum((i + 1) * k[i] * t**i for i in range(5))  # type: ignore[return-value]
 
 
+@torch.no_grad()
 def _bisect(function: Callable[[Tensor], Tensor], target: Tensor, high: Tensor) -> Tensor:
     """Where a function that grows from 0 to ``high`` has a value."""
     low, high = torch.zeros_like(target), high.expand_as(target)
@@ -205,7 +212,9 @@ def rays(cameras: Camera, settings: CameraSettings) -> tuple[Tensor, Tensor]:
         radius = (x * x + y * y).sqrt()
         theta = radius
         if k is not None:
-            theta = _bisect(lambda t: t + k[0] * t**3 + k[1] * t**5 + k[2] * t**7 + k[3] * t**9, radius, k[4])
+            theta = _bisect(lambda t: _fisheye_angle(t, k)[0], radius, k[4])
+            value, slope = _fisheye_angle(theta, k)
+            theta = theta - (value - radius) / torch.where(slope > 0, slope, torch.inf)  # implicit function theorem
             exists = theta < k[4] * (1 - 1e-9)
         exists = exists & (theta < torch.pi)
         sine = theta.sin() / torch.where(radius > 0, radius, 1.0)

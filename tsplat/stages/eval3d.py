@@ -54,7 +54,7 @@ def camera_rays(cameras: Cameras, settings: CameraSettings) -> Rays:
     """Returns the rays of the centers of all pixels.
 
     Args:
-        cameras: [B, C], for I = B C images. Differentiable with respect to ``viewmats``, unless they have a shutter.
+        cameras: [B, C], for I = B C images. Differentiable with respect to all but ``Ks`` and f-theta lenses.
     """
     viewmats, Ks, lens, shutter = (None if t is None else t.flatten(0, 1) for t in cameras)
     assert viewmats is not None and Ks is not None
@@ -64,7 +64,9 @@ def camera_rays(cameras: Cameras, settings: CameraSettings) -> Rays:
         y = (ys - Ks[:, 1, 2, None]) / Ks[:, 1, 1, None]
         shape = (len(Ks), settings.height, settings.width)
         x, y = x[:, None, :].expand(shape), y[:, :, None].expand(shape)
-        direction = directions(x, y, lens, settings.model)
+    if settings.model == "ftheta" and lens is not None:
+        lens = lens.detach()
+    direction = directions(x, y, lens, settings.model)
     if shutter is None:
         rows = [[viewmats[:, i, j, None, None] for j in range(3)] for i in range(3)]
         shift = [viewmats[:, i, 3, None, None] for i in range(3)]
@@ -162,11 +164,11 @@ def rasterize_to_pixels_eval3d(
 
     Returns:
         ``render_colors`` [..., C, H, W, D] and ``render_alphas`` [..., C, H, W, 1]. Differentiable with respect to
-        means, quats, scales, colors, opacities, backgrounds, rays and, with a global shutter, viewmats.
+        means, quats, scales, colors, opacities, backgrounds, rays, viewmats, viewmats_rs, radial_coeffs,
+        tangential_coeffs and thin_prism_coeffs.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
-        NotImplementedError: Coefficients that require a gradient; or viewmats that require one, with a rolling shutter.
 
     Example::
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_bool, check_choice, check_devices, check_no_grad, check_number, check_tensor, describe
+from ..arguments import check_bool, check_choice, check_devices, check_number, check_tensor, describe
 from ..config import (
     CAMERA_MODELS,
     MAGNITUDE_MAX,
@@ -33,7 +33,7 @@ from ..config import (
     UnscentedTransformParameters,
 )
 from ..data import Cameras, ProjectionSettings
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError
 from ..kernels_torch.validation import camera_centers
 
 SAMPLES, BISECTIONS = 1024, 60
@@ -111,7 +111,6 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
 
     Raises:
         ArgumentError: A shape, dtype or device is invalid, or a tensor does not fit the camera model or the shutter.
-        NotImplementedError: A tensor requires a gradient, or so do the poses of a camera with a rolling shutter.
     """
     given, model, readout = lens.given(), settings.camera.model, settings.camera.readout
     rolls = readout != RollingShutterType.GLOBAL.name
@@ -130,22 +129,17 @@ def add_lens(cameras: Cameras, lens: Lens, settings: ProjectionSettings, batch: 
             raise ArgumentError(f"{name}: expected None for {model} cameras")
         meaning = f"[..., C, {', '.join(map(str, shapes[name]))}] as viewmats"
         check_tensor(name, tensor, [*batch, n_cameras, *shapes[name]], meaning)
-        check_no_grad(name, tensor)
     check_devices({"viewmats": cameras.viewmats, **given})
     dtype = torch.promote_types(torch.float32, cameras.viewmats.dtype)
-    given = {name: tensor.detach().to(torch.promote_types(dtype, tensor.dtype)) for name, tensor in given.items()}
+    given = {name: tensor.to(torch.promote_types(dtype, tensor.dtype)) for name, tensor in given.items()}
     end = given.pop("viewmats_rs", None)
     if end is not None:
-        if cameras.viewmats.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(
-                "viewmats: its gradient is not implemented with a rolling shutter; pass viewmats.detach()"
-            )
-        cameras = cameras._replace(shutter=_path(cameras.viewmats.detach().to(end.dtype), end, settings.numerics))
+        cameras = cameras._replace(shutter=_path(cameras.viewmats.to(end.dtype), end, settings.numerics))
     if given:
         zeros = cameras.viewmats.new_zeros(*batch, n_cameras, 4, dtype=dtype)
         if model == "fisheye":
             radial = given["radial_coeffs"]
-            coefficients = torch.cat([radial, _largest_angle(radial)[..., None], zeros, zeros[..., :3]], -1)
+            coefficients = torch.cat([radial, _largest_angle(radial.detach())[..., None], zeros, zeros[..., :3]], -1)
         else:
             parts = [
                 given.get(name, zeros[..., :1].expand(*zeros.shape[:-1], n)) for name, n in COEFFICIENTS[model].items()
@@ -235,6 +229,10 @@ def _largest_angle(radial: Tensor) -> Tensor:
 
 def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
     """The path of a camera from one pose to another, [..., 4, 4] each. See the head of this file."""
+    # Of invalid poses, no gradient is computed.
+    largest = torch.maximum(start.detach().abs().amax((-2, -1)), end.detach().abs().amax((-2, -1)))[..., None]
+    valid, still = largest <= MAGNITUDE_MAX, torch.eye(4, dtype=end.dtype, device=end.device)
+    start, end = (torch.where(valid[..., None], pose, still) for pose in (start, end))
     q0, q1 = _quaternions(start[..., :3, :3]), _quaternions(end[..., :3, :3])
     cosine = (q0 * q1).sum(-1, keepdim=True)
     q1 = torch.where(cosine < 0, -q1, q1)
@@ -243,7 +241,8 @@ def _path(start: Tensor, end: Tensor, numerics: Numerics) -> Tensor:
     turns = angle > torch.finfo(start.dtype).eps
     inverse = torch.where(turns, 1 / torch.where(turns, angle, 1.0).sin(), 0.0)
     center = camera_centers(end, numerics)
-    return torch.cat([q0, q1, start[..., :3, 3], end[..., :3, 3], angle, inverse, center, 0 * angle], -1)
+    path = torch.cat([q0, q1, start[..., :3, 3], end[..., :3, 3], angle, inverse, center, 0 * angle], -1)
+    return torch.where(valid, path, largest)
 
 
 def away(shutter: Tensor, valid: Tensor) -> Tensor:

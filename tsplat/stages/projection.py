@@ -234,11 +234,11 @@ def fully_fused_projection_with_ut(
     Returns:
         ``(radii, means2d, depths, conics, compensations)`` of shapes [..., C, N, 2], [..., C, N, 2], [..., C, N],
         [..., C, N, 3], and [..., C, N] or None. Culled Gaussians are zero. All but radii (int32) are differentiable
-        with respect to means, quats, scales and, of cameras with a global shutter, viewmats.
+        with respect to means, quats, scales, viewmats, viewmats_rs, radial_coeffs, tangential_coeffs and
+        thin_prism_coeffs.
 
     Raises:
         ArgumentError: A shape, dtype, device or value is invalid, or options do not fit each other.
-        NotImplementedError: Coefficients that require a gradient; or viewmats that require one, with a rolling shutter.
 
     Example::
 

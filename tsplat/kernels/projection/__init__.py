@@ -49,6 +49,7 @@ from .camera_models import (
     screen_covariance_vjp,
     to_screen,
 )
+from .camera_sums import CameraSums
 from .unscented import _projection_unscented_bwd_kernel, constants, load_lens, unscented
 
 BLOCK = 128
@@ -247,6 +248,8 @@ def _projection_bwd_kernel(
     v_covars,  # [B, N, 6], output, or None
     v_opacities,  # [B, N], output, or None
     v_viewmats,  # [blocks, I, 12], output, or None
+    v_lens,  # None, as v_shutter
+    v_shutter,
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
     eps2d: tl.float64,
     CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, FOV_MARGIN: tl.constexpr,
@@ -453,12 +456,11 @@ def projection_bwd(
     means = gaussians.means
     n_batches, n_gaussians, _ = means.shape
     n_cameras = cameras.viewmats.shape[1]
-    n_images = n_batches * n_cameras
     differentiable = gaussians._replace(valid=None)
     v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in differentiable))
     block = block_size(means, BLOCK)
     blocks = programs(n_gaussians, block)
-    block_sums = means.new_empty(blocks, n_images, 12) if needs.viewmats else None
+    sums = CameraSums.allocate(means, blocks, cameras, needs, settings.camera.model)
     arguments: dict[str, object] = {**differentiable._asdict(), **cameras._asdict()}
     arguments |= {f"v_{name}": tensor for name, tensor in v_gaussians._asdict().items()}
     del arguments["valid"], arguments["v_valid"]
@@ -475,10 +477,12 @@ def projection_bwd(
         v_conics=v_projected.v_conics,
         v_compensations=v_projected.v_compensations,
         v_opacities_out=v_projected.v_opacities,
-        v_viewmats=block_sums,
+        v_viewmats=sums.poses,
+        v_lens=sums.lens,
+        v_shutter=sums.shutter,
         n_gaussians=n_gaussians,
         n_cameras=n_cameras,
-        n_images=n_images,
+        n_images=n_batches * n_cameras,
         width=settings.camera.width,
         height=settings.camera.height,
         eps2d=settings.eps2d,
@@ -487,13 +491,4 @@ def projection_bwd(
         FLOOR=settings.numerics.compensation_floor,
         BLOCK=block,
     )
-    return v_gaussians, pose_gradients(cameras, block_sums)
-
-
-def pose_gradients(cameras: Cameras, block_sums: Tensor | None) -> Cameras:
-    """Gradients of view matrices from the sums of blocks of Gaussians [blocks, I, 12], if there are any."""
-    v_cameras: dict[str, Tensor | None] = dict.fromkeys(cameras._fields)
-    if block_sums is not None:
-        sums = block_sums.sum(0).view(*cameras.viewmats.shape[:2], 3, 4)
-        v_cameras["viewmats"] = torch.nn.functional.pad(sums, (0, 0, 0, 1))
-    return type(cameras)(**v_cameras)
+    return v_gaussians, sums.gradients(cameras)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ...config import FTHETA_STEPS, LENS_GAIN_MIN, SHUTTER_STEPS
-from ..device_math import constant, dot3, matvec3, matvec3_transposed, normalize4, rotation
+from ..device_math import constant, dot3, matvec3, normalize4, rotation
 from .camera_models import fisheye_direction, fisheye_rows
 
 GAIN_MIN = tl.constexpr(LENS_GAIN_MIN)
@@ -153,6 +153,35 @@ def bend_vjp(p, lens, saved, v_x, v_y, CAMERA: tl.constexpr):
 
 
 @triton.jit
+def coefficients_vjp(p, lens, intrinsics, v_u, v_v, CAMERA: tl.constexpr):
+    """Gradient of the coefficients of a lens from that of the pixel of a point; zeros for what is not a coefficient."""
+    front, q = _in_front(p)
+    _, _, _, saved = bend(q, lens, CAMERA)
+    v_x = tl.where(front, intrinsics[0] * v_u, 0.0)
+    v_y = tl.where(front, intrinsics[1] * v_v, 0.0)
+    zero = v_x * 0.0
+    if CAMERA == "fisheye":
+        square = saved[3] * saved[3] + saved[4] * saved[4]
+        v_k1 = square * (v_x * saved[3] + v_y * saved[4])
+        v_k2 = square * v_k1
+        v_k3 = square * v_k2
+        return v_k1, v_k2, v_k3, square * v_k3, zero, zero, zero, zero, zero, zero, zero, zero
+    else:
+        tl.static_assert(CAMERA == "pinhole")
+        a, b, square, gain = saved[0], saved[1], saved[2], saved[3]
+        below = 1.0 + square * (lens[3] + square * (lens[4] + square * lens[5]))
+        v_k1 = square * (v_x * a + v_y * b) * tl.where(tl.abs(below) > constant(1e-8, below), 1.0 / below, 0.0)
+        v_k2 = square * v_k1
+        v_k3 = square * v_k2
+        mixed = 2.0 * a * b
+        return (
+            v_k1, v_k2, v_k3, -gain * v_k1, -gain * v_k2, -gain * v_k3,
+            v_x * mixed + v_y * (square + 2.0 * b * b), v_x * (square + 2.0 * a * a) + v_y * mixed,
+            v_x * square, v_x * square * square, v_y * square, v_y * square * square,
+        )  # fmt: skip
+
+
+@triton.jit
 def _in_front(p):
     """Whether a point is in front of the camera, and the point, or one on the axis."""
     front = p[2] > 0.0
@@ -220,6 +249,56 @@ def pose_at(path, time):
 
 
 @triton.jit
+def pose_at_vjp(path, time, rotated, v_p):
+    """Gradient of the first 15 values of a path from that of a point in the frame of the camera at a time.
+
+    A turn w of the camera moves the point by w x ``rotated``, and the quaternion u by (0, w) u / 2. Between quaternions
+    at an angle a, the derivative with respect to a has the direction of q1 cos(t a) - q0 cos((1 - t) a). There is no
+    gradient of the inverse of its sine, which only scales u before it is normalized.
+    """
+    turns = path[15] > 0.0
+    angle_before = (1.0 - time) * path[14]
+    angle_after = time * path[14]
+    sine_before = _sine(angle_before)
+    sine_after = _sine(angle_after)
+    before = tl.where(turns, sine_before * path[15], 1.0 - time)
+    after = tl.where(turns, sine_after * path[15], time)
+    u, inverse_norm = normalize4(
+        (
+            before * path[0] + after * path[4],
+            before * path[1] + after * path[5],
+            before * path[2] + after * path[6],
+            before * path[3] + after * path[7],
+        )
+    )
+    scale = 2.0 * inverse_norm
+    x = scale * (rotated[1] * v_p[2] - rotated[2] * v_p[1])
+    y = scale * (rotated[2] * v_p[0] - rotated[0] * v_p[2])
+    z = scale * (rotated[0] * v_p[1] - rotated[1] * v_p[0])
+    g = (
+        -(x * u[1] + y * u[2] + z * u[3]),
+        x * u[0] + y * u[3] - z * u[2],
+        y * u[0] + z * u[1] - x * u[3],
+        z * u[0] + x * u[2] - y * u[1],
+    )
+    half_before = _sine(0.5 * angle_before)
+    half_after = _sine(0.5 * angle_after)
+    cosine_before = 1.0 - 2.0 * half_before * half_before
+    cosine_after = 1.0 - 2.0 * half_after * half_after
+    along = time * cosine_after * sine_before - (1.0 - time) * cosine_before * sine_after
+    v_angle = time * 0.0
+    for k in tl.static_range(4):
+        v_angle += g[k] * (path[4 + k] * cosine_after - path[k] * cosine_before)
+    return (
+        before * g[0], before * g[1], before * g[2], before * g[3],
+        after * g[0], after * g[1], after * g[2], after * g[3],
+        (1.0 - time) * v_p[0], (1.0 - time) * v_p[1], (1.0 - time) * v_p[2],
+        time * v_p[0], time * v_p[1], time * v_p[2],
+        v_angle * along * path[15] * path[15],
+    )  # fmt: skip
+
+
+@triton.jit
 def _readout(width, height, like, READOUT: tl.constexpr):
     """The time at pixel 0, 0, and its growth with u and v; 0 and 1 are the centers of the first and last line read."""
     zero = like * 0.0
@@ -261,23 +340,20 @@ def exposed_pixel(
 
 
 @triton.jit
-def exposed_pixel_vjp(
-    point, time, path, lens, intrinsics, width, height, v_u, v_v, CAMERA: tl.constexpr, READOUT: tl.constexpr
+def at_exposure_vjp(
+    p, translation, path, lens, intrinsics, width, height, v_u, v_v, CAMERA: tl.constexpr, READOUT: tl.constexpr
 ):  # fmt: skip
-    """Gradient of a point of the world from that of its pixel (u, v).
+    """Adds to the gradient of a pixel (u, v) what it has through the time of the exposure, so that this can be fixed.
 
-    The time s of the exposure depends on the pixel, q = f(p(s(q))). With J = df / dp, the velocity w = J dp / ds of the
-    pixel and the gradient d of s: dq = J dp + w (d J dp) / (1 - d w). So v acts like v + d (v w) / (1 - d w).
+    The time s depends on the pixel, q = f(p(s(q))). With J = df / dp, the velocity w = J dp / ds of the pixel and the
+    gradient d of s: dq = J dp + w (d J dp) / (1 - d w). So v acts like v + d (v w) / (1 - d w).
     """
     _, per_column, per_row = _readout(width, height, v_u, READOUT)
-    pose = pose_at(path, time)
-    p = to_camera(point, pose)
-    velocity = _velocity(p, pose[1], path)
+    velocity = _velocity(p, translation, path)
     # The products with w = J dp / ds are those of gradients of p with dp / ds.
     along = dot3(lens_pixel_vjp(p, lens, intrinsics, per_column, per_row, CAMERA), velocity)
     v_time = dot3(lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA), velocity) / (1.0 - along)
-    v_p = lens_pixel_vjp(p, lens, intrinsics, v_u + per_column * v_time, v_v + per_row * v_time, CAMERA)
-    return matvec3_transposed(pose[0], v_p)
+    return v_u + per_column * v_time, v_v + per_row * v_time
 
 
 @triton.jit

@@ -32,8 +32,8 @@ from ..device_math import (
     store_tuple,
 )
 from ..launch import Int, block_size, kernel, launch, launch_elementwise, programs
-from . import pose_gradients
 from .camera_models import find_rows, load_camera
+from .camera_sums import CameraSums
 
 BLOCK = 128
 
@@ -358,7 +358,7 @@ def surfels_bwd(
     v_gaussians = Gaussians3D(*(None if t is None else torch.empty_like(t) for t in gaussians._replace(valid=None)))
     block = block_size(gaussians.means, BLOCK)
     blocks = programs(n_gaussians, block)
-    block_sums = gaussians.means.new_empty(blocks, n_images, 12) if needs.pinhole()[0] else None
+    sums = CameraSums.allocate(gaussians.means, blocks, cameras, needs)
     launch(
         _surfels_bwd_kernel,
         programs(n_batches * blocks, 1),
@@ -374,8 +374,8 @@ def surfels_bwd(
         v_quats=v_gaussians.quats,
         v_scales=v_gaussians.scales,
         v_opacities=v_gaussians.opacities,
-        v_poses=block_sums,
+        v_poses=sums.poses,
         n_images=n_images,
         BLOCK=block,
     )
-    return v_gaussians, pose_gradients(cameras, block_sums)
+    return v_gaussians, sums.gradients(cameras)

@@ -28,6 +28,7 @@ from ..device_math import (
     dot3,
     finite,
     load_tuple,
+    matvec3,
     matvec3_transposed,
     normalize4,
     normalize4_vjp,
@@ -38,7 +39,16 @@ from ..device_math import (
 )
 from ..launch import Int, kernel
 from .camera_models import find_rows, load_camera
-from .lens_models import exposed_pixel, exposed_pixel_vjp, lens_pixel, lens_pixel_vjp, pose_at, to_camera
+from .lens_models import (
+    at_exposure_vjp,
+    coefficients_vjp,
+    exposed_pixel,
+    lens_pixel,
+    lens_pixel_vjp,
+    pose_at,
+    pose_at_vjp,
+    to_camera,
+)
 
 
 def constants(camera: CameraSettings, unscented: Unscented | None) -> dict[str, object]:
@@ -138,11 +148,12 @@ def unscented(
 @triton.jit
 def unscented_vjp(
     mean, pose, path, lens, intrinsics, width, height, saved, v_mean2d, v_depth, v_cov,
-    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, LENS: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the mean (three values) and of the axes (nine).
+    """Gradients of the mean (three values) and of the axes (nine); and of the camera.
 
-    They are in the frame of the camera if its shutter is global, and otherwise in the world frame.
+    They are in the frame of the camera if its shutter is global, and otherwise in the world frame. Those of the camera
+    are the 12 values of its lens if LENS, and the first 15 of its path if PATH.
     """
     axes, u0, v0, time0, delta_x, delta_y = saved
     weight = constant(UNSCENTED[1], v_depth)
@@ -152,6 +163,8 @@ def unscented_vjp(
     v_delta_y = v_mean2d[1] + rest * (0.5 * v_cov[1] * delta_x + v_cov[2] * delta_y)
     zero = v_depth * 0.0
     total = (zero, zero, zero)
+    for _k in tl.static_range(12 * LENS + 15 * PATH):
+        total = total + (zero,)
     v_axes = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
     v_u0 = v_mean2d[0] + zero
     v_v0 = v_mean2d[1] + zero
@@ -167,32 +180,64 @@ def unscented_vjp(
         v_u0 -= v_u
         v_v0 -= v_v
         own = _point_vjp(
-            point, time, pose, path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT
+            point, time, pose, path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT, LENS, PATH
         )  # fmt: skip
-        total = (total[0] + own[0], total[1] + own[1], total[2] + own[2])
+        total = _add(total, own)
         added = ()
         for k in tl.static_range(9):
             added = added + (v_axes[k] + tl.where(i // 2 == k // 3, step * own[k % 3], 0.0),)
         v_axes = added
     own = _point_vjp(
-        mean, time0, pose, path, lens, intrinsics, width, height, v_u0, v_v0, CAMERA, READOUT
+        mean, time0, pose, path, lens, intrinsics, width, height, v_u0, v_v0, CAMERA, READOUT, LENS, PATH
     )  # fmt: skip
+    total = _add(total, own)
     along = (zero, zero, v_depth)
+    v_path = ()
     if len(path) > 0:
-        w, _ = pose_at(path, constant(0.5, v_depth) + zero)
+        half = constant(0.5, v_depth) + zero
+        w, _ = pose_at(path, half)
+        if PATH:
+            v_path = pose_at_vjp(path, half, matvec3(w, mean), along)
         along = (w[6] * v_depth, w[7] * v_depth, w[8] * v_depth)
-    return (total[0] + own[0] + along[0], total[1] + own[1] + along[1], total[2] + own[2] + along[2]), v_axes
+    v_camera = ()
+    for k in tl.static_range(12 * LENS):
+        v_camera = v_camera + (total[3 + k],)
+    for k in tl.static_range(15 * PATH):
+        v_camera = v_camera + (total[3 + 12 * LENS + k] + v_path[k],)
+    return (total[0] + along[0], total[1] + along[1], total[2] + along[2]), v_axes, v_camera
+
+
+@triton.jit
+def _add(values, others):
+    total = ()
+    for k in tl.static_range(len(values)):
+        total = total + (values[k] + others[k],)
+    return total
 
 
 @triton.jit
 def _point_vjp(
-    point, time, pose, path, lens, intrinsics, width, height, v_u, v_v, CAMERA: tl.constexpr, READOUT: tl.constexpr
+    point, time, pose, path, lens, intrinsics, width, height, v_u, v_v,
+    CAMERA: tl.constexpr, READOUT: tl.constexpr, LENS: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a sigma point from that of its pixel."""
+    """Gradient of a sigma point from that of its pixel; then those of the lens and of the path if asked for."""
     if len(path) > 0:
-        return exposed_pixel_vjp(point, time, path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT)
+        pose = pose_at(path, time)
+        p = to_camera(point, pose)
+        v_u, v_v = at_exposure_vjp(
+            p, pose[1], path, lens, intrinsics, width, height, v_u, v_v, CAMERA, READOUT
+        )  # fmt: skip
+        v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA)
+        gradients = matvec3_transposed(pose[0], v_p)
     else:
-        return lens_pixel_vjp(to_camera(point, pose), lens, intrinsics, v_u, v_v, CAMERA)
+        p = to_camera(point, pose)
+        v_p = lens_pixel_vjp(p, lens, intrinsics, v_u, v_v, CAMERA)
+        gradients = v_p
+    if LENS:
+        gradients = gradients + coefficients_vjp(p, lens, intrinsics, v_u, v_v, CAMERA)
+    if PATH:
+        gradients = gradients + pose_at_vjp(path, time, matvec3(pose[0], point), v_p)
+    return gradients
 
 
 @kernel
@@ -219,6 +264,8 @@ def _projection_unscented_bwd_kernel(
     v_covars,  # None
     v_opacities,  # [B, N], output, or None
     v_viewmats,  # [blocks, I, 12], output, or None
+    v_lens,  # [blocks, I, 12], output, or None
+    v_shutter,  # [blocks, I, 20], output, or None
     n_gaussians: "Int", n_cameras: "Int", n_images: "Int", width: "Int", height: "Int",
     eps2d: tl.float64,
     CAMERA: tl.constexpr, READOUT: tl.constexpr, UNSCENTED: tl.constexpr, FOV_MARGIN: tl.constexpr,
@@ -277,12 +324,14 @@ def _projection_unscented_bwd_kernel(
         else:
             v_own_opacity = v_row
         incoming = size_of(v_conic) + size_of(v_mean2d) + tl.abs(v_depth) + tl.abs(v_row) + tl.abs(v_rho)
-        v_own, v_own_axes = unscented_vjp(
+        v_own, v_own_axes, v_camera = unscented_vjp(
             mean, (w, t), path, coefficients, intrinsics, width, height, saved, v_mean2d, v_depth, v_cov, CAMERA,
-            READOUT, UNSCENTED,
+            READOUT, UNSCENTED, v_lens is not None, v_shutter is not None,
         )  # fmt: skip
         clean = clean & finite(incoming)
         outgoing = size_of(v_own) + size_of(v_own_axes) + tl.abs(v_own_opacity)
+        if len(v_camera) > 0:
+            outgoing += size_of(v_camera)
         visible = visible & (finite(outgoing) | (finite(incoming) == 0))
         v_opacity += tl.where(visible, v_own_opacity, 0.0)
         kept = ()
@@ -290,9 +339,10 @@ def _projection_unscented_bwd_kernel(
             kept = kept + (tl.where(visible, v_own[k], 0.0),)
         for k in tl.static_range(9):
             kept = kept + (tl.where(visible, v_own_axes[k], 0.0),)
+        place = block.to(tl.int64) * n_images + image
         if v_viewmats is not None:
             axes = saved[0]
-            out = v_viewmats + (block.to(tl.int64) * n_images + image) * 12
+            out = v_viewmats + place * 12
             for i in tl.static_range(3):
                 tl.store(out + 4 * i + 3, tl.sum(kept[i]))
                 for j in tl.static_range(3):
@@ -300,6 +350,12 @@ def _projection_unscented_bwd_kernel(
                     for k in tl.static_range(3):
                         v_w += kept[3 + 3 * k + i] * axes[3 * k + j]
                     tl.store(out + 4 * i + j, tl.sum(tl.where(visible, v_w, 0.0)))
+        if v_lens is not None:
+            for k in tl.static_range(12):
+                tl.store(v_lens + place * 12 + k, tl.sum(tl.where(visible, v_camera[k], 0.0)))
+        if v_shutter is not None:
+            for k in tl.static_range(15):
+                tl.store(v_shutter + place * 20 + k, tl.sum(tl.where(visible, v_camera[len(v_camera) - 15 + k], 0.0)))
         v_world = ()
         for k in tl.static_range(4):
             v_vector = (kept[3 * k], kept[3 * k + 1], kept[3 * k + 2])

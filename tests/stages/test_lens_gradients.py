@@ -1,0 +1,122 @@
+"""Gradients of cameras: coefficients of lenses and both poses of a rolling shutter, with either footprint."""
+
+import pytest
+import torch
+
+import tsplat
+from tests.stages.test_unscented import images_and_gradients
+from tests.support import scenes
+from tests.support.backends import BACKENDS
+from tests.support.closeness import assert_exact
+from tests.support.lenses import CASES, make
+from tsplat.training.view_corrections import move_camera
+
+COEFFICIENTS = ("radial_coeffs", "tangential_coeffs", "thin_prism_coeffs")
+
+
+def names_of(scene):
+    """What a scene's cameras have gradients of."""
+    return ["viewmats", *(name for name in ("viewmats_rs", *COEFFICIENTS) if name in scene)]
+
+
+@pytest.mark.parametrize("with_eval3d", [False, True])
+@pytest.mark.parametrize(("kind", "readout"), CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_match_reference(backend, kind, readout, with_eval3d):
+    scene = make(kind, readout, 1, batch=(2,), sh_degree=2) | {"with_eval3d": with_eval3d}
+    names = ["means", *names_of(scene)]
+    options = dict(rasterize_mode="antialiased", render_mode="RGB+D")
+    scene["backgrounds"] = None
+    *found, _ = images_and_gradients(scene, names, backend=backend, packed=True, **options)
+    *expected, _ = images_and_gradients(scene, names, backend="reference", packed=False, **options)
+    for name, one, other in zip(["colors", "alphas", *names], found, expected):
+        assert_exact(name, one, other)
+    assert all(t.abs().max() > 1e-3 for t in found[3:])
+
+
+@pytest.mark.parametrize("with_eval3d", [False, True])
+@pytest.mark.parametrize(("kind", "readout"), CASES)
+def test_gradcheck(kind, readout, with_eval3d):
+    """Finite differences of the reference, along motions of cameras and every coefficient."""
+    scene = make(kind, readout, n=4, cameras=1, width=12, height=9, sh_degree=1)
+    scene |= {"with_eval3d": with_eval3d, "backgrounds": None, "backend": "reference", "packed": False}
+    names = [name for name in names_of(scene) if not name.startswith("viewmats")]
+    poses = [name for name in names_of(scene) if name.startswith("viewmats")]
+
+    def render(*values):
+        given = dict(scene)
+        for name, motion in zip(poses, values):
+            given[name] = move_camera(scene[name][0], motion)[None]
+        given |= dict(zip(names, values[len(poses) :]))
+        colors, alphas, _ = tsplat.rasterization(**given)
+        return colors, alphas
+
+    start = [torch.zeros(6, dtype=torch.float64).requires_grad_() for _ in poses]
+    assert torch.autograd.gradcheck(render, (*start, *(scene[name].clone().requires_grad_() for name in names)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_that_are_not_asked_for_do_not_change_the_others(backend):
+    scene = make("distorted pinhole", "ROLLING_TOP_TO_BOTTOM", dtype=torch.float32) | {"with_eval3d": True}
+    *found, _ = images_and_gradients(scene, ["means", "quats", *names_of(scene)], backend=backend)
+    *expected, _ = images_and_gradients(scene, ["means", "quats"], backend=backend)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("turn", [0.0, 1e-6, 1e-3, 0.1])
+def test_fp32_poses_of_small_and_large_turns(backend, turn):
+    """Turns of less than an epsilon are none; gradients of both poses stay precise above."""
+    scene = make("pinhole", "ROLLING_TOP_TO_BOTTOM", n=40, width=40, height=30, sh_degree=0)
+    rotation = scenes._small_rotations(torch.tensor([0.2, -0.3, 0.9], dtype=torch.float64) * turn)
+    start = scene["viewmats"].float().double()
+    scene["viewmats"], scene["viewmats_rs"] = start, start.clone()
+    scene["viewmats_rs"][:, :3, :3] = rotation @ start[:, :3, :3]
+    scene["viewmats_rs"][:, :3, 3] += 0.02
+    single = {k: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for k, t in scene.items()}
+    names = ["viewmats", "viewmats_rs"]
+    *_, start32, end32, _ = images_and_gradients(single, names, backend=backend)
+    *_, start64, end64, _ = images_and_gradients(scene, names, backend="torch")
+    for one, other in ((start32, start64), (end32, end64)):
+        assert (one.double() - other).abs().max() < 5e-3 * other.abs().max()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_invalid_cameras_have_no_gradient(backend):
+    scene = make("distorted fisheye", "ROLLING_LEFT_TO_RIGHT", sh_degree=1) | {"with_eval3d": True}
+    scene["viewmats_rs"][1, 0, 0] = torch.nan
+    names = names_of(scene)
+    *found, _ = images_and_gradients(scene, names, backend=backend)
+    assert all(t.isfinite().all() for t in found)
+    assert all(t[0].any() and not t[1].any() for t in found[2:])
+
+
+@pytest.mark.parametrize("with_eval3d", [False, True])
+def test_a_lens_and_poses_are_found_from_images(with_eval3d):
+    """Gradient descent finds the distortion and the motion that images were rendered with."""
+    scene = make("distorted pinhole", "ROLLING_TOP_TO_BOTTOM", 3, dtype=torch.float32, n=60, width=48, height=40)
+    scene |= {"with_eval3d": with_eval3d, "backgrounds": None}
+    radial, end = scene["radial_coeffs"], scene["viewmats_rs"]
+    with torch.no_grad():
+        target = tsplat.rasterization(**scene)[0]
+    found = torch.zeros_like(radial[:, :2]).requires_grad_()
+    shift = torch.zeros(len(end), 3).requires_grad_()
+    true_shift = torch.tensor([0.05, -0.03, 0.04])
+    start = end.clone()
+    start[:, :3, 3] -= true_shift
+    optimizer = torch.optim.Adam([{"params": [found], "lr": 0.01}, {"params": [shift], "lr": 0.004}])
+    rest = radial[:, 2:]
+    losses = []
+    for _ in range(150):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.985
+        moved = torch.cat([start[:, :3, :3], start[:, :3, 3:] + shift[..., None]], -1)
+        scene["viewmats_rs"] = torch.cat([moved, start[:, 3:]], 1)
+        scene["radial_coeffs"] = torch.cat([found, rest], -1)
+        loss = (tsplat.rasterization(**scene)[0] - target).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.02 * losses[0]
+    assert (shift - true_shift).abs().max() < 0.01

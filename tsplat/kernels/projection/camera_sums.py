@@ -1,0 +1,50 @@
+"""Gradients of cameras: one sum per block of Gaussians and image, added in a fixed order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...config import CameraModel
+from ...data import Cameras
+
+LENSES_WITH_GRADIENTS = ("pinhole", "fisheye")
+"""Camera models whose coefficients have gradients."""
+
+
+class CameraSums(NamedTuple):
+    """Sums over blocks of Gaussians [blocks, I, ...] that a kernel writes; None where no gradient is needed.
+
+    Attributes:
+        poses: Rows of the view matrix but the last, [blocks, I, 12]; None of a rolling shutter.
+        lens, shutter: Like the tensors of cameras, [blocks, I, 12] and [blocks, I, 20].
+    """
+
+    poses: Tensor | None
+    lens: Tensor | None = None
+    shutter: Tensor | None = None
+
+    @classmethod
+    def allocate(
+        cls, means: Tensor, blocks: int, cameras: Cameras, needs: Cameras, model: CameraModel = "pinhole"
+    ) -> CameraSums:
+        """Allocates what the gradients that are needed take. What a kernel does not write is zero."""
+        (needs_poses, _), (poses, _) = needs.pinhole(), cameras.pinhole()
+        n_images = poses.shape[0] * poses.shape[1]
+        lens = shutter = None
+        if needs.lens and model in LENSES_WITH_GRADIENTS:
+            lens = means.new_empty(blocks, n_images, 12)
+        if needs.shutter:
+            shutter = means.new_zeros(blocks, n_images, 20)
+        has_poses = needs_poses and cameras.shutter is None
+        return cls(means.new_empty(blocks, n_images, 12) if has_poses else None, lens, shutter)
+
+    def gradients(self, cameras: Cameras) -> Cameras:
+        """The gradients of cameras."""
+        batch = cameras.pinhole()[0].shape[:2]
+        poses, lens, shutter = (None if sums is None else sums.sum(0).view(*batch, -1) for sums in self)
+        if poses is not None:
+            poses = torch.nn.functional.pad(poses.view(*batch, 3, 4), (0, 0, 0, 1))
+        return type(cameras)(poses, None, lens, shutter)
