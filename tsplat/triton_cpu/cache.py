@@ -36,11 +36,6 @@ def package_hash() -> str:
     return digest.hexdigest()
 
 
-def key_of(*parts: object) -> str:
-    """Returns the name of an entry, a hash of everything that its machine code depends on."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
-
-
 def load(kernel: str, key: str) -> bytes | None:
     """Returns the object file of an entry; None where there is none, or a damaged one."""
     try:

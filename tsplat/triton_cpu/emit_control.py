@@ -23,21 +23,38 @@ def counted_loop(
     `body` writes the body from i and the carried values, and returns the next ones.
     """
     lower, upper, step = bounds
+
+    def iteration(carried: list[str]) -> list[str]:
+        results = body(carried[0], carried[1:])
+        return [code.result(f"add {counter} {carried[0]}, {step}"), *results]
+
+    def is_inside(carried: list[str]) -> str:
+        return code.result(f"icmp slt {counter} {carried[0]}, {upper}")
+
+    return _loop(code, [(counter, lower), *initial], is_inside, iteration)[1:]
+
+
+def _loop(
+    code: Code,
+    initial: Sequence[tuple[str, str]],
+    condition: Callable[[list[str]], str],
+    body: Callable[[list[str]], list[str]],
+) -> list[str]:
+    """Writes a loop that carries values from one iteration to the next, and returns them as they are after it."""
     head, inside, after, before = code.label(), code.label(), code.label(), code.block
     code.branch(head)
     code.start(head)
     phis = code.placeholder()
-    i, carried = code.name(), [code.name() for _ in initial]
-    code.branch_if(code.result(f"icmp slt {counter} {i}, {upper}"), inside, after)
+    carried = [code.name() for _ in initial]
+    code.branch_if(condition(carried), inside, after)
     code.start(inside)
     with code.scope():
-        results = body(i, carried)
-        following = code.result(f"add {counter} {i}, {step}")
+        results = body(carried)
         last = code.block
         code.branch(head)
     code.fill(phis, [
         f"{name} = phi {kind} [ {first}, %{before} ], [ {result}, %{last} ]"
-        for name, (kind, first), result in zip([i, *carried], [(counter, lower), *initial], [following, *results])
+        for name, (kind, first), result in zip(carried, initial, results)
     ])  # fmt: skip
     code.start(after)
     return carried
@@ -62,27 +79,18 @@ def emit_for(e: Emitter, operation: Operation) -> list[Value]:
 def emit_while(e: Emitter, operation: Operation) -> list[Value]:
     initial = [_carriable(e, value) for value in e.operands(operation)]
     (before,), (after,) = operation.regions
-    code = e.code
-    head, inside, end, entry = code.label(), code.label(), code.label(), code.block
-    code.branch(head)
-    code.start(head)
-    phis = code.placeholder()
-    carried = [code.name() for value in initial for _ in value.chunks]
-    _bind(e, before, _unflatten(initial, carried))
-    terminator = e.run(before)
-    condition, *passed = (e.values[name] for name in terminator.operands)
-    code.branch_if(condition.chunks[0], inside, end)
-    code.start(inside)
-    with code.scope():
+    passed: list[Value] = []
+
+    def condition(carried: list[str]) -> str:
+        _bind(e, before, _unflatten(initial, carried))
+        found, *passed[:] = (e.values[name] for name in e.run(before).operands)
+        return found.chunks[0]
+
+    def body(_: list[str]) -> list[str]:
         _bind(e, after, passed)
-        results = _flatten(_yielded(e, e.run(after), initial))
-        last = code.block
-        code.branch(head)
-    code.fill(phis, [
-        f"{name} = phi {kind} [ {first}, %{entry} ], [ {result}, %{last} ]"
-        for name, (kind, first), result in zip(carried, _typed(initial), results)
-    ])  # fmt: skip
-    code.start(end)
+        return _flatten(_yielded(e, e.run(after), initial))
+
+    _loop(e.code, _typed(initial), condition, body)
     return passed
 
 
@@ -173,14 +181,12 @@ def _flatten(values: Sequence[Value]) -> list[str]:
 def _unflatten(like: Sequence[Value], chunks: list[str]) -> list[Value]:
     """Returns values of the same types with other chunks, of which nothing is known."""
     remaining = iter(chunks)
-    return [
-        Value(value.type, [next(remaining) for _ in value.chunks], _carried_steps(value), value.base, value.offset)
-        for value in like
-    ]
-
-
-def _carried_steps(value: Value) -> list[int | None]:
-    return [0 if value.type.shape is None else None] * len(value.chunks)
+    values = []
+    for value in like:
+        steps: list[int | None] = [0 if value.type.shape is None else None] * len(value.chunks)
+        own = [next(remaining) for _ in value.chunks]
+        values.append(Value(value.type, own, steps, value.base, value.offset))
+    return values
 
 
 def _yielded(e: Emitter, terminator: Operation, initial: Sequence[Value]) -> list[Value]:

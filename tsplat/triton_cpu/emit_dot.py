@@ -89,10 +89,8 @@ def emit_dot(e: Emitter, operation: Operation) -> Value:
             return []
 
         counted_loop(code, ("0", str(rows), str(block)), "i64", [], over_rows)
-    chunks = [
-        code.result(f"load {type.llvm}, ptr {at(stacks[2], k * type.lanes)}, align 4") for k in range(type.chunks)
-    ]
-    return value_of(code, type, chunks)
+    places = [at(stacks[2], k * type.lanes) for k in range(type.chunks)]
+    return value_of(code, type, [code.result(f"load {type.llvm}, ptr {place}, align 4") for place in places])
 
 
 def _multiply_add(e: Emitter, type: Type, a: str, b: str, c: str) -> str:

@@ -56,30 +56,15 @@ FORMATS = {
 }
 
 
-@emits("math.exp2", attributes=FLAGS)
-def emit_exp2(e: Emitter, operation: Operation) -> Value:
-    return map_float(e, operation, lambda t, x: exp2(e, t, x))
+@emits("math.exp2", "math.exp", "math.log2", "math.log", "math.rsqrt", attributes=FLAGS)
+def emit_function(e: Emitter, operation: Operation) -> Value:
+    functions = {"math.exp2": exp2, "math.exp": exp, "math.log2": log2, "math.log": log, "math.rsqrt": rsqrt}
+    return map_float(e, operation, lambda t, x: functions[operation.name](e, t, x))
 
 
-@emits("math.exp", attributes=FLAGS)
-def emit_exp(e: Emitter, operation: Operation) -> Value:
-    return map_float(e, operation, lambda t, x: exp(e, t, x))
-
-
-@emits("math.log2", attributes=FLAGS)
-def emit_log2(e: Emitter, operation: Operation) -> Value:
-    return map_float(e, operation, lambda t, x: log2(e.code, t, x))
-
-
-@emits("math.log", attributes=FLAGS)
-def emit_log(e: Emitter, operation: Operation) -> Value:
-    return map_float(e, operation, lambda t, x: log(e.code, t, x))
-
-
-@emits("math.rsqrt", attributes=FLAGS)
-def emit_rsqrt(e: Emitter, operation: Operation) -> Value:
-    return map_float(e, operation, lambda t, x: e.code.pure(
-        f"fdiv {t.llvm} {constant(e.code, t, 1.0)}, {intrinsic(e.code, 'sqrt', t, x)}"))  # fmt: skip
+def rsqrt(e: Emitter, type: Type, x: str) -> str:
+    one, root = constant(e.code, type, 1.0), intrinsic(e.code, "sqrt", type, x)
+    return e.code.pure(f"fdiv {type.llvm} {one}, {root}")
 
 
 def exp2(e: Emitter, type: Type, x: str) -> str:
@@ -104,26 +89,24 @@ def exp(e: Emitter, type: Type, x: str) -> str:
     return _scale(e, type, code.pure(f"fadd {type.llvm} {expm1}, {constant(code, type, 1.0)}"), n)
 
 
-def log2(code: Code, type: Type, x: str) -> str:
+def log2(e: Emitter, type: Type, x: str) -> str:
     """Computes log2(x) = n + log2(1 + t) for x = 2^n (1 + t) with 1 + t between sqrt(1/2) and sqrt(2)."""
-    form = FORMATS[type.element]
+    code, form = e.code, FORMATS[type.element]
     n, t = _exponent_and_rest(code, type, x)
     q = _polynomial(code, type, t, polynomials.LOG2[type.element])
-    small = _fma(
-        code, type, t, constant(code, type, form.log2e_low), _multiply(code, type, _multiply(code, type, t, t), q)
-    )
+    square = _multiply(code, type, _multiply(code, type, t, t), q)
+    small = _fma(code, type, t, constant(code, type, form.log2e_low), square)
     whole = _fma(code, type, t, constant(code, type, form.log2e_high), small)
     return _logarithm_of_special(code, type, x, code.pure(f"fadd {type.llvm} {whole}, {n}"))
 
 
-def log(code: Code, type: Type, x: str) -> str:
+def log(e: Emitter, type: Type, x: str) -> str:
     """Computes ln(x) = n ln 2 + ln(1 + t), with x reduced as for log2."""
-    form = FORMATS[type.element]
+    code, form = e.code, FORMATS[type.element]
     n, t = _exponent_and_rest(code, type, x)
     q = _polynomial(code, type, t, polynomials.LOG[type.element])
-    small = _fma(
-        code, type, _multiply(code, type, t, t), q, _multiply(code, type, n, constant(code, type, form.ln2_low))
-    )
+    square = _multiply(code, type, t, t)
+    small = _fma(code, type, square, q, _multiply(code, type, n, constant(code, type, form.ln2_low)))
     rest = code.pure(f"fadd {type.llvm} {t}, {small}")
     return _logarithm_of_special(code, type, x, _fma(code, type, n, constant(code, type, form.ln2_high), rest))
 
@@ -149,10 +132,8 @@ def _scale(e: Emitter, type: Type, x: str, n: str) -> str:
     half = shift(code, "ashr", integers, exponent, 1)
     for part in (half, code.pure(f"sub {integers.llvm} {exponent}, {half}")):
         biased = code.pure(f"add {integers.llvm} {part}, {constant(code, integers, form.bias)}")
-        power = code.pure(
-            f"bitcast {integers.llvm} {shift(code, 'shl', integers, biased, form.mantissa)} to {type.llvm}"
-        )
-        x = _multiply(code, type, x, power)
+        shifted = shift(code, "shl", integers, biased, form.mantissa)
+        x = _multiply(code, type, x, code.pure(f"bitcast {integers.llvm} {shifted} to {type.llvm}"))
     return x
 
 
@@ -165,9 +146,8 @@ def _exponent_and_rest(code: Code, type: Type, x: str) -> tuple[str, str]:
     scaled = _multiply(code, type, x, constant(code, type, 2.0**form.mantissa))
     normal = code.pure(f"select {booleans} {subnormal}, {type.llvm} {scaled}, {type.llvm} {x}")
     bits = code.pure(f"bitcast {type.llvm} {normal} to {integers.llvm}")
-    above_root = code.pure(
-        f"sub {integers.llvm} {bits}, {constant(code, integers, _bits(math.sqrt(0.5), type.element))}"
-    )
+    root = constant(code, integers, _bits(math.sqrt(0.5), type.element))
+    above_root = code.pure(f"sub {integers.llvm} {bits}, {root}")
     exponent = shift(code, "ashr", integers, above_root, form.mantissa)
     moved = code.pure(f"sub {integers.llvm} {bits}, {shift(code, 'shl', integers, exponent, form.mantissa)}")
     rest = code.pure(f"fsub {type.llvm} " + code.pure(f"bitcast {integers.llvm} {moved} to {type.llvm}")
@@ -180,13 +160,8 @@ def _exponent_and_rest(code: Code, type: Type, x: str) -> tuple[str, str]:
 def _logarithm_of_special(code: Code, type: Type, x: str, result: str) -> str:
     """Returns a result for positive finite x; -inf for 0, NaN below 0, and x for infinity and NaN."""
     booleans = type.with_element("i1").llvm
-    infinity, zero = constant(code, type, math.inf), constant(code, type, 0.0)
-    cases = (
-        ("oeq", zero, constant(code, type, -math.inf)),
-        ("olt", zero, constant(code, type, math.nan)),
-        ("ueq", infinity, x),
-    )
-    for predicate, bound, value in cases:
+    infinity, zero, less, nan = (constant(code, type, value) for value in (math.inf, 0.0, -math.inf, math.nan))
+    for predicate, bound, value in (("oeq", zero, less), ("olt", zero, nan), ("ueq", infinity, x)):
         case = code.pure(f"fcmp {predicate} {type.llvm} {x}, {bound}")
         result = code.pure(f"select {booleans} {case}, {type.llvm} {value}, {type.llvm} {result}")
     return result

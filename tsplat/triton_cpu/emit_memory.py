@@ -106,9 +106,8 @@ def emit_load(e: Emitter, operation: Operation) -> Value:
                 scalar = code.result(f"load {element}, ptr {address}, align {BYTES[type.element]}")
                 loaded[key] = code.splat(scalar, type.element, lanes)
             elif step == 1 and chunk_mask is None:
-                loaded[key] = code.result(
-                    f"load {type.llvm}, ptr {_first_address(e, pointer, k)}, align {BYTES[type.element]}"
-                )
+                address = _first_address(e, pointer, k)
+                loaded[key] = code.result(f"load {type.llvm}, ptr {address}, align {BYTES[type.element]}")
             elif step == 1 and has_masked(e, type.element):
                 call = code.masked("load", type.element, lanes, _first_address(e, pointer, k), chunk_mask, default)
                 loaded[key] = code.result(call)

@@ -36,10 +36,7 @@ def emits(*names: str, attributes: str = "") -> Callable[[Handler], Handler]:
 
 
 class Emitter:
-    """State of a translation: the code written so far, and the values by name.
-
-    `skipped` maps results of `tt.trans` that only `tt.dot` reads to their operand, which the product reads instead.
-    """
+    """State of a translation: code, values by name, and operands that `tt.dot` reads in place of a `tt.trans`."""
 
     def __init__(self, kernel: str, triton_version: str, target: Target) -> None:
         self.kernel = kernel

@@ -14,10 +14,7 @@ TARGET = GPUTarget("hip", "gfx942", 64)
 
 
 def make_ttir(kernel: JITFunction[Any], signature: Mapping[str, str], constants: Mapping[str, Any]) -> str:
-    """Returns the TTIR of a kernel after Triton's passes (inlining, common subexpressions, loop-invariant code).
-
-    The signature maps parameters to types such as "*fp32", "i32" or "constexpr"; those have a value in `constants`.
-    """
+    """Returns the TTIR of a kernel, for types such as "*fp32" or "constexpr" by parameter, after Triton's passes."""
     source = ASTSource(kernel, dict(signature), dict(constants))
     backend = make_backend(TARGET)
     context = triton._C.libtriton.ir.context()

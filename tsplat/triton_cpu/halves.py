@@ -59,9 +59,8 @@ def _round_to_odd(code: Code, source: Type, x: str) -> str:
     bits = code.pure(f"bitcast {single.llvm} {nearest} to {integers.llvm}")
     back = code.pure(f"fpext {single.llvm} {nearest} to {source.llvm}")
     inexact = code.pure(f"fcmp one {source.llvm} {back}, {x}")
-    above = code.pure(
-        f"fcmp ogt {source.llvm} {intrinsic(code, 'fabs', source, back)}, {intrinsic(code, 'fabs', source, x)}"
-    )
+    size, exact = intrinsic(code, "fabs", source, back), intrinsic(code, "fabs", source, x)
+    above = code.pure(f"fcmp ogt {source.llvm} {size}, {exact}")
     minus, zero, one = (constant(code, integers, k) for k in (-1, 0, 1))
     # Truncated toward zero, then the last bit set.
     down = code.pure(f"select {booleans} {above}, {integers.llvm} {minus}, {integers.llvm} {zero}")

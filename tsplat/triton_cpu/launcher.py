@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import hashlib
 import os
 import struct
 import sys
@@ -199,16 +200,10 @@ def object_code(
 ) -> tuple[bytes, str]:
     """Returns the object file of a specialization, and the name of its entry point."""
     target = host_target()
-    key = cache.key_of(
-        kernel.cache_key,
-        sorted(signature.items()),
-        sorted((name, _constant_key(value)) for name, value in constants.items()),
-        triton.__version__,
-        machine.version(),
-        machine.triple(),
-        cache.package_hash(),
-        target,
-    )
+    values = sorted((name, _constant_key(value)) for name, value in constants.items())
+    versions = triton.__version__, machine.version(), machine.triple(), cache.package_hash()
+    parts = (kernel.cache_key, sorted(signature.items()), values, *versions, target)
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
     name = kernel.__name__
     symbol = f"{name}_{key}"
     code = cache.load(name, key)

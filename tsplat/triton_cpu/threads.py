@@ -122,10 +122,7 @@ def _run_in_pool(job: Job, helpers: int) -> None:
 
 @functools.cache
 def _openmp() -> Callable[[Any, Any, int, int], None] | None:
-    """Returns the function that runs machine code on threads of PyTorch's OpenMP, if it has one.
-
-    libgomp, LLVM's and Intel's OpenMP export it: the function, its argument, the number of threads, and flags.
-    """
+    """Returns GOMP_parallel of PyTorch's OpenMP, if it has one: function, its argument, number of threads, flags."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         function = library.GOMP_parallel

@@ -18,10 +18,7 @@ from .values import Value
 
 
 def translate(text: str, symbol: str, kernel: str, triton_version: str, triple: str, target: Target) -> str:
-    """Translates the TTIR of a module with one public function to an LLVM module, whose entry point is `symbol`.
-
-    Raises UnsupportedOperationError, with the name of the kernel and Triton's version, for an unknown operation.
-    """
+    """Translates the TTIR of a module with one public function to an LLVM module, whose entry point is `symbol`."""
     with translating("(parser)", kernel, triton_version):
         function = parse(text, target.lanes)
     emitter = Emitter(kernel, triton_version, target)
@@ -66,31 +63,19 @@ def _entry_point(symbol: str, loads: str, parameters: str, x86: bool) -> str:
     call, else half as many. So calls return in time although programs are slow, and claims cost little if they are not.
     """
     save, restore, declarations = _default_modes(x86)
+    words = ("done", "total", "claim", "ticks", "size_x", "size_y", "size_z", "active", "arguments")
+    places = [f"  %{word}_place = getelementptr i64, ptr %state, i64 {k}" for k, word in enumerate(words, 1)]
+    places += [f"  %{word} = load i64, ptr %{word}_place" for word in words[1:7]]
+    places += [f"  %programs_{axis} = trunc i64 %size_{axis} to i32" for axis in "xyz"]
+    newline = "\n"
     clock = "llvm.readcyclecounter" if x86 else "llvm.readsteadycounter"
     return f"""
 define void @{symbol}(ptr %state) #0 {{
 entry:
 {save}
-  %arguments_place = getelementptr i64, ptr %state, i64 9
+{newline.join(places)}
   %arguments = load ptr, ptr %arguments_place
 {loads}
-  %done_place = getelementptr i64, ptr %state, i64 1
-  %total_place = getelementptr i64, ptr %state, i64 2
-  %claim_place = getelementptr i64, ptr %state, i64 3
-  %ticks_place = getelementptr i64, ptr %state, i64 4
-  %x_place = getelementptr i64, ptr %state, i64 5
-  %y_place = getelementptr i64, ptr %state, i64 6
-  %z_place = getelementptr i64, ptr %state, i64 7
-  %active_place = getelementptr i64, ptr %state, i64 8
-  %total = load i64, ptr %total_place
-  %claim = load i64, ptr %claim_place
-  %ticks = load i64, ptr %ticks_place
-  %size_x = load i64, ptr %x_place
-  %size_y = load i64, ptr %y_place
-  %size_z = load i64, ptr %z_place
-  %programs_x = trunc i64 %size_x to i32
-  %programs_y = trunc i64 %size_y to i32
-  %programs_z = trunc i64 %size_z to i32
   %short = lshr i64 %ticks, 6
   %others = atomicrmw add ptr %active_place, i64 1 seq_cst
   %begin = call i64 @{clock}()
