@@ -23,6 +23,9 @@ RENDER_MAX = 4096
 """Width and height of the images that pages draw, which are tiny."""
 
 
+Check = Callable[[Any], bool]
+
+
 class _Part(TypedDict):
     """A part of a file, as which large messages are read."""
 
@@ -51,10 +54,10 @@ def allows(client: Any, message: Any, tell: Callable[[str], object]) -> bool:
     kind = content.pop("type", None) if isinstance(content, dict) else None
     if kind == "GuiUpdateMessage":
         return client is not None and _is_gui_update(client, content, tell)
-    checks = MESSAGES.get(kind) if isinstance(kind, str) else None
-    if checks is None or not content.keys() <= checks.keys() or content.keys() < checks.keys() - {"owner"}:
+    fields = set(MESSAGES[kind].split()) if isinstance(kind, str) and kind in MESSAGES else None
+    if fields is None or not content.keys() <= fields or content.keys() < fields - {"owner"}:
         return False
-    if (large and kind != "FileTransferPart") or not all(checks[name](value) for name, value in content.items()):
+    if (large and kind != "FileTransferPart") or not all(FIELDS[name](value) for name, value in content.items()):
         return False
     return "transfer_uuid" not in content or (client is not None and _is_upload(client, content, tell))
 
@@ -99,12 +102,12 @@ def find_problem(handle: Any, value: Any) -> str | None:
         return None if isinstance(value, str) and len(value) <= TEXT_MAX else f"at most {TEXT_MAX} characters"
     if isinstance(current, tuple):
         if isinstance(current[0], int):  # a color
-            return None if _is_list(value, len(current), _is_byte) else "bytes"
-        return None if _is_list(value, len(current), _is_coordinate) else f"numbers of at most {MAGNITUDE_MAX:g}"
+            return None if _list(len(current), _number(0, 255))(value) else "bytes"
+        return None if _list(len(current), _is_coordinate)(value) else f"numbers of at most {MAGNITUDE_MAX:g}"
     low, high = (getattr(handle, name, None) for name in ("min", "max"))
     low, high = -MAGNITUDE_MAX if low is None else low, MAGNITUDE_MAX if high is None else high
     if isinstance(current, (int, float)):
-        return None if _is_number(value) and low <= value <= high else f"a number from {low:g} to {high:g}"
+        return None if _number(low, high)(value) else f"a number from {low:g} to {high:g}"
     return "no value"
 
 
@@ -112,33 +115,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_coordinate(value: Any) -> bool:
-    return _is_number(value) and abs(value) <= MAGNITUDE_MAX
+def _number(low: float, high: float) -> Check:
+    return lambda value: _is_number(value) and low <= value <= high
 
 
-def _is_byte(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 255
+def _list(length: int, check: Check) -> Check:
+    return lambda value: isinstance(value, list) and len(value) == length and all(map(check, value))
 
 
-def _is_list(value: Any, length: int, check: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and len(value) == length and all(map(check, value))
-
-
-def _is_point(value: Any) -> bool:
-    return _is_list(value, 3, _is_coordinate)
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
 
 
 def _is_rotation(value: Any) -> bool:
-    return _is_list(value, 4, _is_coordinate) and abs(math.hypot(*value) - 1) < 0.01
-
-
-def _is_fov(value: Any) -> bool:
-    return _is_number(value) and 0 < value < math.pi
-
-
-def _is_size(value: Any) -> bool:
-    """Canvases have no size while a page loads."""
-    return _is_number(value) and 0 <= value <= SIDE_MAX
+    return _list(4, _is_coordinate)(value) and abs(math.hypot(*value) - 1) < 0.01
 
 
 def _is_text(value: Any) -> bool:
@@ -158,83 +148,47 @@ def _is_image(value: Any) -> bool:
         return False
 
 
-def _is_position(value: Any) -> bool:
-    """Whether a value is a place on the canvas."""
-    return _is_list(value, 2, _is_coordinate)
-
-
-def _is_index(value: Any) -> bool:
-    return value is None or _is_coordinate(value)
-
-
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 53
 
 
-def _is_part(value: Any) -> bool:
-    return isinstance(value, bytes) and len(value) <= PART_BYTES
+_is_coordinate = _number(-MAGNITUDE_MAX, MAGNITUDE_MAX)
+_is_point, _is_position = _list(3, _is_coordinate), _list(2, _is_coordinate)
+_is_size = _number(0, SIDE_MAX)  # canvases have no size while a page loads
 
+FIELDS: dict[str, Check] = {
+    "wxyz": _is_rotation,
+    "fov": lambda value: _is_number(value) and 0 < value < math.pi,
+    "payload": _is_image,
+    "phase": lambda value: value in ("start", "update", "end"),
+    "button": lambda value: value == "left",
+    "instance_index": _optional(_is_coordinate),
+    "modifier": _optional(_is_text),
+    "content": lambda value: isinstance(value, bytes) and len(value) <= PART_BYTES,
+    **dict.fromkeys(("near", "far"), _is_number),
+    **dict.fromkeys(("image_height", "image_width"), _is_size),
+    **dict.fromkeys(
+        ("position", "look_at", "up_direction", "ray_origin", "ray_direction", "start_position"), _is_point
+    ),
+    "end_position": _is_point,
+    **dict.fromkeys(("screen_pos", "start_screen_pos", "end_screen_pos"), _is_position),
+    **dict.fromkeys(("part_count", "size_bytes", "part_index"), _is_count),
+    **dict.fromkeys(("name", "owner", "uuid", "render_uuid", "source_component_uuid", "transfer_uuid"), _is_text),
+    **dict.fromkeys(("filename", "mime_type"), _is_text),
+}
+"""The values that a field can have, in every message that has it."""
 
-def _is_modifier(value: Any) -> bool:
-    return value is None or _is_text(value)
-
-
-MESSAGES: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "ViewerCameraMessage": {
-        "wxyz": _is_rotation,
-        "position": _is_point,
-        "fov": _is_fov,
-        "near": _is_number,
-        "far": _is_number,
-        "image_height": _is_size,
-        "image_width": _is_size,
-        "look_at": _is_point,
-        "up_direction": _is_point,
-    },
-    "SceneNodeClickMessage": {
-        "name": _is_text,
-        "instance_index": _is_index,
-        "ray_origin": _is_point,
-        "ray_direction": _is_point,
-        "screen_pos": _is_position,
-        "modifier": _is_modifier,
-        "owner": _is_text,
-    },
-    "SceneNodeDragMessage": {
-        "phase": lambda value: value in ("start", "update", "end"),
-        "name": _is_text,
-        "instance_index": _is_index,
-        "start_position": _is_point,
-        "start_screen_pos": _is_position,
-        "end_position": _is_point,
-        "end_screen_pos": _is_position,
-        "button": lambda value: value == "left",
-        "modifier": _is_modifier,
-        "owner": _is_text,
-    },
-    "TransformControlsUpdateMessage": {
-        "name": _is_text,
-        "wxyz": _is_rotation,
-        "position": _is_point,
-        "owner": _is_text,
-    },
-    "TransformControlsDragStartMessage": {"name": _is_text, "owner": _is_text},
-    "TransformControlsDragEndMessage": {"name": _is_text, "owner": _is_text},
-    "CommandTriggerMessage": {"uuid": _is_text},
-    "GetRenderResponseMessage": {"payload": _is_image, "render_uuid": _is_text},
-    "FileTransferStartUpload": {
-        "source_component_uuid": _is_text,
-        "transfer_uuid": _is_text,
-        "filename": _is_text,
-        "mime_type": _is_text,
-        "part_count": _is_count,
-        "size_bytes": _is_count,
-    },
-    "FileTransferPart": {
-        "source_component_uuid": _is_text,
-        "transfer_uuid": _is_text,
-        "part_index": _is_count,
-        "content": _is_part,
-    },
+DRAG = "phase name instance_index start_position start_screen_pos end_position end_screen_pos button modifier owner"
+MESSAGES = {
+    "ViewerCameraMessage": "wxyz position fov near far image_height image_width look_at up_direction",
+    "SceneNodeClickMessage": "name instance_index ray_origin ray_direction screen_pos modifier owner",
+    "SceneNodeDragMessage": DRAG,
+    "TransformControlsUpdateMessage": "name wxyz position owner",
+    "TransformControlsDragStartMessage": "name owner",
+    "TransformControlsDragEndMessage": "name owner",
+    "CommandTriggerMessage": "uuid",
+    "GetRenderResponseMessage": "payload render_uuid",
+    "FileTransferStartUpload": "source_component_uuid transfer_uuid filename mime_type part_count size_bytes",
+    "FileTransferPart": "source_component_uuid transfer_uuid part_index content",
 }
 """Fields of the messages that a page sends. It also sends ``GuiUpdateMessage``, whose value depends on the control."""
