@@ -206,10 +206,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Predicted seconds and bytes of a step on one rank, with one camera per rank.
-
-    `exchange` includes packing what is sent; `metadata` is that of all ranks, on the CPU.
-    """
+    """Predicted seconds and bytes of a step on one rank, with one camera per rank."""
 
     project: float
     exchange: float
@@ -226,10 +223,7 @@ class Step:
 
 
 def predict(n: float, ranks: int, visible: float, tested: float = 1.0, machine: Machine | None = None) -> Step:
-    """Predicts the cost of a step of n Gaussians, of which a camera sees some, on a number of GPUs.
-
-    `tested` is the share of the Gaussians projected per camera; less than 1 if chunks were culled first.
-    """
+    """Predicts the cost of a step; `tested` is the share of the Gaussians that are projected per camera."""
     m = machine or Machine()
     own = n / ranks
     # Each rank projects its Gaussians for the cameras of all ranks, and composites the image of one camera.

@@ -43,10 +43,7 @@ READS = {"tolist", "cpu", "numpy"}
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """An operator that launches or waits, with the bytes of its results.
-
-    A radix sort has passes of 8 bits, and bytes of memory traffic of these together; others have 0.
-    """
+    """An operator that launches or waits, with the bytes of its results, and of the passes of a radix sort."""
 
     phase: str
     name: str

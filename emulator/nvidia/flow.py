@@ -31,10 +31,7 @@ def loops_together(successors: list[list[int]], count: int) -> list[int]:
 
 
 def _components(successors: list[list[int]], nodes: set[int], roots: list[int], cut: int | None) -> list[list[int]]:
-    """Returns strongly connected components in topological order, without the edges into `cut` (Tarjan, 1972).
-
-    Each begins with the block that is reached first.
-    """
+    """Returns strongly connected components in topological order, without the edges into `cut` (Tarjan, 1972)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []

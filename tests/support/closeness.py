@@ -195,10 +195,7 @@ def _jitter(scene: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def assert_decisions(scene32: dict[str, Any], **settings: Any) -> tuple[int, int]:
-    """Checks that decisions of an fp32 run differ from the reference's only near a threshold.
-
-    Returns the number of pixels whose decisions differ, and of all pixels.
-    """
+    """Checks that decisions of an fp32 run differ from the reference's only near a threshold; counts pixels."""
     found = observe_decisions(scene32, **settings)
     _, truth = run_reference(_double(scene32), **settings)
     assert found.visible is not None and found.order is not None and found.contributes is not None

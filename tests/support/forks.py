@@ -26,10 +26,7 @@ class Forks:
         self.server = None
 
     def run(self, code, *arguments, cwd=ROOT, environment=None, timeout=120):
-        """Runs code as ``python -c`` does, and returns a `subprocess.CompletedProcess` with the output as text.
-
-        After `timeout` seconds the process is killed, and so are processes that it leaves behind.
-        """
+        """Runs code as ``python -c`` does, and returns a `subprocess.CompletedProcess` with the output as text."""
         if self.server is None:
             command = [sys.executable, "-m", "tests.support.forks", *self.modules]
             pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -137,10 +137,7 @@ def webp_bytes(values):
 
 
 def sog_files(count=30, bands=2, **changes):
-    """A random SOG dataset of a SH degree with images of 5 x 8 pixels, and changed entries of ``meta.json``.
-
-    Returns the files by name, the arrays in their images, and the codebooks.
-    """
+    """The files of a random SOG dataset with images of 5 x 8 pixels by name, the arrays in them, and the codebooks."""
     rng = np.random.default_rng(0)
     size = (bands + 1) ** 2 - 1
     names = ("means_l", "means_u", "scales", "sh0", "quats", "shN_labels")

@@ -11,10 +11,7 @@ from PIL import Image
 
 
 class ViewerClient:
-    """A client whose window has a size; the first movement opens its session.
-
-    It receives images, as time by `time.perf_counter`, format, and bytes, and the newest line about the image.
-    """
+    """A client whose window has a size, with the images that it receives; the first movement opens its session."""
 
     def __init__(self, url: str, width: int = 640, height: int = 480) -> None:
         import viser

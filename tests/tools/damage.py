@@ -159,10 +159,7 @@ def special_file(path: Path, kind: int) -> None:
 
 
 class DamagedFiles:
-    """Files on disk, a number of bytes together, of which `targets` can be damaged one at a time.
-
-    Errors have to name `path`, the file or folder that is read.
-    """
+    """Files on disk, of which `targets` can be damaged one at a time. Errors have to name `path`, which is read."""
 
     def __init__(self, path: Path, targets: Iterable[Path]) -> None:
         self.path, self.targets = path, sorted(targets)

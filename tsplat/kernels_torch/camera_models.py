@@ -15,10 +15,7 @@ Row = tuple[Tensor | None, Tensor | None, Tensor | None]
 def project_points(
     p: Triple, intrinsics: tuple[Tensor, ...], width: int, height: int, model: CameraModel
 ) -> tuple[Tensor, Tensor, Row, Row]:
-    """Projects points x, y, z of the camera frame; fx, fy, cx and cy of the intrinsics broadcast with x.
-
-    Returns x and y in pixels, and the rows of the Jacobian.
-    """
+    """Projects x, y, z of the camera frame by fx, fy, cx and cy to pixels; also returns the rows of the Jacobian."""
     x, y, z = p
     fx, fy, cx, cy = intrinsics
     if model == "pinhole":

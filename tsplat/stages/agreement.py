@@ -30,10 +30,7 @@ MESSAGE_LENGTH_MAX = 1200
 
 
 class Ranks(RankGroup):
-    """The ranks that render together, with the numbers of Gaussians and cameras of each, as :func:`agreement` fills in.
-
-    All ranks exchange gradients if any rank needs one (`differentiable`), and those of cameras likewise.
-    """
+    """The ranks that render together, and whether any needs gradients, as :func:`agreement` fills in."""
 
     def __init__(self, group: ProcessGroup) -> None:
         super().__init__(group)
@@ -67,10 +64,7 @@ class Ranks(RankGroup):
         return [list(struct.unpack(COUNTS, r[:n])) for r in records], [decoded[r[n:]] for r in records]
 
     def agree(self, counts: list[list[int]], settings: list[dict[str, str]]) -> None:
-        """Takes over the counts of all ranks, whose settings must be equal.
-
-        Raises PeerError if a rank sent an error in place of settings, and DisagreementError if settings differ.
-        """
+        """Takes over the counts of all ranks, whose settings must be equal; raises what a rank sent instead."""
         errors = [f"rank {rank} stopped with {own['error']}" for rank, own in enumerate(settings) if "error" in own]
         if errors:
             raise PeerError("; ".join(errors))

@@ -53,10 +53,7 @@ def cpu_compiler_problem() -> str | None:
 
 
 def choose(device: torch.device, backend: Backend = "auto") -> tuple[Literal["triton", "torch", "reference"], str]:
-    """Returns the backend that runs tensors on a device, and the reason.
-
-    Raises ArgumentError for an unknown backend, and BackendError if ``backend="triton"`` cannot run on the device.
-    """
+    """Returns the backend that runs tensors on a device, and the reason; raises BackendError for one that cannot."""
     check_choice("backend", backend, BACKENDS)
     if backend == "torch" or backend == "reference":
         return backend, "requested"

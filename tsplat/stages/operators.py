@@ -188,10 +188,7 @@ class _Saved(NamedTuple):
 
 
 class _Memory:
-    """The memory of the tensors of a call: inputs, outputs, and what autograd saves.
-
-    `places` maps an address to the index among these, and the offset of that tensor in bytes.
-    """
+    """The memory of the tensors of a call: the index and the offset in bytes of the tensor at an address."""
 
     def __init__(self, inputs: list[Tensor]) -> None:
         self._inputs = inputs

@@ -231,10 +231,7 @@ def sample_add(
     *,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Appends n copies of Gaussians, sampled by opacity with replacement. Their moments and statistics are zero.
-
-    `binoms` and `min_opacity` are those of :func:`relocate`.
-    """
+    """Appends n copies of Gaussians, sampled as by :func:`relocate`. Their moments and statistics are zero."""
     total = _check_sampling(params, optimizers, None, binoms, min_opacity)
     chosen = _multinomial_sample(opacities_of(params), n, generator=generator)
     share = _sharing(params, chosen, binoms, min_opacity)

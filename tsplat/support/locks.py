@@ -50,7 +50,7 @@ def _describe_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "machine": socket.gethostname(),
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "ticks": _start_ticks(os.getpid()),
+        "ticks": int(state[19]) if (state := _process_state(os.getpid())) else None,  # of its start, on Linux only
     }
 
 
@@ -90,12 +90,6 @@ def _is_running(pid: int, ticks: object) -> bool:
         return False
     state = _process_state(pid)
     return not state or (state[0] not in "ZX" and ticks in (None, int(state[19])))
-
-
-def _start_ticks(pid: int) -> int | None:
-    """When a process was started, in clock ticks since the system started; None except on Linux."""
-    state = _process_state(pid)
-    return int(state[19]) if state else None
 
 
 def _process_state(pid: int) -> list[str]:

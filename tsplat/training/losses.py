@@ -88,7 +88,11 @@ class GeometryLoss:
         if self.normal_weight > 0 and view.normal_prior is not None:
             # To the world frame, without a product of matrices, which autocast would round.
             prior = (view.normal_prior[..., None] * view.camera.viewmat[:3, :3]).sum(-2)
-            normals = meta["render_normals"][0] if self.surfels else _normals_of(images[0, ..., 3:], view) * alpha
+            if self.surfels:
+                normals = meta["render_normals"][0]
+            else:
+                camtoworld = torch.linalg.inv(view.camera.viewmat)
+                normals = depth_to_normals(images[0, ..., 3:], camtoworld, view.camera.K) * alpha
             known = prior.square().sum(-1) > 0
             terms.append(self.normal_weight * torch.where(known, 1 - (normals * prior).sum(-1), 0.0))
         if self.distortion_weight > 0 and progress >= DISTORTION_START:
@@ -96,11 +100,6 @@ class GeometryLoss:
         for term in terms:
             total = total + (term if view.mask is None else torch.where(view.mask, term, 0.0)).mean()
         return total
-
-
-def _normals_of(depths: Tensor, view: View) -> Tensor:
-    """Normals of expected depths [H, W, 1], world frame."""
-    return depth_to_normals(depths, torch.linalg.inv(view.camera.viewmat), view.camera.K)
 
 
 def prior_depth_error(depth: Tensor, prior: Tensor, covered: Tensor) -> Tensor:

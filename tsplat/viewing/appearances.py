@@ -30,10 +30,7 @@ def as_ellipsoids(gaussians: Gaussians) -> Gaussians:
 
 
 def as_normals(gaussians: Gaussians, position: Tensor) -> Gaussians:
-    """Returns the Gaussians with the color (n + 1) / 2 for their normal n in the world frame.
-
-    The normal is the shortest axis, and faces a camera at `position` [3].
-    """
+    """Returns the Gaussians colored (n + 1) / 2 by their shortest axis n, world frame, towards a `position`."""
     quats = torch.nn.functional.normalize(gaussians.quats, dim=-1)
     w, xyz = quats[:, :1], quats[:, 1:]
     axes = torch.nn.functional.one_hot(gaussians.log_scales.argmin(-1), 3).to(quats)

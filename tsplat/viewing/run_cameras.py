@@ -42,10 +42,7 @@ def find_run(model: str | os.PathLike[str]) -> Path | None:
 
 
 def find_cameras(model: str | os.PathLike[str]) -> list[Camera]:
-    """Reads the cameras of the run that a model belongs to: its folder, a checkpoint, or a file in its folder.
-
-    Returns none if the model does not belong to a run, or if an older version of tsplat trained it.
-    """
+    """Reads the cameras of the run that a model belongs to: its folder, a checkpoint, or a file in it."""
     path = _find_file(model, CAMERAS)
     return [] if path is None else read_cameras(path)
 
@@ -90,10 +87,7 @@ def complete_framing(
     target: Sequence[float] | None = None,
     up: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Completes a framing, as of :func:`tsplat.viewing.framing.place_cameras`, by the cameras of a run, if any.
-
-    Returns `fov`, `eye`, `target` and `up`. All but `fov` are None where the cameras do not tell.
-    """
+    """Completes `fov`, `eye`, `target` and `up` by the cameras of a run; None where these do not tell."""
     training = [camera for camera in cameras if not camera.is_test]
     if training:
         up = mean_up(training) if up is None else up

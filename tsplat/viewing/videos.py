@@ -82,10 +82,7 @@ def render_frames(
 
 
 def map_writer(path: str | os.PathLike[str]) -> OnMap:
-    """Returns a function for `on_map` that writes float32 NumPy files beside the frames of a path, atomically.
-
-    The path is an image, beside which a file of the same name is written, or a folder of frames; not a video.
-    """
+    """Returns an `on_map` that writes float32 NumPy files beside an image or into a folder of frames, atomically."""
     path = Path(path)
     if path.suffix in VIDEO_SUFFIXES:
         raise ArgumentError(f"--maps: a video has no files of frames; write frames to a folder, such as {path.stem}")

@@ -325,10 +325,7 @@ def _refuse_arguments_of_forks(names: Iterable[str]) -> None:
 def compute_relocation(
     opacity_old: Tensor, scale_old: Tensor, N: Tensor, binoms: Tensor, n_max: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns opacities and scales of N copies, as :func:`tsplat.strategies.compute_relocation` does, for 3dgs-mcmc.
-
-    `binoms` is [n_max, n_max]; opacities may be [P, 1].
-    """
+    """Returns opacities and scales of N copies, as :func:`tsplat.strategies.compute_relocation` does, for 3dgs-mcmc."""
     return relocate(opacity_old, scale_old, N, binoms[:n_max, :n_max])
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...arguments import check_size
 from ...config import CameraModel
 from ...errors import ArgumentError, FileError, UnsupportedError
+from ..rotation import rotation_matrix, similarity
 from .colmap_model import ColmapImage, ColmapModel, count_images, has_model, read_model
 from .lenses import Lens
 from .photographs import (
@@ -125,7 +126,7 @@ def read_colmap(
             name=images[i].name,
             path=paths[i],
             lens=lenses[images[i].camera_id],
-            viewmat=_viewmat(images[i]),
+            viewmat=similarity(rotation_matrix(images[i].quat), images[i].translation),
             camera_id=camera_ids[images[i].camera_id],
             downscale=1 if downscaled else downscale,
             mask=masks[i],
@@ -133,9 +134,8 @@ def read_colmap(
         )
         for i in kept
     ]
-    if downscale == 1:
-        photographs, limited = limit_sizes(photographs, max_size)
-        notes += limited
+    photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
+    notes += limited
     if (folder / "masks").is_dir() and None in masks:
         n_masks = len(masks) - masks.count(None)
         notes.append(
@@ -222,21 +222,6 @@ def _lens(model: ColmapModel, camera_id: int) -> Lens:
     return lens
 
 
-def _viewmat(image: ColmapImage) -> Tensor:
-    w, x, y, z = image.quat
-    viewmat = torch.eye(4, dtype=torch.float64)
-    viewmat[:3, :3] = torch.tensor(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ],
-        dtype=torch.float64,
-    )
-    viewmat[:3, 3] = torch.tensor(image.translation, dtype=torch.float64)
-    return viewmat
-
-
 def _observed_points(model: ColmapModel, images: Sequence[ColmapImage]) -> tuple[list[Tensor], list[str]]:
     """Returns the points [O, 3] that each image observes, and a note if some of them are not in the model."""
     order = np.argsort(model.point_ids)
@@ -255,6 +240,4 @@ def _observed_points(model: ColmapModel, images: Sequence[ColmapImage]) -> tuple
 def find_mask(folder: Path, name: str) -> Path | None:
     """Returns the mask of an image: its name with the suffix .png, replaced or appended."""
     path = folder / name
-    return next(
-        (mask for mask in (path.with_suffix(".png"), path.with_name(f"{path.name}.png")) if os.path.isfile(mask)), None
-    )
+    return next(filter(os.path.isfile, (path.with_suffix(".png"), path.with_name(f"{path.name}.png"))), None)

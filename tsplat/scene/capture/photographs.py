@@ -85,10 +85,7 @@ def is_held_out(index: int, test_every: int) -> bool:
 
 
 def find_usable(paths: Sequence[Path], strict: bool) -> tuple[list[int], list[str]]:
-    """Returns the indices of the images that exist and that Pillow can read, unlike HEIC, and notes on the others.
-
-    Raises FileError if images are left out, and `strict` is set or fewer than two remain.
-    """
+    """Returns the indices of the images that exist and that Pillow can read, unlike HEIC, and notes on the others."""
     missing = [i for i, path in enumerate(paths) if not os.path.isfile(path)]
     unreadable = [i for i in set(range(len(paths))).difference(missing) if _is_unreadable(paths[i])]
     left_out = {*missing, *unreadable}
@@ -120,10 +117,7 @@ def _is_unreadable(path: Path) -> bool:
 
 
 def limit_sizes(photographs: Sequence[Photograph], max_size: int) -> tuple[list[Photograph], list[str]]:
-    """Limits the longer side of images to `max_size` pixels, 0 for no limit, by their factors of downscaling.
-
-    Also returns a note if any is downscaled.
-    """
+    """Limits the longer side of images to `max_size` pixels, 0 for no limit; returns a note if any is downscaled."""
     if max_size == 0:
         return list(photographs), []
     check_size("max_size", max_size)

@@ -119,9 +119,8 @@ def read_transforms(
     if background is None:
         transparent = any(read_image_info(photograph.path).transparent for photograph in photographs)
         background = (1.0, 1.0, 1.0) if transparent else (0.0, 0.0, 0.0)
-    if downscale == 1:
-        photographs, limited = limit_sizes(photographs, max_size)
-        notes += limited
+    photographs, limited = limit_sizes(photographs, max_size if downscale == 1 else 0)
+    notes += limited
     train, test, skipped = split_views(read_views(photographs, background, on_progress, cameras), held_out)
     notes += skipped
 
@@ -136,14 +135,7 @@ def read_transforms(
         points = torch.rand(n_random, 3, generator=generator) * (high - low) + low
         colors = torch.full_like(points, 0.5)
         notes.append(f"{files[0]}: no ply_file_path; training starts from {n_random} random points")
-    return Capture(
-        train=tuple(train),
-        test=tuple(test),
-        points=points,
-        colors=colors,
-        background=background,
-        notes=tuple(notes),
-    )
+    return Capture(tuple(train), tuple(test), points, colors, background, notes=tuple(notes))
 
 
 def has_transforms(folder: Path) -> bool:
@@ -190,13 +182,11 @@ def _split(
     train = listed.pop("train_filenames", names)
     test = set().union(*listed.values()) if listed else names - train
     if listed and train is not names and (both := train & test & names):
-        notes.append(
-            f"{path}: {len(both)} of {len(names)} images are in train_filenames, but held out (first: {min(both)})"
-        )
+        known = f"{len(both)} of {len(names)} images"
+        notes.append(f"{path}: {known} are in train_filenames, but held out (first: {min(both)})")
     if unused := names - train - test:
-        notes.append(
-            f"{path}: {len(unused)} of {len(names)} images are in no list of file names (first: {min(unused)})"
-        )
+        known = f"{len(unused)} of {len(names)} images"
+        notes.append(f"{path}: {known} are in no list of file names (first: {min(unused)})")
     if not test & names:
         notes.append(f"{path}: its lists of file names leave no image to hold out")
     used = [photograph for photograph in photographs if photograph.name not in unused]

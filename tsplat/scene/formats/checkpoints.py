@@ -57,10 +57,7 @@ class CheckpointError(FileError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RawCheckpoint:
-    """The contents of a checkpoint after a number of steps, with the configuration as in its JSON.
-
-    `gaussians` are the raw parameters of the scene; `tensors` and `figures` are the rest of the training state.
-    """
+    """The contents of a checkpoint, with the raw parameters of the scene, and the configuration as in its JSON."""
 
     step: int
     gaussians: Gaussians

@@ -24,7 +24,6 @@ from .foreign import Warn, note_ignored
 from .ply_file import PlyFile, Table
 from .quantization import (
     LOG_SCALE_MAX,
-    Bytes,
     Floats,
     levels,
     logits_from_opacities,
@@ -93,10 +92,7 @@ def decode_compressed_ply(ply: PlyFile, antialiased: bool, warn: Warn) -> Gaussi
 
 
 def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) -> bytes:
-    """Encodes Gaussians in the order of :func:`encode_means` as a compressed PLY, with bounds of the colors.
-
-    Raises UnsupportedError for an SH degree above 3, and ArgumentError for an invalid Gaussian.
-    """
+    """Encodes Gaussians in the order of :func:`encode_means` as a compressed PLY, with bounds of the colors."""
     arrays, (mean_bounds, means) = ordered_arrays(gaussians, "a compressed PLY", encode_means)
     colors = _colors(arrays["sh0"][:, 0])
     log_scales = np.clip(arrays["log_scales"], -LOG_SCALE_MAX, LOG_SCALE_MAX)
@@ -108,7 +104,10 @@ def encode_compressed_ply(gaussians: Gaussians, comments: Sequence[str] = ()) ->
         _pack(scales, VECTOR_BITS),
         _pack(np.concatenate([rgb, arrays["opacities"][:, None]], 1), (8, 8, 8, 8)),
     ]
-    sh = _encode_sh(arrays["shN"])
+    # Byte b stands for b + 0.5, so that 0 is as far from 127 as from 128: always rounding it up would brighten a model
+    # that has many zeros. In the order of f_rest, [N, 3 (K - 1)].
+    bytes_of_sh = levels((arrays["shN"].astype(np.float64) / SH_RANGE + 0.5) * 256 - 0.5)
+    sh = rearrange(bytes_of_sh, "n k c -> n (c k)")
     lines = ["ply", "format binary_little_endian 1.0", *(f"comment {comment}" for comment in comments)]
     lines += [f"element chunk {len(mean_bounds)}"]
     lines += [f"property float {bound}_{name}" for names in RANGES for bound in ("min", "max") for name in names]
@@ -191,15 +190,6 @@ def _pack(fractions: NDArray[Any], bits: tuple[int, ...]) -> NDArray[np.uint32]:
     for column, n in zip(columns, bits):
         words = words << n | column
     return words
-
-
-def _encode_sh(shN: NDArray[Any]) -> Bytes:
-    """Encodes SH coefficients above degree 0, [N, K - 1, 3], as bytes in the order of f_rest, [N, 3 (K - 1)].
-
-    Byte b stands for b + 0.5, so that 0 is as far from 127 as from 128: always rounding it up would brighten a model
-    that has many zeros.
-    """
-    return rearrange(levels((shN.astype(np.float64) / SH_RANGE + 0.5) * 256 - 0.5), "n k c -> n (c k)")
 
 
 def _table(ply: PlyFile, name: str, needed: tuple[str, ...] | list[str]) -> Table:

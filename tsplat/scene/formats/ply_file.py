@@ -37,10 +37,7 @@ Table = np.ndarray[Any, np.dtype[np.void]]
 
 @dataclasses.dataclass
 class Element:
-    """One element of the header, such as ``vertex``: a table of `count` records.
-
-    Properties have a name and a NumPy type code or :data:`LIST`.
-    """
+    """One element of the header, such as ``vertex``: a table of `count` records with named properties."""
 
     name: str
     count: int

@@ -177,12 +177,8 @@ def _codebook(values: NDArray[Any], weights: NDArray[Any] | None = None) -> tupl
     used, indices = np.unique(indices, return_inverse=True)
     entries, indices = entries[used], indices.reshape(values.shape)
     padded = np.concatenate([entries, np.full(CODEBOOK - len(entries), entries[-1] if len(entries) else 0)])
-    return _short(padded), indices.astype(np.uint8)
-
-
-def _short(values: NDArray[Any]) -> list[float]:
-    """Returns float32 values with as few digits as they need."""
-    return [float(str(value)) for value in values.astype(np.float32)]
+    short = [float(str(value)) for value in padded.astype(np.float32)]  # with as few digits as they need
+    return short, indices.astype(np.uint8)
 
 
 def _palette(shN: Floats) -> tuple[list[float], Bytes, NDArray[np.int64], bool]:

@@ -10,10 +10,7 @@ from ...stages.process_group import RankGroup
 
 
 def write_shards(folder: Path, tensors: dict[str, Tensor], n_rows: int, ranks: RankGroup) -> None:
-    """Writes tensors whose rows are sharded over the ranks; every rank calls this and writes its own rows.
-
-    `tensors` have this rank's rows, as :meth:`RankGroup.shard_rows` cuts `n_rows`, under the same names on every rank.
-    """
+    """Writes tensors whose `n_rows` rows are sharded over the ranks; every rank calls this with its own rows."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save

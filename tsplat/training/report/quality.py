@@ -106,10 +106,7 @@ def worst_patches(images: Sequence[tuple[Tensor, Tensor]], n: int) -> list[Patch
 
 @torch.no_grad()
 def floaters(gaussians: Gaussians, cameras: Sequence[Camera], backend: Backend = "auto") -> list[float]:
-    """Part of the pixels' weight that belongs to Gaussians far in front of the surface, from 0 to 1, of each camera.
-
-    The surface is the expected depth at the center of a Gaussian.
-    """
+    """Part of the pixels' weight of Gaussians far in front of the expected depth, from 0 to 1, of each camera."""
     found = []
     for camera in cameras:
         depth, _, meta = render_views(gaussians, [camera], render_mode="ED", backend=backend)

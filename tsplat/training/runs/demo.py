@@ -4,8 +4,6 @@ import dataclasses
 import os
 from typing import Any
 
-import torch
-
 from ...config import Backend
 from ...scene.cameras import Camera, intrinsics, orbit
 from ...scene.capture.procedural import FOV, ORBIT_RADIUS, TARGET, procedural_capture
@@ -112,15 +110,12 @@ def demo(
             metrics = fit_and_report(trainer, start, capture, folder, stop=stop, record=record)
         width, height = round(size.width * size.frame_scale), round(size.height * size.frame_scale)
         K = intrinsics(width, height, FOV)
-        cameras = [Camera(viewmat, K, width, height) for viewmat in _turntable(size.frames)]
+        azimuths = [360 * i / size.frames for i in range(size.frames)]
+        poses = orbit(TARGET, ORBIT_RADIUS, azimuths, [28.0] * size.frames)
+        cameras = [Camera(viewmat, K, width, height) for viewmat in poses]
         frames = render_frames(trainer.gaussians, cameras, background=capture.background, backend=backend)
         write_gif(folder / "turntable.gif", frames)
     print(
         f"written to {folder}: contact_sheet.png, curve.png, turntable.gif, metrics.json, point_cloud.ply, report.html"
     )
     return metrics
-
-
-def _turntable(frames: int) -> torch.Tensor:
-    """Returns the cameras of one turn around the demo's scene, [frames, 4, 4] world to camera."""
-    return orbit(TARGET, ORBIT_RADIUS, [360 * i / frames for i in range(frames)], [28.0] * frames)

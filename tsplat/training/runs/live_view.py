@@ -41,10 +41,7 @@ class ViewOptions:
 
 
 def check_view(options: ViewOptions | None, world_size: int) -> None:
-    """Checks that a training can be shown, before any work.
-
-    Raises ArgumentError for an address that is not one of this computer, and UnsupportedError for several ranks.
-    """
+    """Checks that a training can be shown: on an address of this computer, by one rank, and with viser."""
     if options is not None:
         _check_ranks(world_size)
         require(*MODULES)

@@ -29,7 +29,8 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
             continue
         if not getattr(config, weight):
             raise ArgumentError(f"{name}: has no effect, as {weight} is 0; set {weight}, for example to 0.05")
-        found = [_find(Path(folder), view.name) for view in capture.train]
+        paths = ([Path(folder, view.name).with_suffix(suffix) for suffix in (".npy", ".png")] for view in capture.train)
+        found = [next(filter(Path.is_file, pair), None) for pair in paths]
         n_missing = found.count(None)
         if n_missing == len(found):
             raise FileError(f"{folder}: has no file for any training view, such as {capture.train[0].name!r} with .npy")
@@ -37,11 +38,6 @@ def read_priors(capture: Capture, config: RunConfig) -> Capture:
         views = [view if path is None else _with_prior(view, name, path) for view, path in zip(capture.train, found)]
         capture = dataclasses.replace(capture, train=tuple(views), notes=(*capture.notes, *notes))
     return capture
-
-
-def _find(folder: Path, name: str) -> Path | None:
-    paths = (folder / Path(name).with_suffix(suffix) for suffix in (".npy", ".png"))
-    return next((path for path in paths if path.is_file()), None)
 
 
 def _with_prior(view: View, name: str, path: Path) -> View:

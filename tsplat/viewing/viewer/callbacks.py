@@ -107,10 +107,7 @@ class Callbacks:
         self.run_soon(action)
 
     def run_soon(self, action: Action) -> None:
-        """Runs an action, one at a time; while another one runs, an action waits once, however often it is asked for.
-
-        A client that sends many messages thus occupies one thread, and the others keep theirs.
-        """
+        """Runs an action, one at a time; while another one runs, it waits once, however often it is asked for."""
         with self._lock:
             if self._waiting is not None:
                 self._waiting[action] = None

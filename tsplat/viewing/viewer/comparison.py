@@ -65,10 +65,7 @@ class Comparison:
         divisor: int,
         is_wanted: Callable[[], bool],
     ) -> Frame:
-        """Renders the comparison for a canvas, of at most the size of the photograph; else as :meth:`Renderer.render`.
-
-        Returns an image of the shape of the canvas, with bars around the frame, and a note with the name and the PSNR.
-        """
+        """Renders the comparison for a canvas, with bars around it, and a note; else as :meth:`Renderer.render`."""
         view, fitting = self.view, fit(self.view.camera, *canvas)
         width, height = (min(size, limit) for size, limit in zip(fitting, (view.width, view.height), strict=True))
         if self.mode == "photograph":

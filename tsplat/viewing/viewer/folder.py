@@ -20,10 +20,7 @@ class NameTakenError(ArgumentError):
 
 
 class Folder:
-    """Confines what pages write to new files of one folder, which is created when something is written.
-
-    What they read is in this folder, or among the `readable` files and folders.
-    """
+    """Confines what pages write to new files of one folder, and what they read to it and the `readable` paths."""
 
     def __init__(self, path: str | os.PathLike[str], readable: Sequence[Path] = ()) -> None:
         self.path = Path(path).absolute()

@@ -97,10 +97,7 @@ class Keyframes:
         write_cameras(path, self.cameras, [key.seconds for key in self.keys])
 
     def path(self, options: VideoOptions, frames: int | None = None) -> list[Camera]:
-        """Returns cameras along the keyframes, as many as the video has frames or as are asked for.
-
-        Raises ArgumentError if there are fewer than two keyframes, or the video would be too long.
-        """
+        """Returns cameras along the keyframes, as many as the video has frames or as are asked for."""
         length, cameras = self.length(options.closed), self.cameras
         if frames is None:
             if length > SECONDS_MAX:
@@ -133,10 +130,7 @@ class Keyframes:
 
 
 def write_cameras(path: Path, cameras: Sequence[Camera], seconds: Sequence[float] = ()) -> None:
-    """Writes cameras as JSON for :func:`tsplat.viewing.read_cameras`.
-
-    `seconds` are the time to each camera from the one before it; none where they are at equal times.
-    """
+    """Writes cameras as JSON for :func:`tsplat.viewing.read_cameras`, with the time from the one before, if given."""
     entries = [describe_camera(camera, i) for i, camera in enumerate(cameras)]
     for entry, value in zip(entries, seconds):
         entry["seconds"] = value

@@ -44,10 +44,7 @@ class Actions:
 
 
 class Panel:
-    """The controls of one client, but those of tabs that others add.
-
-    `add_training` adds the controls of a training, in a tab of their own; None without a training.
-    """
+    """The controls of one client, but those of tabs that others add, such as `add_training`."""
 
     def __init__(
         self,

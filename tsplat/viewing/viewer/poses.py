@@ -65,10 +65,7 @@ def client_pose(camera: Any) -> Pose:
 
 
 class Frusta:
-    """Cameras drawn into the scene of a client. Those at the client's own camera are hidden, as they cover its image.
-
-    `name` is that of their node in the scene. `allowed` tells whether any may cover the image.
-    """
+    """Cameras in the scene of a client. Those at the client's own camera are hidden, as they cover its image."""
 
     def __init__(self, page: Page, name: str) -> None:
         self._page, self._name, self.allowed = page, name, True

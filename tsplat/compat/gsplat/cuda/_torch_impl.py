@@ -73,10 +73,7 @@ def _rasterize_to_pixels(
     backgrounds: Tensor | None = None,
     batch_per_iter: int = 100,
 ) -> tuple[Tensor, Tensor]:
-    """Composites Gaussians in plain PyTorch, as :func:`tsplat.rasterize_to_pixels` does.
-
-    Lists and accumulates ``batch_per_iter`` blocks of ``tile_size``^2 intersections of each tile at a time.
-    """
+    """Composites Gaussians as :func:`tsplat.rasterize_to_pixels` does, a number of blocks of each tile at a time."""
     check_size("batch_per_iter", batch_per_iter)
     images = means2d.shape[:-2]
     colors_sum = means2d.new_zeros(*images, image_height, image_width, colors.shape[-1])
