@@ -215,12 +215,7 @@ def _model(path: Path, case: Case) -> dict[str, Any]:
     gaussians = read_ply(path)
     viewmat, _ = look_at_all(gaussians, case.width, case.height, 50.0)
     return dict(
-        means=gaussians.means,
-        quats=gaussians.quats,
-        scales=gaussians.scales,
-        opacities=gaussians.opacities,
-        colors=gaussians.sh_coeffs(gaussians.sh_degree),
-        sh_degree=gaussians.sh_degree,
+        **gaussians.rasterization_arguments(gaussians.sh_degree),
         viewmats=viewmat[None],
         Ks=intrinsics(case.width, case.height, 50.0)[None],
         width=case.width,

@@ -58,13 +58,8 @@ def render_views(
     if "RGB" in options.get("render_mode", "RGB"):
         backgrounds = gaussians.means.new_tensor(background).expand(len(cameras[:n_cameras]), 3)
     call: dict[str, Any] = {
-        "means": gaussians.means,
-        "quats": gaussians.quats,
-        "scales": gaussians.scales,
-        "opacities": gaussians.opacities,
-        "colors": gaussians.sh_coeffs(degree),
+        **gaussians.rasterization_arguments(degree),
         **views,
-        "sh_degree": degree,
         "backgrounds": backgrounds,
         "packed": False,
         "distributed": group is not None,

@@ -12,15 +12,8 @@ from emulator.program import Launch, Memory, Program
 from .code_object import Descriptor
 
 OPERAND = np.dtype(
-    [
-        ("kind", "u1"),
-        ("modifiers", "u1"),
-        ("count", "u1"),
-        ("part", "u1"),
-        ("register", "u4"),
-        ("low", "u4"),
-        ("high", "u4"),
-    ]
+    [(name, "u1") for name in ("kind", "modifiers", "count", "part")]
+    + [(name, "u4") for name in ("register", "low", "high")]
 )
 INSTRUCTION = np.dtype(
     [

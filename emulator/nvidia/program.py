@@ -18,35 +18,11 @@ INSTRUCTION = np.dtype(
         ("uniform", "i4"), ("space", "i4"), ("spare", "i4"),
     ]
 )  # fmt: skip
-SPECIAL = {
-    name: number
-    for number, name in enumerate(
-        [
-            "tid.x",
-            "tid.y",
-            "tid.z",
-            "ntid.x",
-            "ntid.y",
-            "ntid.z",
-            "ctaid.x",
-            "ctaid.y",
-            "ctaid.z",
-            "nctaid.x",
-            "nctaid.y",
-            "nctaid.z",
-            "laneid",
-            "warpid",
-            "lanemask_eq",
-            "lanemask_lt",
-            "lanemask_le",
-            "lanemask_gt",
-            "lanemask_ge",
-            "smid",
-            "nwarpid",
-            "clock",
-        ]
-    )
-}
+SPECIAL_NAMES = (
+    "tid.x tid.y tid.z ntid.x ntid.y ntid.z ctaid.x ctaid.y ctaid.z nctaid.x nctaid.y nctaid.z laneid warpid "
+    "lanemask_eq lanemask_lt lanemask_le lanemask_gt lanemask_ge smid nwarpid clock"
+)
+SPECIAL = {name: number for number, name in enumerate(SPECIAL_NAMES.split())}
 """Special registers, by number in nvidia_control.inc."""
 SPACES = {"generic": 0, "global": 1, "const": 1, "shared": 2, "local": 3, "param": 4}
 WIDE_ADDRESS = 256

@@ -25,20 +25,8 @@ ENDS_ELEMENT = {"viewer.js": r"</script|<!--|<script", "viewer.css": r"</style|<
 
 def fetch(folder):
     """Installs the packages of :data:`VIEWER` in a folder, and returns its ``node_modules``."""
-    command = [
-        "npm",
-        "install",
-        "--no-save",
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-        "--prefix",
-        str(folder),
-        VIEWER,
-        ENGINE,
-        MINIFIER,
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    options = ["--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
+    subprocess.run(["npm", "install", *options, VIEWER, ENGINE, MINIFIER], check=True, stdout=subprocess.DEVNULL)
     return folder / "node_modules"
 
 

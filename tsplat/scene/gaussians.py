@@ -137,6 +137,11 @@ class Gaussians:
         """Returns the coefficients up to a degree, [N, (degree + 1)^2, 3]."""
         return torch.cat([self.sh0, self.shN[:, : (degree + 1) ** 2 - 1]], 1)
 
+    def rasterization_arguments(self, sh_degree: int) -> dict[str, Any]:
+        """Returns the arguments of :func:`tsplat.rasterization` that say what the Gaussians are, after activation."""
+        tensors = {name: getattr(self, name) for name in ("means", "quats", "scales", "opacities")}
+        return {**tensors, "colors": self.sh_coeffs(sh_degree), "sh_degree": sh_degree}
+
     @property
     def valid(self) -> Tensor:
         """[N] bool: True for Gaussians whose parameters are all finite. Logits and log scales may also be infinite."""

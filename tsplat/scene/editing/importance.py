@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ... import rasterization
-from ...config import Backend
+from ...config import Backend, RasterizeMode
 from ..cameras import Camera, rasterization_arguments
 from ..gaussians import Gaussians
 
@@ -19,20 +19,11 @@ def render_view(
     gaussians: Gaussians, camera: Camera, *, backend: Backend, opacities: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders a view on black: image [height, width, 3], alpha [height, width, 1] and the meta of the rasterizer."""
-    degree = gaussians.sh_degree
-    images, alphas, meta = rasterization(
-        gaussians.means,
-        gaussians.quats,
-        gaussians.scales,
-        gaussians.opacities if opacities is None else opacities,
-        gaussians.sh_coeffs(degree),
-        **rasterization_arguments([camera.to(gaussians.means.device)]),
-        sh_degree=degree,
-        packed=False,
-        rasterize_mode="antialiased" if gaussians.antialiased else "classic",
-        backend=backend,
-        **options,
-    )
+    call = gaussians.rasterization_arguments(gaussians.sh_degree)
+    call |= {} if opacities is None else {"opacities": opacities}
+    call |= rasterization_arguments([camera.to(gaussians.means.device)])
+    mode: RasterizeMode = "antialiased" if gaussians.antialiased else "classic"
+    images, alphas, meta = rasterization(**call, packed=False, rasterize_mode=mode, backend=backend, **options)
     return images[0], alphas[0], meta
 
 
