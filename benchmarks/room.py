@@ -34,12 +34,14 @@ def room_capture(
     n_points: int = 8000,
     *,
     exposure: float = 0.0,
+    sky: bool = False,
     seed: int = 0,
 ) -> Capture:
     """Renders the room from a ring of cameras that look across it, and samples noisy points of what they see.
 
     Held-out views lie between training views, whose gain has a logarithm with mean 0 and the standard deviation
     `exposure`, a fifth of it for each channel more. Held-out views have gain 1.
+    With `sky`, there is a sky without points instead of a ceiling.
     """
     generator = torch.Generator().manual_seed(seed)
     K = intrinsics(width, height, FOV)
@@ -50,13 +52,16 @@ def room_capture(
     train, hits, colors = [], [], []
     for i in range(n_train):
         viewmat = camera(i / n_train, level=i % 3 - 1)
-        image, points, shades = trace(viewmat, K, width, height)
+        image, points, shades = trace(viewmat, K, width, height, sky=sky)
         train.append(view(image * gains[i], viewmat, K, f"train_{i:03d}"))
+        if sky:
+            solid = points[:, 1] > 1e-3 - HALF[1]
+            points, shades = points[solid], shades[solid]
         chosen = torch.randperm(len(points), generator=generator)[: math.ceil(n_points / n_train)]
         hits.append(points[chosen])
         colors.append(shades[chosen])
     poses = [camera((i + 0.5) / n_test, level=0.6 * math.sin(7 * i)) for i in range(n_test)]
-    test = [view(trace(pose, K, width, height)[0], pose, K, f"test_{i:03d}") for i, pose in enumerate(poses)]
+    test = [view(trace(pose, K, width, height, sky=sky)[0], pose, K, f"test_{i:03d}") for i, pose in enumerate(poses)]
     points = torch.cat(hits)[:n_points]
     points = points + POINT_NOISE * torch.randn(points.shape, generator=generator)
     return Capture(tuple(train), tuple(test), points, torch.cat(colors)[:n_points].clamp(0, 1))
@@ -76,7 +81,9 @@ def view(image: Tensor, viewmat: Tensor, K: Tensor, name: str) -> View:
     return View(pixels, Camera(viewmat, K, image.shape[1], image.shape[0], name=name))
 
 
-def trace(viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+def trace(
+    viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: int = 2, *, sky: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the image [height, width, 3]; and a surface point and its color for each pixel, [height width, 3]."""
     xs, ys = ((torch.arange(size * supersampling) + 0.5) / supersampling for size in (width, height))
     y, x = torch.meshgrid(ys, xs, indexing="ij")
@@ -86,6 +93,9 @@ def trace(viewmat: Tensor, K: Tensor, width: int, height: int, supersampling: in
     depths, solids, normals = intersect(origins, directions)
     points = origins + depths[:, None] * directions
     colors = shade(points, normals, directions, solids)
+    if sky:
+        open_sky = (solids == 0) & (points[:, 1] < 1e-3 - HALF[1])
+        colors = torch.where(open_sky[:, None], sky_color(directions), colors)
     grid = colors.view(height, supersampling, width, supersampling, 3)
     corners = points.view(height, supersampling, width, supersampling, 3)[:, 0, :, 0]
     return grid.mean((1, 3)), corners.reshape(-1, 3), grid[:, 0, :, 0].reshape(-1, 3)
@@ -137,6 +147,15 @@ def shade(points: Tensor, normals: Tensor, directions: Tensor, solids: Tensor) -
     mirrored = directions - 2 * (directions * normals).sum(-1, keepdim=True) * normals
     gloss = SPECULAR * ((mirrored * toward).sum(-1).clamp_min(0) ** 20) * (solids == 1) * (lit > 0)
     colors: Tensor = texture(points, solids) * (0.3 + 0.8 * lit)[:, None] + gloss[:, None]
+    return colors
+
+
+def sky_color(directions: Tensor) -> Tensor:
+    """Returns the color [R, 3] of the sky, with clouds, along directions."""
+    x, y, z = directions.unbind(-1)
+    clouds = 0.5 + 0.5 * torch.sin(5 * x + 2 * torch.sin(4 * z)) * torch.sin(6 * z + 3 * y)
+    blue = directions.new_tensor([0.35, 0.55, 0.9]) + (1 + y)[:, None] * directions.new_tensor([0.4, 0.3, 0.1])
+    colors: Tensor = torch.lerp(blue, directions.new_tensor(0.95), 0.7 * clouds[:, None] ** 2).clamp(0, 1)
     return colors
 
 

@@ -28,12 +28,13 @@ import torch
 
 from benchmarks.room import room_capture
 from tests.support.paths import SCENES
-from tsplat.scene import Capture, Gaussians, prepare, read_capture
+from tsplat.scene import Capture, prepare, read_capture
 from tsplat.strategies import MCMCStrategy
 from tsplat.training import RunConfig, Trainer, evaluate, preset
 from tsplat.training.configuration import from_json, to_json
 from tsplat.training.presets import SCHEDULE_STEPS
 from tsplat.training.report.quality import floaters
+from tsplat.training.runs.start import initial_gaussians
 
 
 def prepared_capture() -> Capture:
@@ -51,6 +52,7 @@ CAPTURES: dict[str, Callable[[], Capture]] = {
     "prepared": prepared_capture,
     "room": room_capture,
     "exposure": lambda: room_capture(exposure=0.25),
+    "sky": lambda: room_capture(sky=True),
     "tiny": lambda: room_capture(32, 24, n_train=4, n_test=2, n_points=200),
 }
 DEFAULT_CAPTURES = ("banana", "prepared", "lego", "room", "exposure")
@@ -100,10 +102,7 @@ def run(name: str, capture: Capture, recipe: str, steps: int, seed: int, budget:
     config = dataclasses.replace(configure(recipe, steps), seed=seed, background=capture.background)
     if budget:
         config = dataclasses.replace(config, max_gaussians=int(budget * len(capture.points)))
-    initial = Gaussians.from_points(
-        capture.points, capture.colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
-    )
-    trainer = Trainer(initial, capture.train, config)
+    trainer = Trainer(initial_gaussians(config, capture), capture.train, config)
     seconds, curve = 0.0, []
     for step in range(1, steps + 1):
         start = time.process_time()

@@ -158,6 +158,8 @@ class RunConfig(Config):
         sh_degree: Maximum degree of spherical harmonics, 0 to 4.
         start_opacity: Initial opacity of the Gaussians.
         start_scale: Initial scale of the Gaussians, in units of the mean distance to the three nearest points.
+        sky: Number of additional Gaussians on a distant sphere, for the sky of outdoor scenes; those that no view shows
+            are left out.
         eval_every: Number of steps between evaluations on the held-out views; 0 for a twelfth of the run.
         save_every: Number of steps between checkpoints; 0 for a quarter of the run. The last step is always saved.
         keep: Number of checkpoints to keep.
@@ -180,6 +182,7 @@ class RunConfig(Config):
     sh_degree: int = 3
     start_opacity: float = 0.1
     start_scale: float = 1.0
+    sky: int = 0
     eval_every: int = 0
     save_every: int = 0
     keep: int = 2
@@ -192,6 +195,10 @@ class RunConfig(Config):
         for name in ("downscale", "keep", *(key for key in ("test_every", "max_size") if getattr(self, key))):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         check_test_every(self.test_every)
+        if self.sky and not 2 <= self.sky < self.max_gaussians:
+            raise ArgumentError(
+                f"sky: expected 0, or 2 to {self.max_gaussians - 1}, fewer than max_gaussians, found {self.sky}"
+            )
         for name in ("eval_every", "save_every"):
             if getattr(self, name) < 0:
                 raise ArgumentError(f"{name}: expected a number of steps or 0, found {getattr(self, name)}")

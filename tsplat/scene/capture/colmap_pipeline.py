@@ -41,6 +41,10 @@ LOOP_PERIOD, LOOP_IMAGES = 5, 20
 TREE_WORDS, TREE_EMBEDDING, TREE_FEATURES = 2560, 64, 102_400
 """Words of a vocabulary tree, values of an embedding, and features that it is built from: 40 of each per cluster."""
 
+SMALL_PIXELS, PEAK = 300_000, 0.002
+"""Pixels below which a photograph is small, and the contrast of its weakest features, 0.0067 in others. Small ones have
+few features, and matching them is fast."""
+
 POINTS_PER_IMAGE = 300
 """Points for each registered photograph below which points that only two photographs show are added."""
 
@@ -72,15 +76,21 @@ class Pipeline:
         self,
         *,
         max_size: int,
+        small: bool,
         mode: Literal["SINGLE", "PER_FOLDER", "PER_IMAGE"],
         reader: dict[str, Any],
         matching: Matching,
         seed: int,
     ) -> dict[int, Any]:
-        """Runs all stages with COLMAP's options for reading images, and returns the models by index, unsorted."""
+        """Runs all stages with COLMAP's options for reading images, and returns the models by index, unsorted.
+
+        `small` says whether photographs have fewer than :data:`SMALL_PIXELS`.
+        """
         import pycolmap
 
         extraction = pycolmap.FeatureExtractionOptions(max_image_size=max_size, num_threads=self.threads, use_gpu=False)
+        if small:
+            extraction.sift.peak_threshold = PEAK
         mapping = pycolmap.IncrementalPipelineOptions(num_threads=self.threads, random_seed=seed)
         mapping.mapper.random_seed = seed
         mapping.triangulation.random_seed = seed

@@ -16,7 +16,7 @@ from ...support.interruption import exit_on_signals
 from ..images import read_image_info
 from .camera_plot import draw_cameras
 from .colmap import PINHOLE_MODELS, find_mask
-from .colmap_pipeline import SIMILAR, Matching, OnStage, Pipeline, choose_matching
+from .colmap_pipeline import SIMILAR, SMALL_PIXELS, Matching, OnStage, Pipeline, choose_matching
 from .photographs import UNSUPPORTED_SUFFIXES
 from .temporary_folders import OWNER, temporary_folder
 from .video_frames import VIDEO_SUFFIXES, Chosen, extract_frames
@@ -133,9 +133,11 @@ def prepare(
                 _link(file, images / name)
         if masks is not None:
             notes += _link_masks(Path(masks), folder / "masks", files)
+        info = read_image_info(next(iter(files.values())))
         pipeline = Pipeline(photos, folder, len(files), report)
         found = pipeline.run(
             max_size=max_size,
+            small=info.width * info.height < SMALL_PIXELS,
             mode=_camera_mode(files, single_camera),
             reader={"camera_model": camera_model, **({} if masks is None else {"mask_path": folder / "masks"})},
             matching=choose_matching(len(files), is_video) if matching == "auto" else matching,

@@ -12,11 +12,13 @@ import torch
 from ...arguments import check_size
 from ...errors import ArgumentError
 from ...scene.capture.views import Capture
+from ...scene.editing.joining import merge_models
 from ...scene.gaussians import Gaussians
 from ...stages.process_group import RankGroup
 from ...strategies import DefaultStrategy, LongAxisStrategy, MCMCStrategy
 from ..configuration import RunConfig
 from ..trainer import Trainer
+from .sky import sky_gaussians
 
 Configure = Callable[[int], RunConfig]
 """Returns the configuration of a run with a number of steps, such as :func:`tsplat.training.preset` does."""
@@ -32,10 +34,10 @@ ROUNDS = 4
 
 
 def initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
-    """A Gaussian for each point, or for a random subset if there are more than the maximum number of Gaussians."""
+    """A Gaussian for each point, or for a random subset if there are more than the maximum number, and the sky."""
     points, colors = capture.points, capture.colors
     cap = None if config.strategy is None else config.strategy.cap_max
-    n_max = min(config.max_gaussians, cap or config.max_gaussians)
+    n_max = min(config.max_gaussians, cap or config.max_gaussians) - config.sky
     if len(points) > n_max:
         print(f"starting with {n_max} of {len(points)} points, as more than {n_max} Gaussians are not allowed")
         generator = torch.Generator().manual_seed(config.seed)
@@ -44,9 +46,12 @@ def initial_gaussians(config: RunConfig, capture: Capture) -> Gaussians:
     gaussians = Gaussians.from_points(
         points, colors, config.sh_degree, opacity=config.start_opacity, scale=config.start_scale
     )
+    if config.sky:
+        sky = sky_gaussians(capture.train, points, config.sky, config.sh_degree)
+        gaussians = merge_models([gaussians, sky])
     if config.primitive == "3dgs":
         return gaussians
-    quats = torch.randn(len(points), 4, generator=torch.Generator().manual_seed(config.seed)).to(points.device)
+    quats = torch.randn(len(gaussians), 4, generator=torch.Generator().manual_seed(config.seed)).to(points.device)
     return dataclasses.replace(gaussians, quats=torch.nn.functional.normalize(quats, dim=-1)).as_surfels()
 
 
