@@ -1,14 +1,15 @@
 """Compares training recipes at equal steps and an equal budget of Gaussians, on photographs and on rendered captures.
 
     python -m benchmarks.trainers [--captures NAME ...] [--recipes RECIPE ...] [--steps N ...] [--seeds N ...]
-        [--budget FACTOR] [--json FILE] [--figure FILE] [--table]
+        [--budget FACTOR] [--lpips WEIGHTS] [--json FILE] [--figure FILE] [--table]
 
 A recipe is `gsplat`, `mcmc` or `standard`, or one of these with other settings: `standard:antialiased=false`,
 `standard:means_rate*=2,strategy.refine_every=5`. The budget is the number of Gaussians that a recipe may use, as a
 factor of the number of initial points; 0 leaves it to the recipe. Captures whose photographs do not exist are skipped.
 
 `--json` appends a line per run; `--table` and `--figure` show the means over seeds of all lines of that file, the
-figure as PSNR over time. Times are those of this process on the CPU, of the steps without evaluations.
+figure as PSNR over time. `--lpips` measures LPIPS, too, with the weights that `benchmarks.perceptual` names. Times are
+those of this process on the CPU, of the steps without evaluations.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.perceptual import Lpips
 from benchmarks.room import room_capture
 from tests.support.paths import SCENES
 from tsplat.scene import Capture, prepare, read_capture
@@ -97,7 +99,9 @@ def configure(recipe: str, steps: int) -> RunConfig:
     return from_json(values, recipe)
 
 
-def run(name: str, capture: Capture, recipe: str, steps: int, seed: int, budget: float) -> dict[str, Any]:
+def run(
+    name: str, capture: Capture, recipe: str, steps: int, seed: int, budget: float, lpips: Lpips | None = None
+) -> dict[str, Any]:
     """Trains once and returns the figures of the run."""
     config = dataclasses.replace(configure(recipe, steps), seed=seed, background=capture.background)
     if budget:
@@ -122,6 +126,7 @@ def run(name: str, capture: Capture, recipe: str, steps: int, seed: int, budget:
         "seed": seed,
         "psnr": round(found.psnr, 3),
         "ssim": round(found.ssim, 4),
+        "lpips": lpips and round(mean(lpips(score.image, score.view.pixels) for score in found), 4),
         "gaussians": trainer.n_gaussians,
         "seconds": round(seconds, 1),
         "train_psnr": round(fitted.psnr, 3),
@@ -131,20 +136,23 @@ def run(name: str, capture: Capture, recipe: str, steps: int, seed: int, budget:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Returns means over seeds, with half the range of PSNR, in Markdown."""
+    """Returns means over seeds, with half the range of PSNR, in Markdown; LPIPS of the runs that measured it."""
     rows = defaultdict(list)
     for line in lines:
         rows[line["capture"], line["steps"], line["recipe"]].append(line)
-    text = "| capture | steps | recipe | seeds | Gaussians | PSNR (dB) | SSIM | training PSNR | floaters | seconds |\n"
-    text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+    text = "| capture | steps | recipe | seeds | Gaussians | PSNR (dB) | SSIM | LPIPS | training PSNR | floaters "
+    text += "| seconds |\n| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
     for (capture, steps, recipe), runs in sorted(rows.items()):
         psnr = [line["psnr"] for line in runs]
         n, ssim, fitted, front, seconds = (
             mean(line[key] for line in runs) for key in ("gaussians", "ssim", "train_psnr", "floaters", "seconds")
         )
+        distances = [line["lpips"] for line in runs if line.get("lpips") is not None]
+        lpips = f"{mean(distances):.3f}" if distances else ""
         text += (
             f"| {capture} | {steps:,} | {recipe} | {len(runs)} | {n:,.0f} | {mean(psnr):.2f} ± "
-            f"{(max(psnr) - min(psnr)) / 2:.2f} | {ssim:.3f} | {fitted:.2f} | {100 * front:.1f} % | {seconds:.0f} |\n"
+            f"{(max(psnr) - min(psnr)) / 2:.2f} | {ssim:.3f} | {lpips} | {fitted:.2f} | {100 * front:.1f} % "
+            f"| {seconds:.0f} |\n"
         )
     return text
 
@@ -182,11 +190,13 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", type=int, default=(1500,))
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     parser.add_argument("--budget", type=float, default=3.2, help="Gaussians per initial point; 0 for no limit")
+    parser.add_argument("--lpips", type=Path, help="file of weights, to measure LPIPS")
     parser.add_argument("--json", type=Path, help="file to append a line per run to")
     parser.add_argument("--table", action="store_true", help="print a table of all runs in that file")
     parser.add_argument("--figure", type=Path, help="file for a picture of PSNR over time")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    lpips = Lpips(options.lpips) if options.lpips else None
     lines = []
     for name in options.captures if options.recipes else ():
         folder = FOLDERS.get(name)
@@ -197,7 +207,7 @@ def main() -> None:
         for steps in options.steps:
             for seed in options.seeds:
                 for recipe in options.recipes:
-                    lines.append(run(name, capture, recipe, steps, seed, options.budget))
+                    lines.append(run(name, capture, recipe, steps, seed, options.budget, lpips))
                     print(json.dumps({key: value for key, value in lines[-1].items() if key != "curve"}), flush=True)
                     if options.json:
                         with options.json.open("a") as file:
